@@ -83,7 +83,7 @@ test-ray: $(RAY_VENV)/.ray
 		$(OF_RAY_IN_SHORT)
 
 test-all: $(VENV)/.all ## every test but those of the training, 48 minutes; installs torch
-	$(call run_tests,,$(MAKE) test-ray RAY=$(OTHER_RAY) || failed=1;)
+	$(call run_tests,,make test-ray RAY=$(OTHER_RAY) || failed=1;)
 
 test-training: $(VENV)/.train ## the tests of training and conversion; installs torch
 	$(PYTEST) $(IN_TWO) --cache-clear tests/training || $(call again,tests/training)
@@ -130,7 +130,7 @@ GPU := /^(cuda|nvidia|triton)(-[a-z0-9-]+)?==/d
 lock: $(VENV)/.test ## remake constraints.txt and tests/constraints.txt; UPGRADE=1: newer versions
 	$(LOCK) $(SERVING:%=--extra %) -o constraints.txt
 	$(LOCK) --all-extras -c constraints.txt -o tests/constraints.txt
-	sed -i -E '$(GPU)' constraints.txt tests/constraints.txt
+	sed -i.bak -E '$(GPU)' constraints.txt tests/constraints.txt && rm constraints.txt.bak tests/constraints.txt.bak
 
 release: $(VENV)/.test ## build the distributions into dist/, try them in empty environments, print the tag
 	@.ci/release $(PYTHONS)

@@ -76,6 +76,9 @@ def judge(
 
     """
     manifest = manifest.model_copy(update={"name": argument or manifest.name})
+    runs = {member.precision_of(precision) for member in manifest.members}
+    if len(runs) == 1:  # of float ONNX members alone there is no INT8
+        (precision,) = runs
     if precision == "INT8" and (problem := _refusal(manifest)):
         return Verdict("dropped", problem)
     records = [r for r in current_records(manifest) if precision in r.scores]

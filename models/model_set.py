@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -143,9 +144,7 @@ class ModelSet:
             ModelSetError: neither the set nor an earlier version kept in it has this fingerprint.
 
         """
-        sets = [self]
-        sets += [ModelSet(place, read_manifest(place)) for place in earlier_folders(self.folder)]
-        for kept in sets:
+        for kept in (self, *earlier_sets(self.folder)):
             known = kept.fingerprints
             if version in (known.values() if precision is None else [known.get(precision)]):
                 return kept
@@ -259,6 +258,17 @@ def load_model_set(
     return loaded if version is None else loaded.in_version(version, precision)
 
 
+def earlier_sets(folder: Path) -> list[ModelSet]:
+    """Return a set's earlier versions, newest first, without those that cannot be read."""
+    sets = []
+    for place in earlier_folders(folder):
+        try:
+            sets.append(ModelSet(place, read_manifest(place)))
+        except ModelSetError as error:  # damaged, of another Tandem, or removed meanwhile
+            logger.warning("%s is left out: %s", place, error.message)
+    return sets
+
+
 def _fingerprints_in(folder: Path) -> list[str]:
     model_set = ModelSet(folder, read_manifest(folder))
     return list(model_set.fingerprints.values()) or [model_set.fingerprint()]
@@ -266,7 +276,7 @@ def _fingerprints_in(folder: Path) -> list[str]:
 
 def _load(name_or_path: str, search: tuple[Path, ...] | None) -> ModelSet:
     search = search_path() if search is None else search
-    as_path = Path(name_or_path).expanduser()
+    as_path = Path(os.path.expanduser(name_or_path))  # noqa: PTH111  # Path's raises without a home
     candidates = [directory / name_or_path for directory in search]
     if "/" in name_or_path or as_path.is_absolute():
         candidates = [as_path]

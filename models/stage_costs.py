@@ -26,12 +26,19 @@ AROUND_CPU_MS = 0.55  # Ray's processes and HAProxy, which no replica reports
 
 def member_cpu_ms(manifest: Manifest, precision: Precision) -> dict[str, float]:
     """Return each member's CPU-ms per image in full batches, from the newest record."""
-    costs = {member.name: MEMBER_CPU_MS for member in manifest.members}
-    for record in records_of_networks(manifest):
-        for name, of in record.cpu_ms_per_image.items():
-            if precision in of and name in costs:
-                costs[name] = of[precision]
-    return costs
+    guessed = {member.name: MEMBER_CPU_MS for member in manifest.members}
+    return guessed | measured_cpu_ms(manifest, precision)
+
+
+def measured_cpu_ms(manifest: Manifest, precision: Precision) -> dict[str, float]:
+    """Return the costs of :func:`member_cpu_ms` that a record has, by member."""
+    runs = {member.name: member.precision_of(precision) for member in manifest.members}
+    return {
+        name: of[runs[name]]
+        for record in records_of_networks(manifest)
+        for name, of in record.cpu_ms_per_image.items()
+        if name in runs and runs[name] in of
+    }
 
 
 def decoder_cpu_ms(manifest: Manifest) -> float:

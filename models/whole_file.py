@@ -1,9 +1,23 @@
 """Writes a file in one step: readers never see a part, and a full disk leaves the old file."""
 
 import contextlib
+import errno
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+
+def check_can_write(path: Path) -> None:
+    """Raise :class:`OSError` if :func:`write_whole` could not write ``path``; - is stdout."""
+    if str(path) == "-" or (path.exists() and not (path.is_file() or path.is_dir())):
+        return
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file in it")
+    with tempfile.TemporaryFile(dir=path.resolve().parent):
+        pass
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "it is read-only")
 
 
 def write_whole(

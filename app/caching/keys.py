@@ -13,7 +13,8 @@ KEY_BYTES = 32
 # BLAKE2b hashes 1 MiB in about 1 ms (python -m timeit -s "import hashlib; d = bytes(2**20)"
 # "hashlib.blake2b(d)"). Up to this size, hashing blocks the loop no longer than a hit may cost.
 HASHED_ON_LOOP_BYTES = 256 * 2**10
-LIBRARIES = ("opencv-python-headless", "openvino")  # they compute pixels and probabilities
+# They compute pixels and probabilities; "" for what is not installed.
+LIBRARIES = ("opencv-python-headless", "pillow-heif", "openvino", "onnxruntime")
 
 
 class ImageKeys:

@@ -28,6 +28,7 @@ CHECKSUM_BYTES = 16
 # magic, format, rows, classes, the model set's fingerprint, checksum
 VALUE_HEAD = struct.Struct(f"<4sHHI16s{CHECKSUM_BYTES}s")
 VALUE = np.dtype("<f4")
+MAX_VALUE = 1.001  # an operator's own combine may be off so far
 
 
 class RowsFormat:
@@ -57,7 +58,7 @@ class RowsFormat:
         # A copy, so that the store counts the memory that it keeps.
         rows: Rows = np.frombuffer(body, VALUE).reshape(num_rows, -1).astype(np.float32)
         # Whoever can write there can write checksums too, so the range is checked as well.
-        is_sound = bool(((rows >= 0) & (rows <= 1)).all())  # False for NaN
+        is_sound = bool(((rows >= 0) & (rows <= MAX_VALUE)).all())  # False for NaN
         return rows if is_sound else None
 
     def _start(self, num_rows: int) -> tuple[object, ...]:

@@ -1,5 +1,6 @@
 """The ``tandem`` command line: registers all commands, and turns errors into a line and a code."""
 
+import io
 import os
 import sys
 from importlib.metadata import entry_points, version
@@ -54,6 +55,7 @@ def main() -> None:
     The error's notes, such as the place of logs, follow on lines of their own.
     """
     open_standard_streams()
+    print_every_name()
     try:
         app()
     except TandemError as error:
@@ -62,6 +64,12 @@ def main() -> None:
         for note in getattr(error, "__notes__", ()):
             console.print(escape(note))
         raise SystemExit(2) from None
+
+
+def print_every_name() -> None:
+    """Let stdout print what its encoding lacks, as stderr does: a file's name may be any bytes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def open_standard_streams() -> None:

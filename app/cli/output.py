@@ -1,8 +1,6 @@
 """Writes result files: checks them before the measurement, and writes atomically after it."""
 
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,15 +19,10 @@ def check_can_write(path: Path | None, *, is_new: bool = False) -> None:
     """Raise :class:`ConfigError` if ``path`` cannot be written, or exists and must be new."""
     if path is None or str(path) == "-":
         return
-    if path.is_dir():
-        raise ConfigError(f"cannot write {path}: it is a folder; name a file in it")
     if is_new and path.exists():
         raise ConfigError(f"{path} exists; --force overwrites it, or name another file")
     try:
-        with tempfile.TemporaryFile(dir=path.absolute().parent):
-            pass
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(13, "it is read-only")
+        whole_file.check_can_write(path)
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror}; name a file in a folder that can be written"

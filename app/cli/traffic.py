@@ -168,13 +168,16 @@ class TrafficService:
 
         tls = ClientTls(ca, client_cert, client_key).context()
         self._url = url
-        self._client = httpx.Client(
-            base_url=url,
-            headers=key_headers(key_file),
-            timeout=TIMEOUT_S,
-            verify=tls or True,
-            trust_env=not is_loopback(url),  # HTTP_PROXY would get the key
-        )
+        try:
+            self._client = httpx.Client(
+                base_url=url,
+                headers=key_headers(key_file),
+                timeout=TIMEOUT_S,
+                verify=tls or True,
+                trust_env=not is_loopback(url),  # HTTP_PROXY would get the key
+            )
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"--url {url} is no address: {error}") from error
 
     def status(self) -> Status:
         return self._ask("GET", None)

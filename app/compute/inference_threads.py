@@ -34,6 +34,8 @@ class InferenceThreads:
 
         A batch that hangs on one of them does not block these.
         """
+        # A batch that was formed ahead would begin at once on the other threads.
+        self.scheduler.num_ahead = 0
         others = InferenceThreads(self.num, self.threads_each)
         others.scheduler = self.scheduler
         return others

@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,6 +107,7 @@ def _check_callable(stage: Stage, name: str, function: object) -> None:
         ) from error
 
 
+@cache  # what runs is what was imported, whatever the files say later
 def _digest(module_name: str, function: object) -> str:
     """Hash the files of the function's module, and of its package.
 

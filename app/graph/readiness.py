@@ -83,6 +83,9 @@ class Readiness:
             raise NotReadyError(f"the warm-up image was refused: {error.message}") from error
         except TandemError as error:
             raise NotReadyError(f"the warm-up image got no answer: {error.message}") from error
+        except Exception as error:  # of a runtime, in this process
+            text = f"the warm-up image failed: {type(error).__name__}: {error}"
+            raise NotReadyError(text) from error
         if isinstance(results[0], Fault):
             raise NotReadyError(f"the warm-up image failed: {results[0].message}")
         self.note_answer()

@@ -159,7 +159,10 @@ class EnsembleService:
             with observer.stage("read"):
                 async with self.admission.arriving(timeout_s):
                     body = await reader.read(share)
-            service = self.of_set(body.model_set)
+            # The set may have been loaded again, or unloaded, while the body came.
+            name = body.model_set
+            is_ours = name is not None and name == self.model_set.name
+            service = self if is_ours else self.of_set(name)
             if service is self:
                 return await self.classify(self._request(body, options, observer, timeout_s))
             if options.model_set is not None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+from pydantic import ValidationError
+
 from app.environment import PROJECT
 from app.errors import ConfigError
 from app.launch.application_check import own_application, own_index
@@ -24,13 +26,30 @@ ADD_SERVICER = "app.grpc.servicer.add_servicer"
 # The generated function, which a file may name instead. With it, Serve receives a message before
 # the application can refuse the call.
 GENERATED = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
+MAX_PORT = 65535
 ON_LOOPBACK = {"host": "127.0.0.1", "port": 8000}  # defaults of http_options
 
 
 def default_config() -> Path:
     """Return the serve_config.yaml of the working folder, or else the project's."""
     here = Path(CONFIG_NAME)
-    return here if here.is_file() else PROJECT / CONFIG_NAME
+    # Path.is_file raises in a folder that this account cannot enter.
+    return here if os.path.isfile(here) else PROJECT / CONFIG_NAME  # noqa: PTH113
+
+
+def read_content(path: Path) -> Any:
+    """Return the parsed file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML.
+
+    """
+    try:
+        return read_yaml(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give --config FILE") from error
+    except YamlError as error:
+        raise ConfigError(error.message) from error
 
 
 @dataclass(frozen=True)
@@ -54,15 +73,7 @@ class ServeConfig:
             ConfigError: the file cannot be read, is not YAML, or has an unknown key or a bad value.
 
         """
-        try:
-            content = read_yaml(path)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot read {path}: {error.strerror}; give --config FILE"
-            ) from error
-        except YamlError as error:
-            raise ConfigError(error.message) from error
-        return cls.of(content, str(path))
+        return cls.of(read_content(path), str(path))
 
     @classmethod
     def of(cls, content: Any, source: str = "the configuration") -> Self:
@@ -87,12 +98,17 @@ class ServeConfig:
 
     @classmethod
     def _parsed(cls, content: dict[str, Any]) -> Self:
-        return cls(
-            content=_frozen(content),
-            settings=Settings.model_validate(own_application(content).get("args", {})),
-            http=HttpOptions.model_validate(content["http_options"]),
-            grpc_port=grpc_port(content),
-        )
+        from app.launch.config_check import mistakes  # it imports ray
+
+        try:
+            settings = Settings.model_validate(own_application(content).get("args", {}))
+        except ValidationError as error:  # of values that fit the file, and not each other
+            raise ConfigError(f"args: {mistakes(error)}") from error
+        http, port = HttpOptions.model_validate(content["http_options"]), grpc_port(content)
+        for name, number in (("http_options", http.port), ("grpc_options", port)):
+            if number is not None and not 1 <= number <= MAX_PORT:
+                raise ConfigError(f"{name}.port is {number}: give 1 to {MAX_PORT}")
+        return cls(content=_frozen(content), settings=settings, http=http, grpc_port=port)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a mutable copy of the content, for YAML and for Serve's schema."""
@@ -155,7 +171,7 @@ class ServeConfig:
     def with_json_log(self) -> Self:
         """Make Serve log JSON, in place of the file's log format."""
         content = self.as_dict()
-        content["logging_config"] = {**content.get("logging_config", {}), "encoding": "JSON"}
+        content["logging_config"] = {**(content.get("logging_config") or {}), "encoding": "JSON"}
         return self._parsed(content)
 
     def with_arguments(self, **arguments: Any) -> Self:

@@ -33,6 +33,8 @@ def checked_content(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         raise ConfigError(f"{source}: " + "; ".join(unknown))
     if not content.get("applications"):
         raise ConfigError(f"{source} has no applications; see serve_config.yaml in the project")
+    if odd := _unmapped(content["applications"]):
+        raise ConfigError(f"{source}: {odd} is no mapping; see serve_config.yaml in the project")
     try:
         checked = _as_validated(content)
         for application in checked["applications"]:
@@ -42,10 +44,23 @@ def checked_content(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         check_listeners(checked, settings.request_timeout_s)
         check_application(ours, settings)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_mistakes(error)}") from error
+        raise ConfigError(f"{source}: {mistakes(error)}") from error
     except ConfigError as error:
         raise ConfigError(f"{source}: {error.message}") from error
     return checked
+
+
+def _unmapped(applications: Any) -> str | None:
+    """Return where an application or a deployment is no mapping, which Serve's schema expects."""
+    for number, application in enumerate(applications if isinstance(applications, list) else ()):
+        place = f"applications[{number}]"
+        if not isinstance(application, dict):
+            return place
+        deployments = application.get("deployments")
+        for index, each in enumerate(deployments if isinstance(deployments, list) else ()):
+            if not isinstance(each, dict):
+                return f"{place}.deployments[{index}]"
+    return None
 
 
 def _as_validated(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +79,8 @@ def _as_validated(content: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _mistakes(error: ValidationError) -> str:
+def mistakes(error: ValidationError) -> str:
+    """Return what is wrong in a configuration, as one line."""
     return "; ".join(
         f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
         + (

@@ -23,14 +23,14 @@ def with_absolute_paths(config: ServeConfig) -> ServeConfig:
     """Return the configuration with absolute paths."""
     settings = config.settings
     paths: dict[str, Any] = {
-        name: str(path.absolute())
+        name: absolute(path)
         for name in (*WITHOUT, "api_keys_file")
         if (path := getattr(settings, name)) is not None and name in settings.model_fields_set
     }
     if settings.sample_dir is not None and not is_url(settings.sample_dir):
-        paths["sample_dir"] = str(Path(settings.sample_dir).expanduser().absolute())
+        paths["sample_dir"] = absolute(settings.sample_dir)
     if settings.model_dirs:
-        paths["model_dirs"] = [str(folder.absolute()) for folder in settings.model_dirs]
+        paths["model_dirs"] = list(map(absolute, settings.model_dirs))
     if settings.traffic is not None:
         paths["traffic"] = {_absolute_set(name): of for name, of in settings.traffic.items()}
     if settings.shadow is not None:
@@ -41,14 +41,19 @@ def with_absolute_paths(config: ServeConfig) -> ServeConfig:
         paths["model_set"] = _absolute_set(settings.model_set)
     files = {name: file for name in SSL_FILES if (file := getattr(config.http, name))}
     return config.with_arguments(**paths).with_http_options(
-        **{name: str(Path(file).absolute()) for name, file in files.items()}
+        **{name: absolute(file) for name, file in files.items()}
     )
 
 
 def _absolute_set(name: str) -> str:
     """Return a set's folder as an absolute path; a name or a store's URL stays unchanged."""
     is_folder = "/" in name and not is_url(name)
-    return str(Path(name).expanduser().absolute()) if is_folder else name
+    return absolute(name) if is_folder else name
+
+
+def absolute(path: str | Path) -> str:
+    """Return the absolute path; ``~`` is a home folder, or stays if there is none."""
+    return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111  # Path's raises
 
 
 def without_unwritable(config: ServeConfig) -> tuple[ServeConfig, list[str]]:

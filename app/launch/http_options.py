@@ -93,11 +93,17 @@ def tls_of(http: HttpOptions) -> Tls | None:
     """Return the TLS files of the options, or None without TLS.
 
     Raises:
-        ConfigError: a file is missing or not PEM, or the key is encrypted or does not match.
+        ConfigError: a file is missing or not PEM, the key is encrypted or does not match, or there
+            are options of TLS without a certificate.
 
     """
     certificate, key, clients = http.ssl_certfile, http.ssl_keyfile, http.ssl_ca_certs
     if not certificate or not key:
+        if clients or http.ssl_keyfile_password:
+            raise ConfigError(
+                "http_options.ssl_ca_certs and ssl_keyfile_password are for TLS, and would be "
+                "ignored: give ssl_certfile and ssl_keyfile too"
+            )
         return None
     if http.ssl_keyfile_password:
         raise ConfigError(

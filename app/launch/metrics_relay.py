@@ -33,6 +33,9 @@ class _Server(ThreadingHTTPServer):
         else:
             self.shutdown_request(request)  # type: ignore[arg-type]
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing: a client that hangs up is no matter for the log."""
+
     def process_request_thread(self, request: object, client_address: object) -> None:
         try:
             super().process_request_thread(request, client_address)  # type: ignore[arg-type]

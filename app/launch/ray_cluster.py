@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import os
 import re
 import socket
 import time
@@ -53,9 +54,24 @@ def _init_ray(**options: Any) -> None:
     Ray's workers import from the connecting process's working folder first. A user's folder may
     have another "app", or a "requests.py".
     """
-    with contextlib.chdir(PROJECT):
+    with _working_in(PROJECT):
         init_ray(namespace="serve", log_to_driver=False, logging_level=logging.ERROR, **options)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    """Work in a folder; like ``contextlib.chdir``, from a folder that is gone or closed too."""
+    before = None
+    with contextlib.suppress(OSError):
+        before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        if before is not None:
+            with contextlib.suppress(OSError):  # this account cannot enter it
+                os.chdir(before)
 
 
 def check_processes() -> None:

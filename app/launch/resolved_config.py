@@ -21,10 +21,11 @@ from app.environment import (
     whole_environment,
 )
 from app.launch.application_check import own_application, own_index
-from app.launch.config import ServeConfig, changed_arguments, default_config
+from app.launch.config import ServeConfig, changed_arguments, default_config, read_content
+from app.launch.folders import absolute
 from app.launch.service_log import LogFormat
 from app.settings import Settings
-from models.strict_yaml import parse_yaml, read_yaml
+from models.strict_yaml import parse_yaml
 
 PREFIX = "TANDEM_"
 OURS = {REGIONS_FOLDER, ON_LOOPBACK, GATEWAY_TIMEOUT}
@@ -77,7 +78,10 @@ def read_config(options: ServeOptions) -> ServeConfig:
 
     """
     path = options.config or default_config()
-    config = ServeConfig.read(path)
+    return _changed(ServeConfig.read(path), path, options)
+
+
+def _changed(config: ServeConfig, path: Path, options: ServeOptions) -> ServeConfig:
     if variables := settings_of_environment():
         content = config.as_dict()
         ours = content["applications"][own_index(content)]
@@ -93,13 +97,14 @@ def read_config(options: ServeOptions) -> ServeConfig:
         config = config.with_arguments(allow_unverified=options.allow_unverified)
     keys = options.api_keys_file or config.settings.api_keys_file
     # A replica has another working directory.
-    return config if keys is None else config.with_arguments(api_keys_file=str(keys.absolute()))
+    return config if keys is None else config.with_arguments(api_keys_file=absolute(keys))
 
 
 def resolved(options: ServeOptions, flags: Collection[str]) -> dict[str, Resolved]:
     """Return every option and setting with its origin; ``flags`` are the options given as flags."""
-    config, path = read_config(options), options.config or default_config()
-    content: dict[str, Any] = read_yaml(path)
+    path = options.config or default_config()
+    content = read_content(path)  # once: it may be a pipe
+    config = _changed(ServeConfig.of(content, str(path)), path, options)
     in_file = {**(content.get("http_options") or {}), **own_application(content).get("args", {})}
     if config.grpc_port is not None and options.grpc_port is None:
         in_file["grpc_port"] = config.grpc_port

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -204,7 +204,8 @@ def _warn(text: str) -> None:
 
 def _say(text: str) -> None:
     logger.info(text)
-    console.print(text)
+    with suppress(OSError):  # the terminal was closed
+        console.print(text)
 
 
 def _check_ports(config: ServeConfig, options: ServeOptions) -> None:

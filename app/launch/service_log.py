@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -53,7 +53,8 @@ class ConsoleLines(logging.Handler):
     """Prints warnings and errors in colour."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        console.print(escape(record.getMessage()), style=STYLES.get(record.levelno))
+        with suppress(OSError):  # the terminal was closed
+            console.print(escape(record.getMessage()), style=STYLES.get(record.levelno))
 
 
 @contextmanager

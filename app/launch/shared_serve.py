@@ -33,10 +33,15 @@ def deployed_beside_others(config: ServeConfig) -> Iterator[None]:
 
     was_serving = ServeClient.running() is not None
     client, ours = start_serve(config), config.application_names
-    details = _details(client)
-    check_free(config, details["applications"])
-    client.deploy(_schema(details, ours, config))
     try:
+        details = _details(client)
+        check_free(config, details["applications"])
+    except BaseException:
+        if not was_serving:
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        raise
+    try:
+        client.deploy(_schema(details, ours, config))
         yield
     finally:
         details = _details(client)

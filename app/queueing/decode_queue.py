@@ -179,7 +179,9 @@ class DecodeQueue(Generic[R]):
             return
         job, result, error = ended
         self._num_open -= 1
-        if job.pixels and self._heavy:  # threads may have passed over them while enough ran
+        # Threads may have passed over heavy files while enough of them ran. Whether some wait is no
+        # matter: the thread may have taken one already, in the turn of a file that waits now.
+        if job.pixels:
             self._call_thread()
         if not job.is_gone():
             if error is not None:

@@ -113,7 +113,7 @@ class BatchScheduler:
     """
 
     def __init__(self, num_at_once: int = 1, threads_each: int = 1, num_ahead: int = 0) -> None:
-        self._num_ahead = num_ahead
+        self.num_ahead = num_ahead
         self._num_at_once, self._threads_each = num_at_once, threads_each
         self._queues: list[Queue] = []
         self._turns, self._virtual = LaneTurns(), VirtualClock()
@@ -182,7 +182,7 @@ class BatchScheduler:
         num_over = len(self._running) - self._num_at_once
         if num_over < 0:
             return self._first(self._ready()) or self._first_shadow()
-        if num_over >= self._num_ahead:
+        if num_over >= self.num_ahead:
             return None
         # Only the queue that is next may form a batch ahead; otherwise one could delay all others.
         turn = self._first(self._queues)

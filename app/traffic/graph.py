@@ -109,6 +109,10 @@ class TrafficGraph:
     def _chosen(self, request: ClassifyRequest) -> str:
         split = self.plan.split
         version = None if request.tensors is None else request.tensors.version
+        if not (request.is_probe or _is_of_files(request)):
+            # Its pixels and member were checked against the version that was main when it arrived.
+            checked_for = None if request.tensors is None else request.tensors.classes_of
+            version = version or checked_for
         if version is not None:
             return next((name for name in self.versions if name.endswith(version)), split.main)
         if request.is_probe or not _is_of_files(request):

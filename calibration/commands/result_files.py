@@ -1,7 +1,6 @@
 """The files of a command's results: checked before hours of work, written after them."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,19 +8,21 @@ from typing import Any
 
 import typer
 
+from models import whole_file
 from models.errors import ModelSetError
 from models.whole_file import write_whole
 
 
 def check_can_write(path: Path | None) -> None:
     """Raise :class:`ModelSetError` if the result would have nowhere to go; - is stdout."""
-    if path is None or str(path) == "-":
+    if path is None:
         return
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ModelSetError(f"cannot write {path}: give a file in a folder that exists")
-    place = path if path.exists() else path.absolute().parent
-    if not os.access(place, os.W_OK):
-        raise ModelSetError(f"cannot write {path}: {place} is read-only; give another file")
+    try:
+        whole_file.check_can_write(path)
+    except OSError as error:
+        raise ModelSetError(
+            f"cannot write {path}: {error.strerror}; give a file in a folder that can be written"
+        ) from error
 
 
 @contextmanager

@@ -11,10 +11,9 @@ from rich.table import Table
 from calibration.commands.options import ModelDirs, SetName
 from models.errors import ModelSetError
 from models.ledger import ensemble_figures
-from models.manifest import read_manifest
-from models.model_set import ModelSet, load_model_set, search_path
+from models.model_set import ModelSet, earlier_sets, load_model_set, search_path
 from models.store_files import OBJECT_STORES
-from models.versions import MAX_EARLIER, earlier_folders, split_version
+from models.versions import MAX_EARLIER, split_version
 
 out = Console(soft_wrap=True, highlight=False)
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
@@ -34,7 +33,7 @@ def history(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False)
     from calibration.sets.history import is_bundled
 
     current = load_model_set(name, search_path(model_dir or ()))
-    earlier = [ModelSet(place, read_manifest(place)) for place in earlier_folders(current.folder)]
+    earlier = earlier_sets(current.folder)
     rows = [_facts(listed, is_current=listed is current) for listed in (current, *earlier)]
     bound = 0 if is_bundled(current.folder) else MAX_EARLIER
     if as_json:

@@ -164,18 +164,19 @@ class Networks:
     def cpu_ms_per_image(self) -> dict[str, dict[Precision, float]]:
         """Return each network's CPU-ms per image on one thread, the least of five runs.
 
-        Batches have 8 images.
+        Batches have 8 images, or as many as the network's own.
         """
         costs: dict[str, dict[Precision, float]] = {}
         for precision, members in self.compiled.items():
             for name, network in members.items():
-                images = np.zeros((BATCH, *network.input_shape), np.uint8)
+                size = network.fixed_batch or BATCH
+                images = np.zeros((size, *network.input_shape), np.uint8)
                 network.predict(images)
                 times = []
                 for _ in range(5):
                     started = process_time()
                     network.predict(images)
-                    times.append((process_time() - started) / BATCH * 1e3)
+                    times.append((process_time() - started) / size * 1e3)
                 costs.setdefault(name, {})[precision] = round(min(times), 2)
         return costs
 

@@ -51,13 +51,16 @@ class LiveService:
     """A running service; :meth:`observe` compares its answers with each batch."""
 
     def __init__(self, url: str, model_set: ModelSet, key_file: Path | None = None) -> None:
-        self._client = httpx.Client(
-            base_url=url.rstrip("/"),
-            timeout=60,
-            headers=key_headers(key_file),
-            limits=httpx.Limits(max_connections=NUM_CONNECTIONS),
-            trust_env=not is_loopback(url),  # HTTP_PROXY would get the photos and the key
-        )
+        try:
+            self._client = httpx.Client(
+                base_url=url.rstrip("/"),
+                timeout=60,
+                headers=key_headers(key_file),
+                limits=httpx.Limits(max_connections=NUM_CONNECTIONS),
+                trust_env=not is_loopback(url),  # HTTP_PROXY would get the photos and the key
+            )
+        except httpx.InvalidURL as error:
+            raise ModelSetError(f"--url {url} is no address: {error}") from error
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, "live")
         self._lock = threading.Lock()
         self._top_k = min(5, model_set.manifest.num_classes)

@@ -5,6 +5,8 @@ the lower end of the 95 % interval. A hash of each file decides its half. The ot
 reported share, so that it is unbiased.
 """
 
+import threading
+
 import numpy as np
 
 from calibration.evaluation.inference import PredictedBatch
@@ -32,6 +34,7 @@ class SureFit:
         self._target = target
         self._edges = np.arange(NUM_STEPS, dtype=np.float32) / np.float32(NUM_STEPS)
         self._counts = np.zeros((2, 2, NUM_STEPS), np.int64)  # [fitted to, right, step]
+        self._lock = threading.Lock()  # batches come from several threads
 
     def add(self, batch: PredictedBatch) -> None:
         """Count a batch."""
@@ -41,7 +44,8 @@ class SureFit:
         is_fitted = [int(is_for_fitting(image.path)) for image in batch.images]
         is_right = (rows.argmax(axis=1) == batch.truth).astype(int)
         steps = np.searchsorted(self._edges, rows.max(axis=1), side="right") - 1
-        np.add.at(self._counts, (is_fitted, is_right, steps), 1)
+        with self._lock:
+            np.add.at(self._counts, (is_fitted, is_right, steps), 1)
 
     def result(self) -> SureRecord:
         """Choose the bound and judge it on the other half.

@@ -13,7 +13,7 @@ from calibration.ladder.engine import (
 )
 from calibration.ladder.measure import NetworkCall
 from calibration.ladder.rung import RungOptions, RungTask
-from models.ensemble import Probabilities, average, is_sure
+from models.ensemble import Probabilities, average, is_sure, tempered
 from models.image_inputs import ImageInputs
 from models.manifest import read_manifest
 from models.model_set import ModelSet
@@ -42,6 +42,7 @@ class EnsembleNetwork:
             float_type=manifest.float_type,
         )
         self._weights = {member.name: member.weight for member in manifest.members}
+        self._temperatures, self._temperature = manifest.temperatures, manifest.temperature
         self._networks = {
             name: CompiledNetwork(model_set.network_path(name, "INT8"), compiled)
             for name in self._weights
@@ -67,7 +68,7 @@ class EnsembleNetwork:
         """Return the members' average for a batch of their inputs."""
         if self._margin is None:
             rows = {name: self._rows(name, pixels) for name in self._networks}
-            return average(rows, self._weights)
+            return average(rows, self._weights, self._temperature)
         answer = self._rows(self._first, pixels)
         unsure = np.flatnonzero(~is_sure(answer, self._margin))
         self._num_asked += len(pixels)
@@ -76,11 +77,12 @@ class EnsembleNetwork:
             part = {self._first: answer[unsure]}
             others = (n for n in self._networks if n != self._first)
             part |= {name: self._rows(name, pixels[unsure]) for name in others}
-            answer[unsure] = average(part, self._weights)
+            answer[unsure] = average(part, self._weights, self._temperature)
         return answer
 
     def _rows(self, name: str, images: Pixels) -> Probabilities:
-        return self._networks[name].infer(self._inputs.of(name, images))
+        rows = self._networks[name].infer(self._inputs.of(name, images))
+        return tempered(rows, self._temperatures[name])
 
     def _caller(self, number: int) -> NetworkCall:
         """Return a function that runs the batches in turn; each caller starts at another batch."""

@@ -18,6 +18,7 @@ from models.stage_costs import (
     MEMBER_APART,
     decoder_cpu_ms,
     gateway_cpu_ms,
+    measured_cpu_ms,
     member_cpu_ms,
 )
 
@@ -46,7 +47,10 @@ def planned_costs(manifest: Manifest, precision: Precision, form: Form = "whole"
     if form != "whole":
         cpu_ms |= {name: MEMBER_APART * ms for name, ms in of_members.items()}
     records = [r for r in records_of_networks(manifest) if r.cpu_ms_per_image]
-    on = f"on {records[-1].cpu}, {records[-1].measured}" if records else "none: a guess"
+    measured = measured_cpu_ms(manifest, precision)
+    on = f"on {records[-1].cpu}, {records[-1].measured}" if measured else "none: a guess"
+    if measured and (guessed := [name for name in members if name not in measured]):
+        on += f" (a guess for {', '.join(guessed)})"
     source = f"of {manifest.name}'s members ({precision}) its record, {on}; of the rest, {REST}"
     inside = of_members if form == "whole" else {}
     return Costs(cpu_ms, members, AROUND_CPU_MS, source, inside)

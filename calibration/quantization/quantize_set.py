@@ -22,9 +22,10 @@ from calibration.quantization.quantize import (
 from calibration.sets.packaged.wheels import WheelSource
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import change
-from models.accuracy import ValidationDrop
+from models.accuracy import AccuracyRecord, ValidationDrop
 from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
+from models.ledger import refused
 from models.manifest import (
     Manifest,
     MemberRecord,
@@ -226,7 +227,14 @@ def _with_int8(
             "accuracy": (),
         }
     )
+    changed = changed.model_copy(update={"accuracy": _refusing(changed, manifest.accuracy)})
     return changed.model_copy(update={"golden": staging.golden(changed)})
+
+
+def _refusing(made: Manifest, records: Sequence[AccuracyRecord]) -> tuple[AccuracyRecord, ...]:
+    """Return the records that refuse an INT8 network which was not made anew."""
+    strict = made.model_copy(update={"max_drop": 0.0})
+    return tuple(record for record in records if refused(strict, record))
 
 
 def _validation_drop(

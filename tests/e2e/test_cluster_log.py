@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,8 @@ def pod(free_port: Callable[[], int]) -> Iterator[Pod]:
         finally:
             family = root.children(recursive=True)
             for child in family:
-                child.kill()
+                with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                    child.kill()
             process.kill()
             psutil.wait_procs(family, timeout=10)
             process.wait(10)

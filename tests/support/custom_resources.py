@@ -222,8 +222,8 @@ def kubernetes_parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if document["kind"] != "RayService":
         return
     spec = document["spec"]
-    service = spec["serveService"]
-    yield {"apiVersion": "v1", "kind": "Service", **service}
+    if service := spec.get("serveService"):
+        yield {"apiVersion": "v1", "kind": "Service", **service}
     cluster = spec["rayClusterConfig"]
     password = cluster["gcsFaultToleranceOptions"]["redisPassword"]
     container = {

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 import resource
 import shlex
 from collections.abc import Iterator, Sequence
@@ -98,7 +99,7 @@ class HaproxyCommand:
         )
         if lost := unanchored(edits, haproxy_template()):
             raise mismatch(f"its template of HAProxy's configuration has no place for {lost[0]}")
-        self._edits.write_text(sed_script(edits), "ascii")
+        self._edits.write_bytes(os.fsencode(sed_script(edits)))
         script = SCRIPT.format(
             ray=TESTED_RAY[-1],
             code=EX_CONFIG,
@@ -108,7 +109,7 @@ class HaproxyCommand:
             binary=shlex.quote(str(binary)),
         )
         self._refusal.unlink(missing_ok=True)
-        self.path.write_text(script, "ascii")
+        self.path.write_bytes(os.fsencode(script))  # it names folders
         self.path.chmod(0o700)
 
     def check_started(self) -> None:

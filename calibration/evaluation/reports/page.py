@@ -14,6 +14,7 @@ from calibration.evaluation.reports.subset_plot import subsets_svg
 from models.accuracy import ENSEMBLE
 from models.model_set import ModelSet
 from models.record import Precision
+from models.whole_file import write_whole
 
 TEMPLATE = "report.html.j2"
 
@@ -45,9 +46,7 @@ def write_page(
         reliability=Markup(plots.reliability(tallies)),
         subsets=Markup(subsets_svg(measured.subsets) if measured.subsets else ""),
     )
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, "utf-8", "replace")  # file names need not be UTF-8
-    partial.replace(path)
+    write_whole(path, text.encode("utf-8", "replace"))  # file names need not be UTF-8
 
 
 def _cascade(measured: Evaluation, precision: Precision) -> str:

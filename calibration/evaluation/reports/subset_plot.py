@@ -1,5 +1,6 @@
 """Plots ensembles: top-1 against CPU time, memory as the marks' size, and the Pareto front."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from calibration.evaluation.subsets.scores import (
     pareto_front,
 )
 from models.errors import ModelSetError
+from models.whole_file import write_whole
 
 SUFFIXES = (".svg", ".png")
 OF_METHOD = {  # colour and mark
@@ -35,14 +37,15 @@ def check_plot(path: Path) -> None:
 
 def write_plot(path: Path, result: SubsetsResult) -> None:
     """Write the plot as SVG or PNG, by the name's end, in one step."""
-    partial = path.with_name(f".{path.name}.partial")
     with mpl.rc_context(STYLE):
         figure = drawn(result)
         if path.suffix.lower() == ".svg":
-            partial.write_text(svg_of(figure), "utf-8")
+            content = svg_of(figure).encode()
         else:
-            figure.savefig(partial, format="png", bbox_inches="tight")
-    partial.replace(path)
+            png = io.BytesIO()
+            figure.savefig(png, format="png", bbox_inches="tight")
+            content = png.getvalue()
+    write_whole(path, content)
 
 
 def subsets_svg(result: SubsetsResult) -> str:

@@ -70,7 +70,8 @@ def _loaded(model_set: ModelSet, member: str, precision: Precision) -> LoadedNet
 
 
 def _cpu_ms(network: LoadedNetwork) -> float:
-    images = np.full((BATCH, *network.input_shape), 127, np.uint8)
+    size = network.fixed_batch or BATCH
+    images = np.full((size, *network.input_shape), 127, np.uint8)
     started = process_time()
     network.predict(images)
-    return (process_time() - started) / BATCH * 1e3
+    return (process_time() - started) / size * 1e3

@@ -139,8 +139,8 @@ def _ends(graph: Graph, path: Path) -> tuple[Any, Any]:
 
 
 def _sides(port: Any) -> Sides:
-    dims = port.type.tensor_type.shape.dim
-    return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
+    # Some exporters write an open side as 0 or -1.
+    return tuple(d.dim_value if d.dim_value > 0 else None for d in port.type.tensor_type.shape.dim)
 
 
 def _shape_text(sides: Sides) -> str:

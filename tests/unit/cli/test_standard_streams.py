@@ -1,9 +1,12 @@
 """The command without standard input, output or error."""
 
+import io
 import subprocess
 import sys
 
 import pytest
+
+from app.cli.main import print_every_name
 
 # What is opened next must not have the number of a stream; and what is said goes nowhere.
 SCRIPT = """
@@ -26,3 +29,12 @@ def test_closed_streams_are_nothings(closed: str, tmp_path) -> None:
     shell = ["bash", "-c", f'export REPORT=9; exec 9>\'{report}\'; exec "$0" -c "$1" {closed}']
     subprocess.run([*shell, sys.executable, SCRIPT], check=True, stdin=subprocess.DEVNULL)
     assert report.read_text() == "2 True True"
+
+
+def test_every_name_is_printed_whatever_the_encoding(monkeypatch) -> None:
+    """A photograph's name may be any bytes, and a table comes after all the work."""
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "latin-1", write_through=True))
+    print_every_name()
+    print("日 \udcff.jpg")
+    assert printed.getvalue() == b"\\u65e5 \\udcff.jpg\n"

@@ -150,6 +150,12 @@ def test_nobody_there_is_said_with_what_to_do() -> None:
     assert "is the service running? tandem serve" in done.exception.message
 
 
+def test_an_address_that_is_none_is_said() -> None:
+    done = tandem("traffic", "--url", "http://[::1")
+    assert isinstance(done.exception, ConfigError)
+    assert "http://[::1 is no address" in done.exception.message
+
+
 def test_a_server_of_another_kind_is_no_service(server: FakeServer) -> None:
     server.get = (200, b"<html>")
     done = tandem("traffic", "--url", server.url)

@@ -67,6 +67,14 @@ async def test_as_many_run_at_a_time_as_there_are() -> None:
     assert await asyncio.gather(*(threads.run(lambda n: meeting.wait() * 0 + n, i) for i in (1, 2)))
 
 
+def test_with_threads_apart_no_batch_is_formed_ahead() -> None:
+    """It would begin at once on the other threads: more batches than cores."""
+    threads = InferenceThreads(2)
+    assert threads.scheduler.num_ahead == 2
+    assert threads.apart().scheduler is threads.scheduler
+    assert threads.scheduler.num_ahead == 0
+
+
 def test_what_is_taken_ahead_begins_when_a_thread_is_free_in_order() -> None:
     threads, began, may_end = InferenceThreads(1), [], threading.Event()
 

@@ -296,6 +296,34 @@ async def test_a_new_version_takes_the_place_of_the_old_one(graph, client, folde
     assert versions == [after["model_version"], "1"]
 
 
+@pytest.mark.parametrize("call", ["load", "unload"])
+async def test_a_request_whose_body_comes_meanwhile_is_answered(graph, client, folders, call):
+    """By the protocol too, where both the path and the body name the set."""
+    data, headers = binary_request(elements(picture("red")), shape=[1])
+    reading, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield data[:20]
+        reading.set()
+        await may_end.wait()
+        yield data[20:]
+
+    path = f"/v2/models/{SECOND}/infer"
+    asked = asyncio.create_task(client.post(path, content=slow(), headers=headers))
+    await reading.wait()
+    service = graph.service.of_set(SECOND)
+    shutil.rmtree(folders[1])
+    write_tiny_set(Path(folders[1]), gains={"sure": 2.0}, name=SECOND)
+    changing = asyncio.create_task(client.post(f"{MODELS}/{SECOND}/{call}"))
+    while graph.service.sets.get(SECOND) is service:
+        await asyncio.sleep(0.01)
+    may_end.set()
+    answer = await asked
+    assert answer.status_code == 200, answer.text
+    assert outputs_of(answer)["label"] == [labels_of("red")[SECOND]]
+    assert (await changing).status_code == 200
+
+
 async def test_a_new_version_that_cannot_be_served_leaves_the_old_one(graph, client, folders):
     before = (await classified(client, SECOND)).json()
     folder = Path(folders[1])

@@ -138,4 +138,7 @@ def test_a_neighbour_of_the_module_in_its_package_counts_too(tmp_path, monkeypat
     (package / "other.py").write_text("def f(a, b): return a")
     before = identities(settings)
     (package / "other.py").write_text("def f(a, b): return b")
+    assert identities(settings) == before  # of what was imported, which is what runs
+    for name in ("own_package", "own_package.main", "own_package.other"):
+        del sys.modules[name]
     assert identities(settings) != before

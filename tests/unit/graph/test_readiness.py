@@ -51,6 +51,12 @@ async def test_a_hundred_that_ask_at_once_cause_one_probe(service, member):
     assert len(member.asked) == 1
 
 
+async def test_an_error_of_a_runtime_is_not_ready(service, member):
+    member.raises = RuntimeError("out of memory")
+    with pytest.raises(NotReadyError, match="RuntimeError: out of memory"):
+        await service.check_ready()
+
+
 async def test_one_that_leaves_does_not_end_the_probe_of_the_others(service, member):
     member.gate = asyncio.Event()
     leaving, staying = (asyncio.ensure_future(service.check_ready()) for _ in range(2))

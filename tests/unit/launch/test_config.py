@@ -1,11 +1,12 @@
 """serve_config.yaml read and overridden, and what it says of the service."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.errors import ConfigError
-from app.launch.config import ServeConfig
+from app.launch.config import ADD_SERVICER, ServeConfig, default_config
 from tests.support.configurations import APPLICATION, GOOD, with_key, write
 
 
@@ -134,3 +135,37 @@ def test_all_interfaces_are_reached_on_loopback():
     config = ServeConfig.of(GOOD).with_overrides(host="0.0.0.0", port=9000)
     assert config.url == "http://127.0.0.1:9000"
     assert not config.http.is_on_loopback
+
+
+def test_a_folder_that_cannot_be_entered_has_no_file(monkeypatch):
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)  # what it does there
+    assert default_config().name == "serve_config.yaml"
+
+
+def test_arguments_that_do_not_go_together_are_a_line():
+    config = ServeConfig.of(
+        {"applications": [{"import_path": "app.main:build", "args": {"weights": {"a": 1.0}}}]}
+    )
+    with pytest.raises(ConfigError, match=r"^args: "):
+        config.with_overrides(model_set="a,b")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"http_options": {"port": 0}},
+        {"grpc_options": {"port": 0, "grpc_servicer_functions": [ADD_SERVICER]}},
+    ],
+)
+def test_a_port_that_is_none(options):
+    with pytest.raises(ConfigError, match=r"_options\.port is \d+: give 1 to 65535"):
+        ServeConfig.of(options | {"applications": [{"import_path": "app.main:build"}]})
+
+
+def test_log_options_may_be_empty():
+    application = {"import_path": "app.main:build"}
+    config = ServeConfig.of({"applications": [application], "logging_config": None})
+    assert config.with_json_log().content["logging_config"] == {"encoding": "JSON"}

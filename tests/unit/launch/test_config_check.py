@@ -199,6 +199,8 @@ GATEWAY = {"name": "Gateway"}
         (("http_options",), "request_timeout_s", 10, "http_options.request_timeout_s is 10, and"),
         ((), "grpc_options", {"request_timeout_s": 3}, "grpc_options.request_timeout_s is 3, and"),
         (("applications", 0), "deployments", [GATEWAY, GATEWAY], "deployments has Gateway twice"),
+        (("applications", 0), "deployments", [GATEWAY, None], "deployments[1] is no mapping"),
+        ((), "applications", ["app.main:build"], "applications[0] is no mapping"),
         (("applications", 0), "route_prefix", "images", "ends with none: '/images'"),
         (("applications", 0), "route_prefix", "/images/", "ends with none: '/images'"),
         (("applications", 0), "route_prefix", "/{x}", "has no place in a path"),

@@ -8,7 +8,12 @@ import pytest
 
 from app.environment import REGIONS_FOLDER
 from app.launch.config import ServeConfig
-from app.launch.folders import make_regions_folder, with_absolute_paths, without_unwritable
+from app.launch.folders import (
+    absolute,
+    make_regions_folder,
+    with_absolute_paths,
+    without_unwritable,
+)
 from app.settings import Settings
 
 
@@ -107,3 +112,15 @@ def test_the_folders_of_several_sets_are_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = with_absolute_paths(config(model_sets=["imagenette", "./sets/a"]))
     assert made.settings.model_sets == ("imagenette", str(tmp_path / "sets" / "a"))
+
+
+def test_a_tilde_is_the_home_folder_in_every_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = ("compile_cache", "trace_dir", "api_keys_file", "sample_dir")
+    paths: dict[str, Any] = {name: f"~/{name}" for name in names}
+    paths |= {"model_dirs": ["~/sets"], "model_set": "~/set"}
+    arguments = arguments_of(with_absolute_paths(config(**paths)))
+    assert [arguments[name] for name in names] == [str(tmp_path / name) for name in names]
+    assert arguments["model_dirs"] == [str(tmp_path / "sets")]
+    assert arguments["model_set"] == str(tmp_path / "set")
+    assert absolute("~nobody-of-this-name/x") == str(Path.cwd() / "~nobody-of-this-name" / "x")

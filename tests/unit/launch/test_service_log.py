@@ -150,3 +150,13 @@ def test_what_came_last_is_read_at_the_end(stderr, logs, monkeypatch):
     with service_log("json"), followed(logs.parents[2]):
         (logs / "controller_1.log").write_text(serves("INFO", "late") + "\n")
     assert [line["message"] for line in lines_of(stderr)] == ["late"]
+
+
+def test_a_terminal_that_was_closed_ends_nothing(monkeypatch):
+    def closed(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module.console, "print", closed)
+    with service_log("text"):
+        logging.getLogger(module.__name__).warning("nobody reads this")
+        module.ConsoleLines().emit(logging.makeLogRecord({"msg": "nor this"}))

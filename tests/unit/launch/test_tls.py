@@ -49,6 +49,12 @@ def test_without_the_options_there_is_none():
     assert tls({"host": "127.0.0.1", "ssl_certfile": None, "ssl_keyfile": None}) is None
 
 
+@pytest.mark.parametrize("name", ["ssl_ca_certs", "ssl_keyfile_password"])
+def test_what_would_be_ignored_without_a_certificate_is_refused(name):
+    with pytest.raises(ConfigError, match="give ssl_certfile and ssl_keyfile too"):
+        tls({"host": "127.0.0.1", name: "x"})
+
+
 def test_a_pair_that_fits(signed, root):
     found = tls(options(signed, ssl_ca_certs=root.path))
     assert (found.certificate, found.key) == (signed.certificate, signed.key)

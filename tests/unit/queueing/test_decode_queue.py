@@ -113,6 +113,22 @@ async def test_a_large_picture_is_not_kept_out_by_many_photos():
     assert threads.begun.index("large") < 12
 
 
+async def test_every_file_has_a_turn_while_large_pictures_end(threads: Threads) -> None:
+    """A large picture that ended lets a thread take the next one in the turn of a photo."""
+    threads.submit("large", 10)
+    await threads.wait_begun("large")
+    threads.submit("next large", 10)
+    photos = [threads.submit(f"photo {n}") for n in range(30)]
+    for n in range(30):
+        if n == 12:
+            threads.end("large", "next large")
+        threads.end(f"photo {n}")
+        await threads.wait_begun(f"photo {n}")
+    async with asyncio.timeout(WITHIN_S):
+        await asyncio.gather(*photos)
+    assert threads.queue.num_coming == 0
+
+
 async def test_one_thread_decodes_large_pictures_too():
     threads = Threads(num_threads=1)
     large = threads.submit("large", heavy_pixels=10)

@@ -122,6 +122,22 @@ async def test_probes_members_and_pixels_are_the_main_versions(changes: dict) ->
     assert (len(main.requests), other.requests, shadow.requests) == (40, [], [])
 
 
+async def test_pixels_on_their_way_are_answered_by_the_version_that_they_were_checked_for() -> None:
+    """The other one may have another input size, or lack the member."""
+    main, other = Version(A), Version(B)
+    graph = graph_of(Split({A: 100.0}, B), main, other)
+    graph.take(graph.plan.changed(graph.plan.split.promoted(B)))
+    pixels = np.zeros((1, 2, 2, 3), np.uint8)
+    for tensors in (
+        TensorRequest(pixels=pixels, classes_of=A[-12:]),
+        TensorRequest(member="m", classes_of=A[-12:]),
+    ):
+        await graph.run(asked(tensors=tensors, files=[]))
+    assert (len(main.requests), len(other.requests)) == (2, 0)
+    await graph.run(asked(tensors=TensorRequest(classes_of=A[-12:])))  # a photo fits both
+    assert len(other.requests) == 1
+
+
 async def test_a_version_that_is_asked_for_answers() -> None:
     graph = graph_of(Split({A: 50.0, B: 50.0}), Version(A), Version(B))
     for number in range(20):
