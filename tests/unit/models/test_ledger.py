@@ -321,3 +321,22 @@ def test_records_survive_the_file(manifest: Manifest, tmp_path: Path) -> None:
     measured = with_accuracy(manifest, TOP1, drops(0.002))
     write_manifest(tmp_path, measured)
     assert read_manifest(tmp_path) == measured
+
+
+def test_members_that_have_no_int8_are_judged_as_they_run(tmp_path: Path) -> None:
+    """Float ONNX members run as they are when INT8 is asked for."""
+    floats = read_manifest(write_tiny_set(tmp_path / "float", precision="FP16"))
+    if any(m.precision_of("INT8") != "FP16" for m in floats.members):
+        networks = {m.name: m.networks["FP16"] for m in floats.members}
+        onnx = {n: f.model_copy(update={"path": f"{n}.onnx"}) for n, f in networks.items()}
+        members = tuple(
+            m.model_copy(update={"networks": {"FP16": onnx[m.name]}}) for m in floats.members
+        )
+        floats = floats.model_copy(update={"members": members})
+    assert {m.precision_of("INT8") for m in floats.members} == {"FP16"}
+    measured = with_accuracy(floats, TOP1)
+    (record,) = measured.accuracy
+    of_float = record.model_copy(update={"scores": {"FP16": record.scores["INT8"]}})
+    measured = measured.model_copy(update={"accuracy": (of_float,)})
+    assert judge(measured, "INT8") == judge(measured, "FP16")
+    assert judge(measured, "INT8").status == "verified"

@@ -9,8 +9,9 @@ from app.settings import Settings
 from calibration.sets.durable import write_manifest
 from models.errors import ModelSetError
 from models.manifest import read_manifest
-from models.model_set import load_model_set
+from models.model_set import earlier_sets, load_model_set
 from models.versions import split_version
+from tests.support.command_line import tandem
 from tests.support.tiny_networks import write_tiny_set
 
 
@@ -86,3 +87,16 @@ def test_a_service_wants_the_version_of_its_precision(folder):
         ModelSetError, match=f"is version {both['INT8']} in INT8, not {both['FP16']}"
     ):
         Settings(model_set=f"{folder}@{both['FP16']}").load_set()
+
+
+def test_an_earlier_version_that_cannot_be_read_hides_no_other(folder, caplog):
+    damaged = folder / ".versions" / "0123456789ab"
+    damaged.mkdir()
+    (damaged / "manifest.yaml").write_text("runtime_of_tomorrow: 1\n")
+    current = load_model_set(str(folder))
+    assert load_model_set(f"{folder}@{current.fingerprint()}") == current
+    places = {place.name for place in (folder / ".versions").iterdir()} - {damaged.name}
+    (earlier,) = earlier_sets(folder)
+    assert {earlier.folder.name} == places
+    assert f"{damaged} is left out" in caplog.text
+    assert tandem("models", "history", str(folder)).exit_code == 0

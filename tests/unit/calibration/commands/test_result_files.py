@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.commands.result_files import write_json
+from calibration.commands.result_files import check_can_write, write_json
 from models.errors import ModelSetError
 
 
@@ -28,3 +28,13 @@ def test_an_earlier_result_outlives_a_full_disk(
         write_json(path, {"top1": 0.8})
     assert json.loads(path.read_text("utf-8")) == {"top1": 0.9}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_takes_no_file_is_refused_before_the_work(tmp_path: Path) -> None:
+    """What is there may be written to, but a new file takes its place."""
+    check_can_write(tmp_path / "new.json")
+    check_can_write(Path("/dev/null"))
+    check_can_write(Path("-"))
+    for path in (Path("/proc/result.json"), tmp_path / "missing" / "result.json", tmp_path):
+        with pytest.raises(ModelSetError, match="give a file in a folder that can be written"):
+            check_can_write(path)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
+from calibration.evaluation.live import LiveService
 from models.ensemble import average, top_k
 from models.errors import ModelSetError
 from models.image import read_image
@@ -280,3 +281,8 @@ def test_a_set_that_answers_wrongly_is_measured_as_such(
     live = json.loads(evaluated(other, pictures, server.url).stdout)["live"]
     assert live["num_same"] == 0
     assert live["num_right"]["ensemble"] == 12
+
+
+def test_an_address_that_is_none(tiny_set: Path) -> None:
+    with pytest.raises(ModelSetError, match="is no address"):
+        LiveService("http://[::1", load_model_set(str(tiny_set)))

@@ -96,6 +96,20 @@ def test_the_ensemble_and_the_cascade(tiny_set, tmp_path):
         assert f"alone answered {share}" in found.notes[0]
 
 
+def test_the_ensemble_is_that_of_the_temperatures(tmp_path):
+    """A first member that is sure by its logits alone is sure of nothing once it is tempered."""
+    folder = write_tiny_set(tmp_path / "set")
+    manifest = read_manifest(folder)
+    first, *others = manifest.members
+    tempered = (first.model_copy(update={"temperature": 100.0}), *others)
+    task = with_images(folder, tmp_path)
+    choice = INT8.model_copy(update={"batch": 4, "cascade_margin": 0.1})
+    asked = task.model_copy(update={"engine": "ensemble", "choices": (choice,)})
+    assert "alone answered 100%" in outcome_of(asked).notes[0]
+    write_manifest(folder, manifest.model_copy(update={"members": tempered}))
+    assert "alone answered 0%" in outcome_of(asked).notes[0]
+
+
 def test_a_cascade_without_images_is_skipped(tiny_set, tmp_path):
     cascade = INT8.model_copy(update={"cascade_margin": 0.5})
     result = outcome_of(tiny_task(tiny_set, tmp_path, "ensemble", cascade))

@@ -320,3 +320,19 @@ def test_the_cheaper_the_networks_the_fewer_cores_a_gateway_can_use():
 )
 def test_the_command_refuses(arguments):
     assert isinstance(tandem("plan", *arguments).exception, PlanError)
+
+
+def test_a_cost_that_was_not_measured_is_called_a_guess():
+    manifest = load_model_set("imagenette").manifest
+    record = manifest.accuracy[-1]
+    floats = {name: {"FP16": of["FP16"]} for name, of in record.cpu_ms_per_image.items()}
+
+    def source(costs: dict) -> str:
+        records = (record.model_copy(update={"cpu_ms_per_image": costs}),)
+        changed = manifest.model_copy(update={"accuracy": records})
+        return planned_costs(changed, "INT8", "stages").source
+
+    assert "none: a guess" in source(floats)
+    half = floats | {"resnet50": record.cpu_ms_per_image["resnet50"]}
+    assert "(a guess for densenet169)" in source(half)
+    assert "guess" not in source(dict(record.cpu_ms_per_image))

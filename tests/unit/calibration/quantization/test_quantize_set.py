@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,19 @@ def test_accuracy_that_was_measured_on_other_networks_goes(folder: Path, picture
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=13))
     assert read_manifest(folder).accuracy == ()
     assert read_manifest(folder).sure is None
+
+
+def test_a_refusal_of_a_member_that_stays_as_it_is_stays_too(folder: Path, pictures: Path) -> None:
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+    tops, lost = {"sure": 1.0, "ensemble": 1.0}, {"sure": 0.08, "ensemble": 0.0}
+    measured = with_accuracy(read_manifest(folder), tops, lost)
+    assert judge(measured).status == "dropped"
+    write_manifest(folder, measured)
+    again = Request(pictures, members=("unsure",), subset_size=13)
+    quantize_set(load_model_set(str(folder)), again)
+    assert judge(read_manifest(folder)).status == "dropped"
+    quantize_set(load_model_set(str(folder)), replace(again, members=("sure",)))
+    assert read_manifest(folder).accuracy == ()
 
 
 def fragile_set(folder: Path) -> Path:

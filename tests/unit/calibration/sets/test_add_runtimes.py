@@ -68,6 +68,15 @@ def test_onnx_for_onnx_runtime(tmp_path, batch):
     assert made.golden is not None
 
 
+@pytest.mark.parametrize("batch", [0, -1])
+@pytest.mark.parametrize("runtime", [None, "onnxruntime"])
+def test_an_open_batch_that_is_written_as_a_number(tmp_path, batch, runtime):
+    """Some exporters do."""
+    made = added(tmp_path, write(tmp_path / "net.onnx", float_onnx(GAIN, batch)), runtime)
+    assert made.manifest.member("one").fixed_batch is None
+    np.testing.assert_allclose(rows_of(made), expected(), atol=1e-3)
+
+
 def test_onnx_is_for_openvino_unless_asked_otherwise(tmp_path):
     made = added(tmp_path, write(tmp_path / "net.onnx", float_onnx(GAIN)), None)
     assert made.manifest.member("one").networks["FP16"].runtime == "openvino"

@@ -149,6 +149,13 @@ def test_the_plot(result, tmp_path, name, begins):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_a_plot_follows_a_link(result, tmp_path):
+    (tmp_path / "link.svg").symlink_to("plot.svg")
+    write_plot(tmp_path / "link.svg", result)
+    assert (tmp_path / "link.svg").is_symlink()
+    assert (tmp_path / "plot.svg").read_bytes().startswith(b"<svg")
+
+
 def test_a_plot_names_the_suggested_and_what_it_shows(result):
     svg = subsets_svg(result)
     assert subsets_json(result)["suggested"]["name"] in svg
