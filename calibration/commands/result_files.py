@@ -21,7 +21,7 @@ def check_can_write(path: Path | None) -> None:
         whole_file.check_can_write(path)
     except OSError as error:
         raise ModelSetError(
-            f"cannot write {path}: {error.strerror}; give a file in a folder that can be written"
+            f"cannot write {path}: {error.strerror}; name a file in a folder that can be written"
         ) from error
 
 

@@ -326,13 +326,17 @@ def test_records_survive_the_file(manifest: Manifest, tmp_path: Path) -> None:
 def test_members_that_have_no_int8_are_judged_as_they_run(tmp_path: Path) -> None:
     """Float ONNX members run as they are when INT8 is asked for."""
     floats = read_manifest(write_tiny_set(tmp_path / "float", precision="FP16"))
-    if any(m.precision_of("INT8") != "FP16" for m in floats.members):
-        networks = {m.name: m.networks["FP16"] for m in floats.members}
-        onnx = {n: f.model_copy(update={"path": f"{n}.onnx"}) for n, f in networks.items()}
-        members = tuple(
-            m.model_copy(update={"networks": {"FP16": onnx[m.name]}}) for m in floats.members
+    members = tuple(
+        m.model_copy(
+            update={
+                "networks": {
+                    "FP16": m.networks["FP16"].model_copy(update={"runtime": "onnxruntime"})
+                }
+            }
         )
-        floats = floats.model_copy(update={"members": members})
+        for m in floats.members
+    )
+    floats = floats.model_copy(update={"members": members})
     assert {m.precision_of("INT8") for m in floats.members} == {"FP16"}
     measured = with_accuracy(floats, TOP1)
     (record,) = measured.accuracy

@@ -36,5 +36,5 @@ def test_a_folder_that_takes_no_file_is_refused_before_the_work(tmp_path: Path) 
     check_can_write(Path("/dev/null"))
     check_can_write(Path("-"))
     for path in (Path("/proc/result.json"), tmp_path / "missing" / "result.json", tmp_path):
-        with pytest.raises(ModelSetError, match="give a file in a folder that can be written"):
+        with pytest.raises(ModelSetError, match="in a folder that can be written"):
             check_can_write(path)

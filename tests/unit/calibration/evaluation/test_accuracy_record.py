@@ -1,9 +1,9 @@
 """What ``tandem evaluate`` keeps of what it measured, and when it keeps nothing."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -186,11 +186,17 @@ def test_a_file_that_cannot_be_written_is_named_before_measuring(
     tmp_path: Path, pictures: Path, measured: list[ModelSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = two_precisions(tmp_path / "tiny")
-    can, readonly = os.access, tmp_path / "results"
+    made, readonly = tempfile.TemporaryFile, tmp_path / "results"
     readonly.mkdir()  # root may write anywhere, whatever its mode says
-    monkeypatch.setattr(os, "access", lambda path, mode: path != readonly and can(path, mode))
+
+    def make(dir: Path) -> Any:
+        if dir == readonly:
+            raise PermissionError(13, "Permission denied")
+        return made(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", make)
     done = evaluated(folder, "--images", pictures, "--json", readonly / "result.json")
-    assert "is read-only; give another file" in str(done.exception)
+    assert "Permission denied; in a folder that can be written" in str(done.exception)
     assert measured == []
 
 

@@ -101,9 +101,9 @@ def test_the_ensemble_is_that_of_the_temperatures(tmp_path):
     folder = write_tiny_set(tmp_path / "set")
     manifest = read_manifest(folder)
     first, *others = manifest.members
-    tempered = (first.model_copy(update={"temperature": 100.0}), *others)
+    tempered = (first.model_copy(update={"temperature": 20.0}), *others)
     task = with_images(folder, tmp_path)
-    choice = INT8.model_copy(update={"batch": 4, "cascade_margin": 0.1})
+    choice = INT8.model_copy(update={"batch": 4, "cascade_margin": 0.5})
     asked = task.model_copy(update={"engine": "ensemble", "choices": (choice,)})
     assert "alone answered 100%" in outcome_of(asked).notes[0]
     write_manifest(folder, manifest.model_copy(update={"members": tempered}))

@@ -62,7 +62,10 @@ def test_the_precision_that_is_served_is_compared(tmp_path, pictures):
     [
         (["--plot", "plot.svg"], "--plot draws what --subsets compares: give both"),
         (["--subsets", "--plot", "plot.pdf"], "ends in .svg or .png"),
-        (["--subsets", "--plot", "nowhere/plot.svg"], "give a file in a folder that exists"),
+        (
+            ["--subsets", "--plot", "nowhere/plot.svg"],
+            "in a folder that can be written",
+        ),
         (["--subsets", "--max-images", "1"], "1 are too few; give more"),
     ],
 )
