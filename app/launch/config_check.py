@@ -80,7 +80,7 @@ def _as_validated(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mistakes(error: ValidationError) -> str:
-    """Return what is wrong in a configuration, as one line."""
+    """Return the mistakes in a configuration as one line."""
     return "; ".join(
         f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
         + (

@@ -162,7 +162,8 @@ async def test_the_loop_decodes_where_it_keeps_up_with_the_networks_or_nothing_i
 
 
 async def test_what_counts_is_what_all_members_take_on_all_threads(tiny_set, monkeypatch):
-    monkeypatch.setattr(set_stages, "replica_inference_threads", lambda _: InferenceThreads(4))
+    threads = InferenceThreads(4)
+    monkeypatch.setattr(set_stages, "replica_inference_threads", lambda *_, **__: threads)
     graph = assemble(Settings(model_set=str(tiny_set)))
     used = threads_used(monkeypatch)
     with graph.own_members[0].usage.under_way(1):

@@ -196,7 +196,7 @@ def test_a_file_that_cannot_be_written_is_named_before_measuring(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", make)
     done = evaluated(folder, "--images", pictures, "--json", readonly / "result.json")
-    assert "Permission denied; in a folder that can be written" in str(done.exception)
+    assert "Permission denied; name a file in a folder that can" in str(done.exception)
     assert measured == []
 
 
