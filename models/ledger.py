@@ -5,7 +5,7 @@ since. A record verifies a set only if its networks and conditions are unchanged
 :mod:`models.drop_rule` decides whether a loss is significant. See decision 0010.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -185,6 +185,14 @@ def refused(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
     ]
 
 
+def standing_refusals(manifest: Manifest) -> Iterator[tuple[AccuracyRecord, Judgement]]:
+    """Yield the refusals of the present INT8 networks that no later record overrules."""
+    for place, record in enumerate(manifest.accuracy):
+        for judgement in refused(manifest, record):
+            if not _is_overruled(manifest, judgement, record, manifest.accuracy[place + 1 :]):
+                yield record, judgement
+
+
 def _is_of_int8(manifest: Manifest, record: AccuracyRecord, name: str) -> bool:
     """Whether ``name``, a member or the ensemble, still has the measured INT8 networks."""
     now = {m.name: m.networks["INT8"].fingerprint for m in manifest.members if "INT8" in m.networks}
@@ -196,10 +204,8 @@ def _is_of_int8(manifest: Manifest, record: AccuracyRecord, name: str) -> bool:
 
 def _refusal(manifest: Manifest) -> str | None:
     """Return where the present INT8 networks lost too much: in an evaluation, or when quantised."""
-    for place, record in enumerate(manifest.accuracy):
-        for judgement in refused(manifest, record):
-            if not _is_overruled(manifest, judgement, record, manifest.accuracy[place + 1 :]):
-                return _too_much(manifest, judgement, record)
+    for record, judgement in standing_refusals(manifest):
+        return _too_much(manifest, judgement, record)
     return _validation_refusal(manifest)
 
 

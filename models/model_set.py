@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from models.golden_record import Golden, read_golden
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.record import PACKAGES, PRECISIONS, FileRecord, Precision, sha256_of
 from models.stores import fetch, is_url
-from models.user_folders import user_folder
+from models.user_folders import user_folder, with_home
 from models.versions import earlier_folders, split_version
 
 BUNDLED_DIR = Path(__file__).parent  # models/<set>/ next to this code
@@ -276,7 +275,7 @@ def _fingerprints_in(folder: Path) -> list[str]:
 
 def _load(name_or_path: str, search: tuple[Path, ...] | None) -> ModelSet:
     search = search_path() if search is None else search
-    as_path = Path(os.path.expanduser(name_or_path))  # noqa: PTH111  # Path's raises without a home
+    as_path = with_home(name_or_path)
     candidates = [directory / name_or_path for directory in search]
     if "/" in name_or_path or as_path.is_absolute():
         candidates = [as_path]

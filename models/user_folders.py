@@ -1,11 +1,17 @@
 """The user's own folders by the platform's rules; an account may have no home."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from models.errors import TandemError
 
 APPLICATION = "tandem"
+
+
+def with_home(path: str | Path) -> Path:
+    """Return the path with ``~`` as the home folder, or as it is if there is none."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  # Path's raises
 
 
 def user_folder(kind: Callable[[str], Path], *below: str) -> Path | None:

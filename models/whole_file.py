@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +13,12 @@ def check_can_write(path: Path) -> None:
         return
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file in it")
-    with tempfile.TemporaryFile(dir=path.resolve().parent):
-        pass
+    try:
+        partial = _partial(path.resolve())
+    except RuntimeError as error:
+        raise OSError(errno.ELOOP, "its links lead in a circle") from error
+    partial.touch()
+    partial.unlink()
     if path.exists() and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, "it is read-only")
 
@@ -43,7 +46,7 @@ def write_whole(
         path.write_bytes(data)
         return
     path = path.resolve()
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = _partial(path)
     try:
         partial.touch(mode)  # before it has content
         partial.write_bytes(data)
@@ -52,3 +55,7 @@ def write_whole(
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -68,7 +68,7 @@ def main() -> None:
 
 def print_every_name() -> None:
     """Let stdout print what its encoding lacks, as stderr does: a file's name may be any bytes."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

@@ -8,11 +8,12 @@ import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from app.errors import ConfigError
 from app.settings import Settings
@@ -20,6 +21,9 @@ from app.settings import Settings
 Stage = Literal["preprocess", "combine"]
 NUM_ARGUMENTS: dict[Stage, int] = {"preprocess": 1, "combine": 2}
 SIGNATURES = "app/functions/signatures.py has the signatures"
+
+# By module, and names of modules.
+_DIGESTS: WeakKeyDictionary[ModuleType, dict[tuple[str, str], str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -107,15 +111,25 @@ def _check_callable(stage: Stage, name: str, function: object) -> None:
         ) from error
 
 
-@cache  # what runs is what was imported, whatever the files say later
 def _digest(module_name: str, function: object) -> str:
-    """Hash the files of the function's module, and of its package.
+    """Return the hash of the files from which the function was imported.
+
+    What runs is what was imported, whatever the files say later.
+    """
+    names = (module_name, getattr(function, "__module__", None) or module_name)
+    digests = _DIGESTS.setdefault(sys.modules[module_name], {})
+    if names not in digests:
+        digests[names] = _digest_of(names)
+    return digests[names]
+
+
+def _digest_of(names: Iterable[str]) -> str:
+    """Hash the files of the modules, and of their packages.
 
     Modules that these import from elsewhere are not included.
     """
-    names = dict.fromkeys((module_name, getattr(function, "__module__", None) or module_name))
     files: dict[Path, None] = {}
-    for module in (sys.modules.get(name) for name in names):
+    for module in (sys.modules.get(name) for name in dict.fromkeys(names)):
         path = Path(getattr(module, "__file__", None) or "")
         if path.is_file():
             files[path] = None

@@ -49,6 +49,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     504: {"model": ErrorAnswer, "description": "past its deadline"},
 }
 
+# Of a small JSON body.
+CODED: dict[int | str, dict[str, Any]] = {
+    400: described(ErrorAnswer, "a coded body that is damaged"),
+    415: described(ErrorAnswer, "a Content-Encoding other than gzip and deflate"),
+}
+
 
 def add_error_handlers(api: FastAPI) -> None:
     """Render every error of a request in the service's JSON form."""

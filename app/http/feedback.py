@@ -9,7 +9,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from app.errors import MAX_SHOWN, BadParameterError, UnknownRequestError
 from app.graph.service import EnsembleService
-from app.http.errors import ERRORS, described
+from app.http.errors import CODED, ERRORS, described
 from app.http.headers import Headers
 from app.http.json_fields import read_fields
 from app.responses import ErrorAnswer
@@ -23,6 +23,7 @@ OFF: dict[int | str, dict[str, Any]] = {
 }
 REPORTING: dict[int | str, dict[str, Any]] = {
     **OFF,
+    **CODED,
     **{status: ERRORS[status] for status in (401, 408, 413, 422, 503)},
     409: described(ErrorAnswer, "the image has another label already, or the id other answers"),
 }

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from app.http.errors import ERRORS, described
+from app.http.errors import CODED, ERRORS, described
 from app.http.headers import Headers
 from app.http.json_fields import read_small_body
 from app.http.shared_memory import is_local
@@ -18,6 +18,7 @@ MODEL = "/v2/repository/models/{model_name}"
 DESCRIPTIONS = {
     400: "a body that is no JSON",
     **{status: str(ERRORS[status]["description"]) for status in (408, 413)},
+    415: str(CODED[415]["description"]),
     403: "no keys, and a caller that may be elsewhere",
     404: "no such set",
     422: "the default set, stages that are deployments, or a parameter that is not taken",

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 
 from app.errors import BadParameterError, NoTrafficError, TrafficLockedError
 from app.graph.service import EnsembleService
-from app.http.errors import ERRORS, described
+from app.http.errors import CODED, ERRORS, described
 from app.http.headers import Headers
 from app.http.json_fields import read_fields
 from app.responses import ErrorAnswer
@@ -21,6 +21,7 @@ MISSING: dict[int | str, dict[str, Any]] = {
 CHANGING: dict[int | str, dict[str, Any]] = {
     **MISSING,
     403: described(ErrorAnswer, "no keys, and the settings do not allow it"),
+    **CODED,
     **{status: ERRORS[status] for status in (408, 413)},
     409: described(ErrorAnswer, "revision is not the newest plan's"),
     422: described(ErrorAnswer, "shares that are no split, or a version refused"),

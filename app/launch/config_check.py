@@ -82,7 +82,8 @@ def _as_validated(content: Mapping[str, Any]) -> dict[str, Any]:
 def mistakes(error: ValidationError) -> str:
     """Return the mistakes in a configuration as one line."""
     return "; ".join(
-        f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
+        "".join(f"{'.'.join(map(str, loc))}: " for loc in [e["loc"]] if loc)
+        + e["msg"].removeprefix("Value error, ")
         + (
             _suggestion(e["loc"][-1], Settings, ScalingOptions)
             if e["type"] == "extra_forbidden"

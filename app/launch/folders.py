@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from app.environment import REGIONS_FOLDER, set_environment
+from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from app.launch.http_options import SSL_FILES
 from models.stores import is_url
+from models.user_folders import with_home
 
 WITHOUT = {
     "compile_cache": "networks are compiled at each start",
@@ -53,7 +55,11 @@ def _absolute_set(name: str) -> str:
 
 def absolute(path: str | Path) -> str:
     """Return the absolute path; ``~`` is a home folder, or stays if there is none."""
-    return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111  # Path's raises
+    try:
+        return str(with_home(path).absolute())
+    except FileNotFoundError as error:
+        text = f"{path} is relative to a working folder that is gone; give an absolute path"
+        raise ConfigError(text) from error
 
 
 def without_unwritable(config: ServeConfig) -> tuple[ServeConfig, list[str]]:

@@ -112,7 +112,8 @@ def _run(options: ServeOptions) -> None:
                     RENEWAL_EVERY_S if is_ours and config.http.scheme == "https" else None
                 ):
                     renewal.look()
-            status.stop()
+            with suppress(OSError):  # the terminal was closed
+                status.stop()
             notify_systemd("STOPPING=1")
             _say("stopping")
     _say("stopped; nothing of it is left running")

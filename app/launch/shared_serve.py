@@ -33,13 +33,8 @@ def deployed_beside_others(config: ServeConfig) -> Iterator[None]:
 
     was_serving = ServeClient.running() is not None
     client, ours = start_serve(config), config.application_names
-    try:
-        details = _details(client)
-        check_free(config, details["applications"])
-    except BaseException:
-        if not was_serving:
-            serve.shutdown()  # type: ignore[no-untyped-call]
-        raise
+    details = _details(client)
+    check_free(config, details["applications"])
     try:
         client.deploy(_schema(details, ours, config))
         yield

@@ -18,7 +18,7 @@ from app.settings.records import RecordSettings
 from app.settings.sets import SetSettings
 from models.model_set import ModelSet, load_model_set
 from models.record import Precision
-from models.user_folders import user_folder
+from models.user_folders import user_folder, with_home
 
 IS_X86 = platform.machine() in ("x86_64", "AMD64")  # on others INT8 may be emulated, or inexact
 Place = Literal["gateway", "deployment"]
@@ -171,6 +171,15 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
                 "unproxied"
             )
         return value
+
+    @field_validator("compile_cache", "trace_dir", "api_keys_file", "model_dirs")
+    @classmethod
+    def _tilde_is_the_home_folder(
+        cls, value: Path | tuple[Path, ...] | None
+    ) -> Path | tuple[Path, ...] | None:
+        if isinstance(value, tuple):
+            return tuple(map(with_home, value))
+        return None if value is None else with_home(value)
 
     @field_validator("allowed_origins")
     @classmethod

@@ -46,8 +46,13 @@ def planned_costs(manifest: Manifest, precision: Precision, form: Form = "whole"
     of_members = member_cpu_ms(manifest, precision)
     if form != "whole":
         cpu_ms |= {name: MEMBER_APART * ms for name, ms in of_members.items()}
-    records = [r for r in records_of_networks(manifest) if r.cpu_ms_per_image]
     measured = measured_cpu_ms(manifest, precision)
+    used = [(name, manifest.member(name).precision_of(precision)) for name in measured]
+    records = [
+        record
+        for record in records_of_networks(manifest)
+        if any(runs in record.cpu_ms_per_image.get(name, {}) for name, runs in used)
+    ]
     on = f"on {records[-1].cpu}, {records[-1].measured}" if measured else "none: a guess"
     if measured and (guessed := [name for name in members if name not in measured]):
         on += f" (a guess for {', '.join(guessed)})"

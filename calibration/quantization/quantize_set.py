@@ -25,7 +25,7 @@ from calibration.sets.transaction import change
 from models.accuracy import AccuracyRecord, ValidationDrop
 from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
-from models.ledger import refused
+from models.ledger import refused, standing_refusals
 from models.manifest import (
     Manifest,
     MemberRecord,
@@ -227,14 +227,14 @@ def _with_int8(
             "accuracy": (),
         }
     )
-    changed = changed.model_copy(update={"accuracy": _refusing(changed, manifest.accuracy)})
+    changed = changed.model_copy(update={"accuracy": _refusing(manifest, changed)})
     return changed.model_copy(update={"golden": staging.golden(changed)})
 
 
-def _refusing(made: Manifest, records: Sequence[AccuracyRecord]) -> tuple[AccuracyRecord, ...]:
+def _refusing(before: Manifest, made: Manifest) -> tuple[AccuracyRecord, ...]:
     """Return the records that refuse an INT8 network which was not made anew."""
-    strict = made.model_copy(update={"max_drop": 0.0})
-    return tuple(record for record in records if refused(strict, record))
+    standing = {id(record): record for record, _ in standing_refusals(before)}
+    return tuple(record for record in standing.values() if refused(made, record))
 
 
 def _validation_drop(

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 
-from tandem_client.errors import DeadlineExceeded, Reason, TandemError
+from tandem_client.errors import BrokenOff, DeadlineExceeded, Reason, TandemError
 
 LEAST_TOLD_S = 0.001
+MAX_BROKEN_OFF = 1  # calls that are sent again after a 502
 MOST_DOUBLINGS = 60  # of the waits: far beyond any limit, and still a float
 
 
@@ -53,7 +54,7 @@ class Attempts:
         self._policy, self._timeout_s = policy, checked_timeout_s(timeout_s)
         self._now, self._uniform = now, uniform
         self._ends_at = now() + timeout_s
-        self._num = 0
+        self._num = self._num_broken = 0
 
     def begin(self) -> float:
         """Count an attempt; return how many seconds it may take.
@@ -93,6 +94,10 @@ class Attempts:
         """
         policy = self._policy
         if error.reason not in policy.on or self._num >= policy.max_attempts:
+            raise error
+        # The file itself may have ended that part of the service: it must not end all of them.
+        self._num_broken += isinstance(error, BrokenOff)
+        if self._num_broken > MAX_BROKEN_OFF:
             raise error
         most = min(policy.max_s, policy.base_s * 2.0 ** min(self._num - 1, MOST_DOUBLINGS))
         wait = (error.retry_after_s or 0.0) + self._uniform(0.0, most)

@@ -124,3 +124,10 @@ def test_a_tilde_is_the_home_folder_in_every_path(monkeypatch, tmp_path):
     assert arguments["model_dirs"] == [str(tmp_path / "sets")]
     assert arguments["model_set"] == str(tmp_path / "set")
     assert absolute("~nobody-of-this-name/x") == str(Path.cwd() / "~nobody-of-this-name" / "x")
+
+
+def test_a_tilde_is_the_home_folder_for_whoever_reads_the_settings(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = Settings.model_validate({"model_dirs": ["~/sets"], "compile_cache": "~/cache"})
+    assert settings.model_dirs == (tmp_path / "sets",)
+    assert settings.compile_cache == tmp_path / "cache"

@@ -35,6 +35,9 @@ def test_a_folder_that_takes_no_file_is_refused_before_the_work(tmp_path: Path) 
     check_can_write(tmp_path / "new.json")
     check_can_write(Path("/dev/null"))
     check_can_write(Path("-"))
-    for path in (Path("/proc/result.json"), tmp_path / "missing" / "result.json", tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    long = tmp_path / ("x" * 250)  # with the suffix of a file that is being written
+    missing = tmp_path / "missing" / "result.json"
+    for path in (Path("/proc/result.json"), missing, tmp_path, tmp_path / "loop", long):
         with pytest.raises(ModelSetError, match="in a folder that can be written"):
             check_can_write(path)

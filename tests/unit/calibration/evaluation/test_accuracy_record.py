@@ -186,15 +186,15 @@ def test_a_file_that_cannot_be_written_is_named_before_measuring(
     tmp_path: Path, pictures: Path, measured: list[ModelSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = two_precisions(tmp_path / "tiny")
-    made, readonly = tempfile.TemporaryFile, tmp_path / "results"
+    touch, readonly = Path.touch, tmp_path / "results"
     readonly.mkdir()  # root may write anywhere, whatever its mode says
 
-    def make(dir: Path) -> Any:
-        if dir == readonly:
+    def make(path: Path, *arguments: Any) -> None:
+        if path.parent == readonly:
             raise PermissionError(13, "Permission denied")
-        return made(dir=dir)
+        touch(path, *arguments)
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", make)
+    monkeypatch.setattr(Path, "touch", make)
     done = evaluated(folder, "--images", pictures, "--json", readonly / "result.json")
     assert "Permission denied; name a file in a folder that can" in str(done.exception)
     assert measured == []
