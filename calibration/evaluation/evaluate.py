@@ -156,9 +156,12 @@ def check_not_calibrated(model_set: ModelSet, images: Sequence[ImageFile]) -> st
     hashes = []
     seen: list[str] = []
     for image in images:
-        if not image.path.is_file():
+        try:
+            if not image.path.is_file():
+                continue
+            value = sha256_of(image.path)
+        except (OSError, ModelSetError):
             continue  # unreadable, which is listed later
-        value = sha256_of(image.path)
         hashes.append(value)
         if value in used:
             seen.append(str(image.path))

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,26 @@ def test_unreadable_images_are_counted_and_named(tmp_path: Path, pictures: Path)
     content = json.loads((tmp_path / "r.json").read_text())
     assert content["num_images"] == 21
     assert len(content["unreadable"]) == 2
+
+
+def test_a_file_without_permission_is_unreadable(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed = shutil.copytree(pictures, tmp_path / "mixed")
+    closed = min((mixed / LABELS[1]).iterdir())
+    opened = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == closed:  # root may read everything, whatever its mode says
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    folder = write_tiny_set(tmp_path / "tiny")
+    done = evaluated(folder, "--images", mixed, "--json", tmp_path / "r.json")
+    assert done.exit_code == 0, done.output
+    (line,) = json.loads((tmp_path / "r.json").read_text())["unreadable"]
+    assert line.startswith(str(closed))
 
 
 def test_a_folder_of_nothing_but_rubbish_is_an_error(tmp_path: Path) -> None:
