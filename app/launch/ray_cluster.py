@@ -45,6 +45,7 @@ LOCAL, AUTO = "local", "auto"  # Ray's own names for addresses
 CLIENT_SCHEME = "ray://"
 HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 CONNECTS_WITHIN_S = 5.0
+MAX_ATTEMPTS, CLIENT_FAILED = 4, "Initialization failure from server"
 CURRENT = "ray_current_cluster"  # the file in which Ray keeps the address of this machine's cluster
 
 
@@ -141,6 +142,20 @@ def _start_failures_reported() -> Iterator[None]:
         ) from error
 
 
+def _connect(address: str) -> None:
+    """Connect to a cluster; again where its process for this client died at its start.
+
+    The head forks while its threads use gRPC: now and then such a child crashes at once.
+    """
+    for _ in range(MAX_ATTEMPTS - 1):
+        try:
+            return _init_ray(address=address)
+        except ConnectionError as error:
+            if CLIENT_FAILED not in str(error):
+                raise
+    return _init_ray(address=address)
+
+
 @contextlib.contextmanager
 def joined_ray(address: str, may_be_client: bool = False) -> Iterator[None]:
     """Connect to a running cluster; with ``may_be_client`` an address ray:// is accepted too."""
@@ -149,10 +164,11 @@ def joined_ray(address: str, may_be_client: bool = False) -> Iterator[None]:
     check_address(address, may_be_client)
     try:
         with ending_on_signal("stopped; the cluster did not answer, and nothing was deployed"):
-            _init_ray(address=address)
+            _connect(address)
     except ConnectionError as error:
+        why = str(error).strip().splitlines()[-1:] or [type(error).__name__]  # not a traceback
         raise ConfigError(
-            f"no Ray cluster at {address}: {error}; start one with ray start --head"
+            f"no Ray cluster at {address}: {why[0]}; start one with ray start --head"
         ) from error
     except RuntimeError as error:  # the cluster has another version of Ray or Python
         raise ConfigError(f"cannot join the Ray cluster at {address}: {error}") from error

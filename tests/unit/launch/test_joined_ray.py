@@ -54,6 +54,33 @@ def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch, address: str) -> None
         pass
 
 
+def test_a_process_for_the_client_that_died_at_its_start_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    asked = []
+    failure = "Initialization failure from server:\nTraceback\nRuntimeError: it has ended"
+
+    def init(**_: object) -> None:
+        asked.append(1)
+        if len(asked) < 3:
+            raise ConnectionError(failure)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with joined_ray(address):
+        assert len(asked) == 3
+    monkeypatch.setattr(ray, "init", lambda **_: init_always_fails(failure))
+    with (
+        pytest.raises(ConfigError, match=r"no Ray cluster at \S+: RuntimeError: it has ended; st"),
+        joined_ray(address),
+    ):
+        pass
+
+
+def init_always_fails(message: str) -> None:
+    raise ConnectionError(message)
+
+
 def test_another_ray_there(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     def refuse(**_: object) -> None:
         raise RuntimeError("Version mismatch")
