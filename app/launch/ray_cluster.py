@@ -145,7 +145,7 @@ def _start_failures_reported() -> Iterator[None]:
 def _connect(address: str) -> None:
     """Connect to a cluster; again where its process for this client died at its start.
 
-    The head forks while its threads use gRPC: now and then such a child crashes at once.
+    The head forks while its threads use gRPC: now and then a child crashes at once.
     """
     for _ in range(MAX_ATTEMPTS - 1):
         try:
