@@ -43,26 +43,25 @@ tools: $(VENV)/.tools ## add what tandem quantize and evaluate need
 training-tools: $(VENV)/.train ## add torch and timm, for tandem models fetch and for training
 
 # $(1) are further arguments of pytest, $(2) a last step. The unit tests and those of the whole
-# command run in two processes. The integration tests share one Ray, and so have one process. The
-# fast ones run beside the unit tests, since they mostly wait. With $(3) the slow ones run too, alone:
-# three busy processes on two cores would make some late. Each part runs whatever the others say.
-# Without the trap, Ctrl-C would end a part and not the target. A process that died is not replaced:
+# command run in two processes. The integration tests share one Ray, and so have one process. With
+# $(3) they run beside the unit tests, since the fast ones mostly wait; three busy processes on two
+# cores would make some of the slow ones late. Each part runs whatever the others say. Without the
+# trap, Ctrl-C would end a part and not the target. A process that died is not replaced:
 # pytest-xdist 3.8 with loadfile then waits for ever for the rest of its file.
 define run_tests
 	@trap 'wait; exit 130' INT; failed=0; \
 	rm -f $(RESULTS)/$@-of-*.xml; mkdir -p $(RESULTS); \
-	{ $(call run_part,integration,-m "not slow"); exit $$failed; } > $(RESULTS)/integration.log 2>&1 & \
-	beside=$$!; $(call run_part,unit,$(1),$(IN_TWO)); \
-	wait $$beside || failed=1; cat $(RESULTS)/integration.log; \
-	$(if $(3),$(call run_part,integration-slow,-m slow);) \
+	{ $(call run_part,integration,$(1)); exit $$failed; } > $(RESULTS)/integration.log 2>&1 & \
+	beside=$$!; $(if $(3),,wait $$beside || failed=1;) \
+	$(call run_part,unit,$(1),$(IN_TWO)); \
+	$(if $(3),wait $$beside || failed=1;) cat $(RESULTS)/integration.log; \
 	$(call run_part,e2e,$(1),$(IN_TWO) --no-loadscope-reorder); \
 	$(BIN)/python -m tests.support.durations $@ || failed=1; \
 	$(2) exit $$failed
 endef
 IN_TWO := -n 2 --dist loadfile --max-worker-restart 0
 run_part = $(PYTEST) $(2) $(3) $(CACHE) --cache-clear --junitxml=$(RESULTS)/$@-of-$(1).xml \
-	$(FOLDER) || $(call again,$(2) $(CACHE) $(FOLDER)) || failed=1
-FOLDER = tests/$(firstword $(subst -, ,$(1)))
+	tests/$(1) || $(call again,$(2) $(CACHE) tests/$(1)) || failed=1
 CACHE = -o cache_dir=$(RESULTS)/cache-$(1) # its own: parts run at a time
 # A test that fails (1; not: all else that ends pytest) runs once more, alone, since a busy machine
 # may have stopped it. The log has both outcomes: who passes only then is unsteady, and to be mended.
@@ -74,7 +73,7 @@ test: $(RAY_VENV)/.ray
 	$(RAY_VENV)/bin/python -m pytest -m "not slow" $(OF_RAY)
 else
 test: $(VENV)/.test ## the fast tests, 8 minutes on two cores; with RAY=2.59.0 those that need Ray
-	$(call run_tests,-m "not slow and not long")
+	$(call run_tests,-m "not slow and not long",,beside)
 endif
 
 # The short form, for test-all: RAY says which.
@@ -84,7 +83,7 @@ test-ray: $(RAY_VENV)/.ray
 		$(OF_RAY_IN_SHORT)
 
 test-all: $(VENV)/.all ## every test but those of the training, 48 minutes; installs torch
-	$(call run_tests,,make test-ray RAY=$(OTHER_RAY) || failed=1;,slow)
+	$(call run_tests,,make test-ray RAY=$(OTHER_RAY) || failed=1;)
 
 test-training: $(VENV)/.train ## the tests of training and conversion; installs torch
 	$(PYTEST) $(IN_TWO) --cache-clear tests/training || $(call again,tests/training)
