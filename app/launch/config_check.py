@@ -82,7 +82,7 @@ def _as_validated(content: Mapping[str, Any]) -> dict[str, Any]:
 def mistakes(error: ValidationError) -> str:
     """Return the mistakes in a configuration as one line."""
     return "; ".join(
-        "".join(f"{'.'.join(map(str, loc))}: " for loc in [e["loc"]] if loc)
+        _place(e["loc"])
         + e["msg"].removeprefix("Value error, ")
         + (
             _suggestion(e["loc"][-1], Settings, ScalingOptions)
@@ -91,6 +91,11 @@ def mistakes(error: ValidationError) -> str:
         )
         for e in error.errors()
     )
+
+
+def _place(keys: tuple[int | str, ...]) -> str:
+    """Return where a mistake is; nothing for one of values that do not go together."""
+    return f"{'.'.join(map(str, keys))}: " if keys else ""
 
 
 def _unknown_in_policies(content: Mapping[str, Any]) -> list[str]:

@@ -130,6 +130,33 @@ def test_answers_of_the_set_before_are_gone_while_another_is_asked(
     expect(page.locator(".card .said")).to_have_count(0)
 
 
+def test_a_file_that_can_no_longer_be_read_is_named(open_page: OpenPage, photo_file: File) -> None:
+    """The browser calls it a failed connection."""
+    page = open_page(expected_failures=("/v1/classify",))
+    page.route("**/v1/classify*", lambda route: route.abort())
+    page.evaluate("() => { File.prototype.slice = () => { throw new Error('changed') } }")
+    drop(page, photo_file)
+    expect(page.get_by_role("alert")).to_contain_text(f"{photo_file[0]} cannot be read")
+    expect(page.get_by_role("button", name="Try again")).to_be_hidden()
+
+
+def test_what_was_broken_off_offers_another_try(open_page: OpenPage, photo_file: File) -> None:
+    page = open_page(expected_failures=("/v1/classify",))
+    error = {"error": {"code": "broken_off", "message": "It ended: try again."}}
+    fulfil(page, "/v1/classify*", error, status=502)
+    drop(page, photo_file)
+    expect(page.locator("#headline")).to_have_text("Broken off")
+    expect(page.get_by_role("button", name="Try again")).to_be_visible()
+
+
+@pytest.mark.parametrize(("task", "is_forced"), [("multi_class", True), ("multi_label", False)])
+def test_what_is_said_of_other_pictures(open_page: OpenPage, task: str, is_forced: bool) -> None:
+    models = {"model_set": "a", "labels": ["tench"], "members": [], "task": task}
+    page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
+    expect(page.locator("#classes")).to_contain_text("a, knows 1 classes")
+    expect(page.locator("#forced")).to_be_visible(visible=is_forced)
+
+
 def test_what_the_server_and_files_are_called_is_never_markup(
     open_page: OpenPage, photo_file: File
 ) -> None:
