@@ -136,8 +136,9 @@ release: $(VENV)/.test ## build the distributions into dist/, try them in empty 
 	@.ci/release $(PYTHONS)
 
 proto: $(VENV)/.test ## make *_pb2*.py* in app/grpc and client from the .proto files
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
 		app/grpc/tandem.proto app/grpc/open_inference.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --grpc_python_out=. app/grpc/tandem.proto
 	cp app/grpc/tandem_pb2.py app/grpc/tandem_pb2.pyi client/tandem_client/
 
 clean: ## remove what the targets above made

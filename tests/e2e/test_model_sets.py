@@ -20,9 +20,9 @@ import tritonclient.http as triton
 from playwright.sync_api import expect
 
 from app.grpc.open_inference_pb2 import RepositoryModelLoadRequest, RepositoryModelUnloadRequest
-from app.grpc.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from tandem_client import BadRequest, Client
 from tandem_client.grpc_client import GrpcClient
+from tests.support.open_inference_stub import inference_stub
 from tests.support.services.live_service import TANDEM, Start, changed_config
 from tests.support.services.page_driver import OpenPage, drop
 from tests.support.services.processes import wait_until
@@ -158,7 +158,7 @@ def test_tritons_client_unloads_and_loads_a_set_while_both_are_asked(
     assert of_each[SECOND].keys() <= {200, 404}
     assert classified(client, SECOND, "blue").status_code == 200
     with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-        stub = GRPCInferenceServiceStub(channel)
+        stub = inference_stub(channel)
         with pytest.raises(grpc.RpcError, match="the default set"):
             stub.RepositoryModelUnload(RepositoryModelUnloadRequest(model_name=FIRST), timeout=60)
         stub.RepositoryModelUnload(RepositoryModelUnloadRequest(model_name=SECOND), timeout=60)

@@ -15,7 +15,6 @@ from app.grpc.open_inference_pb2 import (
     RepositoryIndexRequest,
     ServerReadyRequest,
 )
-from app.grpc.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from models.manifest import read_manifest
 from models.model_set import load_model_set
 from tests.support.open_inference import (
@@ -25,6 +24,7 @@ from tests.support.open_inference import (
     outputs_of,
     with_header,
 )
+from tests.support.open_inference_stub import inference_stub
 from tests.support.services.deployed import MEMBERS, Served
 from tests.support.tiny_networks import expected_label, picture
 
@@ -83,7 +83,7 @@ def test_errors_have_the_protocols_form_through_the_proxy(client: httpx.Client, 
 
 def test_the_methods_over_grpc(served: Served, model: str) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{served.config.grpc_port}") as channel:
-        stub = GRPCInferenceServiceStub(channel)
+        stub = inference_stub(channel)
         assert stub.ServerReady(ServerReadyRequest(), timeout=60).ready
         health = HealthStub(channel).Check(HealthCheckRequest(), timeout=60)
         assert health.status == HealthCheckResponse.SERVING

@@ -14,9 +14,9 @@ from app.grpc.open_inference_pb2 import (
     SystemSharedMemoryRegisterRequest,
     SystemSharedMemoryUnregisterRequest,
 )
-from app.grpc.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from protocol_study.payloads import Payloads
 from protocol_study.ways import OUTPUT, Address, Way, check_rows, tensor_of
+from tests.support.open_inference_stub import inference_stub
 
 FOLDER = Path("/dev/shm")
 MAX_ROWS_BYTES = 64 * 4096 * 4  # of the probabilities
@@ -86,7 +86,7 @@ async def in_shared_memory(
     """Make and register ``places`` regions; take them away at the end."""
     regions: list[Region] = []
     async with grpc.aio.insecure_channel(address.grpc) as channel:
-        stub = GRPCInferenceServiceStub(channel)
+        stub = inference_stub(channel)
         try:
             for place in range(places):
                 region = Region(f"tandem-study-{os.getpid()}-{place}", way, payloads)

@@ -10,7 +10,6 @@ import numpy as np
 import orjson
 
 from app.grpc.open_inference_pb2 import ModelInferRequest
-from app.grpc.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from protocol_study.payloads import Payloads
@@ -29,6 +28,7 @@ from protocol_study.ways import (
     oip_json,
     tensor_of,
 )
+from tests.support.open_inference_stub import inference_stub
 
 TIMEOUT_S = 30.0
 MAX_MESSAGE = 64 * 2**20
@@ -169,7 +169,7 @@ def _open_inference(payloads: Payloads, way: Way, address: Address) -> Ask:
         request = ModelInferRequest(model_name=address.model, raw_input_contents=[raw])
         request.inputs.add(name=name, datatype=datatype, shape=shape)
         request.outputs.add(name=OUTPUT)
-        stub = GRPCInferenceServiceStub(channel)
+        stub = inference_stub(channel)
         answer = await stub.ModelInfer(request, timeout=TIMEOUT_S)
         rows: bytes = answer.raw_output_contents[0]
         return rows
@@ -188,7 +188,7 @@ class _RegionSender:
             request = region.request(self._model, number)
             try:
                 async with self._channels.one() as channel:
-                    await GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=TIMEOUT_S)
+                    await inference_stub(channel).ModelInfer(request, timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 raise SendError(error.code().name, error.details() or "") from error
             region.check()

@@ -25,14 +25,17 @@ from models.errors import TandemError
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("name", ["tandem", "open_inference"])
-def test_the_files_are_those_that_the_definition_makes(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("tandem", ("python", "pyi", "grpc_python")), ("open_inference", ("python", "pyi"))],
+)
+def test_the_files_are_those_that_the_definition_makes(tmp_path, monkeypatch, name, kinds):
     monkeypatch.chdir(ROOT)
-    kinds = ("python", "pyi", "grpc_python")
     proto = f"app/grpc/{name}.proto"
     assert protoc.main(["protoc", "-I.", *(f"--{k}_out={tmp_path}" for k in kinds), proto]) == 0
     made = {path.name: path.read_text() for path in (tmp_path / "app" / "grpc").iterdir()}
-    assert set(made) == {f"{name}_pb2.py", f"{name}_pb2.pyi", f"{name}_pb2_grpc.py"}
+    ends = {"python": "pb2.py", "pyi": "pb2.pyi", "grpc_python": "pb2_grpc.py"}
+    assert set(made) == {f"{name}_{ends[kind]}" for kind in kinds}
     for name, text in made.items():
         assert text == (ROOT / "app" / "grpc" / name).read_text(), f"{name}: make proto"
 
