@@ -10,7 +10,6 @@ from pydantic.json_schema import SkipJsonSchema
 from app.errors import MAX_SHOWN, BadParameterError, UnknownRequestError
 from app.graph.service import EnsembleService
 from app.http.errors import CODED, ERRORS, described
-from app.http.headers import Headers
 from app.http.json_fields import read_fields
 from app.responses import ErrorAnswer
 from app.samples.feedback import Feedback
@@ -68,9 +67,8 @@ def add_feedback(api: FastAPI, service: EnsembleService, feedback: Feedback | No
     )
     async def report(request: Request) -> FeedbackAnswer:
         book = _on(feedback)
-        limit_s, headers = service.settings.request_timeout_s, Headers(request.scope)
-        fields = await read_fields(request.receive, headers, limit_s, BadParameterError, WANTED)
-        said = _checked(fields)
+        timeout_s = service.settings.request_timeout_s
+        said = _checked(await read_fields(request, timeout_s, BadParameterError, WANTED))
         judgement = await book.judge(
             said.request_id, said.label, said.image, service.sets_with(said.label)
         )

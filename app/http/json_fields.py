@@ -1,10 +1,10 @@
-"""Reads a small body of a request, such as a JSON object, within limits of size and time."""
+"""Reads a small JSON object from a request's body, within limits of size and time."""
 
 import asyncio
 from typing import Any
 
 import orjson
-from starlette.types import Receive
+from fastapi import Request
 
 from app.errors import SlowBodyError
 from app.http.body import read_coded_body
@@ -15,15 +15,25 @@ from models.errors import TandemError
 MAX_BYTES = 64 * 2**10
 
 
-async def read_small_body(receive: Receive, headers: Headers, timeout_s: float) -> bytes:
-    """Return a body of at most ``MAX_BYTES``, inflated if it is coded.
+async def read_fields(
+    request: Request,
+    timeout_s: float,
+    wrong: type[TandemError],
+    wanted: str,
+    *,
+    may_be_empty: bool = False,
+) -> dict[str, Any]:
+    """Return the JSON object in a body of at most ``MAX_BYTES``, inflated if it is coded.
 
     Args:
-        receive: of ASGI.
-        headers: the request's.
+        request: the request, whose body is still to come.
         timeout_s: the limit for the whole body.
+        wrong: the class of the error for other content.
+        wanted: the expected content, for that error's message.
+        may_be_empty: whether an empty body is an object without fields.
 
     Raises:
+        TandemError: an error of the class ``wrong``: the body is not a JSON object.
         SlowBodyError, BodyTooLargeError: it does not arrive in time, or is too large.
         BadCodingError, UnsupportedCodingError: its coding is damaged, or another one.
 
@@ -31,30 +41,13 @@ async def read_small_body(receive: Receive, headers: Headers, timeout_s: float) 
     try:
         async with asyncio.timeout(timeout_s):
             with ByteBudget(2 * MAX_BYTES).share() as share:  # coded and inflated
-                return await read_coded_body(receive, headers, MAX_BYTES, share)
+                headers = Headers(request.scope)
+                body = await read_coded_body(request.receive, headers, MAX_BYTES, share)
     except TimeoutError as error:
         text = f"the body had not arrived after {timeout_s:g} s; send it at once"
         raise SlowBodyError(text) from error
-
-
-async def read_fields(
-    receive: Receive, headers: Headers, timeout_s: float, wrong: type[TandemError], wanted: str
-) -> dict[str, Any]:
-    """Return the JSON object in a body.
-
-    Args:
-        receive: of ASGI.
-        headers: the request's.
-        timeout_s: the limit for the whole body.
-        wrong: the class of the error for other content.
-        wanted: the expected content, for that error's message.
-
-    Raises:
-        TandemError: an error of the class ``wrong``: the body is not a JSON object.
-        SlowBodyError, BodyTooLargeError: it does not arrive in time, or is too large.
-
-    """
-    body = await read_small_body(receive, headers, timeout_s)
+    if may_be_empty and not body:
+        return {}
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -6,13 +6,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from app.errors import BadTensorError
 from app.http.errors import CODED, ERRORS, described
-from app.http.headers import Headers
-from app.http.json_fields import read_small_body
+from app.http.json_fields import read_fields
 from app.http.shared_memory import is_local
 from app.oip.documents import IndexEntry, ProtocolError
 from app.oip.inference import Inference
-from app.oip.json_body import parsed_json, parsed_object
+from app.oip.json_body import parsed_object
 
 MODEL = "/v2/repository/models/{model_name}"
 DESCRIPTIONS = {
@@ -32,7 +32,14 @@ READY = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
 
 def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
     """Add the routes; ``inference`` has the models and loads sets."""
-    reader = _BodyReader(inference.service.settings.request_timeout_s)
+    timeout_s = inference.service.settings.request_timeout_s
+
+    async def read(request: Request, wanted: str) -> dict[str, Any]:
+        return await read_fields(request, timeout_s, BadTensorError, wanted, may_be_empty=True)
+
+    async def parameters_of(request: Request) -> Mapping[str, Any]:
+        fields = await read(request, '{"parameters": {}}, or nothing')
+        return parsed_object(fields.get("parameters", {}), "parameters")
 
     @api.post(
         "/v2/repository/index",
@@ -42,7 +49,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         summary="The models and their states; ready: only those that answer",
     )
     async def index(request: Request) -> list[IndexEntry]:
-        fields = await reader.read(request)
+        fields = await read(request, '{"ready": true}, or nothing')
         return inference.index(only_ready=fields.get("ready") is True)
 
     described: dict[str, Any] = {
@@ -54,14 +61,14 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
 
     @api.post(f"{MODEL}/load", summary="Serve a set, as its folder has it now", **described)
     async def load(request: Request, model_name: str) -> Response:
-        parameters = await reader.parameters(request)
+        parameters = await parameters_of(request)
         local = is_local(request.scope)
         await inference.repository.load(model_name, parameters, is_local=local)
         return Response()
 
     @api.post(f"{MODEL}/unload", summary="Serve a set no more", **described)
     async def unload(request: Request, model_name: str) -> Response:
-        parameters = await reader.parameters(request)
+        parameters = await parameters_of(request)
         local = is_local(request.scope)
         await inference.repository.unload(model_name, parameters, is_local=local)
         return Response()
@@ -69,25 +76,3 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
 
 def _body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
-
-
-class _BodyReader:
-    """Reads a small JSON object; the body may be empty."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-
-    async def read(self, request: Request) -> Mapping[str, Any]:
-        """Return the object; {} without a body.
-
-        Raises:
-            SlowBodyError, BodyTooLargeError: the body does not arrive in time, or is too large.
-            BadTensorError: the body is not a JSON object.
-
-        """
-        headers = Headers(request.scope)
-        body = await read_small_body(request.receive, headers, self._timeout_s)
-        return parsed_object(parsed_json(body), "the body") if body else {}
-
-    async def parameters(self, request: Request) -> Mapping[str, Any]:
-        return parsed_object((await self.read(request)).get("parameters", {}), "parameters")

@@ -83,7 +83,7 @@ def _add_status(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
 
 
 def _add_register(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
-    settings = inference.service.settings
+    timeout_s = inference.service.settings.request_timeout_s
 
     @api.post(
         SYSTEM + "/region/{region_name}/register",
@@ -95,13 +95,7 @@ def _add_register(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
     )
     async def register(request: Request, region_name: str) -> Response:
         regions = _regions(inference, request)
-        fields = await read_fields(
-            request.receive,
-            Headers(request.scope),
-            settings.request_timeout_s,
-            BadRegionError,
-            "key, offset and byte_size",
-        )
+        fields = await read_fields(request, timeout_s, BadRegionError, "key, offset and byte_size")
         numbers = fields.get("offset", 0), fields.get("byte_size")
         regions.register(region_name, fields.get("key"), *numbers)
         return Response()

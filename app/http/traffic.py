@@ -7,7 +7,6 @@ from fastapi import FastAPI, Request
 from app.errors import BadParameterError, NoTrafficError, TrafficLockedError
 from app.graph.service import EnsembleService
 from app.http.errors import CODED, ERRORS, described
-from app.http.headers import Headers
 from app.http.json_fields import read_fields
 from app.responses import ErrorAnswer
 from app.traffic.control import EXPECTED, TrafficControl
@@ -77,8 +76,7 @@ def add_traffic(api: FastAPI, service: EnsembleService, traffic: TrafficControl 
                 "this service has no keys, so whoever reaches it could change its traffic: set "
                 "api_keys_file, or open_traffic: true"
             )
-        headers, timeout_s = Headers(request.scope), service.settings.request_timeout_s
-        content = await read_fields(
-            request.receive, headers, timeout_s, BadParameterError, EXPECTED
+        timeout_s = service.settings.request_timeout_s
+        return await asked.change(
+            await read_fields(request, timeout_s, BadParameterError, EXPECTED)
         )
-        return await asked.change(content)

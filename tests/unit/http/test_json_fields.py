@@ -4,6 +4,7 @@ import asyncio
 import gzip
 
 import pytest
+from fastapi import Request
 from starlette.types import Message, Receive
 
 from app.errors import (
@@ -12,13 +13,12 @@ from app.errors import (
     SlowBodyError,
     UnsupportedCodingError,
 )
-from app.http.headers import Headers
 from app.http.json_fields import MAX_BYTES, read_fields
 
 
 async def read(receive: Receive, timeout_s: float = 60.0, coding: bytes = b"") -> dict:
-    headers = Headers({"type": "http", "headers": [(b"content-encoding", coding)]})
-    return await read_fields(receive, headers, timeout_s, BadParameterError, "a and b")
+    request = Request({"type": "http", "headers": [(b"content-encoding", coding)]}, receive)
+    return await read_fields(request, timeout_s, BadParameterError, "a and b")
 
 
 def body(*parts: bytes) -> Receive:
@@ -54,6 +54,16 @@ async def test_a_coded_body_is_inflated_or_refused() -> None:
 async def test_what_is_no_object(content: bytes, message: str) -> None:
     with pytest.raises(BadParameterError, match=message):
         await read(body(content))
+
+
+async def test_an_empty_body_may_stand_for_an_object() -> None:
+    async def read_optional(content: bytes) -> dict:
+        request = Request({"type": "http", "headers": []}, body(content))
+        return await read_fields(request, 60.0, BadParameterError, "a and b", may_be_empty=True)
+
+    assert await read_optional(b"") == {}
+    with pytest.raises(BadParameterError, match="the body is no object; send a and b"):
+        await read_optional(b"[]")
 
 
 async def test_a_body_over_the_limit() -> None:
