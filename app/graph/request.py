@@ -41,7 +41,7 @@ class RequestOptions(NamedTuple):
     timeout_s: float | None = None  # can only shorten the settings' time limit
     priority: str | None = None  # the Priority header (RFC 9218)
     refused_before: str | None = None  # HAProxy's header: how many requests it refused itself
-    cache_control: str | None = None  # the header, where there is a cache
+    cache_control: str | None = None  # the header, for a cache if there is one
     threshold: float | None = None  # of a multi-label set's scores
     model_set: str | None = None  # by name; None: the first that is served
     traffic_key: str | None = None  # the value of the setting traffic_header's header

@@ -1,6 +1,5 @@
 """POST /v1/classify, as an ASGI application: reads query and body, writes the answer."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
@@ -49,8 +48,6 @@ class ClassifyRoute:
     def __init__(self, service: EnsembleService) -> None:
         self._service = service
         self.default_top_k = min(service.settings.default_top_k, service.num_classes)
-        self._has_cache = service.settings.cache != "none"
-        self._traffic_header = traffic_header_of(service.settings.traffic_header)
         self._watch = DisconnectWatch()
 
     def takes(self, scope: Scope) -> bool:
@@ -82,28 +79,22 @@ class ClassifyRoute:
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Fault:
         """Return the answer as JSON, or the fault of the body's only image."""
         observer = RequestObserver()
-        options = self._options(headers, _query(scope["query_string"]))
+        settings, query = self._service.settings, _query(scope["query_string"])
+        options = request_options(
+            headers,
+            settings.traffic_header,
+            top_k=_whole("top_k", query["top_k"]) if "top_k" in query else None,
+            threshold=_number("threshold", query["threshold"]) if "threshold" in query else None,
+            model_set=query.get("model_set"),
+        )
         with self._watch.request(receive) as watched:
-            body = HttpBody(headers, watched, self._service.settings)
+            body = HttpBody(headers, watched, settings)
             answers = await self._service.answer(body, options, observer)
         with observer.stage("encode"):
             if body.is_form:
                 return _form_of(answers, headers.request_id)
             (answer,) = answers
             return answer if isinstance(answer, Fault) else as_json(answer)
-
-    def _options(self, headers: Headers, query: Mapping[str, str]) -> RequestOptions:
-        return RequestOptions(
-            headers.request_id,
-            _whole("top_k", query["top_k"]) if "top_k" in query else None,
-            timeout_s_of(headers),
-            headers.get(b"priority"),
-            headers.get(REFUSED),
-            headers.joined(CACHE) if self._has_cache else None,
-            _number("threshold", query["threshold"]) if "threshold" in query else None,
-            query.get("model_set"),
-            headers.get(self._traffic_header) if self._traffic_header else None,
-        )
 
 
 @dataclass(slots=True)
@@ -141,12 +132,32 @@ def _check_no_text(body: bytes) -> None:
             )
 
 
-def traffic_header_of(name: str | None) -> bytes | None:
-    """Return the header by which versions are chosen; None if they are chosen by image."""
-    return None if name is None else name.encode("ascii")
+def request_options(
+    headers: Headers,
+    traffic_header: str | None,
+    *,
+    top_k: int | None = None,
+    threshold: float | None = None,
+    model_set: str | None = None,
+) -> RequestOptions:
+    """Return the options in a request's headers, with those that its interface has elsewhere.
+
+    ``traffic_header`` is the header by which a version is chosen; None: by image.
+    """
+    return RequestOptions(
+        headers.request_id,
+        top_k,
+        _timeout_s_of(headers),
+        headers.get(b"priority"),
+        headers.get(REFUSED),
+        headers.joined(CACHE),
+        threshold,
+        model_set,
+        headers.get(traffic_header.encode("ascii")) if traffic_header else None,
+    )
 
 
-def timeout_s_of(headers: Headers) -> float | None:
+def _timeout_s_of(headers: Headers) -> float | None:
     """Return the client's time limit in seconds; None without one."""
     text = headers.get(MOVED)
     if text is None:

@@ -21,8 +21,9 @@ class Headers:
 
     def joined(self, name: bytes) -> str | None:
         """Return the values of a header that may be repeated, joined; None if it is absent."""
-        values = [value.decode("latin-1") for sent, value in self._sent if sent == name]
-        return ", ".join(values) if values else None
+        if name not in self._values:
+            return None
+        return ", ".join(value.decode("latin-1") for sent, value in self._sent if sent == name)
 
     def text(self, name: bytes) -> str:
         return self._values.get(name, b"").decode("latin-1")

@@ -7,9 +7,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from app.graph.observer import RequestObserver
-from app.graph.request import RequestOptions
 from app.http.body import read_coded_body
-from app.http.classify import CACHE, REFUSED, timeout_s_of, traffic_header_of
+from app.http.classify import request_options
 from app.http.disconnect import DisconnectWatch
 from app.http.errors import error_response
 from app.http.headers import Headers
@@ -38,8 +37,6 @@ class InferEndpoint:
     ) -> None:
         self._parse, self._render = parse, render
         self._inference, self._watch = inference, DisconnectWatch()
-        self._has_cache = inference.service.settings.cache != "none"
-        self._traffic_header = traffic_header_of(inference.service.settings.traffic_header)
 
     async def answer(self, scope: Scope, receive: Receive, model: ServedModel) -> Response:
         """Return the response.
@@ -49,15 +46,8 @@ class InferEndpoint:
 
         """
         observer, headers = RequestObserver(), Headers(scope)
-        options = RequestOptions(
-            headers.request_id,
-            timeout_s=timeout_s_of(headers),
-            priority=headers.get(b"priority"),
-            refused_before=headers.get(REFUSED),
-            cache_control=headers.joined(CACHE) if self._has_cache else None,
-            model_set=model.model_set,
-            traffic_key=headers.get(self._traffic_header) if self._traffic_header else None,
-        )
+        traffic_header = self._inference.service.settings.traffic_header
+        options = request_options(headers, traffic_header, model_set=model.model_set)
         with self._watch.request(receive) as watched:
             body = InferBody(self._inference, model, scope, headers, watched, self._parse)
             answer = await self._inference.answer(body, options, observer)
