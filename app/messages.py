@@ -1,5 +1,6 @@
 """The messages that stages of the graph send to each other."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,6 +9,8 @@ from models.answer_rule import AnswerRule
 from models.ensemble import Prediction, Probabilities
 from models.errors import TandemError
 from models.runtime import Pixels
+
+logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,17 @@ UNEXPECTED = Fault(
     TandemError.code,
     "an error inside the service; its log has the details under this request id",
 )
+
+
+def logged_fault(error: Exception, request_id: str) -> Fault:
+    """Return what a client is told of a request's error; errors of the service are logged."""
+    extra = {"request_id": request_id}
+    if not isinstance(error, TandemError):
+        logger.error("request %s failed", request_id, exc_info=error, extra=extra)
+        return UNEXPECTED
+    if error.status == UNEXPECTED.status:
+        logger.error("request %s: %s", request_id, error.message, extra=extra)
+    return Fault.of(error)
 
 
 class Decoded(NamedTuple):

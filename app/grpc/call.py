@@ -1,7 +1,6 @@
 """A gRPC call: its metadata, its status, and its record in trace and metrics."""
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -16,14 +15,12 @@ from ray.serve.grpc_util import RayServegRPCContext
 from app.caching.response_cache import CACHE_CONTROL
 from app.graph.request import RequestOptions
 from app.grpc.request import announced_bytes, timeout_s_of
-from app.messages import UNEXPECTED, Fault
+from app.messages import Fault, logged_fault
 from app.metrics.requests import CLIENT_WENT, record_answered
 from app.oip.shared_memory import asks_for_itself, is_loopback
 from app.queueing.haproxy_headers import REFUSED_HEADER
-from models.errors import TandemError
 
 M = TypeVar("M")
-logger = logging.getLogger("ray.serve")
 TRACE_ID = "x-trace-id"
 STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC
 # Clients with a retry policy wait this long (gRPC proposal A6), as with HTTP's Retry-After.
@@ -73,11 +70,6 @@ class GrpcCall:
         The peer may be HAProxy, which then listens on loopback (:mod:`app.launch.front`).
         """
         return is_loopback_peer(self._context.peer() or "") and asks_for_itself(self.joined)
-
-    @property
-    def logged(self) -> dict[str, str]:
-        """The fields of log lines about the call."""
-        return {"request_id": self.request_id}
 
     @property
     def announced_bytes(self) -> int | None:
@@ -130,16 +122,11 @@ async def answered(call: GrpcCall, answer: Callable[[], Awaitable[M]], empty: Ca
     """Return the reply to a call; after an error it is empty, and the context has the status."""
     try:
         return await answer()
-    except TandemError as error:
-        if error.status == UNEXPECTED.status:
-            logger.error("request %s: %s", call.request_id, error.message, extra=call.logged)
-        call.refuse(Fault.of(error))
     except asyncio.CancelledError:  # the client hung up, or its deadline passed
         call.status = CLIENT_WENT
         raise
-    except Exception:
-        logger.exception("request %s failed", call.request_id, extra=call.logged)
-        call.refuse(UNEXPECTED)
+    except Exception as error:
+        call.refuse(logged_fault(error, call.request_id))
     finally:
         call.ended()
     return empty()

@@ -3,14 +3,11 @@
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import UnauthorizedError
 from app.graph.keys import Keys
-from app.http.errors import ERRORS, described, error_response, is_protocol
-from app.http.headers import Headers
-from app.messages import Fault
+from app.http.errors import ERRORS, described, is_protocol, response_of
 from app.oip.documents import ProtocolError
 from app.responses import ErrorAnswer
 
@@ -47,8 +44,9 @@ class KeyedRequests:
         try:
             check_keys(self._keys, scope)
         except UnauthorizedError as error:
-            request_id = Headers(scope).request_id
-            answer = refusal(error, request_id, is_protocol=is_protocol(scope))
+            answer = response_of(scope, error)
+            problem = ', error="invalid_token"' if error.is_given else ""
+            answer.headers["www-authenticate"] = f'Bearer realm="tandem"{problem}'
             await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -71,14 +69,6 @@ def check_keys(keys: Keys, scope: Scope) -> None:
     # So that no later code can log it.
     scope["headers"] = [(name, value) for name, value in headers if name != b"authorization"]
     keys.check(sent)
-
-
-def refusal(error: UnauthorizedError, request_id: str, *, is_protocol: bool = False) -> Response:
-    """Return the answer for a caller without a key."""
-    answer = error_response(Fault.of(error), request_id, is_protocol=is_protocol)
-    problem = ', error="invalid_token"' if error.is_given else ""
-    answer.headers["www-authenticate"] = f'Bearer realm="tandem"{problem}'
-    return answer
 
 
 def _with_security(description: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from app.graph.request import RequestAnswers, RequestBody, RequestOptions
 from app.graph.service import EnsembleService
 from app.http.body import read_coded_body, read_coded_chunks
 from app.http.disconnect import DisconnectWatch
-from app.http.errors import error_response, response_of, unexpected_response
+from app.http.errors import error_response, response_of
 from app.http.form import FileForm
 from app.http.headers import Headers
 from app.messages import Fault
@@ -59,27 +59,27 @@ class ClassifyRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["route"] = self
-        headers = Headers(scope)
         try:
-            response = await self._response(scope, headers, receive)
+            response = await self._response(scope, receive)
         except Exception as error:
-            await unexpected_response(error, headers.request_id)(scope, receive, send)
+            await response_of(scope, error)(scope, receive, send)
             raise  # so that the server logs it
         await response(scope, receive, send)
 
-    async def _response(self, scope: Scope, headers: Headers, receive: Receive) -> Response:
+    async def _response(self, scope: Scope, receive: Receive) -> Response:
         try:
-            answer = await self._answer(scope, headers, receive)
+            answer = await self._answer(scope, receive)
         except TandemError as error:
-            return response_of(error, headers.request_id)
+            return response_of(scope, error)
         if isinstance(answer, Fault):
-            return error_response(answer, headers.request_id)
+            return error_response(scope, answer)
         return Response(answer, media_type="application/json")
 
-    async def _answer(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Fault:
+    async def _answer(self, scope: Scope, receive: Receive) -> bytes | Fault:
         """Return the answer as JSON, or the fault of the body's only image."""
         observer = RequestObserver()
-        settings, query = self._service.settings, _query(scope["query_string"])
+        headers, query = Headers(scope), _query(scope["query_string"])
+        settings = self._service.settings
         options = request_options(
             headers,
             settings.traffic_header,

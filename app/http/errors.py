@@ -1,6 +1,5 @@
 """Renders errors as HTTP responses: status, the JSON form, ``Retry-After``."""
 
-import logging
 from typing import Any
 
 import orjson
@@ -13,13 +12,12 @@ from starlette.types import Scope
 
 from app.errors import MAX_SHOWN, BadParameterError, OverloadedError
 from app.http.headers import Headers
-from app.messages import UNEXPECTED, Fault
+from app.messages import Fault, logged_fault
 from app.oip.documents import ProtocolError
 from app.queueing.haproxy_headers import LIMIT_HEADER
 from app.responses import ErrorAnswer, as_json, error_answer
 from models.errors import TandemError
 
-logger = logging.getLogger("ray.serve")
 RETRY_AFTER_S = 1  # for a service that is full or not ready
 # Paths of the Open Inference Protocol and of KServe's V1, which have the same error form.
 PROTOCOL_PATH, V1_MODEL = "/v2", "/v1/models/"
@@ -59,38 +57,31 @@ CODED: dict[int | str, dict[str, Any]] = {
 def add_error_handlers(api: FastAPI) -> None:
     """Render every error of a request in the service's JSON form."""
 
-    async def tandem(request: Request, error: Exception) -> Response:
-        assert isinstance(error, TandemError)
-        return response_of(error, request_id_of(request), is_protocol=is_protocol(request.scope))
+    async def render(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            return _of_routing(request, error)
+        if isinstance(error, RequestValidationError):
+            error = _bad_parameter(error)
+        return response_of(request.scope, error)
 
-    async def validation(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        where = str(first["loc"][:2][-1])  # for example "query" and the parameter's name
-        text = f"{where} is {str(first.get('input'))[:MAX_SHOWN]!r}: {first['msg']}; see /docs"
-        fault = Fault(422, BadParameterError.code, text)
-        return error_response(fault, request_id_of(request), is_protocol=is_protocol(request.scope))
+    for kind in (TandemError, RequestValidationError, HTTPException, Exception):
+        api.add_exception_handler(kind, render)
 
-    async def http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        text = f"{request.method} {request.url.path}: {error.detail}; see /docs for what there is"
-        fault = Fault(error.status_code, "http", text)
-        answer = error_response(
-            fault, request_id_of(request), is_protocol=is_protocol(request.scope)
-        )
-        answer.headers.update(error.headers or {})
-        if error.status_code == 405:
-            answer.headers["allow"] = _allowed(request, answer.headers.get("allow", ""))
-        return answer
 
-    async def unexpected(request: Request, error: Exception) -> Response:
-        request_id = request_id_of(request)
-        return unexpected_response(error, request_id, is_protocol=is_protocol(request.scope))
+def _bad_parameter(error: RequestValidationError) -> BadParameterError:
+    first = error.errors()[0]
+    where = str(first["loc"][:2][-1])  # for example "query" and the parameter's name
+    value = str(first.get("input"))[:MAX_SHOWN]
+    return BadParameterError(f"{where} is {value!r}: {first['msg']}; see /docs")
 
-    api.add_exception_handler(TandemError, tandem)
-    api.add_exception_handler(RequestValidationError, validation)
-    api.add_exception_handler(HTTPException, http)
-    api.add_exception_handler(Exception, unexpected)
+
+def _of_routing(request: Request, error: HTTPException) -> Response:
+    text = f"{request.method} {request.url.path}: {error.detail}; see /docs for what there is"
+    answer = error_response(request.scope, Fault(error.status_code, "http", text))
+    answer.headers.update(error.headers or {})
+    if error.status_code == 405:
+        answer.headers["allow"] = _allowed(request, answer.headers.get("allow", ""))
+    return answer
 
 
 def _allowed(request: Request, by_first: str) -> str:
@@ -110,37 +101,21 @@ def is_protocol(scope: Scope) -> bool:
     return path == PROTOCOL_PATH or path.startswith((f"{PROTOCOL_PATH}/", V1_MODEL))
 
 
-def error_response(fault: Fault, request_id: str, *, is_protocol: bool = False) -> Response:
+def error_response(scope: Scope, fault: Fault) -> Response:
     """Return the answer for a request that failed as a whole."""
     headers = {}
     if fault.status in (429, 503):
         headers["retry-after"] = str(RETRY_AFTER_S)
-    if is_protocol:
+    if is_protocol(scope):
         answer = orjson.dumps(ProtocolError(fault.message))
     else:
-        answer = as_json(error_answer(fault, request_id))
+        answer = as_json(error_answer(fault, Headers(scope).request_id))
     return Response(answer, fault.status, headers, "application/json")
 
 
-def response_of(error: TandemError, request_id: str, *, is_protocol: bool = False) -> Response:
-    """Return the response for ``error``; internal errors are logged."""
-    if error.status == UNEXPECTED.status:
-        logger.error("request %s: %s", request_id, error.message, extra={"request_id": request_id})
-    answer = error_response(Fault.of(error), request_id, is_protocol=is_protocol)
+def response_of(scope: Scope, error: Exception) -> Response:
+    """Return the response for ``error``; errors of the service itself are logged."""
+    answer = error_response(scope, logged_fault(error, Headers(scope).request_id))
     if isinstance(error, OverloadedError) and error.limit is not None:
         answer.headers[LIMIT_HEADER] = str(error.limit)
     return answer
-
-
-def unexpected_response(
-    error: Exception, request_id: str, *, is_protocol: bool = False
-) -> Response:
-    """Return the response for an unexpected error, and log it."""
-    extra = {"request_id": request_id}
-    logger.error("request %s failed", request_id, exc_info=error, extra=extra)
-    return error_response(UNEXPECTED, request_id, is_protocol=is_protocol)
-
-
-def request_id_of(request: Request) -> str:
-    """Return the request's X-Request-ID; see :attr:`app.http.headers.Headers.request_id`."""
-    return Headers(request.scope).request_id

@@ -6,13 +6,14 @@ from functools import cached_property
 from starlette.types import Scope
 
 REQUEST_ID = b"x-request-id"
+MADE_ID = "tandem.request_id"  # in a scope without the header: all that read it see one id
 
 
 class Headers:
     """Headers by lower-case name; of repeated ones the first."""
 
     def __init__(self, scope: Scope) -> None:
-        self._sent = scope["headers"]
+        self._scope, self._sent = scope, scope["headers"]
         self._values: dict[bytes, bytes] = dict(reversed(self._sent))
 
     def get(self, name: bytes) -> str | None:
@@ -31,7 +32,7 @@ class Headers:
     @cached_property
     def request_id(self) -> str:
         """The X-Request-ID: the client's, or one that Serve made and sends back."""
-        return self.text(REQUEST_ID) or new_request_id()
+        return self.text(REQUEST_ID) or self._scope.setdefault(MADE_ID, new_request_id())
 
 
 def new_request_id() -> str:

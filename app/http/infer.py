@@ -52,7 +52,7 @@ class InferEndpoint:
             body = InferBody(self._inference, model, scope, headers, watched, self._parse)
             answer = await self._inference.answer(body, options, observer)
         if isinstance(answer, Fault):
-            return error_response(answer, headers.request_id, is_protocol=True)
+            return error_response(scope, answer)
         with observer.stage("encode"):
             content, num_json = self._render(answer)
         if num_json is None:

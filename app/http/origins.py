@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 
 from app.errors import MAX_SHOWN
 from app.http.errors import error_response
-from app.http.headers import new_request_id
 from app.messages import Fault
 from app.setting_values import EXPOSED
 
@@ -37,7 +36,8 @@ class AllowedOrigins(CORSMiddleware):
             f"a page of {origin!r} may not send {method}: the service's allowed_origins name the "
             f"pages that may, and they may send {', '.join(METHODS)}"
         )
-        refusal = error_response(Fault(400, "origin", text), new_request_id())
+        scope = {"path": "", "headers": request_headers.raw}  # all that Starlette passes on
+        refusal = error_response(scope, Fault(400, "origin", text))
         del answer.headers["content-length"], answer.headers["content-type"]
         refusal.headers.update(answer.headers)
         return refusal

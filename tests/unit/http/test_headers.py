@@ -19,3 +19,8 @@ def test_of_a_header_that_is_sent_twice_the_first_counts():
     headers = Headers({"headers": [(b"x-request-id", b"one"), (b"x-request-id", b"two")]})
     assert headers.request_id == "one"
     assert headers.joined(b"x-request-id") == "one, two"
+
+
+def test_all_who_read_a_request_without_an_identity_see_the_same():
+    scope = {"headers": [(b"x-request-id", b"")]}
+    assert Headers(scope).request_id == Headers(scope).request_id

@@ -60,6 +60,11 @@ async def test_another_preflight_is_refused_and_says_why(client, origin, method)
     assert answer.headers["content-type"] == "application/json"
 
 
+async def test_a_refused_preflight_has_the_requests_own_id(client):
+    answer = await client.options("/v1/models", headers=preflight(OTHER) | {"x-request-id": "r1"})
+    assert answer.json()["error"]["request_id"] == "r1"
+
+
 async def test_every_answer_can_be_read_by_an_allowed_page(client, service):
     key = {"authorization": f"Bearer {KEY}", "origin": SHOP}
     seen = [
