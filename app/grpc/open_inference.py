@@ -92,13 +92,13 @@ class OpenInferenceInterface:
     async def _of_model(self, method: str, request: Any) -> dict[str, Any]:
         """Return the fields of a reply about a model, or about all models."""
         if method == "ModelStatistics" and not request.name:
-            return asdict(self._inference.statistics.of())
+            return asdict(self._inference.statistics())
         model = self._inference.models.find(request.name, request.version)
         if method == "ModelReady":
             return {"ready": await _is_ready(self._service.of_set(model.model_set).check_ready())}
         if method == "ModelMetadata":
             return asdict(model.metadata())
-        return asdict(self._inference.statistics.of(model.name))
+        return asdict(self._inference.statistics(model))
 
     def _of_region(self, method: str, request: Any, call: GrpcCall) -> dict[str, Any]:
         """Return the fields of a reply about regions of shared memory."""

@@ -134,12 +134,12 @@ def _add_statistics(api: FastAPI, inference: Inference) -> None:
 
     @api.get("/v2/models/stats", tags=TAGS, summary="What every model answered by this protocol")
     async def all_statistics() -> AllStatistics:
-        return inference.statistics.of()
+        return inference.statistics()
 
     @api.get(f"{MODEL}/stats", tags=TAGS, responses=NO_MODEL, summary="What one model answered")
     @api.get(f"{VERSION}/stats", tags=TAGS, responses=NO_MODEL, summary="What one model answered")
     async def statistics(model_name: str, model_version: str = "") -> AllStatistics:
-        return inference.statistics.of(inference.models.find(model_name, model_version).name)
+        return inference.statistics(inference.models.find(model_name, model_version))
 
 
 def _add_infer(api: FastAPI, endpoint: InferEndpoint, inference: Inference) -> None:

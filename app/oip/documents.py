@@ -4,7 +4,7 @@ The names of the fields are the protocol's, in JSON and in protobuf messages ali
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,26 +168,6 @@ class AllStatistics:
     """The answer of /v2/models/stats."""
 
     model_stats: list[ModelStatistics]
-
-
-class Statistics:
-    """Statistics of the models since the process started, by Triton's statistics extension."""
-
-    def __init__(self, versions: Mapping[str, str]) -> None:
-        self.by_name: dict[str, ModelStatistics] = {}
-        self.now_of(versions)
-
-    def now_of(self, versions: Mapping[str, str]) -> None:
-        """Set the models and their versions; statistics of other models are dropped."""
-        before = self.by_name
-        fresh = {name: ModelStatistics(name, of) for name, of in versions.items()}
-        self.by_name = {
-            name: kept if (kept := before.get(name)) and kept.version == new.version else new
-            for name, new in fresh.items()
-        }
-
-    def of(self, name: str | None = None) -> AllStatistics:
-        return AllStatistics(list(self.by_name.values()) if name is None else [self.by_name[name]])
 
 
 def _slowest(images: Sequence[Classified], stage: str) -> float:

@@ -11,7 +11,7 @@ from app.graph.request import RequestAnswers, RequestBody, RequestOptions, Tenso
 from app.graph.service import EnsembleService
 from app.messages import Fault
 from app.oip.answer import InferAnswer, answer_of, check_outputs_fit
-from app.oip.documents import IndexEntry, Statistics
+from app.oip.documents import AllStatistics, IndexEntry, ModelStatistics
 from app.oip.models import IMAGE, Models, ServedModel
 from app.oip.regions import Regions
 from app.oip.repository import Repository, SetLoader
@@ -49,7 +49,7 @@ class Inference:
         self.service = service
         self._sets = self._served()
         self._models = self._models_of_sets()
-        self._statistics = Statistics(self._models.versions)
+        self._statistics: dict[tuple[str, str], ModelStatistics] = {}  # by name and version
         self.shared_memory = shared_memory or SharedMemory()
         self.repository = Repository(service, loader)
 
@@ -59,14 +59,17 @@ class Inference:
         if self._sets != (now := self._served()):
             self._sets = now
             self._models = self._models_of_sets()
-            self._statistics.now_of(self._models.versions)
+            kept = [self._of(model) for model in self._models.all]
+            self._statistics = {(each.name, each.version): each for each in kept}
         return self._models
 
-    @property
-    def statistics(self) -> Statistics:
-        """The statistics of the models served at present."""
-        _ = self.models
-        return self._statistics
+    def statistics(self, *models: ServedModel) -> AllStatistics:
+        """Return the statistics of ``models``; without any, of all that are served at present."""
+        return AllStatistics([self._of(model) for model in models or self.models.all])
+
+    def _of(self, model: ServedModel) -> ModelStatistics:
+        new = ModelStatistics(model.name, model.version)
+        return self._statistics.setdefault((model.name, model.version), new)
 
     def _served(self) -> list[tuple[EnsembleService, str]]:
         return [(of_set, of_set.version) for of_set in self.service.sets.values()]
@@ -96,8 +99,8 @@ class Inference:
             is_answered = True
             return answer
         finally:
-            statistics = self._statistics.by_name.get(body.asked.model.name) if body.asked else None
-            if statistics is not None:  # a set that was unloaded meanwhile has none
+            if body.asked is not None:
+                statistics = self._of(body.asked.model)
                 if is_answered:
                     statistics.succeeded(observer.elapsed_ms(), images)
                 else:

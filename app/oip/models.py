@@ -120,16 +120,6 @@ class Models:
         models += [model for other in others for model in _models_of(other, other.model_set)]
         self._by_name = {model.name: model for model in models}
 
-    @property
-    def names(self) -> list[str]:
-        """The models' names: each ensemble before its members, the first set first."""
-        return list(self._by_name)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """The version of each model, by name."""
-        return {name: model.version for name, model in self._by_name.items()}
-
     def find(self, name: str, version: str = "") -> ServedModel:
         """Return a model, in any version if ``version`` is empty.
 
@@ -150,6 +140,7 @@ class Models:
 
     @property
     def all(self) -> list[ServedModel]:
+        """The models: each ensemble before its members, the first set first."""
         return list(self._by_name.values())
 
 

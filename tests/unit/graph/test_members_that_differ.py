@@ -108,4 +108,5 @@ async def test_pixels_are_for_a_member_alone(folder):
     (answer,) = await graph.classify(request)
     expected = rows_in_process(load_model_set(str(folder)), PICTURES[0])["small"]
     assert answer.predictions[0].probability == pytest.approx(float(expected.max()), abs=1e-4)
-    assert Inference(graph).models.names == ["tiny", *(f"tiny.{name}" for name in GAINS)]
+    names = [model.name for model in Inference(graph).models.all]
+    assert names == ["tiny", *(f"tiny.{name}" for name in GAINS)]

@@ -6,6 +6,7 @@ import pytest
 
 from app.errors import NotReadyError
 from app.metrics.table import REQUEST_MS, REQUESTS
+from app.oip.inference import Inference
 from tests.support.instruments import Instruments
 from tests.support.open_inference import (
     IMAGE,
@@ -99,6 +100,15 @@ async def test_statistics_are_of_the_versions_served_at_present(graph, client):
     served.served_models = lambda: replace(models, model_version="0123456789ab")
     for stats in (await client.get("/v2/models/stats")).json()["model_stats"]:
         assert stats["version"] == "0123456789ab"
+
+
+async def test_versions_that_are_no_longer_served_leave_no_statistics(graph):
+    inference, models = Inference(graph.service), graph.service.served_models()
+    for version in ("0123456789ab", "ba9876543210"):
+        graph.service.version = version
+        graph.service.served_models = lambda of=version: replace(models, model_version=of)
+        assert len(inference.statistics().model_stats) == 3
+        assert {of for _, of in inference._statistics} == {version}
 
 
 async def test_requests_are_counted_by_their_route(client, told: Instruments):
