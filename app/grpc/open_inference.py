@@ -13,7 +13,7 @@ from app.grpc.call import GrpcCall, answered
 from app.grpc.infer_messages import infer_request_of, infer_response_of
 from app.grpc.receiver import Receiver
 from app.grpc.request import parsed
-from app.grpc.servicer import OPEN_INFERENCE, Message
+from app.grpc.servicer import OPEN_INFERENCE, OPEN_INFERENCE_METHODS, Message
 from app.messages import Fault
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import server_metadata
@@ -162,19 +162,6 @@ class OpenInferenceMethods:
 
     _open_inference: OpenInferenceInterface
 
-    ServerLive = _method("ServerLive")
-    ServerReady = _method("ServerReady")
-    ServerMetadata = _method("ServerMetadata")
-    ModelReady = _method("ModelReady")
-    ModelMetadata = _method("ModelMetadata")
-    ModelInfer = _method("ModelInfer")
-    ModelStatistics = _method("ModelStatistics")
-    RepositoryIndex = _method("RepositoryIndex")
-    RepositoryModelLoad = _method("RepositoryModelLoad")
-    RepositoryModelUnload = _method("RepositoryModelUnload")
-    SystemSharedMemoryStatus = _method("SystemSharedMemoryStatus")
-    SystemSharedMemoryRegister = _method("SystemSharedMemoryRegister")
-    SystemSharedMemoryUnregister = _method("SystemSharedMemoryUnregister")
-    CudaSharedMemoryStatus = _method("CudaSharedMemoryStatus")
-    CudaSharedMemoryRegister = _method("CudaSharedMemoryRegister")
-    CudaSharedMemoryUnregister = _method("CudaSharedMemoryUnregister")
+
+for _name in OPEN_INFERENCE_METHODS:
+    setattr(OpenInferenceMethods, _name, _method(_name))

@@ -7,7 +7,7 @@ import pytest
 
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.interface import GrpcInterface
-from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
+from app.grpc.open_inference import OpenInferenceInterface
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.oip.inference import Inference
 from tandem_client.grpc_client import _outcomes
@@ -62,14 +62,13 @@ async def test_another_threshold(service):
     [(0.0001, 3, None), (0.9999, 1, None), (2.0, 0, grpc.StatusCode.INVALID_ARGUMENT)],
 )
 async def test_the_open_inference_protocol(service, threshold, width, code):
-    methods = OpenInferenceMethods()
-    methods._open_inference = OpenInferenceInterface(Inference(service))
+    interface = OpenInferenceInterface(Inference(service))
     request = messages.ModelInferRequest(model_name="scored")
     request.inputs.add(name="image", datatype="BYTES", shape=[2, 1])
     request.raw_input_contents.append(elements(scored_picture("red"), scored_picture("black")))
     request.parameters["threshold"].double_param = threshold
     context = context_of()
     incoming = stream_of(request.SerializeToString())
-    reply = await methods.ModelInfer(incoming=incoming, grpc_context=context)
+    reply = await interface.call("ModelInfer", incoming, context)
     assert context.code() == code
     assert [list(one.shape) for one in reply.outputs] == ([[2, 3], [2, width]] if width else [])

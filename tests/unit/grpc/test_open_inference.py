@@ -199,7 +199,7 @@ async def test_bad_requests(client, request_, code, says):
 
 async def test_a_message_that_is_none(client):
     context = context_of()
-    await client._methods.ModelInfer(stream_of(b"\xff\xff"), context)
+    await client._methods._open_inference.call("ModelInfer", stream_of(b"\xff\xff"), context)
     assert context.code() is CODE.INVALID_ARGUMENT
     assert "inference.ModelInferRequest" in context.details()
     assert "app/grpc/open_inference.proto" in context.details()
@@ -244,7 +244,7 @@ async def test_where_nothing_is_to_be_read_nothing_is_waited_for(client, method)
 async def test_a_question_that_announces_a_mebibyte_is_refused_at_once(client):
     context = context_of(x_grpc_message_prefix="0000100000")
     async with asyncio.timeout(10):
-        await client._methods.ModelReady(stalled_stream(), context)
+        await client._methods._open_inference.call("ModelReady", stalled_stream(), context)
     assert context.code() is CODE.INVALID_ARGUMENT
     assert "the limit of this method is 16384" in context.details()
 
