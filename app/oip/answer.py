@@ -120,8 +120,7 @@ def _output(
     contents: npt.NDArray[np.float32] | list[bytes]
     shape: tuple[int, ...]
     if asked.name == LABEL:
-        of_labels = _labels if model.threshold is None else _labels_of_several
-        shape, contents = of_labels(request, model, images)
+        shape, contents = _labels(request, model, images)
     elif asked.num_classes:
         num_classes = min(asked.num_classes, len(model.labels))
         shape = (len(images), num_classes)
@@ -136,25 +135,17 @@ def _output(
 def _labels(
     request: InferRequest, model: ServedModel, images: Images
 ) -> tuple[tuple[int, ...], list[bytes]]:
-    """Return the shape, (N,) or (N, top_k), and the labels, row by row."""
-    num_labels = request.top_k
-    shape = (len(images),) if num_labels is None else (len(images), num_labels)
-    return shape, [p.label.encode() for p in _best(images, model, num_labels or 1)]
+    """Return the shape and the labels, row by row.
 
-
-def _labels_of_several(
-    request: InferRequest, model: ServedModel, images: Images
-) -> tuple[tuple[int, ...], list[bytes]]:
-    """Return the shape (N, K) and the labels of a multi-label set, row by row.
-
-    K is the largest number of labels of an image, at least 1. Shorter rows are filled with empty
-    labels.
+    The shape is (N,) for the likeliest labels alone, (N, top_k), or in a multi-label set (N, K): K
+    is the largest number of labels of an image, at least 1. Empty labels fill shorter rows.
     """
     rule = AnswerRule(model.labels, model.threshold).asked(request.threshold)
-    most = request.top_k or len(model.labels)
+    most = request.top_k or (len(model.labels) if rule.is_multi_label else 1)
     rows = [[p.label for p in rule.predictions(i.probabilities, most)] for i in images]
     width = max(1, *map(len, rows))
-    return (len(images), width), [
+    is_flat = not rule.is_multi_label and request.top_k is None
+    return (len(images),) if is_flat else (len(images), width), [
         label.encode() for row in rows for label in (*row, *[""] * (width - len(row)))
     ]
 
