@@ -24,7 +24,7 @@ from app.deployments.traffic import Traffic
 from app.functions.trial import check_functions
 from app.graph.service import answer_timeout_s
 from app.graph.set_checks import check_task
-from app.oip.shared_memory import shared_memory_of
+from app.oip.shared_memory import regions_of
 from app.precision import decided
 from app.samples.places import check_sample_store
 from app.setting_values import check_redis_client
@@ -48,7 +48,7 @@ def build(settings: Settings) -> Application:
     answer_timeout_s(settings)  # or it says why not
     check_redis_client(settings.cache)
     check_sample_store(settings.sample_dir)
-    shared_memory_of(is_on=bool(settings.shared_memory))  # the same
+    regions_of(is_on=bool(settings.shared_memory))  # the same
     model_sets = loaded_sets(settings)
     settings = in_versions(settings, model_sets)
     settings, why_float = decided(settings, *model_sets)

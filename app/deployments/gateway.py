@@ -19,7 +19,7 @@ from app.grpc.servicer import Message
 from app.grpc.tandem_pb2 import ClassifyReply
 from app.http.api import create_api
 from app.oip.inference import Inference
-from app.oip.shared_memory import shared_memory_of
+from app.oip.shared_memory import regions_of
 from app.samples.feedback import Feedback
 from app.samples.sampler import disagreement_sampler_of, sampler_of
 from app.settings import Settings
@@ -51,7 +51,7 @@ class Gateway(OpenInferenceMethods):
             self._sets = SharedSets(sets, self._graph.sets, ",".join(settings.model_sets or ()))
         loader = self._sets or self._graph.sets
         self._inference = Inference(
-            self._service, shared_memory_of(is_on=bool(settings.shared_memory)), loader
+            self._service, regions_of(is_on=bool(settings.shared_memory)), loader
         )
         self._open_inference = OpenInferenceInterface(self._inference)
         self._has_started = members is None

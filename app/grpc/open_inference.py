@@ -17,7 +17,7 @@ from app.grpc.servicer import OPEN_INFERENCE, OPEN_INFERENCE_METHODS, Message
 from app.messages import Fault
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import server_metadata
-from app.oip.shared_memory import NO_CUDA
+from app.oip.shared_memory import NO_CUDA, for_caller
 from app.queueing.byte_budget import Share
 from models.errors import TandemError
 
@@ -76,7 +76,7 @@ class OpenInferenceInterface:
             return {"live": True}
         if method == "ServerReady":
             return {"ready": await _is_ready(self._service.check_all_ready())}
-        has_memory = self._inference.shared_memory.is_on
+        has_memory = self._inference.regions is not None
         return asdict(server_metadata(has_shared_memory=has_memory))
 
     async def _of_repository(self, method: str, request: Any, call: GrpcCall) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class OpenInferenceInterface:
             if method == "CudaSharedMemoryRegister":
                 raise BadRegionError(NO_CUDA)
             return {}
-        regions = self._inference.shared_memory.for_caller(is_local=call.is_local)
+        regions = for_caller(self._inference.regions, is_local=call.is_local)
         if method == "SystemSharedMemoryStatus":
             region = messages.SystemSharedMemoryStatusResponse.RegionStatus
             return {"regions": {r.name: region(**asdict(r)) for r in regions.status(request.name)}}
@@ -133,7 +133,7 @@ class InferMessage:
         model = self._inference.models.find(message.model_name, message.model_version)
         request, regions = infer_request_of(message), None
         if request.uses_regions:
-            regions = self._inference.shared_memory.for_caller(is_local=self._call.is_local)
+            regions = for_caller(self._inference.regions, is_local=self._call.is_local)
         self.is_raw = any(tensor.raw is not None or tensor.region for tensor in request.inputs)
         return ModelRequest(model, request, regions)
 

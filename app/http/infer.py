@@ -19,6 +19,7 @@ from app.oip.inference import Inference, ModelRequest
 from app.oip.json_body import HEADER_LENGTH, parse_request
 from app.oip.models import ServedModel
 from app.oip.request import InferRequest
+from app.oip.shared_memory import for_caller
 from app.queueing.byte_budget import Share
 
 LENGTH = HEADER_LENGTH.encode("ascii")
@@ -77,6 +78,5 @@ class InferBody:
         body = await read_coded_body(self.receive, self.headers, most, share)
         request, regions = self.parse(body, self.headers.get(LENGTH)), None
         if request.uses_regions:
-            memory = self.inference.shared_memory
-            regions = memory.for_caller(is_local=is_local(self.scope))
+            regions = for_caller(self.inference.regions, is_local=is_local(self.scope))
         return ModelRequest(self.model, request, regions)

@@ -97,11 +97,11 @@ def add_open_inference(api: FastAPI, inference: Inference) -> None:
 
 
 def _add_server(api: FastAPI, inference: Inference) -> None:
-    service, memory = inference.service, inference.shared_memory
+    service = inference.service
 
     @api.get("/v2", tags=TAGS, summary="The server, and the extensions of the protocol it has")
     async def server() -> ServerMetadata:
-        return server_metadata(has_shared_memory=memory.is_on)
+        return server_metadata(has_shared_memory=inference.regions is not None)
 
     @api.get("/v2/health/live", tags=TAGS, summary="The Gateway lives")
     async def live() -> Live:

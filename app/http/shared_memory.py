@@ -13,7 +13,7 @@ from app.http.json_fields import read_fields
 from app.oip.documents import ProtocolError, RegionStatus
 from app.oip.inference import Inference
 from app.oip.regions import Regions
-from app.oip.shared_memory import NO_CUDA, asks_for_itself, is_loopback
+from app.oip.shared_memory import NO_CUDA, asks_for_itself, for_caller, is_loopback
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 NOT_LOCAL: dict[int | str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> No
 
 
 def _regions(inference: Inference, request: Request) -> Regions:
-    return inference.shared_memory.for_caller(is_local=is_local(request.scope))
+    return for_caller(inference.regions, is_local=is_local(request.scope))
 
 
 def _add_status(api: FastAPI, inference: Inference, tags: list[Any]) -> None:

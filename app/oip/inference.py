@@ -16,7 +16,7 @@ from app.oip.models import IMAGE, Models, ServedModel
 from app.oip.regions import Regions
 from app.oip.repository import Repository, SetLoader
 from app.oip.request import InferRequest
-from app.oip.shared_memory import SharedMemory, loaded, placed
+from app.oip.shared_memory import loaded, placed
 from app.oip.tensors import bytes_elements, uint8_array
 from app.queueing.byte_budget import Share
 
@@ -43,14 +43,14 @@ class Inference:
     def __init__(
         self,
         service: EnsembleService,
-        shared_memory: SharedMemory | None = None,
+        regions: Regions | None = None,  # None: shared memory is off
         loader: SetLoader | None = None,
     ) -> None:
         self.service = service
         self._sets = self._served()
         self._models = self._models_of_sets()
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}  # by name and version
-        self.shared_memory = shared_memory or SharedMemory()
+        self.regions = regions
         self.repository = Repository(service, loader)
 
     @property

@@ -24,50 +24,40 @@ NO_CUDA = (
 )
 
 
-class SharedMemory:
-    """A Gateway's regions; None if shared memory is off."""
-
-    def __init__(self, regions: Regions | None = None) -> None:
-        self._regions = regions
-
-    @property
-    def is_on(self) -> bool:
-        return self._regions is not None
-
-    def for_caller(self, *, is_local: bool) -> Regions:
-        """Return the regions, for a caller on this machine.
-
-        Raises:
-            BadRegionError: shared memory is off.
-            NotLocalError: the caller is not known to be on this machine.
-
-        """
-        if self._regions is None:
-            raise BadRegionError(OFF)
-        if not is_local:
-            raise NotLocalError(
-                "shared memory is for programs on the service's own machine that call it directly; "
-                "send the data itself"
-            )
-        return self._regions
-
-
-def shared_memory_of(*, is_on: bool) -> SharedMemory:
-    """Return a Gateway's shared memory.
+def regions_of(*, is_on: bool) -> Regions | None:
+    """Return a Gateway's regions; None if shared memory is off.
 
     Raises:
         ConfigError: shared memory is on, but callers may be on other machines.
 
     """
     if not is_on:
-        return SharedMemory()
+        return None
     folder = environment_value(REGIONS_FOLDER)
     if folder is None:
         raise ConfigError(
             "shared_memory is for tandem serve, which knows that it listens on loopback "
             "alone; start the service with it, or leave the setting out"
         )
-    return SharedMemory(Regions(Path(folder)))
+    return Regions(Path(folder))
+
+
+def for_caller(regions: Regions | None, *, is_local: bool) -> Regions:
+    """Return the regions, for a caller on this machine.
+
+    Raises:
+        BadRegionError: shared memory is off.
+        NotLocalError: the caller is not known to be on this machine.
+
+    """
+    if regions is None:
+        raise BadRegionError(OFF)
+    if not is_local:
+        raise NotLocalError(
+            "shared memory is for programs on the service's own machine that call it directly; "
+            "send the data itself"
+        )
+    return regions
 
 
 def is_loopback(address: str) -> bool:

@@ -11,7 +11,6 @@ from app.deployments.combiner import Combiner
 from app.http.api import create_api
 from app.oip.inference import Inference
 from app.oip.regions import Regions
-from app.oip.shared_memory import SharedMemory
 from app.settings import Settings
 from models.ensemble import tempered
 from models.model_set import load_model_set
@@ -91,7 +90,7 @@ def client_of(
     graph: Graph, regions: Regions | None = None, address: str = "127.0.0.1"
 ) -> httpx.AsyncClient:
     """Return a client of the HTTP interface at ``address``; with ``regions`` of shared memory."""
-    api = create_api(graph.service, Inference(graph.service, SharedMemory(regions)))
+    api = create_api(graph.service, Inference(graph.service, regions))
     transport = httpx.ASGITransport(api, raise_app_exceptions=False, client=(address, 9))
     return httpx.AsyncClient(transport=transport, base_url="http://tandem")
 

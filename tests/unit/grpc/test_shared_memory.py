@@ -11,7 +11,6 @@ from app.grpc import open_inference_pb2 as messages
 from app.grpc.call import is_loopback_peer
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
 from app.oip.inference import Inference
-from app.oip.shared_memory import SharedMemory
 from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.open_inference import IMAGE, LABELS, MEAN, Graph, drawn, elements
 from tests.support.shared_regions import Memory, in_region
@@ -41,9 +40,9 @@ class Client:
     """Calls methods in this process, as Serve does, from ``peer``."""
 
     def __init__(self, graph: Graph, memory: Memory | None, peer: str = HERE) -> None:
-        shared = SharedMemory(memory.regions if memory else None)
+        regions = memory.regions if memory else None
         self._methods, self._peer = OpenInferenceMethods(), peer
-        self._methods._open_inference = OpenInferenceInterface(Inference(graph.service, shared))
+        self._methods._open_inference = OpenInferenceInterface(Inference(graph.service, regions))
 
     async def call(
         self, method: str, request: Any = None, metadata: Any = None, **fields: Any

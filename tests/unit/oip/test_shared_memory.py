@@ -9,10 +9,10 @@ from app.environment import REGIONS_FOLDER
 from app.errors import BadRegionError, ConfigError, NotLocalError, OverloadedError
 from app.oip.shared_memory import (
     LONG_BYTES,
-    SharedMemory,
+    for_caller,
     is_loopback,
     loaded,
-    shared_memory_of,
+    regions_of,
 )
 from app.oip.tensors import RegionSlice, Tensor
 from app.queueing.byte_budget import ByteBudget, Share
@@ -22,10 +22,9 @@ from tests.support.shared_regions import Memory
 
 def test_it_is_off_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(REGIONS_FOLDER, str(tmp_path))
-    memory = shared_memory_of(is_on=False)
-    assert not memory.is_on
+    assert regions_of(is_on=False) is None
     with pytest.raises(BadRegionError, match="shared memory is off here; send the data itself"):
-        memory.for_caller(is_local=True)
+        for_caller(None, is_local=True)
 
 
 def test_only_tandem_serve_on_loopback_has_it(
@@ -33,11 +32,9 @@ def test_only_tandem_serve_on_loopback_has_it(
 ) -> None:
     monkeypatch.delenv(REGIONS_FOLDER, raising=False)
     with pytest.raises(ConfigError, match="is for tandem serve"):
-        shared_memory_of(is_on=True)
+        regions_of(is_on=True)
     monkeypatch.setenv(REGIONS_FOLDER, str(tmp_path))
-    memory = shared_memory_of(is_on=True)
-    assert memory.is_on
-    assert memory.for_caller(is_local=True).status() == []
+    assert for_caller(regions_of(is_on=True), is_local=True).status() == []
 
 
 def test_the_setting_says_that_no_proxy_is_in_front() -> None:
@@ -79,9 +76,8 @@ async def test_what_is_long_is_read_on_a_thread(tmp_path: Path) -> None:
 
 
 def test_callers_elsewhere_are_refused(tmp_path: Path) -> None:
-    memory = SharedMemory(Memory(tmp_path).regions)
     with pytest.raises(NotLocalError, match="on the service's own machine"):
-        memory.for_caller(is_local=False)
+        for_caller(Memory(tmp_path).regions, is_local=False)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from app.http.api import create_api
 from app.oip.inference import Inference
-from app.oip.shared_memory import SharedMemory
 from tests.support.open_inference import IMAGE, Graph, elements, with_header
 from tests.support.raw_asgi import Asked, Told, ask
 from tests.support.shared_regions import Memory
@@ -61,7 +60,7 @@ class Service:
         self._folder = tempfile.TemporaryDirectory()
         self.memory, graph = Memory(Path(self._folder.name)), Graph()
         (self.memory.folder / "link").symlink_to("k")
-        inference = Inference(graph.service, SharedMemory(self.memory.regions))
+        inference = Inference(graph.service, self.memory.regions)
         self.budget = graph.service._byte_budget
         self.api = create_api(graph.service, inference)
 
