@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
 from fastapi.responses import Response
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.graph.served_models import ServedModels
 from app.graph.service import EnsembleService
-from app.http.auth import KeyedRequests, describe_keys
+from app.http.auth import KeyedRequests, with_security
 from app.http.body import ClosedUnread
 from app.http.classify import PATH, ClassifyRoute
 from app.http.errors import ERRORS, add_error_handlers
@@ -112,7 +112,7 @@ class TandemAPI(FastAPI):
         )
         self.openapi_version = "3.0.3"  # the version that the bundled Swagger UI reads
         self.classify = ClassifyRoute(service)
-        keys = service.keys
+        self._keys = keys = service.keys
         keyed = KeyedRequests(self._dispatch, keys) if keys else self._dispatch
         origins = service.settings.allowed_origins
         front = AllowedOrigins(keyed, origins) if origins else keyed
@@ -120,6 +120,10 @@ class TandemAPI(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._front(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI description; a service with keys has them in it."""
+        return with_security(super().openapi()) if self._keys else super().openapi()
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.classify.takes(scope):
@@ -156,7 +160,6 @@ def create_api(
 
     """
     api = TandemAPI(service)
-    describe_keys(api, service.keys)
     add_error_handlers(api)
     _describe_classify(api)
     _add_state(api, service)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import UnauthorizedError
@@ -17,18 +16,6 @@ PROBES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"
 OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
 OPEN_BELOW = ("/page/", "/docs/assets/")
 SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
-
-
-def describe_keys(api: FastAPI, keys: Keys) -> None:
-    """Add the key to the OpenAPI description, if there are ``keys``."""
-    if not keys:
-        return
-    describe = api.openapi
-
-    def openapi() -> dict[str, Any]:
-        return _with_security(describe())
-
-    api.openapi = openapi  # type: ignore[method-assign]  # as in FastAPI's manual
 
 
 class KeyedRequests:
@@ -71,7 +58,7 @@ def check_keys(keys: Keys, scope: Scope) -> None:
     keys.check(sent)
 
 
-def _with_security(description: dict[str, Any]) -> dict[str, Any]:
+def with_security(description: dict[str, Any]) -> dict[str, Any]:
     """Add the key to the operations of the OpenAPI description that need it."""
     description["components"].setdefault("securitySchemes", {})["key"] = SCHEME
     for path, operations in description["paths"].items():
