@@ -131,7 +131,7 @@ class Results:
 
 @dataclass(slots=True)
 class Ready:
-    """The answer of /readyz and /healthz."""
+    """The answer of /readyz, /healthz and /v2/health/ready."""
 
     ready: bool
 

@@ -81,10 +81,10 @@ class OpenInferenceInterface:
 
     async def _of_repository(self, method: str, request: Any, call: GrpcCall) -> dict[str, Any]:
         """Load or unload a set, or list the repository; return the reply's fields."""
-        if method == "RepositoryIndex":
-            entries = self._inference.index(only_ready=request.ready)
-            return {"models": [asdict(entry) for entry in entries]}
         repository = self._inference.repository
+        if method == "RepositoryIndex":
+            entries = repository.index(self._inference.models, only_ready=request.ready)
+            return {"models": [asdict(entry) for entry in entries]}
         change = repository.load if method == "RepositoryModelLoad" else repository.unload
         await change(request.model_name, request.parameters, is_local=call.is_local)
         return {}

@@ -83,20 +83,13 @@ async def read_chunks(
         raise too_large(max(seen, announced), max_bytes)
 
 
-async def read_body(receive: Receive, content_length: str, max_bytes: int, share: Share) -> bytes:
-    """Return the whole body."""
-    chunks: list[bytes] = []
-    await read_chunks(receive, content_length, max_bytes, share, chunks.append)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
 async def read_coded_body(
     receive: Receive, headers: Headers, max_bytes: int, share: Share
 ) -> bytes:
     """Return the whole body; see :func:`read_coded_chunks`."""
     chunks: list[bytes] = []
     await read_coded_chunks(receive, headers, max_bytes, share, chunks.append)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return b"".join(chunks)  # a single chunk is not copied
 
 
 async def read_coded_chunks(
@@ -125,8 +118,9 @@ async def read_coded_chunks(
     if headers.get(b"expect") is not None and (size := announced_bytes(length)) > max_bytes:
         raise too_large(size, max_bytes)
     if coding in WINDOW_BITS:
-        body = await read_body(receive, length, max_bytes, share)
-        await _inflate(body, WINDOW_BITS[coding], max_bytes, share, take)
+        chunks: list[bytes] = []
+        await read_chunks(receive, length, max_bytes, share, chunks.append)
+        await _inflate(b"".join(chunks), WINDOW_BITS[coding], max_bytes, share, take)
     else:
         await read_chunks(receive, length, max_bytes, share, take)
 

@@ -18,11 +18,11 @@ from app.oip.documents import (
     ModelReady,
     ProtocolError,
     ServerMetadata,
-    ServerReady,
 )
 from app.oip.inference import Inference
 from app.oip.json_body import HEADER_LENGTH
 from app.oip.models import server_metadata
+from app.responses import Ready
 
 MODEL = "/v2/models/{model_name}"
 VERSION = MODEL + "/versions/{model_version}"
@@ -108,9 +108,9 @@ def _add_server(api: FastAPI, inference: Inference) -> None:
         return Live(live=True)
 
     @api.get("/v2/health/ready", tags=TAGS, responses=NOT_READY, summary="Every member answers")
-    async def ready() -> ServerReady:
+    async def ready() -> Ready:
         await service.check_all_ready()
-        return ServerReady(ready=True)
+        return Ready(ready=True)
 
 
 def _add_models(api: FastAPI, inference: Inference) -> None:

@@ -50,7 +50,8 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
     )
     async def index(request: Request) -> list[IndexEntry]:
         fields = await read(request, '{"ready": true}, or nothing')
-        return inference.index(only_ready=fields.get("ready") is True)
+        only_ready = fields.get("ready") is True
+        return inference.repository.index(inference.models, only_ready=only_ready)
 
     described: dict[str, Any] = {
         "tags": tags,

@@ -39,13 +39,6 @@ class Live:
 
 
 @dataclass(slots=True)
-class ServerReady:
-    """The answer of /v2/health/ready."""
-
-    ready: bool
-
-
-@dataclass(slots=True)
 class ModelReady:
     """The answer of a model's /ready."""
 

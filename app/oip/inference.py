@@ -11,7 +11,7 @@ from app.graph.request import RequestAnswers, RequestBody, RequestOptions, Tenso
 from app.graph.service import EnsembleService
 from app.messages import Fault
 from app.oip.answer import InferAnswer, answer_of, check_outputs_fit
-from app.oip.documents import AllStatistics, IndexEntry, ModelStatistics
+from app.oip.documents import AllStatistics, ModelStatistics
 from app.oip.models import IMAGE, Models, ServedModel
 from app.oip.regions import Regions
 from app.oip.repository import Repository, SetLoader
@@ -76,10 +76,6 @@ class Inference:
 
     def _models_of_sets(self) -> Models:
         return Models(*(of_set.served_models() for of_set, _ in self._sets))
-
-    def index(self, *, only_ready: bool = False) -> list[IndexEntry]:
-        """List the models and their states; see :class:`Repository`."""
-        return self.repository.index(self.models, only_ready=only_ready)
 
     async def answer(
         self, reader: InferReader, options: RequestOptions, observer: RequestObserver

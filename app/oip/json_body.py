@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from app.errors import BadTensorError, BodyTooLargeError
+from app.oip.models import IMAGE
 from app.oip.request import (
     InferRequest,
     RequestedOutput,
@@ -29,7 +30,6 @@ MAX_JSON_BYTES = 2 * 2**20
 MAX_VALUES = 2**14  # of longer JSON, counted by these characters, which base64 lacks:
 BEFORE_VALUES = (b",", b"[", b"{")
 MAX_TENSORS = 16  # inputs and outputs each
-RAW_INPUT = "image"
 
 
 def parse_request(body: bytes, header_length: str | None) -> InferRequest:
@@ -46,7 +46,7 @@ def parse_request(body: bytes, header_length: str | None) -> InferRequest:
     """
     length = len(body) if header_length is None else _header_length(header_length, len(body))
     if header_length is not None and length == 0:
-        image = checked_tensor(RAW_INPUT, "BYTES", (1,), values=[body])
+        image = checked_tensor(IMAGE, "BYTES", (1,), values=[body])
         return InferRequest((image,), parameters={"binary_data_output": True})
     fields = parsed_object(parsed_json(body[:length]), "the request")
     parameters = parsed_object(fields.get("parameters", {}), "parameters")

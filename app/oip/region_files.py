@@ -85,7 +85,7 @@ def read_at(file: OpenFile, place: int, num_bytes: int) -> bytes:
             )
         parts.append(part)
         left -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"".join(parts)  # a single part is not copied
 
 
 def write_at(file: OpenFile, place: int, data: bytes) -> None:

@@ -13,9 +13,9 @@ from app.errors import (
     OverloadedError,
     TooManyFilesError,
 )
-from app.http.body import DRAIN_FACTOR, read_chunks
-from app.http.body import read_body as read_one
+from app.http.body import DRAIN_FACTOR, read_chunks, read_coded_body
 from app.http.form import MAX_TEXT_BYTES, MAX_TEXTS, FileForm
+from app.http.headers import Headers
 from app.queueing.byte_budget import ByteBudget, Share
 
 LIMIT = 100
@@ -53,7 +53,8 @@ async def read_body(sent: Sent, max_bytes: int, budget: ByteBudget | None = None
 
 
 async def read_in(sent: Sent, max_bytes: int, share: Share) -> bytes:
-    return await read_one(sent.channel.receive, sent.content_length, max_bytes, share)
+    headers = Headers({"headers": [(b"content-length", sent.content_length.encode("latin-1"))]})
+    return await read_coded_body(sent.channel.receive, headers, max_bytes, share)
 
 
 async def test_chunks_are_joined():
