@@ -129,12 +129,7 @@ def images_of(
 
 
 def timeout_s_of(metadata: Mapping[str, str]) -> float | None:
-    """Return the client's time limit in s, or None.
-
-    Raises:
-        BadParameterError: the value is not a number above 0.
-
-    """
+    """Return the client's time limit in s, or None; raise if it is not a number above 0."""
     seconds = []
     if (header := metadata.get(TIMEOUT_HEADER)) is not None:
         seconds.append(parse_timeout_s(header))

@@ -150,15 +150,7 @@ def create_api(
     feedback: Feedback | None = None,
     traffic: TrafficControl | None = None,
 ) -> TandemAPI:
-    """Return the ASGI application for ``service``.
-
-    Args:
-        service: answers the requests.
-        inference: the Open Inference Protocol's service, if gRPC shares it.
-        feedback: takes labels, if the settings allow it.
-        traffic: controls the traffic between versions, if the settings have any.
-
-    """
+    """Return the ASGI application; ``inference`` is the one that gRPC shares, if it does."""
     api = TandemAPI(service)
     add_error_handlers(api)
     _describe_classify(api)

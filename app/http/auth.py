@@ -45,12 +45,7 @@ def _is_open(scope: Scope) -> bool:
 
 
 def check_keys(keys: Keys, scope: Scope) -> None:
-    """Admit a request that has one of the ``keys``, and remove the key from its headers.
-
-    Raises:
-        UnauthorizedError: the request has no valid key.
-
-    """
+    """Remove a request's key; raise :class:`UnauthorizedError` if it is none of ``keys``."""
     headers = scope["headers"]
     sent = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
     # So that no later code can log it.

@@ -40,12 +40,7 @@ class InferEndpoint:
         self._inference, self._watch = inference, DisconnectWatch()
 
     async def answer(self, scope: Scope, receive: Receive, model: ServedModel) -> Response:
-        """Return the response.
-
-        Raises:
-            TandemError: the request is refused, or failed as a whole.
-
-        """
+        """Return the response; raise :class:`TandemError` if the request fails as a whole."""
         observer, headers = RequestObserver(), Headers(scope)
         traffic_header = self._inference.service.settings.traffic_header
         options = request_options(headers, traffic_header, model_set=model.model_set)

@@ -67,12 +67,7 @@ class BoundedResponse(Response):
     num_sending = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response.
-
-        Raises:
-            OverloadedError: the limit is reached; nothing was sent.
-
-        """
+        """Send the response; raise :class:`OverloadedError` before it if the limit is reached."""
         if BoundedResponse.num_sending >= MAX_AT_ONCE:
             raise OverloadedError(
                 f"{MAX_AT_ONCE} pages and their files are being sent, the limit; ask again soon"

@@ -33,11 +33,7 @@ MAX_TENSORS = 16  # inputs and outputs each
 
 
 def parse_request(body: bytes, header_length: str | None) -> InferRequest:
-    """Return the request in a body without content coding.
-
-    Args:
-        body: the whole body.
-        header_length: the header's text, or None.
+    """Return the request in a body without content coding; ``header_length`` is the header.
 
     Raises:
         BadTensorError: the body is not a request of the protocol.

@@ -19,13 +19,7 @@ EXPECTED = '{"instances": [{"b64": "..."}]}, a file in base64 for each image'
 
 
 def parse_instances(body: bytes, _: str | None = None) -> InferRequest:
-    """Return the request in a body without content coding.
-
-    Raises:
-        BadTensorError: the body is not a request of the protocol.
-        BodyTooLargeError: its JSON has too many values.
-
-    """
+    """Return the request in a body; raise as :func:`~app.oip.json_body.parse_request` does."""
     fields = parsed_object(parsed_json(body), "the request")
     instances = fields.get("instances")
     if not isinstance(instances, list):
