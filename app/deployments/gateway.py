@@ -15,6 +15,7 @@ from app.graph.request import ClassifyRequest, RequestAnswers
 from app.grpc.health import HealthInterface
 from app.grpc.interface import GrpcInterface, Incoming
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
+from app.grpc.receiver import Receiver
 from app.grpc.servicer import Message
 from app.grpc.tandem_pb2 import ClassifyReply
 from app.http.api import create_api
@@ -45,7 +46,9 @@ class Gateway(OpenInferenceMethods):
         self._feedback = Feedback(feedback) if feedback is not None else None
         listeners = sampler_of(settings), self._feedback
         self._service.listeners += [each for each in listeners if each is not None]
-        self._grpc, self._health = GrpcInterface(self._service), HealthInterface(self._service)
+        receiver = Receiver(self._service.settings)  # large messages share its room
+        self._grpc = GrpcInterface(self._service, receiver)
+        self._health = HealthInterface(self._service)
         self._sets: SharedSets | None = None
         if sets is not None:
             self._sets = SharedSets(sets, self._graph.sets, ",".join(settings.model_sets or ()))
@@ -53,7 +56,7 @@ class Gateway(OpenInferenceMethods):
         self._inference = Inference(
             self._service, regions_of(is_on=bool(settings.shared_memory)), loader
         )
-        self._open_inference = OpenInferenceInterface(self._inference)
+        self._open_inference = OpenInferenceInterface(self._inference, receiver)
         self._has_started = members is None
         self._traffic: TrafficControl | None = None
         if self._graph.versions is not None and traffic is not None:

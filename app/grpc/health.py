@@ -19,7 +19,10 @@ NAMES = ("", SERVICE, OPEN_INFERENCE)  # "" is the server as a whole
 
 
 class HealthInterface:
-    """Answers SERVING exactly when ``/readyz`` is 200, and needs no key either."""
+    """Answers SERVING exactly when ``/readyz`` is 200, and needs no key either.
+
+    So its messages have a room of their own: calls without a key take none from calls with one.
+    """
 
     def __init__(self, service: EnsembleService) -> None:
         self._service, self._receiver = service, Receiver(service.settings)

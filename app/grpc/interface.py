@@ -24,10 +24,10 @@ Incoming = gRPCInputStream[Message] | messages.ClassifyRequest
 
 
 class GrpcInterface:
-    """Answers ``Classify`` calls with ``service``."""
+    """Answers ``Classify`` calls with ``service``; other interfaces may share ``receiver``."""
 
-    def __init__(self, service: EnsembleService) -> None:
-        self._service, self._receiver = service, Receiver(service.settings)
+    def __init__(self, service: EnsembleService, receiver: Receiver | None = None) -> None:
+        self._service, self._receiver = service, receiver or Receiver(service.settings)
 
     async def classify(
         self, incoming: Incoming, context: RayServegRPCContext

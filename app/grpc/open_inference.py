@@ -30,9 +30,9 @@ WITHOUT_MESSAGE = OPEN_METHODS | {"ServerMetadata"}
 class OpenInferenceInterface:
     """Answers calls with ``inference``; an error is the context's status, with an empty reply."""
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: Inference, receiver: Receiver | None = None) -> None:
         self._inference, self._service = inference, inference.service
-        self._receiver = Receiver(self._service.settings)
+        self._receiver = receiver or Receiver(self._service.settings)
 
     async def call(self, method: str, incoming: Stream, context: RayServegRPCContext) -> Any:
         call = GrpcCall(OPEN_INFERENCE, method, context)
