@@ -44,7 +44,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
     @api.post(
         "/v2/repository/index",
         tags=tags,
-        responses={400: REFUSALS[400]},
+        responses={status: REFUSALS[status] for status in (400, 408, 413, 415)},
         openapi_extra=_body(READY),
         summary="The models and their states; ready: only those that answer",
     )

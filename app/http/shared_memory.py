@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from starlette.types import Scope
 
 from app.errors import BadRegionError
-from app.http.errors import ERRORS, described
+from app.http.errors import CODED, ERRORS, described
 from app.http.headers import Headers
 from app.http.json_fields import read_fields
 from app.oip.documents import ProtocolError, RegionStatus
@@ -25,9 +25,9 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: described(ProtocolError, "no such region")}
 REGISTERING: dict[int | str, dict[str, Any]] = {
-    408: described(ProtocolError, ERRORS[408]["description"]),
+    **{status: described(ProtocolError, ERRORS[status]["description"]) for status in (408, 413)},
     409: described(ProtocolError, "the region is registered already"),
-    413: described(ProtocolError, ERRORS[413]["description"]),
+    415: described(ProtocolError, CODED[415]["description"]),
 }
 SIZE = {"type": "integer", "minimum": 0}
 REGION = {

@@ -13,7 +13,9 @@ from app.errors import (
     SlowBodyError,
     UnsupportedCodingError,
 )
+from app.http.api import create_api
 from app.http.json_fields import MAX_BYTES, read_fields
+from tests.support.fakes import FakeService
 
 
 async def read(receive: Receive, timeout_s: float = 60.0, coding: bytes = b"") -> dict:
@@ -64,6 +66,21 @@ async def test_an_empty_body_may_stand_for_an_object() -> None:
     assert await read_optional(b"") == {}
     with pytest.raises(BadParameterError, match="the body is no object; send a and b"):
         await read_optional(b"[]")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("put", "/v1/traffic"),
+        ("post", "/v1/feedback"),
+        ("post", "/v2/repository/index"),
+        ("post", "/v2/repository/models/{model_name}/load"),
+        ("post", "/v2/systemsharedmemory/region/{region_name}/register"),
+    ],
+)
+def test_the_refusals_of_a_small_body_are_documented(method: str, path: str) -> None:
+    documented = create_api(FakeService()).openapi()["paths"][path][method]["responses"]
+    assert documented.keys() >= {"400", "408", "413", "415"}
 
 
 async def test_a_body_over_the_limit() -> None:
