@@ -23,8 +23,8 @@ from app.settings import Settings
 # On a cluster HAProxy gives up on a Gateway that reads nothing of a request for 5 s.
 WAIT_AT_MOST_S = 2.0
 MARGIN_BYTES = MIB  # for a message's field headers, and some tolerance
-# For questions about the server, a model or a region, whose names have some hundred bytes.
 GRPC_MOST_BYTES = 2**31 - 1  # of its option, a C int
+# For questions about the server, a model or a region, whose names have some hundred bytes.
 SHORT_BYTES = 16 * KIB
 SHORT_PLACES = 64  # of the 512 places that Serve has for all calls under way
 SHORT_WITHIN_S = 2.0

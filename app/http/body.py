@@ -9,6 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import (
+    MAX_SHOWN,
     BadCodingError,
     BodyTooLargeError,
     ClientGoneError,
@@ -113,7 +114,7 @@ async def read_coded_chunks(
     coding, length = headers.text(b"content-encoding").strip().lower(), headers.text(LENGTH)
     if coding not in ("", "identity", *WINDOW_BITS):
         raise UnsupportedCodingError(
-            f"Content-Encoding is {coding[:40]!r}; send gzip, deflate, or the body as it is"
+            f"Content-Encoding is {coding[:MAX_SHOWN]!r}; send gzip, deflate, or the body as it is"
         )
     if headers.get(b"expect") is not None and (size := announced_bytes(length)) > max_bytes:
         raise too_large(size, max_bytes)

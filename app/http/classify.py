@@ -1,5 +1,6 @@
 """POST /v1/classify, as an ASGI application: reads query and body, writes the answer."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
@@ -180,11 +181,10 @@ def _whole(name: str, text: str) -> int:
 
 
 def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        message = f"{name} is {text[:MAX_SHOWN]!r}; give a number; see /docs"
-        raise BadParameterError(message) from error
+    if text.isascii() and "_" not in text:  # float would take 0.5_0, and digits of other scripts
+        with suppress(ValueError):
+            return float(text)
+    raise BadParameterError(f"{name} is {text[:MAX_SHOWN]!r}; give a number; see /docs")
 
 
 def _form_of(answers: RequestAnswers, request_id: str) -> bytes:

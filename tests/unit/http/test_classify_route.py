@@ -73,6 +73,8 @@ def test_an_error_of_ours_is_answered_logged_and_raised(service, caplog):
         (b"top_k=-1", 422, b"top_k is -1; this model set has 10 classes"),
         (b"top_k=" + b"9" * 5000, 422, b"top_k is 999"),
         (b"threshold=x", 422, b"threshold is 'x'; give a number"),
+        (b"threshold=0.5_0", 422, b"threshold is '0.5_0'; give a number"),
+        (b"threshold=0.%D9%A5", 422, b"give a number"),  # a digit, but not of ASCII
         (b"threshold=0.5", 422, b"exclude each other"),
         (b"top_k=2&top_k=3", 200, b"image"),
         (b"top%5Fk=99", 422, b"top_k is 99"),
