@@ -35,7 +35,7 @@ UNEXPECTED = Fault(
 
 
 def logged_fault(error: Exception, request_id: str) -> Fault:
-    """Return what a client is told of a request's error; errors of the service are logged."""
+    """Return the fault that a client gets for an error; errors of the service are logged."""
     extra = {"request_id": request_id}
     if not isinstance(error, TandemError):
         logger.error("request %s failed", request_id, exc_info=error, extra=extra)
