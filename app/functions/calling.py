@@ -7,13 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from opentelemetry.trace import SpanContext
+
 from app.compute.health import Health
 from app.errors import FunctionError
 from app.functions.answers import WrongAnswerError
 from app.functions.loading import OwnFunction
 from app.metrics.meter import meter
 from app.metrics.table import FAILED_FUNCTIONS
-from app.tracing.parents import Parent, current_parent
+from app.tracing.parents import current_parent
 from app.tracing.spans import record
 
 T = TypeVar("T")
@@ -49,7 +51,7 @@ class FunctionCalls:
         return await loop.run_in_executor(self._threads, self._run, parent, check, arguments)
 
     def _run(
-        self, parent: Parent | None, check: Callable[[object], T], arguments: tuple[object, ...]
+        self, parent: SpanContext | None, check: Callable[[object], T], arguments: tuple[object, ...]
     ) -> T:
         started, error = time.monotonic(), None
         try:

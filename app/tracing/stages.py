@@ -9,8 +9,8 @@ from opentelemetry.trace import SpanContext
 
 from app.messages import Fault
 from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueCall
-from app.tracing.parents import Parent, current_parent
-from app.tracing.spans import Value, record, record_batch
+from app.tracing.parents import current_parent
+from app.tracing.spans import Value, record
 from models.image_header import ImageHeader
 
 
@@ -26,14 +26,14 @@ class MemberSpans:
         parents = [parent for call in batch.calls if (parent := _parent_of(call)) is not None]
         if not parents:
             return
-        linked = {parent.span.span_id: parent.span for parent in parents}  # each request once
+        linked = {parent.span_id: parent for parent in parents}  # each request once
         facts: dict[str, Value] = {"tandem.member": self._member, "tandem.batch_size": batch.size}
         error = None if batch.error is None else f"{type(batch.error).__name__}: {batch.error}"
-        self._batch_spans[batch] = record_batch(
-            parents[0].resource, batch.started, batch.ended, facts, linked.values(), error
+        self._batch_spans[batch] = record(
+            "batch", None, batch.started, batch.ended, facts, linked.values(), error
         )
 
-    def answered(self, parent: Parent, results: Sequence[BatchResult]) -> None:
+    def answered(self, parent: SpanContext, results: Sequence[BatchResult]) -> None:
         """Record when each image of a call waited and ran; ``infer`` spans link to their batch."""
         for index, result in enumerate(results):
             batch = result.batch
@@ -44,14 +44,14 @@ class MemberSpans:
             links = [span] if span is not None else []
             record("infer", parent, batch.started, batch.ended, facts, links)
 
-    def failed(self, parent: Parent, arrived: float, error: BaseException) -> None:
+    def failed(self, parent: SpanContext, arrived: float, error: BaseException) -> None:
         """Record that a call left the queue without an answer, and why."""
         facts: dict[str, Value] = {"tandem.member": self._member}
         text = f"{type(error).__name__}: {error}"
         record("queue", parent, arrived, time.monotonic(), facts, error=text)
 
 
-def _parent_of(call: QueueCall) -> Parent | None:
+def _parent_of(call: QueueCall) -> SpanContext | None:
     """Return the span of a call's request; the queue itself does not use it."""
     return getattr(call, "parent", None)
 
@@ -73,7 +73,7 @@ def record_decodes(files: Sequence[DecodedFile]) -> None:
             _record(parent, index, file)
 
 
-def _record(parent: Parent, index: int, file: DecodedFile) -> None:
+def _record(parent: SpanContext, index: int, file: DecodedFile) -> None:
     # The size in pixels is the file's, before resizing.
     facts: dict[str, Value] = {"tandem.image": index, "tandem.bytes": file.num_bytes}
     if file.header is not None:
