@@ -106,7 +106,7 @@ class Gateway(OpenInferenceMethods):
             await self._service.wait_ready()
             self._has_started = True
         if self._traffic is not None:
-            await self._traffic.link.start()
+            await self._traffic.start()
         if self._sets is not None:
             await self._sets.start()
         await self._graph.check_health()

@@ -19,7 +19,6 @@ from app.tracing.parents import untraced
 from app.traffic.comparison import cpu_ms
 from app.traffic.control import TrafficControl
 from app.traffic.graph import TrafficGraph
-from app.traffic.link import TrafficLink
 from app.traffic.plan import Plan
 from app.traffic.versions import (
     check_fits,
@@ -84,8 +83,7 @@ class Versions:
 
     def control(self, traffic: StageHandle) -> TrafficControl:
         """Return the control of the traffic; ``traffic`` is the handle of its deployment."""
-        link = TrafficLink(traffic, self.graph, self.load)
-        return TrafficControl(link, lambda: self._refused, self.load)
+        return TrafficControl(traffic, self.graph, self._refused, self.load)
 
     async def load(self, name: str, is_to_answer: bool = False) -> None:
         """Build a version from the set's folder or store, on a thread of its own.
@@ -104,6 +102,8 @@ class Versions:
             task = self._loads[key] = asyncio.create_task(loading, context=untraced())
             task.add_done_callback(lambda ended: self._load_ended(key, ended))
         await asyncio.shield(task)
+        if is_to_answer and (reason := self._refused.get(name)) is not None:
+            raise BadParameterError(f"{name} must not answer clients: {reason}")
 
     def _load_ended(self, key: tuple[str, bool], task: asyncio.Task[None]) -> None:
         del self._loads[key]

@@ -1,34 +1,48 @@
-"""Reads and changes the traffic: the methods behind ``/v1/traffic``."""
+"""Reads and changes the traffic: the methods behind ``/v1/traffic``, and the link to its owner.
 
+The deployment ``Traffic`` owns the plan of all Gateways. A Gateway sends it figures and receives
+the newest plan.
+"""
+
+import asyncio
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from app.errors import BadParameterError
-from app.traffic.link import TrafficLink
+from app.calls.hub_link import EXCHANGE_EVERY_S, HubLink
+from app.errors import BadParameterError, PlanChangedError
+from app.traffic.graph import TrafficGraph
 from app.traffic.plan import Plan, Split
 from app.traffic.status import TrafficStatus, status_of
 
+logger = logging.getLogger("ray.serve")
 EXPECTED = '{"shares": {"NAME@VERSION": 95, ...}, "shadow": null} or {"rollback": true}'
+EVERYWHERE_S = 5.0  # how long a change waits for the other Gateways
+AGAIN_AFTER_S = 30.0  # the pause before a version that could not be loaded is tried again
 
 
-class TrafficControl:
+class TrafficControl(HubLink):
     """The traffic of all Gateways, as one Gateway reads and changes it.
 
     Args:
-        link: the link with the deployment that owns the plan.
-        loaded: returns each loaded version with the reason why it must not answer, or None.
+        handle: of the deployment that owns the plan; it gets a report every second.
+        graph: this Gateway's.
+        refused: each loaded version with the reason why it must not answer, or None.
         load: loads a version by name. With True, for a version that is to answer clients, it
-            first checks the accuracy record and refuses a version that lost too much.
+            refuses a version that lost too much accuracy.
 
     """
 
     def __init__(
         self,
-        link: TrafficLink,
-        loaded: Callable[[], Mapping[str, str | None]],
+        handle: Any,
+        graph: TrafficGraph,
+        refused: Mapping[str, str | None],
         load: Callable[[str, bool], Awaitable[None]],
     ) -> None:
-        self.link, self._loaded, self._load = link, loaded, load
+        super().__init__(handle, "Traffic")
+        self._graph, self._refused, self._load = graph, refused, load
 
     async def status(self) -> TrafficStatus:
         """Return the plan and the figures of all Gateways.
@@ -37,7 +51,7 @@ class TrafficControl:
             NotReadyError: the deployment Traffic does not answer.
 
         """
-        return status_of(await self.link.status(), self._loaded())
+        return status_of(await self._book(), self._refused)
 
     async def change(self, content: dict[str, Any]) -> TrafficStatus:
         """Make a request's change, wait for all Gateways, and return :meth:`status`.
@@ -46,7 +60,8 @@ class TrafficControl:
             BadParameterError: the request is malformed, or a version must not answer clients.
             UnknownModelError: no version has a name that the request gives.
             TandemError: a version cannot be loaded.
-            PlanChangedError: the request was made from a plan that is no longer the newest.
+            PlanChangedError: the request was made from a plan that is no longer the newest; or
+                another plan replaced this one meanwhile.
             NotReadyError: the deployment Traffic does not answer.
 
         """
@@ -56,26 +71,66 @@ class TrafficControl:
         if revision is not None and (isinstance(revision, bool) or not isinstance(revision, int)):
             raise BadParameterError("revision is not an integer: send that of GET /v1/traffic")
         if is_rollback is True and not content.keys() & {"shares", "shadow"}:
-            await self.link.change(None, revision)
+            await self._change(None, revision)
         elif is_rollback is False:
             split = Split.of(content)
             if revision is not None:  # checked first: building versions takes seconds
-                Plan.of((await self.link.status())["plan"]).check_seen(revision)
-            await self._load_all(split)
-            await self.link.change(split.as_dict(), revision)
+                Plan.of((await self._book())["plan"]).check_seen(revision)
+            for name in split.versions:
+                await self._load(name, name in split.answering)
+            await self._change(split, revision)
         else:
             raise BadParameterError(f"rollback must be true, without shares: send {EXPECTED}")
         return await self.status()
 
-    async def _load_all(self, split: Split) -> None:
-        """Load the split's versions that are not loaded; refuse those that must not answer."""
-        self._check(split)
-        for name in split.versions:
-            await self._load(name, name in split.answering)
-        self._check(split)
+    async def _change(self, split: Split | None, revision: int | None) -> None:
+        """Change the plan and wait for all Gateways; ``split`` None rolls the last change back."""
+        await self._exchange()  # a restarted book learns the newest plan from this report
+        new = await self._call("change", None if split is None else split.as_dict(), revision)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EVERYWHERE_S):
+                while min((await self._book())["gateways"], default=new) < new:
+                    await asyncio.sleep(EXCHANGE_EVERY_S / 4)
+        plan = Plan.of((await self._call("status"))["plan"])
+        if plan.revision != new and (split is None or plan.split != split):
+            raise PlanChangedError(
+                f"revision {plan.revision} replaced this change, revision {new}: look at the "
+                "traffic again (tandem traffic), then change it"
+            )
 
-    def _check(self, split: Split) -> None:
-        loaded = self._loaded()
-        for name in split.answering:
-            if (reason := loaded.get(name)) is not None:
-                raise BadParameterError(f"{name} must not answer clients: {reason}")
+    async def _book(self) -> Mapping[str, Any]:
+        """Return :meth:`app.traffic.book.TrafficBook.status`, with this Gateway's latest figures.
+
+        Raises:
+            NotReadyError: the deployment does not answer.
+
+        """
+        await self._exchange()
+        status: Mapping[str, Any] = await self._call("status")
+        return status
+
+    async def _exchange(self) -> None:
+        graph = self._graph
+        facts = graph.plan.as_dict(), graph.figures.as_dict()
+        if (newest := await self._call("report", self._gateway, *facts)) is None:
+            return  # the deployment belongs to a newer service
+        plan = Plan.of(newest)
+        if plan.order > graph.plan.order and self._has_all(plan):
+            graph.take(plan)
+            # Reported at once: whoever changed the plan waits for all Gateways to have it.
+            await self._call("report", self._gateway, plan.as_dict(), graph.figures.as_dict())
+
+    def _has_all(self, plan: Plan) -> bool:
+        """Whether all versions of a plan are loaded; if not, begin to load them."""
+        missing = [name for name in plan.split.versions if name not in self._graph.versions]
+        if missing and (self._loading is None or self._loading.done()):
+            self._loading = asyncio.create_task(self._load_all(missing))
+        return not missing
+
+    async def _load_all(self, names: list[str]) -> None:
+        for name in names:
+            try:
+                await self._load(name, False)
+            except Exception:
+                logger.exception("%s cannot be loaded; this Gateway keeps its present plan", name)
+                await asyncio.sleep(AGAIN_AFTER_S)

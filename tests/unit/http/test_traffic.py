@@ -317,7 +317,7 @@ async def test_a_gateway_loads_what_another_ones_plan_names(names: list[str]) ->
     assert await first.versions_of(3) == {better[-12:]: 3}
     assert await second.versions_of(3) == {good[-12:]: 3}
     await second.client.get("/v1/traffic")  # it hears of the plan, and begins to load
-    loading = second.control.link._loading
+    loading = second.control._loading
     assert loading
     await loading
     status = (await second.client.get("/v1/traffic")).json()
@@ -350,11 +350,11 @@ async def test_a_gateway_that_is_replaced_answers_by_the_others_plan_from_the_st
     first, second = (Served(settings_of(traffic={names[0]: 100})) for _ in range(2))
     second.handle.deployment = first.handle.deployment
     await first.client.put("/v1/traffic", json={"shares": {good: 0, better: 100}})
-    link = second.control.link
-    await link.start()
+    control = second.control
+    await control.start()
     assert await second.versions_of(3) == {better[-12:]: 3}
-    assert link._task is not None
-    link._task.cancel()
+    assert control._task is not None
+    control._task.cancel()
 
 
 async def test_a_version_that_lost_too_much_may_be_a_shadow_and_answers_nobody(
