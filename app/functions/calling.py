@@ -51,7 +51,10 @@ class FunctionCalls:
         return await loop.run_in_executor(self._threads, self._run, parent, check, arguments)
 
     def _run(
-        self, parent: SpanContext | None, check: Callable[[object], T], arguments: tuple[object, ...]
+        self,
+        parent: SpanContext | None,
+        check: Callable[[object], T],
+        arguments: tuple[object, ...],
     ) -> T:
         started, error = time.monotonic(), None
         try:

@@ -1,9 +1,9 @@
 """The record of a service's traffic: the newest plan, and the last report of each Gateway."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from app.traffic.comparison import Figures
 from app.traffic.plan import Plan, Split
@@ -20,6 +20,14 @@ class _Report:
     at: float
 
 
+class BookStatus(NamedTuple):
+    """The plan, the revision that each live Gateway serves, and the sum of all figures."""
+
+    plan: Plan
+    gateways: list[int]
+    figures: Figures
+
+
 class TrafficBook:
     """Holds the plan and the Gateways' reports; ``clock`` returns seconds."""
 
@@ -29,39 +37,36 @@ class TrafficBook:
         self._gone: dict[str, Figures] = {}  # by Gateway; the last to go is the last
         self._past = Figures()  # of Gateways that went before
 
-    def report(
-        self, gateway: str, plan: Mapping[str, Any], figures: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
+    def report(self, gateway: str, plan: Plan, figures: Figures) -> Plan | None:
         """Record a Gateway's plan and figures, and return the newest plan.
 
         If the Gateway's plan is newer, the book adopts it: the book's replica was restarted, and
         the Gateways were not. A plan with another origin is of another service: returns None.
         """
-        theirs = Plan.of(plan)
-        if theirs.origin != self.plan.origin:
+        if plan.origin != self.plan.origin:
             return None
-        if theirs.order > self.plan.order:
-            self.plan = theirs
+        if plan.order > self.plan.order:
+            self.plan = plan
         self._reports.pop(gateway, None)
         self._gone.pop(gateway, None)
         now = self._clock()
-        self._reports[gateway] = _Report(theirs.revision, Figures.of(figures), now)
+        self._reports[gateway] = _Report(plan.revision, figures, now)
         while now - self._reports[oldest := next(iter(self._reports))].at > IS_GONE_S:
             self._gone[oldest] = self._reports.pop(oldest).figures
         while len(self._gone) > MAX_GONE:
             self._past.add(self._gone.pop(next(iter(self._gone))))
-        return self.plan.as_dict()
+        return self.plan
 
-    def change(self, split: Mapping[str, Any] | None, revision: int | None) -> int:
+    def change(self, split: Split | None, revision: int | None) -> int:
         """Make the next plan and return its revision; ``split`` None rolls the last change back.
 
         Raises:
             PlanChangedError: ``revision`` is not the newest plan's.
-            BadParameterError: there is no earlier split, or the shares are invalid.
+            BadParameterError: there is no earlier split.
 
         """
         self.plan.check_seen(revision)
-        new = self.plan.rolled_back() if split is None else self.plan.changed(Split.of(split))
+        new = self.plan.rolled_back() if split is None else self.plan.changed(split)
         self.plan = new
         return new.revision
 
@@ -71,14 +76,9 @@ class TrafficBook:
         now = self._clock()
         return [r.revision for r in self._reports.values() if now - r.at < IS_THERE_S]
 
-    def status(self) -> dict[str, Any]:
-        """Return the plan, the Gateways' revisions and the sum of all figures, as plain values."""
+    def status(self) -> BookStatus:
         total = Figures()
         reported = (report.figures for report in self._reports.values())
         for figures in (self._past, *self._gone.values(), *reported):
             total.add(figures)
-        return {
-            "plan": self.plan.as_dict(),
-            "gateways": self.gateways,
-            "figures": total.as_dict(),
-        }
+        return BookStatus(self.plan, self.gateways, total)

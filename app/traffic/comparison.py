@@ -6,10 +6,11 @@ All figures are counts and sums, so figures of several Gateways can be added.
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Self
 
 import numpy as np
+from pydantic import Field
 
 from app.graph.request import RequestAnswers
 from app.messages import Fault
@@ -79,9 +80,8 @@ class VersionFigures:
 
     def add(self, other: Self) -> None:
         """Add another Gateway's."""
-        for name, value in other.as_dict().items():
-            if name != "latencies":
-                setattr(self, name, getattr(self, name) + value)
+        for name in (each.name for each in fields(self) if each.name != "latencies"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         pairs = zip(self.latencies, other.latencies, strict=True)
         self.latencies = [ours + theirs for ours, theirs in pairs]
 
@@ -97,16 +97,14 @@ class VersionFigures:
                 return bound
         return None
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-class Disagreement(NamedTuple):
-    """A photo to which two versions give different labels."""
+@dataclass(slots=True)
+class Disagreement:
+    """A photo to which two versions gave different labels."""
 
     request_id: str
-    file: int
-    labels: tuple[str, str]
+    file: Annotated[int, Field(description="its place in the request, from 0")]
+    labels: Annotated[list[str], Field(description="the reference's label and the version's")]
 
 
 @dataclass(slots=True)
@@ -150,15 +148,6 @@ class Comparison:
         half = Z95 * math.sqrt(variance / number)
         return mean, (max(0.0, mean - half), min(1.0, mean + half))
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Self:
-        """Read :meth:`as_dict`'s form."""
-        rows = [Disagreement(r[0], r[1], (r[2][0], r[2][1])) for r in content["disagreements"]]
-        return cls(**{**content, "disagreements": rows})
-
 
 @dataclass(slots=True)
 class Figures:
@@ -179,17 +168,6 @@ class Figures:
             self.of_version(name).add(figures)
         for pair, comparison in other.pairs.items():
             self.pairs.setdefault(pair, Comparison()).add(comparison)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Self:
-        """Read :meth:`as_dict`'s form."""
-        return cls(
-            {name: VersionFigures(**figures) for name, figures in content["versions"].items()},
-            {pair: Comparison.of(figures) for pair, figures in content["pairs"].items()},
-        )
 
 
 def distance(first: Probabilities, second: Probabilities, *, is_multi_label: bool) -> float:

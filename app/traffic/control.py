@@ -8,10 +8,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from app.calls.hub_link import EXCHANGE_EVERY_S, HubLink
 from app.errors import BadParameterError, PlanChangedError
+from app.traffic.book import BookStatus
 from app.traffic.graph import TrafficGraph
 from app.traffic.plan import Plan, Split
 from app.traffic.status import TrafficStatus, status_of
@@ -75,7 +77,7 @@ class TrafficControl(HubLink):
         elif is_rollback is False:
             split = Split.of(content)
             if revision is not None:  # checked first: building versions takes seconds
-                Plan.of((await self._book())["plan"]).check_seen(revision)
+                (await self._book()).plan.check_seen(revision)
             for name in split.versions:
                 await self._load(name, name in split.answering)
             await self._change(split, revision)
@@ -86,19 +88,20 @@ class TrafficControl(HubLink):
     async def _change(self, split: Split | None, revision: int | None) -> None:
         """Change the plan and wait for all Gateways; ``split`` None rolls the last change back."""
         await self._exchange()  # a restarted book learns the newest plan from this report
-        new = await self._call("change", None if split is None else split.as_dict(), revision)
+        new = await self._call("change", split, revision)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EVERYWHERE_S):
-                while min((await self._book())["gateways"], default=new) < new:
+                while min((await self._book()).gateways, default=new) < new:
                     await asyncio.sleep(EXCHANGE_EVERY_S / 4)
-        plan = Plan.of((await self._call("status"))["plan"])
+        status: BookStatus = await self._call("status")
+        plan = status.plan
         if plan.revision != new and (split is None or plan.split != split):
             raise PlanChangedError(
                 f"revision {plan.revision} replaced this change, revision {new}: look at the "
                 "traffic again (tandem traffic), then change it"
             )
 
-    async def _book(self) -> Mapping[str, Any]:
+    async def _book(self) -> BookStatus:
         """Return :meth:`app.traffic.book.TrafficBook.status`, with this Gateway's latest figures.
 
         Raises:
@@ -106,19 +109,22 @@ class TrafficControl(HubLink):
 
         """
         await self._exchange()
-        status: Mapping[str, Any] = await self._call("status")
+        status: BookStatus = await self._call("status")
         return status
 
     async def _exchange(self) -> None:
-        graph = self._graph
-        facts = graph.plan.as_dict(), graph.figures.as_dict()
-        if (newest := await self._call("report", self._gateway, *facts)) is None:
-            return  # the deployment belongs to a newer service
-        plan = Plan.of(newest)
-        if plan.order > graph.plan.order and self._has_all(plan):
-            graph.take(plan)
+        newest = await self._report()
+        if newest is not None and newest.order > self._graph.plan.order and self._has_all(newest):
+            self._graph.take(newest)
             # Reported at once: whoever changed the plan waits for all Gateways to have it.
-            await self._call("report", self._gateway, plan.as_dict(), graph.figures.as_dict())
+            await self._report()
+
+    async def _report(self) -> Plan | None:
+        """Report; return the newest plan, or None if the deployment belongs to a newer service."""
+        # A copy, since Serve serialises it later on another thread.
+        figures = deepcopy(self._graph.figures)
+        newest: Plan | None = await self._call("report", self._gateway, self._graph.plan, figures)
+        return newest
 
     def _has_all(self, plan: Plan) -> bool:
         """Whether all versions of a plan are loaded; if not, begin to load them."""

@@ -229,7 +229,7 @@ class TrafficGraph:
         choice, other = choice_of(row, rule), choice_of(other_row, self._rule_of(version))
         disagreement = None
         if {places[index] for index in choice} != other.keys():
-            disagreement = Disagreement(*where, (in_words(choice), in_words(other)))
+            disagreement = Disagreement(*where, [in_words(choice), in_words(other)])
         self.figures.of_pair(reference, version).note(apart, disagreement)
         record_comparison(version, apart, has_agreed=disagreement is None)
         return disagreement is None

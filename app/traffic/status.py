@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from app.traffic.comparison import Comparison, Figures, VersionFigures
+from app.traffic.book import BookStatus
+from app.traffic.comparison import Comparison, Disagreement, VersionFigures
 from app.traffic.plan import Plan
 
 # Fields that are None are left out of the answer: OpenAPI 3.0 has no type for null.
@@ -50,15 +51,6 @@ class VersionStatus:
     ]
 
 
-@dataclass(slots=True)
-class DisagreementStatus:
-    """A photo to which two versions gave different labels."""
-
-    request_id: str
-    file: Annotated[int, Field(description="its place in the request, from 0")]
-    labels: Annotated[list[str], Field(description="the reference's label and the version's")]
-
-
 @dataclass(slots=True, kw_only=True)
 class ComparisonStatus:
     """How two versions answered the same live photos."""
@@ -74,7 +66,7 @@ class ComparisonStatus:
         Field(description="mean distance of the probabilities, 0 (the same) to 1"),
     ]
     total_variation_interval: Bounds | SkipJsonSchema[None]
-    disagreements: Annotated[list[DisagreementStatus], Field(description="the last ones")]
+    disagreements: Annotated[list[Disagreement], Field(description="the last ones")]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +82,7 @@ class TrafficStatus(SplitStatus):
     comparisons: list[ComparisonStatus] = field(default_factory=list)
 
 
-def status_of(book: Mapping[str, Any], loaded: Mapping[str, str | None]) -> TrafficStatus:
+def status_of(book: BookStatus, loaded: Mapping[str, str | None]) -> TrafficStatus:
     """Return the answer of ``GET /v1/traffic``.
 
     Args:
@@ -98,8 +90,8 @@ def status_of(book: Mapping[str, Any], loaded: Mapping[str, str | None]) -> Traf
         loaded: each loaded version with the reason why it must not answer, or None.
 
     """
-    plan, figures = Plan.of(book["plan"]), Figures.of(book["figures"])
-    split, revisions = plan.split, book["gateways"]
+    plan, figures, revisions = book.plan, book.figures, book.gateways
+    split = plan.split
     versions = {
         name: _version(figures.versions.get(name, VersionFigures()), plan, name, refused)
         for name, refused in loaded.items()
@@ -152,8 +144,5 @@ def _comparison(pair: str, comparison: Comparison) -> ComparisonStatus:
         agreement_interval=list(agreement_interval),
         total_variation=variation[0] if variation else None,
         total_variation_interval=list(variation[1]) if variation else None,
-        disagreements=[
-            DisagreementStatus(of.request_id, of.file, list(of.labels))
-            for of in comparison.disagreements
-        ],
+        disagreements=comparison.disagreements,
     )

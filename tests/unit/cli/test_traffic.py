@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from app.errors import ConfigError
+from app.traffic.book import BookStatus
 from app.traffic.comparison import Comparison, Disagreement, Figures, VersionFigures
 from app.traffic.plan import Plan, Split
 from app.traffic.status import status_of
@@ -33,13 +34,13 @@ def status(num_agreed: int, num_differing: int, plan: Plan | None = None) -> dic
     for _ in range(num_agreed):
         comparison.note(0.01, None)
     for number in range(num_differing):
-        comparison.note(0.9, Disagreement(f"request-{number}", 1, ("[cat]", "dog")))
+        comparison.note(0.9, Disagreement(f"request-{number}", 1, ["[cat]", "dog"]))
     figures = Figures({A: VersionFigures(answered=950, computed=2, compute_ms=5.0)})
     figures.versions[A].latencies[8] = 950
     if comparison.compared:
         figures.pairs[f"{A} {B}"] = comparison
     plan = plan or Plan.first(Split({A: 95.0, B: 5.0}, C))
-    book = {"plan": plan.as_dict(), "gateways": [plan.revision, 0], "figures": figures.as_dict()}
+    book = BookStatus(plan, [plan.revision, 0], figures)
     return plain(status_of(book, {A: None, B: None, C: None}))
 
 

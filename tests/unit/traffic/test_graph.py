@@ -16,6 +16,7 @@ from app.graph.rolling_update import run_in_time
 from app.messages import Fault
 from app.responses import Classified, MemberOpinion, StageTiming, Timings
 from app.traffic.choice import chosen, sticky_key
+from app.traffic.comparison import Disagreement
 from app.traffic.graph import TrafficGraph
 from app.traffic.plan import Plan, Split
 from app.traffic.shadow_lane import MAX_IMAGES
@@ -156,7 +157,7 @@ async def test_the_shadow_sees_a_copy_in_the_lowest_lane_and_the_answer_is_the_m
     assert (copy.lane, copy.is_probe, copy.files) == ("shadow", True, [b"photo"])
     pair = graph.figures.of_pair(A, C)
     assert (pair.compared, pair.agreed, pair.variation) == (1, 0, pytest.approx(0.6))
-    assert pair.disagreements == [("r", 0, ("class 0", "class 1"))]
+    assert pair.disagreements == [Disagreement("r", 0, ["class 0", "class 1"])]
     figures = graph.figures.of_version(C)
     assert (figures.answered, figures.copies) == (0, 1)
     assert figures.compute_ms == 8 / 4 + 6 / 2
@@ -167,15 +168,15 @@ async def test_the_shadow_sees_a_copy_in_the_lowest_lane_and_the_answer_is_the_m
 @pytest.mark.parametrize(
     ("row", "thresholds", "labels"),
     [
-        ([0.8, 0.7], {"a": 0.7, "c": 0.7}, ("class 0", "class 0 + class 1")),
-        ([0.8, 0.6], {"a": 0.5, "c": 0.5}, ("class 0", "class 0 + class 1")),
-        ([0.4, 0.3], {"a": 0.5, "c": 0.5}, ("class 0", "no label")),
-        ([0.8, 0.2], {"a": 0.7, "c": 0.1}, ("class 0", "class 0 + class 1")),
+        ([0.8, 0.7], {"a": 0.7, "c": 0.7}, ["class 0", "class 0 + class 1"]),
+        ([0.8, 0.6], {"a": 0.5, "c": 0.5}, ["class 0", "class 0 + class 1"]),
+        ([0.4, 0.3], {"a": 0.5, "c": 0.5}, ["class 0", "no label"]),
+        ([0.8, 0.2], {"a": 0.7, "c": 0.1}, ["class 0", "class 0 + class 1"]),
         ([0.7, 0.4], {"a": 0.5, "c": 0.5}, None),
     ],
 )
 async def test_labels_over_the_sets_own_threshold_are_compared_whatever_a_client_lists(
-    row: list[float], thresholds: dict[str, float], labels: tuple[str, str] | None
+    row: list[float], thresholds: dict[str, float], labels: list[str] | None
 ) -> None:
     """The fakes list one class each, as of a client with top_k=1, and the same ones."""
     shadow = Version(C, np.array(row, np.float32))
@@ -234,7 +235,7 @@ async def test_a_canary_is_compared_on_a_sample_whoever_answers() -> None:
     pair = graph.figures.of_pair(A, B)
     assert (pair.compared, pair.agreed) == (25, 0)
     # The reference's label comes first, whoever answered.
-    assert {of.labels for of in pair.disagreements} == {("class 0", "class 1")}
+    assert {tuple(of.labels) for of in pair.disagreements} == {("class 0", "class 1")}
     assert list(graph.figures.pairs) == [f"{A} {B}"]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from app.errors import BadParameterError
+from app.traffic.book import BookStatus
 from app.traffic.comparison import Comparison, Disagreement, Figures, VersionFigures
 from app.traffic.plan import Plan, Split
 from app.traffic.promotion import candidate, refusals
@@ -26,13 +27,9 @@ def status(
     for _ in range(num_agreed):
         comparison.note(0.0, None)
     for _ in range(num_differing):
-        comparison.note(1.0, Disagreement("r", 0, ("cat", "dog")))
+        comparison.note(1.0, Disagreement("r", 0, ["cat", "dog"]))
     pairs = {f"{A} {B}": comparison} if comparison.compared else {}
-    book = {
-        "plan": Plan.first(split).as_dict(),
-        "gateways": [0],
-        "figures": Figures({B: figures} if figures else {}, pairs).as_dict(),
-    }
+    book = BookStatus(Plan.first(split), [0], Figures({B: figures} if figures else {}, pairs))
     return plain(status_of(book, {A: None, B: refused} | others))
 
 
