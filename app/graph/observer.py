@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.messages import MemberAnswer
-from app.metrics.meter import meter
-from app.metrics.requests import StageDuration, observe_stages, record_answers, stage_tags
+from app.metrics.requests import StageDuration, record_answers, record_stage
 from app.responses import Classified, StageTiming, Timings
 from app.tracing.parents import current_parent, name_version
 from app.tracing.spans import Value, record
@@ -124,7 +123,7 @@ class RequestObserver:
         if self._answers:
             if self._parent is not None:
                 name_version(self._answers[0].model_version)
-            meter.defer(record_answers, self._answers, self._entropy, self._durations)
+            record_answers(self._answers, self._entropy, self._durations)
 
     def _bars(self, *names: str) -> list[StageTiming]:
         intervals = ((name, self._stages.get(name)) for name in names)
@@ -134,11 +133,10 @@ class RequestObserver:
         return Timings(total=round(self.elapsed_ms(), 3), stages=stages)
 
     def _note(self, stage: str, member: str | None, duration_ms: float) -> None:
-        noted = stage_tags(stage, member), duration_ms
         if self._is_over:  # the metrics are recorded already; this is rendering
-            meter.defer(observe_stages, [noted])
+            record_stage(stage, member, duration_ms)
         else:
-            self._durations.append(noted)
+            self._durations.append((stage, member, duration_ms))
 
 
 def _bar(

@@ -7,8 +7,7 @@ is logged and stops the meter, so that requests are not affected.
 import logging
 import threading
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -29,7 +28,6 @@ class Meter:
         self._counts: dict[Series, float] = {}  # since the last flush
         self._levels: dict[Series, float] = {}
         self._histograms: dict[Series, _Histogram] = {}
-        self._deferred: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._lock = threading.Lock()
 
     def start(self, make: Callable[[Metric], Any]) -> bool:
@@ -57,55 +55,38 @@ class Meter:
                 self._levels[metric.name, tuple(tags.items())] = value
 
     def observe(self, metric: Metric, value: float, **tags: str) -> None:
-        self.observe_all(metric, [(tuple(tags.items()), value)])
-
-    def observe_all(self, metric: Metric, values: Sequence[tuple[Tags, float]]) -> None:
-        """Add values to a metric's histograms, each by its tags."""
+        """Add a value to a metric's histogram."""
         if self.is_on:
+            series = (metric.name, tuple(tags.items()))
             with self._lock:
-                for tags, value in values:
-                    series = (metric.name, tags)
-                    if (histogram := self._histograms.get(series)) is None:
-                        histogram = self._histograms[series] = _Histogram()
-                    histogram.add(value)
+                if (histogram := self._histograms.get(series)) is None:
+                    histogram = self._histograms[series] = _Histogram()
+                histogram.add(value)
 
-    def defer(self, record: Callable[..., None], *facts: Any) -> None:
-        """Call ``record(*facts)`` later, on the flushing thread, so that requests need not wait."""
-        if self.is_on:
-            self._deferred.append((record, facts))
+    def flush(self, record: Callable[[], None] = lambda: None) -> None:
+        """Send everything to Ray; gauges too, since Ray forgets a gauge that is not set again.
 
-    def work_off(self) -> None:
+        ``record`` is called first: it records figures that are read only now.
+        """
         try:
-            for _ in range(len(self._deferred)):
-                record, facts = self._deferred.popleft()
-                record(*facts)
-        except Exception as error:
-            self._give_up(error)
-
-    def flush(self) -> None:
-        """Send everything to Ray; gauges too, since Ray forgets a gauge that is not set again."""
-        self.work_off()
-        with self._lock:
-            counts, self._counts = self._counts, {}
-            levels = dict(self._levels)
-            for (name, tags), histogram in self._histograms.items():
-                levels |= histogram.levels(name, tags)
-        try:
+            record()
+            with self._lock:
+                counts, self._counts = self._counts, {}
+                levels = dict(self._levels)
+                for (name, tags), histogram in self._histograms.items():
+                    levels |= histogram.levels(name, tags)
             for (name, tags), amount in counts.items():
                 self._instruments[name].inc(amount, dict(tags))
             for (name, tags), value in levels.items():
                 self._instruments[name].set(value, dict(tags))
         except Exception as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        if self.is_on:
-            self.is_on = False
-            logger.warning(
-                "metrics are off from here on, requests are served as before: %s: %s",
-                type(error).__name__,
-                error,
-            )
+            if self.is_on:
+                self.is_on = False
+                logger.warning(
+                    "metrics are off from here on, requests are served as before: %s: %s",
+                    type(error).__name__,
+                    error,
+                )
 
 
 class _Histogram:

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from itertools import count
 from typing import Any
 
 import psutil
@@ -15,23 +14,17 @@ from app.metrics.table import CLOCK_STEPS, DROPPED_SPANS, PROCESS_CPU_MS, PROCES
 from app.tracing.clock import clock
 from app.tracing.pipeline import pipeline
 
-WORK_OFF_EVERY_S = 1.0
-FLUSH_EVERY = 5  # seconds; Ray exports every 10 s, and forgets a gauge that was not set for 20 s
+FLUSH_EVERY_S = 5.0  # Ray exports every 10 s, and forgets a gauge that was not set for 20 s
 
 
 def start_metrics() -> None:
-    """Start the meter if this process is a replica; its stages share it."""
-    if is_replica() and meter.start(ray_instrument):
-        Feeder(meter).start()
-
-
-def is_replica() -> bool:
-    """Whether this process is a replica of Serve."""
+    """Start the meter if this process is a replica of Serve; its stages share it."""
     try:
         serve.get_replica_context()
     except RayServeException:
-        return False
-    return True
+        return
+    if meter.start(ray_instrument):
+        Feeder(meter).start()
 
 
 def ray_instrument(metric: Metric) -> Any:
@@ -42,7 +35,7 @@ def ray_instrument(metric: Metric) -> Any:
 
 
 class Feeder(threading.Thread):
-    """Runs deferred calls every second, and flushes the meter every few seconds."""
+    """Flushes the meter every few seconds."""
 
     def __init__(self, target: Meter) -> None:
         super().__init__(name="metrics", daemon=True)
@@ -51,18 +44,13 @@ class Feeder(threading.Thread):
 
     def run(self) -> None:
         """Run until the process ends or the meter stops."""
-        for number in count():
-            if not self._meter.is_on:
-                return
-            if number % FLUSH_EVERY == 0:
-                self.flush()
-            self._meter.work_off()
-            time.sleep(WORK_OFF_EVERY_S)
+        while self._meter.is_on:
+            self.flush()
+            time.sleep(FLUSH_EVERY_S)
 
     def flush(self) -> None:
         """Send everything to Ray, and the process's own figures."""
-        self._meter.defer(self._record_process)
-        self._meter.flush()
+        self._meter.flush(self._record_process)
 
     def _record_process(self) -> None:
         before, self._cpu_s = self._cpu_s, time.process_time()

@@ -1,9 +1,8 @@
 """Metrics of requests, of their answers, and of look-ups in the response cache."""
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
 
-from app.metrics.meter import Tags, meter
+from app.metrics.meter import meter
 from app.metrics.table import (
     ANSWERS,
     CACHE_BYTES,
@@ -37,32 +36,23 @@ CLASSIFY = frozenset(
 )
 SURE = {True: "yes", False: "no", None: "unknown"}
 CLIENT_WENT = 499  # nginx's status for a client that hung up; it is never sent
-StageDuration = tuple[Tags, float]  # ms
+StageDuration = tuple[str, str | None, float]  # the stage, its member if it has one, and ms
 
 
 def record_answered(route: str, status: int, duration_ms: float) -> None:
     """Count a request over HTTP or gRPC; gRPC requests get the corresponding HTTP status."""
-    meter.defer(_record_answered, route, status, duration_ms)
-
-
-def _record_answered(route: str, status: int, duration_ms: float) -> None:
     operation = "classify" if route in CLASSIFY else "other"
     meter.count(REQUESTS, route=route, status=str(status), operation=operation)
     if route in CLASSIFY:
         meter.observe(REQUEST_MS, duration_ms, status=str(status))
 
 
-@cache
-def stage_tags(stage: str, member: str | None) -> Tags:
-    """Return the tags of a stage's durations."""
-    return (("stage", stage), ("member", member or "none"))
-
-
 def record_answers(
-    answers: Sequence[Classified], entropy: float, durations: list[StageDuration]
+    answers: Sequence[Classified], entropy: float, durations: Iterable[StageDuration]
 ) -> None:
     """Record the images of a request; ``entropy`` is the sum over its images, 0..1 each."""
-    observe_stages(durations)
+    for duration in durations:
+        record_stage(*duration)
     for answer in answers:
         agreed = "yes" if answer.agreement else "no"
         agreed = "alone" if len(answer.members) == 1 else agreed
@@ -74,9 +64,9 @@ def record_answers(
     meter.count(ENTROPY, by=entropy)
 
 
-def observe_stages(durations: list[StageDuration]) -> None:
-    """Record the durations of stages for a request or an image."""
-    meter.observe_all(STAGE_MS, durations)
+def record_stage(stage: str, member: str | None, duration_ms: float) -> None:
+    """Record the duration of a stage of a request or of an image."""
+    meter.observe(STAGE_MS, duration_ms, stage=stage, member=member or "none")
 
 
 def record_lookups(images: Mapping[str, int]) -> None:
