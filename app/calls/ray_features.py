@@ -67,22 +67,10 @@ STAGE_ROUTER = Feature(
         RayName(ROUTER, "ReplicaID.unique_id"),
     ),
 )
-# app/calls/remote.py.
-PICKLED_CALLS = Feature(
-    "pickle for calls of stages",
-    "Serve pickles them its own way, which takes longer",
-    (
-        RayName(
-            "ray.serve.handle",
-            "DeploymentHandle.options",
-            ("request_serialization", "response_serialization"),
-        ),
-    ),
-)
 # serve_config.yaml; Ray 2.59 lacks it.
 SURGE = Feature(
     "max_surge_percent in serve_config.yaml",
     "an update stops a replica before its successor is there; two replicas leave no gap",
     (RayName("ray.serve.schema", "DeploymentSchema.max_surge_percent"),),
 )
-REPLICA_FEATURES = (LOOPBACK, GRPC_OPTIONS, REFLECTION, STAGE_ROUTER, PICKLED_CALLS, SURGE)
+REPLICA_FEATURES = (LOOPBACK, GRPC_OPTIONS, REFLECTION, STAGE_ROUTER, SURGE)

@@ -29,7 +29,6 @@ from app.calls.messages import (
     read_classified,
     read_decoded,
 )
-from app.calls.ray_features import PICKLED_CALLS
 from app.calls.replicas import known_replicas
 from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.messages import Combined, Decoded, MemberAnswer
@@ -44,7 +43,6 @@ A = TypeVar("A")
 T = TypeVar("T")
 StageHandle: TypeAlias = DeploymentHandle[Any]
 TimedQuestion = tuple[Question, float]  # and its deadline by time.monotonic
-SERIALIZATIONS = "request_serialization", "response_serialization"
 hedge_budget = HedgeBudget()  # shared by all calls of this process
 
 
@@ -126,15 +124,8 @@ class SharedCalls(Generic[A]):
 
     @cached_property
     def _method(self) -> StageHandle:
-        """Return the handle's method, looked up at the first call: then Serve makes its router.
-
-        A message is a single bytes object, for which pickle is faster than cloudpickle, Serve's
-        default.
-        """
-        pickled: dict[str, Any] = dict.fromkeys(SERIALIZATIONS, "pickle")
-        return self._handle.options(
-            method_name=self._name, **(pickled if PICKLED_CALLS.fits() else {})
-        )
+        """Return the handle's method, looked up at the first call: then Serve makes its router."""
+        return self._handle.options(method_name=self._name)
 
     def _num_replicas(self) -> int:
         return known_replicas(self._handle.app_name, self._handle.deployment_name).num

@@ -16,7 +16,6 @@ import pytest
 from app.calls.ray_features import (
     GRPC_OPTIONS,
     LOOPBACK,
-    PICKLED_CALLS,
     REFLECTION,
     REPLICA_FEATURES,
     STAGE_ROUTER,
@@ -91,7 +90,7 @@ def test_without_what_protects_the_service_is_refused_in_a_line(
 
 
 def test_the_features_are_those_that_something_leans_on() -> None:
-    optional = {GRPC_OPTIONS, STAGE_ROUTER, PICKLED_CALLS}
+    optional = {GRPC_OPTIONS, STAGE_ROUTER}
     assert optional < {feature for feature in REPLICA_FEATURES if not feature.is_required}
     features = (*REPLICA_FEATURES, *LAUNCH_FEATURES)
     assert sum(len(feature.names) for feature in features if feature.is_required) <= 12
