@@ -9,8 +9,7 @@ from app.traffic.comparison import Figures
 from app.traffic.plan import Plan, Split
 
 IS_THERE_S = 5.0  # A Gateway serves if it reported within this time; it reports every second.
-IS_GONE_S = 60.0  # A Gateway is gone if it was silent for longer, unless it comes back.
-MAX_GONE = 100  # Gateways whose figures are kept apart, so that they count once if it does.
+MAX_REPORTS = 1000  # Gateways whose figures are kept apart, so that they count once.
 
 
 @dataclass(slots=True)
@@ -34,8 +33,7 @@ class TrafficBook:
     def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
         self.plan, self._clock = plan, clock
         self._reports: dict[str, _Report] = {}  # by Gateway; the newest report is the last
-        self._gone: dict[str, Figures] = {}  # by Gateway; the last to go is the last
-        self._past = Figures()  # of Gateways that went before
+        self._past = Figures()  # of Gateways that were silent for longer
 
     def report(self, gateway: str, plan: Plan, figures: Figures) -> Plan | None:
         """Record a Gateway's plan and figures, and return the newest plan.
@@ -48,13 +46,9 @@ class TrafficBook:
         if plan.order > self.plan.order:
             self.plan = plan
         self._reports.pop(gateway, None)
-        self._gone.pop(gateway, None)
-        now = self._clock()
-        self._reports[gateway] = _Report(plan.revision, figures, now)
-        while now - self._reports[oldest := next(iter(self._reports))].at > IS_GONE_S:
-            self._gone[oldest] = self._reports.pop(oldest).figures
-        while len(self._gone) > MAX_GONE:
-            self._past.add(self._gone.pop(next(iter(self._gone))))
+        self._reports[gateway] = _Report(plan.revision, figures, self._clock())
+        if len(self._reports) > MAX_REPORTS:
+            self._past.add(self._reports.pop(next(iter(self._reports))).figures)
         return self.plan
 
     def change(self, split: Split | None, revision: int | None) -> int:
@@ -79,6 +73,6 @@ class TrafficBook:
     def status(self) -> BookStatus:
         total = Figures()
         reported = (report.figures for report in self._reports.values())
-        for figures in (self._past, *self._gone.values(), *reported):
+        for figures in (self._past, *reported):
             total.add(figures)
         return BookStatus(self.plan, self.gateways, total)

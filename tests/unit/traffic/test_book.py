@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import PlanChangedError
-from app.traffic.book import IS_GONE_S, IS_THERE_S, TrafficBook
+from app.traffic.book import IS_THERE_S, MAX_REPORTS, TrafficBook
 from app.traffic.comparison import Figures
 from app.traffic.plan import Plan, Split
 from tests.support.hand_clock import HandClock
@@ -100,11 +100,11 @@ def test_a_gateways_figures_count_once(book: TrafficBook) -> None:
 def test_reports_of_gateways_that_are_gone_are_added_up_and_nothing_is_lost(
     book: TrafficBook, clock: HandClock
 ) -> None:
-    for number in range(200):
+    for number in range(2 * MAX_REPORTS):
         book.report(f"g{number}", FIRST, answered(1))
         clock.now += 1.0
-    assert len(book._reports) == IS_GONE_S + 1
-    assert book.status().figures.versions[A].answered == 200
+    assert len(book._reports) == MAX_REPORTS
+    assert book.status().figures.versions[A].answered == 2 * MAX_REPORTS
 
 
 def test_gateways_that_come_back_after_a_minute_count_once(
@@ -112,7 +112,7 @@ def test_gateways_that_come_back_after_a_minute_count_once(
 ) -> None:
     """They could not reach the deployment, which went on."""
     for number in (10, 11):
-        clock.now += IS_GONE_S + 1
+        clock.now += 61.0
         for gateway in ("g1", "g2", "g3"):
             book.report(gateway, FIRST, answered(number))
     assert book.status().figures.versions[A].answered == 3 * 11
