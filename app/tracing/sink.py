@@ -77,36 +77,24 @@ class CountedExporter(SpanExporter):
         return self._breaker.is_open
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export, and count failed spans.
-
-        After a failure a single span is tried first: encoding a whole batch every few seconds in
-        vain would cost as much as writing all spans to files.
-        """
-        num_left, reason = len(spans), "not taken"
+        """Export, and count failed spans; an exporter that failed is left alone for a while."""
+        result, reason = SpanExportResult.FAILURE, "not taken"
         if is_tried := self._breaker.allows():
-            first = spans[:1] if self.is_failing else spans
-            for part in (first, spans[len(first) :]):
-                if part:
-                    result, reason = self._tried(part)
-                    if result is not SpanExportResult.SUCCESS:
-                        break
-                    num_left -= len(part)
+            try:
+                result = self._exporter.export(spans)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+        has_failed = result is not SpanExportResult.SUCCESS
         self.num_done += len(spans)
-        self.num_failed += num_left
+        self.num_failed += len(spans) if has_failed else 0
         if is_tried:
-            self._warn(failed=num_left > 0, reason=reason)
-        return SpanExportResult.FAILURE if num_left else SpanExportResult.SUCCESS
+            self._warn(failed=has_failed, reason=reason)
+        return result
 
     def shutdown(self) -> None:
         if not self._is_shut_down:
             self._is_shut_down = True
             self._exporter.shutdown()
-
-    def _tried(self, spans: Sequence[ReadableSpan]) -> tuple[SpanExportResult, str]:
-        try:
-            return self._exporter.export(spans), "not taken"
-        except Exception as error:
-            return SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
 
     def _warn(self, *, failed: bool, reason: str) -> None:
         if failed and self._breaker.failed():

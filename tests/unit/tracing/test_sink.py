@@ -152,23 +152,3 @@ def test_many_spans_go_in_batches(exporter, spans, monkeypatch):
     sink.shutdown()
     assert sum(exporter.sizes) == 1000
     assert max(exporter.sizes) <= sink_module.BATCH
-
-
-def test_where_nobody_listens_only_one_span_is_encoded(exporter, spans, monkeypatch):
-    """Every few seconds, to see whether somebody does; then the others go too."""
-    monkeypatch.setattr(sink_module, "ENDPOINT_TRIAL_EVERY_S", 0.0)
-    monkeypatch.setattr(sink_module, "EVERY_MS", 3.6e6)
-    exporter.result = SpanExportResult.FAILURE
-    sink = Sink("otlp", exporter)
-    for _ in range(3):
-        for _ in range(200):
-            sink.on_end(spans[0])
-        sink.force_flush(1000)
-    assert exporter.sizes == [200, 1, 1]
-    assert sink.num_dropped == 600
-    exporter.result = SpanExportResult.SUCCESS
-    for _ in range(200):
-        sink.on_end(spans[0])
-    sink.shutdown()
-    assert exporter.sizes[3:] == [1, 199]
-    assert sink.num_dropped == 600
