@@ -6,18 +6,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from app.environment import MIB
 from app.errors import ConfigError
 from app.samples.sample import Sample
-from app.settings import Settings
 from models.extras import installed_version, pip_install
 from models.store_files import CLIENTS, EXTRAS, said, smart_open_file
 from models.stores import is_url
 from models.whole_file import write_whole
 
 PARTS = 128  # A Gateway lists the folder again after it wrote this part of the limit.
-DISAGREEMENTS = "disagreements"  # a subfolder of sample_dir
-DISAGREEMENT_SHARE = 0.25  # of sample_mib, if versions share the traffic
 OWN_FILE = re.compile(r"\.?(?P<stem>\d{8}T\d{12}-[0-9a-f]{16})\.[a-z0-9.]+")
 
 
@@ -111,23 +107,8 @@ class SampleStore:
         return True
 
 
-def place_of(settings: Settings) -> SamplePlace | None:
-    """Return the place that the settings name for samples; None if they ask for no samples."""
-    if settings.sample_dir is None or settings.sample_ratio == 0:
-        return None
-    of_disagreements = DISAGREEMENT_SHARE if settings.has_versions else 0
-    return _place(settings.sample_dir, int((1 - of_disagreements) * settings.sample_mib * MIB))
-
-
-def disagreement_place_of(settings: Settings) -> SamplePlace | None:
-    """Return where photos go that versions of the set disagree on; None: nowhere."""
-    if settings.sample_dir is None or not settings.has_versions:
-        return None
-    place = f"{settings.sample_dir.rstrip('/')}/{DISAGREEMENTS}"
-    return _place(place, int(DISAGREEMENT_SHARE * settings.sample_mib * MIB))
-
-
-def _place(name: str, max_bytes: int) -> SamplePlace:
+def place_of(name: str, max_bytes: int) -> SamplePlace:
+    """Return the place with that name: the URL of a store, or a folder."""
     return SampleStore(name, max_bytes) if is_url(name) else SampleFolder(Path(name), max_bytes)
 
 

@@ -16,10 +16,12 @@ from app.metrics.meter import meter
 from app.metrics.table import SAMPLES
 from app.queueing.circuit_breaker import CircuitBreaker
 from app.responses import Classified
-from app.samples.places import SamplePlace, disagreement_place_of, place_of
+from app.samples.places import SamplePlace, place_of
 from app.samples.sample import is_chosen, sample_of
 from app.settings import Settings
 
+DISAGREEMENTS = "disagreements"  # a subfolder of sample_dir
+DISAGREEMENT_SHARE = 0.25  # of sample_mib, if versions share the traffic
 MAX_WAITING, MAX_WAITING_BYTES = 256, 64 * MIB
 logger = logging.getLogger("ray.serve")
 
@@ -54,7 +56,7 @@ class Sampler:
         self._num_bytes = 0  # of the images that wait
         self._breaker = CircuitBreaker()
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        threading.Thread(target=self._write_all, name="samples", daemon=True).start()
 
     def note(
         self, request_id: str, files: Sequence[bytes], answers: Sequence[Classified | Fault]
@@ -82,14 +84,6 @@ class Sampler:
                 return
             self._waiting.append(chosen)
             self._num_bytes += len(chosen.image)
-            if self._thread is None:
-                thread = threading.Thread(target=self._write_all, name="samples", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # a limit of threads; the next sample tries again
-                    logger.error("samples wait, since no thread can write them: %s", error)
-                    return
-                self._thread = thread
             self._changed.notify()
 
     def _write_all(self) -> None:
@@ -124,11 +118,17 @@ class Sampler:
 
 def sampler_of(settings: Settings) -> Sampler | None:
     """Return the sampler that the settings ask for; None if they ask for none."""
-    place = place_of(settings)
-    return None if place is None else Sampler(settings.sample_ratio, place)
+    if settings.sample_dir is None or settings.sample_ratio == 0:
+        return None
+    share = 1 - DISAGREEMENT_SHARE if settings.has_versions else 1
+    place = place_of(settings.sample_dir, int(share * settings.sample_mib * MIB))
+    return Sampler(settings.sample_ratio, place)
 
 
 def disagreement_sampler_of(settings: Settings) -> Sampler | None:
     """Return the sampler of photos that versions disagree on; None: they are not kept."""
-    place = disagreement_place_of(settings)
-    return None if place is None else Sampler(0.0, place)
+    if settings.sample_dir is None or not settings.has_versions:
+        return None
+    folder = f"{settings.sample_dir.rstrip('/')}/{DISAGREEMENTS}"
+    place = place_of(folder, int(DISAGREEMENT_SHARE * settings.sample_mib * MIB))
+    return Sampler(0.0, place)

@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 
 from app.errors import ConfigError
-from app.samples.places import (
-    SampleFolder,
-    SampleStore,
-    check_sample_store,
-    disagreement_place_of,
-    place_of,
-)
+from app.samples.places import SampleFolder, SamplePlace, SampleStore, check_sample_store
 from app.samples.sample import Sample, sample_of
+from app.samples.sampler import Sampler, disagreement_sampler_of, sampler_of
 from app.settings import Settings
 from models.store_files import CLIENTS, StoreError, smart_open_file
 from tests.support.answers import answer_of
@@ -40,6 +35,11 @@ def names(folder: Path) -> list[str]:
 
 def num_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def place_of(sampler: Sampler | None) -> SamplePlace:
+    assert sampler is not None
+    return sampler._place
 
 
 def test_the_oldest_go_and_the_bound_holds(tmp_path: Path) -> None:
@@ -143,24 +143,24 @@ def test_a_store_that_is_gone_says_so(s3: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_settings_say_where(tmp_path: Path) -> None:
-    assert place_of(Settings()) is None
-    assert place_of(Settings(sample_dir=str(tmp_path))) is None  # the ratio is 0
-    folder = place_of(Settings(sample_dir=str(tmp_path), sample_ratio=0.5))
-    assert isinstance(folder, SampleFolder)
-    assert isinstance(place_of(Settings(sample_dir="s3://b/f", sample_ratio=1)), SampleStore)
+    assert sampler_of(Settings()) is None
+    assert sampler_of(Settings(sample_dir=str(tmp_path))) is None  # the ratio is 0
+    folder = sampler_of(Settings(sample_dir=str(tmp_path), sample_ratio=0.5))
+    assert isinstance(place_of(folder), SampleFolder)
+    store = sampler_of(Settings(sample_dir="s3://b/f", sample_ratio=1))
+    assert isinstance(place_of(store), SampleStore)
     assert list(tmp_path.iterdir()) == []  # nothing before the first sample
 
 
 def test_samples_and_disagreements_share_the_bound(tmp_path: Path) -> None:
     versions = {"shadow": "imagenette@000000000000", "sample_mib": 1}
-    assert disagreement_place_of(Settings(**versions)) is None
+    assert disagreement_sampler_of(Settings(**versions)) is None
     one = Settings(sample_dir=str(tmp_path), sample_ratio=1)
-    assert disagreement_place_of(one) is None  # of one version
+    assert disagreement_sampler_of(one) is None  # of one version
     settings = Settings(sample_dir=str(tmp_path), sample_ratio=1, **versions)
-    places = place_of(settings), disagreement_place_of(settings)
+    places = place_of(sampler_of(settings)), place_of(disagreement_sampler_of(settings))
     for number in range(1200):
         for place in places:
-            assert place is not None
             assert place.write(sample(number))
     below = tmp_path / "disagreements"
     of_disagreements = num_bytes(below)
@@ -171,7 +171,7 @@ def test_samples_and_disagreements_share_the_bound(tmp_path: Path) -> None:
 
 def test_disagreements_go_to_a_folder_of_the_store(s3: str) -> None:
     settings = Settings(sample_dir=f"{s3}/", shadow="imagenette@000000000000")
-    place = disagreement_place_of(settings)
+    place = place_of(disagreement_sampler_of(settings))
     assert isinstance(place, SampleStore)
     last = sample(1)
     assert place.write(last)

@@ -144,24 +144,6 @@ def test_a_place_that_fails_is_logged_and_no_answers_trouble(
     assert "cannot write samples (OSError: [Errno 28] No space left on device)" in line
 
 
-def test_without_a_thread_to_write_them_samples_wait_and_no_answer_fails(
-    place: Place,
-    results: Results,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    kept = Sampler(1.0, place, results)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        kept.note("first", [b"a"], [answer_of()])
-    assert "samples wait, since no thread can write them" in caplog.text
-    kept.note("second", [b"b"], [answer_of()])
-    assert results.wait(2) == {"written": 2}
-
-
 def test_a_sample_that_is_too_large_is_dropped(tmp_path: Path, results: Results) -> None:
     kept = Sampler(1.0, SampleFolder(tmp_path, 1000), results)
     kept.note("id", [b"a" * 2000], [answer_of()])
