@@ -12,7 +12,6 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from app.environment import environment_value
 from app.errors import ConfigError
 from app.settings import Settings
-from app.settings.records import TraceExporter
 
 HTTP_PORT, HTTP_PATH = 4318, "/v1/traces"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -39,22 +38,18 @@ def exporter_of(settings: Settings) -> SpanExporter | None:
     # No log line per retry: app.tracing.sink logs once that spans are lost.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     try:
-        return _exporter_of(settings.trace_exporter, settings.trace_endpoint)
+        match settings.trace_exporter:
+            case "otlp":
+                return _otlp(settings.trace_endpoint)
+            case "jaeger":
+                with warnings.catch_warnings():  # it warns at every start that Jaeger accepts OTLP
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    return _jaeger(settings.trace_endpoint)
+            case "file" | "none":
+                return None
     except Exception as error:  # OpenTelemetry's errors have no common base
         logger.warning("no traces are exported (%s): %s", settings.trace_exporter, error)
         return None
-
-
-def _exporter_of(name: TraceExporter, endpoint: str | None) -> SpanExporter | None:
-    match name:
-        case "otlp":
-            return _otlp(endpoint)
-        case "jaeger":
-            with warnings.catch_warnings():  # it warns at every start that Jaeger accepts OTLP
-                warnings.simplefilter("ignore", DeprecationWarning)
-                return _jaeger(endpoint)
-        case "file" | "none":
-            return None
 
 
 def _otlp(endpoint: str | None) -> SpanExporter:
