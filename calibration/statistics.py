@@ -17,14 +17,6 @@ EDGE = 1e-9  # margin of the search for an interval before a difference of all i
 NUM_BINS = 15  # of confidence, as in Guo et al. (2017)
 
 
-def wilson_interval(num_right: int, num_images: int) -> tuple[float, float]:
-    """Return the 95 % interval of a proportion (Wilson 1927), valid near 0 and 1 too."""
-    share, spread = num_right / num_images, Z95**2 / num_images
-    center = (share + spread / 2) / (1 + spread)
-    half = Z95 / (1 + spread) * sqrt(share * (1 - share) / num_images + spread / 4 / num_images)
-    return max(0.0, center - half), min(1.0, center + half)
-
-
 @dataclass
 class Paired:
     """Two classifiers on the same images: how often only one of them was right."""

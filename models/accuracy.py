@@ -1,6 +1,7 @@
 """Accuracy as a manifest keeps it: whole evaluations, and the drops that quantising measured."""
 
 from datetime import date
+from math import sqrt
 from statistics import NormalDist
 from typing import Annotated, NamedTuple
 
@@ -14,6 +15,17 @@ ENSEMBLE = "ensemble"  # the combiner's average, next to the members' names
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NumImages = Annotated[int, Field(ge=1, le=10**9)]  # a float in statistics
 Difference = Annotated[float, Field(ge=-1, le=1)]
+
+
+def wilson_interval(part: int, number: int) -> tuple[float, float]:
+    """Return the 95 % interval of the proportion ``part / number``, valid near 0 and 1 too.
+
+    From Wilson (1927); ``number`` must not be 0.
+    """
+    share, spread = part / number, Z95**2 / number
+    center = (share + spread / 2) / (1 + spread)
+    half = Z95 / (1 + spread) * sqrt(share * (1 - share) / number + spread / 4 / number)
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 class Score(Record):

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from app.errors import MAX_SHOWN, BadParameterError, FeedbackExistsError, UnknownRequestError
 from app.messages import Fault
-from app.metrics.intervals import wilson
 from app.responses import Classified
+from models.accuracy import wilson_interval
 
 Version = tuple[str, str]  # a model set's name, and its version
 
@@ -196,6 +196,6 @@ def _interned(answer: GivenAnswer | None) -> GivenAnswer | None:
 
 def _accuracy(version: Version, counts: Counter[bool]) -> VersionAccuracy:
     num, right = counts.total(), counts[True]
-    share, (low, high) = wilson(right, num)
+    low, high = wilson_interval(right, num)
     interval = round(low, 4), round(high, 4)
-    return VersionAccuracy(*version, num, right, round(share, 4), interval)
+    return VersionAccuracy(*version, num, right, round(right / num, 4), interval)

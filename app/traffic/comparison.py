@@ -14,12 +14,13 @@ from pydantic import Field
 
 from app.graph.request import RequestAnswers
 from app.messages import Fault
-from app.metrics.intervals import Z95, Interval, wilson
 from app.metrics.table import BUCKETS_MS
 from app.responses import Classified
+from models.accuracy import Z95, wilson_interval
 from models.answer_rule import AnswerRule
 from models.ensemble import Probabilities
 
+Interval = tuple[float, float]
 MAX_DISAGREEMENTS = 20  # The newest of each pair of versions are kept.
 OTHER_WORK = ("decode", "preprocess", "combine")  # stages of an image beside its members'
 
@@ -136,7 +137,9 @@ class Comparison:
     @property
     def agreement(self) -> tuple[float, Interval] | None:
         """The share of photos with equal choices and its 95 % interval; None without photos."""
-        return wilson(self.agreed, self.compared) if self.compared else None
+        if not (number := self.compared):
+            return None
+        return self.agreed / number, wilson_interval(self.agreed, number)
 
     @property
     def total_variation(self) -> tuple[float, Interval] | None:

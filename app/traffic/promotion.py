@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.errors import BadParameterError
-from app.metrics.intervals import wilson
+from models.accuracy import wilson_interval
 
 MIN_COMPARED = 200  # photos; if all 200 agree, the 95 % interval begins at 0.981
 MIN_AGREEMENT = 0.95
@@ -76,12 +76,12 @@ def refusals(
     if not (copied := compared + copies_failed):
         return reasons
     agreed = 0 if pair is None else int(pair["agreed"])
-    share, (low, _) = wilson(agreed, copied)
+    low, _ = wilson_interval(agreed, copied)
     if low < min_agreement:
         and_failed = f" and {copies_failed} that it failed on" if copies_failed else ""
         reasons.append(
             f"it agrees with {main} on {agreed} of {compared} photos{and_failed}, "
-            f"{share:.1%} (95 %: from {low:.1%}): {min_agreement - low:.1%} below "
+            f"{agreed / copied:.1%} (95 %: from {low:.1%}): {min_agreement - low:.1%} below "
             f"{min_agreement:.1%} (--min-agreement)"
         )
     return reasons

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.statistics import Paired, Rightness, wilson_interval
+from calibration.statistics import Paired, Rightness
+from models.accuracy import wilson_interval
 from models.ensemble import Probabilities, margins
 
 NUM_BINS = 1000  # a threshold is a bin's lower edge: three decimals

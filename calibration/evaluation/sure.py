@@ -11,8 +11,7 @@ import numpy as np
 
 from calibration.evaluation.inference import PredictedBatch
 from calibration.evaluation.subsets.split import is_for_fitting
-from calibration.statistics import wilson_interval
-from models.accuracy import ENSEMBLE, SureRecord
+from models.accuracy import ENSEMBLE, SureRecord, wilson_interval
 from models.errors import ModelSetError
 from models.record import Precision
 

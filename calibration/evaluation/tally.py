@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calibration.statistics import Reliability, Rightness, wilson_interval
-from models.accuracy import Score
+from calibration.statistics import Reliability, Rightness
+from models.accuracy import Score, wilson_interval
 from models.ensemble import Probabilities
 
 Indices = npt.NDArray[np.int64]

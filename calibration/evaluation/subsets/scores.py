@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from calibration.evaluation.cascade import CascadePoint
 from calibration.evaluation.subsets.candidates import Candidate, Method
 from calibration.evaluation.subsets.costs import MemberCost
-from calibration.statistics import Paired, wilson_interval
+from calibration.statistics import Paired
+from models.accuracy import wilson_interval
 from models.record import Precision
 
 SIGNIFICANCE = 0.05  # of McNemar's test against the best

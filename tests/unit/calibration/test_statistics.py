@@ -1,4 +1,4 @@
-"""Intervals, McNemar's test and the calibration error, against published values and plain loops."""
+"""Paired tests and the calibration error, against published values and plain loops."""
 
 from math import comb
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.optimize import minimize_scalar
 
-from calibration.statistics import NUM_BINS, Paired, Reliability, wilson_interval
+from calibration.statistics import NUM_BINS, Paired, Reliability
 from models.accuracy import Z95
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
@@ -44,44 +44,6 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
             gap = np.mean([right[i] for i in inside]) - np.mean([confidence[i] for i in inside])
             total += len(inside) / len(confidence) * abs(gap)
     return total
-
-
-@pytest.mark.parametrize(
-    ("num_right", "num_images", "low", "high"),
-    [
-        (0, 10, 0, 0.2775),
-        (10, 10, 0.7225, 1),
-        (5, 10, 0.2366, 0.7634),
-        (1, 1, 0.2065, 1),
-        (81, 263, 0.2553, 0.3662),  # Newcombe 1998, table I, method 3
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-    ],
-)
-def test_wilson_gives_the_published_intervals(num_right, num_images, low, high):
-    assert wilson_interval(num_right, num_images) == pytest.approx((low, high), abs=5e-5)
-
-
-@BOUNDED
-@given(num_images=st.integers(1, 10**6), share=st.floats(0, 1))
-def test_the_ends_of_a_wilson_interval_are_where_the_score_test_rejects(num_images, share):
-    num_right = round(share * num_images)
-    low, high = wilson_interval(num_right, num_images)
-    assert 0 <= low <= num_right / num_images + 1e-12
-    assert num_right / num_images - 1e-12 <= high <= 1
-    for end in (low, high):  # (p - end)^2 = z^2 end (1 - end) / n
-        squared = (num_right / num_images - end) ** 2
-        assert squared == pytest.approx(Z95**2 * end * (1 - end) / num_images, abs=1e-9)
-
-
-@BOUNDED
-@given(num_images=st.integers(1, 1000), share=st.floats(0, 1))
-def test_wrong_answers_have_the_mirrored_interval(num_images, share):
-    num_right = round(share * num_images)
-    low, high = wilson_interval(num_right, num_images)
-    mirrored = wilson_interval(num_images - num_right, num_images)
-    assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-12)
 
 
 @BOUNDED

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from calibration.evaluation.cascade import CascadePoint, CascadeTally, cheapest_within
-from calibration.statistics import wilson_interval
+from models.accuracy import wilson_interval
 from models.ensemble import is_sure
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)

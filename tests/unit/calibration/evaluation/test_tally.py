@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from calibration.evaluation.tally import SureTally, Tally
-from calibration.statistics import wilson_interval
+from models.accuracy import wilson_interval
 from models.ensemble import top_k
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)

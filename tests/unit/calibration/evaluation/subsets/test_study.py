@@ -8,8 +8,9 @@ import pytest
 from calibration.evaluation.subsets.candidates import subsets_of
 from calibration.evaluation.subsets.logistic import fit_logistic, log_rows
 from calibration.evaluation.subsets.split import is_for_fitting, split
-from calibration.statistics import Paired, wilson_interval
+from calibration.statistics import Paired
 from configs.functions.geometric_mean import geometric_mean
+from models.accuracy import wilson_interval
 from models.ensemble import average
 from models.errors import ModelSetError
 from tests.support.calibration.made_subsets import COSTS, NAMES, Drawn, compared, study_of
