@@ -36,10 +36,7 @@ class FrameProtocol(asyncio.Protocol, ABC):
     """Reads and writes frames; one over ``MAX_PAYLOAD_BYTES`` ends the connection."""
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []  # received, not yet a whole frame
-        self._num_held = 0
-        self._num_wanted = FRAME_HEAD.size
-        self._head: tuple[int, int] | None = None  # kind and number, once the head is there
+        self._buffer = bytearray()  # received, and not yet a whole frame
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -55,28 +52,18 @@ class FrameProtocol(asyncio.Protocol, ABC):
             self.transport.writelines((FRAME_HEAD.pack(kind, number, len(payload)), payload))
 
     def data_received(self, data: bytes) -> None:
-        self._parts.append(data)
-        self._num_held += len(data)
-        while self._num_held >= self._num_wanted and self.transport is not None:
-            held = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-            self._parts = [held]
-            if self._head is None:
-                self._read_head(held)
-            else:
-                self._read_payload(held, *self._head)
-
-    def _read_head(self, held: bytes) -> None:
-        kind, number, length = FRAME_HEAD.unpack_from(held)
-        if length > MAX_PAYLOAD_BYTES:
-            self.abort()
-            return
-        self._head, self._num_wanted = (kind, number), FRAME_HEAD.size + length
-
-    def _read_payload(self, held: bytes, kind: int, number: int) -> None:
-        payload, rest = held[FRAME_HEAD.size : self._num_wanted], held[self._num_wanted :]
-        self._head, self._num_wanted = None, FRAME_HEAD.size
-        self._parts, self._num_held = [rest] if rest else [], len(rest)
-        self.frame_received(kind, number, payload)
+        self._buffer += data
+        while len(self._buffer) >= FRAME_HEAD.size and self.transport is not None:
+            kind, number, length = FRAME_HEAD.unpack_from(self._buffer)
+            if length > MAX_PAYLOAD_BYTES:
+                self.abort()
+                return
+            if len(self._buffer) < (end := FRAME_HEAD.size + length):
+                return
+            with memoryview(self._buffer) as view:  # a slice of the buffer itself would be a copy
+                payload = bytes(view[FRAME_HEAD.size : end])
+            del self._buffer[:end]
+            self.frame_received(kind, number, payload)
 
     def abort(self) -> None:
         if self.transport is not None:
