@@ -14,7 +14,8 @@ from app.graph.probabilities import NAMES, ClassifiedWithProbabilities
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
 from app.graph.rolling_update import Graph
 from app.messages import Fault
-from app.metrics.traffic import record_comparison, record_copies, record_shares
+from app.metrics.meter import meter
+from app.metrics.table import TRAFFIC_COMPARED, TRAFFIC_COPIES, TRAFFIC_SHARE, TRAFFIC_VARIATION
 from app.responses import Classified
 from app.traffic.choice import chosen, sticky_key
 from app.traffic.comparison import Disagreement, Figures, choice_of, distance, in_words
@@ -75,7 +76,9 @@ class TrafficGraph:
         self._lane.retry()
         if plan.split.main != before.split.main:
             self.on_main()
-        record_shares({name: plan.split.shares.get(name, 0.0) for name in self.versions})
+        for name in self.versions:
+            share = plan.split.shares.get(name, 0.0)
+            meter.set(TRAFFIC_SHARE, share, model_version=_version_of(name))
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer all files of a request with one version; raises what its graph raises."""
@@ -166,7 +169,7 @@ class TrafficGraph:
 
     def _dropped(self, other: str, number: int) -> None:
         self.figures.of_version(other).dropped += number
-        record_copies(other, "dropped", number)
+        _count_copies(other, "dropped", number)
 
     def _copy(
         self, name: str, other: str, request: ClassifyRequest, answers: RequestAnswers
@@ -191,19 +194,19 @@ class TrafficGraph:
                 return
             if isinstance(outcome, Exception):
                 figures.copies_failed += len(files)
-                record_copies(other, "failed", len(files))
+                _count_copies(other, "failed", len(files))
                 return
             for place, file, copy in zip(places, files, outcome, strict=True):
                 answer = answers[place]
                 assert isinstance(answer, ClassifiedWithProbabilities)
                 if not isinstance(copy, ClassifiedWithProbabilities) or copy.degraded:
                     figures.copies_failed += 1
-                    record_copies(other, "failed", 1)
+                    _count_copies(other, "failed", 1)
                     continue
                 figures.copies += 1
                 figures.computed_image(copy)
                 self.on_copy(copy)
-                record_copies(other, "computed", 1)
+                _count_copies(other, "computed", 1)
                 pair = (main, name, copy, answer) if is_reversed else (name, other, answer, copy)
                 has_agreed = self._compare(*pair, (of_request, place))
                 if not has_agreed and self.on_disagreement is not None:
@@ -231,8 +234,19 @@ class TrafficGraph:
         if {places[index] for index in choice} != other.keys():
             disagreement = Disagreement(*where, [in_words(choice), in_words(other)])
         self.figures.of_pair(reference, version).note(apart, disagreement)
-        record_comparison(version, apart, has_agreed=disagreement is None)
+        fingerprint, agreed = _version_of(version), "yes" if disagreement is None else "no"
+        meter.count(TRAFFIC_COMPARED, model_version=fingerprint, agreed=agreed)
+        meter.count(TRAFFIC_VARIATION, apart, model_version=fingerprint)
         return disagreement is None
+
+
+def _version_of(name: str) -> str:
+    return name.rpartition("@")[2]
+
+
+def _count_copies(name: str, result: str, number: int) -> None:
+    """Count copies of photos for a version: computed, dropped or failed."""
+    meter.count(TRAFFIC_COPIES, number, model_version=_version_of(name), result=result)
 
 
 def _is_of_files(request: ClassifyRequest) -> bool:

@@ -30,7 +30,6 @@ ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/u
     "app/http/repository.py": ("http/test_open_inference_state.py",),
     "app/launch/forks/request.py": ("launch/test_forks.py",),
     "app/launch/forks/server.py": ("launch/test_forks.py",),
-    "app/metrics/traffic.py": ("traffic/test_graph.py",),
     "app/oip/answer.py": ("http/test_open_inference.py",),
     "app/oip/predict.py": ("http/test_predict.py",),
     "app/oip/repository.py": ("http/test_open_inference_state.py",),
