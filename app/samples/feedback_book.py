@@ -1,7 +1,6 @@
 """The feedback book: the latest answers, and the right labels that callers reported for them."""
 
 import hashlib
-import sys
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -104,7 +103,7 @@ class FeedbackBook:
             if (before := self._requests.get(key)) is not None:
                 before.is_ambiguous |= before.images != images
                 continue
-            self._requests[key] = _Remembered(tuple(map(_interned, images)), now, {})
+            self._requests[key] = _Remembered(images, now, {})
             self._num_answers += len(images)
         while self._num_answers > self._max_answers and len(self._requests) > 1:
             _, oldest = self._requests.popitem(last=False)
@@ -183,15 +182,6 @@ def _place(image: int | None, num_images: int) -> int:
             "in the order of the request's files"
         )
     return image
-
-
-def _interned(answer: GivenAnswer | None) -> GivenAnswer | None:
-    """Return the answer with interned strings: a remote call creates new copies of each."""
-    if answer is None:
-        return None
-    name, version = answer.version
-    labels = tuple(map(sys.intern, answer.labels))
-    return GivenAnswer((sys.intern(name), sys.intern(version)), labels)
 
 
 def _accuracy(version: Version, counts: Counter[bool]) -> VersionAccuracy:
