@@ -39,8 +39,12 @@ class LocalSpans(SpanExporter):
                 self._begin_file()
                 resource = {"resource": dict(spans[0].resource.attributes)}
                 text = orjson.dumps(resource) + b"\n" + text
-            with self._file.open("ab") as file:  # type: ignore[union-attr]
-                file.write(text)
+            try:
+                with self._file.open("ab") as file:  # type: ignore[union-attr]
+                    file.write(text)
+            except FileNotFoundError:  # the folder was removed: the next export makes it again
+                self._file = None
+                raise
             self._num_bytes += len(text)
         return SpanExportResult.SUCCESS
 

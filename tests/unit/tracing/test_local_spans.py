@@ -1,6 +1,7 @@
 """Files of spans: what is written is read back, within a bound, on a full disk too."""
 
 import json
+import shutil
 import time
 
 import pytest
@@ -59,6 +60,18 @@ def test_a_text_with_unicodes_line_ends_is_read_whole(tmp_path, spans):
 def test_a_full_disk_raises_which_the_sink_counts(tmp_path, spans):
     with full_disk(100), pytest.raises(OSError, match="large"):
         LocalSpans(tmp_path, 1).export(spans)
+
+
+def test_a_folder_that_is_removed_is_made_again(tmp_path, spans):
+    exporter = LocalSpans(tmp_path / "traces", 1)
+    exporter.export(spans)
+    shutil.rmtree(tmp_path / "traces")
+    with pytest.raises(FileNotFoundError):
+        exporter.export(spans)
+    assert exporter.export(spans) is SpanExportResult.SUCCESS
+    kept = list(read_spans(tmp_path / "traces"))
+    assert len(kept) == len(spans)
+    assert kept[0]["resource"]["host.name"] == "here"
 
 
 def test_a_folder_that_is_none_has_no_spans(tmp_path):
