@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -11,7 +12,6 @@ import httpx
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from app.launch.ray_internals import ServeClient
-from app.launch.stop_request import StopRequest
 
 ReportProgress = Callable[[str], None]
 # The last line of a traceback. For our own errors only the message is shown.
@@ -95,14 +95,14 @@ class GrpcProbe:
 
 def wait_ready(
     client: httpx.Client,
-    stop: StopRequest,
+    stop: threading.Event,
     report: ReportProgress,
     timeout_s: float = 300.0,
     *,
     applications: Collection[str],
     grpc: GrpcProbe | None = None,
 ) -> bool:
-    """Wait until /readyz reports ready; return False if ``stop`` is asked for first.
+    """Wait until /readyz reports ready; return False if ``stop`` is set first.
 
     Args:
         client: of the service.
@@ -118,7 +118,7 @@ def wait_ready(
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if stop.is_asked:
+        if stop.is_set():
             return False
         report(_progress(applications))
         with contextlib.suppress(httpx.HTTPError):

@@ -31,7 +31,7 @@ def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
 def init_ray(**options: Any) -> None:
     """Call ``ray.init`` without two side effects for which it has no option.
 
-    It would replace the handler of SIGTERM, so that a StopRequest would miss the signal. And its
+    It would replace the handler of SIGTERM, so that ``stop_signals`` would miss the signal. And its
     log monitor would use 0.01 of a core to send the replicas' output, which is not shown.
     """
     import ray

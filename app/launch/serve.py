@@ -44,7 +44,7 @@ from app.launch.resolved_config import ServeOptions, read_config, unknown_variab
 from app.launch.run_folder import RAY
 from app.launch.service_log import console, followed, logger, service_log, take_over_rays_lines
 from app.launch.shared_serve import deployed_beside_others
-from app.launch.stop_request import StopRequest
+from app.launch.stop_request import stop_signals
 from app.launch.trace_variables import leave_out_unusable
 from app.setting_values import check_redis_client
 from app.settings import Settings
@@ -70,7 +70,7 @@ def _run(options: ServeOptions) -> None:
     for line in (*leave_out_unusable(), *unknown_variables()):
         _warn(line)
     with (
-        StopRequest() as stop,
+        stop_signals() as stop,
         fast_serve(is_joining=is_joining, is_portable=is_portable, warn=_warn) as haproxy,
         nullcontext() if is_joining or is_portable else fork_server(haproxy.path.parent) as forks,
     ):

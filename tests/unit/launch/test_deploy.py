@@ -14,7 +14,7 @@ from ray import serve
 from app.errors import ConfigError
 from app.launch.deploy import client_of, reason_in, wait_ready
 from app.launch.ports import OF_REPLICAS, check_port, free_port
-from app.launch.stop_request import SIGNALS, StopRequest
+from app.launch.stop_request import SIGNALS, stop_signals
 from tests.support.http_server import QuietRequest
 
 
@@ -78,13 +78,13 @@ def arrive(number: signal.Signals) -> None:
 
 def test_the_first_signal_asks_and_later_ones_change_nothing():
     before = [signal.getsignal(number) for number in SIGNALS]
-    with StopRequest() as stop:
-        assert not stop.is_asked
+    with stop_signals() as stop:
+        assert not stop.is_set()
         assert not stop.wait(0)
         for number in (*SIGNALS, signal.SIGINT):
             arrive(number)
         assert stop.wait(0)
-        assert stop.is_asked
+        assert stop.is_set()
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
@@ -104,7 +104,9 @@ def reported(monkeypatch) -> list[str]:
 
 
 def test_waiting_ends_when_the_service_is_ready(server, reported):
-    assert wait_ready(client_of(server.url), StopRequest(), reported.append, 10, applications=OURS)
+    assert wait_ready(
+        client_of(server.url), threading.Event(), reported.append, 10, applications=OURS
+    )
     assert server.requests == [("/readyz", b"")]
     assert reported == ["loading resnet50"]
 
@@ -127,7 +129,7 @@ def test_with_a_socket_nothing_is_asked_of_the_port(reported, tmp_path):
         thread.start()
         try:
             client = client_of("https://127.0.0.1:1", path)
-            assert wait_ready(client, StopRequest(), reported.append, 10, applications=OURS)
+            assert wait_ready(client, threading.Event(), reported.append, 10, applications=OURS)
         finally:
             server.shutdown()
             thread.join()
@@ -142,7 +144,7 @@ def test_waiting_goes_on_while_the_service_is_not_ready(server, reported):
         if len(reported) == 2:
             server.get = (200, b"{}")
 
-    assert wait_ready(client_of(server.url), StopRequest(), report, 30, applications=OURS)
+    assert wait_ready(client_of(server.url), threading.Event(), report, 30, applications=OURS)
     assert len(server.requests) == 2
 
 
@@ -151,11 +153,13 @@ def test_a_proxy_of_the_user_is_not_asked_for_this_machine(server, reported, mon
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    assert wait_ready(client_of(server.url), StopRequest(), reported.append, 0.5, applications=OURS)
+    assert wait_ready(
+        client_of(server.url), threading.Event(), reported.append, 0.5, applications=OURS
+    )
 
 
 def test_waiting_ends_when_asked_to_stop(server, reported):
-    with StopRequest() as stop:
+    with stop_signals() as stop:
         arrive(signal.SIGTERM)
         assert not wait_ready(client_of(server.url), stop, reported.append, 10, applications=OURS)
     assert server.requests == []
@@ -167,7 +171,7 @@ def test_waiting_ends_with_the_message_of_a_deployment_that_failed(server, monke
     failed.applications["tandem"].message = "sure.bin was altered"
     monkeypatch.setattr(serve, "status", lambda: failed)
     with pytest.raises(ConfigError, match=r"tandem could not be deployed: sure.bin was altered"):
-        wait_ready(client_of(server.url), StopRequest(), reported.append, 10, applications=OURS)
+        wait_ready(client_of(server.url), threading.Event(), reported.append, 10, applications=OURS)
 
 
 def test_the_applications_of_others_may_fail(server, monkeypatch, reported):
@@ -175,14 +179,20 @@ def test_the_applications_of_others_may_fail(server, monkeypatch, reported):
     others = SimpleNamespace(status="DEPLOY_FAILED", deployments={}, message="boom")
     shared.applications = {"others": others, **shared.applications}
     monkeypatch.setattr(serve, "status", lambda: shared)
-    assert wait_ready(client_of(server.url), StopRequest(), reported.append, 10, applications=OURS)
+    assert wait_ready(
+        client_of(server.url), threading.Event(), reported.append, 10, applications=OURS
+    )
     assert reported == ["loading Gateway"]
 
 
 def test_waiting_ends_after_its_time(reported):
     with pytest.raises(ConfigError, match="not ready after 0 s: loading resnet50"):
         wait_ready(
-            client_of("http://127.0.0.1:1"), StopRequest(), reported.append, 0, applications=OURS
+            client_of("http://127.0.0.1:1"),
+            threading.Event(),
+            reported.append,
+            0,
+            applications=OURS,
         )
 
 

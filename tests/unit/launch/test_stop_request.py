@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.launch.stop_request import SIGNALS, StopRequest
+from app.launch.stop_request import SIGNALS, stop_signals
 
 # Python's own handler runs only between two steps of Python: here there is none.
 SCRIPT = """
@@ -35,7 +35,7 @@ def same_handlers() -> Iterator[None]:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_each_asks_and_has_its_handler_back_afterwards(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with StopRequest() as stop:
+    with stop_signals() as stop:
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
         assert stop.wait(10)
@@ -49,9 +49,9 @@ def test_each_asks_and_has_its_handler_back_afterwards(number: signal.Signals) -
 def test_a_hang_up_that_was_ignored_is_not_ours(number: signal.Signals, is_ours: bool) -> None:
     """``nohup`` ignores it; a script's ``&`` ignores SIGINT, which ``kill`` may send after all."""
     signal.signal(number, signal.SIG_IGN)
-    with StopRequest() as stop:
+    with stop_signals() as stop:
         os.kill(os.getpid(), number)
-        assert stop.is_asked is is_ours
+        assert stop.is_set() is is_ours
     assert signal.getsignal(number) is signal.SIG_IGN
 
 
