@@ -21,7 +21,6 @@ SOCKET_VARIABLE = "TANDEM_FORK_SERVER"
 WORKER_MODULE = "ray._private.workers.default_worker"
 FORKED_WITHIN_S = 30.0  # the server is still importing while Ray starts
 MAX_ANSWER_BYTES = 1024
-LENGTH_BYTES = 4  # of the length at the request's head
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -67,9 +66,8 @@ def request(target: str | None, arguments: list[str]) -> dict[str, object]:
 
 
 def _send(connection: socket.socket, content: dict[str, object]) -> None:
-    body = json.dumps(content).encode()
-    socket.send_fds(connection, [len(body).to_bytes(LENGTH_BYTES, "big")], [0, 1, 2])
-    connection.sendall(body)
+    socket.send_fds(connection, [b"\n"], [0, 1, 2])
+    connection.sendall(json.dumps(content).encode() + b"\n")
 
 
 def _end_with_fork(connection: socket.socket) -> None:

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from app.environment import replace_environment
-from app.launch.forks.client import ENDING, LENGTH_BYTES, run
+from app.launch.forks.client import ENDING, run
 
 MAX_BODY_BYTES = 2**20
 NUM_STREAMS = 3
@@ -32,33 +32,28 @@ class ForkRequest:
 
 
 def received(client: socket.socket) -> ForkRequest:
-    """Receive a request.
+    """Receive a request: a byte that brings the streams, then a line of JSON.
 
     Raises:
-        OSError, ValueError, KeyError: the message is incomplete, late or malformed.
+        OSError, ValueError: the message is incomplete, late or malformed.
 
     """
-    head, streams, _, _ = socket.recv_fds(client, LENGTH_BYTES, NUM_STREAMS)
+    _, streams, _, _ = socket.recv_fds(client, 1, NUM_STREAMS)
     try:
-        body = json.loads(_exactly(client, int.from_bytes(head, "big")))
+        with client.makefile("rb") as file:
+            line = file.readline(MAX_BODY_BYTES)
+        if not line.endswith(b"\n"):
+            raise ValueError(f"a request without an end within {MAX_BODY_BYTES} bytes")
         if len(streams) != NUM_STREAMS:
             raise ValueError(f"{len(streams)} streams")
-        return ForkRequest(**body, streams=streams)
+        try:
+            return ForkRequest(**json.loads(line), streams=streams)
+        except TypeError as error:  # other keys, or no mapping
+            raise ValueError("not a request's keys") from error
     except BaseException:
         for stream in streams:
             os.close(stream)
         raise
-
-
-def _exactly(client: socket.socket, length: int) -> bytes:
-    if length > MAX_BODY_BYTES:
-        raise ValueError(f"a request of {length} bytes; {MAX_BODY_BYTES} are the most")
-    body = b""
-    while len(body) < length:
-        if not (part := client.recv(length - len(body))):
-            raise ValueError("the client went away")
-        body += part
-    return body
 
 
 def become(asked: ForkRequest) -> None:

@@ -64,7 +64,7 @@ class ForkServer:
 
     def _accept(self) -> ForkRequest | None:
         client, _ = self._listener.accept()
-        with contextlib.suppress(OSError, ValueError, KeyError):  # the client then runs the script
+        with contextlib.suppress(OSError, ValueError):  # the client then runs the script
             client.settimeout(FORKS_END_WITHIN_S)
             asked = received(client)
             if not (others := self._others(asked.environment)):

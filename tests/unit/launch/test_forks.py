@@ -1,5 +1,6 @@
 """The fork server and the script that Ray starts, without Ray."""
 
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ import pytest
 from app.compute.child_process import Child
 from app.environment import SET_LATE
 from app.launch.forks import running
-from app.launch.forks.client import SOCKET_VARIABLE
+from app.launch.forks.client import SOCKET_VARIABLE, request
+from app.launch.forks.request import MAX_BODY_BYTES, NUM_STREAMS
 from app.launch.forks.running import CLIENT, fork_server
 
 # What a process can tell of itself; then it ends as it is told to.
@@ -177,14 +179,30 @@ def test_a_fork_that_is_killed_ends_the_client(server: tuple[Child, int], script
         assert process.wait(20) == 128 + signal.SIGKILL
 
 
-def test_a_request_that_is_none_leaves_the_server_well(
-    server: tuple[Child, int], script: Path, tmp_path: Path
-) -> None:
+def answer_to(body: bytes, num_streams: int = NUM_STREAMS) -> bytes:
+    """Send a request's body as the client does; return the answer, b"" if there is none."""
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(ConnectionError):
+        connection.settimeout(60)
+        connection.connect(ENVIRONMENT[SOCKET_VARIABLE])
+        socket.send_fds(connection, [b"\n"], [0, 1, 2][:num_streams])
+        connection.sendall(body)
+        connection.shutdown(socket.SHUT_WR)
+        return connection.recv(1024)
+    return b""
 
-    for body in (b"", b"\0\0\0\2{}", b"\xff\xff\xff\xff"):
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(ENVIRONMENT[SOCKET_VARIABLE])
-            connection.sendall(body)
+
+def test_a_request_that_is_none_leaves_the_server_well(
+    server: tuple[Child, int], script: Path
+) -> None:
+    whole = json.dumps(request("none.py", []) | {"environment": {"PYTHON_X": "1"}}).encode()
+    assert answer_to(whole + b"\n").startswith(b"refused: other")
+    padded = whole.ljust(MAX_BODY_BYTES)
+    malformed = (b"", b"\n", b"{}\n", b"[]\n", b"1\n", b"\xff\n", whole[:-1] + b', "other": 1}\n')
+    for body in (*malformed, whole[:-1], whole, padded, padded + b"\n"):
+        assert answer_to(body) == b"", body[:80]
+    assert answer_to(whole + b"\n", num_streams=2) == b""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(ENVIRONMENT[SOCKET_VARIABLE])
     with client(script) as process:
         assert told(process)["parent"] == server[1]
 
