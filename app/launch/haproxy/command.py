@@ -93,10 +93,18 @@ class HaproxyCommand:
             ConfigError: HAProxy is not installed, or an edit does not fit Serve's template.
 
         """
-        binary, edits = (
-            haproxy_binary(),
-            [*moved, *self._all(tls, max_requests, application, origins)],
-        )
+        binary = haproxy_binary()
+        http, grpc = backend_of("http", application), backend_of("grpc", application)
+        edits = [*moved, *always(), of_frontend(), *of_requests(http, max_requests, origins)]
+        edits += of_calls(grpc, max_requests)
+        if environment_value(HAPROXY_LOG) is None:
+            edits.append(unlogged())
+        if self._ports is None:
+            edits += for_clusters(http, grpc)
+        else:
+            edits += [*for_own(http), on_loopback(self._ports)]
+            edits += locally(self.local_socket, self.local_grpc_socket)
+            edits += with_tls(tls.link(self.path.parent), self._ports) if tls else []
         if lost := unanchored(edits, haproxy_template()):
             raise mismatch(f"its template of HAProxy's configuration has no place for {lost[0]}")
         self._edits.write_bytes(os.fsencode(sed_script(edits)))
@@ -129,44 +137,20 @@ class HaproxyCommand:
             self.check_started()
             raise
 
-    def _all(
-        self, tls: Tls | None, max_requests: int | None, application: str, origins: Sequence[str]
-    ) -> list[Edit]:
-        http, grpc = backend_of("http", application), backend_of("grpc", application)
-        edits = [*always(), of_frontend(), *of_requests(http, max_requests, origins)]
-        edits += of_calls(grpc, max_requests)
-        if environment_value(HAPROXY_LOG) is None:
-            edits.append(unlogged())
-        if self._ports is None:
-            return edits + for_clusters(http, grpc)
-        edits += [*for_own(http), on_loopback(self._ports)]
-        edits += locally(self.local_socket, self.local_grpc_socket)
-        return edits + (with_tls(tls.link(self.path.parent), self._ports) if tls else [])
-
     def end_left_over(self) -> None:
         """End a HAProxy of this run that outlived the proxy that controls it.
 
         If a proxy dies during a reload, Serve loses track of the HAProxy process. Its command line
         names the folder of this run.
         """
-        left = [process for process in _processes() if self._is_ours(process)]
-        for process in left:
+        folder, left = str(self.path.parent), []
+        for pid in psutil.pids():  # process_iter may keep the name of an earlier owner of a pid
             with contextlib.suppress(psutil.Error):
-                process.kill()
+                process = psutil.Process(pid)
+                if process.name() == HAPROXY and any(folder in w for w in process.cmdline()):
+                    process.kill()
+                    left.append(process)
         psutil.wait_procs(left, timeout=5)
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.Error):
-            folder = str(self.path.parent)
-            return process.name() == HAPROXY and any(folder in word for word in process.cmdline())
-        return False
-
-
-def _processes() -> Iterator[psutil.Process]:
-    """Yield all processes; psutil's own iterator may keep the name of an earlier owner of a pid."""
-    for pid in psutil.pids():
-        with contextlib.suppress(psutil.Error):
-            yield psutil.Process(pid)
 
 
 def haproxy_binary() -> Path:
