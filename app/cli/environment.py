@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 from platformdirs import user_data_path
 
+from app.calls.ray_compatibility import check_ray_version
 from app.environment import HAPROXY_COMMAND, PROJECT, node_environment
 from app.launch.haproxy.command import APPLICATION, HaproxyCommand, max_connections
-from app.launch.ray_sources import check_variables
+from app.launch.ray_sources import check_protecting
 from models.user_folders import needed_folder
 
 IS_INSTALLED = (PROJECT / "__init__.py").exists()  # from a wheel; a checkout is not a package
@@ -41,8 +42,9 @@ def environment(
     place = (folder or needed_folder(user_data_path)).absolute()
     most = {"RAY_SERVE_HAPROXY_MAXCONN": str(max_connections())}
     values = node_environment(place / HAPROXY_COMMAND) | most
-    for warning in check_variables(name for name in values if name.startswith("RAY_")):
-        typer.echo(warning, err=True)
+    check_protecting(values)
+    if (untested := check_ray_version()) is not None:
+        typer.echo(untested, err=True)
     place.mkdir(parents=True, exist_ok=True)
     HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write(
         application=application, origins=allowed_origin or ()

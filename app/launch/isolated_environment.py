@@ -2,7 +2,7 @@
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from app.environment import (
@@ -19,7 +19,7 @@ from app.environment import (
 )
 from app.launch.haproxy.command import SILENT_S, HaproxyCommand, max_connections
 from app.launch.ports import free_port
-from app.launch.ray_sources import check_variables
+from app.launch.ray_sources import check_protecting
 from app.launch.run_folder import run_folder
 
 STARTER = Path(__file__).with_name("haproxy") / "start.sh"
@@ -28,12 +28,7 @@ HAPROXY_SCRIPT = "haproxy.sh"  # its name in the run's folder, also in STARTER
 
 
 @contextlib.contextmanager
-def fast_serve(
-    *,
-    is_joining: bool = False,
-    is_portable: bool = False,
-    warn: Callable[[str], None] = lambda _: None,
-) -> Iterator[HaproxyCommand]:
+def fast_serve(*, is_joining: bool = False, is_portable: bool = False) -> Iterator[HaproxyCommand]:
     """Set the environment that makes Serve fast, with an own folder for HAProxy's files.
 
     Enter this before ray is imported: Serve reads its environment once, at import, and the
@@ -42,7 +37,6 @@ def fast_serve(
     Args:
         is_joining: whether a running cluster is joined, which is not on loopback only.
         is_portable: whether Serve's own proxy is used, which runs on every platform.
-        warn: called with a line for each variable that Ray does not read.
 
     Raises:
         ConfigError: the installed Ray is too old, or does not read a variable that protects the
@@ -69,8 +63,7 @@ def fast_serve(
             "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(SILENT_S),
         }
         values = serve_environment(run_dir, ports) | fallback | limits
-        for warning in check_variables(values):
-            warn(warning)
+        check_protecting(values)
         if is_joining:
             del values[RAY_ON_ALL_INTERFACES]
         else:

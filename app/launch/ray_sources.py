@@ -1,44 +1,34 @@
 """Files of the installed Ray that are read as text, before anything imports ray.
 
-They show which environment variables Ray reads, and contain Serve's HAProxy template.
+They show whether Ray reads the variables that protect the service, and contain Serve's HAProxy
+template.
 """
 
 import importlib.util
-import mmap
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
-from app.calls.ray_compatibility import check_ray_version, left_out, mismatch
+from app.calls.ray_compatibility import check_ray_version, mismatch
 from app.environment import PROTECTING
 
-# The files in which Ray reads its environment.
-VARIABLES = (
-    "serve/_private/constants.py",
-    "_private/ray_constants.py",
-    "_common/usage/usage_constants.py",
-    "dashboard/modules/reporter/reporter_consts.py",
-)
-GCS = "core/src/ray/gcs/gcs_server"
+# The files in which Ray reads the variables that protect.
+VARIABLES = ("serve/_private/constants.py", "_private/ray_constants.py")
 HAPROXY_TEMPLATE = "serve/_private/haproxy_templates.py"
 
 
-def check_variables(names: Iterable[str]) -> list[str]:
-    """Check that Ray reads these variables: it ignores unknown variables without a message.
+def check_protecting(names: Collection[str]) -> None:
+    """Check that Ray reads those of the variables that protect the service.
 
-    Returns:
-        A warning that names the variables not read, if any.
+    Ray ignores unknown variables without a message.
 
     Raises:
-        ConfigError: one of them protects the service.
+        ConfigError: it does not read one of them, or is too old.
 
     """
     check_ray_version()
-    known = "".join(_source(file) or "" for file in VARIABLES)
-    lost = sorted(name for name in names if f'"{name}"' not in known)
-    lost = [name for name in lost if not _is_in_gcs(name)]
-    if refused := [name for name in lost if name in PROTECTING]:
-        raise mismatch(f"it does not read {', '.join(refused)}")
-    return [left_out(f"it does not read {', '.join(lost)}", "what they set")] if lost else []
+    read = "".join(_source(file) or "" for file in VARIABLES)
+    if lost := [name for name in PROTECTING if name in names and f'"{name}"' not in read]:
+        raise mismatch(f"it does not read {', '.join(lost)}")
 
 
 def haproxy_template() -> str:
@@ -47,17 +37,6 @@ def haproxy_template() -> str:
     if (source := _source(HAPROXY_TEMPLATE)) is None:
         raise mismatch(f"it has no file {HAPROXY_TEMPLATE}")
     return source
-
-
-def _is_in_gcs(name: str) -> bool:
-    """Whether the GCS reads a variable: then its binary contains the variable's name."""
-    try:
-        with _installed(GCS).open("rb") as file:
-            text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError:
-        return False
-    with text:
-        return text.find(name.encode("ascii") + b"\0") >= 0
 
 
 def _source(file: str) -> str | None:

@@ -71,7 +71,7 @@ def _run(options: ServeOptions) -> None:
         _warn(line)
     with (
         stop_signals() as stop,
-        fast_serve(is_joining=is_joining, is_portable=is_portable, warn=_warn) as haproxy,
+        fast_serve(is_joining=is_joining, is_portable=is_portable) as haproxy,
         nullcontext() if is_joining or is_portable else fork_server(haproxy.path.parent) as forks,
     ):
         for warning in check_installed_ray(is_joining=is_joining):
