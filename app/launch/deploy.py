@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.ray_internals import ServeClient
+from app.launch.ray_internals import serve_client
 
 ReportProgress = Callable[[str], None]
 # The last line of a traceback. For our own errors only the message is shown.
@@ -32,11 +33,15 @@ def deploy(config: ServeConfig) -> None:
     """Hand the configuration to Serve, as ``serve run`` does, and return at once."""
     from ray.serve.schema import ServeDeploySchema
 
-    start_serve(config).deploy(ServeDeploySchema.model_validate(config.as_dict()))
+    # Applications that it does not list are deleted.
+    start_serve(config).deploy_apps(ServeDeploySchema.model_validate(config.as_dict()))
 
 
-def start_serve(config: ServeConfig) -> ServeClient:
-    """Start Serve with the configuration's options; a Serve that already runs keeps its own."""
+def start_serve(config: ServeConfig) -> Any:
+    """Start Serve with the configuration's options, and return its client.
+
+    A Serve that already runs keeps its own options.
+    """
     from ray import serve
     from ray.serve.schema import ServeDeploySchema
 
@@ -48,9 +53,7 @@ def start_serve(config: ServeConfig) -> ServeClient:
         controller_options=schema.controller_options,
         logging_config=schema.logging_config,
     )
-    client = ServeClient.running()
-    assert client is not None  # it was just started
-    return client
+    return serve_client()
 
 
 def client_of(url: str, socket: Path | None = None) -> httpx.Client:

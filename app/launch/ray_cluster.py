@@ -20,10 +20,11 @@ from app.errors import ConfigError, NotReadyError
 from app.launch.forks.running import CLIENT
 from app.launch.ray_features import CONTROLLER, FORKS
 from app.launch.ray_internals import (
-    ServeClient,
     errors_passed_to,
     init_ray,
     only_what_one_machine_needs,
+    serve_client,
+    serve_details,
 )
 from app.launch.stop_request import ending_on_signal
 from models.cpus import available_cpus
@@ -232,10 +233,10 @@ def _stop_ray(forks: Child | None) -> None:
         # Ray prints to stdout that the controller, which was asked to end, has ended.
         with contextlib.redirect_stdout(io.StringIO()):
             with contextlib.suppress(Exception):  # a dead cluster cannot be shut down in order
-                client = ServeClient.running()
+                client = serve_client()
                 # A controller that does not answer would not obey a shutdown either.
                 if client and CONTROLLER.fits() and drain(client, STOP_PATIENCE_S):
-                    client.shut_down(STOP_PATIENCE_S)
+                    client.shutdown(STOP_PATIENCE_S)
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()
     if forks is not None:
@@ -247,7 +248,7 @@ def _stop_ray(forks: Child | None) -> None:
     psutil.wait_procs(alive, timeout=5)
 
 
-def drain(client: ServeClient, timeout_s: float) -> bool:
+def drain(client: Any, timeout_s: float) -> bool:
     """Delete the applications while HAProxy still runs and can pass their last answers on.
 
     Serve's shutdown ends both at the same time. A controller that received the signal too does not
@@ -255,7 +256,7 @@ def drain(client: ServeClient, timeout_s: float) -> bool:
     it when Ray shuts down crashes with a segmentation fault.
 
     Args:
-        client: of Serve's controller.
+        client: Serve's client of its controller.
         timeout_s: the time for the replicas, once the controller has answered.
 
     Returns:
@@ -266,11 +267,11 @@ def drain(client: ServeClient, timeout_s: float) -> bool:
 
     def applications() -> list[str]:
         left_s = max(POLL_EVERY_S, min(ANSWERS_WITHIN_S, ends - time.monotonic()))
-        return list(client.details(left_s)["applications"])
+        return list(serve_details(client, left_s)["applications"])
 
     # The controller or Ray may be slow or dead: then there are no replicas to wait for.
     with contextlib.suppress(Exception):
-        client.delete(applications())
+        client.delete_apps(applications(), blocking=False)
         while applications() and time.monotonic() < ends:
             time.sleep(POLL_EVERY_S)
         return True

@@ -1,7 +1,8 @@
 """The private features of Ray that ``tandem serve`` depends on, each with a check of its presence.
 
 If Ray has a public option, variable or function, that is used instead (the decision record lists
-those considered). :mod:`app.launch.ray_internals` uses the names.
+those considered). :mod:`app.launch.ray_internals` uses the names, and callers of its
+``serve_client`` the methods of Serve's client.
 """
 
 from dataclasses import replace

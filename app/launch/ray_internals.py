@@ -1,16 +1,17 @@
-"""The private names of Ray that ``tandem serve`` uses; no other module of this package uses them.
+"""The private names of Ray that ``tandem serve`` uses.
 
-Each is used only if its feature fits (:mod:`app.launch.ray_features`). Functions import ray inside
-their bodies, since it reads its environment at import (:mod:`app.launch.isolated_environment`).
+No other module of this package uses any, except the methods of Serve's client. Each is used only
+if its feature fits (:mod:`app.launch.ray_features`). Functions import ray inside their bodies,
+since it reads its environment at import (:mod:`app.launch.isolated_environment`).
 """
 
 import contextlib
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from app.launch.ray_features import DEATHS, FORKS, LOG_MONITOR, ONE_MACHINE
 
@@ -145,41 +146,22 @@ def _without_dashboard() -> Iterator[None]:
         yield
 
 
-class ServeClient:
-    """Serve's own client of its controller, with the methods that are needed here."""
+def serve_client() -> Any:
+    """Return Serve's own client of its controller on the connected Ray; None if no Serve runs."""
+    from ray.serve.context import _get_global_client
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    return _get_global_client(raise_if_no_controller_running=False)
 
-    @classmethod
-    def running(cls) -> Self | None:
-        """Return the client of the Serve that runs on the connected Ray; None if none does."""
-        from ray.serve.context import _get_global_client
 
-        client = _get_global_client(raise_if_no_controller_running=False)
-        return None if client is None else cls(client)
+def serve_details(client: Any, timeout_s: float) -> dict[str, Any]:
+    """Return the controller's state, in the form of Serve's ``ServeInstanceDetails``.
 
-    def deploy(self, schema: Any) -> None:
-        """Apply a ``ServeDeploySchema``; applications that it does not list are deleted."""
-        self._client.deploy_apps(schema)
+    Raises:
+        RayError: the controller is dead, or did not answer in time.
 
-    def delete(self, names: Iterable[str]) -> None:
-        """Begin to delete applications; their replicas answer the requests under way."""
-        self._client.delete_apps(list(names), blocking=False)
+    """
+    import ray
 
-    def shut_down(self, timeout_s: float) -> None:
-        """End Serve, its controller and proxies included."""
-        self._client.shutdown(timeout_s)
-
-    def details(self, timeout_s: float) -> dict[str, Any]:
-        """Return the controller's state, in the form of Serve's ``ServeInstanceDetails``.
-
-        Raises:
-            RayError: the controller is dead, or did not answer in time.
-
-        """
-        import ray
-
-        asked = self._client._controller.get_serve_instance_details.remote()
-        details: dict[str, Any] = ray.get(asked, timeout=timeout_s)
-        return details
+    asked = client._controller.get_serve_instance_details.remote()
+    details: dict[str, Any] = ray.get(asked, timeout=timeout_s)
+    return details

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from app.launch.deploy import start_serve
-from app.launch.ray_internals import ServeClient
+from app.launch.ray_internals import serve_client, serve_details
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
@@ -31,17 +31,17 @@ def deployed_beside_others(config: ServeConfig) -> Iterator[None]:
     """
     from ray import serve
 
-    was_serving = ServeClient.running() is not None
+    was_serving = serve_client() is not None
     client, ours = start_serve(config), config.application_names
     details = _details(client)
     check_free(config, details["applications"])
     try:
-        client.deploy(_schema(details, ours, config))
+        client.deploy_apps(_schema(details, ours, config))
         yield
     finally:
         details = _details(client)
         if was_serving or _others(details["applications"], ours):
-            client.deploy(_schema(details, ours))
+            client.deploy_apps(_schema(details, ours))
             for name in ours:
                 serve.delete(name)  # waits until the application is deleted
         else:
@@ -93,11 +93,11 @@ def _others(applications: Applications, ours: Collection[str]) -> dict[str, Mapp
     }
 
 
-def _details(client: ServeClient) -> dict[str, Any]:
+def _details(client: Any) -> dict[str, Any]:
     from ray.exceptions import RayError
 
     try:
-        return client.details(ANSWERS_WITHIN_S)
+        return serve_details(client, ANSWERS_WITHIN_S)
     except (RayError, TimeoutError) as error:
         raise ConfigError(
             f"the controller of the cluster's Serve does not say within {ANSWERS_WITHIN_S:g} s "

@@ -8,7 +8,6 @@ import pytest
 import ray
 
 from app.launch import ray_cluster
-from app.launch.ray_internals import ServeClient
 
 LIMIT_S = 0.5
 LONG_S = 600.0  # until who waits that long is given up
@@ -56,7 +55,7 @@ def drained(controller: Any, timeout_s: float) -> tuple[bool, float]:
     """
     ray.get(controller.__ray_ready__.remote())
     before, started = threading.active_count(), time.monotonic()
-    has_answered = ray_cluster.drain(ServeClient(Client(controller)), timeout_s)
+    has_answered = ray_cluster.drain(Client(controller), timeout_s)
     took_s = time.monotonic() - started
     assert threading.active_count() <= before
     return has_answered, took_s
@@ -96,5 +95,5 @@ def test_a_dead_controller_is_given_up() -> None:
     ray.get(controller.__ray_ready__.remote())
     ray.kill(controller)
     started = time.monotonic()
-    assert not ray_cluster.drain(ServeClient(Client(controller)), LONG_S)
+    assert not ray_cluster.drain(Client(controller), LONG_S)
     assert time.monotonic() - started < SOON_S

@@ -12,7 +12,7 @@ from ray import serve
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from app.launch.deploy import client_of, wait_ready
-from app.launch.ray_internals import ServeClient
+from app.launch.ray_internals import serve_client, serve_details
 from app.launch.shared_serve import deployed_beside_others
 from tests.support.services.deployed import Served, replica_pids
 from tests.support.tiny_networks import picture, write_tiny_set
@@ -75,9 +75,7 @@ def test_the_applications_of_others_stay_as_they_are(
     assert client.post("/v1/classify", content=picture("red")).status_code == 200
     assert client.get("/who").text == "me"
     # What a controller that is started anew would apply.
-    controller = ServeClient.running()
-    assert controller is not None
-    details = controller.details(30)["applications"]
+    details = serve_details(serve_client(), 30)["applications"]
     assert details["tandem"]["deployed_app_config"]["args"] == dict(
         served.config.as_dict()["applications"][0]["args"]
     )
