@@ -1,14 +1,14 @@
-"""The configuration to serve: a serve_config.yaml, read and checked once, then immutable.
+"""The configuration to serve: a serve_config.yaml, read and checked once.
 
 Importing this module must not import ray, which reads its environment when it is imported (see
 :mod:`app.launch.isolated_environment`). Reading a configuration does import ray.
 """
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 from pydantic import ValidationError
@@ -56,11 +56,11 @@ def read_content(path: Path) -> Any:
 class ServeConfig:
     """Ray Serve's options and the application's settings; every change returns a new object.
 
-    ``content`` is Serve's configuration, read-only at every depth (:meth:`as_dict` copies it). The
-    other fields are parsed from it. A file may also have applications that are not Tandem's.
+    ``content`` is Serve's configuration; change only copies of it (:meth:`as_dict`). The other
+    fields are parsed from it. A file may also have applications that are not Tandem's.
     """
 
-    content: Mapping[str, Any]
+    content: dict[str, Any]
     settings: Settings
     http: HttpOptions
     grpc_port: int | None  # None: gRPC is off
@@ -108,12 +108,12 @@ class ServeConfig:
         for name, number in (("http_options", http.port), ("grpc_options", port)):
             if number is not None and not 1 <= number <= MAX_PORT:
                 raise ConfigError(f"{name}.port is {number}: give 1 to {MAX_PORT}")
-        return cls(content=_frozen(content), settings=settings, http=http, grpc_port=port)
+        own = copy.deepcopy(content)  # parts of it may be the caller's
+        return cls(content=own, settings=settings, http=http, grpc_port=port)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a mutable copy of the content, for YAML and for Serve's schema."""
-        thawed: dict[str, Any] = _thawed(self.content)
-        return thawed
+        """Return a copy of the content, for changes, for YAML and for Serve's schema."""
+        return copy.deepcopy(self.content)
 
     @property
     def application_names(self) -> list[str]:
@@ -247,12 +247,12 @@ class ServeConfig:
         return self._parsed(content)
 
     def _application(self) -> dict[str, Any]:
-        application: dict[str, Any] = _thawed(own_application(self.content))
+        application: dict[str, Any] = self.as_dict()["applications"][own_index(self.content)]
         return application
 
     def _with_application(self, **changed: Any) -> Self:
         content = self.as_dict()
-        content["applications"][own_index(content)] |= _thawed(changed)
+        content["applications"][own_index(content)] |= changed
         return self._parsed(content)
 
 
@@ -293,15 +293,3 @@ def grpc_port(content: dict[str, Any]) -> int | None:
 
     options = gRPCOptionsSchema.model_validate(content.get("grpc_options", {}))
     return options.port if options.grpc_servicer_functions else None
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return MappingProxyType({key: _frozen(inner) for key, inner in value.items()})
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
-
-
-def _thawed(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _thawed(inner) for key, inner in value.items()}
-    return list(map(_thawed, value)) if isinstance(value, list | tuple) else value
