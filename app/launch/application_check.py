@@ -120,12 +120,8 @@ def _check_user_config(deployment: Mapping[str, Any], max_files: int) -> None:
 def check_capacity(deployments: Sequence[Mapping[str, Any]], cpus: int) -> None:
     """Raise :class:`ConfigError` if the initial replicas do not fit one machine.
 
-    A deployment may also have at most ``max_replicas_per_node`` of them.
-
-    Args:
-        deployments: the options of each deployment.
-        cpus: the CPUs of the machine, which the replicas' ``num_cpus`` must not exceed together.
-
+    Their ``num_cpus`` may be ``cpus`` together. A deployment may also have at most
+    ``max_replicas_per_node`` of them.
     """
     for deployment in deployments:
         name, least = deployment["name"], _num_replicas(deployment)

@@ -80,10 +80,6 @@ class ServeConfig:
         """Check content that was read from ``source``.
 
         Without a host the service listens on loopback; Serve's own default is all interfaces.
-
-        Raises:
-            ConfigError: as :meth:`read`.
-
         """
         from app.launch.config_check import checked_content  # it imports ray
 

@@ -107,13 +107,8 @@ def wait_ready(
 ) -> bool:
     """Wait until /readyz reports ready; return False if ``stop`` is set first.
 
-    Args:
-        client: of the service.
-        stop: ends the waiting.
-        report: called with each step of the progress.
-        timeout_s: how long to wait.
-        applications: the names of ours; a cluster may have others, which concern nobody here.
-        grpc: a gRPC call must reach the application too.
+    A cluster may have other ``applications`` than ours, which do not count. With ``grpc`` a gRPC
+    call must reach the application too.
 
     Raises:
         ConfigError: a deployment of ours failed (the message says why), or ``timeout_s`` passed.

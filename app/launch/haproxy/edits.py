@@ -135,14 +135,8 @@ def of_requests(section: str, max_requests: int | None, origins: Sequence[str] =
     """Return HAProxy's rules for our application's requests.
 
     They remove headers on which Serve fails, and headers that only HAProxy and the Gateway may
-    send. They disconnect slow clients (slow loris).
-
-    Args:
-        section: the application's backend.
-        max_requests: the limit of requests under way per Gateway, beyond which HAProxy refuses;
-            None: no limit.
-        origins: pages of these may read HAProxy's own responses.
-
+    send. They disconnect slow clients (slow loris). HAProxy refuses what exceeds ``max_requests``
+    under way per Gateway (None: no limit). Pages of ``origins`` may read its own responses.
     """
     limits = [
         *of_origins(origins),
