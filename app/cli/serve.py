@@ -107,9 +107,9 @@ def _print_config(context: typer.Context, options: "ServeOptions", *, as_json: b
         typer.echo(line, err=True)
     rows = resolved(options, flags)
     if as_json:
-        typer.echo(json.dumps({name: vars(row) for name, row in rows.items()}, indent=2))
+        typer.echo(json.dumps(rows, indent=2))
         return
-    lines = {f"{name}: {json.dumps(row.value)}": row.source for name, row in rows.items()}
+    lines = {f"{name}: {json.dumps(row['value'])}": row["source"] for name, row in rows.items()}
     width = min(max(map(len, lines)), 48)
     for line, source in lines.items():
         typer.echo(f"{line:{width}}  # {source}")

@@ -73,27 +73,23 @@ def client_of(url: str, socket: Path | None = None) -> httpx.Client:
     )
 
 
-class GrpcProbe:
-    """Calls a method that does not exist, to see whether gRPC calls reach the application.
+def grpc_reaches(target: str, application: str) -> bool:
+    """Call a method that does not exist, to see whether gRPC calls reach the application.
 
-    ``target`` is an address in grpcio's form.
+    ``target`` is an address in grpcio's form. The call has a new connection, since HAProxy may be
+    reloaded meanwhile.
     """
+    import grpc
 
-    def __init__(self, target: str, application: str) -> None:
-        self._target, self._metadata = target, (("application", application),)
-
-    def reaches_application(self) -> bool:
-        """Make one call on a new connection, since HAProxy may be reloaded meanwhile."""
-        import grpc
-
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-        with grpc.insecure_channel(self._target, options) as channel:
-            call = channel.unary_unary(READY_METHOD)
-            try:
-                call(b"", timeout=GRPC_ANSWERS_WITHIN_S, metadata=self._metadata)
-            except grpc.RpcError as error:
-                return error.code().name not in ON_THE_WAY
-        return True
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    metadata = (("application", application),)
+    with grpc.insecure_channel(target, options) as channel:
+        call = channel.unary_unary(READY_METHOD)
+        try:
+            call(b"", timeout=GRPC_ANSWERS_WITHIN_S, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code().name not in ON_THE_WAY
+    return True
 
 
 def wait_ready(
@@ -103,12 +99,12 @@ def wait_ready(
     timeout_s: float = 300.0,
     *,
     applications: Collection[str],
-    grpc: GrpcProbe | None = None,
+    grpc: Callable[[], bool] | None = None,
 ) -> bool:
     """Wait until /readyz reports ready; return False if ``stop`` is set first.
 
-    A cluster may have other ``applications`` than ours, which do not count. With ``grpc`` a gRPC
-    call must reach the application too.
+    A cluster may have other ``applications`` than ours, which do not count. With ``grpc`` its
+    result must be true too: whether a gRPC call reaches the application.
 
     Raises:
         ConfigError: a deployment of ours failed (the message says why), or ``timeout_s`` passed.
@@ -121,7 +117,7 @@ def wait_ready(
         report(_progress(applications))
         with contextlib.suppress(httpx.HTTPError):
             is_ready = client.get("/readyz").status_code == 200
-            if is_ready and (grpc is None or grpc.reaches_application()):
+            if is_ready and (grpc is None or grpc()):
                 return True
         stop.wait(0.25)
     raise ConfigError(f"not ready after {timeout_s:g} s: {_progress(applications)}")

@@ -62,14 +62,6 @@ class ServeOptions:
     log_format: LogFormat | None = None  # None: text in a terminal, JSON otherwise
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """A setting's value, with passwords removed, and its origin."""
-
-    value: Any
-    source: str
-
-
 def read_config(options: ServeOptions) -> ServeConfig:
     """Read the file, then apply the variables, then the options of the command line.
 
@@ -100,8 +92,11 @@ def _changed(config: ServeConfig, path: Path, options: ServeOptions) -> ServeCon
     return config if keys is None else config.with_arguments(api_keys_file=absolute(keys))
 
 
-def resolved(options: ServeOptions, flags: Collection[str]) -> dict[str, Resolved]:
-    """Return every option and setting with its origin; ``flags`` are the options given as flags."""
+def resolved(options: ServeOptions, flags: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return the value and source of every option and setting, with passwords removed.
+
+    ``flags`` are the options given as flags.
+    """
     path = options.config or default_config()
     content = read_content(path)  # once: it may be a pipe
     config = _changed(ServeConfig.of(content, str(path)), path, options)
@@ -119,7 +114,7 @@ def resolved(options: ServeOptions, flags: Collection[str]) -> dict[str, Resolve
         if name in asked:
             source = f"--{name.replace('_', '-')}" if name in flags else variable_of(name)
         shown = PASSWORD.sub("//***@", str(value)) if isinstance(value, str | Path) else value
-        rows[name] = Resolved(shown, source)
+        rows[name] = {"value": shown, "source": source}
     return rows
 
 

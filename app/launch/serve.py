@@ -1,9 +1,10 @@
 """``tandem serve``: checks the configuration, starts the service, waits, stops it."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from app.graph.keys import read_keys
 from app.graph.set_checks import check_task
 from app.launch.application_check import check_capacity, oversubscribed
 from app.launch.config import ServeConfig
-from app.launch.deploy import GrpcProbe, client_of, deploy, wait_ready, wants_key
+from app.launch.deploy import client_of, deploy, grpc_reaches, wait_ready, wants_key
 from app.launch.folders import make_regions_folder, with_absolute_paths, without_unwritable
 from app.launch.forks.running import fork_server
 from app.launch.front import (
@@ -119,13 +120,13 @@ def _run(options: ServeOptions) -> None:
     _say("stopped; nothing of it is left running")
 
 
-def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> GrpcProbe | None:
-    """Return a probe that uses our own HAProxy's socket, or else the public port."""
+def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> Callable[[], bool] | None:
+    """Return a probe of gRPC at our own HAProxy's socket, or else at the public port."""
     if config.grpc_port is None:
         return None
     address = config.http.address(config.grpc_port)
     target = address if haproxy is None else f"unix:{haproxy.local_grpc_socket}"
-    return GrpcProbe(target, config.name)
+    return partial(grpc_reaches, target, config.name)
 
 
 @contextmanager

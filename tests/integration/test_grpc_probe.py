@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from app.grpc.tandem_pb2_grpc import EnsembleServicer, add_EnsembleServicer_to_server
-from app.launch.deploy import GrpcProbe
+from app.launch.deploy import grpc_reaches
 from app.launch.haproxy.command import HaproxyCommand
 from tests.support.haproxy_configs import APPLICATION, write_serves_config
 
@@ -57,17 +57,15 @@ def test_it_reaches_a_replica_that_haproxy_knows(
 ) -> None:
     replicas = {"grpc": replica} if is_there else {}
     with haproxy(tmp_path, free_port, replicas) as command:
-        probe = GrpcProbe(f"unix:{command.local_grpc_socket}", APPLICATION)
-        assert probe.reaches_application() == is_there
+        assert grpc_reaches(f"unix:{command.local_grpc_socket}", APPLICATION) == is_there
 
 
 def test_it_reaches_no_replica_that_does_not_listen(
     tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
     with haproxy(tmp_path, free_port, {"grpc": free_port()}) as command:
-        probe = GrpcProbe(f"unix:{command.local_grpc_socket}", APPLICATION)
-        assert not probe.reaches_application()
+        assert not grpc_reaches(f"unix:{command.local_grpc_socket}", APPLICATION)
 
 
 def test_it_reaches_nobody_where_nobody_listens(tmp_path: Path) -> None:
-    assert not GrpcProbe(f"unix:{tmp_path / 'none.sock'}", APPLICATION).reaches_application()
+    assert not grpc_reaches(f"unix:{tmp_path / 'none.sock'}", APPLICATION)

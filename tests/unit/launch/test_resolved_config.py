@@ -106,10 +106,10 @@ def test_a_flag_before_a_variable_before_the_file(monkeypatch, tmp_path):
     assert (settings.model_set, settings.max_files, settings.cache_mib) == ("of-the-flag", 9, 3)
     assert settings.api_keys_file == Path("/keys")
     rows = resolved(options, {"config", "model_set", "api_keys_file"})
-    assert rows["model_set"].source == "--model-set"
-    assert rows["max_files"].source == "TANDEM_MAX_FILES"
-    assert rows["cache_mib"].source == str(config)
-    assert rows["precision"].source == "default"
+    assert rows["model_set"]["source"] == "--model-set"
+    assert rows["max_files"]["source"] == "TANDEM_MAX_FILES"
+    assert rows["cache_mib"]["source"] == str(config)
+    assert rows["precision"]["source"] == "default"
 
 
 @pytest.mark.parametrize(("flag", "is_allowed"), [([], True), (["--no-allow-unverified"], False)])
@@ -126,7 +126,7 @@ def test_a_file_that_can_be_read_once_is(tmp_path):
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(default_config().read_bytes(),))
     writer.start()
-    assert resolved(ServeOptions(config=pipe), {"config"})["model_set"].value == "imagenette"
+    assert resolved(ServeOptions(config=pipe), {"config"})["model_set"]["value"] == "imagenette"
     writer.join()
 
 
