@@ -169,16 +169,6 @@ def gateway_timeout_s() -> float | None:
     return float(os.environ.get(GATEWAY_TIMEOUT) or 0) or None
 
 
-def keys_of_environment() -> str | None:
-    """Return TANDEM_API_KEYS; set but empty is not the same as not set."""
-    return os.environ.get(KEYS_VARIABLE)
-
-
-def callers_key_of_environment() -> str | None:
-    """Return TANDEM_API_KEY, the key that a command sends; None: it is not set."""
-    return os.environ.get(CALLERS_KEY_VARIABLE)
-
-
 def has_haproxy() -> bool:
     """Tell whether Serve puts HAProxy in front; its own proxy has other options."""
     return os.environ.get(HA_PROXY) == "1"

@@ -7,7 +7,7 @@ import re
 import stat
 from pathlib import Path
 
-from app.environment import CALLERS_KEY_VARIABLE, callers_key_of_environment
+from app.environment import CALLERS_KEY_VARIABLE, environment_value
 from models.errors import TandemError
 
 MIN_LENGTH = 24  # 144 bits of base64, 96 of hexadecimal: nobody tries them all
@@ -88,7 +88,7 @@ def sent_key(key_file: Path | None) -> str | None:
     """
     if key_file is not None:
         lines = read_key_file(key_file)
-    elif text := callers_key_of_environment():
+    elif text := environment_value(CALLERS_KEY_VARIABLE):
         lines = keys_in(text, CALLERS_KEY_VARIABLE)
     else:
         return None

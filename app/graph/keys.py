@@ -15,7 +15,7 @@ from app.access.api_keys import (
     readable_by_others,
 )
 from app.access.file_stamp import file_stamp
-from app.environment import KEYS_VARIABLE, keys_of_environment
+from app.environment import KEYS_VARIABLE, whole_environment
 from app.errors import UnauthorizedError
 from app.metrics.meter import meter
 from app.metrics.table import KEY_REQUESTS
@@ -120,6 +120,6 @@ def read_keys(path: Path | None) -> Keys:
 
     """
     file = KeyFile(path) if path else None
-    text = keys_of_environment()
+    text = whole_environment().get(KEYS_VARIABLE)  # set but empty: no keys, which is refused
     lines = [] if text is None else keys_in(text.replace(",", "\n"), KEYS_VARIABLE)
     return Keys(lines, file)
