@@ -24,28 +24,23 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, source: str) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.source = source
-        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self.places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__((host, port), _Handler)
-
-    def process_request(self, request: object, client_address: object) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)  # type: ignore[arg-type]
-        else:
-            self.shutdown_request(request)  # type: ignore[arg-type]
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing: a client that hangs up is no matter for the log."""
-
-    def process_request_thread(self, request: object, client_address: object) -> None:
-        try:
-            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
-        finally:
-            self._places.release()
 
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = TIMEOUT_S
     server: _Server
+
+    def handle(self) -> None:
+        if self.server.places.acquire(blocking=False):
+            try:
+                super().handle()
+            finally:
+                self.server.places.release()
 
     def do_GET(self) -> None:
         if self.path != PATH:
