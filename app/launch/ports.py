@@ -97,14 +97,14 @@ def _owner(port: int) -> str:
     return ""
 
 
-def free_port(range_file: Path = LOCAL_PORT_RANGE) -> int:
+def free_port() -> int:
     """Return a free port of the loopback interface; each call returns another one.
 
     The port is outside of the kernel's ephemeral range: Ray takes about forty of those while it
     starts, perhaps this one. Ray's workers use 10002 to 19999, Serve's replicas ``OF_REPLICAS``.
     """
     try:
-        first, last = (int(part) for part in range_file.read_text("ascii").split())
+        first, last = (int(part) for part in LOCAL_PORT_RANGE.read_text("ascii").split())
     except (OSError, ValueError):
         first, last = 32768, 60999
     others = {*range(first, last + 1), *OF_REPLICAS, *_given}

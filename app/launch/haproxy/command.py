@@ -165,14 +165,12 @@ def haproxy_binary() -> Path:
     return Path(package.origin).parent / "bin" / "haproxy"
 
 
-def max_connections(num_files: int | None = None) -> int:
-    """Return the number of clients for which HAProxy has enough open files.
+def max_connections() -> int:
+    """Return the number of clients for which HAProxy may open enough files.
 
-    With a higher number it would refuse to start. ``num_files`` is the limit of open files; None:
-    this process's hard limit.
+    With a higher number it would refuse to start.
     """
-    if num_files is None:
-        num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        if num_files == resource.RLIM_INFINITY:
-            return MAX_CONNECTIONS
+    _, num_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if num_files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
     return max(64, min(MAX_CONNECTIONS, (num_files - OTHER_FILES) // 2))

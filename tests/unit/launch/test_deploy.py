@@ -12,6 +12,7 @@ import pytest
 from ray import serve
 
 from app.errors import ConfigError
+from app.launch import ports
 from app.launch.deploy import client_of, reason_in, wait_ready
 from app.launch.ports import OF_REPLICAS, check_port, free_port
 from app.launch.stop_request import SIGNALS, stop_signals
@@ -46,16 +47,18 @@ def test_free_ports_pass():
     check_port("localhost", port)
 
 
-def test_free_ports_are_not_the_kernels_to_hand_out(tmp_path):
+def test_free_ports_are_not_the_kernels_to_hand_out(tmp_path, monkeypatch):
     given = tmp_path / "range"
     given.write_text("32768\t60999\n")
-    found = {free_port(given) for _ in range(500)}
+    monkeypatch.setattr(ports, "LOCAL_PORT_RANGE", given)
+    found = {free_port() for _ in range(500)}
     assert len(found) == 500  # two of one process never get the same
     assert all(20_000 <= port < 32_768 or port > 60_999 for port in found)
     assert not found & set(OF_REPLICAS)
     given.write_text("1024 65535")
-    assert 1024 <= free_port(given) <= 65_535
-    assert free_port(tmp_path / "none") >= 20_000
+    assert 1024 <= free_port() <= 65_535
+    given.unlink()
+    assert free_port() >= 20_000
 
 
 @pytest.mark.parametrize("port", [70_000, -1])

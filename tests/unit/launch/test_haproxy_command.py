@@ -1,6 +1,7 @@
 """The command that Serve starts as HAProxy: when it starts the binary, and when it refuses."""
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -141,10 +142,12 @@ def test_without_the_package_the_remedy_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("num_files", "expected"), [(10**6, 4096), (4096, 1920), (1024, 384), (100, 64)]
+    ("num_files", "expected"),
+    [(10**6, 4096), (4096, 1920), (1024, 384), (100, 64), (resource.RLIM_INFINITY, 4096)],
 )
-def test_haproxy_is_not_asked_for_more_than_it_may_open(num_files, expected):
-    assert max_connections(num_files) == expected
+def test_haproxy_is_not_asked_for_more_than_it_may_open(monkeypatch, num_files, expected):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, num_files))
+    assert max_connections() == expected
 
 
 def test_serve_knows_every_variable_of_the_run():

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from app.cli.cluster_rows import CORES
 from app.launch.config import ServeConfig
-from app.launch.haproxy.command import max_connections
+from app.launch.haproxy.command import MAX_CONNECTIONS
 from app.launch.ports import METRICS_PORT
 from tests.support.command_line import options_of
 from tests.support.custom_resources import KINDS, kubernetes_parts
@@ -239,7 +239,7 @@ def test_callers_reach_both_ports_of_the_workers(cluster: Document) -> None:
 
 def test_every_ray_pod_has_the_nodes_environment(cluster: Document, render: ModuleType) -> None:
     wanted = render.environment()
-    assert wanted["RAY_SERVE_HAPROXY_MAXCONN"] == str(max_connections(2**20))
+    assert wanted["RAY_SERVE_HAPROXY_MAXCONN"] == str(MAX_CONNECTIONS)
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (container,) = group["template"]["spec"]["containers"]
         assert {one["name"]: one["value"] for one in container["env"]} == wanted
