@@ -4,7 +4,7 @@ import contextlib
 import random
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import psutil
@@ -47,15 +47,18 @@ def check_port(host: str, port: int, option: str = "--port") -> None:
             ) from error
 
 
-def metrics_port(asked: int | None) -> int:
+def metrics_port(asked: int | None, of_service: Collection[int | None] = ()) -> int:
     """Return the requested port; without one the usual port, or a free one if that is in use.
 
-    The usual port counts as in use while another service that starts may take it.
+    The usual port counts as in use while another service that starts may take it, and if it is one
+    of ``of_service``: those on which this service will listen.
 
     Raises:
         ConfigError: the process cannot listen on the requested port.
 
     """
+    if asked is None and METRICS_PORT in of_service:
+        return free_port()
     port = METRICS_PORT if asked is None else asked
     try:
         check_port("127.0.0.1", port, "--metrics-port")

@@ -84,7 +84,7 @@ def _run(options: ServeOptions) -> None:
         make_regions_folder(config, haproxy.path.parent)
         is_local = config.http.is_on_loopback and not is_joining
         set_environment({ON_LOOPBACK: str(int(is_local))}, ours=(ON_LOOPBACK,))
-        ray = _ray(options, forks, haproxy.path.parent)
+        ray = _ray(options, config, forks, haproxy.path.parent)
         with console.status("starting Ray") as status, ray as metrics, ExitStack() as stack:
             stack.enter_context(followed(haproxy.path.parent / RAY))  # with a cluster: no files
 
@@ -130,14 +130,17 @@ def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> Callable
 
 
 @contextmanager
-def _ray(options: ServeOptions, forks: Child | None, run_dir: Path) -> Iterator[list[str]]:
+def _ray(
+    options: ServeOptions, config: ServeConfig, forks: Child | None, run_dir: Path
+) -> Iterator[list[str]]:
     """Start Ray or join a running one; yield the URLs of the metrics for Prometheus."""
     if options.address is not None:
         with joined_ray(options.address):
             yield metrics_urls()
         return
     if options.metrics_host is None:
-        with local_ray(metrics_port(options.metrics_port), forks, run_dir / RAY, _warn):
+        port = metrics_port(options.metrics_port, (config.http.port, config.grpc_port))
+        with local_ray(port, forks, run_dir / RAY, _warn):
             yield metrics_urls()
         return
     port, of_ray = options.metrics_port or METRICS_PORT, free_port()

@@ -30,6 +30,13 @@ def test_another_one_if_a_second_service_has_it(monkeypatch, taken):
     assert ports.metrics_port(None) != taken
 
 
+def test_another_one_if_the_service_itself_will_have_it(monkeypatch):
+    usual = ports.free_port()
+    monkeypatch.setattr(ports, "METRICS_PORT", usual)
+    assert ports.metrics_port(None, (8000, usual)) != usual
+    assert ports.metrics_port(None, (8000, None)) == usual
+
+
 def test_another_one_if_a_second_service_is_about_to_take_it(monkeypatch):
     """Ray listens seconds later; until then nobody does, and both would find the port free."""
     usual = ports.free_port()

@@ -1,7 +1,17 @@
-"""``tandem serve`` as a module: what importing it must not do."""
+"""``tandem serve`` as a module: what importing it must not do, and parts of a start."""
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from app.launch import serve
+from app.launch.config import ServeConfig, default_config
+from app.launch.ports import METRICS_PORT
+from app.launch.resolved_config import ServeOptions
 
 LOADED = "import sys; import app.cli.main, app.launch.serve; print('ray' in sys.modules)"
 
@@ -10,3 +20,22 @@ def test_the_command_line_and_serve_are_imported_without_ray() -> None:
     """Ray reads its environment when it is imported; tandem serve sets it first."""
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("option", ["port", "grpc_port"])
+def test_metrics_have_none_of_the_services_ports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
+) -> None:
+    ports = []
+
+    @contextmanager
+    def local_ray(port: int, *_: object) -> Iterator[None]:
+        ports.append(port)
+        yield
+
+    monkeypatch.setattr(serve, "local_ray", local_ray)
+    monkeypatch.setattr(serve, "metrics_urls", list)
+    config = ServeConfig.read(default_config()).with_overrides(**{option: METRICS_PORT})
+    with serve._ray(ServeOptions(), config, None, tmp_path):
+        pass
+    assert METRICS_PORT not in ports
