@@ -25,7 +25,7 @@ from app.errors import ConfigError
 if TYPE_CHECKING:  # imported at its use, so that tandem --help stays fast
     from app.bench.load import Load
 
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 def bench(

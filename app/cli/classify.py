@@ -29,7 +29,8 @@ CONCURRENCY = 8  # enough to fill a batch; more only waits in the service's queu
 LINE_EVERY_S = 60.0  # between lines of progress in a log
 TIMEOUT_S = 60.0  # for each file, all its attempts included
 
-out, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(emoji=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 ClassifiedFile = dict[str, Any]  # {"file": str, **answer} or {"file": str, "error": {...}}
 
 
@@ -140,10 +141,11 @@ def _offline(
     if out_file is not None:
         before = f", {len(files) - len(left)} before" if len(left) < len(files) else ""
         rate = len(left) / (time.perf_counter() - started)  # the networks were ready before
-        err.print(f"{len(left)} images classified{before}: {out_file} ({rate:.1f} images/s)")
+        place = escape(out_file)
+        err.print(f"{len(left)} images classified{before}: {place} ({rate:.1f} images/s)")
         if failed := run.num_failed_before(files):
             err.print(
-                f"{failed} rows of an earlier run are errors; remove them from {out_file}, and the "
+                f"{failed} rows of an earlier run are errors; remove them from {place}, and the "
                 "same command classifies these files again"
             )
             num_failed += failed

@@ -59,7 +59,7 @@ def main() -> None:
     try:
         app()
     except TandemError as error:
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
         console.print(f"[red]tandem:[/] {escape(error.message)}")
         for note in getattr(error, "__notes__", ()):
             console.print(escape(note))

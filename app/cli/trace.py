@@ -17,8 +17,8 @@ from app.settings import Settings
 if TYPE_CHECKING:
     from app.tracing.stored.traces import Trace
 
-out = Console(highlight=False)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 NOTHING = (
     "no traces in {place}: send a request to a service whose configuration enables tracing_config, "

@@ -20,8 +20,8 @@ from app.traffic.promotion import MIN_AGREEMENT, MIN_COMPARED, candidate, refusa
 PATH = "/v1/traffic"
 LOOK_EVERY_S = 1.0
 TIMEOUT_S = 300.0  # for a call: a change loads versions and waits for all Gateways
-out = Console(highlight=False)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 Status = dict[str, Any]
 
 

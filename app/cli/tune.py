@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # imported at their use, so that tandem --help stays fast
     from app.tune.job import Job
     from app.tune.pareto import Point
 
-err = Console(stderr=True, soft_wrap=True, highlight=False)
-out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 def tune(
@@ -67,7 +67,7 @@ def tune(
     chosen = recommended(points, p99_ms)
     if not is_quiet:
         show(out, points, chosen)
-        out.print(f"{len(points)} points on {job.origin} in {took_s / 60:.1f} min")
+        out.print(f"{len(points)} points on {escape(job.origin)} in {took_s / 60:.1f} min")
     if plot is not None:
         draw(plot, points, chosen, p99_ms)
     if write is not None and chosen is not None:

@@ -236,15 +236,16 @@ def _welcome(config: ServeConfig, metrics: list[str], *, has_keys: bool) -> None
     version = settings.load_set().fingerprint(settings.served_precision)
     fields |= {"model_set": settings.model_set, "model_version": version}
     logger.info("ready at %s", page, extra={"fields": fields})
-    console.print(f"[bold green]ready[/] at [bold]{page}[/] (the page), {url}/docs (the interface)")
+    shown = f"[bold]{escape(page)}[/] (the page), {escape(url)}/docs (the interface)"
+    console.print(f"[bold green]ready[/] at {shown}")
     key = '-H "Authorization: Bearer $TANDEM_API_KEY" ' if has_keys else ""
     if http.ssl_ca_certs:
         key = f"--cert CLIENT.pem --key CLIENT.key {key}"
-    console.print(f"  curl {key}--data-binary @photo.jpg {url}/v1/classify")
+    console.print(f"  curl {key}--data-binary @photo.jpg {url}/v1/classify", markup=False)
     if config.grpc_port is not None:
         where = http.address(config.grpc_port)
-        console.print(f"gRPC: {where}, tandem.v1.Ensemble (app/grpc/tandem.proto)")
-    console.print(f"metrics: {', '.join(metrics)}")
+        console.print(f"gRPC: {where}, tandem.v1.Ensemble (app/grpc/tandem.proto)", markup=False)
+    console.print(f"metrics: {', '.join(metrics)}", markup=False)
     if not http.is_on_loopback:
         _warn(_exposure(http.host, has_keys, url))
     console.print("Ctrl-C stops it.")

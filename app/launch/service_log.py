@@ -21,7 +21,8 @@ from models.errors import TandemError
 
 LogFormat = Literal["json", "text"]
 logger = logging.getLogger("tandem")
-console = Console(stderr=True, soft_wrap=True, highlight=False)  # silent when logging JSON
+# Silent when logging JSON.
+console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 LOOK_EVERY_S = 1.0
 FILES = "session_[0-9]*/logs/serve/*.log*"  # rotated files too
 ASCTIME = logging.Formatter()

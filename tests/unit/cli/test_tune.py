@@ -69,6 +69,17 @@ def test_several_sets_are_refused(config, tiny_set, tmp_path):
     assert not new.exists()
 
 
+@pytest.mark.usefixtures("measured")
+def test_a_folders_name_is_printed_as_it_is(config, tmp_path):
+    """Brackets around letters are markup to rich, and ":cat:" is a picture."""
+    photos = tmp_path / "photos[b]:cat:"
+    photos.mkdir()
+    (photos / "a.png").write_bytes(picture("red"))
+    assert (
+        f"points on 1 photos of {photos} in " in tune("--config", config, "--images", photos).stdout
+    )
+
+
 @pytest.mark.usefixtures("one_core")
 def test_a_tiny_set_is_tuned(config, tmp_path):
     photos, new = tmp_path / "photos", tmp_path / "tuned.yaml"

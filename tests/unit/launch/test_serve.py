@@ -39,3 +39,18 @@ def test_metrics_have_none_of_the_services_ports(
     with serve._ray(ServeOptions(), config, None, tmp_path):
         pass
     assert METRICS_PORT not in ports
+
+
+@pytest.mark.parametrize("host", ["fd00::5", "2001:db8:a::1"])
+def test_an_address_is_printed_as_it_is(
+    tiny_set: Path, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    """Brackets around letters are markup to rich, and ":a:" is a picture."""
+    config = ServeConfig.read(default_config())
+    config = config.with_overrides(host=host, grpc_port=9000, model_set=str(tiny_set))
+    serve._welcome(config, [f"http://[{host}]:9464/metrics"], has_keys=False)
+    said = capsys.readouterr().err
+    assert f"ready at http://[{host}]:8000 (the page), http://[{host}]:8000/docs" in said
+    assert f"@photo.jpg http://[{host}]:8000/v1/classify" in said
+    assert f"gRPC: [{host}]:9000" in said
+    assert f"metrics: http://[{host}]:9464/metrics" in said

@@ -54,7 +54,7 @@ def test_json_is_that_of_a_service(tiny_set: Path, pictures: Path) -> None:
     assert (own["label"], own["predictions"][0]["label"]) == (file.parent.name,) * 2
 
 
-@pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet"])
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet", "answers[b]:cat:.jsonl"])
 def test_a_run_goes_on_where_another_ended(
     tiny_set: Path, pictures: Path, tmp_path: Path, name: str
 ) -> None:
