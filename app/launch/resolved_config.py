@@ -41,6 +41,7 @@ NO_SETTINGS = {KEYS_VARIABLE, CALLERS_KEY_VARIABLE, *OURS} | {
     ),
 }
 UNIONS = (UnionType, Union)
+SETS = ("model_set", "model_sets")
 PASSWORD = re.compile(r"//[^/@\s]*@")
 
 
@@ -108,11 +109,15 @@ def resolved(options: ServeOptions, flags: Collection[str]) -> dict[str, dict[st
     asked |= settings_of_environment().keys()
     values |= {"config": path, "host": config.http.host, "port": config.http.port}
     values |= {"grpc_port": config.grpc_port, **config.settings.model_dump(mode="json")}
+    decides = next((n for names in (asked, in_file) for n in SETS if n in names), SETS[0])
     rows = {}
     for name, value in values.items():
-        source = str(path) if name in in_file else "default"
-        if name in asked:
-            source = f"--{name.replace('_', '-')}" if name in flags else variable_of(name)
+        by = name
+        if name in SETS and (value is not None or name in {*asked, *in_file}):
+            by = decides  # each replaces the other
+        source = str(path) if by in in_file else "default"
+        if by in asked:
+            source = f"--{by.replace('_', '-')}" if by in flags else variable_of(by)
         shown = PASSWORD.sub("//***@", str(value)) if isinstance(value, str | Path) else value
         rows[name] = {"value": shown, "source": source}
     return rows

@@ -109,7 +109,35 @@ def test_a_flag_before_a_variable_before_the_file(monkeypatch, tmp_path):
     assert rows["model_set"]["source"] == "--model-set"
     assert rows["max_files"]["source"] == "TANDEM_MAX_FILES"
     assert rows["cache_mib"]["source"] == str(config)
-    assert rows["precision"]["source"] == "default"
+    assert rows["precision"]["source"] == rows["model_sets"]["source"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("in_file", "variables", "flag", "sets", "source"),
+    [
+        ("model_sets: [a, b]", {}, None, ["a", ["a", "b"]], None),
+        ("max_files: 1", {}, None, ["imagenette", None], "default"),
+        ("model_set: c", {}, "a,b", ["a", ["a", "b"]], "--model-set"),
+        ("model_sets: [a, b]", {}, "c", ["c", None], "--model-set"),
+        ("model_set: c", {"MODEL_SETS": "[a,b]"}, None, ["a", ["a", "b"]], "TANDEM_MODEL_SETS"),
+        ("model_sets: [a, b]", {"MODEL_SET": "c"}, None, ["c", None], "TANDEM_MODEL_SET"),
+        ("model_set: c", {"MODEL_SET": "a,b"}, None, ["a", ["a", "b"]], "TANDEM_MODEL_SET"),
+        ("model_set: d", {"MODEL_SETS": "[a,b]"}, "c", ["c", None], "--model-set"),
+    ],
+)
+def test_a_set_and_several_have_the_source_that_decided_both(
+    monkeypatch, tmp_path, in_file, variables, flag, sets, source
+):
+    config = edited_config(tmp_path, "model_set: imagenette", in_file)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"TANDEM_{name}", value)
+    flags = [] if flag is None else ["--model-set", flag]
+    done = tandem("serve", "--print-config", "--json", "--config", config, *flags)
+    shown = json.loads(done.stdout)
+    source = source or str(config)
+    assert [shown["model_set"], shown["model_sets"]] == [
+        {"value": value, "source": source} for value in sets
+    ]
 
 
 @pytest.mark.parametrize(("flag", "is_allowed"), [([], True), (["--no-allow-unverified"], False)])
