@@ -15,7 +15,8 @@ IMPORT_PATH = "app.main:build"  # of our application; a file may have other appl
 SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that sets none
 SERVE_DEFAULT_CPUS = 1.0  # num_cpus of a deployment that sets none
 ALL_CORES = ("Gateway",)  # with less than one CPU, these use every core of the machine
-WITHOUT_USER_CONFIG = ("Decoder", "Combiner")
+HUBS = ("Feedback", "Traffic", "Sets")  # deployments of one replica, without a CPU by default
+WITHOUT_USER_CONFIG = ("Decoder", "Combiner", *HUBS)
 
 
 def own_index(content: Mapping[str, Any]) -> int:
@@ -161,5 +162,8 @@ def _num_replicas(deployment: Mapping[str, Any]) -> int:
 
 
 def _num_cpus(deployment: Mapping[str, Any]) -> float:
-    asked = (deployment.get("ray_actor_options") or {}).get("num_cpus")
+    options = deployment.get("ray_actor_options")
+    if options is None and deployment["name"] in HUBS:
+        return 0.0
+    asked = (options or {}).get("num_cpus")
     return SERVE_DEFAULT_CPUS if asked is None else float(asked)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from app.environment import PROJECT
 from app.errors import ConfigError
-from app.launch.application_check import own_application, own_index
+from app.launch.application_check import HUBS, own_application, own_index
 from app.launch.http_options import SSL_OPTIONS, HttpOptions
 from app.settings import Settings
 from models.manifest import Manifest
@@ -196,17 +196,15 @@ class ServeConfig:
         """Fit the deployments to the set's members and to the places where the stages run.
 
         Serve refuses options of deployments that do not exist. So this removes the options of
-        stages that run in the Gateway's process, and of members that the set lacks. A member
-        without options takes those of the first member removed, so that the file's intentions hold
-        for any set.
+        stages that are not used or run in the Gateway's process, and of members that the set lacks.
+        A member without options takes those of the first member removed, so that the file's
+        intentions hold for any set.
         """
-        stages, members = self._stages(), self._members(manifest)
-        if self.settings.feedback:
-            stages |= {"Feedback"}
+        stages, members = self._stages() | self._hubs(), self._members(manifest)
         deployments = [
             d
             for d in self._application().get("deployments", [])
-            if d["name"] not in {"Decoder", "Combiner", "Feedback"} - stages
+            if d["name"] not in {"Decoder", "Combiner", *HUBS} - stages
         ]
         kept = [d for d in deployments if d["name"] in members | stages]
         gone = [d for d in deployments if d["name"] not in members | stages]
@@ -225,6 +223,15 @@ class ServeConfig:
         """Return the stages, without members, that are deployments of their own."""
         places = {"Decoder": self.settings.decoder, "Combiner": self.settings.combiner}
         return {"Gateway"} | {name for name, place in places.items() if place == "deployment"}
+
+    def _hubs(self) -> set[str]:
+        """Return the deployments that all Gateways share."""
+        is_used = {
+            "Feedback": self.settings.feedback,
+            "Traffic": self.settings.has_versions,
+            "Sets": self.settings.model_sets is not None,
+        }
+        return {name for name in HUBS if is_used[name]}
 
     def _members(self, manifest: Manifest) -> set[str]:
         """Return the members that are deployments of their own."""

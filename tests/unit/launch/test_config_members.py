@@ -75,6 +75,54 @@ def test_stages_that_share_the_gateways_process_have_no_options_of_their_own(oth
     assert names(config.fitted_to(other_manifest)) == ["Gateway"]
 
 
+HUBS = {
+    "Feedback": {"feedback": True},
+    "Traffic": {"traffic": {"imagenette": 100}},
+    "Sets": {"model_sets": ["imagenette", "other"]},
+}
+
+
+@pytest.mark.parametrize("name", HUBS)
+def test_what_all_gateways_share_keeps_its_options_while_it_is_used(name, other_manifest):
+    options = {"name": name, "ray_actor_options": {"num_cpus": 0.1}}
+    application = {"import_path": "app.main:build", "deployments": [options]}
+    for args, expected in (({"decoder": "deployment"}, []), (HUBS[name], [options])):
+        config = ServeConfig.of({"applications": [application | {"args": args}]})
+        assert config.fitted_to(other_manifest).deployments == expected
+
+
+@pytest.mark.parametrize("name", HUBS)
+def test_no_member_takes_over_the_options_of_what_is_none(name, other_manifest):
+    args = {"decoder": "deployment", "members": "deployment"}
+    application = {"import_path": "app.main:build", "args": args, "deployments": [{"name": name}]}
+    config = ServeConfig.of({"applications": [application]})
+    assert names(config.fitted_to(other_manifest)) == []
+
+
+def test_what_all_gateways_share_needs_no_cpu_unless_it_asks_for_one(other_manifest):
+    """Their deployments have num_cpus of 0, which any options of the file's replace."""
+    for options, cpus in (
+        ({"max_ongoing_requests": 9}, 1),
+        ({"ray_actor_options": {"num_cpus": 0.5}}, 1.5),
+        ({"ray_actor_options": {"memory": 1e6}}, 2),
+    ):
+        application = {"import_path": "app.main:build", "args": {"feedback": True}}
+        deployments = [{"name": "Feedback", **options}]
+        config = ServeConfig.of({"applications": [application | {"deployments": deployments}]})
+        needed = config.all_deployments(other_manifest)
+        check_capacity(needed, cpus)
+        with pytest.raises(ConfigError, match=f"asks for {cpus:g} CPUs"):
+            check_capacity(needed, cpus - 0.1)
+
+
+@pytest.mark.parametrize("name", HUBS)
+def test_what_all_gateways_share_takes_no_user_config(name):
+    deployments = [{"name": name, "user_config": {"max_batch_size": 4}}]
+    application = {"import_path": "app.main:build", "deployments": deployments}
+    with pytest.raises(ConfigError, match=f"{name} takes no user_config"):
+        ServeConfig.of({"applications": [application]})
+
+
 def test_the_cluster_scales_by_our_policy_whatever_the_members(tmp_path):
     config = ServeConfig.read(ROOT / "configs" / "cluster.yaml")
     fitted = config.fitted_to(read_manifest(write_tiny_set(tmp_path / "tiny")))
