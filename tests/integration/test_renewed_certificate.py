@@ -105,8 +105,19 @@ def test_between_two_writes_the_old_one_holds(front: Front, root: Root) -> None:
     assert front.shown() == text_of(front.signed.certificate) != before
 
 
-def test_a_haproxy_that_is_not_there(root: Root, tmp_path: Path) -> None:
-    front = Front(1, root.sign("service"), tmp_path)
+def test_a_haproxy_that_is_not_there_is_asked_later(front: Front, root: Root) -> None:
+    before, admin = front.shown(), front.folder / "node" / "admin.sock"
+    hidden = admin.rename(admin.with_name("hidden.sock"))
+    root.sign("service")
+    for _ in range(2):
+        assert not front.renewal.look()
+    (warning,) = front.warnings
+    assert "HAProxy is not there" in warning
     root.sign("service")
     assert not front.renewal.look()
-    assert "HAProxy is not there" in front.warnings[0]
+    assert len(front.warnings) == 2  # of another change
+    hidden.rename(admin)
+    assert front.renewal.look()
+    assert front.shown() == text_of(front.signed.certificate) != before
+    assert not front.renewal.look()
+    assert len(front.warnings) == 2

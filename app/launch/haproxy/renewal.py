@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from app.access.file_stamp import file_stamp
+from app.access.file_stamp import Stamp, file_stamp
 from app.errors import ConfigError
 from app.launch.http_options import CHAIN, HttpOptions, Tls, tls_of
 
@@ -30,23 +30,29 @@ class CertificateRenewal:
         tls = tls_of(http)
         self._files = () if tls is None else (tls.certificate, tls.key)
         self._stamps = [file_stamp(path) for path in self._files]
+        self._failure: tuple[list[Stamp], str] | None = None  # the last one
 
     def look(self) -> bool:
-        """Load the certificate if it has changed; return whether HAProxy accepted it."""
+        """Load the certificate if it has changed; return whether HAProxy accepted it.
+
+        After a failure the next call tries again. An error is warned of once for each change.
+        """
         stamps = [file_stamp(path) for path in self._files]
         if stamps == self._stamps:
             return False
-        self._stamps = stamps
         try:
             tls = tls_of(self._http)
             assert tls is not None  # the options do not change after the start
             self._hand_over(tls)
         except (ConfigError, OSError) as error:
-            self._warn(
-                f"the renewed certificate is not taken, the one before holds: {error}; "
-                f"the files are looked at every {RENEWAL_EVERY_S:g} s: mend them"
-            )
+            if (failure := (stamps, str(error))) != self._failure:
+                self._warn(
+                    f"the renewed certificate is not taken, the one before holds: {error}; "
+                    f"the files are looked at every {RENEWAL_EVERY_S:g} s: mend them"
+                )
+            self._failure = failure
             return False
+        self._stamps = stamps
         return True
 
     def _hand_over(self, tls: Tls) -> None:
