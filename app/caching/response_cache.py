@@ -1,9 +1,9 @@
-"""The cache of one process: answers, and computations under way."""
+"""The cache of one process: answers, and computations under way, so that one image runs once."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from app.caching.flights import Flight, Flights
 from app.caching.redis_store import RedisStore
 from app.caching.s3_fifo import S3Fifo
 from app.caching.values import Outcome, Rows
@@ -13,7 +13,23 @@ from app.queueing.priority import Lane
 CACHE_CONTROL = "cache-control"
 # use: read and store; renew: store, do not read (no-cache); off: neither (no-store).
 CacheUse = Literal["use", "renew", "off"]
-ImageFlight = Flight[Outcome | Fault]
+
+
+class ImageFlight:
+    """A computation that requests share. ``value`` is its result once it has ended, or None.
+
+    If ``value`` is None, ``was_answered`` says whether the computing request still got an answer,
+    which holds for it alone (a member had too little time). Otherwise it failed or was cancelled,
+    and another request should compute. ``ended`` wakes all waiters, in the order of their arrival.
+    """
+
+    __slots__ = ("ended", "key", "lane", "value", "was_answered")
+
+    def __init__(self, key: bytes, lane: Lane) -> None:
+        self.key, self.lane = key, lane
+        self.value: Outcome | Fault | None = None
+        self.was_answered = False
+        self.ended = asyncio.Event()
 
 
 class Lookup(NamedTuple):
@@ -39,7 +55,7 @@ class ResponseCache:
     ) -> None:
         self._shared = shared
         self._store: S3Fifo[Rows] = S3Fifo(max_bytes) if store is None else store
-        self._flights: Flights[Outcome | Fault] = Flights()
+        self._flights: dict[bytes, ImageFlight] = {}  # the computations under way
 
     @property
     def num_bytes(self) -> int:
@@ -53,12 +69,17 @@ class ResponseCache:
     def look(self, key: bytes, lane: Lane) -> Lookup:
         """Return the cached rows, or a computation to wait for, or a new one to run.
 
-        Whoever gets a new computation must :meth:`end` it, in every case.
+        Whoever gets a new computation must :meth:`end` it, in every case. A request in the lane
+        ``interactive`` does not wait for a computation in ``bulk``, which interactive requests
+        overtake. It computes itself, and later requests wait for it.
         """
         if (rows := self.read(key)) is not None:
             return Lookup(rows)
-        joined = self._flights.join(key, lane)
-        return Lookup(None, joined.flight, joined.is_own)
+        under_way = self._flights.get(key)
+        if under_way is not None and (under_way.lane == "interactive" or lane == "bulk"):
+            return Lookup(None, under_way)
+        own = self._flights[key] = ImageFlight(key, lane)
+        return Lookup(None, own, True)
 
     def read(self, key: bytes) -> Rows | None:
         return self._store.get(key)
@@ -98,7 +119,12 @@ class ResponseCache:
                waiting requests compute for themselves; otherwise the first of them takes over.
 
         """
-        self._flights.end(flight, outcome, was_answered=answered)
+        if flight.ended.is_set():
+            return
+        if self._flights.get(flight.key) is flight:
+            del self._flights[flight.key]
+        flight.value, flight.was_answered = outcome, answered
+        flight.ended.set()
 
 
 def cache_use_of(cache_control: str | None) -> CacheUse:

@@ -203,7 +203,7 @@ class _Run:
 
     async def _share(self, place: int, flight: ImageFlight) -> bool:
         """Answer a file with the result of another request; return False if it has none."""
-        await flight.wait()
+        await flight.ended.wait()
         if flight.value is not None:
             self._answer(place, flight.value)
             return True

@@ -2,56 +2,61 @@
 
 import asyncio
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.caching.flights import Flights
+from app.caching.response_cache import ImageFlight, ResponseCache
+from app.caching.values import Outcome
+
+SIZE = 64 * 2**10
+RESULT = Outcome(np.ones((1, 2), np.float32))
 
 
 def test_the_first_does_it_and_the_others_wait():
-    flights: Flights[int] = Flights()
-    first, second = (flights.join(b"a", "interactive") for _ in range(2))
+    cache = ResponseCache(SIZE)
+    first, second = (cache.look(b"a", "interactive") for _ in range(2))
     assert (first.is_own, second.is_own) == (True, False)
     assert second.flight is first.flight
-    assert flights.join(b"b", "interactive").is_own
-    assert len(flights) == 2
+    assert cache.look(b"b", "interactive").is_own
+    assert len(cache._flights) == 2
 
 
 async def test_what_it_comes_to_is_for_all_and_it_is_forgotten():
-    flights: Flights[int] = Flights()
-    own = flights.join(b"a", "bulk").flight
-    waits = [asyncio.create_task(flights.join(b"a", "bulk").flight.wait()) for _ in range(3)]
+    cache = ResponseCache(SIZE)
+    own = cache.look(b"a", "bulk").flight
+    waits = [asyncio.create_task(cache.look(b"a", "bulk").flight.ended.wait()) for _ in range(3)]
     await asyncio.sleep(0)
-    flights.end(own, 7)
+    cache.end(own, RESULT)
     await asyncio.gather(*waits)
-    assert own.value == 7
-    assert len(flights) == 0
-    flights.end(own, None)  # as a "finally" does
-    assert own.value == 7
+    assert own.value is RESULT
+    assert len(cache._flights) == 0
+    cache.end(own, None)  # as a "finally" does
+    assert own.value is RESULT
 
 
 async def test_a_waiter_that_goes_disturbs_nobody():
-    flights: Flights[int] = Flights()
-    own = flights.join(b"a", "bulk").flight
-    leaves, stays = (asyncio.create_task(own.wait()) for _ in range(2))
+    cache = ResponseCache(SIZE)
+    own = cache.look(b"a", "bulk").flight
+    leaves, stays = (asyncio.create_task(own.ended.wait()) for _ in range(2))
     await asyncio.sleep(0)
     leaves.cancel()
     await asyncio.sleep(0)
     assert leaves.cancelled()
-    flights.end(own, 1)
+    cache.end(own, RESULT)
     await stays
 
 
 def test_interactive_does_not_wait_for_bulk():
-    flights: Flights[int] = Flights()
-    bulk = flights.join(b"a", "bulk")
-    interactive = flights.join(b"a", "interactive")
+    cache = ResponseCache(SIZE)
+    bulk = cache.look(b"a", "bulk")
+    interactive = cache.look(b"a", "interactive")
     assert interactive.is_own
-    assert flights.join(b"a", "bulk").flight is interactive.flight
-    flights.end(bulk.flight, 1)  # which is not the one that is under way now
-    assert not flights.join(b"a", "interactive").is_own
-    assert bulk.flight.value == 1
-    assert not interactive.flight.has_ended
+    assert cache.look(b"a", "bulk").flight is interactive.flight
+    cache.end(bulk.flight, RESULT)  # which is not the one that is under way now
+    assert not cache.look(b"a", "interactive").is_own
+    assert bulk.flight.value is RESULT
+    assert not interactive.flight.ended.is_set()
 
 
 ERRORS = {"fails": ValueError, "cancelled": asyncio.CancelledError}
@@ -64,36 +69,36 @@ def test_however_computations_end_everybody_ends(outcomes):
     """Each caller, if it must compute, ends as ``outcomes`` say; none waits for ever."""
 
     async def play() -> list[str]:
-        flights: Flights[int] = Flights()
+        cache = ResponseCache(SIZE)
         computed: list[int] = []
 
         async def call(number: int) -> str:
             while True:
-                joined = flights.join(b"a", "interactive")
+                joined = cache.look(b"a", "interactive")
                 if joined.is_own:
                     return await compute(number, joined.flight)
-                await joined.flight.wait()
+                await joined.flight.ended.wait()
                 if joined.flight.value is not None:
                     return "shared"
                 if joined.flight.was_answered:
                     return "alone"
 
-        async def compute(number: int, flight) -> str:
+        async def compute(number: int, flight: ImageFlight) -> str:
             computed.append(number)
             try:
                 await asyncio.sleep(0)
                 if (error := ERRORS.get(outcomes[number])) is not None:
                     raise error
-                value = 1 if outcomes[number] == "value" else None
-                flights.end(flight, value, was_answered=True)
+                value = RESULT if outcomes[number] == "value" else None
+                cache.end(flight, value, answered=True)
                 return outcomes[number]
             finally:
-                flights.end(flight)
+                cache.end(flight)
 
         calls = [asyncio.create_task(call(number)) for number in range(len(outcomes))]
         async with asyncio.timeout(10):
             await asyncio.wait(calls)
-        assert len(flights) == 0
+        assert len(cache._flights) == 0
         assert computed == list(range(len(computed))), "the next one takes over"
         return ["ended" if c.cancelled() or c.exception() else c.result() for c in calls]
 

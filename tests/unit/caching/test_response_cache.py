@@ -60,7 +60,7 @@ async def test_what_others_kept_ends_the_computation_and_the_rest_is_left_to_do(
     cache = ResponseCache(64 * KIB, cast("RedisStore", Shared({KEYS[1]: kept})))
     flights = {n: cache.look(KEYS[n], "interactive").flight for n in (0, 1)}
     assert await cache.fetch({**flights, 2: None}) == {1: kept}
-    assert [flights[n].has_ended for n in (0, 1)] == [False, True]
+    assert [flights[n].ended.is_set() for n in (0, 1)] == [False, True]
     assert flights[1].value == Outcome(kept)
     assert cache.read(KEYS[1]) is kept
     assert cache.read(KEYS[0]) is None
