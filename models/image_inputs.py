@@ -25,12 +25,7 @@ Pixels = NDArray[np.uint8]
 
 
 class ImageInputs:
-    """Makes the inputs of a set's members from a picture.
-
-    Args:
-        rules: the image rule of each member.
-
-    """
+    """Makes the inputs of a set's members from a picture, by each member's image rule."""
 
     def __init__(self, rules: Mapping[str, ImageRule]) -> None:
         self.rules = tuple(dict.fromkeys(rules.values()))  # distinct

@@ -67,13 +67,8 @@ def judge(
 ) -> Verdict:
     """Judge a set by all of its records.
 
-    After a refusal, only another record with as many images can allow the set.
-
-    Args:
-        manifest: the set's.
-        precision: the one to serve.
-        argument: the set's name for commands in messages; None: the manifest's.
-
+    After a refusal, only another record with as many images can allow the set. ``argument`` is the
+    set's name for commands in messages; None: the manifest's.
     """
     manifest = manifest.model_copy(update={"name": argument or manifest.name})
     runs = {member.precision_of(precision) for member in manifest.members}

@@ -17,10 +17,7 @@ def with_home(path: str | Path) -> Path:
 def user_folder(kind: Callable[[str], Path], *below: str) -> Path | None:
     """Return a folder of the user's; None if neither HOME, XDG nor passwd names a home.
 
-    Args:
-        kind: a function of platformdirs, as ``user_cache_path``.
-        below: names of folders in it.
-
+    ``kind`` is a function of platformdirs, as ``user_cache_path``.
     """
     try:
         folder = kind(APPLICATION).joinpath(*below)

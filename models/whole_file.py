@@ -29,13 +29,9 @@ def write_whole(
     check: Callable[[Path], object] = lambda _: None,
     mode: int = 0o666,
 ) -> None:
-    """Write bytes, or a text as UTF-8, if ``check`` accepts the new file; follows a link.
+    """Write bytes, or a text as UTF-8, unless ``check`` raises for the new file; follows a link.
 
-    Args:
-        path: the file.
-        content: bytes or text.
-        check: called with the new file; raises to refuse it.
-        mode: the new file's permissions, less the umask.
+    ``mode`` are the new file's permissions, less the umask.
 
     Raises:
         OSError: there is no room, or the folder cannot be written.

@@ -20,11 +20,7 @@ LIBRARIES = ("opencv-python-headless", "pillow-heif", "openvino", "onnxruntime")
 class ImageKeys:
     """Makes keys of 32 bytes; any other model set, precision or limit gives other keys.
 
-    Args:
-        settings: the application's.
-        model_set: the served set.
-        functions: identities of the operator's own functions, if any.
-
+    ``functions`` are the identities of the operator's own functions, if any.
     """
 
     def __init__(

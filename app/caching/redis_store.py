@@ -38,13 +38,8 @@ class Unwritten(NamedTuple):
 class RedisStore:
     """Reads and writes rows; for one event loop.
 
-    Args:
-        address: of Redis.
-        form: packs rows, and checks those that come back.
-        prefix: of every key in Redis; it names the model set, for people who look or clean up.
-        observe: called with the result of each image.
-        connect: makes the client, so that tests can replace it.
-
+    ``prefix`` begins every key in Redis; it names the model set, for people who look or clean up.
+    ``connect`` makes the client, so that tests can replace it.
     """
 
     def __init__(

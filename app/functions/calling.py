@@ -23,13 +23,7 @@ logger = logging.getLogger("ray.serve")
 
 
 class FunctionCalls:
-    """The calls of a function in this process.
-
-    Args:
-        function: the operator's, after its trial.
-        num_threads: the number of calls at a time.
-
-    """
+    """The calls of the operator's function in this process, ``num_threads`` at a time."""
 
     def __init__(self, function: OwnFunction, num_threads: int) -> None:
         self.function = function
