@@ -8,7 +8,6 @@ picture, which every viewer shows).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import cv2
@@ -61,7 +60,6 @@ _MIRRORED = {
 }
 
 COLORS = 3  # blue, green, red
-_CACHED_REGIONS = 1024  # sizes of pictures, each a few hundred bytes
 
 
 @dataclass(frozen=True)
@@ -192,9 +190,9 @@ def decode_images(
     """
     header, reduction = checked
     pixels = _decode(memoryview(data), header, reduction)  # (h, w) grey, or (..., 3 | 4) BGR[A]
-    rows, columns, crops = _region_of(
-        header.width, header.height, header.orientation, reduction, tuple(rules)
-    )
+    size = header.width, header.height
+    crops = [_crop_axes(size, header.orientation, rule, reduction) for rule in rules]
+    rows, columns = common_region(crops)
     source = CropSource(lay_over_white(pixels[rows, columns], header), rows.start, columns.start)
     flat = np.empty(sum(rule.num_bytes for rule in rules), np.uint8)
     start = 0
@@ -253,28 +251,10 @@ def _without_the_rest(view: memoryview, header: ImageHeader) -> memoryview | byt
     return view
 
 
-class _Region(NamedTuple):
-    """The part of a decoded picture that its crops need, and each crop's part, as slices."""
-
-    rows: slice
-    columns: slice
-    crops: tuple[tuple[Axis, Axis], ...]  # y and x, for each rule
-
-
-@lru_cache(maxsize=_CACHED_REGIONS)
-def _region_of(
-    width: int, height: int, orientation: int, reduction: int, rules: tuple[ImageRule, ...]
-) -> _Region:
-    """Return the needed part of pictures of this size; sizes and rounding are torchvision's."""
-    size = width, height
-    crops = tuple(_crop_axes(size, orientation, rule, reduction) for rule in rules)
-    return _Region(*common_region(crops), crops)
-
-
 def _crop_axes(
     size: tuple[int, int], orientation: int, rule: ImageRule, reduction: int
 ) -> tuple[Axis, Axis]:
-    """Return where the crop lies along the stored y and x."""
+    """Return where the crop lies along the stored y and x; sizes and rounding are torchvision's."""
     width, height = size
     is_y_mirrored, is_x_mirrored = _MIRRORED[orientation]
 
