@@ -1,7 +1,8 @@
 """Decodes JPEG, PNG and WebP (HEIC and AVIF with an extra) to the networks' uint8 input.
 
-Serving, calibration and evaluation all call ``read_image``, so they get the same pixels. Limits are
-checked on the header, before anything is allocated. ICC profiles are ignored and values taken as
+Serving, calibration and evaluation all call ``check_image`` and ``decode_images``, so they get the
+same pixels; models.image_inputs calls them for a set's members. Limits are checked on the header,
+before anything is allocated. ICC profiles are ignored and values taken as
 sRGB, as in torchvision. For an animation it decodes the first picture (for APNG the default
 picture, which every viewer shows).
 """
@@ -153,34 +154,18 @@ def read_image(
         samples keep their high byte.
 
     Raises:
-        NotAnImageError: the bytes are no image.
-        UnsupportedFormatError: an image, but not JPEG, PNG or WebP, or of a kind not decoded.
-        TooManyPixelsError: over a limit of :func:`check_image`; nothing was allocated.
-        CorruptImageError: the file is truncated or damaged.
-        TandemError: OpenCV could not get the memory it needs.
+        TandemError: as :func:`check_image`, CorruptImageError also for damaged pixels; else OpenCV
+            could not get the memory it needs.
 
     """
     checked = check_image(data, rule, max_pixels=max_pixels, max_full_pixels=max_full_pixels)
-    return decode_image(data, rule, checked)
-
-
-def decode_image(
-    data: bytes | memoryview, rule: ImageRule, checked: CheckedImage
-) -> NDArray[np.uint8]:
-    """Decode a file that has been checked; see :func:`read_image`.
-
-    Raises:
-        CorruptImageError: the file is damaged.
-        TandemError: OpenCV could not get the memory it needs.
-
-    """
     return decode_images(data, (rule,), checked).reshape(rule.shape)
 
 
 def decode_images(
     data: bytes | memoryview, rules: Sequence[ImageRule], checked: CheckedImage
 ) -> NDArray[np.uint8]:
-    """Decode a file once and make an input for each rule; see :func:`decode_image`.
+    """Decode a file once and make an input for each rule; see :func:`read_image`.
 
     ``checked`` must come from :func:`check_image` with the rule of the largest ``resize_shorter``.
 
