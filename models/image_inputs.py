@@ -38,12 +38,6 @@ class ImageInputs:
             for name, rule in rules.items()
         }
 
-    @property
-    def one_size(self) -> int | None:
-        """The side of the square that all members take, in pixels; None if their inputs differ."""
-        sizes = {rule.input_size for rule in self.rules}
-        return sizes.pop() if len(sizes) == 1 else None
-
     def check(
         self,
         data: bytes | memoryview,
@@ -67,10 +61,7 @@ class ImageInputs:
             TandemError: OpenCV could not get the memory it needs.
 
         """
-        return self.shaped(decode_images(data, self.rules, checked))
-
-    def shaped(self, flat: Pixels) -> Pixels:
-        """Return a flat image (B,) in the shape that :meth:`decode` returns."""
+        flat = decode_images(data, self.rules, checked)
         return flat if len(self.rules) > 1 else _squares(flat, self.rules[0].input_size)
 
     def read(self, data: bytes | memoryview) -> Pixels:
@@ -97,10 +88,10 @@ class ImageInputs:
         """Return a batch's distinct inputs, each (N, H, W, 3), in the order of ``rules``."""
         if images.ndim > 3:
             return [images]
-        ends = np.cumsum([rule.num_bytes for rule in self.rules])[:-1]
-        parts = np.split(images, ends, axis=-1)
-        sizes = (rule.input_size for rule in self.rules)
-        return [_squares(part, size) for part, size in zip(parts, sizes, strict=True)]
+        return [
+            _squares(images[..., first:end], rule.input_size)
+            for first, end, rule in dict.fromkeys(self._parts.values())
+        ]
 
     @staticmethod
     def joined(parts: Sequence[Pixels]) -> Pixels:

@@ -71,7 +71,7 @@ def test_the_largest_input_says_how_far_a_jpeg_is_reduced(inputs):
 
 def test_members_that_take_the_same_share_an_image_of_it():
     inputs = ImageInputs({"a": LARGE, "b": ImageRule(56, 64)})
-    assert (inputs.rules, inputs.one_size, inputs.num_bytes) == ((LARGE,), 56, 3 * 56 * 56)
+    assert (inputs.rules, inputs.num_bytes) == ((LARGE,), 3 * 56 * 56)
     image = inputs.read(encode(make_scene(123, 100), "PNG"))
     assert image.shape == (56, 56, 3)
     assert np.shares_memory(inputs.of("b", image[None]), image)
@@ -79,7 +79,6 @@ def test_members_that_take_the_same_share_an_image_of_it():
 
 
 def test_no_image_is_a_batch_too(inputs):
-    assert inputs.one_size is None
     assert inputs.of("b", inputs.none()).shape == (0, 24, 24, 3)
 
 
