@@ -1,18 +1,20 @@
-"""What single settings may say: addresses, names of functions, room in the queues."""
+"""What single settings may say: addresses, names of functions, paths, room in the queues."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
+from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from app.errors import ConfigError
 from models.extras import pip_install
 from models.store_files import EXTRAS, OBJECT_STORES
+from models.user_folders import with_home
 from models.versions import split_version
 
 SCHEMES = ("redis:", "rediss:")  # the second one is over TLS
@@ -73,15 +75,18 @@ class RedisAddress:
         )
 
 
-def check_cache_address(address: str) -> None:
-    """Raise ValueError if it is no Redis; the message has no part of it that may be a password."""
-    if not address.startswith(SCHEMES):
-        shown = address.partition("://")[0][:20]  # a password may come after it
+def _check_cache(place: str) -> str:
+    """Return it; ValueError: not none, local or a Redis. The message repeats no password."""
+    if place in ("none", "local"):
+        return place
+    if not place.startswith(SCHEMES):
+        shown = place.partition("://")[0][:20]  # a password may come after it
         raise ValueError(f"cache is {shown!r}: give none, local, or {EXAMPLE}")
     try:
-        RedisAddress.of(address)
+        RedisAddress.of(place)
     except ValueError as error:
         raise ValueError(f"cache is no address of a Redis: {error}") from error
+    return place
 
 
 def check_redis_client(cache: str) -> None:
@@ -107,13 +112,16 @@ def check_trace_endpoint(exporter: str, endpoint: str | None) -> None:
         raise ValueError(f"trace_endpoint is {endpoint[:80]!r}; {exporter} takes {example}")
 
 
-def check_origin(origin: str) -> None:
-    """Raise ValueError if it is no origin as browsers write it (RFC 6454), nor ``*``."""
-    if origin != "*" and not ORIGIN.fullmatch(origin):
-        raise ValueError(
-            f"{origin[:80]!r} is no origin: give scheme, host and port as https://shop.example or "
-            "http://localhost:3000, in small letters, without a path or a slash at the end, or '*'"
-        )
+def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """Return them; ValueError: one is no origin as browsers write it (RFC 6454), nor ``*``."""
+    for origin in origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{origin[:80]!r} is no origin: give scheme, host and port as https://shop.example "
+                "or http://localhost:3000, in small letters, without a path or a slash at the end, "
+                "or '*'"
+            )
+    return origins
 
 
 def check_sample_place(ratio: float, place: str | None) -> None:
@@ -159,11 +167,21 @@ def set_in_traffic(model_set: str | None, main: str) -> str:
     return main
 
 
-def check_function_name(name: str) -> None:
-    """Raise ValueError if it is no name of a function in a module; nothing is imported here."""
-    module, _, function = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), function)):
+def _check_function_name(name: str | None) -> str | None:
+    """Return it; ValueError: no name of a function in a module. Nothing is imported here."""
+    module, _, function = (name or "").partition(":")
+    if name is not None and not all(map(str.isidentifier, (*module.split("."), function))):
         raise ValueError(f"{name[:80]!r} names no function: give package.module:function")
+    return name
+
+
+# Fields of the settings. The check is outermost, so that its errors name the field alone.
+CachePlace = Annotated[str, AfterValidator(_check_cache)]
+FunctionName = Annotated[str | None, AfterValidator(_check_function_name)]
+Origins = Annotated[tuple[str, ...], AfterValidator(_check_origins)]
+# In these ~ is the home folder.
+UserPath = Annotated[Path | None, AfterValidator(lambda path: path and with_home(path))]
+UserPaths = Annotated[tuple[Path, ...], AfterValidator(lambda paths: tuple(map(with_home, paths)))]
 
 
 def form_places(max_queued_images: int) -> int:

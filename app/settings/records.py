@@ -1,12 +1,11 @@
 """Settings of the records that a service keeps: samples, feedback and traces."""
 
-from pathlib import Path
 from typing import Literal, Self
 
 from platformdirs import user_state_path
 from pydantic import BaseModel, Field, model_validator
 
-from app.setting_values import check_sample_place, check_trace_endpoint
+from app.setting_values import UserPath, check_sample_place, check_trace_endpoint
 from models.user_folders import user_folder
 
 TraceExporter = Literal["otlp", "jaeger", "file", "none"]
@@ -54,7 +53,7 @@ class RecordSettings(BaseModel):
         "http://HOST:4318; jaeger: udp://HOST:6831 or http://HOST:14268; null: the address in "
         "OpenTelemetry's environment variables, or this machine",
     )
-    trace_dir: Path | None = Field(
+    trace_dir: UserPath = Field(
         user_folder(user_state_path, "spans"),
         description="folder that traces are also written to, for tandem trace; null: none",
     )

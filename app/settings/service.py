@@ -1,24 +1,18 @@
 """All settings of a service, the checks between them, and the settings of each of its sets."""
 
 import platform
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from platformdirs import user_cache_path
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from app.setting_values import (
-    check_cache_address,
-    check_form_fits,
-    check_function_name,
-    check_origin,
-)
+from app.setting_values import CachePlace, FunctionName, Origins, UserPath, check_form_fits
 from app.settings.limits import LimitSettings
 from app.settings.records import RecordSettings
 from app.settings.sets import SetSettings
 from models.model_set import ModelSet, load_model_set
 from models.record import Precision
-from models.user_folders import user_folder, with_home
+from models.user_folders import user_folder
 
 IS_X86 = platform.machine() in ("x86_64", "AMD64")  # on others INT8 may be emulated, or inexact
 Place = Literal["gateway", "deployment"]
@@ -60,12 +54,12 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
         le=60,
         description="how long an answer waits for the remaining members once enough have answered",
     )
-    preprocess: str | None = Field(
+    preprocess: FunctionName = Field(
         None,
         description="your own function between the Decoder and the members, from pixels to "
         "pixels: package.module:function; null: none",
     )
-    combine: str | None = Field(
+    combine: FunctionName = Field(
         None,
         description="your own function from the members' probabilities to the ensemble's: "
         "package.module:function; null: the weighted average",
@@ -103,7 +97,7 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
         description="pin each replica to num_cpus cores of its own, if that is a whole number",
     )
     decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
-    cache: str = Field(
+    cache: CachePlace = Field(
         "none",
         description="where answers to repeated images are cached: none, local (in each Gateway's "
         "memory), or redis://HOST:PORT/DB (also in Redis, for all Gateways)",
@@ -117,17 +111,17 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
         "Protocol in shared memory (Triton's system shared memory); only for tandem serve on "
         "loopback without a proxy in front, which would make remote clients look local",
     )
-    compile_cache: Path | None = Field(
+    compile_cache: UserPath = Field(
         user_folder(user_cache_path, "openvino"),
         description="folder of compiled networks; null: compile them at each start",
     )
-    api_keys_file: Path | None = Field(
+    api_keys_file: UserPath = Field(
         None,
         description="file of API keys, a KEY or NAME:KEY on each line; only requests with one of "
         "them, or of the variable TANDEM_API_KEYS, are answered; it is read again when it changes; "
         "null: no file",
     )
-    allowed_origins: tuple[str, ...] = Field(
+    allowed_origins: Origins = Field(
         (),
         description="origins of web pages that may call the service from a browser (CORS): "
         'https://shop.example, without a path, or "*" for all; API keys are still checked',
@@ -154,13 +148,6 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
             )
         return self
 
-    @field_validator("preprocess", "combine")
-    @classmethod
-    def _function_has_a_name(cls, name: str | None) -> str | None:
-        if name is not None:
-            check_function_name(name)
-        return name
-
     @field_validator("shared_memory", mode="before")
     @classmethod
     def _shared_memory_is_without_a_proxy(cls, value: object) -> object:
@@ -171,29 +158,6 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
                 "unproxied"
             )
         return value
-
-    @field_validator("compile_cache", "trace_dir", "api_keys_file", "model_dirs")
-    @classmethod
-    def _tilde_is_the_home_folder(
-        cls, value: Path | tuple[Path, ...] | None
-    ) -> Path | tuple[Path, ...] | None:
-        if isinstance(value, tuple):
-            return tuple(map(with_home, value))
-        return None if value is None else with_home(value)
-
-    @field_validator("allowed_origins")
-    @classmethod
-    def _origins_are_some(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in origins:
-            check_origin(origin)
-        return origins
-
-    @field_validator("cache")
-    @classmethod
-    def _cache_is_a_place(cls, place: str) -> str:
-        if place not in ("none", "local"):
-            check_cache_address(place)
-        return place
 
     @property
     def served_precision(self) -> Precision:

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from app.setting_values import check_shares, set_in_traffic
+from app.setting_values import UserPaths, check_shares, set_in_traffic
 from models.model_set import search_path
 from models.record import Weight
 
@@ -65,7 +65,7 @@ class SetSettings(BaseModel):
         description="weight of each set's share of the cores, by its name, while images of several "
         "sets wait; 1 for a set without a weight; null: equal shares",
     )
-    model_dirs: tuple[Path, ...] = Field(
+    model_dirs: UserPaths = Field(
         (), description="folders that are searched for sets before the bundled sets"
     )
     weights: dict[str, Weight] | None = Field(
