@@ -19,8 +19,9 @@ from app.cli.options import (
     Plot,
     Roots,
 )
-from app.cli.output import check_can_plot, check_can_write, write_json
+from app.cli.output import check_can_plot
 from app.errors import ConfigError
+from models.result_files import check_can_write, write_json
 
 if TYPE_CHECKING:  # imported at its use, so that tandem --help stays fast
     from app.bench.load import Load

@@ -1,39 +1,29 @@
-"""Writes result files: checks them before the measurement, and writes atomically after it."""
+"""Checks the files of a command's options before the measurement; writes configurations."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import typer
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from models import whole_file
+from models import result_files
 from models.extras import needs_extra
+from models.whole_file import write_whole
 
 PLOTS = (".png", ".svg")
 
 
 def check_can_write(path: Path | None, *, is_new: bool = False) -> None:
-    """Raise :class:`ConfigError` if ``path`` cannot be written, or exists and must be new."""
-    if path is None or str(path) == "-":
-        return
-    if is_new and path.exists():
+    """Check ``path``; raise :class:`ConfigError` if it exists and must be new."""
+    if is_new and path is not None and path.exists():
         raise ConfigError(f"{path} exists; --force overwrites it, or name another file")
-    try:
-        whole_file.check_can_write(path)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror}; name a file in a folder that can be written"
-        ) from error
+    result_files.check_can_write(path)
 
 
 def check_can_plot(path: Path | None, command: str) -> None:
     """Check that ``command --plot`` can draw into ``path``, before minutes of measuring.
 
     Raises:
-        ConfigError: the file cannot be written, or has another suffix than ``PLOTS``.
+        ResultFileError: the file cannot be written.
+        ConfigError: it has another suffix than ``PLOTS``.
         MissingExtraError: matplotlib is not installed.
 
     """
@@ -50,30 +40,10 @@ def write_config(path: Path, text: str, *, is_new: bool) -> None:
     """Write a configuration after checking that ``tandem serve`` accepts it.
 
     Raises:
-        ConfigError: it cannot be written, exists although ``is_new``, or is invalid.
+        ConfigError: it exists although ``is_new``, or is invalid.
+        ResultFileError: it cannot be written.
 
     """
     check_can_write(path, is_new=is_new)
-    write_whole(path, text, ServeConfig.read)
-
-
-def write_whole(path: Path, text: str, check: Callable[[Path], object] = lambda _: None) -> None:
-    """Write a file in one step, if ``check`` accepts it.
-
-    Raises:
-        ConfigError: the file cannot be written.
-
-    """
-    try:
-        whole_file.write_whole(path, text, check)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; name another file") from error
-
-
-def write_json(path: Path | None, content: dict[str, Any]) -> None:
-    """Write the file of ``--json``; ``-`` is stdout, and None writes nothing."""
-    text = json.dumps(content, indent=2)
-    if str(path) == "-":
-        typer.echo(text)
-    elif path is not None:
-        write_whole(path, text + "\n")
+    with result_files.writing(path):
+        write_whole(path, text, ServeConfig.read)

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from app.cli.output import check_can_write, write_whole
 from app.errors import ConfigError
 from app.settings import Settings
+from models.result_files import check_can_write, writing
+from models.whole_file import write_whole
 
 if TYPE_CHECKING:
     from app.tracing.stored.traces import Trace
@@ -66,7 +67,8 @@ def trace(
     else:
         draw(out, chosen)
     if export is not None:
-        write_whole(export, json.dumps(as_jaeger(chosen), indent=1) + "\n")
+        with writing(export):
+            write_whole(export, json.dumps(as_jaeger(chosen), indent=1) + "\n")
         err.print(f"wrote {escape(str(export))}; open it in Jaeger's page: Search, Upload")
 
 

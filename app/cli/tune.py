@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from app.cli.options import JsonFile, PhotoFolder, Plot
-from app.cli.output import check_can_plot, check_can_write, write_config, write_json
+from app.cli.output import check_can_plot, check_can_write, write_config
 from app.errors import ConfigError
 from app.tune.config import as_yaml, tuned
+from models.result_files import write_json
 
 if TYPE_CHECKING:  # imported at their use, so that tandem --help stays fast
     from app.tune.job import Job

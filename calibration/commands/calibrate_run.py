@@ -8,7 +8,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from calibration.commands.evaluate_options import EvaluateOptions
-from calibration.commands.result_files import write_json
 from calibration.datasets.labelled import Dataset
 from calibration.evaluation.evaluate import Track, evaluate
 from calibration.evaluation.sure import SureFit
@@ -19,6 +18,7 @@ from models.errors import ModelSetError
 from models.manifest import Manifest, read_manifest
 from models.model_set import ModelSet
 from models.record import Precision
+from models.result_files import write_json
 
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 out = Console(soft_wrap=True, highlight=False)

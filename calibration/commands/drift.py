@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from calibration.commands.options import JsonFile
-from calibration.commands.result_files import check_can_write, write_json, writing
 from models.errors import ModelSetError
+from models.result_files import check_can_write, write_json, writing
 from models.whole_file import write_whole
 
 out = Console(soft_wrap=True, highlight=False)

@@ -22,7 +22,6 @@ from calibration.commands.evaluate_options import (
     check_multi_label,
     check_plot_options,
 )
-from calibration.commands.result_files import check_can_write, write_json, writing
 from calibration.datasets.label_sets import LabelSets, read_label_sets
 from calibration.datasets.labelled import Dataset, read_dataset
 from calibration.evaluation.accuracy_record import (
@@ -49,6 +48,7 @@ from models.ledger import judge
 from models.manifest import read_manifest
 from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Precision
+from models.result_files import check_can_write, write_json, writing
 from models.stores import is_fetched
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from calibration.commands.options import JsonFile
-from calibration.commands.result_files import check_can_write, write_json
 from calibration.ladder.rung import LadderError
+from models.result_files import check_can_write, write_json
 from models.user_folders import needed_folder
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it

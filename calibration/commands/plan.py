@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from calibration.commands.options import JsonFile
-from calibration.commands.result_files import check_can_write, write_json
+from models.result_files import check_can_write, write_json
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
     from collections.abc import Sequence

@@ -10,6 +10,7 @@ from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from app.settings import Settings
 from app.tune.config import as_yaml, check_place, request_limit, tuned
+from models.result_files import ResultFileError
 from tests.support.points import point
 
 PROJECT = Path(__file__).parents[3]
@@ -141,8 +142,8 @@ def test_an_invalid_configuration_is_never_written(tmp_path):
 def test_places_where_nothing_can_be_written(tmp_path):
     check_can_write(None)
     check_can_write(Path("-"))
-    with pytest.raises(ConfigError, match="it is a folder"):
+    with pytest.raises(ResultFileError, match="it is a folder"):
         check_can_write(tmp_path)
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ResultFileError, match="No such file"):
         check_can_write(tmp_path / "no" / "x.yaml")
     assert list(tmp_path.iterdir()) == []

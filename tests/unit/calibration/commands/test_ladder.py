@@ -8,6 +8,7 @@ import pytest
 from calibration.ladder import process, runner, service
 from calibration.ladder.rung import LadderError, RungResult
 from models.errors import ModelSetError
+from models.result_files import ResultFileError
 from tests.support.calibration.ladders import FakeProcesses
 from tests.support.command_line import tandem
 
@@ -92,7 +93,7 @@ def test_resume_with_another_length_is_refused(tmp_path, fakes):
     [
         (["--seconds", "0"], LadderError, "--seconds is 0"),
         (["--seconds", "nan"], LadderError, "--seconds is nan"),
-        (["--json", "/no/such/folder/x.json"], ModelSetError, "cannot write"),
+        (["--json", "/no/such/folder/x.json"], ResultFileError, "cannot write"),
         (["--plot", "x.png"], LadderError, "ends with .svg"),
         (["--html", "-"], LadderError, "is no file"),
         (["--rungs", "eager,"], LadderError, "there are eager"),

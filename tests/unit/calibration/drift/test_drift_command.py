@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import ModelSetError
+from models.errors import ModelSetError, TandemError
+from models.result_files import ResultFileError
 from tests.support.command_line import tandem
 
 ROW = {"model_set": "tiny", "model_version": "0123456789ab", "agreement": True, "members": {}}
@@ -78,15 +79,25 @@ def test_since_divides_one_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "kind", "message"),
     [
-        (["--since", "yesterday"], "--since 'yesterday': write a time as 2026-11-26"),
-        (["--version", "ffffffffffff"], "samples: 0 answers, and the tests need at least 50"),
-        (["--json", "/nowhere/x.json"], "cannot write /nowhere/x.json"),
+        (
+            ["--since", "yesterday"],
+            ModelSetError,
+            "--since 'yesterday': write a time as 2026-11-26",
+        ),
+        (
+            ["--version", "ffffffffffff"],
+            ModelSetError,
+            "samples: 0 answers, and the tests need at least 50",
+        ),
+        (["--json", "/nowhere/x.json"], ResultFileError, "cannot write /nowhere/x.json"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_what_is_refused(
+    tmp_path: Path, arguments: list[str], kind: type[TandemError], message: str
+) -> None:
     path = record(tmp_path / "a.jsonl", "ab")
     done = tandem("drift", "--reference", path, "--samples", path, *arguments)
-    assert isinstance(done.exception, ModelSetError)
+    assert isinstance(done.exception, kind)
     assert message in done.exception.message

@@ -6,21 +6,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from models import whole_file
-from models.errors import ModelSetError
-from models.whole_file import write_whole
+from models.errors import TandemError
+
+
+class ResultFileError(TandemError):
+    """A result cannot be written."""
 
 
 def check_can_write(path: Path | None) -> None:
-    """Raise :class:`ModelSetError` if the result would have nowhere to go; - is stdout."""
+    """Raise :class:`ResultFileError` if the result would have nowhere to go; - is stdout."""
     if path is None:
         return
     try:
         whole_file.check_can_write(path)
     except OSError as error:
-        raise ModelSetError(
+        raise ResultFileError(
             f"cannot write {path}: {error.strerror}; name a file in a folder that can be written"
         ) from error
 
@@ -31,7 +32,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ModelSetError(
+        raise ResultFileError(
             f"cannot write {path}: {error.strerror}; make room, or name another file"
         ) from error
 
@@ -40,7 +41,7 @@ def write_json(path: Path | None, content: dict[str, Any]) -> None:
     """Write the file of ``--json``; - is stdout, None nothing."""
     text = json.dumps(content, indent=2)
     if str(path) == "-":
-        typer.echo(text)
+        print(text, flush=True)
     elif path is not None:
         with writing(path):
-            write_whole(path, text + "\n")
+            whole_file.write_whole(path, text + "\n")

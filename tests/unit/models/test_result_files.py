@@ -1,4 +1,4 @@
-"""calibration.commands.result_files: an earlier result outlives a full disk."""
+"""models.result_files: an earlier result outlives a full disk."""
 
 import errno
 import json
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.commands.result_files import check_can_write, write_json
-from models.errors import ModelSetError
+from models.result_files import ResultFileError, check_can_write, write_json
 
 
 def test_an_earlier_result_outlives_a_full_disk(
@@ -23,7 +22,7 @@ def test_an_earlier_result_outlives_a_full_disk(
 
     monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(
-        ModelSetError, match=r"cannot write \S+: No space left on device; make room"
+        ResultFileError, match=r"cannot write \S+: No space left on device; make room"
     ):
         write_json(path, {"top1": 0.8})
     assert json.loads(path.read_text("utf-8")) == {"top1": 0.9}
@@ -39,5 +38,5 @@ def test_a_folder_that_takes_no_file_is_refused_before_the_work(tmp_path: Path) 
     long = tmp_path / ("x" * 250)  # with the suffix of a file that is being written
     missing = tmp_path / "missing" / "result.json"
     for path in (Path("/proc/result.json"), missing, tmp_path, tmp_path / "loop", long):
-        with pytest.raises(ModelSetError, match="in a folder that can be written"):
+        with pytest.raises(ResultFileError, match="in a folder that can be written"):
             check_can_write(path)
