@@ -130,7 +130,7 @@ def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:
             search = Search(candidates(cores), cores, trials.measure, seconds, report)
             points = search.run()
     for layout in search.left_out:
-        err.print(f"[yellow]not measured for lack of memory[/]: {layout}")
+        err.print(f"[yellow]not measured {trials.why_left_out(layout)}[/]: {layout}")
     if not points:
         raise ConfigError("no replica fits into memory; free some memory, or serve fewer members")
     return points, time.monotonic() - started

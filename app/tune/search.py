@@ -20,7 +20,7 @@ SLACK = 0.15  # the same for the distance from the front, after the first full r
 HIGH_LOAD = 8  # clients per core in the short round
 SHORT = 0.5  # of the time of a run
 
-Measure = Callable[[Candidate, int, float], RunResult | None]  # None: not enough memory
+Measure = Callable[[Candidate, int, float], RunResult | None]  # None: not enough memory or cores
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Search:
         self._seconds, self._report = seconds, report
         self._number = 0
         self._runs: dict[tuple[Candidate, int], list[RunResult]] = {}
-        self.left_out: list[ReplicaLayout] = []  # for which memory did not suffice
+        self.left_out: list[ReplicaLayout] = []  # for which memory or cores did not suffice
 
     def run(self) -> list[Point]:
         """Search; return the points of candidates in every round.

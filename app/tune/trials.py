@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from app.compute.child_process import FunctionChild
+from app.compute.cpu_affinity import Core, place_replicas, read_cores
+from app.compute.group_limits import free_memory
 from app.errors import ConfigError
 from app.settings import Settings
 from app.tune.candidates import BATCH_SIZES, Candidate, ReplicaLayout
 from app.tune.pareto import RunResult
 from app.tune.replica import REQUEST_S, LoadMeasured, LoadRequest, ReplicaFailed, serve_loads
-from models.cpus import usable_cpus
 
 START_S = 600.0  # compiling every batch size of every member, on a slow machine without a cache
 LATE_S = 15.0  # after a run's time and its requests' time limit
@@ -87,6 +87,7 @@ class Trials:
         }
         self._settings = settings.model_copy(update=only)
         self._say = say
+        self._cores = read_cores()
         self._folder = tempfile.TemporaryDirectory(prefix="tandem-tune-")
         self._photos = Path(self._folder.name) / "photos"
         self._photos.write_bytes(pickle.dumps(list(bodies)))
@@ -102,16 +103,19 @@ class Trials:
         self._folder.cleanup()
 
     def measure(self, candidate: Candidate, clients: int, seconds: float) -> RunResult | None:
-        """Load a candidate, with the clients divided among its replicas; None if memory is short.
+        """Load a candidate, with the clients divided among its replicas; None if it does not fit.
+
+        :meth:`why_left_out` has the reason.
 
         Raises:
             ConfigError: a replica failed or died.
 
         """
         layout = candidate.layout
-        if layout not in self._running and not self._make_room(layout):
+        cores = cores_of(layout, self._cores)
+        if not cores or (layout not in self._running and not self._make_room(layout)):
             return None
-        replicas = self._ready(layout)
+        replicas = self._ready(layout, cores)
         shares = [clients // layout.replicas] * layout.replicas
         for index in range(clients % layout.replicas):
             shares[index] += 1
@@ -125,13 +129,17 @@ class Trials:
         p50, p99 = np.percentile(latencies_ms, (50, 99))
         return RunResult(sum(answer.throughput for answer in answers), float(p50), float(p99))
 
-    def _ready(self, layout: ReplicaLayout) -> list[ReplicaProcess]:
+    def why_left_out(self, layout: ReplicaLayout) -> str:
+        return "for lack of " + (
+            "memory" if cores_of(layout, self._cores) else "cores of its own for each replica"
+        )
+
+    def _ready(self, layout: ReplicaLayout, cores: Sequence[Sequence[int]]) -> list[ReplicaProcess]:
         """Return the layout's replicas, started if needed."""
         replicas = self._running.pop(layout, [])
         self._running[layout] = replicas  # moved to the end, as most recently used
         if not replicas:
             self._say(f"starting {layout}: compiling, or reading the compile cache")
-            cores = cores_of(layout, sorted(usable_cpus()))
             self._start(layout, cores[:1])  # the others read its compiled networks
             self._start(layout, cores[1:])
         return replicas
@@ -152,17 +160,21 @@ class Trials:
     def _make_room(self, layout: ReplicaLayout) -> bool:
         """Stop the least recently used layouts until this one fits; return whether it does."""
         needed = layout.replicas * (self._replica_bytes or REPLICA_BYTES) + RESERVE_BYTES
-        while psutil.virtual_memory().available < needed and self._running:
+        while free_memory() < needed and self._running:
             self._stop(next(iter(self._running)))
-        return layout.replicas == 1 or psutil.virtual_memory().available >= needed
+        return layout.replicas == 1 or free_memory() >= needed
 
     def _stop(self, layout: ReplicaLayout) -> None:
         for replica in self._running.pop(layout):
             replica.end()
 
 
-def cores_of(layout: ReplicaLayout, cores: Sequence[int]) -> list[Sequence[int]]:
-    """Return the cores of each replica, among those that this process may use."""
-    return [
-        cores[index * layout.cores : (index + 1) * layout.cores] for index in range(layout.replicas)
-    ]
+def cores_of(layout: ReplicaLayout, cores: Sequence[Core]) -> list[tuple[int, ...]]:
+    """Return each replica's CPUs, as ``affinity`` places it; none if a replica has no place.
+
+    A single replica is served without affinity, on all sockets.
+    """
+    if layout.replicas == 1:
+        return [tuple(sorted(cpu for core in cores for cpu in core.cpus))[: layout.cores]]
+    places = place_replicas(cores, layout.cores)[: layout.replicas]
+    return places if len(places) == layout.replicas else []

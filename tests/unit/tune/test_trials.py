@@ -8,6 +8,8 @@ from typing import ClassVar
 import psutil
 import pytest
 
+from app.compute.cpu_affinity import Core
+from app.compute.group_limits import free_memory
 from app.deployments.assembly import assemble
 from app.errors import ConfigError
 from app.settings import Settings
@@ -16,6 +18,7 @@ from app.tune.candidates import Candidate, ReplicaLayout, candidates
 from app.tune.replica import LoadMeasured, LoadRequest, closed_loops
 from app.tune.trials import ReplicaProcess, Trials, cores_of
 from tests.support import replica_children
+from tests.support.cgroup_files import CgroupFiles
 from tests.support.tiny_networks import picture
 
 LOAD = LoadRequest(1, 0.05, 1)
@@ -136,25 +139,18 @@ class Fake:
         Fake.running -= 1
 
 
-class Memory:
-    """As much as is left by the replicas that run."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._num_bytes = num_bytes
-
-    @property
-    def available(self) -> int:
-        return self._num_bytes - Fake.running * 100 * 2**20
+MANY_CORES = [Core(0, 0, (number,)) for number in range(32)]
 
 
 @pytest.fixture
 def fake_replicas(monkeypatch):
-    monkeypatch.setattr("app.tune.trials.ReplicaProcess", Fake)
+    monkeypatch.setattr(module, "ReplicaProcess", Fake)
+    monkeypatch.setattr(module, "read_cores", lambda: MANY_CORES)
     monkeypatch.setattr(Fake, "running", 0)
     monkeypatch.setattr(Fake, "asked", [])
 
     def with_memory(mib: int) -> None:
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(mib * 2**20))
+        monkeypatch.setattr(module, "free_memory", lambda: (mib - Fake.running * 100) * 2**20)
 
     return with_memory
 
@@ -202,5 +198,41 @@ def test_replicas_stay_while_there_is_memory_and_go_when_there_is_not(fake_repli
     assert Fake.running == 0
 
 
-def test_every_replica_has_cores_of_its_own():
-    assert cores_of(ReplicaLayout(2, 2, 1), [0, 1, 4, 5]) == [[0, 1], [4, 5]]
+def test_the_memory_of_the_container_counts(fake_replicas, monkeypatch, tmp_path):
+    made = CgroupFiles(tmp_path)
+    made.mount_v2("/pod")
+    made.set("v2", "/pod", memory__max=1000 * 2**20, memory__current=0, memory__stat="")
+    monkeypatch.setattr(free_memory, "__defaults__", (made.proc,))
+    with Trials(Settings(), []) as trials:
+        assert trials.measure(Candidate(ReplicaLayout(2, 1, 1), (1,)), 1, 1.0) is None
+        assert trials.measure(Candidate(ReplicaLayout(1, 2, 1), (1,)), 1, 1.0)
+
+
+# Two sockets of two cores with two threads; CPU n and n + 4 are one core, as on a Xeon.
+SMT = [Core(n // 2, n // 2, (n, n + 4)) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "cpus"),
+    [
+        (ReplicaLayout(1, 8, 1), [(0, 1, 2, 3, 4, 5, 6, 7)]),  # is not pinned
+        (ReplicaLayout(2, 4, 1), [(0, 1, 4, 5), (2, 3, 6, 7)]),
+        (ReplicaLayout(4, 2, 1), [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        (ReplicaLayout(8, 1, 1), []),  # two of them would share a core
+        (ReplicaLayout(2, 5, 1), []),  # nor does one span both sockets
+    ],
+)
+def test_a_replica_is_measured_on_the_cores_that_it_is_served_on(layout, cpus):
+    assert cores_of(layout, SMT) == cpus
+
+
+def test_a_layout_whose_replicas_would_share_cores_is_left_out(fake_replicas, monkeypatch):
+    fake_replicas(10_000)
+    monkeypatch.setattr(module, "read_cores", lambda: SMT)
+    with Trials(Settings(), []) as trials:
+        assert trials.measure(Candidate(ReplicaLayout(8, 1, 1), (1,)), 1, 1.0) is None
+        assert trials.measure(Candidate(ReplicaLayout(4, 2, 1), (1,)), 1, 1.0)
+        assert trials.why_left_out(ReplicaLayout(8, 1, 1)) == (
+            "for lack of cores of its own for each replica"
+        )
+        assert trials.why_left_out(ReplicaLayout(4, 2, 1)) == "for lack of memory"
