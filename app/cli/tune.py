@@ -126,7 +126,7 @@ def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:
                 f"{step.candidate}; {step.clients} clients"
             )
 
-        with Trials(job.config.settings, job.bodies, say) as trials:
+        with Trials(job.settings, job.bodies, say) as trials:
             search = Search(candidates(cores), cores, trials.measure, seconds, report)
             points = search.run()
     for layout in search.left_out:

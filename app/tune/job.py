@@ -10,6 +10,8 @@ from app.bench.load import drawn_photos, photos_in
 from app.errors import ConfigError
 from app.graph.set_checks import check_accuracy
 from app.launch.config import ServeConfig, default_config
+from app.precision import decided
+from app.settings import Settings
 from app.tune.config import check_place
 from models.errors import ImageError
 from models.image_inputs import ImageInputs
@@ -23,6 +25,7 @@ class Job:
     """The set and photos to tune with."""
 
     config: ServeConfig
+    settings: Settings  # the configuration's, with ``precision: auto`` decided
     bodies: list[bytes]
     origin: str  # a description of the photos
 
@@ -36,16 +39,19 @@ def prepare(config: Path | None, model_set: str | None, images: Path | None) -> 
         raise ConfigError("tune measures one set, and several are asked for; give --model-set NAME")
     check_place(settings, path)
     loaded = settings.load_set()
+    settings, warning = decided(settings, loaded)
+    if warning is not None:
+        err.print(f"[yellow]{escape(warning)}[/]")
     check_accuracy(loaded, settings)
     for member in loaded.manifest.members:
         loaded.network_path(member.name, settings.served_precision)
     if images is None:
         drawn = drawn_photos()
-        return Job(served, drawn, f"{len(drawn)} drawn photos of 500 x 375")
+        return Job(served, settings, drawn, f"{len(drawn)} drawn photos of 500 x 375")
     bodies = good_photos(
         photos_in(images), loaded.manifest.inputs, settings.max_pixels, settings.max_full_pixels
     )
-    return Job(served, bodies, f"{len(bodies)} photos of {images}")
+    return Job(served, settings, bodies, f"{len(bodies)} photos of {images}")
 
 
 def good_photos(

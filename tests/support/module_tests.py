@@ -36,7 +36,6 @@ ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/u
     "app/queueing/byte_budget.py": ("http/test_body.py", "graph/test_service.py"),
     "app/tracing/stored/jaeger_json.py": ("cli/test_trace.py",),
     "app/tracing/stored/waterfall.py": ("cli/test_trace.py",),
-    "app/tune/job.py": ("cli/test_tune.py",),
     "calibration/commands/calibrate_run.py": ("calibration/evaluation/test_temperatures.py",),
     "calibration/commands/fetch.py": ("calibration/recipes/test_imagenet.py",),
     "calibration/commands/versions.py": ("cli/test_history.py",),
