@@ -14,7 +14,7 @@ KEY_BYTES = 32
 # "hashlib.blake2b(d)"). Up to this size, hashing blocks the loop no longer than a hit may cost.
 HASHED_ON_LOOP_BYTES = 256 * 2**10
 # They compute pixels and probabilities; "" for what is not installed.
-LIBRARIES = ("opencv-python-headless", "pillow-heif", "openvino", "onnxruntime")
+LIBRARIES = ("opencv-python-headless", "pillow", "pillow-heif", "openvino", "onnxruntime")
 
 
 class ImageKeys:

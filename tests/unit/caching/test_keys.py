@@ -60,6 +60,16 @@ def test_another_library_changes_keys(tiny_set, monkeypatch):
     assert keys_of(tiny_set).key(b"a") != before
 
 
+@pytest.mark.parametrize("library", ["opencv-python-headless", "pillow", "pillow-heif", "openvino"])
+def test_another_version_of_each_library_changes_keys(tiny_set, monkeypatch, library):
+    """AVIF's pixels are Pillow's."""
+    monkeypatch.setattr(keys_module, "version", lambda _: "1.0")
+    before = keys_of(tiny_set).key(b"a")
+    versions = {library: "1.1"}
+    monkeypatch.setattr(keys_module, "version", lambda name: versions.get(name, "1.0"))
+    assert keys_of(tiny_set).key(b"a") != before
+
+
 @pytest.fixture
 def handed_over(monkeypatch) -> list[object]:
     """What is called on a thread."""
