@@ -32,7 +32,7 @@ from models.store_files import (
     smart_open_file,
 )
 from models.user_folders import needed_folder, user_folder
-from models.versions import MAX_EARLIER, VERSION, VERSIONS_NAME
+from models.versions import MAX_EARLIER, VERSION, VERSIONS_NAME, modified_ns
 
 FORMS = f"{OBJECT_STORES}, hf://USER/REPOSITORY/FOLDER or https://HOST/FOLDER"
 MAX_MANIFEST_BYTES, MAX_FILE_BYTES = 16 * 2**20, 8 * 2**30
@@ -148,7 +148,7 @@ def _names(cache: Path, versions_of: Versions) -> dict[Path, list[str]]:
     """Return the cached sets with their fingerprints, the last fetched first."""
     names = {}
     folders = [path for path in cache.glob("*") if VERSION.fullmatch(path.name)]
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+    for folder in sorted(folders, key=modified_ns, reverse=True):
         with contextlib.suppress(ModelSetError):
             names[folder] = versions_of(folder)
     return names

@@ -22,10 +22,10 @@ def split_version(name: str) -> tuple[str, str | None]:
 def earlier_folders(folder: Path) -> list[Path]:
     """Return the folders of a set's earlier versions, the newest first."""
     folders = [path for path in folder.glob(f"{VERSIONS_NAME}/*") if VERSION.fullmatch(path.name)]
-    return sorted(folders, key=_modified_ns, reverse=True)
+    return sorted(folders, key=modified_ns, reverse=True)
 
 
-def _modified_ns(path: Path) -> int:
+def modified_ns(path: Path) -> int:
     """Return when a folder was last changed; 0 if another process has removed it."""
     try:
         return path.stat().st_mtime_ns

@@ -170,6 +170,24 @@ def test_the_cache_keeps_the_sets_that_are_used(shop: Path, url: str) -> None:
     assert len(cached()) == 1 + MAX_EARLIER
 
 
+def test_a_set_that_another_process_removes_meanwhile(
+    shop: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed = load_model_set(url).folder
+    measured_anew(shop)
+    used = load_model_set(url).folder
+    listed = Path.glob
+
+    def glob(self: Path, pattern: str) -> list[Path]:
+        paths = list(listed(self, pattern))
+        shutil.rmtree(removed, ignore_errors=True)
+        return paths
+
+    monkeypatch.setattr(Path, "glob", glob)
+    assert load_model_set(f"{url}@{used.name}").folder == used
+    assert not removed.exists()
+
+
 def test_a_cache_that_is_read_only_serves(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
