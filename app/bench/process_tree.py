@@ -4,6 +4,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+PORTS = {"http": 80, "https": 443}  # of URLs that name none
 LOCAL = {"127.0.0.1", "localhost", "::1"}
 REPLICA = "ray::ServeReplica:"  # the title of a replica's process: ray::ServeReplica:tandem:Decoder
 
@@ -17,12 +18,13 @@ def service_root(url: str) -> psutil.Process | None:
     parts = urlsplit(url)
     if parts.hostname not in LOCAL:
         return None
+    port = parts.port or PORTS.get(parts.scheme)
     try:
         for connection in psutil.net_connections("tcp"):
             address = connection.laddr
             if connection.status != psutil.CONN_LISTEN or not address or not connection.pid:
                 continue
-            if address.port == parts.port:
+            if address.port == port:
                 return _root_of(psutil.Process(connection.pid))
     except psutil.Error:
         return None
