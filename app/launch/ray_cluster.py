@@ -13,11 +13,10 @@ from typing import Any
 
 import psutil
 
-from app.compute.child_process import Child
 from app.compute.group_limits import tightest_pids_limit, user_limit
 from app.environment import PROJECT, environment_value
 from app.errors import ConfigError, NotReadyError
-from app.launch.forks.running import CLIENT
+from app.launch.forks.running import CLIENT, ForkServer, end_server
 from app.launch.ray_features import CONTROLLER, FORKS
 from app.launch.ray_internals import (
     errors_passed_to,
@@ -90,7 +89,7 @@ def check_processes() -> None:
 
 @contextlib.contextmanager
 def local_ray(
-    metrics_port: int, forks: Child | None, folder: Path, warn: Callable[[str], None]
+    metrics_port: int, forks: ForkServer | None, folder: Path, warn: Callable[[str], None]
 ) -> Iterator[None]:
     """Start a local Ray, and stop all of it at the end, even after an error.
 
@@ -104,7 +103,7 @@ def local_ray(
     try:
         has_forks = forks is not None and FORKS.fits()
         if forks is not None and not has_forks:
-            forks.end()
+            end_server(forks)
         with only_what_one_machine_needs(CLIENT if has_forks else None), _start_failures_reported():
             _init_ray(
                 address=LOCAL,
@@ -225,7 +224,7 @@ def metrics_urls() -> list[str]:
     return [f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in nodes]
 
 
-def _stop_ray(forks: Child | None) -> None:
+def _stop_ray(forks: ForkServer | None) -> None:
     import ray
 
     ours = psutil.Process().children(recursive=True)
@@ -240,7 +239,7 @@ def _stop_ray(forks: Child | None) -> None:
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()
     if forks is not None:
-        forks.ask_to_end()
+        end_server(forks)
     _, alive = psutil.wait_procs(set(ours), timeout=5)
     for process in alive:
         with contextlib.suppress(psutil.Error):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from app.compute.child_process import Child
 from app.environment import ON_LOOPBACK, has_haproxy, set_environment
 from app.functions.trial import check_functions
 from app.graph.keys import read_keys
@@ -19,7 +18,7 @@ from app.launch.application_check import check_capacity, oversubscribed
 from app.launch.config import ServeConfig
 from app.launch.deploy import client_of, deploy, grpc_reaches, wait_ready, wants_key
 from app.launch.folders import make_regions_folder, with_absolute_paths, without_unwritable
-from app.launch.forks.running import fork_server
+from app.launch.forks.running import ForkServer, fork_server
 from app.launch.front import (
     check_shared_memory,
     check_unprotected,
@@ -131,7 +130,7 @@ def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> Callable
 
 @contextmanager
 def _ray(
-    options: ServeOptions, config: ServeConfig, forks: Child | None, run_dir: Path
+    options: ServeOptions, config: ServeConfig, forks: ForkServer | None, run_dir: Path
 ) -> Iterator[list[str]]:
     """Start Ray or join a running one; yield the URLs of the metrics for Prometheus."""
     if options.address is not None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from calibration.child_process import Child, last_words
 from calibration.ladder.power import PackagePower
 from calibration.ladder.rung import LadderError, RungError, RungResult, RungTask, read_result
 from calibration.ladder.store import Store, write_whole
+from models.child_process import Child, last_words
 
 WORKER = "calibration.ladder.worker"
 START_LIMIT_S = 240.0  # to import, build, compile and try choices, on a slow machine

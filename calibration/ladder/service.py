@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import psutil
 
-from calibration.child_process import Child, last_words
 from calibration.ladder.job import LadderJob
 from calibration.ladder.measure import MIB
 from calibration.ladder.power import PackagePower
@@ -29,6 +28,7 @@ from calibration.ladder.rung import (
     RungResult,
 )
 from calibration.ladder.store import Store
+from models.child_process import Child, last_words
 
 TANDEM = str(Path(sys.executable).with_name("tandem"))
 START_S = 240.0

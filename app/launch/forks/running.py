@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.compute.child_process import Child
 from app.environment import set_environment, whole_environment
+from app.errors import ConfigError
 from app.launch.forks.client import SOCKET_VARIABLE
 
 CLIENT = Path(__file__).with_name("client.py")
 SERVER_MODULE = "app.launch.forks.server"
 MAX_WAITING = 64
+ForkServer = subprocess.Popen[bytes]
 ENDS_WITHIN_S = 10.0  # the server gives its forks 5 s
 # Modules that the agents, the controller, the proxies and the replicas import; their forks share
 # the memory of modules imported before. Ray must not be among them: its library seeds its random
@@ -51,7 +52,7 @@ MODULES = (
 
 
 @contextlib.contextmanager
-def fork_server(folder: Path) -> Iterator[Child]:
+def fork_server(folder: Path) -> Iterator[ForkServer]:
     """Start a fork server in the current environment, which Ray's processes get as well."""
     path = folder / "forks.sock"
     set_environment({SOCKET_VARIABLE: str(path)}, ours=(SOCKET_VARIABLE,))
@@ -59,17 +60,32 @@ def fork_server(folder: Path) -> Iterator[Child]:
         listener.bind(str(path))
         listener.listen(MAX_WAITING)  # clients wait until the server has imported everything
         number = listener.fileno()
-        server = Child(
-            "the fork server",
-            # With -P the working folder is not searched, where another program's "app" may be.
-            [sys.executable, "-P", "-m", SERVER_MODULE, str(number), ",".join(MODULES)],
-            errors=subprocess.DEVNULL,
-            descriptors=[number],
-            environment=whole_environment(),  # libraries may change the C library's
-            patience_s=ENDS_WITHIN_S,
-            has_session=False,  # the child blocks Ctrl-C, and must end its forks in order
-        )
+        # With -P the working folder is not searched, where another program's "app" may be.
+        command = [sys.executable, "-P", "-m", SERVER_MODULE, str(number), ",".join(MODULES)]
+        try:  # in our session: the server blocks Ctrl-C, and must end its forks in order
+            server = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,  # closed when this process ends in any way, then it ends
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[number],
+                env=whole_environment(),  # libraries may change the C library's
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"the fork server could not be started: {error}; is memory left?"
+            ) from error
     try:
         yield server
     finally:
-        server.end()  # within its time limit, even after an error
+        end_server(server)  # within its time limit, even after an error
+
+
+def end_server(server: ForkServer) -> None:
+    """Ask the fork server to end, and kill it after :data:`ENDS_WITHIN_S`."""
+    assert server.stdin is not None
+    server.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(ENDS_WITHIN_S)
+    server.kill()
+    server.wait()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from calibration.child_process import Child, last_words
 from calibration.sets.batch import TensorLayout
 from calibration.sets.pytorch.files import INSTEAD, Kind, check_trusted, kind_of
+from models.child_process import Child, last_words
 from models.errors import ModelSetError
 from models.extras import check_installed
 from models.record import SUFFIXES, Record, RuntimeName

@@ -1,24 +1,18 @@
-"""Children that talk, die, hang, or outlive their parent if nobody ends them."""
+"""Children that run a function: they talk, die, hang, or would outlive their parent."""
 
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from app.compute.child_process import Child, FunctionChild
+from app.compute.child_process import FunctionChild
 from app.errors import ConfigError
 from tests.support import children
 
 SOON_S = 30.0
-
-
-def python(code: str, **options: Any) -> Child:
-    return Child("a child", [sys.executable, "-c", code], **options)
 
 
 def deadline(seconds: float = SOON_S) -> float:
@@ -32,66 +26,10 @@ def wait_gone(pid: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    ("code", "how"),
-    [
-        ("import os; os.kill(os.getpid(), 9)", "signal 9: memory ran out, most likely"),
-        ("import os; os.kill(os.getpid(), 11)", "signal 11"),
-        ("raise SystemExit(3)", "exit code 3"),
-    ],
-)
-def test_how_it_ended(code, how):
-    with python(code, remedy="do this") as child:
-        assert child.how_ended() == how
-        assert str(child.death()) == f"a child died ({how}); do this"
-
-
-def test_one_that_cannot_be_started():
+def test_one_that_cannot_be_started(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/dev/null")
     with pytest.raises(ConfigError, match=r"a child could not be started: .*; is memory left\?"):
-        Child("a child", ["/dev/null"])
-
-
-def test_one_that_ends_with_its_input_has_time_to():
-    with python("import sys; sys.stdin.read(); sys.exit(7)", patience_s=SOON_S) as child:
-        pass
-    assert child.how_ended() == "exit code 7"
-
-
-def test_one_that_does_not_is_killed():
-    with python("import time; time.sleep(600)", patience_s=0.1) as child:
-        pass
-    assert "signal 9" in child.how_ended()
-
-
-def test_an_error_is_not_kept_waiting():
-    began = time.monotonic()
-    code = "import time; time.sleep(600)"
-    with pytest.raises(KeyboardInterrupt), python(code, patience_s=600.0):
-        raise KeyboardInterrupt
-    assert time.monotonic() - began < SOON_S
-
-
-def test_what_it_started_ends_with_it():
-    code = (
-        "import os, subprocess, sys, time;"
-        "own = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
-        "os.write({}, str(own.pid).encode()); time.sleep(600)"
-    )
-    reader, writer = os.pipe()
-    with os.fdopen(reader, "rb", buffering=0) as said, os.fdopen(writer, "wb") as to_us:
-        with python(code.format(writer), descriptors=[to_us.fileno()]):
-            pid = int(said.read(20) or b"")
-        wait_gone(pid)
-
-
-def test_ctrl_c_of_the_terminal_is_not_its():
-    with python("import time; time.sleep(600)") as child:
-        assert psutil.Process(child.pid).terminal() is None
-        parent_group, own = (
-            subprocess.check_output(["ps", "-o", "pgid=", "-p", str(pid)], text=True).strip()
-            for pid in (psutil.Process().pid, child.pid)
-        )
-        assert own == str(child.pid) != parent_group
+        FunctionChild("a child", children.hangs)
 
 
 def test_a_function_exchanges_objects():
@@ -99,7 +37,7 @@ def test_a_function_exchanges_objects():
         for number in (1, 2):
             child.send(number)
             assert child.receive(deadline()) == 10 + number
-    assert child.has_ended
+    assert child.has_ended()
 
 
 def test_a_function_that_says_nothing():

@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from app.compute.child_process import Child
 from app.environment import SET_LATE
+from app.errors import ConfigError
 from app.launch.forks import running
 from app.launch.forks.client import SOCKET_VARIABLE, request
 from app.launch.forks.request import MAX_BODY_BYTES, NUM_STREAMS
-from app.launch.forks.running import CLIENT, fork_server
+from app.launch.forks.running import CLIENT, ForkServer, end_server, fork_server
 
 # What a process can tell of itself; then it ends as it is told to.
 SCRIPT = """\
@@ -48,7 +48,7 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Child, int]]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ForkServer, int]]:
     """One that has imported a module that nobody else here imports, and its process id."""
     monkeypatch.setattr(running, "MODULES", ("not_installed_anywhere.part", "colorsys"))
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
@@ -72,7 +72,7 @@ def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 def test_a_fork_is_the_process_that_was_to_be_started(
-    server: tuple[Child, int], script: Path, tmp_path: Path
+    server: tuple[ForkServer, int], script: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -90,7 +90,7 @@ def test_a_fork_is_the_process_that_was_to_be_started(
     assert found["files"] == [0, 1, 2]  # nothing of the server's, or of other clients'
 
 
-def test_blocked_signals_stay_blocked(server: tuple[Child, int], script: Path) -> None:
+def test_blocked_signals_stay_blocked(server: tuple[ForkServer, int], script: Path) -> None:
     def block() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
@@ -98,7 +98,7 @@ def test_blocked_signals_stay_blocked(server: tuple[Child, int], script: Path) -
         assert told(process)["blocked"] == [signal.SIGINT]
 
 
-def test_ignored_signals_stay_ignored(server: tuple[Child, int], script: Path) -> None:
+def test_ignored_signals_stay_ignored(server: tuple[ForkServer, int], script: Path) -> None:
     """As nohup has it: the hang-up of a terminal is for none of Ray's processes."""
 
     def ignore() -> None:
@@ -125,7 +125,9 @@ def test_nothing_is_imported_from_the_working_folder(
     assert str(folder) not in report["paths"]
 
 
-def test_who_leads_a_group_leads_one_as_a_fork(server: tuple[Child, int], script: Path) -> None:
+def test_who_leads_a_group_leads_one_as_a_fork(
+    server: tuple[ForkServer, int], script: Path
+) -> None:
     """Ray kills the group of a worker that has ended: it must not be the command's."""
     with client(script, process_group=0) as process:
         found = told(process)
@@ -134,7 +136,9 @@ def test_who_leads_a_group_leads_one_as_a_fork(server: tuple[Child, int], script
         assert told(process)["group"] == os.getpgrp()
 
 
-def test_another_environment_is_not_forked_for(server: tuple[Child, int], script: Path) -> None:
+def test_another_environment_is_not_forked_for(
+    server: tuple[ForkServer, int], script: Path
+) -> None:
     """What was imported may have read the variable: the client runs the script itself."""
     with client(script, env={**ENVIRONMENT, "PYTHON_X": "1"}) as process:
         found = told(process)
@@ -147,7 +151,7 @@ def test_another_environment_is_not_forked_for(server: tuple[Child, int], script
 
 @pytest.mark.parametrize("name", SET_LATE)
 def test_what_the_command_sets_later_is_the_forks_too(
-    name: str, server: tuple[Child, int], script: Path
+    name: str, server: tuple[ForkServer, int], script: Path
 ) -> None:
     with client(script, env={**ENVIRONMENT, name: "1"}) as process:
         found = told(process)
@@ -163,7 +167,7 @@ def test_without_a_server_the_client_runs_the_script_itself(script: Path, tmp_pa
         assert process.wait() == 7
 
 
-def test_who_ends_the_client_ends_the_fork(server: tuple[Child, int], script: Path) -> None:
+def test_who_ends_the_client_ends_the_fork(server: tuple[ForkServer, int], script: Path) -> None:
     with client(script, "wait") as process:
         fork = psutil.Process(told(process)["pid"])
         process.kill()
@@ -173,7 +177,9 @@ def test_who_ends_the_client_ends_the_fork(server: tuple[Child, int], script: Pa
         process.stdin.close()
 
 
-def test_a_fork_that_is_killed_ends_the_client(server: tuple[Child, int], script: Path) -> None:
+def test_a_fork_that_is_killed_ends_the_client(
+    server: tuple[ForkServer, int], script: Path
+) -> None:
     with client(script, "wait") as process:
         os.kill(told(process)["pid"], signal.SIGKILL)
         assert process.wait(20) == 128 + signal.SIGKILL
@@ -192,7 +198,7 @@ def answer_to(body: bytes, num_streams: int = NUM_STREAMS) -> bytes:
 
 
 def test_a_request_that_is_none_leaves_the_server_well(
-    server: tuple[Child, int], script: Path
+    server: tuple[ForkServer, int], script: Path
 ) -> None:
     whole = json.dumps(request("none.py", []) | {"environment": {"PYTHON_X": "1"}}).encode()
     assert answer_to(whole + b"\n").startswith(b"refused: other")
@@ -208,11 +214,11 @@ def test_a_request_that_is_none_leaves_the_server_well(
 
 
 def test_the_server_ends_with_its_forks(
-    server: tuple[Child, int], script: Path, monkeypatch: pytest.MonkeyPatch
+    server: tuple[ForkServer, int], script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with client(script, "wait") as process:
         fork = psutil.Process(told(process)["pid"])
-        server[0].end()
+        end_server(server[0])
         assert not psutil.pid_exists(server[1])
         fork.wait(20)  # killed, after the grace it has
         assert process.stdin is not None
@@ -243,5 +249,23 @@ def test_who_is_not_needed_any_more_imports_no_further(
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
     with fork_server(tmp_path) as server:
         pass
-    assert server.how_ended() == "exit code 0"
+    assert server.returncode == 0
     assert not (tmp_path / "later").exists()
+
+
+def test_a_server_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "ENDS_WITHIN_S", 0.1)
+    line = [sys.executable, "-c", "import time; time.sleep(600)"]
+    server = subprocess.Popen(line, stdin=subprocess.PIPE)
+    end_server(server)
+    assert server.returncode == -signal.SIGKILL
+
+
+def test_a_server_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
+    monkeypatch.setattr(sys, "executable", "/dev/null")
+    with (
+        pytest.raises(ConfigError, match=r"the fork server could not be started: .*is memory left"),
+        fork_server(tmp_path),
+    ):
+        pass

@@ -22,9 +22,11 @@ class Child:
 
     Args:
         command: the program and its arguments.
-        printed: gets its standard error, and its standard output unless ``is_heard``.
+        printed: gets its standard error, and its standard output unless ``is_heard``; None: both
+            are this process's.
         is_heard: whether :meth:`read_line` returns its standard output.
         environment: its environment; None: this process's.
+        descriptors: files that it inherits.
 
     Raises:
         OSError: it could not be started.
@@ -34,16 +36,18 @@ class Child:
     def __init__(
         self,
         command: Sequence[str],
-        printed: IO[bytes],
+        printed: IO[bytes] | None = None,
         *,
         is_heard: bool = False,
         environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
     ) -> None:
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if is_heard else printed,
             stderr=printed,
+            pass_fds=descriptors,
             env=environment,
             start_new_session=True,
         )
@@ -91,16 +95,20 @@ class Child:
             self._process.send_signal(signal.SIGINT)
         self.has_ended(patience_s)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Kill the child and its descendants."""
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 def last_words(log: Path) -> str:

@@ -1,5 +1,6 @@
-"""Calibration's children: heard, interrupted, killed with all that they started."""
+"""Children: heard, interrupted, killed with all that they started."""
 
+import os
 import signal
 import sys
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from calibration.child_process import Child, last_words
+from models.child_process import Child, last_words
 
 SOON_S = 30.0
 SLEEPS = "import time; time.sleep(600)"
@@ -74,6 +75,22 @@ def test_what_it_started_ends_with_it(python):
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until, f"{pid} still runs"
         time.sleep(0.01)
+
+
+def test_ctrl_c_of_the_terminal_is_not_its(python):
+    with python(SLEEPS) as child:
+        assert psutil.Process(child.pid).terminal() is None
+        assert os.getpgid(child.pid) == os.getsid(child.pid) == child.pid != os.getpgrp()
+
+
+def test_it_inherits_the_files_that_are_named(python):
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as said, os.fdopen(writer, "wb") as to_us:
+        code = f"import os; os.write({writer}, b'written')"
+        with python(code, descriptors=[writer]) as child:
+            assert child.has_ended(SOON_S)
+        to_us.close()
+        assert said.read() == b"written"
 
 
 def test_it_has_the_environment_that_it_is_given(python, tmp_path):
