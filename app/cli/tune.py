@@ -112,22 +112,15 @@ def _check_files(
 def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:
     """Measure, with live progress; return the points, and the time it took in seconds."""
     from app.tune.candidates import candidates
-    from app.tune.search import Search, SearchStep
+    from app.tune.search import Search
     from app.tune.trials import Trials
     from models.cpus import available_cpus
 
     cores, started = available_cpus(), time.monotonic()
     with err.status("starting") as status:
         say: Callable[[str], None] = lambda text: status.update(escape(text))  # noqa: E731
-
-        def report(step: SearchStep) -> None:
-            say(
-                f"{step.number} of {step.of}, {step.left_s:.0f} s left: "
-                f"{step.candidate}; {step.clients} clients"
-            )
-
         with Trials(job.settings, job.bodies, say) as trials:
-            search = Search(candidates(cores), cores, trials.measure, seconds, report)
+            search = Search(candidates(cores), cores, trials.measure, seconds, say)
             points = search.run()
     for layout in search.left_out:
         err.print(f"[yellow]not measured {trials.why_left_out(layout)}[/]: {layout}")

@@ -5,7 +5,6 @@ the function that measures is passed in.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 
@@ -23,18 +22,7 @@ SHORT = 0.5  # of the time of a run
 Measure = Callable[[Candidate, int, float], RunResult | None]  # None: not enough memory or cores
 
 
-@dataclass(frozen=True)
-class SearchStep:
-    """A measurement of the plan."""
-
-    candidate: Candidate
-    clients: int
-    number: int  # from 1
-    of: int  # of the present plan; lower when candidates are dropped
-    left_s: float  # of measuring, this step included, without starting processes
-
-
-ReportProgress = Callable[[SearchStep], None]
+ReportProgress = Callable[[str], None]
 Schedule = list[tuple[Candidate, int]]
 
 
@@ -95,7 +83,10 @@ class Search:
                 continue
             self._number += 1
             left_s = (planned - self._number + 1) * seconds
-            self._report(SearchStep(candidate, clients, self._number, planned, left_s))
+            steps = (
+                f"{self._number} of {planned}, {left_s:.0f} s left"  # without starting processes
+            )
+            self._report(f"{steps}: {candidate}; {clients} clients")
             sample = self._measure(candidate, clients, seconds)
             if sample is None:
                 self.left_out.append(candidate.layout)

@@ -1,5 +1,6 @@
 """The search, on a machine made in code: it is told what is good, and must find it in noise."""
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from app.tune.candidates import Candidate, ReplicaLayout, candidates, client_counts
 from app.tune.pareto import RunResult, recommended
-from app.tune.search import NUM_ROUNDS, NUM_SHORT, Search, SearchStep, full_round, survivors
+from app.tune.search import NUM_ROUNDS, NUM_SHORT, Search, full_round, survivors
 
 
 class Machine:
@@ -32,8 +33,8 @@ class Machine:
         return float(np.exp(self._noise * self._rng.normal()))
 
 
-def search(machine: Machine, cores: int, report=lambda _: None) -> Search:
-    return Search(candidates(cores), cores, machine.measure, 1.0, report)
+def search(machine: Machine, cores: int) -> Search:
+    return Search(candidates(cores), cores, machine.measure, 1.0)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 8, 12, 32])
@@ -109,12 +110,20 @@ def test_nothing_fits():
 
 
 def test_steps_count_up_to_the_end():
-    steps: list[SearchStep] = []
-    search(Machine(), 2, steps.append).run()
-    assert [step.number for step in steps] == list(range(1, len(steps) + 1))
-    assert steps[-1].number == steps[-1].of
-    assert steps[-1].left_s == pytest.approx(1.0)
-    assert all(step.number <= step.of and step.left_s > 0 for step in steps)
+    lines: list[str] = []
+    machine = Machine()
+    Search(candidates(2), 2, machine.measure, 10.0, lines.append).run()
+    steps = [
+        re.findall(r"^(\d+) of (\d+), (\d+) s left: (.*); (\d+) clients$", s)[0] for s in lines
+    ]
+    numbers = [int(step[0]) for step in steps]
+    assert numbers == list(range(1, len(steps) + 1))
+    assert all(number <= int(step[1]) for number, step in zip(numbers, steps, strict=True))
+    assert int(steps[-1][1]) == numbers[-1]
+    assert int(steps[-1][2]) == 10
+    assert all(int(step[2]) > 0 for step in steps)
+    asked = [(str(candidate), str(clients)) for candidate, clients, _ in machine.asked]
+    assert [(step[3], step[4]) for step in steps] == asked
 
 
 def test_who_goes_on():
