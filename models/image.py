@@ -78,15 +78,17 @@ class ImageRule:
     interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.input_size <= self.resize_shorter:
+        if self.input_size < 1:
+            raise ValueError(f"input_size is {self.input_size}; it must be at least 1")
+        if self.resize_shorter < self.input_size:
             raise ValueError(
-                f"input_size must be from 1 to resize_shorter; "
-                f"got {self.input_size} and {self.resize_shorter}"
+                f"resize_shorter {self.resize_shorter} is under input_size {self.input_size}: "
+                "the centre crop would not fit"
             )
         if self.resize == "stretch" and self.resize_shorter != self.input_size:
             raise ValueError(
-                f"resize_shorter is {self.resize_shorter} and input_size {self.input_size}; with "
-                "resize stretch both are the same"
+                f"resize stretch has no resize_shorter: let it be input_size {self.input_size}, "
+                f"not {self.resize_shorter}"
             )
 
     @property

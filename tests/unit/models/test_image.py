@@ -65,9 +65,16 @@ def test_rule_is_a_value():
     assert len({RULE, ImageRule(56, 64), ImageRule(55, 64)}) == 2
 
 
-@pytest.mark.parametrize(("input_size", "resize_shorter"), [(0, 10), (11, 10), (-1, -1)])
-def test_rule_that_cannot_be_followed(input_size, resize_shorter):
-    with pytest.raises(ValueError, match=f"got {input_size} and {resize_shorter}"):
+@pytest.mark.parametrize(
+    ("input_size", "resize_shorter", "problem"),
+    [
+        (0, 10, "input_size is 0; it must be at least 1"),
+        (11, 10, "resize_shorter 10 is under input_size 11"),
+        (-1, -1, "input_size is -1; it must be at least 1"),
+    ],
+)
+def test_rule_that_cannot_be_followed(input_size, resize_shorter, problem):
+    with pytest.raises(ValueError, match=problem):
         ImageRule(input_size, resize_shorter)
 
 
