@@ -1,29 +1,14 @@
-"""Loads a member's network with its file's runtime."""
+"""Loads a member's network with the runtime of its file's suffix."""
 
 import os
 from pathlib import Path
 
-from models.errors import ModelSetError
-from models.record import SUFFIXES, RuntimeName
+from models.record import SUFFIXES
 from models.runtime import CompiledNetwork
 from models.runtimes.interface import LoadedNetwork
 from models.runtimes.options import RuntimeOptions
 
 STATM = Path("/proc/self/statm")  # pages: size, resident, ...
-
-
-def runtime_of(path: Path) -> RuntimeName:
-    """Return the runtime of a member's file, by its suffix.
-
-    Raises:
-        ModelSetError: no runtime has files with this suffix.
-
-    """
-    for runtime, suffix in SUFFIXES.items():
-        if path.suffix == suffix:
-            return runtime
-    there = ", ".join(f"{suffix} ({runtime})" for runtime, suffix in SUFFIXES.items())
-    raise ModelSetError(f"no runtime for {path.name}: a member's file is {there}")
 
 
 def load(path: Path, options: RuntimeOptions) -> LoadedNetwork:
@@ -34,9 +19,9 @@ def load(path: Path, options: RuntimeOptions) -> LoadedNetwork:
         ModelSetError: the runtime cannot read the file, or it is not a member's network.
 
     """
-    runtime, before = runtime_of(path), _resident_bytes()
+    before = _resident_bytes()
     network: LoadedNetwork
-    if runtime == "openvino":
+    if path.suffix == SUFFIXES["openvino"]:
         network = CompiledNetwork(path, options)
     else:
         from models.runtimes.onnx_runtime import OnnxNetwork  # an optional extra

@@ -28,7 +28,7 @@ from models.ledger import current_records
 from models.manifest import Network, read_manifest
 from models.model_set import ModelSet, load_model_set
 from models.record import FileRecord, RuntimeName
-from models.runtimes.load import load, runtime_of
+from models.runtimes.load import load
 from models.runtimes.options import RuntimeOptions
 from tests.support.runtime_files import tiny_onnx, write_mixed_set
 from tests.support.tiny_networks import SIZE, picture, take_golden, write_pictures, write_tiny_set
@@ -218,12 +218,6 @@ def test_a_manifest_from_before_there_were_runtimes():
     networks = read_manifest(Path("models/imagenette")).members[0].networks
     assert {network.runtime for network in networks.values()} == {"openvino"}
     assert networks["INT8"].files == (networks["INT8"].xml, networks["INT8"].bin)
-
-
-@pytest.mark.parametrize("name", ["net.pkl", "net.pt", "net.tflite", "net"])
-def test_files_that_no_runtime_opens(name):
-    with pytest.raises(Exception, match=r"no runtime for net.*\.xml \(openvino\)"):
-        runtime_of(Path(name))
 
 
 def test_a_runtime_that_is_not_installed(tmp_path, monkeypatch):
