@@ -35,12 +35,8 @@ def as_pixels(
     wanted = f"uint8 ({views}, {', '.join(map(str, rest))})"
     if not isinstance(answer, np.ndarray) or answer.dtype != np.uint8:
         raise WrongAnswerError(f"{_described(answer)}, not {wanted}")
-    per_image = len(answer) // num_images if answer.ndim == len(shape) else 0
-    fits = (
-        per_image * num_images == len(answer) and list(answer.shape[1:]) == rest
-        if per_image
-        else False
-    )
+    per_image, left = divmod(len(answer), num_images) if answer.ndim == len(shape) else (0, 0)
+    fits = per_image and not left and list(answer.shape[1:]) == rest
     if not fits or (num_views is not None and per_image != num_views):
         raise WrongAnswerError(f"{_described(answer)}, not {wanted}")
     if per_image > MAX_VIEWS:

@@ -88,11 +88,9 @@ def read_only(array: A) -> A:
     return seen
 
 
-def _trials(names: list[str], policy: AnswerPolicy) -> Iterator[tuple[int, list[str]]]:
-    for num_images in NUM_IMAGES:
-        yield num_images, names
-    if policy != "all":  # a single member, the fewest that may answer
-        yield 1, names[:1]
+def _trials(names: list[str], policy: AnswerPolicy) -> list[tuple[int, list[str]]]:
+    fewest = [] if policy == "all" else [(1, names[:1])]  # a single member may answer
+    return [*((num_images, names) for num_images in NUM_IMAGES), *fewest]
 
 
 def _pixels(num_images: int, size: int) -> Pixels:
