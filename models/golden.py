@@ -5,17 +5,23 @@ a driver that rounds in another way, or another version of the runtime. Each net
 generated images. Its likeliest classes are compared with those in the set's ``golden.json``.
 """
 
+from pathlib import Path
+from typing import Annotated
+
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, ValidationError
 
 from models.cpus import cpu_model, instructions_of
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
-from models.golden_record import GOLDEN_NAME, NUM_IMAGES, Golden, GoldenAnswer, TopClasses
-from models.record import Precision
+from models.record import Precision, Record
 from models.runtimes.interface import LoadedNetwork
 from models.runtimes.options import Pixels
 
+GOLDEN_NAME = "golden.json"
+NUM_IMAGES = 32
+TopClasses = list[tuple[int, float]]  # (class index, probability), likeliest first
 NUM_KEPT = 5  # likeliest classes stored per image
 # The tolerated change of the stored probabilities, as a share of their sum: first with the
 # recording's CPU instructions and float type, then with others. Decision 0007 has the effects of
@@ -31,6 +37,30 @@ class GoldenMismatchError(ModelSetError):
     """A network answers otherwise than where the set was made: it must not serve."""
 
     code = "golden_mismatch"
+
+
+class GoldenAnswer(Record):
+    """The golden answers of one network, and the machine that computed them."""
+
+    cpu: str
+    float_type: str
+    rows: Annotated[list[TopClasses], Field(min_length=NUM_IMAGES, max_length=NUM_IMAGES)]
+
+
+class Golden(Record):
+    """The whole of ``golden.json``; the images are :func:`golden_images`."""
+
+    answers: dict[str, dict[Precision, GoldenAnswer]]  # by member
+
+
+def read_golden(path: Path) -> Golden:
+    """Read a set's ``golden.json``; the caller must compare its hash."""
+    try:
+        return Golden.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise ModelSetError(f"{path}: {error.errors()[0]['msg']}; make the set again") from error
 
 
 def golden_images(size: int, num_images: int = NUM_IMAGES) -> Pixels:

@@ -13,7 +13,7 @@ from platformdirs import user_data_path
 from models.answer_rule import AnswerRule
 from models.errors import ModelSetError
 from models.extras import check_installed
-from models.golden_record import Golden, read_golden
+from models.golden import Golden, read_golden
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.record import PACKAGES, PRECISIONS, FileRecord, Precision, sha256_of
 from models.stores import fetch, is_url

@@ -18,7 +18,7 @@ from calibration.sets.durable import flush, write_manifest
 from calibration.sets.history import new_version
 from models import golden
 from models.errors import ModelSetError
-from models.golden_record import GOLDEN_NAME, Golden, GoldenAnswer
+from models.golden import GOLDEN_NAME, Golden, GoldenAnswer
 from models.manifest import MANIFEST_NAME, Manifest, Network, read_manifest
 from models.model_set import ModelSet
 from models.record import SUFFIXES, FileRecord, Precision, RuntimeName, sha256_of

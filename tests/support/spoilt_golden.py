@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from calibration.sets.durable import write_manifest
-from models.golden_record import GOLDEN_NAME
+from models.golden import GOLDEN_NAME
 from models.manifest import read_manifest
 from models.record import FileRecord
 from tests.support.tiny_networks import record_golden, save_model, tiny_model, write_tiny_set

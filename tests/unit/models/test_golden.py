@@ -11,16 +11,19 @@ from calibration.sets.add_set import add_set
 from models import golden
 from models.errors import ModelSetError
 from models.golden import (
+    NUM_IMAGES,
     OTHER_CPU_TOLERANCE,
     TOLERANCE,
+    Golden,
+    GoldenAnswer,
     GoldenMismatchError,
     answer_of,
     check,
     compare,
     golden_images,
+    read_golden,
     tolerance_of,
 )
-from models.golden_record import NUM_IMAGES, Golden, GoldenAnswer, read_golden
 from models.model_set import load_model_set
 from models.runtime import CompiledNetwork, RuntimeOptions
 from tests.support.drawn_networks import FAULTS, SIZE, random_model

@@ -7,7 +7,7 @@ import pytest
 from calibration.sets.durable import write_manifest
 from calibration.sets.transaction import change
 from models.errors import ModelSetError
-from models.golden_record import Golden, read_golden
+from models.golden import Golden, read_golden
 from models.manifest import read_manifest
 from models.model_set import load_model_set
 from models.record import FileRecord
