@@ -6,11 +6,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.caching.response_cache import ImageFlight, ResponseCache
+from app.caching.response_cache import ImageFlight, Lookup, ResponseCache
 from app.caching.values import Outcome
 
 SIZE = 64 * 2**10
 RESULT = Outcome(np.ones((1, 2), np.float32))
+
+
+def flight_of(kept: Lookup) -> ImageFlight:
+    assert kept.flight is not None
+    return kept.flight
 
 
 def test_the_first_does_it_and_the_others_wait():
@@ -24,7 +29,7 @@ def test_the_first_does_it_and_the_others_wait():
 
 async def test_what_it_comes_to_is_for_all_and_it_is_forgotten():
     cache = ResponseCache(SIZE)
-    own = cache.look(b"a", "bulk").flight
+    own = flight_of(cache.look(b"a", "bulk"))
     waits = [asyncio.create_task(cache.look(b"a", "bulk").flight.ended.wait()) for _ in range(3)]
     await asyncio.sleep(0)
     cache.end(own, RESULT)
@@ -37,7 +42,7 @@ async def test_what_it_comes_to_is_for_all_and_it_is_forgotten():
 
 async def test_a_waiter_that_goes_disturbs_nobody():
     cache = ResponseCache(SIZE)
-    own = cache.look(b"a", "bulk").flight
+    own = flight_of(cache.look(b"a", "bulk"))
     leaves, stays = (asyncio.create_task(own.ended.wait()) for _ in range(2))
     await asyncio.sleep(0)
     leaves.cancel()
@@ -53,7 +58,7 @@ def test_interactive_does_not_wait_for_bulk():
     interactive = cache.look(b"a", "interactive")
     assert interactive.is_own
     assert cache.look(b"a", "bulk").flight is interactive.flight
-    cache.end(bulk.flight, RESULT)  # which is not the one that is under way now
+    cache.end(flight_of(bulk), RESULT)  # which is not the one that is under way now
     assert not cache.look(b"a", "interactive").is_own
     assert bulk.flight.value is RESULT
     assert not interactive.flight.ended.is_set()
@@ -76,7 +81,7 @@ def test_however_computations_end_everybody_ends(outcomes):
             while True:
                 joined = cache.look(b"a", "interactive")
                 if joined.is_own:
-                    return await compute(number, joined.flight)
+                    return await compute(number, flight_of(joined))
                 await joined.flight.ended.wait()
                 if joined.flight.value is not None:
                     return "shared"
