@@ -83,7 +83,7 @@ def _hubs(settings: Settings, model_sets: list[ModelSet]) -> dict[str, Applicati
         plan = Plan.first(first_split(settings, model_sets))
         hubs["traffic"] = _hub("Traffic", Traffic, plan)
     if settings.model_sets is not None:
-        hubs["sets"] = _hub("Sets", Sets, ",".join(settings.model_sets))
+        hubs["sets"] = _hub("Sets", Sets, settings, ",".join(settings.model_sets))
     return hubs
 
 

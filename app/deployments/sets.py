@@ -6,7 +6,8 @@ It has one replica, and only where the settings have ``model_sets``. Requests do
 import time
 from collections.abc import Mapping
 
-from app.compute.serve_log import write_to_stderr_as_to_files
+from app.deployments.replica import start_replica
+from app.settings import Settings
 
 Change = tuple[int, bool]  # its revision, and whether the set is to be served
 IS_THERE_S = 5.0  # a Gateway that reported within it; they report every second
@@ -15,8 +16,8 @@ IS_THERE_S = 5.0  # a Gateway that reported within it; they report every second
 class Sets:
     """Knows the last change of each set; ``origin`` tells services of other settings apart."""
 
-    def __init__(self, origin: str) -> None:
-        write_to_stderr_as_to_files()
+    def __init__(self, settings: Settings, origin: str) -> None:
+        start_replica(settings)
         self._origin = origin
         self._changes: dict[str, Change] = {}
         self._reports: dict[str, tuple[float, int]] = {}  # by Gateway: when, and what it serves

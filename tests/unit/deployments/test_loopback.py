@@ -7,7 +7,10 @@ import ray
 from grpc.aio._server import Server
 from ray.serve._private import haproxy_templates
 
+from app.deployments import replica
 from app.deployments.grpc_server import keep_to_loopback
+from app.deployments.sets import Sets
+from app.settings import Settings
 
 
 @pytest.fixture
@@ -35,6 +38,17 @@ async def listening_on(address: str) -> str:
 async def test_a_node_on_loopback(node: list[str]) -> None:
     for _ in range(2):  # Serve asks once for each server
         keep_to_loopback()
+    assert (await listening_on("[::]:0")).removeprefix("::ffff:") == "127.0.0.1"
+
+
+async def test_the_replica_of_the_sets_on_loopback(
+    node: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("start_metrics", "write_to_stderr_as_to_files"):
+        monkeypatch.setattr(replica, name, lambda: None)
+    monkeypatch.setattr(replica.gc, "set_threshold", lambda *_: None)
+    monkeypatch.setattr(replica.pipeline, "start", lambda *_, **__: None)
+    Sets(Settings(), "two sets")
     assert (await listening_on("[::]:0")).removeprefix("::ffff:") == "127.0.0.1"
 
 

@@ -50,8 +50,9 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def handle() -> LocalHandle:
-    return LocalHandle(Sets(ORIGIN))
+def handle(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> LocalHandle:
+    monkeypatch.setattr("app.deployments.sets.start_replica", lambda _: None)
+    return LocalHandle(Sets(settings, ORIGIN))
 
 
 @pytest.fixture
@@ -100,10 +101,13 @@ async def test_a_gateway_that_starts_later_follows_before_it_is_asked(
 
 
 async def test_a_deployment_that_begins_anew_learns_the_sets_from_the_gateways(
-    two: tuple[Gateway, Gateway], handle: LocalHandle, start: Callable[[], Gateway]
+    two: tuple[Gateway, Gateway],
+    handle: LocalHandle,
+    start: Callable[[], Gateway],
+    settings: Settings,
 ) -> None:
     await two[0].sets.unload(SECOND)
-    handle.deployment = Sets(ORIGIN)
+    handle.deployment = Sets(settings, ORIGIN)
     await two[1].sets._exchange()
     third = start()
     await third.sets.start()
