@@ -9,6 +9,7 @@ from typing import Any
 
 from app.calls.attempts import CALL_ERRORS, as_tandem
 from app.errors import NotReadyError
+from app.tracing.parents import untraced_task
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
@@ -34,14 +35,14 @@ class HubLink(ABC):
         """
         if self._task is not None:
             return
-        self._task = asyncio.create_task(self._go_on())
+        self._task = untraced_task(self._go_on())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_S):
-                while not await self._exchanged():
+                while not await untraced_task(self._exchanged()):
                     await asyncio.sleep(EXCHANGE_EVERY_S)
                 if self._loading is not None:
                     await asyncio.shield(self._loading)
-                    await self._exchanged()
+                    await untraced_task(self._exchanged())
 
     @abstractmethod
     async def _exchange(self) -> None:

@@ -3,10 +3,8 @@
 import asyncio
 import logging
 import re
-from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 from app.deployments.set_stages import SetStages, StageBuilder
 from app.errors import MAX_SHOWN, ConfigError, SetStateError, UnknownModelError
@@ -16,7 +14,7 @@ from app.graph.rolling_update import Graph
 from app.graph.service import EnsembleService
 from app.graph.set_checks import check_accuracy, check_names
 from app.settings import Settings
-from app.tracing.parents import untraced
+from app.tracing.parents import untraced_task
 from models.model_set import ModelSet, list_folders
 
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)  # a set's name in a request: no path, version or URL
@@ -86,7 +84,7 @@ class ServedSets:
         """
         self._check_stages()
         if (task := self._loads.get(name)) is None:
-            task = self._loads[name] = begin(self._load(name))
+            task = self._loads[name] = untraced_task(self._load(name))
             task.add_done_callback(lambda ended: self._load_ended(name, ended))
         await asyncio.shield(task)
 
@@ -107,7 +105,7 @@ class ServedSets:
         if (task := self._loads.get(name)) is not None:
             await asyncio.wait([task])
         if (service := self.default.sets.pop(name, None)) is not None:
-            await asyncio.shield(begin(self._retire(service, self._graphs.pop(name))))
+            await asyncio.shield(untraced_task(self._retire(service, self._graphs.pop(name))))
         elif name not in self._own:
             raise UnknownModelError(f"no model set {name[:MAX_SHOWN]!r} is served")
 
@@ -214,8 +212,3 @@ class ServedSets:
         if len(self.default.sets) == 1:
             self.default.admission.is_of_all = not self.default.settings.has_several_sets
         logger.info("model set %s, version %s: unloaded", service.name, service.version)
-
-
-def begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Begin work that continues if the request that asked for it ends."""
-    return asyncio.get_running_loop().create_task(work, context=untraced())

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.calls.hub_link import EXCHANGE_EVERY_S, HubLink
-from app.deployments.served_sets import ServedSets, begin
+from app.deployments.served_sets import ServedSets
 from app.deployments.sets import Change
 from app.errors import NotReadyError, UnknownModelError
+from app.tracing.parents import untraced_task
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
@@ -35,11 +36,11 @@ class SharedSets(HubLink):
 
         An error of :meth:`ServedSets.load` is raised before any other Gateway changes.
         """
-        await asyncio.shield(begin(self._change(name, is_wanted=True)))
+        await asyncio.shield(untraced_task(self._change(name, is_wanted=True)))
 
     async def unload(self, name: str) -> None:
         """Serve a set no more; as :meth:`load`."""
-        await asyncio.shield(begin(self._change(name, is_wanted=False)))
+        await asyncio.shield(untraced_task(self._change(name, is_wanted=False)))
 
     async def _change(self, name: str, *, is_wanted: bool) -> None:
         async with self._turn:
@@ -76,7 +77,7 @@ class SharedSets(HubLink):
         if (changes := await self._call("report", self._gateway, *facts)) is not None:
             self._changes = dict(changes)  # else of a service that is being replaced
         if self._open and (self._loading is None or self._loading.done()):
-            self._loading = begin(self._follow())
+            self._loading = untraced_task(self._follow())
 
     async def _follow(self) -> None:
         async with self._turn:

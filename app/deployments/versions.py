@@ -15,7 +15,7 @@ from app.graph.cached import with_cache
 from app.graph.rolling_update import Graph
 from app.graph.service import EnsembleService
 from app.settings import Settings
-from app.tracing.parents import untraced
+from app.tracing.parents import untraced_task
 from app.traffic.comparison import cpu_ms
 from app.traffic.control import TrafficControl
 from app.traffic.graph import TrafficGraph
@@ -99,7 +99,7 @@ class Versions:
         key = name, is_to_answer
         if (task := self._loads.get(key)) is None:
             loading = self._load(name, is_to_answer=is_to_answer)
-            task = self._loads[key] = asyncio.create_task(loading, context=untraced())
+            task = self._loads[key] = untraced_task(loading)
             task.add_done_callback(lambda ended: self._load_ended(key, ended))
         await asyncio.shield(task)
         if is_to_answer and (reason := self._refused.get(name)) is not None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from app.errors import IN_A_SECOND, NotReadyError, UnknownModelError
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import Graph
-from app.tracing.parents import untraced
+from app.tracing.parents import untraced_task
 from models.errors import TandemError
 
 # The share of a request's time that it may wait for the load; the rest is for its answer.
@@ -90,7 +90,7 @@ class OnDemandGraph:
         """
         if self._graph is None and not self._is_closed:
             if self._loading is None:
-                self._loading = asyncio.create_task(self._load(), context=untraced())
+                self._loading = untraced_task(self._load())
             await asyncio.shield(self._loading)
         if self._is_closed:
             raise UnknownModelError(f"the model set {self._name!r} was unloaded")

@@ -15,7 +15,7 @@ from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.graph.rolling_update import Graph, run_in_time
 from app.messages import Fault
-from app.tracing.parents import untraced
+from app.tracing.parents import untraced_task
 from models.errors import TandemError
 
 # A PNG of one grey pixel, the smallest picture that passes every stage.
@@ -61,7 +61,7 @@ class Readiness:
         if time.monotonic() < self._ready_until:
             return
         if self._probe is None:  # concurrent checks share one probe
-            self._probe = asyncio.create_task(self._probe_graph(), context=untraced())
+            self._probe = untraced_task(self._probe_graph())
             self._probe.add_done_callback(lambda _: setattr(self, "_probe", None))
         await asyncio.shield(self._probe)
 

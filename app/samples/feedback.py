@@ -4,10 +4,9 @@ Answers are collected and sent a few times a second, so that no client waits for
 """
 
 import asyncio
-import contextvars
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +18,7 @@ from app.metrics.table import FEEDBACK
 from app.queueing.circuit_breaker import CircuitBreaker
 from app.responses import Classified
 from app.samples.feedback_book import AnsweredRequest, FeedbackFigures, Judgement
+from app.tracing.parents import untraced_task
 from models.errors import TandemError
 
 SEND_EVERY_S = 0.2
@@ -42,7 +42,7 @@ class Feedback:
         """Report a request's answers to the book soon, without waiting."""
         self._unsent.append(AnsweredRequest.of(request_id, answers))
         if self._sending is None or self._sending.done():
-            self._sending = _own_task(self._send_soon())
+            self._sending = untraced_task(self._send_soon())
 
     async def judge(
         self, request_id: str, label: str, image: int | None, sets: Collection[str]
@@ -81,7 +81,7 @@ class Feedback:
 
     async def _send_now(self) -> None:
         """Report the unsent answers, of other requests too: all of it if this request ends."""
-        await asyncio.shield(_own_task(self._send()))
+        await asyncio.shield(untraced_task(self._send()))
 
     async def _send_soon(self) -> None:
         while self._unsent:
@@ -115,8 +115,3 @@ async def _in_time() -> AsyncIterator[None]:
         raise NotReadyError(
             f"the deployment Feedback did not answer within {ANSWERS_WITHIN_S:g} s: try again"
         ) from error
-
-
-def _own_task(sending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Begin a task in an empty context, without the deadline and trace of a request."""
-    return asyncio.get_running_loop().create_task(sending, context=contextvars.Context())

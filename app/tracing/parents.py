@@ -1,7 +1,9 @@
 """The current span: that of a sampled request, or of a stage's call within it."""
 
+import asyncio
 import contextvars
-from typing import NamedTuple
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.context import Context, attach
@@ -14,6 +16,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 orphans: set[int] = set()
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 ids = RandomIdGenerator()
+T = TypeVar("T")
 
 
 class SpanIds(NamedTuple):
@@ -66,3 +69,8 @@ def untraced() -> contextvars.Context:
     context = contextvars.Context()
     context.run(attach, trace.set_span_in_context(NonRecordingSpan(nowhere), Context()))
     return context
+
+
+def untraced_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Begin work that belongs to no request: it continues if its caller ends, and has no trace."""
+    return asyncio.get_running_loop().create_task(work, context=untraced())

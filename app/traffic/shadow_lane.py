@@ -13,7 +13,7 @@ from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
 from app.graph.rolling_update import Graph, run_in_time
 from app.queueing.priority import SHADOW
-from app.tracing.parents import untraced
+from app.tracing.parents import untraced_task
 from models.errors import TandemError
 
 logger = logging.getLogger("ray.serve")
@@ -60,7 +60,7 @@ class ShadowLane:
         num_images, num_bytes = len(copy.files), sum(map(len, copy.files))
         self._num_images += num_images
         self._num_bytes += num_bytes
-        task = asyncio.create_task(self._run(graph, copy, ended), context=untraced())
+        task = untraced_task(self._run(graph, copy, ended))
 
         def over(_: asyncio.Task[None]) -> None:
             del self._tasks[task]

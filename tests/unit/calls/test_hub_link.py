@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 
 from app.calls import hub_link
 from app.calls.hub_link import CALL_S, EXCHANGE_EVERY_S, FIRST_S, HubLink
@@ -60,6 +61,21 @@ async def test_it_exchanges_every_second_and_a_second_start_changes_nothing() ->
     assert link.answers == [7]
     await asyncio.sleep(3 * EXCHANGE_EVERY_S + 0.1)
     assert link.answers == [7] * 4
+
+
+@virtually
+async def test_its_calls_begin_no_trace() -> None:
+    spans = []
+
+    async def seen() -> int:
+        spans.append(trace.get_current_span().get_span_context())
+        return 7
+
+    await Link(seen).start()
+    await asyncio.sleep(EXCHANGE_EVERY_S + 0.1)
+    assert len(spans) == 2
+    # Serve begins a trace where there is none, and continues this one, which is not sampled.
+    assert all(span.is_valid and not span.trace_flags.sampled for span in spans)
 
 
 @virtually

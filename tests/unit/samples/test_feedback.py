@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from opentelemetry import trace
 
 from app.deployments.feedback import FeedbackReplica
 from app.errors import NotReadyError, UnknownRequestError
@@ -44,6 +45,23 @@ def feedback(replica: Replica) -> Feedback:
 async def test_what_was_answered_can_be_judged_at_once(feedback: Feedback) -> None:
     feedback.note("1", [b""], [answer_of()])
     assert (await feedback.judge("1", "x", None, ["fake"])).is_right
+
+
+async def test_a_report_begins_no_trace(
+    feedback: Feedback, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = []
+
+    async def remember(requests: Sequence[AnsweredRequest]) -> None:
+        spans.append(trace.get_current_span().get_span_context())
+
+    monkeypatch.setattr(replica, "remember", remember)
+    feedback.note("1", [b""], [answer_of()])
+    await feedback.figures()  # reports at once
+    (span,) = spans
+    # Serve begins a trace where there is none, and continues this one, which is not sampled.
+    assert span.is_valid
+    assert not span.trace_flags.sampled
 
 
 async def test_answers_are_reported_without_being_asked_for(
