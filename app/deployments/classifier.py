@@ -75,6 +75,7 @@ class Classifier:
         )
         self.calls_at_once = self._inference_threads.num  # for remote callers: one call per batch
         self._network = self._loaded(settings, model_set)
+        self._max_batch_size = self._network.max_batch_size  # a backlog has a larger size compiled
         manifest = model_set.manifest
         self._fingerprint = model_set.fingerprint(settings.served_precision)
         self._input_size = manifest.image_of(member).input_size
@@ -145,7 +146,7 @@ class Classifier:
         if changed.max_queued_images is not None:
             self._queue.max_queued = changed.max_queued_images
         if changed.max_batch_size is not None:
-            self._queue.max_batch_size = min(changed.max_batch_size, self._network.max_batch_size)
+            self._queue.max_batch_size = min(changed.max_batch_size, self._max_batch_size)
 
     def leave(self) -> list[asyncio.Task[None]]:
         """Leave the scheduler, and return the running batches; no calls may follow."""

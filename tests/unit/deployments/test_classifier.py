@@ -156,7 +156,10 @@ async def sizes_of_backlogs(classifier: Classifier) -> set[int]:
 
 
 async def test_a_backlog_has_larger_batches_too(tiny_set):
-    assert 8 in await sizes_of_backlogs(Classifier(settings(tiny_set), "sure"))
+    classifier = Classifier(settings(tiny_set), "sure")
+    assert 8 in await sizes_of_backlogs(classifier)
+    classifier.reconfigure({"max_batch_size": 99})  # 4 is the largest of the settings
+    assert classifier._queue.max_batch_size == 4
 
 
 async def test_no_larger_batches_if_they_are_not_wanted(tiny_set):
