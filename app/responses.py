@@ -14,7 +14,7 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from app.messages import Combined, Fault
-from models.ensemble import Prediction
+from models.ensemble import Prediction, Probabilities
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +103,8 @@ class Classified:
     ] = None
     request_id: str
     timings_ms: Timings
+    # (C,) float32, only for requests of tensors; renderings leave it out.
+    probabilities: SkipJsonSchema[Any] = None
 
 
 @dataclass(slots=True)
@@ -199,6 +201,7 @@ def classified(
     timings: Timings,
     *,
     is_cached: bool = False,
+    probabilities: Probabilities | None = None,
 ) -> Classified:
     """Dress the Combiner's answer for the outside; ``skipped`` members were not asked.
 
@@ -219,6 +222,7 @@ def classified(
         cached=is_cached or None,
         request_id=request_id,
         timings_ms=timings,
+        probabilities=probabilities,
     )
 
 
@@ -230,6 +234,9 @@ def _opinion(predictions: list[Prediction]) -> MemberOpinion:
 
 
 _FIELDS = {
-    model: (names := tuple(field.name for field in fields(model)), attrgetter(*names))
+    model: (
+        names := tuple(field.name for field in fields(model) if field.name != "probabilities"),
+        attrgetter(*names),
+    )
     for model in (Classified, StageTiming, MemberOpinion)
 }

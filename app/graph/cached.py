@@ -15,7 +15,6 @@ from app.environment import MIB
 from app.functions.loading import identities
 from app.graph.ensemble import Ensemble
 from app.graph.observer import Interval
-from app.graph.probabilities import with_row
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import Graph
 from app.messages import Combined, Fault
@@ -100,10 +99,16 @@ class CachedEnsemble:
         name, request_id = self._model_set.name, request.request_id
         version = self.keys.fingerprint
         answer = classified(
-            combined, name, version, skipped, missing, request_id, timings, is_cached=True
+            combined,
+            name,
+            version,
+            skipped,
+            missing,
+            request_id,
+            timings,
+            is_cached=True,
+            probabilities=None if request.tensors is None else row,
         )
-        if request.tensors is not None:
-            answer = with_row(answer, row)
         request.observer.classified(answer, combined.entropy)
         return answer
 

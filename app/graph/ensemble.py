@@ -15,7 +15,6 @@ from app.functions.loading import fingerprint_with, load_function
 from app.functions.stages import OwnPreprocess
 from app.graph.cascade import Cascade, cascade_of
 from app.graph.members import MemberResults, Members, says_nothing_of_others
-from app.graph.probabilities import with_probabilities
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import check_same_model_set
 from app.graph.set_checks import check_task
@@ -23,7 +22,7 @@ from app.graph.stages import CombinerStage, DecoderStage, MemberStage, viewed
 from app.messages import Combined, Decoded, Fault
 from app.responses import Classified, classified
 from app.settings import Settings
-from models.ensemble import Probabilities
+from models.ensemble import Probabilities, average
 from models.model_set import ModelSet
 from models.runtime import Pixels
 
@@ -99,12 +98,7 @@ class Ensemble:
     def answers(self, request: ClassifyRequest, computed: Computed) -> RequestAnswers:
         """Return the answer of every file, in order, or its fault."""
         decoded = computed.decoded
-        answers: Sequence[Classified] = self._answers_of_good(request, computed)
-        if request.tensors is not None:
-            answers = with_probabilities(
-                answers, computed.results, computed.combined, self._weights, self._temperature
-            )
-        in_order = iter(answers)
+        in_order = iter(self._answers_of_good(request, computed))
         return [decoded.faults.get(i) or next(in_order) for i in range(request.num_images)]
 
     def outcomes(self, request: ClassifyRequest, computed: Computed) -> dict[int, Outcome | Fault]:
@@ -172,6 +166,7 @@ class Ensemble:
         answers: dict[int, Classified] = {}  # by position among the good images
         observer, decode_ms = request.observer, computed.decoded.decode_ms
         for result, images in zip(computed.results, computed.combined, strict=True):
+            rows = None if request.tensors is None else self._probabilities(result, images)
             for row, (position, image) in enumerate(zip(result.images, images, strict=True)):
                 timings = observer.timings_of_image(
                     row, decode_ms[position], result.call_times, result.answers
@@ -184,6 +179,16 @@ class Ensemble:
                     result.missing,
                     request.request_id,
                     timings,
+                    probabilities=None if rows is None else rows[row],
                 )
                 observer.classified(answers[position], image.entropy)
         return [answers[position] for position in range(len(answers))]
+
+    def _probabilities(
+        self, result: MemberResults, images: Sequence[Combined]
+    ) -> Sequence[Probabilities]:
+        """Return each image's probabilities, (C,): the Combiner's own, or the members' average."""
+        if own := [image.row for image in images if image.row is not None]:
+            return own
+        members = {name: answer.probabilities for name, answer in result.answers.items()}
+        return average(members, self._weights, self._temperature)  # (K, C) float32

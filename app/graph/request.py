@@ -17,10 +17,7 @@ RequestAnswers = list[Classified | Fault]  # one per file, in order
 
 @dataclass(frozen=True, slots=True)
 class TensorRequest:
-    """The part of a request of tensors: its answers carry every class's probability.
-
-    See :class:`app.graph.probabilities.ClassifiedWithProbabilities`.
-    """
+    """The part of a request of tensors: its answers carry every class's probability."""
 
     pixels: Pixels | None = None  # (N, H, W, 3) uint8 BGR, decoded already, in place of files
     member: str | None = None  # ask this member alone; None: the ensemble

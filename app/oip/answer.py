@@ -13,16 +13,16 @@ import numpy.typing as npt
 import orjson
 
 from app.errors import BadRegionError
-from app.graph.probabilities import ClassifiedWithProbabilities
 from app.oip.models import LABEL, OUTPUTS, PROBABILITIES, ServedModel
 from app.oip.regions import Regions
 from app.oip.request import REGION, REGION_OFFSET, REGION_SIZE, InferRequest, RequestedOutput
 from app.oip.tensors import RegionSlice, packed_elements
+from app.responses import Classified
 from models.answer_rule import AnswerRule
 from models.ensemble import Prediction, top_k
 
 PROBABILITY_BYTES = 4  # FP32
-Images = Sequence[ClassifiedWithProbabilities]
+Images = Sequence[Classified]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from typing import Protocol
 from app.errors import BadTensorError, TooManyFilesError
 from app.graph.observer import RequestObserver
 from app.graph.parameters import checked_threshold, checked_top_k
-from app.graph.probabilities import ClassifiedWithProbabilities
 from app.graph.request import RequestAnswers, RequestBody, RequestOptions, TensorRequest
 from app.graph.service import EnsembleService
 from app.messages import Fault
@@ -19,6 +18,7 @@ from app.oip.request import InferRequest
 from app.oip.shared_memory import loaded, placed
 from app.oip.tensors import bytes_elements, uint8_array
 from app.queueing.byte_budget import Share
+from app.responses import Classified
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Inference:
         """Return the answer, or the fault of the first bad image; raise if the request fails."""
         limits = self.service.settings
         body = _InferBody(reader, limits.max_files, limits.max_body_bytes)
-        images: list[ClassifiedWithProbabilities] = []
+        images: list[Classified] = []
         is_answered = False
         try:
             images, fault = _images_of(await self.service.answer(body, options, observer))
@@ -142,13 +142,13 @@ class _InferBody:
 
 def _images_of(
     answers: RequestAnswers,
-) -> tuple[list[ClassifiedWithProbabilities], Fault | None]:
+) -> tuple[list[Classified], Fault | None]:
     """Return the answers, or the first fault, which names its image."""
-    images: list[ClassifiedWithProbabilities] = []
+    images: list[Classified] = []
     for number, answer in enumerate(answers):
         if isinstance(answer, Fault):
             message = f"image {number} of {len(answers)} (counted from 0): {answer.message}"
             return [], Fault(answer.status, answer.code, message)
-        assert isinstance(answer, ClassifiedWithProbabilities)
+        assert isinstance(answer, Classified)
         images.append(answer)
     return images, None

@@ -12,7 +12,8 @@ from models.image_formats import name_format
 DIGEST_BYTES = 8
 SUFFIXES = {"jpeg": "jpg", "HEIF": "heic", None: "bin"}  # other formats: their name
 DISAGREES = "disagrees"  # the key of another version's answer
-NAMES = tuple(field.name for field in fields(Classified) if field.name != "timings_ms")
+LEFT_OUT = "timings_ms", "probabilities"
+NAMES = tuple(field.name for field in fields(Classified) if field.name not in LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 
-from app.graph.probabilities import NAMES, ClassifiedWithProbabilities
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
 from app.graph.rolling_update import Graph
 from app.messages import Fault
@@ -104,7 +103,7 @@ class TrafficGraph:
             return answers
         return [
             replace(answer, probabilities=answer.probabilities[places])
-            if isinstance(answer, ClassifiedWithProbabilities)
+            if isinstance(answer, Classified)
             else answer
             for answer in answers
         ]
@@ -179,7 +178,7 @@ class TrafficGraph:
         places = [
             place
             for place, answer in enumerate(answers[:MAX_COPIED_FILES])
-            if isinstance(answer, ClassifiedWithProbabilities) and not answer.degraded
+            if isinstance(answer, Classified) and not answer.degraded
         ]
         files = [request.files[place] for place in places]
         if not files or not self._has_room(other, request):
@@ -198,8 +197,8 @@ class TrafficGraph:
                 return
             for place, file, copy in zip(places, files, outcome, strict=True):
                 answer = answers[place]
-                assert isinstance(answer, ClassifiedWithProbabilities)
-                if not isinstance(copy, ClassifiedWithProbabilities) or copy.degraded:
+                assert isinstance(answer, Classified)
+                if not isinstance(copy, Classified) or copy.degraded:
                     figures.copies_failed += 1
                     _count_copies(other, "failed", 1)
                     continue
@@ -218,8 +217,8 @@ class TrafficGraph:
         self,
         reference: str,
         version: str,
-        first: ClassifiedWithProbabilities,
-        second: ClassifiedWithProbabilities,
+        first: Classified,
+        second: Classified,
         where: tuple[str, int],
     ) -> bool:
         """Count how the answers to a photo differ; return whether the versions agree.
@@ -256,6 +255,4 @@ def _is_of_files(request: ClassifyRequest) -> bool:
 
 def _plain(answer: Classified | Fault) -> Classified | Fault:
     """Return an answer without its row of probabilities, as clients who send files get it."""
-    if not isinstance(answer, ClassifiedWithProbabilities):
-        return answer
-    return Classified(**{name: getattr(answer, name) for name in NAMES})
+    return answer if isinstance(answer, Fault) else replace(answer, probabilities=None)

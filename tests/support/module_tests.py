@@ -22,7 +22,6 @@ ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/u
     "app/deployments/versions.py": ("http/test_traffic.py",),
     "app/functions/signatures.py": ("functions/test_trial.py",),
     "app/graph/ensemble.py": ("graph",),
-    "app/graph/probabilities.py": ("http/test_open_inference.py",),
     "app/graph/served_models.py": ("http/test_open_inference.py",),
     "app/graph/stages.py": ("graph/test_cascade.py",),
     "app/grpc/infer_messages.py": ("grpc/test_open_inference.py",),

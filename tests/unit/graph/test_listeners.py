@@ -20,11 +20,13 @@ class Listener:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, list[bytes], list[str]]] = []
+        self.probabilities: list[np.ndarray | None] = []
 
     def note(
         self, request_id: str, files: Sequence[bytes], answers: Sequence[Classified | Fault]
     ) -> None:
         kinds = [type(answer).__name__ for answer in answers]
+        self.probabilities = [getattr(answer, "probabilities", None) for answer in answers]
         self.heard.append((request_id, list(files), kinds))
 
 
@@ -43,12 +45,14 @@ async def test_every_file_of_a_request(service: EnsembleService) -> None:
     service.listeners.append(listener := Listener())
     await service.classify(request(b"good", b"bad"))
     assert listener.heard == [("id", [b"good", b"bad"], ["Classified", "Fault"])]
+    assert listener.probabilities == [None, None]
 
 
 async def test_files_by_the_open_inference_protocol(service: EnsembleService) -> None:
     service.listeners.append(listener := Listener())
     await service.classify(request(b"good", tensors=TensorRequest()))
-    assert [heard[1:] for heard in listener.heard] == [([b"good"], ["ClassifiedWithProbabilities"])]
+    assert [heard[1:] for heard in listener.heard] == [([b"good"], ["Classified"])]
+    assert listener.probabilities[0].shape == (3,)
 
 
 @pytest.mark.parametrize(

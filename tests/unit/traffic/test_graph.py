@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 
 from app.errors import BadTensorError, DeadlineError, OverloadedError, UnhealthyError
 from app.graph.observer import RequestObserver
-from app.graph.probabilities import ClassifiedWithProbabilities, with_row
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
 from app.graph.rolling_update import run_in_time
 from app.messages import Fault
@@ -60,7 +60,7 @@ class Version:
             request_id=request.request_id,
             timings_ms=Timings(9.0, stages),
         )
-        return answer if request.tensors is None else with_row(answer, self.row)
+        return answer if request.tensors is None else replace(answer, probabilities=self.row)
 
 
 def asked(data: bytes = b"photo", *more: bytes, **changes: Any) -> ClassifyRequest:
@@ -150,7 +150,7 @@ async def test_the_shadow_sees_a_copy_in_the_lowest_lane_and_the_answer_is_the_m
     main, shadow = Version(A), Version(C, SURE[::-1])
     graph = graph_of(Split({A: 100.0}, C), main, shadow)
     answers = await graph.run(asked())
-    assert type(answers[0]) is Classified  # as plain as without a shadow
+    assert answers[0].probabilities is None  # as plain as without a shadow
     assert answers[0].model_version == A[-12:]
     await settle(graph)
     (copy,) = shadow.requests
@@ -191,7 +191,7 @@ async def test_labels_over_the_sets_own_threshold_are_compared_whatever_a_client
 async def test_tensors_keep_their_rows() -> None:
     graph = graph_of(Split({A: 100.0}, C), Version(A), Version(C))
     (answer,) = await graph.run(asked(tensors=TensorRequest()))
-    assert isinstance(answer, ClassifiedWithProbabilities)
+    assert answer.probabilities.tolist() == SURE.tolist()
 
 
 async def test_a_bad_file_is_not_copied() -> None:
