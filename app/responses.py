@@ -5,8 +5,7 @@ here. FastAPI reads their fields for the schema as it would read a pydantic mode
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
@@ -141,9 +140,11 @@ class Ready:
 def as_json(answer: Classified | Results | ErrorAnswer) -> bytes:
     """Return an answer as UTF-8 JSON; fields of an image's answer that are None are left out."""
     if isinstance(answer, Classified):
-        return orjson.dumps(_values_of(answer))
+        return orjson.dumps(answer_values(answer))
     if isinstance(answer, Results):
-        rows = [_values_of(row) if isinstance(row, Classified) else row for row in answer.results]
+        rows = [
+            answer_values(row) if isinstance(row, Classified) else row for row in answer.results
+        ]
         return orjson.dumps({"results": rows, "request_id": answer.request_id})
     return orjson.dumps(answer)
 
@@ -154,11 +155,12 @@ def as_values(answer: Classified) -> dict[str, Any]:
     return values
 
 
-def _values_of(answer: Classified) -> dict[str, Any]:
-    """Return the fields that are not None; orjson renders the dataclasses within."""
-    values = _fields(answer)
+def answer_values(answer: Classified) -> dict[str, Any]:
+    """Return the rendered fields that are not None; orjson renders the dataclasses within."""
+    values = _values(answer)
+    values.pop("probabilities", None)
     if answer.threshold is not None:  # a member may list no label
-        values["members"] = {name: _fields(member) for name, member in answer.members.items()}
+        values["members"] = {name: _values(member) for name, member in answer.members.items()}
     values["timings_ms"] = {
         "total": answer.timings_ms.total,
         "stages": list(map(_stage_values, answer.timings_ms.stages)),
@@ -167,7 +169,7 @@ def _values_of(answer: Classified) -> dict[str, Any]:
 
 
 def _stage_values(stage: StageTiming) -> dict[str, Any]:
-    """Return what :func:`_fields` would, sooner: an image has seven of them."""
+    """Return what :func:`_values` would, sooner: an image has seven of them."""
     values: dict[str, Any] = {
         "stage": stage.stage,
         "start_ms": stage.start_ms,
@@ -180,10 +182,9 @@ def _stage_values(stage: StageTiming) -> dict[str, Any]:
     return values
 
 
-def _fields(part: Classified | StageTiming | MemberOpinion) -> dict[str, Any]:
-    names, values_of = _FIELDS[type(part)]
-    values = zip(names, values_of(part), strict=True)
-    return {name: value for name, value in values if value is not None}
+def _values(part: Classified | MemberOpinion) -> dict[str, Any]:
+    names = part.__slots__
+    return {name: value for name in names if (value := getattr(part, name)) is not None}
 
 
 def error_answer(fault: Fault, request_id: str) -> ErrorAnswer:
@@ -231,12 +232,3 @@ def _opinion(predictions: list[Prediction]) -> MemberOpinion:
         return MemberOpinion(predictions=predictions)
     first = predictions[0]
     return MemberOpinion(label=first.label, probability=first.probability, predictions=predictions)
-
-
-_FIELDS = {
-    model: (
-        names := tuple(field.name for field in fields(model) if field.name != "probabilities"),
-        attrgetter(*names),
-    )
-    for model in (Classified, StageTiming, MemberOpinion)
-}

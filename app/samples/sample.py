@@ -1,19 +1,17 @@
 """A sample: the file of an image as its client sent it, and the answer to it."""
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import orjson
 
-from app.responses import Classified
+from app.responses import Classified, answer_values
 from models.image_formats import name_format
 
 DIGEST_BYTES = 8
 SUFFIXES = {"jpeg": "jpg", "HEIF": "heic", None: "bin"}  # other formats: their name
 DISAGREES = "disagrees"  # the key of another version's answer
-LEFT_OUT = "timings_ms", "probabilities"
-NAMES = tuple(field.name for field in fields(Classified) if field.name not in LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +59,14 @@ def sample_of(
         "file": f"{stem}.{suffix}",
         "time": when.isoformat(timespec="milliseconds"),
         "image": place,
-        **_fields(answer),
+        **_without_timings(answer),
     }
     if other is not None:
-        content[DISAGREES] = _fields(other)
+        content[DISAGREES] = _without_timings(other)
     return Sample(stem, suffix, image, orjson.dumps(content))
 
 
-def _fields(answer: Classified) -> dict[str, object]:
-    values = ((name, getattr(answer, name)) for name in NAMES)
-    return {name: value for name, value in values if value is not None}
+def _without_timings(answer: Classified) -> dict[str, object]:
+    values = answer_values(answer)
+    del values["timings_ms"]
+    return values

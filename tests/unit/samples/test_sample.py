@@ -4,8 +4,10 @@ import dataclasses
 import json
 from datetime import UTC, datetime, timedelta, timezone
 
+import numpy as np
 import pytest
 
+from app.responses import MemberOpinion, as_json
 from app.samples.sample import is_chosen, sample_of
 from tests.support.answers import answer_of
 
@@ -69,6 +71,20 @@ def test_an_answer_is_kept_as_it_was() -> None:
         "sure": True,
         "request_id": "1",
     }
+
+
+def test_a_member_of_a_multi_label_set_that_lists_no_label() -> None:
+    answer = dataclasses.replace(
+        answer_of(), predictions=[], members={"m": MemberOpinion(predictions=[])}, threshold=0.5
+    )
+    row = json.loads(sample_of(b"", answer, 0, WHEN).text)
+    assert row["members"] == {"m": {"predictions": []}}  # as the client got it
+
+
+def test_all_probabilities_are_left_out() -> None:
+    answer = dataclasses.replace(answer_of(), probabilities=np.zeros(3, np.float32))
+    assert sample_of(b"", answer, 0, WHEN).text == sample_of(b"", answer_of(), 0, WHEN).text
+    assert as_json(answer) == as_json(answer_of())
 
 
 def test_names_are_in_the_order_of_arrival_wherever_the_clock_is() -> None:
