@@ -4,43 +4,28 @@ It is off unless ``cascade_margin`` is set. ``tandem evaluate`` measures each ma
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from app.calls.attempts import CALL_ERRORS, as_tandem
 from app.errors import MORE_TIME, DeadlineError, OtherSetError
-from app.graph.members import NOT_ASKED, MemberResults, Members, needed_of
+from app.graph.members import NOT_ASKED, MemberResults, Members
 from app.graph.request import ClassifyRequest
-from app.graph.stages import MemberStage
 from app.queueing.priority import SHADOW
-from app.settings import AnswerPolicy, Settings
 from models.ensemble import is_sure
 from models.errors import TandemError
-from models.image_inputs import ImageInputs
 from models.runtime import Pixels
 
 
 class Cascade:
-    """Asks the manifest's first member, then the others about the images that need them."""
+    """Asks the first of the members, then the others about the images that need them."""
 
-    def __init__(
-        self,
-        members: Mapping[str, MemberStage],
-        inputs: ImageInputs,
-        margin: float,
-        fingerprint: str,
-        policy: AnswerPolicy = "all",
-        patience_s: float = 1.0,
-    ) -> None:
-        self.margin = margin
-        (self._name, first), *others = members.items()
-        self._patience_s = patience_s
-        self._first = Members({self._name: first}, inputs, fingerprint, "all", patience_s)
-        self._breaker = self._first.breakers[self._name]
-        self._others = Members(dict(others), inputs, fingerprint, policy, patience_s)
-        self._needed = needed_of(policy, len(members))
-        self._skipped = tuple(name for name, _ in others)
+    def __init__(self, members: Members, margin: float) -> None:
+        self.margin, self._members = margin, members
+        self._first, *others = members.names
+        self._others = tuple(others)
+        self._breaker = members.breakers[self._first]
 
     async def ask(self, images: Pixels, request: ClassifyRequest) -> list[MemberResults]:
         """Return the results of images that the first member is sure of, and of the other images.
@@ -57,14 +42,14 @@ class Cascade:
             if not self._can_do_without(request):
                 raise
             return await self._ask_the_others(images, request, as_tandem(error).code)
-        sure = is_sure(first.answers[self._name].probabilities, self.margin)  # (K,) bool
+        sure = is_sure(first.answers[self._first].probabilities, self.margin)  # (K,) bool
         results = []
         if sure.any():
-            results.append(self._of(first, np.flatnonzero(sure).tolist(), self._skipped))
+            results.append(self._of(first, np.flatnonzero(sure).tolist(), self._others))
         if not sure.all():
             unsure = np.flatnonzero(~sure).tolist()
             left = images if len(unsure) == len(images) else images[unsure]
-            (rest,) = await self._others.ask(left, request, self._needed - 1)
+            (rest,) = await self._members.ask(left, request, self._others, self._members.needed - 1)
             own = self._of(first, unsure)
             answers, call_times = own.answers | rest.answers, own.call_times | rest.call_times
             results.append(MemberResults(own.images, answers, call_times, missing=rest.missing))
@@ -72,7 +57,7 @@ class Cascade:
 
     def _can_do_without(self, request: ClassifyRequest) -> bool:
         """Whether the answer policy admits an answer without the first member; no copy does."""
-        return self._needed <= len(self._skipped) and request.lane != SHADOW
+        return self._members.needed <= len(self._others) and request.lane != SHADOW
 
     async def _ask_the_first(self, images: Pixels, request: ClassifyRequest) -> MemberResults:
         """Ask the first member; it has half of the time if the others could answer without it.
@@ -82,38 +67,24 @@ class Cascade:
         left_s = request.left_s / 2 if self._can_do_without(request) else None
         try:
             async with asyncio.timeout(left_s):
-                (results,) = await self._first.ask(images, request)
+                (results,) = await self._members.ask(images, request, (self._first,), 1)
         except TimeoutError as error:
-            if left_s is not None and left_s >= self._patience_s:
+            if left_s is not None and left_s >= self._members.patience_s:
                 self._breaker.failed()
-            raise DeadlineError(f"{self._name} did not answer in time; {MORE_TIME}") from error
+            raise DeadlineError(f"{self._first} did not answer in time; {MORE_TIME}") from error
         return results
 
     async def _ask_the_others(
         self, images: Pixels, request: ClassifyRequest, why: str
     ) -> list[MemberResults]:
         """Ask the others about every image, since the first member did not answer."""
-        (rest,) = await self._others.ask(images, request, self._needed)
-        rest.missing[self._name] = why
+        (rest,) = await self._members.ask(images, request, self._others, self._members.needed)
+        rest.missing[self._first] = why
         return [rest]
 
     def _of(
         self, results: MemberResults, positions: Sequence[int], skipped: tuple[str, ...] = ()
     ) -> MemberResults:
         """Return the first member's results for some of the images."""
-        part = results.answers[self._name].rows(positions)
-        return MemberResults(tuple(positions), {self._name: part}, results.call_times, skipped)
-
-
-def cascade_of(
-    members: Mapping[str, MemberStage],
-    inputs: ImageInputs,
-    settings: Settings,
-    fingerprint: str,
-) -> Cascade | None:
-    """Return the cascade that the settings ask for; None without one, or with a single member."""
-    margin = settings.cascade_margin
-    if margin is None or len(members) < 2:
-        return None
-    policy, patience_s = settings.answer_policy, settings.member_patience_s
-    return Cascade(members, inputs, margin, fingerprint, policy, patience_s)
+        part = results.answers[self._first].rows(positions)
+        return MemberResults(tuple(positions), {self._first: part}, results.call_times, skipped)

@@ -13,7 +13,7 @@ from app.caching.values import Outcome
 from app.errors import UPDATING, OtherSetError
 from app.functions.loading import fingerprint_with, load_function
 from app.functions.stages import OwnPreprocess
-from app.graph.cascade import Cascade, cascade_of
+from app.graph.cascade import Cascade
 from app.graph.members import MemberResults, Members, says_nothing_of_others
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import check_same_model_set
@@ -62,11 +62,10 @@ class Ensemble:
         self.members = Members(
             members, inputs, self._fingerprint, settings.answer_policy, settings.member_patience_s
         )
-        self.cascade: Cascade | None = cascade_of(members, inputs, settings, self._fingerprint)
-        self._alone = {
-            name: Members({name: member}, inputs, self._fingerprint)
-            for name, member in members.items()
-        }
+        margin = settings.cascade_margin
+        self.cascade: Cascade | None = None
+        if margin is not None and len(members) > 1:
+            self.cascade = Cascade(self.members, margin)
         self._weights = {member.name: member.weight for member in model_set.manifest.members}
         self._temperature = model_set.manifest.temperature
 
@@ -134,11 +133,11 @@ class Ensemble:
     async def _ask_members(self, images: Pixels, request: ClassifyRequest) -> list[MemberResults]:
         if not len(images):
             return []
-        if request.tensors is not None and request.tensors.member is not None:
-            if (alone := self._alone.get(request.tensors.member)) is None:
+        if request.tensors is not None and (name := request.tensors.member) is not None:
+            if name not in self.member_names:
                 # The request came from an older Gateway, with another set's members.
-                raise OtherSetError(f"no member {request.tensors.member!r} here; {UPDATING}")
-            return await alone.ask(images, request)
+                raise OtherSetError(f"no member {name!r} here; {UPDATING}")
+            return await self.members.ask(images, request, (name,), 1)
         members = self.cascade if self.cascade and request.may_skip else self.members
         return await members.ask(images, request)
 

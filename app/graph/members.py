@@ -6,7 +6,7 @@ The answer policy says how many must answer: every member (``all``), more than h
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,26 +107,32 @@ class Members:
     ) -> None:
         self._members, self._inputs, self._fingerprint = members, inputs, fingerprint
         self._local = {n: m for n, m in members.items() if isinstance(m, LocalMemberStage)}
+        self.names = tuple(members)
         self.needed = needed_of(policy, len(members))
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self.breakers = {
             name: CircuitBreaker(MEMBER_TRIAL_EVERY_S, MEMBER_TRIAL_EVERY_S) for name in members
         }
 
     async def ask(
-        self, images: Pixels, request: ClassifyRequest, needed: int | None = None
+        self,
+        images: Pixels,
+        request: ClassifyRequest,
+        names: Sequence[str] | None = None,
+        needed: int | None = None,
     ) -> list[MemberResults]:
-        """Send the images to all members at once, and return their results.
+        """Send the images to all members at once, or to those in ``names``; return their results.
 
         ``needed`` of them must answer, by default as many as the policy says. A copy in the shadow
-        lane needs all members, since whole answers are compared.
+        lane needs all of them, since whole answers are compared.
         """
+        names = self.names if names is None else names
         is_copy = request.lane == SHADOW
         if is_copy:
-            needed = len(self._members)
+            needed = len(names)
         elif needed is None:
             needed = self.needed
-        chosen = self._chosen(needed)
+        chosen = self._chosen(names, needed)
         times: dict[str, Interval] = {}
         asked = {name: self._ask(name, images, request, times) for name in chosen}
         were_waited_for = False
@@ -134,7 +140,7 @@ class Members:
             if asked and needed >= len(asked):  # the first failure or the deadline ends the wait
                 await asyncio.wait(asked.values(), return_when=asyncio.FIRST_EXCEPTION)
             else:
-                were_waited_for = await enough_of(asked, needed, self._patience_s, request.left_s)
+                were_waited_for = await enough_of(asked, needed, self.patience_s, request.left_s)
         finally:  # the remaining calls are not needed any more
             for call in asked.values():
                 if not call.done():
@@ -145,7 +151,7 @@ class Members:
         if len(asked) - len(missing) < needed:
             late = DeadlineError(f"too few members answered in time; {MORE_TIME}")
             raise next(filter(None, map(_error_of, asked.values())), late)
-        missing |= dict.fromkeys((name for name in self._members if name not in asked), NOT_ASKED)
+        missing |= dict.fromkeys((name for name in names if name not in asked), NOT_ASKED)
         answers = {name: call.result() for name, call in asked.items() if name not in missing}
         return [MemberResults(tuple(range(len(images))), answers, times, missing=missing)]
 
@@ -174,12 +180,12 @@ class Members:
         call.add_done_callback(ended)
         return call
 
-    def _chosen(self, needed: int) -> list[str]:
+    def _chosen(self, names: Sequence[str], needed: int) -> Sequence[str]:
         """Return the members to ask: all, or without those that failed lately if others suffice."""
-        if needed == len(self._members):
-            return list(self._members)
-        chosen = [name for name in self._members if self.breakers[name].allows()]
-        return chosen if len(chosen) >= needed else list(self._members)
+        if needed == len(names):
+            return names
+        chosen = [name for name in names if self.breakers[name].allows()]
+        return chosen if len(chosen) >= needed else names
 
     def _judge(
         self, tasks: Mapping[str, Answering], were_waited_for: bool, *, is_copy: bool

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from typing import Any
 
 import cv2
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from app.deployments.assembly import assemble
 from app.errors import DeadlineError, NotReadyError, OverloadedError
-from app.graph.cascade import Cascade, cascade_of
+from app.graph.cascade import Cascade
+from app.graph.members import Members
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.responses import Classified
@@ -113,7 +115,7 @@ def test_every_image_gets_its_own_answer_in_order(lengths):
     members = {name: FakeMember((0.0, 0.0, 1.0)) for name in ("first", "second")}
     members["first"].rows = {n: (n / 100, 1.0 if n % 2 == 0 else 0.5, 0.0) for n in range(41)}
     images = np.array([np.full((2, 2, 3), n) for n in lengths], np.uint8)
-    cascade = Cascade(members, INPUTS, 0.55, "")
+    cascade = Cascade(Members(members, INPUTS, ""), 0.55)
     request = ClassifyRequest([], 1, 10.0, "id", RequestObserver())
     groups = asyncio.run(cascade.ask(images, request))
     found = {}
@@ -233,10 +235,10 @@ async def test_a_single_member_has_nobody_to_skip(tiny_set):
     assert service.served_models().cascade_margin is None
 
 
-def test_without_a_margin_there_is_no_cascade():
-    members = {"first": FakeMember(), "second": FakeMember()}
-    assert cascade_of(members, INPUTS, Settings(), "") is None
-    assert isinstance(cascade_of(members, INPUTS, Settings(cascade_margin=0.5), ""), Cascade)
+@pytest.mark.parametrize("margin", [None, 0.5])
+def test_without_a_margin_there_is_no_cascade(tiny_set, margin):
+    graph: Any = Graph(tiny_set, margin).service._graph
+    assert (graph.cascade is None) == (margin is None)
 
 
 async def test_real_networks_and_a_picture_that_they_cannot_tell(tiny_set):

@@ -8,7 +8,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from app.errors import DeadlineError, NotReadyError, OverloadedError, UnhealthyError
-from app.graph.members import MEMBER_TRIAL_EVERY_S, Members, enough_of, needed_of
+from app.graph.members import MEMBER_TRIAL_EVERY_S, enough_of, needed_of
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.queueing.priority import SHADOW, Lane
@@ -32,11 +32,8 @@ class Graph:
         )
         self.clock = [0.0]
         self.ensemble: Any = self.service._graph
-        asked = vars(self.ensemble)["members"]
-        groups = [asked] if isinstance(asked, Members) else [asked._first, asked._others]
-        for group in groups:
-            for breaker in group.breakers.values():
-                breaker._clock = lambda: self.clock[0]
+        for breaker in self.ensemble.members.breakers.values():
+            breaker._clock = lambda: self.clock[0]
 
     async def classify(self, timeout_s: float = 10.0, lane: Lane = "interactive") -> Classified:
         timeline = RequestObserver(asyncio.get_running_loop().time)  # which may be virtual

@@ -92,12 +92,9 @@ class Play:
         clock = asyncio.get_running_loop().time
         service = service_of(self.settings, FakeDecoder(), self.members, FakeCombiner())
         ensemble: Any = service._graph
-        cascade = ensemble.cascade
-        groups = [cascade._first, cascade._others] if cascade else [ensemble.members]
-        for group in groups:
-            assert isinstance(group, Members)
-            for name, breaker in group.breakers.items():
-                trip(breaker, self.members[name].plan.circuit)
+        assert isinstance(ensemble.members, Members)
+        for name, breaker in ensemble.members.breakers.items():
+            trip(breaker, self.members[name].plan.circuit)
         request = ClassifyRequest(self.files, 3, TIMEOUT_S, "id", RequestObserver(clock))
         try:
             self.answers = await service.classify(request)
