@@ -11,18 +11,19 @@ from typing import Any
 from app.compute.group_limits import free_memory
 from app.compute.health import Health
 from app.compute.inference_threads import InferenceThreads, replica_inference_threads
-from app.deployments.member_call import MemberCall, MemberObserver
+from app.deployments.member_call import MemberCall
 from app.errors import UPDATING, OtherSetError
 from app.messages import MemberAnswer
-from app.metrics.member import Reports, recorded_golden_ms
+from app.metrics.member import MemberMetrics, Reports, recorded_golden_ms
 from app.queueing.backlog_size import BacklogSize
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.batch_records import QueueReport, TimedRows
+from app.queueing.batch_records import ExecutedBatch, QueueReport, TimedRows
 from app.queueing.priority import Lane
 from app.queueing.scheduler import CoreShare
 from app.scaling.usage import Usage
 from app.setting_values import QueueConfig
 from app.settings import Settings
+from app.tracing.stages import MemberSpans
 from models import golden
 from models.ensemble import tempered
 from models.errors import TandemError
@@ -86,7 +87,8 @@ class Classifier:
         self._check_golden(model_set, settings.served_precision)
         self._health = Health(f"batch of {member}")
         self._image_s = 0.0  # a thread's mean time for an image, in the last batches
-        self._observer = MemberObserver(self._label, self.report, reports)
+        self._spans = MemberSpans(self._label)
+        self._metrics = MemberMetrics(self._label, self.report, reports)
         expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.served_precision)[member]
         self.usage = Usage(self._inference_threads.cores, expected_ms)
         backlog = None
@@ -98,7 +100,7 @@ class Classifier:
             self._network.batch_sizes,
             settings.max_queued_images,
             scheduler=self._inference_threads.scheduler,
-            on_batch=self._observer.executed,
+            on_batch=self._executed,
             backlog=backlog,
             share=share,
         )
@@ -150,7 +152,7 @@ class Classifier:
 
     def leave(self) -> list[asyncio.Task[None]]:
         """Leave the scheduler, and return the running batches; no calls may follow."""
-        self._observer.close()
+        self._metrics.close()
         return self._queue.leave()
 
     async def close(self) -> None:
@@ -200,7 +202,7 @@ class Classifier:
 
         Cancelling the future takes the images out of the queue.
         """
-        call = MemberCall(self._observer, self.usage, len(images), self._fingerprint)
+        call = MemberCall(self._spans, self.usage, len(images), self._fingerprint)
         if images.shape[1] != self._input_size:
             message = f"{self._name} is of another model set than the Gateway: {UPDATING}"
             call.fail(OtherSetError(message))
@@ -210,6 +212,10 @@ class Classifier:
         except TandemError as error:
             call.fail(error)
         return call
+
+    def _executed(self, batch: ExecutedBatch) -> None:
+        self._metrics.executed(batch)
+        self._spans.executed(batch)
 
     async def _infer(self, batch: Sequence[Pixels]) -> TimedRows:
         with self._health.run():

@@ -1,75 +1,40 @@
-"""A call of a member in this process, and the observer of a member's calls and batches."""
+"""A call of a member in this process."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from app.messages import MemberAnswer
-from app.metrics.member import MemberMetrics, Reports
-from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueReport, Waiting
+from app.queueing.batch_records import BatchResult, Waiting
 from app.scaling.usage import Usage
 from app.tracing.parents import current_parent
 from app.tracing.stages import MemberSpans
 
 
-class MemberObserver:
-    """Records spans and metrics of a member's batches and calls, on the event loop.
-
-    Args:
-        member: the member's name.
-        report: returns the state of its queue.
-        alike: the last reports of the member's queues in all versions.
-
-    """
-
-    def __init__(
-        self, member: str, report: Callable[[], QueueReport], alike: Reports | None = None
-    ) -> None:
-        self._spans = MemberSpans(member)
-        self._metrics = MemberMetrics(member, report, alike)
-
-    def close(self) -> None:
-        self._metrics.close()
-
-    def executed(self, batch: ExecutedBatch) -> None:
-        self._metrics.executed(batch)
-        self._spans.executed(batch)
-
-    def answered(self, call: "MemberCall", results: Sequence[BatchResult]) -> None:
-        if call.parent is not None:
-            self._spans.answered(call.parent, results)
-
-    def failed(self, call: "MemberCall", error: BaseException) -> None:
-        if call.parent is not None:
-            self._spans.failed(call.parent, call.arrived, error)
-
-
 class MemberCall(asyncio.Future[MemberAnswer]):
     """The future of a member's answer; cheaper than a task or a future for each image.
 
-    Cancelling it takes its images out of the queue: they are dropped at their turn. ``observer``
-    is notified of its end; ``usage`` counts its images while it is under way.
+    Cancelling it takes its images out of the queue: they are dropped at their turn. ``spans``
+    records its end if it is traced; ``usage`` counts its images while it is under way.
     """
 
     __slots__ = (
         "_fingerprint",
         "_num_images",
         "_num_left",
-        "_observer",
+        "_spans",
         "_usage",
         "arrived",
         "entries",
         "parent",
     )
 
-    def __init__(
-        self, observer: MemberObserver, usage: Usage, num_images: int, fingerprint: str
-    ) -> None:
+    def __init__(self, spans: MemberSpans, usage: Usage, num_images: int, fingerprint: str) -> None:
         super().__init__(loop=asyncio.get_running_loop())
-        self._observer, self._usage, self._fingerprint = observer, usage, fingerprint
+        self._spans, self._usage, self._fingerprint = spans, usage, fingerprint
         self._num_images = self._num_left = num_images
         self.entries: list[Waiting] = []  # its images in the queue
         self.parent = current_parent()  # the parent of its spans; None if it is not traced
@@ -88,7 +53,8 @@ class MemberCall(asyncio.Future[MemberAnswer]):
             results = [entry.result for entry in self.entries if entry.result is not None]
             self.entries = []  # they refer to this call: breaks the cycle
             self._usage.ended(self._num_images, done=True)
-            self._observer.answered(self, results)
+            if self.parent is not None:
+                self._spans.answered(self.parent, results)
             self.set_result(self._answer_of(results))
 
     def fail(self, error: BaseException) -> None:
@@ -107,7 +73,8 @@ class MemberCall(asyncio.Future[MemberAnswer]):
         for entry in entries:
             entry.leave()
         self._usage.ended(self._num_images, done=False)
-        self._observer.failed(self, error)
+        if self.parent is not None:
+            self._spans.failed(self.parent, self.arrived, error)
 
     def _answer_of(self, results: Sequence[BatchResult]) -> MemberAnswer:
         rows = [result.probabilities for result in results]

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.trace import INVALID_SPAN_CONTEXT
 
 from app.deployments.member_call import MemberCall
 from app.messages import MemberAnswer
 from app.queueing.batch_records import BatchResult, ExecutedBatch, Waiting
 from app.scaling.usage import Usage
+from app.tracing.parents import Parent
 
 BATCH = ExecutedBatch(0.0, 1.0, ())
 IMAGE = np.zeros((1, 1, 3), np.uint8)
@@ -20,12 +23,13 @@ def result(value: float) -> BatchResult:
 
 
 class Heard:
-    """A call of so many images, and what its observer hears when it is over."""
+    """A traced call of so many images, and what its spans record when it is over."""
 
     def __init__(self, num_images: int) -> None:
         self.ends: list = []
         self.usage = Usage(1, 1.0)
         self.call = MemberCall(self, self.usage, num_images, "of this set")  # type: ignore[arg-type]
+        self.call.parent = Parent(INVALID_SPAN_CONTEXT, Resource.get_empty())
         self.entries = [Waiting(IMAGE, self.call, 0.0, 1.0) for _ in range(num_images)]
         self.call.entries = list(self.entries)
 
@@ -34,10 +38,10 @@ class Heard:
         """Those without an outcome that are dropped in their turn."""
         return [e for e in self.entries if e.is_over and e.result is None and e.error is None]
 
-    def answered(self, call: MemberCall, results: Sequence[BatchResult]) -> None:
+    def answered(self, parent: Parent, results: Sequence[BatchResult]) -> None:
         self.ends.append((results, None))
 
-    def failed(self, call: MemberCall, error: BaseException) -> None:
+    def failed(self, parent: Parent, arrived: float, error: BaseException) -> None:
         self.ends.append((None, error))
 
 

@@ -84,7 +84,7 @@ async def test_two_versions_of_a_set_have_one_queue_length_for_each_member(graph
     (first,) = graph.stages.joined
     second = built(graph, folders[0])
     graph.stages.join(second)
-    first.members[0]._observer._metrics._report = lambda: QueueReport(5, 1.5)
+    first.members[0]._metrics._report = lambda: QueueReport(5, 1.5)
     for stages in (first, second):
         await label_of(stages, "red")
     name = first.members[0]._label
