@@ -115,15 +115,13 @@ class ServedSets:
                 "this service serves versions of one set: change its traffic with PUT /v1/traffic, "
                 "or serve several sets (model_sets) without traffic and shadow"
             )
-        apart = [s for s in ("decoder", "members", "combiner") if self._is_apart(s)]
+        stages = ("decoder", "members", "combiner")
+        apart = [s for s in stages if getattr(self._settings, s) == "deployment"]
         if apart:
             raise SetStateError(
                 f"{apart[0]} is a deployment of its own, which serves one set: sets can be loaded "
                 "and unloaded only if all stages are in the Gateway's process"
             )
-
-    def _is_apart(self, stage: str) -> bool:
-        return bool(getattr(self._settings, stage) == "deployment")
 
     async def _load(self, name: str) -> None:
         own = self._own.get(name) or self._settings_of(name)

@@ -18,7 +18,7 @@ from app.graph.members import MemberResults, Members, says_nothing_of_others
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import check_same_model_set
 from app.graph.set_checks import check_task
-from app.graph.stages import CombinerStage, DecoderStage, MemberStage, viewed
+from app.graph.stages import CombinerStage, DecoderStage, MemberStage, ViewedMember
 from app.messages import Combined, Decoded, Fault
 from app.responses import Classified, classified
 from app.settings import Settings
@@ -57,8 +57,8 @@ class Ensemble:
         self.averages = own_combine is None
         self._combined_fingerprint = fingerprint_with(self._fingerprint, own_combine)
         self._preprocess = OwnPreprocess.of(settings, model_set.manifest)
-        if self._preprocess is not None:
-            members = viewed(members, self._preprocess.num_views)
+        if self._preprocess is not None and self._preprocess.num_views > 1:
+            members = {name: ViewedMember(member) for name, member in members.items()}
         self.members = Members(
             members, inputs, self._fingerprint, settings.answer_policy, settings.member_patience_s
         )
@@ -82,7 +82,7 @@ class Ensemble:
     async def compute(self, request: ClassifyRequest) -> Computed:
         """Send a request through Decoder, members and Combiner; raises as :meth:`run` does."""
         observer = request.observer
-        with observer.decoding():
+        with observer.stage("decode", is_recorded=False):  # the Decoder records each file
             decoded = await self._decode(request)
         check_same_model_set(decoded.model_set_fingerprint, self._fingerprint)
         images = decoded.images

@@ -55,14 +55,17 @@ class RequestObserver:
         return self.elapsed_s() * 1e3
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Interval]:
-        """Time a block, and record it as a span if the request is traced."""
+    def stage(self, name: str, *, is_recorded: bool = True) -> Iterator[Interval]:
+        """Time a block; record its metric, and its span if the request is traced."""
         interval = Interval(self.elapsed_ms())
         try:
             yield interval
         finally:
             interval.end_ms = self.elapsed_ms()
-            self.stage_ended(name, interval)
+            if is_recorded:
+                self.stage_ended(name, interval)
+            else:
+                self._stages[name] = interval
 
     def stage_ended(
         self, name: str, interval: Interval, attributes: Mapping[str, Value] | None = None
@@ -74,15 +77,6 @@ class RequestObserver:
             start = self._arrived
             started, ended = start + interval.start_ms / 1e3, start + interval.end_ms / 1e3
             record(name, self._parent, started, ended, attributes)
-
-    @contextmanager
-    def decoding(self) -> Iterator[Interval]:
-        """Time the Decoder's block, without a span: the Decoder records one for every file."""
-        self._stages["decode"] = interval = Interval(self.elapsed_ms())
-        try:
-            yield interval
-        finally:
-            interval.end_ms = self.elapsed_ms()
 
     def timings_of_image(
         self,

@@ -72,13 +72,6 @@ class ViewedMember:
         return folded(await self._member.classify(flat, left_s, lane), num_views)
 
 
-def viewed(members: Mapping[str, MemberStage], num_views: int) -> Mapping[str, MemberStage]:
-    """Return the members wrapped for ``num_views`` views; unchanged for one view."""
-    if num_views == 1:
-        return members
-    return {name: ViewedMember(member) for name, member in members.items()}
-
-
 def folded(answer: MemberAnswer, num_views: int) -> MemberAnswer:
     """Return the answer for K images from that for their K * V views, grouped by image.
 
@@ -89,10 +82,4 @@ def folded(answer: MemberAnswer, num_views: int) -> MemberAnswer:
     done_ms = np.add(answer.queue_ms, answer.infer_ms).reshape(-1, num_views)
     firsts = np.arange(len(done_ms)) * num_views
     last = (firsts + done_ms.argmax(axis=1)).tolist()
-    return MemberAnswer(
-        mean,
-        tuple(answer.queue_ms[i] for i in last),
-        tuple(answer.infer_ms[i] for i in last),
-        tuple(answer.batch_size[i] for i in last),
-        answer.model_set_fingerprint,
-    )
+    return answer.rows(last)._replace(probabilities=mean)

@@ -177,7 +177,7 @@ class BatchQueue:
 
         With a backlog size, waiting helps if they fill even twice that: a larger batch is near.
         """
-        num = self._waiting.num_ahead("interactive")
+        num = self._waiting.num_interactive
         is_one = num >= self.max_batch_size
         return is_one and (self._backlog is None or num < 2 * self.max_batch_size)
 
@@ -226,7 +226,7 @@ class BatchQueue:
         """Return how many bulk images wait; 0 if no interactive image arrived for a while."""
         if self._clock() - self._interactive_at >= ALONE_S:
             return 0
-        return len(self._waiting) - self._waiting.num_ahead("interactive")
+        return len(self._waiting) - self._waiting.num_interactive
 
     async def _answer(self, batch: list[Waiting], *, is_again: bool = False) -> None:
         started = self._clock()

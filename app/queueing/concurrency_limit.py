@@ -11,7 +11,6 @@ none was refused for a while. All times are passed in.
 
 import math
 from collections import deque
-from dataclasses import dataclass
 
 from app.settings import Settings
 
@@ -32,20 +31,18 @@ USED_SHARE, MAX_BACKLOG_S = 0.9, 1.0
 WINDOW_S, WINDOW_ANSWERED, NUM_WINDOWS = 0.5, 32, 8
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """How much a service computes at a time, and how long further requests may wait for it."""
-
-    num_cores: int
-    max_batch_size: int
-    target_wait_s: float
-
-
 class ConcurrencyLimit:
-    """Computes how many requests may be under way: ``max_requests``, and fewer under overload."""
+    """Computes how many requests may be under way: ``max_requests``, and fewer under overload.
 
-    def __init__(self, max_requests: int, room: Room) -> None:
-        self._max_requests, self._room = max_requests, room
+    ``num_cores`` compute at a time, each a batch of up to ``max_batch_size``. Under overload,
+    further requests may wait for ``target_wait_s``.
+    """
+
+    def __init__(
+        self, max_requests: int, num_cores: int, max_batch_size: int, target_wait_s: float
+    ) -> None:
+        self._max_requests, self._num_cores = max_requests, num_cores
+        self._max_batch_size, self._target_wait_s = max_batch_size, target_wait_s
         self.images_per_request = 1.0  # a recent mean, which the admission sets
         self.is_on = False
         self.crowd = 0  # requests under way at the first refusal; 0 if none was refused lately
@@ -59,11 +56,10 @@ class ConcurrencyLimit:
     @property
     def value(self) -> int:
         """How many requests may be under way while :attr:`is_on`."""
-        room, per_request = self._room, self.images_per_request
-        in_batches = room.num_cores * room.max_batch_size / per_request
+        in_batches = self._num_cores * self._max_batch_size / self.images_per_request
         # At least one request on each core, and one that is being read or decoded.
-        floor = max(room.num_cores + 1.0, in_batches)
-        waiting = self._rate * room.target_wait_s
+        floor = max(self._num_cores + 1.0, in_batches)
+        waiting = self._rate * self._target_wait_s
         return min(self._max_requests, math.ceil(floor + waiting - 1e-9))
 
     @property
@@ -136,5 +132,5 @@ def limit_of(settings: Settings, num_cores: int) -> ConcurrencyLimit | None:
     """
     if settings.target_wait_ms is None or settings.members != "gateway":
         return None
-    room = Room(num_cores, max(settings.batch_sizes), settings.target_wait_ms / 1e3)
-    return ConcurrencyLimit(settings.max_concurrent_requests, room)
+    size, target_wait_s = max(settings.batch_sizes), settings.target_wait_ms / 1e3
+    return ConcurrencyLimit(settings.max_concurrent_requests, num_cores, size, target_wait_s)

@@ -80,9 +80,9 @@ class PriorityQueue(Generic[T]):
         """Return the oldest entry of each lane that is not empty."""
         return [entries[0] for entries in self._lanes.values() if entries]
 
-    def num_ahead(self, lane: Lane) -> int:
-        """Return how many waiting entries go before a new one; interactive ones pass bulk ones."""
-        return len(self._lanes["interactive"]) if lane == "interactive" else self.num_answered
+    @property
+    def num_interactive(self) -> int:
+        return len(self._lanes["interactive"])
 
     def extend(self, entries: Iterable[T], lane: Lane) -> None:
         self._lanes[lane].extend(entries)

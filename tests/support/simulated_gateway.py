@@ -16,7 +16,7 @@ from itertools import count
 from app.errors import OverloadedError
 from app.launch.haproxy.refusals import ASK_EVERY_MS, VALID_MS
 from app.queueing.admission import Admission
-from app.queueing.concurrency_limit import ConcurrencyLimit, Room
+from app.queueing.concurrency_limit import ConcurrencyLimit
 from tests.support.hand_clock import HandClock
 
 MAX_REQUESTS = 128
@@ -83,8 +83,9 @@ class SimulatedGateway:
     def __post_init__(self) -> None:
         machine, self.limit = self.machine, None
         if self.target_wait_s is not None:
-            room = Room(machine.num_cores, machine.max_batch_size, self.target_wait_s)
-            self.limit = ConcurrencyLimit(MAX_REQUESTS, room)
+            self.limit = ConcurrencyLimit(
+                MAX_REQUESTS, machine.num_cores, machine.max_batch_size, self.target_wait_s
+            )
         self.num_told = 0.0
         self.admission = Admission(MAX_REQUESTS, self.clock, self._count, self.limit)
         self._proxy = Proxy()

@@ -6,7 +6,7 @@ import pytest
 
 from app.errors import OverloadedError
 from app.queueing.admission import Admission
-from app.queueing.concurrency_limit import ConcurrencyLimit, Room
+from app.queueing.concurrency_limit import ConcurrencyLimit
 from tests.support.hand_clock import HandClock
 
 
@@ -36,7 +36,7 @@ def test_a_refusal_survives_its_way_through_another_process():
 
 def overloaded(clock, *, of_all: bool) -> OverloadedError:
     """Return the refusal of an admission whose limit is on."""
-    limit = ConcurrencyLimit(2, Room(num_cores=1, max_batch_size=1, target_wait_s=0.0))
+    limit = ConcurrencyLimit(2, num_cores=1, max_batch_size=1, target_wait_s=0.0)
     limit.is_on, limit._backlog, limit._counted_at = True, 9.0, clock.now
     limit._rates.append(100.0)
     admission = Admission(2, clock, limit=limit, of_all=of_all)
@@ -53,7 +53,7 @@ def test_a_limit_of_a_part_of_the_requests_is_not_told(clock):
 
 
 def test_under_overload_fewer_are_let_in(clock):
-    limit = ConcurrencyLimit(100, Room(num_cores=2, max_batch_size=8, target_wait_s=0.05))
+    limit = ConcurrencyLimit(100, num_cores=2, max_batch_size=8, target_wait_s=0.05)
     admission = Admission(100, clock, limit=limit)
     with ExitStack() as others, ExitStack() as first:
         for _ in range(30):

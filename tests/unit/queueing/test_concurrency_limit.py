@@ -7,18 +7,17 @@ from app.queueing.concurrency_limit import (
     QUIET_ADMITTED,
     QUIET_S,
     ConcurrencyLimit,
-    Room,
     limit_of,
 )
 from app.settings import Settings
 
-TWO_CORES = Room(num_cores=2, max_batch_size=8, target_wait_s=0.05)
+TWO_CORES = (2, 8, 0.05)  # cores, the largest batch, and the wait, s
 RATE = 100.0
 
 
-def overloaded(room: Room = TWO_CORES, rate: float = RATE, most: int = 128) -> ConcurrencyLimit:
+def overloaded(rate: float = RATE, most: int = 128) -> ConcurrencyLimit:
     """Return one that saw a second of answers between two refusals, all places taken."""
-    limit = ConcurrencyLimit(most, room)
+    limit = ConcurrencyLimit(most, *TWO_CORES)
     limit.refused(0.0, most)
     for number in range(int(rate)):
         limit.answered((number + 1) / rate, most)
@@ -38,14 +37,14 @@ def test_the_number_follows_the_rate_within_its_bounds(rate, expected):
 
 
 def test_one_refusal_is_no_overload():
-    limit = ConcurrencyLimit(128, TWO_CORES)
+    limit = ConcurrencyLimit(128, *TWO_CORES)
     for at in (0.0, 0.01, 0.02):  # a burst: nobody was answered between
         limit.refused(at, 128)
     assert not limit.is_on
 
 
 def test_overload_is_known_when_a_quarter_of_the_crowd_was_answered():
-    limit = ConcurrencyLimit(128, TWO_CORES)
+    limit = ConcurrencyLimit(128, *TWO_CORES)
     limit.refused(0.0, 128)
     for number in range(31):
         limit.answered((number + 1) / RATE, 128)
@@ -58,7 +57,7 @@ def test_overload_is_known_when_a_quarter_of_the_crowd_was_answered():
 
 def test_a_stall_is_no_overload():
     """A crowd that came of one goes when it is over; who is refused later begins anew."""
-    limit = ConcurrencyLimit(128, TWO_CORES)
+    limit = ConcurrencyLimit(128, *TWO_CORES)
     limit.refused(0.0, 128)
     for left in range(127, 60, -1):
         limit.answered(5.0 + (128 - left) / RATE, left)
@@ -69,7 +68,7 @@ def test_a_stall_is_no_overload():
 
 def test_now_and_then_one_refusal_is_no_overload():
     """As many clients as there are places keep them taken; a probe beside them finds none."""
-    limit = ConcurrencyLimit(128, TWO_CORES)
+    limit = ConcurrencyLimit(128, *TWO_CORES)
     for number in range(1000):
         now = number / RATE
         limit.answered(now, 127)
@@ -80,7 +79,7 @@ def test_now_and_then_one_refusal_is_no_overload():
 
 def test_refusals_that_are_told_late_are_none_of_now():
     """HAProxy tells of them with the next request, be it minutes later."""
-    limit = ConcurrencyLimit(128, TWO_CORES)
+    limit = ConcurrencyLimit(128, *TWO_CORES)
     limit.refused(60.0, 0)
     assert not limit.crowd
 

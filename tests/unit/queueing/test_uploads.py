@@ -9,7 +9,7 @@ from app.environment import MIB
 from app.errors import OverloadedError, SlowBodyError
 from app.queueing import uploads as module
 from app.queueing.admission import Admission
-from app.queueing.concurrency_limit import ConcurrencyLimit, Room
+from app.queueing.concurrency_limit import ConcurrencyLimit
 from app.queueing.uploads import Uploads
 from tests.support.hand_clock import HandClock
 from tests.support.virtual_loop import run_virtually
@@ -157,7 +157,7 @@ async def test_slow_uploads_have_half_of_the_places(monkeypatch):
 
 async def test_nobody_is_cut_for_a_request_that_is_refused(monkeypatch):
     monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
-    admission = Admission(100, HandClock(), limit=AtItsLimit(100, Room(2, 8, 0.05)))
+    admission = Admission(100, HandClock(), limit=AtItsLimit(100, 2, 8, 0.05))
     slow = [asyncio.create_task(_admitted(admission)) for _ in range(60)]
     await asyncio.sleep(0)
     with ExitStack() as others:

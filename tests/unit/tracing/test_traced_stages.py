@@ -128,7 +128,7 @@ async def test_without_a_trace_nothing_is_recorded(settings, exported):
 
 def test_the_gateways_observer_records_its_own_stages(exported, request_span):
     observer = RequestObserver()
-    with observer.decoding():
+    with observer.stage("decode", is_recorded=False):
         pass
     with observer.stage("combine") as span:
         pass
