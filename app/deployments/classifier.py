@@ -13,7 +13,6 @@ from app.compute.health import Health
 from app.compute.inference_threads import InferenceThreads, replica_inference_threads
 from app.deployments.member_call import MemberCall
 from app.errors import UPDATING, OtherSetError
-from app.messages import MemberAnswer
 from app.metrics.member import MemberMetrics, Reports, recorded_golden_ms
 from app.queueing.backlog_size import BacklogSize
 from app.queueing.batch_queue import BatchQueue
@@ -182,25 +181,14 @@ class Classifier:
         """Raise :class:`UnhealthyError` if batches fail or hang; Serve then replaces this."""
         self._health.check()
 
-    async def classify(
-        self, images: Pixels, left_s: float, lane: Lane = "interactive"
-    ) -> MemberAnswer:
-        """Return the probabilities of images, uint8 (K, H, W, 3) BGR; each is queued by itself.
+    def classify(self, images: Pixels, left_s: float, lane: Lane = "interactive") -> MemberCall:
+        """Queue images, uint8 (K, H, W, 3) BGR, each by itself; return the future of their answer.
 
-        Raises:
+        Cancelling the future takes the images out of the queue. It raises:
             OverloadedError: the queue is full.
             DeadlineError: ``left_s`` passed before every image had been started.
             OtherSetError: the images have the input size of another model set.
 
-        """
-        return await self.begin(images, left_s, lane)
-
-    def begin(
-        self, images: Pixels, left_s: float, lane: Lane = "interactive"
-    ) -> asyncio.Future[MemberAnswer]:
-        """Queue images and return the future of :meth:`classify`'s answer or error.
-
-        Cancelling the future takes the images out of the queue.
         """
         call = MemberCall(self._spans, self.usage, len(images), self._fingerprint)
         if images.shape[1] != self._input_size:

@@ -15,7 +15,7 @@ from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
 from app.graph.observer import Interval
 from app.graph.request import ClassifyRequest
 from app.graph.rolling_update import check_same_model_set
-from app.graph.stages import LocalMemberStage, MemberStage
+from app.graph.stages import MemberStage
 from app.messages import MemberAnswer
 from app.queueing.circuit_breaker import CircuitBreaker
 from app.queueing.priority import SHADOW
@@ -106,7 +106,6 @@ class Members:
         patience_s: float = 1.0,
     ) -> None:
         self._members, self._inputs, self._fingerprint = members, inputs, fingerprint
-        self._local = {n: m for n, m in members.items() if isinstance(m, LocalMemberStage)}
         self.names = tuple(members)
         self.needed = needed_of(policy, len(members))
         self.patience_s = patience_s
@@ -164,20 +163,20 @@ class Members:
     ) -> Answering:
         """Begin a call and record its interval in ``times``.
 
-        A local call's interval has no end: there is no transport whose time could be subtracted.
+        A call in this process is a future already, and its interval has no end: there is no
+        transport whose time could be subtracted.
         """
         observer = request.observer
         images = self._inputs.of(name, images)
         times[name] = interval = Interval(observer.elapsed_ms())
-        if (local := self._local.get(name)) is not None:
-            return local.begin(images, request.left_s, request.lane)
-        remote = self._members[name].classify(images, request.left_s, request.lane)
-        call = asyncio.ensure_future(remote)
+        asked = self._members[name].classify(images, request.left_s, request.lane)
+        call = asyncio.ensure_future(asked)
 
         def ended(_: Answering) -> None:
             interval.end_ms = observer.elapsed_ms()
 
-        call.add_done_callback(ended)
+        if call is not asked:
+            call.add_done_callback(ended)
         return call
 
     def _chosen(self, names: Sequence[str], needed: int) -> Sequence[str]:

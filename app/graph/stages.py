@@ -5,9 +5,8 @@ Objects in this process (:mod:`app.deployments`) and deployments behind a handle
 left, in seconds; calls that would take longer raise :class:`app.errors.DeadlineError`.
 """
 
-import asyncio
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Awaitable, Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -27,16 +26,11 @@ class DecoderStage(Protocol):
 class MemberStage(Protocol):
     """One network of the ensemble."""
 
-    async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
-        """Return the probabilities of images, uint8 (K, H, W, 3) BGR."""
+    def classify(self, images: Pixels, left_s: float, lane: Lane) -> Awaitable[MemberAnswer]:
+        """Return the probabilities of images, uint8 (K, H, W, 3) BGR.
 
-
-@runtime_checkable
-class LocalMemberStage(MemberStage, Protocol):
-    """A member in this process, whose calls are futures instead of tasks."""
-
-    def begin(self, images: Pixels, left_s: float, lane: Lane) -> asyncio.Future[MemberAnswer]:
-        """Return the future of :meth:`classify`; cancelling it empties its places in the queue."""
+        Of a member in this process it is a future, which is cheaper than a task.
+        """
 
 
 class CombinerStage(Protocol):

@@ -17,6 +17,7 @@ from ray.exceptions import RayTaskError
 
 from app.deployments.classifier import Classifier
 from app.launch.deploy import deploy
+from app.messages import MemberAnswer
 from app.settings import Settings
 from models.runtime import Pixels
 from tests.support.services.deployed import Served, replica_pids
@@ -43,6 +44,9 @@ class Breakable(Classifier):
         with self._health.run():
             return await self._inference_threads.run(self._run, batch)
 
+    async def answer(self, images: Pixels) -> MemberAnswer:
+        return await self.classify(images, 10.0)
+
     async def pid(self) -> int:
         return os.getpid()
 
@@ -62,14 +66,14 @@ def test_a_replica_whose_inference_fails_is_replaced(served: Served, tmp_path: P
         (folder / "broken").touch()
         for _ in range(3):
             with pytest.raises(RayTaskError, match="no memory"):
-                handle.classify.remote(images, 10.0).result()
+                handle.answer.remote(images).result()
         (folder / "broken").unlink()
 
         def is_replaced() -> bool:
             return handle.pid.remote().result() != first
 
         wait_until(is_replaced, EVENTUALLY_S, "a new replica")
-        assert handle.classify.remote(images, 10.0).result().probabilities.shape == (1, 3)
+        assert handle.answer.remote(images).result().probabilities.shape == (1, 3)
     finally:
         serve.delete("breakable")
 

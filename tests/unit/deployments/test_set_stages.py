@@ -111,7 +111,7 @@ async def test_what_waits_for_a_set_that_is_taken_out_fails_at_once(graph, folde
     graph.stages.join(second)
     (member,) = second.members
     images = np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8)
-    call = member.begin(images, 10.0)  # its turn is when the loop turns
+    call = member.classify(images, 10.0)  # its turn is when the loop turns
     await graph.stages.remove(second)
     assert isinstance(call.exception(), NotReadyError)
     assert not member.usage.num_under_way
@@ -130,7 +130,7 @@ async def test_the_last_batch_ends_before_the_network_goes(graph, folders, monke
         return predict(batch)
 
     monkeypatch.setattr(member._network, "predict", slow)
-    call = member.begin(np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8), 10.0)
+    call = member.classify(np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8), 10.0)
     await asyncio.to_thread(begun.wait)
     removing = asyncio.create_task(graph.stages.remove(second))
     await settle()
@@ -156,7 +156,9 @@ async def test_the_loop_decodes_less_while_another_sets_member_is_behind(graph, 
     decoder = graph.others[0]
     assert decoder._loop_has_time()
     (other,) = second.members
-    others = [other.begin(np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8), 10.0) for _ in range(99)]
+    others = [
+        other.classify(np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8), 10.0) for _ in range(99)
+    ]
     assert not decoder._loop_has_time()
     for call in others:
         call.cancel()
