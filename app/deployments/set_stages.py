@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from app.calls.channels.frames import IS_THERE
 from app.calls.channels.pool import ChannelPool
 from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, StageHandle
-from app.compute.inference_threads import InferenceThreads, replica_inference_threads
+from app.compute.inference_threads import replica_inference_threads
 from app.deployments.classifier import Classifier
 from app.deployments.combiner import Combiner
 from app.deployments.decoder import Decoder
@@ -93,36 +94,24 @@ class StageBuilder:
 
         """
         logger.info("serving model set %s, %s", model_set.name, settings.served_precision)
+        threads = self._threads.apart() if self._threads and is_apart else self._threads
         members: dict[str, Classifier] = {}
-        try:
-            threads = self._threads.apart() if self._threads and is_apart else self._threads
-            return self._built(settings, model_set, members, threads)
-        except BaseException:
-            for member in members.values():
-                member.leave()
-            raise
-
-    def _built(
-        self,
-        settings: Settings,
-        model_set: ModelSet,
-        members: dict[str, Classifier],
-        threads: InferenceThreads | None,
-    ) -> SetStages:
-        """Build the stages; ``members`` holds the members built so far if that fails."""
-        if threads is not None:
-            share = self._share_of(model_set.name)
-            for member in model_set.manifest.members:
-                name = member.name
-                reports = self._reports.setdefault((model_set.name, name), {})
-                members[name] = Classifier(settings, name, threads, model_set, share, reports)
-        combining = (
-            RemoteCombiner(self._combiner) if self._combiner else Combiner(settings, model_set)
-        )
-        own_members = tuple(members.values())
-        decoding = self._decoding(settings, model_set, own_members)
-        remote = None if self._members is None else self._remote(self._members)
-        ensemble = Ensemble(settings, model_set, decoding, remote or members, combining)
+        with ExitStack() as on_error:
+            if threads is not None:
+                share = self._share_of(model_set.name)
+                for member in model_set.manifest.members:
+                    name = member.name
+                    reports = self._reports.setdefault((model_set.name, name), {})
+                    members[name] = Classifier(settings, name, threads, model_set, share, reports)
+                    on_error.callback(members[name].leave)
+            combining = (
+                RemoteCombiner(self._combiner) if self._combiner else Combiner(settings, model_set)
+            )
+            own_members = tuple(members.values())
+            decoding = self._decoding(settings, model_set, own_members)
+            remote = None if self._members is None else self._remote(self._members)
+            ensemble = Ensemble(settings, model_set, decoding, remote or members, combining)
+            on_error.pop_all()
         others = [stage for stage in (decoding, combining) if isinstance(stage, Decoder | Combiner)]
         return SetStages(model_set, ensemble, own_members, tuple(others))
 
