@@ -146,7 +146,6 @@ class Members:
                     call.add_done_callback(_error_of)  # retrieved, or asyncio would log it
                     call.cancel()
         missing = self._judge(asked, were_waited_for, is_copy=is_copy)
-        self._check_one_set(asked)
         if len(asked) - len(missing) < needed:
             late = DeadlineError(f"too few members answered in time; {MORE_TIME}")
             raise next(filter(None, map(_error_of, asked.values())), late)
@@ -194,32 +193,29 @@ class Members:
         A full queue or a client's short deadline is not a member's fault. A late answer is, if the
         member had ``patience_s`` after enough others had answered. A copy opens and closes no
         circuit, since it may wait longer than a client would.
+
+        Raises:
+            OtherSetError: a member serves another set, which is not a failure.
+
         """
         missing = {}
         for name, task in tasks.items():
             if has_succeeded(task):
+                check_same_model_set(task.result().model_set_fingerprint, self._fingerprint)
                 if self.breakers[name].is_open and not is_copy:
                     self.breakers[name].succeeded()
                 continue
             error = _error_of(task)
             ours = None if error is None else as_tandem(error)
+            if isinstance(ours, OtherSetError):
+                raise ours
             missing[name] = LATE if ours is None else ours.code
             is_its_fault = were_waited_for
             if ours is not None:
-                is_its_fault = not isinstance(ours, (OverloadedError, DeadlineError, OtherSetError))
+                is_its_fault = not isinstance(ours, (OverloadedError, DeadlineError))
             if is_its_fault and not is_copy:
                 self.breakers[name].failed()
         return missing
-
-    def _check_one_set(self, asked: Mapping[str, Answering]) -> None:
-        """Raise :class:`OtherSetError` if a member serves another set, which is not a failure."""
-        for call in asked.values():
-            if has_succeeded(call):
-                check_same_model_set(call.result().model_set_fingerprint, self._fingerprint)
-                continue
-            error = _error_of(call)
-            if error is not None and isinstance(ours := as_tandem(error), OtherSetError):
-                raise ours
 
 
 def _error_of(task: Answering) -> BaseException | None:
