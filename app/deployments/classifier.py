@@ -4,13 +4,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from app.compute.group_limits import free_memory
 from app.compute.health import Health
 from app.compute.inference_threads import InferenceThreads, replica_inference_threads
+from app.compute.own_thread import on_own_thread
 from app.deployments.member_call import MemberCall
 from app.errors import UPDATING, OtherSetError
 from app.metrics.member import MemberMetrics, Reports, recorded_golden_ms
@@ -247,12 +247,4 @@ def backlog_size(
             network.remove_batch_size(2 * usual)
             raise
 
-    async def prepare() -> None:
-        # On a thread of its own, whose memory is freed when it ends.
-        thread = ThreadPoolExecutor(1, "compile")
-        try:
-            await asyncio.get_running_loop().run_in_executor(thread, add)
-        finally:
-            thread.shutdown(wait=False)
-
-    return BacklogSize(member, usual, num_places, prepare)
+    return BacklogSize(member, usual, num_places, partial(on_own_thread, "compile", add))

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import re
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from app.compute.own_thread import on_own_thread
 from app.deployments.set_stages import SetStages, StageBuilder
 from app.errors import MAX_SHOWN, ConfigError, SetStateError, UnknownModelError
 from app.graph.cached import with_cache
@@ -187,13 +187,7 @@ class ServedSets:
 
     async def _build_stages(self, own: Settings, model_set: ModelSet) -> SetStages:
         async with self._building:
-            # On a thread of its own, whose memory is freed when it ends.
-            thread = ThreadPoolExecutor(1, "load")
-            try:
-                build = partial(self._stages.build, own, model_set)
-                return await asyncio.get_running_loop().run_in_executor(thread, build)
-            finally:
-                thread.shutdown(wait=False)
+            return await on_own_thread("load", partial(self._stages.build, own, model_set))
 
     async def _unload_graph(self, graph: Graph) -> None:
         await self._stages.remove(self._built.pop(graph))

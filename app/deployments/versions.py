@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 
 from app.caching.s3_fifo import S3Fifo
 from app.caching.values import Rows
 from app.calls.remote import StageHandle
+from app.compute.own_thread import on_own_thread
 from app.deployments.set_stages import SetStages, StageBuilder
 from app.environment import MIB
 from app.errors import MAX_SHOWN, BadParameterError, UnknownModelError
@@ -122,15 +122,11 @@ class Versions:
                     f"{next(iter(self._built))}"
                 )
             own = self._settings.model_copy(update={"model_set": f"{folder}@{version}"})
-            thread = ThreadPoolExecutor(1, "load")
             try:
-                loop = asyncio.get_running_loop()
                 build = partial(self._build, own, name, is_to_answer=is_to_answer)
-                built = await loop.run_in_executor(thread, build)
+                built = await on_own_thread("load", build)
             except ModelSetError as error:
                 raise UnknownModelError(error.message) from error
-            finally:
-                thread.shutdown(wait=False)
             self.graph.versions[name] = self._join(own, built)
 
     def _build(self, own: Settings, name: str, *, is_to_answer: bool) -> SetStages:
