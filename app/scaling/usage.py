@@ -1,7 +1,8 @@
 """The usage report of a replica to the autoscaling policy: images, CPU time, cores."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 
@@ -38,12 +39,19 @@ class Usage:
         """Count refused images, which are demand too."""
         self._num_arrived += num_images
 
-    def under_way(self, num_images: int) -> "UnderWay":
+    @contextmanager
+    def under_way(self, num_images: int) -> Iterator[None]:
         """Count images as under way during the block; if it raises, they do not count as done.
 
         Otherwise images that a later stage refuses would lower the cost per image.
         """
-        return UnderWay(self, num_images)
+        self.began(num_images)
+        is_done = False
+        try:
+            yield
+            is_done = True
+        finally:
+            self.ended(num_images, done=is_done)
 
     def began(self, num_images: int) -> None:
         self._num_arrived += num_images
@@ -70,18 +78,3 @@ class Usage:
             self._expected_cpu_ms,
         )
         return {name: float(getattr(report, name)) for name in FIGURES}
-
-
-class UnderWay:
-    """The context manager of :meth:`Usage.under_way`; a class is cheaper than a generator."""
-
-    __slots__ = ("_num_images", "_usage")
-
-    def __init__(self, usage: Usage, num_images: int) -> None:
-        self._usage, self._num_images = usage, num_images
-
-    def __enter__(self) -> None:
-        self._usage.began(self._num_images)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._usage.ended(self._num_images, done=kind is None)
