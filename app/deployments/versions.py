@@ -77,7 +77,7 @@ class Versions:
         service.version_labels = lambda: {
             name: built.model_set.labels for name, built in self._built.items()
         }
-        self.graph.on_main = lambda: service.describes(self.main.model_set, self.main.ensemble)
+        self.graph.on_main = lambda: service.describes(self.main.model_set)
         threads = self._stages.threads_each
         self.graph.on_copy = lambda copy: service.usage.copied(cpu_ms(copy, threads))
 

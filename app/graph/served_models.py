@@ -99,8 +99,8 @@ class ServedModels:
     ] = None
 
 
-def describe(model_set: ModelSet, settings: Settings, cascade_margin: float | None) -> ServedModels:
-    """Describe a set as it is served; ``cascade_margin`` is None without a cascade."""
+def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> ServedModels:
+    """Describe a set as it is served, with the names of all sets, the default first."""
     manifest, precision = model_set.manifest, settings.served_precision
     return ServedModels(
         model_set=manifest.name,
@@ -126,9 +126,10 @@ def describe(model_set: ModelSet, settings: Settings, cascade_margin: float | No
         ],
         accuracy=[record.model_dump(mode="json") for record in manifest.accuracy],
         sure=manifest.sure.model_dump(mode="json") if manifest.sure else None,
-        cascade_margin=cascade_margin,
+        cascade_margin=settings.cascade_margin if len(manifest.members) > 1 else None,
         preprocess=settings.preprocess,
         combine=settings.combine,
+        model_sets=all_sets if len(all_sets) > 1 else None,
     )
 
 

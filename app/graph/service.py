@@ -74,7 +74,7 @@ class EnsembleService:
         graph: Graph | None = None,
     ) -> None:
         self.settings, self.name = settings, model_set.name
-        self.describes(model_set, ensemble)
+        self.describes(model_set)
         self.num_classes = model_set.manifest.num_classes
         self._is_multi_label = model_set.manifest.task == "multi_label"
         self._default_top_k = min(settings.default_top_k, self.num_classes)
@@ -129,11 +129,6 @@ class EnsembleService:
         return [
             name for name, labels in {**sets, **self.version_labels()}.items() if label in labels
         ]
-
-    @property
-    def names(self) -> list[str] | None:
-        """The names of all sets, the default first; None if there is only one set."""
-        return list(self.sets) if len(self.sets) > 1 else None
 
     async def answer(
         self, reader: BodyReader, options: RequestOptions, observer: RequestObserver
@@ -270,14 +265,13 @@ class EnsembleService:
             if service.is_loaded:
                 await service.check_ready()
 
-    def describes(self, model_set: ModelSet, ensemble: Ensemble) -> None:
+    def describes(self, model_set: ModelSet) -> None:
         """Let the service describe itself as another version of its set."""
         self.model_set = model_set
         self.version = model_set.fingerprint(self.settings.served_precision)
-        self._cascade_margin = ensemble.cascade.margin if ensemble.cascade else None
 
     def served_models(self) -> ServedModels:
-        return describe(self.model_set, self.settings, self._cascade_margin)
+        return describe(self.model_set, self.settings, list(self.sets))
 
 
 def _is_whole(answer: Classified | Fault) -> bool:

@@ -191,9 +191,7 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
         summary="A served set: members, classes, accuracy record",
     )
     async def models(model_set: ModelSetName = None) -> ServedModels:
-        served = service.of_set(model_set).served_models()
-        served.model_sets = service.names
-        return served
+        return service.of_set(model_set).served_models()
 
     @api.get("/healthz", summary="The Gateway lives")
     async def healthz() -> Ready:

@@ -23,7 +23,7 @@ from app.settings.service import AnswerPolicy
 from models.image import ImageRule
 from models.image_inputs import ImageInputs
 from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeMember, service_of
-from tests.support.tiny_networks import COLORS, LABELS, picture
+from tests.support.tiny_networks import COLORS, LABELS, picture, write_tiny_set
 
 SURE, UNSURE = (0.1, 0.8, 0.1), (0.45, 0.35, 0.2)
 CLEAR, HARD = b"good", b"good, but hard"  # pixels 4 and 14
@@ -225,9 +225,10 @@ def test_what_is_served_tells_the_margin(tiny_set, margin):
     assert Graph(tiny_set, margin).service.served_models().cascade_margin == margin
 
 
-async def test_a_single_member_has_nobody_to_skip(tiny_set):
+async def test_a_single_member_has_nobody_to_skip(tmp_path):
     member = FakeMember(SURE)
-    settings = Settings(model_set=str(tiny_set), cascade_margin=0.5)
+    folder = write_tiny_set(tmp_path / "of one", gains={"only": 8.0})
+    settings = Settings(model_set=str(folder), cascade_margin=0.5)
     service = service_of(settings, FakeDecoder(), {"only": member}, FakeCombiner())
     (answer,) = await service.classify(ClassifyRequest([CLEAR], 1, 10.0, "id", RequestObserver()))
     assert isinstance(answer, Classified)
