@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.calls.remote import StageHandle
-from app.deployments.classifier import Classifier
-from app.deployments.combiner import Combiner
-from app.deployments.decoder import Decoder
 from app.deployments.served_sets import ServedSets
 from app.deployments.set_stages import StageBuilder
 from app.deployments.versions import Versions
@@ -26,14 +23,6 @@ class Assembly:
     def service(self) -> EnsembleService:
         """The service of the default set, through which the others are found."""
         return self.sets.default
-
-    @property
-    def own_members(self) -> tuple[Classifier, ...]:
-        return tuple(self.stages.members)
-
-    @property
-    def others(self) -> tuple[Decoder | Combiner, ...]:
-        return tuple(stage for of_set in self.stages.joined for stage in of_set.others)
 
     async def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if a stage in this process fails or hangs.

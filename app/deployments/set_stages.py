@@ -31,18 +31,15 @@ class SetStages:
     model_set: ModelSet
     ensemble: Ensemble
     members: tuple[Classifier, ...]
-    others: tuple[Decoder | Combiner, ...]
+    decoder: Decoder | None  # None: a deployment of its own; so the Combiner
+    combiner: Combiner | None
 
     async def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if a stage fails or hangs."""
-        for stage in (*self.members, *self.others):
-            await stage.check_health()
+        for stage in (*self.members, self.decoder, self.combiner):
+            if stage is not None:
+                await stage.check_health()
         self.ensemble.check_health()
-
-    @property
-    def decoder(self) -> Decoder | None:
-        """The Decoder, unless it is a deployment of its own."""
-        return next((stage for stage in self.others if isinstance(stage, Decoder)), None)
 
 
 class StageBuilder:
@@ -112,8 +109,13 @@ class StageBuilder:
             remote = None if self._members is None else self._remote(self._members)
             ensemble = Ensemble(settings, model_set, decoding, remote or members, combining)
             on_error.pop_all()
-        others = [stage for stage in (decoding, combining) if isinstance(stage, Decoder | Combiner)]
-        return SetStages(model_set, ensemble, own_members, tuple(others))
+        return SetStages(
+            model_set,
+            ensemble,
+            own_members,
+            decoding if isinstance(decoding, Decoder) else None,
+            combining if isinstance(combining, Combiner) else None,
+        )
 
     def join(self, stages: SetStages) -> None:
         """Add built stages to those of this process, and apply its queue settings."""

@@ -78,7 +78,7 @@ def serve_loads(settings: Settings, cores: Sequence[int], photos: Path, pipe: Co
         with asyncio.Runner() as runner:
             while True:
                 load = pipe.recv()
-                for member in graph.own_members:
+                for member in graph.stages.members:
                     member.reconfigure({"max_batch_size": load.max_batch_size})
                 pipe.send(runner.run(closed_loops(graph, bodies, load)))
     except (EOFError, BrokenPipeError):  # the parent is gone or has finished

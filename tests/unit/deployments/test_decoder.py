@@ -179,12 +179,12 @@ async def test_a_decoder_that_hangs_is_unhealthy_and_so_is_the_gateway_that_has_
     graph = assemble(Settings(model_set=str(tiny_set), compile_cache=None))
     await graph.check_health()
     monkeypatch.setattr("models.image_inputs.decode_images", hang)
-    decoding = asyncio.ensure_future(graph.others[0].decode([picture("red")]))
+    decoding = asyncio.ensure_future(graph.stages.joined[0].decoder.decode([picture("red")]))
     try:
         await asyncio.to_thread(begun.wait, 60)
         await graph.check_health()
-        clock = graph.others[0]._health._clock
-        graph.others[0]._health._clock = lambda: clock() + MAX_RUN_S + 1
+        clock = graph.stages.joined[0].decoder._health._clock
+        graph.stages.joined[0].decoder._health._clock = lambda: clock() + MAX_RUN_S + 1
         with pytest.raises(UnhealthyError, match="a file that is decoded has run for"):
             await graph.check_health()
     finally:

@@ -94,12 +94,12 @@ async def let_idle_go(graph: Assembly) -> None:
 
 
 async def test_a_set_that_nobody_asks_for_is_let_go_and_loaded_when_asked(graph, client):
-    network = weakref.ref(graph.own_members[-1]._network)
+    network = weakref.ref(graph.stages.members[-1]._network)
     await graph.check_health()
     assert network() is not None
     await let_idle_go(graph)
     assert network() is None
-    assert [member._name for member in graph.own_members] == ["sure", "unsure"]
+    assert [member._name for member in graph.stages.members] == ["sure", "unsure"]
     for path in ("/readyz", "/v2/health/ready", f"/v2/models/{SECOND}/ready"):
         assert (await client.get(path)).status_code == 200
     assert network() is None  # a probe loads nothing
@@ -111,7 +111,7 @@ async def test_a_set_that_nobody_asks_for_is_let_go_and_loaded_when_asked(graph,
     assert (await client.get("/v1/models")).json()["model_sets"] == [FIRST, SECOND]
     answer = await classified(client, SECOND)
     assert answer.json()["predictions"][0]["label"] == labels_of("red")[SECOND]
-    assert len(graph.own_members) == 3
+    assert len(graph.stages.members) == 3
 
 
 async def test_the_default_set_stays_however_long_nobody_asks(graph, client):
@@ -183,7 +183,7 @@ async def test_a_set_whose_file_broke_fails_alone(graph, client, folders):
 
 
 async def test_a_set_is_unloaded_by_name_and_loaded_again(graph, client):
-    network = weakref.ref(graph.own_members[-1]._network)
+    network = weakref.ref(graph.stages.members[-1]._network)
     unloaded = await client.post(f"{MODELS}/{SECOND}/unload")
     assert (unloaded.status_code, unloaded.content) == (200, b"")
     assert network() is None
@@ -222,7 +222,7 @@ async def test_an_unload_waits_for_the_requests_that_are_under_way(graph, client
 
 
 def graph_of_members(graph: Assembly) -> int:
-    return len(graph.own_members)
+    return len(graph.stages.members)
 
 
 async def test_the_default_set_is_not_unloaded(client):
@@ -253,7 +253,7 @@ async def test_a_set_of_model_dirs_is_loaded_by_its_name(graph, client):
     assert (await client.post(f"{MODELS}/{THIRD}/load")).status_code == 200
     assert (await classified(client, THIRD)).json()["model_set"] == THIRD
     assert (await client.get("/v1/models")).json()["model_sets"] == [FIRST, SECOND, THIRD]
-    assert graph.own_members[-1]._label.startswith(f"{THIRD}.")  # in metrics
+    assert graph.stages.members[-1]._label.startswith(f"{THIRD}.")  # in metrics
     body, headers = binary_request(elements(picture("blue")), shape=[1])
     answer = await client.post(f"/v2/models/{THIRD}/infer", content=body, headers=headers)
     assert answer.status_code == 200
@@ -451,14 +451,16 @@ def test_weights_of_sets_that_are_not_served_are_refused(settings):
 
 async def test_all_members_of_a_set_have_its_share(settings):
     graph = assemble(settings.model_copy(update={"set_weights": {SECOND: 3.0}}))
-    first, also, second = (member._queue.share for member in graph.own_members)
+    first, also, second = (member._queue.share for member in graph.stages.members)
     assert first is also
     assert (first.weight, second.weight) == (1.0, 3.0)
 
 
 async def test_without_weights_all_sets_weigh_the_same(graph, client):
     await client.post(f"{MODELS}/{THIRD}/load")
-    shares = {member._label.partition(".")[0]: member._queue.share for member in graph.own_members}
+    shares = {
+        member._label.partition(".")[0]: member._queue.share for member in graph.stages.members
+    }
     assert {name: share.weight for name, share in shares.items()} == dict.fromkeys(
         (FIRST, SECOND, THIRD), 1.0
     )

@@ -67,13 +67,13 @@ async def test_a_set_joins_and_is_taken_out_while_the_other_answers(graph, folde
     assert await label_of(second, "red") == labels_of("red")[SECOND]
     assert await label_of(first, "red") == labels_of("red")[FIRST]
     assert len(threads.scheduler._queues) == len(both) + 1
-    assert graph.own_members == (*first.members, *second.members)
+    assert graph.stages.members == [*first.members, *second.members]
     await graph.check_health()
     network = weakref.ref(second.members[0]._network)
     await graph.stages.remove(second)
     assert network() is None  # without a collection of cycles: its memory is free at once
     assert threads.scheduler._queues == both
-    assert graph.own_members == first.members
+    assert graph.stages.members == [*first.members]
     assert told.of(QUEUE_LENGTH)["sure",] == 0
     assert await label_of(first, "blue") == labels_of("blue")[FIRST]
     await graph.check_health()
@@ -98,7 +98,9 @@ async def test_nothing_is_left_of_a_taken_out_set(graph, folders):
     second = built(graph, folders[1])
     graph.stages.join(second)
     await label_of(second, "red")
-    left = [weakref.ref(part) for part in (second, *second.members, *second.others)]
+    left = [
+        weakref.ref(part) for part in (second, *second.members, second.decoder, second.combiner)
+    ]
     await graph.stages.remove(second)
     del second
     gc.collect()
@@ -141,7 +143,7 @@ async def test_the_last_batch_ends_before_the_network_goes(graph, folders, monke
 
 
 async def test_batches_wait_for_decoded_images_while_there_is_one_set_alone(graph, folders):
-    scheduler, alone = graph.stages._threads.scheduler, graph.others[0]
+    scheduler, alone = graph.stages._threads.scheduler, graph.stages.joined[0].decoder
     assert scheduler._source is alone
     second = built(graph, folders[1])
     graph.stages.join(second)
@@ -153,7 +155,7 @@ async def test_batches_wait_for_decoded_images_while_there_is_one_set_alone(grap
 async def test_the_loop_decodes_less_while_another_sets_member_is_behind(graph, folders):
     second = built(graph, folders[1])
     graph.stages.join(second)
-    decoder = graph.others[0]
+    decoder = graph.stages.joined[0].decoder
     assert decoder._loop_has_time()
     (other,) = second.members
     others = [
@@ -168,7 +170,7 @@ async def test_a_set_that_joins_later_has_the_queue_settings_of_the_others(graph
     graph.stages.reconfigure({"max_batch_size": 3})
     second = built(graph, folders[1])
     graph.stages.join(second)
-    assert {member._queue.max_batch_size for member in graph.own_members} == {3}
+    assert {member._queue.max_batch_size for member in graph.stages.members} == {3}
 
 
 def test_a_set_with_a_broken_file_leaves_nothing_behind(graph, folders):

@@ -134,7 +134,7 @@ CHEAP_S, DEAR_S = 1e-4, 1.0  # of an image in a network
 
 
 def with_networks_of(graph: Assembly, image_s: float) -> Assembly:
-    for member in graph.own_members:
+    for member in graph.stages.members:
         member._image_s = image_s
     return graph
 
@@ -156,8 +156,8 @@ async def test_the_loop_decodes_where_it_keeps_up_with_the_networks_or_nothing_i
     with_networks_of(graph, image_s)
     monkeypatch.setattr(BatchQueue, "__len__", lambda _: num_waiting)
     used = threads_used(monkeypatch)
-    with nullcontext() if is_idle else graph.own_members[0].usage.under_way(1):
-        await graph.others[0].decode([JPEG])
+    with nullcontext() if is_idle else graph.stages.members[0].usage.under_way(1):
+        await graph.stages.joined[0].decoder.decode([JPEG])
     assert (used == [MAIN]) is uses_loop
 
 
@@ -166,10 +166,10 @@ async def test_what_counts_is_what_all_members_take_on_all_threads(tiny_set, mon
     monkeypatch.setattr(set_stages, "replica_inference_threads", lambda *_, **__: threads)
     graph = assemble(Settings(model_set=str(tiny_set)))
     used = threads_used(monkeypatch)
-    with graph.own_members[0].usage.under_way(1):
+    with graph.stages.members[0].usage.under_way(1):
         for share, is_on_loop in ((1.1, True), (0.9, False)):
-            with_networks_of(graph, share * 4 / len(graph.own_members) / LOOP_IMAGES_PER_S)
-            await graph.others[0].decode([JPEG])
+            with_networks_of(graph, share * 4 / len(graph.stages.members) / LOOP_IMAGES_PER_S)
+            await graph.stages.joined[0].decoder.decode([JPEG])
             assert (used[-1] == MAIN) is is_on_loop
 
 

@@ -120,7 +120,7 @@ async def test_tune_loads_any_runtime_with_any_batch_sizes(mixed, sizes):
         model_set=str(mixed.folder), compile_cache=None, trace_dir=None, batch_sizes=(1, 2, 4)
     )
     graph = assemble(settings)
-    for member in graph.own_members:  # as a tuning run's child does for each candidate
+    for member in graph.stages.members:  # as a tuning run's child does for each candidate
         member.reconfigure({"max_batch_size": max(sizes)})
     bodies = [picture("red"), picture("blue")]
     measured = await closed_loops(graph, bodies, LoadRequest(4, 0.1, max(sizes)))
