@@ -190,4 +190,4 @@ class Ensemble:
         if own := [image.row for image in images if image.row is not None]:
             return own
         members = {name: answer.probabilities for name, answer in result.answers.items()}
-        return average(members, self._weights, self._temperature)  # (K, C) float32
+        return list(average(members, self._weights, self._temperature))  # of (K, C) float32

@@ -1,5 +1,7 @@
 """gRPC servers as Serve makes them: on loopback where Ray is, else as they would be."""
 
+import gc
+
 import grpc
 import psutil
 import pytest
@@ -11,6 +13,7 @@ from app.deployments import replica
 from app.deployments.grpc_server import keep_to_loopback
 from app.deployments.sets import Sets
 from app.settings import Settings
+from app.tracing.pipeline import pipeline
 
 
 @pytest.fixture
@@ -46,8 +49,8 @@ async def test_the_replica_of_the_sets_on_loopback(
 ) -> None:
     for name in ("start_metrics", "write_to_stderr_as_to_files"):
         monkeypatch.setattr(replica, name, lambda: None)
-    monkeypatch.setattr(replica.gc, "set_threshold", lambda *_: None)
-    monkeypatch.setattr(replica.pipeline, "start", lambda *_, **__: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
+    monkeypatch.setattr(pipeline, "start", lambda *_, **__: None)
     Sets(Settings(), "two sets")
     assert (await listening_on("[::]:0")).removeprefix("::ffff:") == "127.0.0.1"
 

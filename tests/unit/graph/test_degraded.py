@@ -32,7 +32,7 @@ class Graph:
         )
         self.clock = [0.0]
         self.ensemble: Any = self.service._graph
-        for breaker in self.ensemble.members.breakers.values():
+        for breaker in vars(self.ensemble)["members"].breakers.values():
             breaker._clock = lambda: self.clock[0]
 
     async def classify(self, timeout_s: float = 10.0, lane: Lane = "interactive") -> Classified:

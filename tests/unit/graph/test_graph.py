@@ -3,6 +3,7 @@
 import asyncio
 import time
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
@@ -207,7 +208,7 @@ LATE_S = 0.05
 class LateMember(FakeMember):
     """A member of this process, of whose answer a busy loop hears late."""
 
-    def classify(self, images, left_s, lane) -> asyncio.Future:
+    def classify(self, images, left_s, lane="interactive") -> Any:
         answering = super().classify(images, left_s, lane)
 
         async def late():
