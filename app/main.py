@@ -81,7 +81,7 @@ def _hubs(settings: Settings, model_sets: list[ModelSet]) -> dict[str, Applicati
         hubs["feedback"] = _hub("Feedback", FeedbackReplica, settings)
     if settings.has_versions:
         plan = Plan.first(first_split(settings, model_sets))
-        hubs["traffic"] = _hub("Traffic", Traffic, plan)
+        hubs["traffic"] = _hub("Traffic", Traffic, settings, plan)
     if settings.model_sets is not None:
         hubs["sets"] = _hub("Sets", Sets, settings, ",".join(settings.model_sets))
     return hubs

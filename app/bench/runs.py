@@ -16,8 +16,8 @@ from app.bench.report import knee, plot, show_runs
 from app.bench.samples import summarise
 from app.errors import ConfigError
 
-err = Console(stderr=True, soft_wrap=True, highlight=False)
-out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 def run_loads(

@@ -4,7 +4,8 @@ It has one replica, and exists only if the settings name versions. Requests do n
 while it is down, Gateways keep their plan.
 """
 
-from app.compute.serve_log import write_to_stderr_as_to_files
+from app.deployments.replica import start_replica
+from app.settings import Settings
 from app.traffic.book import BookStatus, TrafficBook
 from app.traffic.comparison import Figures
 from app.traffic.plan import Plan, Split
@@ -13,9 +14,9 @@ from app.traffic.plan import Plan, Split
 class Traffic:
     """:class:`app.traffic.book.TrafficBook` behind a handle."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, settings: Settings, plan: Plan) -> None:
         """Begin with the settings' plan; Gateways that have a newer plan report it."""
-        write_to_stderr_as_to_files()
+        start_replica(settings)
         self._book = TrafficBook(plan)
 
     async def report(self, gateway: str, plan: Plan, figures: Figures) -> Plan | None:

@@ -16,7 +16,7 @@ from app.tune.config import check_place
 from models.errors import ImageError
 from models.image_inputs import ImageInputs
 
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 MAX_PHOTOS = 256  # of a folder, sampled evenly; every replica holds them
 
 

@@ -15,7 +15,7 @@ from models.model_set import ModelSet
 from models.record import RuntimeName, Task
 from models.user_folders import needed_folder
 
-out = Console(soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 IMAGENET_MEAN = "123.675,116.28,103.53"
 IMAGENET_SCALE = "58.395,57.12,57.375"
 

@@ -20,8 +20,8 @@ from models.model_set import ModelSet
 from models.record import Precision
 from models.result_files import write_json
 
-err = Console(stderr=True, soft_wrap=True, highlight=False)
-out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 def command_of(options: EvaluateOptions) -> str:

@@ -12,7 +12,7 @@ from models.errors import ModelSetError
 from models.result_files import check_can_write, write_json, writing
 from models.whole_file import write_whole
 
-out = Console(soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 def drift(

@@ -53,8 +53,8 @@ from models.stores import is_fetched
 
 T = TypeVar("T")
 D = TypeVar("D", Dataset, LabelSets)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
-out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 @dataclass(frozen=True)

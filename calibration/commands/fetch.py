@@ -29,7 +29,7 @@ from models.user_folders import needed_folder
 
 SETS = ("imagenet", "imagenet1k", "imagenette-float")
 WHOLE_S = 3600.0  # the time left is estimated from all that has passed
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 def fetch(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none 
     from calibration.ladder.rung import RungResult
     from calibration.ladder.runner import LadderStep
 
-err = Console(stderr=True, soft_wrap=True, highlight=False)
-out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
 Network = Annotated[

@@ -16,7 +16,10 @@ from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, list_folders, load_model_set, search_path
 from models.record import PACKAGES
 
-console, err = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
+console, err = (
+    Console(emoji=False),
+    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False),
+)
 Dirs = Annotated[list[Path] | None, typer.Option("--model-dir", help="searched before the bundled")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none 
     from calibration.planning.costs import Form, PlannedForm
     from calibration.planning.plan import Costs, Plan, Requirements
 
-out = Console(soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 def plan(

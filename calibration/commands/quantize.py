@@ -22,8 +22,8 @@ from models.user_folders import needed_folder
 if TYPE_CHECKING:
     from calibration.quantization.quantize_set import MemberQuantization, Request
 
-err = Console(stderr=True, soft_wrap=True, highlight=False)
-out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 MAX_LISTED = 10
 
 

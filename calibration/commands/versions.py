@@ -15,7 +15,7 @@ from models.model_set import ModelSet, earlier_sets, load_model_set, search_path
 from models.store_files import OBJECT_STORES
 from models.versions import MAX_EARLIER, split_version
 
-out = Console(soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 Pinned = Annotated[
     str,

@@ -11,8 +11,8 @@ from models.errors import ModelSetError
 from models.model_set import load_model_set, search_path
 from models.record import Precision
 
-err = Console(stderr=True, soft_wrap=True, highlight=False)
-out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 def run(

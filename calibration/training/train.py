@@ -28,7 +28,7 @@ from models.errors import ImageError, ModelSetError, TandemError
 from models.image import ImageRule, read_image
 from models.runtime import Pixels
 
-console = Console()
+console = Console(emoji=False)
 
 
 def train(

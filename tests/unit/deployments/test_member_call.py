@@ -5,14 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.trace import INVALID_SPAN_CONTEXT
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext
 
 from app.deployments.member_call import MemberCall
 from app.messages import MemberAnswer
 from app.queueing.batch_records import BatchResult, ExecutedBatch, Waiting
 from app.scaling.usage import Usage
-from app.tracing.parents import Parent
 
 BATCH = ExecutedBatch(0.0, 1.0, ())
 IMAGE = np.zeros((1, 1, 3), np.uint8)
@@ -29,7 +27,7 @@ class Heard:
         self.ends: list = []
         self.usage = Usage(1, 1.0)
         self.call = MemberCall(self, self.usage, num_images, "of this set")  # type: ignore[arg-type]
-        self.call.parent = Parent(INVALID_SPAN_CONTEXT, Resource.get_empty())
+        self.call.parent = INVALID_SPAN_CONTEXT
         self.entries = [Waiting(IMAGE, self.call, 0.0, 1.0) for _ in range(num_images)]
         self.call.entries = list(self.entries)
 
@@ -38,10 +36,10 @@ class Heard:
         """Those without an outcome that are dropped in their turn."""
         return [e for e in self.entries if e.is_over and e.result is None and e.error is None]
 
-    def answered(self, parent: Parent, results: Sequence[BatchResult]) -> None:
+    def answered(self, parent: SpanContext, results: Sequence[BatchResult]) -> None:
         self.ends.append((results, None))
 
-    def failed(self, parent: Parent, arrived: float, error: BaseException) -> None:
+    def failed(self, parent: SpanContext, arrived: float, error: BaseException) -> None:
         self.ends.append((None, error))
 
 

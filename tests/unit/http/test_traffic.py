@@ -48,6 +48,11 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return write_versions(tmp_path_factory.mktemp("sets") / "tiny", GOOD, SURER, WRONG)
 
 
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.deployments.traffic.start_replica", lambda _: None)
+
+
 class Served:
     """A graph of versions, its HTTP interface, and the deployment Traffic beside it."""
 
@@ -55,7 +60,7 @@ class Served:
         self.graph: Assembly = assemble(settings)
         assert self.graph.versions is not None
         plan = self.graph.versions.graph.plan
-        self.handle = LocalHandle(Traffic(plan))
+        self.handle = LocalHandle(Traffic(settings, plan))
         self.control: TrafficControl = self.graph.versions.control(cast("Any", self.handle))
         api = create_api(self.graph.service, traffic=self.control)
         self.client = httpx.AsyncClient(
@@ -378,7 +383,7 @@ async def test_requests_are_answered_while_the_deployment_is_away(
     assert await served.versions_of(3) == {better[-12:]: 3}
     # It comes back knowing nothing, and learns the plan from the Gateway.
     first = Plan.first(away._book.plan.earlier[0])
-    served.handle.deployment = Traffic(first)
+    served.handle.deployment = Traffic(Settings(), first)
     status = (await served.client.get("/v1/traffic")).json()
     assert (status["revision"], status["shares"]) == (1, {better: 100})
     assert await served.versions_of(3) == {better[-12:]: 3}
@@ -391,7 +396,7 @@ async def test_a_change_after_the_deployments_restart_is_made_from_the_gateways_
     first = served.handle.deployment._book.plan
     for shares in ({better: 100}, {good: 50, better: 50}):
         await served.client.put("/v1/traffic", json={"shares": shares})
-    served.handle.deployment = Traffic(first)
+    served.handle.deployment = Traffic(Settings(), first)
     answer = await served.client.put("/v1/traffic", json={"shares": {good: 90, better: 10}})
     assert (answer.status_code, answer.json()["revision"]) == (200, 3)
     assert answer.json()["shares"] == {good: 90, better: 10}
