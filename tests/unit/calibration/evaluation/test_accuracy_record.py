@@ -20,6 +20,7 @@ from models.errors import ModelSetError
 from models.manifest import read_manifest
 from models.model_set import ModelSet, load_model_set
 from models.record import FileRecord, sha256_of
+from models.result_files import ResultFileError
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.full_disk import full_disk
 from tests.support.tiny_networks import with_accuracy, write_tiny_set
@@ -206,6 +207,6 @@ def test_a_disk_that_fills_while_measuring_is_no_traceback(tmp_path: Path, pictu
         done = evaluated(
             folder, "--images", pictures, "--no-record", "--json", tmp_path / "result.json"
         )
-    assert isinstance(done.exception, ModelSetError)
+    assert isinstance(done.exception, ResultFileError)
     assert "result.json: File too large; make room" in str(done.exception)
     assert "1.0000" in done.stdout
