@@ -1,4 +1,4 @@
-"""Threads that run networks, sized by the cores that a replica may use."""
+"""Threads that run networks, sized by the cores of a replica, and threads that load them."""
 
 import asyncio
 import logging
@@ -91,3 +91,15 @@ def inference_threads_for(cores: int, streams: int) -> InferenceThreads:
     """
     num = min(streams, cores) if streams else cores
     return InferenceThreads(num, max(1, cores // num))
+
+
+async def on_own_thread(name: str, work: Callable[[], R]) -> R:
+    """Return what ``work`` returns on a new thread, which continues if the caller is cancelled.
+
+    The memory of a thread is freed when it ends.
+    """
+    thread = ThreadPoolExecutor(1, name)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+    finally:
+        thread.shutdown(wait=False)

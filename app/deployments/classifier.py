@@ -9,8 +9,7 @@ from typing import Any
 
 from app.compute.group_limits import free_memory
 from app.compute.health import Health
-from app.compute.inference_threads import InferenceThreads, replica_inference_threads
-from app.compute.own_thread import on_own_thread
+from app.compute.inference_threads import InferenceThreads, on_own_thread, replica_inference_threads
 from app.deployments.member_call import MemberCall
 from app.errors import UPDATING, OtherSetError
 from app.metrics.member import MemberMetrics, Reports, recorded_golden_ms

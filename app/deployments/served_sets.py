@@ -5,7 +5,7 @@ import logging
 import re
 from functools import partial
 
-from app.compute.own_thread import on_own_thread
+from app.compute.inference_threads import on_own_thread
 from app.deployments.set_stages import SetStages, StageBuilder
 from app.errors import MAX_SHOWN, ConfigError, SetStateError, UnknownModelError
 from app.graph.cached import with_cache

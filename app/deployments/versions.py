@@ -7,7 +7,7 @@ from functools import cache, partial
 from app.caching.s3_fifo import S3Fifo
 from app.caching.values import Rows
 from app.calls.remote import StageHandle
-from app.compute.own_thread import on_own_thread
+from app.compute.inference_threads import on_own_thread
 from app.deployments.set_stages import SetStages, StageBuilder
 from app.environment import MIB
 from app.errors import MAX_SHOWN, BadParameterError, UnknownModelError

@@ -82,10 +82,8 @@ class Search:
             if candidate.layout in self.left_out:
                 continue
             self._number += 1
-            left_s = (planned - self._number + 1) * seconds
-            steps = (
-                f"{self._number} of {planned}, {left_s:.0f} s left"  # without starting processes
-            )
+            left_s = (planned - self._number + 1) * seconds  # without starting processes
+            steps = f"{self._number} of {planned}, {left_s:.0f} s left"
             self._report(f"{steps}: {candidate}; {clients} clients")
             sample = self._measure(candidate, clients, seconds)
             if sample is None:

@@ -8,6 +8,7 @@ import pytest
 from app.compute.inference_threads import (
     InferenceThreads,
     inference_threads_for,
+    on_own_thread,
     replica_inference_threads,
 )
 from app.settings import Settings
@@ -93,3 +94,45 @@ def test_what_is_taken_ahead_begins_when_a_thread_is_free_in_order() -> None:
 
     assert asyncio.run(run()) == [0, 1, 2]
     assert began == [0, 1, 2]
+
+
+async def ended(thread: threading.Thread) -> None:
+    async with asyncio.timeout(30):
+        while thread.is_alive():
+            await asyncio.sleep(0.001)
+
+
+async def test_the_result_and_the_end_of_the_thread() -> None:
+    thread = await on_own_thread("load", threading.current_thread)
+    assert thread is not threading.current_thread()
+    assert thread.name.startswith("load")
+    await ended(thread)
+
+
+async def test_an_error_is_the_callers() -> None:
+    threads = []
+
+    def work() -> None:
+        threads.append(threading.current_thread())
+        raise OSError("no such file")
+
+    with pytest.raises(OSError, match="no such file"):
+        await on_own_thread("load", work)
+    await ended(threads[0])
+
+
+async def test_work_goes_on_without_its_caller() -> None:
+    may_end, has_begun, has_ended = (threading.Event() for _ in range(3))
+
+    def work() -> None:
+        has_begun.set()
+        may_end.wait()
+        has_ended.set()
+
+    caller = asyncio.create_task(on_own_thread("load", work))
+    await asyncio.to_thread(has_begun.wait)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    may_end.set()
+    assert await asyncio.to_thread(has_ended.wait, 30)
