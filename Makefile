@@ -26,8 +26,9 @@ OF_RAY_IN_SHORT := tests/unit/calls tests/unit/launch tests/integration/test_gra
 .NOTPARALLEL: # durations: one target after the other
 # Containers often set it. Each of the tests' many processes would then compile the modules anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help serve imagenet tools training-tools test test-ray test-all test-training durations \
-	check format coverage mutations reference docs docs-serve readability lock release proto clean
+.PHONY: help serve imagenet tools training-tools test test-ray test-all test-training \
+	other-environments durations check format coverage mutations reference docs docs-serve \
+	readability lock release proto clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,11 +77,17 @@ test: $(VENV)/.test ## the fast tests, 8 minutes on two cores; with RAY=2.59.0 t
 	$(call run_tests,-m "not slow and not long",,beside)
 endif
 
-# The short form, for test-all: RAY says which.
+# The short form, for test-all: RAY says which. The rest leaves a core for the names.
 test-ray: $(RAY_VENV)/.ray
-	$(RAY_VENV)/bin/python -m pytest --junitxml=$(RESULTS)/$@-of-names.xml $(OF_RAY_NAMES)
-	$(RAY_VENV)/bin/python -m pytest --junitxml=$(RESULTS)/$@-of-rest.xml -m "not slow" \
-		$(OF_RAY_IN_SHORT)
+	@mkdir -p $(RESULTS); trap 'wait; exit 130' INT; failed=0; \
+	$(call run_ray_part,names,$(OF_RAY_NAMES)) > $(RESULTS)/ray-names.log 2>&1 & \
+	beside=$$!; $(call run_ray_part,rest,-m "not slow" $(OF_RAY_IN_SHORT)) || failed=1; \
+	wait $$beside || failed=1; cat $(RESULTS)/ray-names.log; exit $$failed
+run_ray_part = $(RAY_VENV)/bin/python -m pytest -o cache_dir=$(RESULTS)/cache-ray-$(1) \
+	--junitxml=$(RESULTS)/$@-of-$(1).xml $(2)
+
+other-environments: $(VENV)/.kserve # what test-all makes for itself, but torch
+	$(MAKE) .venv-ray-$(OTHER_RAY)/.ray RAY=$(OTHER_RAY)
 
 test-all: $(VENV)/.all ## every test but those of the training, 48 minutes; installs torch
 	$(call run_tests,,make test-ray RAY=$(OTHER_RAY) || failed=1;)

@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import ctypes
+import gc
 import os
 import shutil
 import signal
@@ -50,12 +51,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("long")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Keep the user's own model sets and traces out of the tests, and the tests' out of theirs.
 
     Each of pytest-xdist's workers does the same for itself. And SIGINT is as in a terminal: a shell
     that starts the tests in the background has it ignored, which all that they start would inherit.
     """
+    if config.getoption("dist", "no") == "no":  # not pytest-xdist's master, which collects none
+        gc.disable()  # modules and tests stay: going through all of them takes a second each time
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # A test's own Ray, too, does not starve beside what is busy.
@@ -68,6 +71,10 @@ def pytest_configure() -> None:
     # as pytest-xdist's workers, a size of its own: Rich would take it for the width of all output.
     for name in ("TANDEM_API_KEY", "TANDEM_API_KEYS", "COLUMNS", "LINES"):
         os.environ.pop(name, None)
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 class SignalStack(ctypes.Structure):

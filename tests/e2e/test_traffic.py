@@ -141,7 +141,8 @@ class Command:
         return status
 
     def compared(self, reference: str, version: str) -> int:
-        pairs = self.status()["comparisons"]
+        # Over HTTP: each command takes a second of a core, while this is asked again and again.
+        pairs = httpx.get(f"{self._url}/v1/traffic", trust_env=False).json()["comparisons"]
         return sum(
             pair["compared"]
             for pair in pairs

@@ -20,7 +20,11 @@ from typing import Any
 
 import httpx
 
-BUILT_FROM = ("fastapi", "ray.serve", "ray.serve.request_router", "opentelemetry.sdk.trace")
+# What the service is built from, imported once and not by every child.
+BUILT_FROM = (
+    *("fastapi", "ray.serve", "ray.serve.request_router", "opentelemetry.sdk.trace"),
+    *("openvino", "cv2", "scipy.sparse", "orjson", "python_multipart", "aiohttp"),
+)
 
 
 def main() -> None:

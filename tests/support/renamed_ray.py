@@ -31,8 +31,6 @@ def renamed_ray(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def _linked(source: str, target: str) -> None:
-    if source.endswith(".pyc"):
-        return
     try:
         os.link(source, target)
     except OSError:  # another file system

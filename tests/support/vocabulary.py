@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.support import readability
@@ -46,6 +47,12 @@ def modules() -> list[Path]:
     return sorted(path for path in every if "_pb2" not in path.name)
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Parse each of the modules, once."""
+    return {path: ast.parse(path.read_text("utf-8")) for path in modules()}
+
+
 def in_docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the line and the word of each in a docstring."""
     for constant in _docstrings(tree):
@@ -78,9 +85,9 @@ def in_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def docstrings_by_package() -> Counter[str]:
     """Count the words in docstrings, by package: app/graph, models, ..."""
     counts: Counter[str] = Counter()
-    for path in modules():
+    for path, tree in trees().items():
         package = "/".join(path.parent.relative_to(ROOT).parts[:2])
-        counts[package] += len(list(in_docstrings(ast.parse(path.read_text("utf-8")))))
+        counts[package] += len(list(in_docstrings(tree)))
     return +counts
 
 

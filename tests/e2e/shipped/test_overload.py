@@ -74,6 +74,7 @@ def test_too_much_is_refused_early_counted_and_the_rest_is_answered(
     assert refused() - before <= told[429]
 
 
+@pytest.mark.slow  # make test: the first test here; unit/queueing/test_concurrency_limit.py
 @pytest.mark.skipif(IN_BATCHES >= LIMIT, reason="the batches of all cores fill all places")
 def test_who_is_let_in_does_not_wait_behind_all_the_places(service: Service, photo: bytes) -> None:
     """While more come than are answered HAProxy lets fewer in; then all places are there again."""

@@ -13,7 +13,6 @@ import pytest
 from tests.support import vocabulary
 from tests.support.vocabulary import ROOT
 
-TREES = {path: ast.parse(path.read_text("utf-8")) for path in vocabulary.modules()}
 ALLOWANCE = json.loads(vocabulary.ALLOWANCE.read_text("utf-8"))
 
 
@@ -29,7 +28,7 @@ def test_a_page_has_none_of_the_words(page: Path) -> None:
 def test_no_message_has_the_words() -> None:
     places = [
         f"{named(path)}:{line}: {word}"
-        for path, tree in TREES.items()
+        for path, tree in vocabulary.trees().items()
         for line, word in vocabulary.in_messages(tree)
     ]
     assert places == []
@@ -38,7 +37,7 @@ def test_no_message_has_the_words() -> None:
 def test_no_name_is_one_of_the_words() -> None:
     places = [
         f"{named(path)}:{line}: {name}"
-        for path, tree in TREES.items()
+        for path, tree in vocabulary.trees().items()
         for line, name in vocabulary.in_names(tree)
     ]
     assert places == []

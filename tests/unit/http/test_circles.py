@@ -28,7 +28,6 @@ def left_to_collector() -> Iterator[list[object]]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
-        gc.unfreeze()
         gc.enable()
 
 

@@ -67,9 +67,9 @@ def test_what_others_wrote_counts_and_what_is_no_sample_stays(tmp_path: Path) ->
 def test_several_gateways_on_a_folder_hardly_pass_the_bound(tmp_path: Path) -> None:
     most = 1024 * KIB
     places = [SampleFolder(tmp_path, most) for _ in range(4)]
-    for number in range(1500):
-        places[number % 4].write(sample(number))
-        if number > 900 and number % 7 == 0:
+    for number in range(500):
+        places[number % 4].write(sample(number, 4 * KIB))
+        if number > 280 and number % 7 == 0:
             assert num_bytes(tmp_path) <= most * (1 + 3 / 128)
 
 
@@ -159,9 +159,9 @@ def test_samples_and_disagreements_share_the_bound(tmp_path: Path) -> None:
     assert disagreement_sampler_of(one) is None  # of one version
     settings = Settings(sample_dir=str(tmp_path), sample_ratio=1, **versions)
     places = place_of(sampler_of(settings)), place_of(disagreement_sampler_of(settings))
-    for number in range(1200):
+    for number in range(300):
         for place in places:
-            assert place.write(sample(number))
+            assert place.write(sample(number, 4 * KIB))
     below = tmp_path / "disagreements"
     of_disagreements = num_bytes(below)
     of_samples = sum(path.stat().st_size for path in tmp_path.iterdir() if path.is_file())
