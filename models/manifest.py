@@ -15,6 +15,7 @@ from models.errors import ModelSetError
 from models.image_inputs import ImageInputs
 from models.image_record import ImageRecord
 from models.record import (
+    PRECISIONS,
     RETIRED,
     SUFFIXES,
     FileRecord,
@@ -253,6 +254,32 @@ class Manifest(Record):
         optional = (self.class_ids, self.calibration, self.golden)
         extra = [record for record in optional if record is not None]
         return (self.labels, *extra, *(f for n in networks for f in n.files))
+
+    def fingerprint(self, precision: Precision = "INT8") -> str:
+        """Return the set's version: twelve hexadecimal digits that identify its answers.
+
+        They cover the image rule, labels, networks, weights and float type, the threshold of a
+        multi-label set, and the bound of sure answers.
+        """
+        parts = [self.name, self.image.key, self.labels.sha256, self.float_type]
+        if self.threshold is not None:
+            parts.append(f"{self.task} {self.threshold!r}")
+        if self.conditions.temperatures is not None:
+            parts.append(repr(self.temperatures))
+        if self.sure is not None:
+            parts.append(f"sure {self.sure.probability!r}")
+        for member in self.members:
+            network = member.network(precision)
+            parts += [member.name, repr(member.weight), *(f.sha256 for f in network.files)]
+            parts += [member.image.key] if member.image else []
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+    @property
+    def fingerprints(self) -> dict[Precision, str]:
+        """Return the fingerprint of each precision that all members have, INT8 first."""
+        members = self.members
+        whole = [p for p in PRECISIONS if all(m.precision_of(p) in m.networks for m in members)]
+        return {precision: self.fingerprint(precision) for precision in whole}
 
     def member(self, name: str) -> MemberRecord:
         """Return the member called ``name``; the error lists the existing names."""

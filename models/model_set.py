@@ -1,6 +1,5 @@
 """Finds, loads and verifies model sets on disk."""
 
-import hashlib
 import logging
 import shlex
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,7 @@ from models.errors import ModelSetError
 from models.extras import check_installed
 from models.golden import Golden, read_golden
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
-from models.record import PACKAGES, PRECISIONS, FileRecord, Precision, sha256_of
+from models.record import PACKAGES, FileRecord, Precision, sha256_of
 from models.stores import fetch, is_url
 from models.user_folders import user_folder, with_home
 from models.versions import earlier_folders, split_version
@@ -109,32 +108,11 @@ class ModelSet:
         return names
 
     def fingerprint(self, precision: Precision = "INT8") -> str:
-        """Return twelve hexadecimal digits that identify the set's answers.
-
-        They cover the image rule, labels, networks, weights and float type, the threshold of a
-        multi-label set, and the bound of sure answers.
-        """
-        manifest = self.manifest
-        parts = [manifest.name, manifest.image.key, manifest.labels.sha256]
-        parts.append(manifest.float_type)
-        if manifest.threshold is not None:
-            parts.append(f"{manifest.task} {manifest.threshold!r}")
-        if manifest.conditions.temperatures is not None:
-            parts.append(repr(manifest.temperatures))
-        if manifest.sure is not None:
-            parts.append(f"sure {manifest.sure.probability!r}")
-        for member in manifest.members:
-            network = member.network(precision)
-            parts += [member.name, repr(member.weight), *(f.sha256 for f in network.files)]
-            parts += [member.image.key] if member.image else []
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+        return self.manifest.fingerprint(precision)
 
     @property
     def fingerprints(self) -> dict[Precision, str]:
-        """Return the fingerprint of each precision that all members have, INT8 first."""
-        members = self.manifest.members
-        whole = [p for p in PRECISIONS if all(m.precision_of(p) in m.networks for m in members)]
-        return {precision: self.fingerprint(precision) for precision in whole}
+        return self.manifest.fingerprints
 
     def in_version(self, version: str, precision: Precision | None = None) -> "ModelSet":
         """Return the set in a version, by its fingerprint in ``precision``, or in any.
@@ -249,7 +227,7 @@ def load_model_set(
     """
     name, version = split_version(name_or_path)
     if is_url(name):
-        folder = fetch(name, version, _fingerprints_in)
+        folder = fetch(name, version)
         loaded = ModelSet(folder, read_manifest(folder))
         version = None if version == folder.name else version  # a manifest's hash: any precision
     else:
@@ -266,11 +244,6 @@ def earlier_sets(folder: Path) -> list[ModelSet]:
         except ModelSetError as error:  # damaged, of another Tandem, or removed meanwhile
             logger.warning("%s is left out: %s", place, error.message)
     return sets
-
-
-def _fingerprints_in(folder: Path) -> list[str]:
-    model_set = ModelSet(folder, read_manifest(folder))
-    return list(model_set.fingerprints.values()) or [model_set.fingerprint()]
 
 
 def _load(name_or_path: str, search: tuple[Path, ...] | None) -> ModelSet:

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -38,7 +37,6 @@ FORMS = f"{OBJECT_STORES}, hf://USER/REPOSITORY/FOLDER or https://HOST/FOLDER"
 MAX_MANIFEST_BYTES, MAX_FILE_BYTES = 16 * 2**20, 8 * 2**30
 # A store that may not be listed answers 403 for an absent file, some servers 200 with a page.
 ABSENT = (200, 403, 404, 410)
-Versions = Callable[[Path], list[str]]  # returns the fingerprints of the manifest in a folder
 
 
 def is_url(name: str) -> bool:
@@ -53,7 +51,13 @@ def is_fetched(folder: Path) -> bool:
     return cache is not None and folder.absolute().parent.parent == cache.absolute()
 
 
-def fetch(url: str, version: str | None, versions_of: Versions) -> Path:
+def versions_in(folder: Path) -> list[str]:
+    """Return the fingerprints of the manifest in a folder; raise if it has no whole precision."""
+    manifest = read_manifest(folder)
+    return list(manifest.fingerprints.values()) or [manifest.fingerprint()]
+
+
+def fetch(url: str, version: str | None) -> Path:
     """Return a folder with the set at ``url``, current or in a version, from cache or store.
 
     Only one process of a machine downloads at a time; the others wait and use its result.
@@ -67,25 +71,23 @@ def fetch(url: str, version: str | None, versions_of: Versions) -> Path:
     url = _checked(url)
     cache = needed_folder(user_cache_path, "sets", hashlib.sha256(url.encode()).hexdigest()[:16])
     try:
-        if version and (kept := _kept(cache, version, versions_of)):
+        if version and (kept := _kept(cache, version)):
             return kept
         with tempfile.TemporaryDirectory() as temporary:
             read = Path(temporary)
-            place, digest = _find(url, version, versions_of, read)
-            if kept := _kept(cache, digest, versions_of):
+            place, digest = _find(url, version, read)
+            if kept := _kept(cache, digest):
                 return kept
             cache.mkdir(parents=True, exist_ok=True)
             with (cache / "lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not (kept := _kept(cache, digest, versions_of)):
+                if not (kept := _kept(cache, digest)):
                     kept = cache / digest
                     _download(url, place, read, kept)
-                    _prune(cache, versions_of, kept)
+                    _prune(cache, kept)
                 return kept
     except StoreError as error:
-        names = dict.fromkeys(
-            name for known in _names(cache, versions_of).values() for name in known
-        )
+        names = dict.fromkeys(name for known in _names(cache).values() for name in known)
         copies = f"version {', '.join(names)}: URL@VERSION asks for it" if names else "no copy"
         raise StoreError(f"{error.message}; this machine has {copies}") from error
     except OSError as error:
@@ -144,22 +146,20 @@ def _checked(url: str) -> str:
     return f"{scheme}://{rest}"
 
 
-def _names(cache: Path, versions_of: Versions) -> dict[Path, list[str]]:
+def _names(cache: Path) -> dict[Path, list[str]]:
     """Return the cached sets with their fingerprints, the last fetched first."""
     names = {}
     folders = [path for path in cache.glob("*") if VERSION.fullmatch(path.name)]
     for folder in sorted(folders, key=modified_ns, reverse=True):
         with contextlib.suppress(ModelSetError):
-            names[folder] = versions_of(folder)
+            names[folder] = versions_in(folder)
     return names
 
 
-def _kept(cache: Path, version: str, versions_of: Versions) -> Path | None:
+def _kept(cache: Path, version: str) -> Path | None:
     """Return the cached folder of a version if all its files are unaltered, else None."""
-    named = (
-        (folder, (folder.name, *known)) for folder, known in _names(cache, versions_of).items()
-    )
-    folder = next((folder for folder, names in named if version in names), None)
+    named = _names(cache).items()
+    folder = next((f for f, known in named if version in (f.name, *known)), None)
     if folder is None or not _is_whole(folder):
         return None
     with contextlib.suppress(OSError):  # the cache may be read-only
@@ -176,14 +176,12 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _find(url: str, version: str | None, versions_of: Versions, read: Path) -> tuple[str, str]:
+def _find(url: str, version: str | None, read: Path) -> tuple[str, str]:
     """Fetch the manifest into ``read``; return the URL of its folder, and its hash."""
     for place in ([f"{url}/{VERSIONS_NAME}/{version}"] if version else []) + [url]:
         try:
-            digest = copy_file(
-                f"{place}/{MANIFEST_NAME}", read / MANIFEST_NAME, MAX_MANIFEST_BYTES
-            )[:12]
-            known = _known(place, versions_of, read)
+            copied = copy_file(f"{place}/{MANIFEST_NAME}", read / MANIFEST_NAME, MAX_MANIFEST_BYTES)
+            known, digest = _known(place, read), copied[:12]
         except StoreError as error:
             if place == url or error.answered not in ABSENT:
                 raise
@@ -193,9 +191,9 @@ def _find(url: str, version: str | None, versions_of: Versions, read: Path) -> t
     raise StoreError(f"{url} is version {', '.join(known)}, not {version}")
 
 
-def _known(place: str, versions_of: Versions, read: Path) -> list[str]:
+def _known(place: str, read: Path) -> list[str]:
     try:
-        return versions_of(read)
+        return versions_in(read)
     except ModelSetError as error:
         problem = error.message.replace(str(read / MANIFEST_NAME), "its text")
         raised = StoreError(f"{place}/{MANIFEST_NAME} is no manifest: {problem}")
@@ -237,9 +235,9 @@ def _download(url: str, place: str, read: Path, kept: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _prune(cache: Path, versions_of: Versions, kept: Path) -> None:
+def _prune(cache: Path, kept: Path) -> None:
     """Remove the least recently used of the other cached sets."""
-    others = [folder for folder in _names(cache, versions_of) if folder != kept]
+    others = [folder for folder in _names(cache) if folder != kept]
     others.sort(key=lambda folder: (folder / MANIFEST_NAME).stat().st_mtime_ns, reverse=True)
     for folder in others[MAX_EARLIER:]:
         shutil.rmtree(folder, ignore_errors=True)

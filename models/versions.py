@@ -1,6 +1,6 @@
 """Finds a model set's earlier versions, which are complete sets in a folder inside the set's.
 
-A fingerprint names a version (:meth:`models.model_set.ModelSet.fingerprint`), and NAME@VERSION a
+A fingerprint names a version (:meth:`models.manifest.Manifest.fingerprint`), and NAME@VERSION a
 set in that version. Commands that make another version keep what was there
 (:mod:`calibration.sets.history`).
 """

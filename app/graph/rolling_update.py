@@ -32,7 +32,7 @@ class Graph(Protocol):
 def check_same_model_set(theirs: str, ours: str) -> None:
     """Raise :class:`OtherSetError` if a stage serves another model set than this one.
 
-    Both are fingerprints (:meth:`models.model_set.ModelSet.fingerprint`).
+    Both are fingerprints (:meth:`models.manifest.Manifest.fingerprint`).
     """
     if theirs != ours:
         raise OtherSetError(UPDATING)
