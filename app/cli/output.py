@@ -6,7 +6,6 @@ from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from models import result_files
 from models.extras import needs_extra
-from models.whole_file import write_whole
 
 PLOTS = (".png", ".svg")
 
@@ -45,5 +44,4 @@ def write_config(path: Path, text: str, *, is_new: bool) -> None:
 
     """
     check_can_write(path, is_new=is_new)
-    with result_files.writing(path):
-        write_whole(path, text, ServeConfig.read)
+    result_files.write_result(path, text, ServeConfig.read)

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from app.errors import ConfigError
 from app.settings import Settings
-from models.result_files import check_can_write, writing
-from models.whole_file import write_whole
+from models.result_files import check_can_write, write_result
 
 if TYPE_CHECKING:
     from app.tracing.stored.traces import Trace
@@ -67,8 +66,7 @@ def trace(
     else:
         draw(out, chosen)
     if export is not None:
-        with writing(export):
-            write_whole(export, json.dumps(as_jaeger(chosen), indent=1) + "\n")
+        write_result(export, json.dumps(as_jaeger(chosen), indent=1) + "\n")
         err.print(f"wrote {escape(str(export))}; open it in Jaeger's page: Search, Upload")
 
 

@@ -9,9 +9,9 @@ from typing import Protocol
 from app.errors import ConfigError
 from app.samples.sample import Sample
 from models.extras import installed_version, pip_install
+from models.result_files import write_whole
 from models.store_files import CLIENTS, EXTRAS, said, smart_open_file
 from models.stores import is_url
-from models.whole_file import write_whole
 
 PARTS = 128  # A Gateway lists the folder again after it wrote this part of the limit.
 OWN_FILE = re.compile(r"\.?(?P<stem>\d{8}T\d{12}-[0-9a-f]{16})\.[a-z0-9.]+")

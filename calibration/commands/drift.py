@@ -9,8 +9,7 @@ from rich.console import Console
 
 from calibration.commands.options import JsonFile
 from models.errors import ModelSetError
-from models.result_files import check_can_write, write_json, writing
-from models.whole_file import write_whole
+from models.result_files import check_can_write, write_json, write_result
 
 out = Console(soft_wrap=True, highlight=False, emoji=False)
 
@@ -65,8 +64,7 @@ def drift(
     write_json(json_file, report.as_json(before, now, result))
     if html is not None:
         page = report.render(f"Drift of {samples} from {reference}", before, now, result)
-        with writing(html):
-            write_whole(html, page)
+        write_result(html, page)
     if result.is_drift:
         raise typer.Exit(1)
 

@@ -48,7 +48,7 @@ from models.ledger import judge
 from models.manifest import read_manifest
 from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Precision
-from models.result_files import check_can_write, write_json, writing
+from models.result_files import check_can_write, write_json
 from models.stores import is_fetched
 
 T = TypeVar("T")
@@ -272,14 +272,12 @@ def _report(evaluated: EvaluatedSet, options: EvaluateOptions) -> None:
     if options.html is not None:
         from calibration.evaluation.reports.page import write_page  # brings matplotlib
 
-        with writing(options.html):
-            write_page(options.html, evaluated.model_set, content, measured)
+        write_page(options.html, evaluated.model_set, content, measured)
         err.print(f"the page: {escape(str(options.html))}")
     if options.plot is not None and measured.subsets is not None:
         from calibration.evaluation.reports.subset_plot import write_plot
 
-        with writing(options.plot):
-            write_plot(options.plot, measured.subsets)
+        write_plot(options.plot, measured.subsets)
         err.print(f"the plot: {escape(str(options.plot))}")
 
 

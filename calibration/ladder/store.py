@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.ladder.rung import LABELLED_FILES, LadderError, RungError, RungResult, read_result
-from models import whole_file
+from models import result_files
 
 JOB_NAME = "job.json"
 RESULTS, TASKS, LOGS = "results", "tasks", "logs"
@@ -116,6 +116,6 @@ class Store:
 def write_whole(path: Path, text: str) -> None:
     """Write a file in one step; raise :class:`LadderError` if it cannot be written."""
     try:
-        whole_file.write_whole(path, text)
+        result_files.write_whole(path, text)
     except OSError as error:
         raise LadderError(f"cannot write {path}: {error.strerror}; make room there") from error

@@ -14,7 +14,7 @@ from calibration.evaluation.reports.subset_plot import subsets_svg
 from models.accuracy import ENSEMBLE
 from models.model_set import ModelSet
 from models.record import Precision
-from models.whole_file import write_whole
+from models.result_files import write_result
 
 TEMPLATE = "report.html.j2"
 
@@ -46,7 +46,7 @@ def write_page(
         reliability=Markup(plots.reliability(tallies)),
         subsets=Markup(subsets_svg(measured.subsets) if measured.subsets else ""),
     )
-    write_whole(path, text.encode("utf-8", "replace"))  # file names need not be UTF-8
+    write_result(path, text.encode("utf-8", "replace"))  # file names need not be UTF-8
 
 
 def _cascade(measured: Evaluation, precision: Precision) -> str:

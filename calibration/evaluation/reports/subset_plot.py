@@ -16,7 +16,7 @@ from calibration.evaluation.subsets.scores import (
     pareto_front,
 )
 from models.errors import ModelSetError
-from models.whole_file import write_whole
+from models.result_files import write_result
 
 SUFFIXES = (".svg", ".png")
 OF_METHOD = {  # colour and mark
@@ -45,7 +45,7 @@ def write_plot(path: Path, result: SubsetsResult) -> None:
             png = io.BytesIO()
             figure.savefig(png, format="png", bbox_inches="tight")
             content = png.getvalue()
-    write_whole(path, content)
+    write_result(path, content)
 
 
 def subsets_svg(result: SubsetsResult) -> str:
