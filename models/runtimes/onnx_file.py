@@ -1,4 +1,4 @@
-"""Reads an ONNX file's opsets, operators and external files, without the onnx package.
+"""Reads an ONNX file's operators and external files, without the onnx package.
 
 It only walks the structure (field numbers of onnx.proto, ONNX 1.23) and skips weights. It runs
 before any library opens the file: external data names paths, which must not be followed from a
@@ -15,9 +15,9 @@ MAX_BYTES = 2**31  # protobuf's own limit of a message
 MAX_DEPTH = 32  # of graphs in attributes of nodes of graphs
 # For each message, its fields that are relevant messages, by number.
 MESSAGES: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 8: "opset", 25: "function"},
+    "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "function": {7: "node", 9: "opset"},
+    "function": {7: "node"},
     "node": {5: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
@@ -31,7 +31,6 @@ Field = tuple[int, int | memoryview]
 class OnnxFacts:
     """The facts read from an ONNX file."""
 
-    opsets: dict[str, int] = field(default_factory=dict)  # by domain; ONNX's own is ""
     operators: set[str] = field(default_factory=set)
     external: set[str] = field(default_factory=set)  # paths of external data, as written
 
@@ -93,19 +92,10 @@ def _walk(data: memoryview, kind: str, facts: OnnxFacts, depth: int) -> None:
             continue
         if kind == "node" and number == 4:
             facts.operators.add(str(value, "utf-8"))
-        elif (part := inner.get(number)) == "opset":
-            _add_opset(value, facts)
-        elif part == "entry":
+        elif (part := inner.get(number)) == "entry":
             _add_entry(value, facts)
         elif part is not None:
             _walk(value, part, facts, depth + 1)
-
-
-def _add_opset(data: memoryview, facts: OnnxFacts) -> None:
-    values = dict(_fields(data))
-    domain, version = values.get(1, memoryview(b"")), values.get(2, 0)
-    if isinstance(domain, memoryview) and isinstance(version, int):
-        facts.opsets[str(domain, "utf-8")] = version
 
 
 def _add_entry(data: memoryview, facts: OnnxFacts) -> None:
