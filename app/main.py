@@ -33,7 +33,6 @@ from app.traffic.plan import Plan
 from app.traffic.versions import accuracy_warnings, first_split, loaded_sets
 from models.extras import check_installed
 from models.model_set import ModelSet
-from models.record import PACKAGES
 from models.stores import is_url
 from models.versions import split_version
 
@@ -99,8 +98,7 @@ def _check(settings: Settings, model_set: ModelSet) -> None:
     for member in manifest.members:
         precision = member.precision_of(settings.served_precision)
         if (network := member.networks.get(precision)) is not None:
-            package = PACKAGES[network.runtime]
-            check_installed(package, package, f"member {member.name}")
+            check_installed(network.runtime, network.runtime, f"member {member.name}")
     check_task(settings.cascade_margin, manifest)
     check_functions(settings, manifest)
 

@@ -14,7 +14,7 @@ from models.errors import ModelSetError
 from models.extras import check_installed
 from models.golden import Golden, read_golden
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
-from models.record import PACKAGES, FileRecord, Precision, sha256_of
+from models.record import FileRecord, Precision, sha256_of
 from models.stores import fetch, is_url
 from models.user_folders import user_folder, with_home
 from models.versions import earlier_folders, split_version
@@ -160,8 +160,7 @@ class ModelSet:
 
         """
         network = self.manifest.member(member).network(precision)
-        package = PACKAGES[network.runtime]
-        check_installed(package, package, f"member {member} of {self.name}")
+        check_installed(network.runtime, network.runtime, f"member {member} of {self.name}")
         opened, *_ = [self.verified(file) for file in network.files]
         return opened
 

@@ -22,19 +22,15 @@ PRECISIONS: tuple[Precision, ...] = ("INT8", "FP16")
 FloatType = Literal["f32", "bf16"]
 # The meaning of a set's rows: a distribution over classes, or an independent score per class.
 Task = Literal["classification", "multi_label"]
-# The runtime of a network; it follows from the file's suffix.
+# The runtime of a network, which follows from the file's suffix. The package that it needs, and the
+# extra of an optional one, have the same name.
 RuntimeName = Literal["openvino", "onnxruntime"]
 SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx"}
-# The Python package of each; the extra has the same name.
-PACKAGES: dict[RuntimeName, str] = {"openvino": "openvino", "onnxruntime": "onnxruntime"}
 # Runtimes from before sets were converted when added, and their files.
 RETIRED = {"torch": ".pt2", "torchscript": ".torchscript"}
 
-
 # Of a member in the average. The bound keeps sums finite; strict: true is not 1.0.
 Weight = Annotated[float, Field(gt=0, le=1e6, strict=True)]
-
-
 # The divisor of logits. The bounds keep float32 rows of many classes from underflowing.
 Temperature = Annotated[float, Field(ge=0.2, le=20, strict=True)]
 

@@ -11,7 +11,7 @@ from models.extras import installed_version
 from models.ledger import judge
 from models.manifest import MemberRecord
 from models.model_set import ModelSet
-from models.record import PACKAGES, Precision, RuntimeName
+from models.record import Precision, RuntimeName
 
 
 @dataclass(slots=True)
@@ -136,4 +136,4 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
 def _runtime_of(member: MemberRecord, precision: Precision) -> ServedRuntime:
     """Return a member's runtime and its installed version, without importing the runtime."""
     name = member.network(precision).runtime
-    return ServedRuntime(name, installed_version(PACKAGES[name]) or "unknown")
+    return ServedRuntime(name, installed_version(name) or "unknown")

@@ -14,7 +14,6 @@ from models.extras import installed_version
 from models.ledger import ensemble_figures
 from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, list_folders, load_model_set, search_path
-from models.record import PACKAGES
 
 console, err = (
     Console(emoji=False),
@@ -85,7 +84,7 @@ def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
         "top1": ensemble_figures(manifest, "top-1"),
         "mean_average_precision": ensemble_figures(manifest, "mAP"),
         "runtime_versions": {
-            runtime: installed_version(PACKAGES[runtime])  # None: not installed
+            runtime: installed_version(runtime)  # None: not installed
             for member in manifest.members
             for runtime in member.runtimes
         },

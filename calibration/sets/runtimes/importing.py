@@ -12,7 +12,7 @@ from calibration.sets.runtimes.compared import doubt_by_comparison
 from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
 from models.errors import ModelSetError, TandemError
 from models.extras import check_installed, needs_extra
-from models.record import PACKAGES, RuntimeName
+from models.record import RuntimeName
 from models.runtime import last_line
 
 # Loading these runs their code, and gives no network: a pickle can call any function.
@@ -58,8 +58,7 @@ def import_member(
     """
     check_file(path, runtime)
     if runtime != "openvino":
-        package = PACKAGES[runtime]
-        check_installed(package, package, f"models add of {path.name} for {runtime}")
+        check_installed(runtime, runtime, f"models add of {path.name} for {runtime}")
     with _as_runtimes_file(path, runtime, options, is_trusted=is_trusted) as made:
         return _imported(path, runtime, options, made)
 
