@@ -45,7 +45,7 @@ class AnswerRule:
         ranked = top_k(row, self.labels, k)
         if self.threshold is None:
             return ranked
-        least = as_float32(self.threshold)
+        least = float(np.float32(self.threshold))
         return [prediction for prediction in ranked if prediction.probability >= least]
 
     def agree(self, rows: Iterable[Probabilities]) -> bool:
@@ -68,7 +68,11 @@ class AnswerRule:
         For a distribution it is Shannon's entropy as a share of the largest possible. For scores it
         is the mean binary entropy of the classes, in bits.
         """
-        return entropy(row) if self.threshold is None else binary_entropy(row)
+        if self.threshold is None:
+            return entropy(row)
+        inner = (p for p in row.tolist() if 0 < p < 1)
+        total = math.fsum(p * math.log2(p) + (1 - p) * math.log2(1 - p) for p in inner)
+        return max(0.0, -total / len(row))
 
 
 def above(rows: Probabilities, threshold: float) -> Flags:
@@ -78,16 +82,3 @@ def above(rows: Probabilities, threshold: float) -> Flags:
     """
     flags: Flags = rows >= np.float32(threshold)
     return flags
-
-
-def as_float32(value: float) -> float:
-    """Return the float32 nearest to a value."""
-    return float(np.float32(value))
-
-
-def binary_entropy(row: Probabilities) -> float:
-    """Return the mean of the binary entropies, in bits, of scores (C,): 0 to 1."""
-    total = math.fsum(
-        p * math.log2(p) + (1 - p) * math.log2(1 - p) for p in row.tolist() if 0 < p < 1
-    )
-    return max(0.0, -total / len(row))
