@@ -157,10 +157,7 @@ class Conditions(Record):
     def changes(self, now: "Conditions") -> list[str]:
         """Return the names of conditions that differ in ``now``, for people."""
         pairs = {
-            "the image rule": (
-                (self.image, self.member_images),
-                (now.image, now.member_images),
-            ),
+            "the image rule": ((self.image, self.member_images), (now.image, now.member_images)),
             "labels": (self.labels_sha256, now.labels_sha256),
             "class ids": (self.class_ids_sha256, now.class_ids_sha256),
             "weights of the average": (self.weights, now.weights),

@@ -19,12 +19,7 @@ from models import image_heif
 from models.errors import CorruptImageError, TandemError
 from models.image_alpha import lay_over_white
 from models.image_header import WEBP_ALPHA_FLAG, ImageHeader, read_header
-from models.image_limits import (
-    check_complete,
-    check_first_end,
-    check_full_pixels,
-    check_limits,
-)
+from models.image_limits import check_complete, check_first_end, check_full_pixels, check_limits
 from models.image_png import default_picture
 from models.image_resize import Axis, CropSource, Interpolation, common_region
 

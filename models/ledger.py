@@ -91,8 +91,7 @@ def judge(
     compared = [record for record in records if record.drops]
     if not compared:
         return Verdict(
-            "unmeasured",
-            f"{manifest.name}: INT8 was never compared with the float networks; {how}",
+            "unmeasured", f"{manifest.name}: INT8 was never compared with the float networks; {how}"
         )
     return _judge_compared(manifest, compared)
 
