@@ -6,13 +6,14 @@ and cgroup quotas, and pins every process to the same first cores. So the number
 always set, and pinning is off.
 """
 
+import locale
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import openvino as ov
@@ -20,12 +21,42 @@ import openvino as ov
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.memory import give_back_memory
-from models.process_locale import kept_locale
 from models.record import RuntimeName
 from models.runtimes.interface import LoadedNetwork, check_image
 from models.runtimes.options import Pixels, RuntimeOptions
 
 __all__ = ["CompiledNetwork", "Pixels", "RuntimeOptions", "read_network"]
+
+
+class KeptLocale:
+    """A context manager that restores the process's locale from before the block.
+
+    ``Core.compile_model`` (2026.4, with a compile cache) sets it to "C" for a moment. If threads do
+    this at a time, the later one sees "C" and restores that. From then on ``open`` without an
+    encoding, in Ray too, writes ASCII in place of UTF-8. If blocks overlap, the last one to end
+    restores the locale that the first one saw.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_within = 0
+        self._before = ""
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            if not self._num_within:
+                self._before = locale.setlocale(locale.LC_ALL)
+            self._num_within += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_within -= 1
+            if not self._num_within:
+                locale.setlocale(locale.LC_ALL, self._before)
+
+
+kept_locale = KeptLocale()  # the locale belongs to the process
 
 
 @cache
@@ -70,10 +101,7 @@ def read_network(path: Path) -> ov.Model:
 
 
 def compile_with(model: ov.Model, properties: Mapping[str, Any]) -> ov.CompiledModel:
-    """Compile with exactly these OpenVINO ``properties``, to compare their effects.
-
-    :class:`CompiledNetwork` compiles networks for serving.
-    """
+    """Compile with exactly these OpenVINO ``properties``, keeping the process's locale."""
     with kept_locale:
         return _core().compile_model(model, "CPU", dict(properties))
 
@@ -124,7 +152,7 @@ class CompiledNetwork(LoadedNetwork):
         sizes = sorted({self.fixed_batch} if self.fixed_batch else set(options.batch_sizes))
         models = [first, *(self._read() for _ in sizes[1:])]
         # Compiling, or reading from the cache, mainly uses one thread.
-        with kept_locale, ThreadPoolExecutor(options.num_threads) as threads:
+        with ThreadPoolExecutor(options.num_threads) as threads:
             compiled = list(threads.map(self._compile, models, sizes))
         # By batch size, ascending. The mapping is replaced, not changed: threads compare its
         # identity.
@@ -140,7 +168,7 @@ class CompiledNetwork(LoadedNetwork):
 
     def _compile(self, model: ov.Model, size: int) -> ov.CompiledModel:
         model.reshape([size, *self.input_shape])
-        return _core().compile_model(model, "CPU", self._properties)
+        return compile_with(model, self._properties)
 
     def _give_back_memory(self) -> None:
         read_from = [self._network.parent] if isinstance(self._network, Path) else []
@@ -169,8 +197,7 @@ class CompiledNetwork(LoadedNetwork):
         """Compile another size while other threads may predict; a fixed batch size stays alone."""
         if self.fixed_batch or size in self._compiled:
             return
-        with kept_locale:
-            added = self._compile(self._read(), size)
+        added = self._compile(self._read(), size)
         self._compiled = dict(sorted((self._compiled | {size: added}).items()))
         self._give_back_memory()
 

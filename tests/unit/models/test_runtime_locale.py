@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from models.process_locale import kept_locale
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.runtime import CompiledNetwork, RuntimeOptions, kept_locale
 from tests.support.tiny_networks import save_model, tiny_model
 
 
