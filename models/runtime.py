@@ -179,19 +179,9 @@ class CompiledNetwork(LoadedNetwork):
         """The compiled batch sizes, ascending."""
         return tuple(self._compiled)
 
-    def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
-        """Run a batch as every network does, in parts if the network has a fixed batch size."""
-        num = len(images)
-        if self.fixed_batch and num > self.fixed_batch:
-            starts = range(0, num, self.fixed_batch)
-            return np.concatenate([self.predict(images[i : i + self.fixed_batch]) for i in starts])
+    def _run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
         runs = self._runs()
-        size = next((size for size in runs if size >= num), 0)
-        if not num or not size:
-            raise ValueError(f"a batch of {num} images; 1 to {max(runs)} are compiled")
-        return runs[size].run(images)
-
-    infer = predict  # OpenVINO's name for it
+        return runs[next(size for size in runs if size >= len(images))].run(images)
 
     def add_batch_size(self, size: int) -> None:
         """Compile another size while other threads may predict; a fixed batch size stays alone."""

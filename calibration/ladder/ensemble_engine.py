@@ -81,7 +81,7 @@ class EnsembleNetwork:
         return answer
 
     def _rows(self, name: str, images: Pixels) -> Probabilities:
-        rows = self._networks[name].infer(self._inputs.of(name, images))
+        rows = self._networks[name].predict(self._inputs.of(name, images))
         return tempered(rows, self._temperatures[name])
 
     def _caller(self, number: int) -> NetworkCall:

@@ -77,7 +77,7 @@ def _restored(task: RungTask) -> torch.nn.Module:
         raise SkippedError(f"{no_source(network)} (its IR does not fit: {error})") from error
     module.eval()
     options = RuntimeOptions(num_threads=task.cores, batch_sizes=(len(pixels),))
-    expected = CompiledNetwork(ir, options).infer(pixels)
+    expected = CompiledNetwork(ir, options).predict(pixels)
     with torch.inference_mode():
         answers = module(normalised(pixels)).softmax(1).numpy()
     if (difference := float(np.abs(answers - expected).max())) > ALIKE:

@@ -194,7 +194,8 @@ def rightness(model: ov.Model, labelled: Labelled) -> Rightness:
     options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(BATCH,))
     network = CompiledNetwork(model, options)
     batches = [
-        network.infer(pixels).argmax(axis=1) == truth for pixels, truth in _batched(labelled, None)
+        network.predict(pixels).argmax(axis=1) == truth
+        for pixels, truth in _batched(labelled, None)
     ]
     return np.concatenate(batches)
 

@@ -103,7 +103,7 @@ def answers_alike(free: ov.Model, fixed: ov.Model) -> bool:
     number = NUM_TRIED * (one_by_one.fixed_batch or 1)
     batch = CompiledNetwork(free, RuntimeOptions(batch_sizes=(number,)))
     images = trial_images(number, batch.input_shape)
-    return rows_alike(one_by_one.infer(images), batch.infer(images))
+    return rows_alike(one_by_one.predict(images), batch.predict(images))
 
 
 def rows_alike(

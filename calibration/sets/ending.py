@@ -126,7 +126,7 @@ def _answers(model: ov.Model, path: Path) -> Probabilities:
     """Return the rows of a few random images."""
     try:
         network = CompiledNetwork(model, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
-        return network.infer(trial_images(NUM_TRIED, network.input_shape))
+        return network.predict(trial_images(NUM_TRIED, network.input_shape))
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]
         raise ModelSetError(f"OpenVINO cannot run {path} on four images: {last_line}") from error

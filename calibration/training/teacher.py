@@ -30,7 +30,7 @@ class Teacher:
         rgb = batch.permute(0, 2, 3, 1) * torch.tensor(SCALE_RGB) + torch.tensor(MEAN_RGB)
         pixels = rgb.round().clamp(0, 255).to(torch.uint8).numpy()[..., ::-1]  # BGR
         rows = [
-            network.infer(np.ascontiguousarray(pixels[i : i + BATCH]))
+            network.predict(np.ascontiguousarray(pixels[i : i + BATCH]))
             for i in range(0, len(pixels), BATCH)
         ]
         return torch.from_numpy(np.concatenate(rows))

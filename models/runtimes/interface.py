@@ -53,6 +53,15 @@ class LoadedNetwork(Protocol):
             ValueError: too many or no images, another shape, or not uint8.
 
         """
+        num, step = len(images), self.fixed_batch
+        if step and num > step:
+            return np.concatenate([self._run(images[i : i + step]) for i in range(0, num, step)])
+        if num > (most := self.batch_sizes[-1]) or not num:
+            raise ValueError(f"a batch of {num} images; 1 to {most} are taken")
+        return self._run(images)
+
+    def _run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+        """Run 1 to ``max_batch_size`` images, after :func:`check_image` of each."""
 
     def add_batch_size(self, size: int) -> None:
         """Add a batch size; may take seconds, during which other threads may predict.

@@ -95,17 +95,12 @@ class OnnxNetwork(LoadedNetwork):
         """Remove an added batch size."""
         self._sizes = tuple(of for of in self._sizes if of != size)
 
-    def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
-        """Run a batch as every network does, in parts if the network has a fixed batch size."""
-        num = len(images)
-        if not num or (num > self.max_batch_size and self.fixed_batch is None):
-            raise ValueError(f"a batch of {num} images; 1 to {self.max_batch_size} are taken")
+    def _run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
         for image in images:
             check_image(image, self.input_shape)
         batch = np.ascontiguousarray(images)  # (N, H, W, 3)
-        return self._run(batch) if self.fixed_batch in (None, num) else self._in_parts(batch)
-
-    def _run(self, batch: Pixels) -> Probabilities:
+        if (num_absent := (self.fixed_batch or 0) - len(batch)) > 0:
+            batch = np.concatenate([batch, np.zeros((num_absent, *self.input_shape), np.uint8)])
         outputs, name = self._names
         try:
             rows: Probabilities = self._session.run(outputs, {name: batch})[0]
@@ -115,15 +110,7 @@ class OnnxNetwork(LoadedNetwork):
         if rows.shape != (len(batch), self.num_classes):
             problem = f"{self.path} answers {rows.shape} to {len(batch)} images"
             raise ModelSetError(problem)
-        return np.asarray(rows, np.float32)
-
-    def _in_parts(self, batch: Pixels) -> Probabilities:
-        assert self.fixed_batch is not None
-        size, num = self.fixed_batch, len(batch)
-        filled = np.zeros((-(-num // size) * size, *self.input_shape), np.uint8)
-        filled[:num] = batch
-        parts = [self._run(filled[i : i + size]) for i in range(0, len(filled), size)]
-        return np.concatenate(parts)[:num]
+        return np.asarray(rows, np.float32)[: len(images)]
 
 
 def _session_options(onnxruntime: Any, options: RuntimeOptions) -> Any:

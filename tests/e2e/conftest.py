@@ -128,7 +128,7 @@ def in_process() -> Callable[[bytes], np.ndarray]:
     def classify(data: bytes) -> np.ndarray:
         image = read_image(data, manifest.image.rule)[np.newaxis]
         rows = {
-            name: tempered(network.infer(image), manifest.member(name).temperature)
+            name: tempered(network.predict(image), manifest.member(name).temperature)
             for name, network in networks.items()
         }
         weights = {m.name: m.weight for m in manifest.members}

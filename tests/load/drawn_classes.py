@@ -43,7 +43,7 @@ def draw(model_set: Path, number: int) -> list[Picture]:
         noise = rng.integers(0, 128, (SIDE, SIDE, 3)) + rng.integers(0, 128, 3)  # (H, W, 3) BGR
         data = cv2.imencode(".jpg", noise.astype(np.uint8))[1].tobytes()
         image = read_image(data, manifest.image.rule)[np.newaxis]
-        row = average({n: net.infer(image) for n, net in networks.items()}, weights)[0]
+        row = average({n: net.predict(image) for n, net in networks.items()}, weights)[0]
         named = dict(zip(loaded.labels, map(float, row), strict=True))
         pictures.append(Picture(data, named, tuple(weights)))
     return pictures

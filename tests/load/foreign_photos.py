@@ -35,7 +35,7 @@ def count(model_set: ModelSet, photos: list[Path]) -> dict[str, Any]:
         rows = {}
         for name, network in networks.items():
             image = read_image(data, manifest.image_of(name).rule)[np.newaxis]
-            rows[name] = tempered(network.infer(image), manifest.member(name).temperature)
+            rows[name] = tempered(network.predict(image), manifest.member(name).temperature)
         mean = average(rows, weights, manifest.temperature)[0]
         counts[bool(rule.is_sure(mean)), rule.agree(row[0] for row in rows.values())] += 1
     return {

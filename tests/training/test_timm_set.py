@@ -140,7 +140,7 @@ def test_a_set_from_the_hub(
         with torch.inference_mode():
             expected = networks[model]((planes - mean_of) / std_of).softmax(1).numpy()
         path = made.network_path(member.name, "FP16")
-        found = CompiledNetwork(path, RuntimeOptions(batch_sizes=(2,))).infer(pixels)
+        found = CompiledNetwork(path, RuntimeOptions(batch_sizes=(2,))).predict(pixels)
         np.testing.assert_allclose(found, expected, atol=0.02 * expected.max())
     assert has_attention(read_network(made.network_path("test_vit", "FP16")))
     assert not has_attention(read_network(made.network_path("small", "FP16")))

@@ -115,7 +115,7 @@ def test_a_set_from_a_server_answers_as_torch_does(
     pixels = np.random.default_rng(1).integers(0, 256, (2, SIZE, SIZE, 3), np.uint8)  # BGR
     options = RuntimeOptions(batch_sizes=(2,))
     rows = {
-        name: CompiledNetwork(made.network_path(name, "FP16"), options).infer(pixels)
+        name: CompiledNetwork(made.network_path(name, "FP16"), options).predict(pixels)
         for name in networks
     }
     with torch.no_grad():

@@ -120,7 +120,7 @@ def _check_answers(
     try:
         compiled = CompiledNetwork(model, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
         pixels = trial_images(NUM_TRIED, compiled.input_shape)  # (2, H, W, 3) uint8 BGR
-        answers = compiled.infer(pixels)
+        answers = compiled.predict(pixels)
     except RuntimeError as error:
         last_line = str(error).strip().splitlines()[-1]
         raise ModelSetError(f"{name} does not run after conversion: {last_line}") from error

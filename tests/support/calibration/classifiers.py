@@ -50,7 +50,7 @@ def ending(logits: ov.Node, end: str) -> ov.Node:
 
 def answers(imported: Imported, images: np.ndarray = IMAGES) -> np.ndarray:
     options = RuntimeOptions(batch_sizes=(len(images),))
-    return CompiledNetwork(imported.model, options).infer(images)
+    return CompiledNetwork(imported.model, options).predict(images)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

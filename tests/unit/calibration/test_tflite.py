@@ -56,7 +56,7 @@ def test_a_batch_is_answered_as_one_by_one(mobilenets: ModelSet, shared_data: Pa
         network = CompiledNetwork(mobilenets.network_path(name), options)
         for image, row in zip(images, together.probabilities["INT8"][name], strict=True):
             pixels = inputs.read(image.path.read_bytes())[np.newaxis]
-            (alone,) = network.infer(inputs.of(name, pixels))
+            (alone,) = network.predict(inputs.of(name, pixels))
             assert np.abs(alone - row).max() < 0.01
 
 
@@ -78,8 +78,8 @@ def test_without_background_the_rest_share_its_probability(
     )
     made, options = add_set(facts, tmp_path / "sets"), RuntimeOptions(batch_sizes=(2,))
     images = np.random.default_rng(1).integers(0, 256, (2, 160, 160, 3)).astype(np.uint8)
-    whole = CompiledNetwork(mobilenets.network_path("small"), options).infer(images)
-    rows = CompiledNetwork(made.network_path("small"), options).infer(images)
+    whole = CompiledNetwork(mobilenets.network_path("small"), options).predict(images)
+    rows = CompiledNetwork(made.network_path("small"), options).predict(images)
     assert made.manifest.num_classes == 1000
     rest = whole[:, 1:] / whole[:, 1:].sum(axis=1, keepdims=True)
     np.testing.assert_allclose(rows, rest, atol=1e-4)

@@ -50,7 +50,7 @@ def rows_in_process(model_set: ModelSet, data: bytes) -> dict[str, np.ndarray]:
     """Return what each network says of a picture that was read for it alone."""
     manifest, options = model_set.manifest, RuntimeOptions(batch_sizes=(1,))
     return {
-        name: CompiledNetwork(model_set.network_path(name), options).infer(
+        name: CompiledNetwork(model_set.network_path(name), options).predict(
             read_image(data, manifest.image_of(name).rule)[None]
         )
         for name in GAINS

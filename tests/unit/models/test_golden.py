@@ -62,7 +62,7 @@ def mobilenet(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Co
 
 
 def predicted(network: CompiledNetwork, images: np.ndarray) -> np.ndarray:
-    return np.concatenate([network.infer(images[i : i + 8]) for i in range(0, NUM_IMAGES, 8)])
+    return np.concatenate([network.predict(images[i : i + 8]) for i in range(0, NUM_IMAGES, 8)])
 
 
 def rows(answer: GoldenAnswer) -> np.ndarray:

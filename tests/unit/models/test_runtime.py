@@ -41,7 +41,7 @@ def expected(batch: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_a_batch_of_any_size_gives_its_own_rows(network, count):
-    rows = network.infer(images(count))
+    rows = network.predict(images(count))
     assert rows.dtype == np.float32
     assert rows.shape == (count, 3)
     np.testing.assert_allclose(rows, expected(images(count)), atol=1e-5)
@@ -58,33 +58,33 @@ def test_images_that_do_not_lie_in_one_piece(network, seen):
 
 def test_padding_changes_nothing(network, xml):
     exact = CompiledNetwork(xml, RuntimeOptions(batch_sizes=(3,)))
-    np.testing.assert_allclose(network.infer(images(3)), exact.infer(images(3)), atol=1e-6)
+    np.testing.assert_allclose(network.predict(images(3)), exact.predict(images(3)), atol=1e-6)
 
 
 def test_an_answer_is_not_overwritten_by_the_next_run(network):
-    first = network.infer(images(2))
+    first = network.predict(images(2))
     before = first.copy()
-    network.infer(255 - images(2))
+    network.predict(255 - images(2))
     np.testing.assert_array_equal(first, before)
 
 
 def test_the_callers_images_are_not_written_to(network):
     batch = images(3)
     batch.flags.writeable = False  # as Ray hands them over
-    network.infer(batch)
+    network.predict(batch)
     np.testing.assert_array_equal(batch, images(3))
 
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_a_batch_out_of_range(network, count):
-    with pytest.raises(ValueError, match=f"a batch of {count} images; 1 to 4 are compiled"):
-        network.infer(images(max(count, 1))[:count])
+    with pytest.raises(ValueError, match=f"a batch of {count} images; 1 to 4 are taken"):
+        network.predict(images(max(count, 1))[:count])
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
 def test_pixels_that_are_not_bytes_are_refused_rather_than_cast(network, kind):
     with pytest.raises(ValueError, match="takes uint8, 0 to 255"):
-        network.infer(images(1).astype(kind))
+        network.predict(images(1).astype(kind))
 
 
 def test_networks_that_come_and_go_leave_signals_working(xml):
@@ -131,7 +131,7 @@ def test_a_batch_size_that_comes_and_goes_while_threads_predict(network):
                 np.testing.assert_allclose(network.predict(batch), rows, atol=1e-5)
                 network.remove_batch_size(8)
                 assert network.batch_sizes == (1, 2, 4)
-                with pytest.raises(ValueError, match="a batch of 7 images; 1 to 4 are compiled"):
+                with pytest.raises(ValueError, match="a batch of 7 images; 1 to 4 are taken"):
                     network.predict(batch)
         finally:
             ends.set()
@@ -256,7 +256,7 @@ networks = [CompiledNetwork(Path(path), RuntimeOptions(batch_sizes=(1,))) for _ 
 barrier = threading.Barrier(2)
 def run(network):
     barrier.wait()
-    network.infer(np.zeros((1, *network.input_shape), np.uint8))
+    network.predict(np.zeros((1, *network.input_shape), np.uint8))
 threads = [threading.Thread(target=run, args=(network,)) for network in networks]
 sys.setswitchinterval(1e-6)
 for thread in threads: thread.start()

@@ -72,5 +72,5 @@ def test_members_get_the_inputs_that_are_theirs(tmp_path: Path, pictures: Path) 
     for name in ("usual", "small"):
         rule = model_set.manifest.image_of(name).rule
         pixels = np.stack([read_image(image.path.read_bytes(), rule) for image in images])
-        alone = CompiledNetwork(model_set.network_path(name), options).infer(pixels)
+        alone = CompiledNetwork(model_set.network_path(name), options).predict(pixels)
         np.testing.assert_allclose(found[name], alone, atol=1e-5)

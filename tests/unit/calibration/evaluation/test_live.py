@@ -45,7 +45,7 @@ def right(tiny_set: Path) -> Answer:
 
     def answer(data: bytes) -> dict[str, Any]:
         image = read_image(data, model_set.manifest.image.rule)[np.newaxis]
-        rows = {n: network.infer(image) for n, network in networks.items()}
+        rows = {n: network.predict(image) for n, network in networks.items()}
         ensemble = average(rows, dict.fromkeys(names, 1.0))[0]
         members = {n: {"predictions": listed(r[0])} for n, r in rows.items()}
         return {"predictions": listed(ensemble), "members": members}

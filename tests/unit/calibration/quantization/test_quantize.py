@@ -47,7 +47,7 @@ def test_int8_answers_nearly_as_float(images: list[np.ndarray], labelled: Labell
     assert not has_fake_quantize(model)
     options = RuntimeOptions(batch_sizes=(8,))
     before, after = (
-        CompiledNetwork(m, options).infer(labelled.pixels[:8]) for m in (model, quantized)
+        CompiledNetwork(m, options).predict(labelled.pixels[:8]) for m in (model, quantized)
     )
     np.testing.assert_allclose(after, before, atol=0.05)
 
@@ -55,7 +55,7 @@ def test_int8_answers_nearly_as_float(images: list[np.ndarray], labelled: Labell
 def test_the_same_images_give_the_same_network(images: list[np.ndarray]) -> None:
     first, second = (quantize(tiny_model(num_convolutions=2), images, OPTIONS) for _ in "ab")
     options = RuntimeOptions(batch_sizes=(8,))
-    rows = [CompiledNetwork(m, options).infer(np.stack(images[:8])) for m in (first, second)]
+    rows = [CompiledNetwork(m, options).predict(np.stack(images[:8])) for m in (first, second)]
     np.testing.assert_array_equal(rows[0], rows[1])
 
 
@@ -121,5 +121,5 @@ def test_the_batch_size_that_is_built_in_hardly_changes_int8(
         network = CompiledNetwork(
             quantize(model, images, OPTIONS), RuntimeOptions(batch_sizes=(8,))
         )
-        rows.append(network.infer(labelled.pixels[:8]))
+        rows.append(network.predict(labelled.pixels[:8]))
     np.testing.assert_allclose(rows[0], rows[1], atol=0.005)

@@ -92,8 +92,8 @@ def test_a_set_has_what_was_said_and_answers_as_its_networks(nets, into):
     images = np.random.default_rng(1).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
     for name in "ab":
         options = RuntimeOptions(batch_sizes=(2,))
-        before = CompiledNetwork(nets / f"{name}.xml", options).infer(images)
-        after = CompiledNetwork(made.network_path(name, "FP16"), options).infer(images)
+        before = CompiledNetwork(nets / f"{name}.xml", options).predict(images)
+        after = CompiledNetwork(made.network_path(name, "FP16"), options).predict(images)
         assert np.allclose(before, after, atol=1e-3)  # weights are FP16 now
 
 
@@ -280,8 +280,8 @@ def test_classes_are_mapped_by_their_ids(nets, into):
     made = add_set(new_set(nets, class_ids=ids, member_class_ids=own), into)
     options = RuntimeOptions(batch_sizes=(2,))
     images = np.random.default_rng(1).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
-    before = CompiledNetwork(nets / "b.xml", options).infer(images)
-    after = CompiledNetwork(made.network_path("b", "FP16"), options).infer(images)
+    before = CompiledNetwork(nets / "b.xml", options).predict(images)
+    after = CompiledNetwork(made.network_path("b", "FP16"), options).predict(images)
     assert np.allclose(before[:, [1, 2, 0]], after, atol=1e-3)
 
 

@@ -20,24 +20,24 @@ def network(request: pytest.FixtureRequest) -> CompiledNetwork:
 def test_other_pixels_are_not_alike(network, fault):
     """Noise: of a thousand classes none has much, and 0.05 of a probability was allowed."""
     images = trial_images(4, (SIZE, SIZE, 3))
-    expected, wrong = network.infer(images), network.infer(FAULTS[fault](images))
+    expected, wrong = network.predict(images), network.predict(FAULTS[fault](images))
     assert rows_alike(expected, expected)
     assert not rows_alike(expected, wrong)
 
 
 def test_one_image_of_the_batch_is_enough(network):
-    expected = network.infer(trial_images(4, (SIZE, SIZE, 3)))
+    expected = network.predict(trial_images(4, (SIZE, SIZE, 3)))
     wrong = expected.copy()
     wrong[3] = np.roll(wrong[3], 1)
     assert not rows_alike(expected, wrong)
 
 
 def test_rounding_is_alike(network):
-    expected = network.infer(trial_images(4, (SIZE, SIZE, 3)))
+    expected = network.predict(trial_images(4, (SIZE, SIZE, 3)))
     noise = np.random.default_rng(2).uniform(0.95, 1.05, expected.shape)
     assert rows_alike(expected, (expected * noise).astype(np.float32))
 
 
 def test_nan_is_not_alike(network):
-    expected = network.infer(trial_images(4, (SIZE, SIZE, 3)))
+    expected = network.predict(trial_images(4, (SIZE, SIZE, 3)))
     assert not rows_alike(expected, np.full_like(expected, np.nan))

@@ -31,7 +31,7 @@ def weights(low: int, high: int) -> np.ndarray:
 
 
 def answers(model: ov.Model) -> np.ndarray:
-    return CompiledNetwork(model, RuntimeOptions(batch_sizes=(2,))).infer(IMAGES)
+    return CompiledNetwork(model, RuntimeOptions(batch_sizes=(2,))).predict(IMAGES)
 
 
 def stored_weights(model: ov.Model) -> list[np.ndarray]:

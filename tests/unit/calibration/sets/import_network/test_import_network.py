@@ -108,7 +108,7 @@ def test_a_folded_network_is_taken_as_it_is(tmp_path):
     imported = import_network(save(tiny_model(), tmp_path), None, Normalisation((99.0,) * 3))
     images = np.random.default_rng(3).integers(0, 256, (4, 16, 16, 3)).astype(np.uint8)
     before = CompiledNetwork(tmp_path / "net.xml", RuntimeOptions(batch_sizes=(4,)))
-    assert np.allclose(answers(imported, images), before.infer(images), atol=1e-5)
+    assert np.allclose(answers(imported, images), before.predict(images), atol=1e-5)
     assert (imported.input_size, imported.num_classes) == (16, 3)
 
 
@@ -179,7 +179,7 @@ def test_a_batch_that_cannot_be_freed_runs_so_many_at_a_time(tmp_path):
     assert imported.fixed_batch == 1
     network = CompiledNetwork(imported.model, RuntimeOptions(batch_sizes=(1, 8)))
     assert (network.batch_sizes, network.max_batch_size) == ((1,), 1)
-    assert np.allclose(network.infer(IMAGES), expected(PLAIN), atol=1e-5)
+    assert np.allclose(network.predict(IMAGES), expected(PLAIN), atol=1e-5)
 
 
 def test_an_answer_in_integers_is_taken_before_it_is_rounded(tmp_path):
