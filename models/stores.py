@@ -20,16 +20,7 @@ from platformdirs import user_cache_path
 from models.errors import ModelSetError
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.record import sha256_of
-from models.store_files import (
-    CHUNK_BYTES,
-    EXTRAS,
-    OBJECT_STORES,
-    WEB,
-    StoreError,
-    copy_file,
-    said,
-    smart_open_file,
-)
+from models.store_files import EXTRAS, OBJECT_STORES, WEB, StoreError, copy_file
 from models.user_folders import needed_folder, user_folder
 from models.versions import MAX_EARLIER, VERSION, VERSIONS_NAME, modified_ns
 
@@ -68,7 +59,7 @@ def fetch(url: str, version: str | None) -> Path:
         MissingExtraError: the package for this kind of store is not installed.
 
     """
-    url = _checked(url)
+    url = checked_url(url)
     cache = needed_folder(user_cache_path, "sets", hashlib.sha256(url.encode()).hexdigest()[:16])
     try:
         if version and (kept := _kept(cache, version)):
@@ -97,40 +88,7 @@ def fetch(url: str, version: str | None) -> Path:
         ) from error
 
 
-def push(folder: Path, versions: list[str], url: str) -> None:
-    """Copy a set to a store; its manifest comes last, so that readers never see a part.
-
-    Earlier pushed versions stay. ``versions`` are the set's fingerprints.
-
-    Raises:
-        StoreError: the store cannot be written, is a web server, or a file is missing here.
-
-    """
-    url = _checked(url)
-    if url.partition("://")[0] not in EXTRAS:
-        raise StoreError(
-            f"cannot write to {url}: push to {OBJECT_STORES}, or copy the set's folder"
-        )
-    files = [record.path for record in read_manifest(folder).files]
-    if absent := [path for path in files if not (folder / path).is_file()]:
-        raise StoreError(
-            f"cannot push {folder}: it lacks {', '.join(absent)}, and a store's set is whole; "
-            "restore the files (tandem models fetch imagenette-float brings the bundled set's)"
-        )
-    kept = f"{url}/{VERSIONS_NAME}"
-    digest = sha256_of(folder / MANIFEST_NAME)[:12]
-    targets = [(path, f"{kept}/{digest}/{path}") for path in (*files, MANIFEST_NAME)]
-    targets += [(MANIFEST_NAME, f"{kept}/{version}/{MANIFEST_NAME}") for version in versions]
-    for path, target in (*targets, (MANIFEST_NAME, f"{url}/{MANIFEST_NAME}")):
-        with (
-            said(f"cannot write {target}"),
-            (folder / path).open("rb") as source,
-            smart_open_file(target, "wb") as opened,
-        ):
-            shutil.copyfileobj(source, opened, CHUNK_BYTES)
-
-
-def _checked(url: str) -> str:
+def checked_url(url: str) -> str:
     """Refuse URLs with credentials, without printing them, and URLs without a folder."""
     scheme, _, rest = url.rstrip("/").partition("://")
     host, *path = rest.split("/")

@@ -31,8 +31,3 @@ def modified_ns(path: Path) -> int:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
-
-
-def is_earlier(folder: Path) -> bool:
-    """Whether the folder is an earlier version's."""
-    return folder.absolute().parent.name == VERSIONS_NAME

@@ -76,7 +76,7 @@ def push(
 
     Versions that were pushed there before stay, as URL@VERSION.
     """
-    from models.stores import push as push_set
+    from calibration.sets.push import push as push_set
 
     model_set = load_model_set(name, search_path(model_dir or ()))
     if problems := model_set.problems():

@@ -14,7 +14,7 @@ from calibration.sets.durable import flush
 from models.errors import ModelSetError
 from models.manifest import MANIFEST_NAME, Made, Manifest, read_manifest
 from models.model_set import BUNDLED_DIR, PARTIAL_SUFFIX, ModelSet
-from models.versions import MAX_EARLIER, VERSIONS_NAME, earlier_folders, is_earlier
+from models.versions import MAX_EARLIER, VERSIONS_NAME, earlier_folders
 
 
 def is_bundled(folder: Path) -> bool:
@@ -24,7 +24,7 @@ def is_bundled(folder: Path) -> bool:
 
 def check_current(folder: Path) -> None:
     """Raise :class:`ModelSetError` for an earlier version's folder: a version never changes."""
-    if is_earlier(folder):
+    if folder.absolute().parent.name == VERSIONS_NAME:
         name = folder.absolute().parent.parent
         raise ModelSetError(
             f"{folder} is an earlier version, which stays as it is; make it the current one first: "

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.main import app
+from calibration.sets.push import push
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import load_model_set
 from models.store_files import StoreError, _azure_options, copy_file, smart_open_file
-from models.stores import push
 from tests.support import azure_store, google_store, s3_server
 from tests.support.store_relay import StoreRelay, store_relay
 from tests.support.stored_sets import (

@@ -15,13 +15,14 @@ import httpx
 import pytest
 
 from calibration.sets.durable import write_manifest
+from calibration.sets.push import push
 from models import store_files, stores
 from models.errors import ModelSetError
 from models.extras import MissingExtraError
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import load_model_set
 from models.store_files import StoreError
-from models.stores import is_url, push
+from models.stores import is_url
 from models.versions import MAX_EARLIER
 from tests.support.full_disk import full_disk
 from tests.support.http_server import QuietRequest, ThreadedServer
