@@ -2,7 +2,7 @@
 
 It has three small parsers by the specifications: JPEG (ITU-T T.81 annex B), PNG (W3C, third
 edition) and WebP (RFC 9649). They walk segments, skip compressed data, and copy nothing of the
-body. image_heif.py reads HEIC and AVIF.
+body. The orientation is of their Exif metadata (CIPA DC-008). image_heif.py reads HEIC and AVIF.
 """
 
 import re
@@ -12,7 +12,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from models.errors import CorruptImageError, NotAnImageError, UnsupportedFormatError
-from models.image_exif import EXIF_START, read_orientation
 from models.image_formats import DECODED, OF_THE_EXTRA, name_format
 from models.image_heif import read_size
 from models.image_png import PNG_SIGNATURE, png_chunks
@@ -30,6 +29,9 @@ _JPEG_COMPONENTS = frozenset({1, 3, 4})  # grey, YCbCr or RGB, CMYK or YCCK
 _PNG_START = PNG_SIGNATURE + b"\0\0\0\x0dIHDR"
 WEBP_ALPHA_FLAG = 0x10  # of VP8X's flags, at byte 20 of the file
 _PNG_CRITICAL = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
+_EXIF_START = b"Exif\0\0"  # before the TIFF header: always in JPEG, by mistake in PNG and WebP
+_ORIENTATION_TAG = 0x0112
+_LONG = 4  # the type of 4-byte values; the tag should have SHORT, of 2 bytes
 
 
 class ImageHeader(NamedTuple):
@@ -125,9 +127,9 @@ def _read_jpeg(view: memoryview) -> ImageHeader | None:
     frame: tuple[int, int, int, bool] | None = None
     orientation: int | None = None
     for marker, start, end in jpeg_segments(view):
-        if marker == 0xE1 and bytes(view[start : start + 6]) == EXIF_START:
+        if marker == 0xE1 and bytes(view[start : start + 6]) == _EXIF_START:
             if orientation is None:  # the first one counts, as in every viewer
-                orientation = read_orientation(view[start:end])
+                orientation = _read_orientation(view[start:end])
         elif marker in _JPEG_FRAMES:
             precision, height, width, components = struct.unpack_from(">BHHB", view, start)
             if precision != 8:
@@ -173,7 +175,7 @@ def _read_png(view: memoryview) -> ImageHeader | None:
         elif kind == b"tRNS":
             has_alpha = True
         elif kind == b"eXIf" and orientation is None:
-            orientation = read_orientation(view[start : end - 4])
+            orientation = _read_orientation(view[start : end - 4])
         elif kind == b"IDAT":
             return ImageHeader(
                 "png", width, height, orientation or 1, has_alpha, bit_depth, gray, start
@@ -210,7 +212,7 @@ def _read_extended_webp(view: memoryview) -> ImageHeader:
         if kind == b"VP8L":  # decoders use this bit even if the flag is not set
             has_alpha |= _has_vp8l_alpha(view, start)
         elif kind == b"EXIF" and flags & 0x08 and orientation is None:
-            orientation = read_orientation(view[start:end])
+            orientation = _read_orientation(view[start:end])
     return ImageHeader(
         "webp",
         int.from_bytes(width, "little") + 1,
@@ -232,6 +234,31 @@ def _webp_chunks(view: memoryview, position: int = 12) -> Iterator[tuple[bytes, 
         kind, length = struct.unpack_from("<4sI", view, position)
         yield kind, position + 8, position + 8 + length
         position += 8 + length + length % 2
+
+
+def _read_orientation(exif: memoryview) -> int:
+    """Return the orientation (1 to 8) of Exif's first directory; 1 if absent or damaged.
+
+    The TIFF header may follow ``_EXIF_START`` or come first. Some editors write ``_EXIF_START``
+    twice.
+    """
+    while bytes(exif[:6]) == _EXIF_START:
+        exif = exif[6:]
+    order = {b"II": "<", b"MM": ">"}.get(bytes(exif[:2]))
+    if order is None:
+        return 1
+    try:
+        (directory,) = struct.unpack_from(order + "I", exif, 4)
+        (num_entries,) = struct.unpack_from(order + "H", exif, directory)
+        for entry in range(directory + 2, directory + 2 + 12 * num_entries, 12):
+            tag, kind = struct.unpack_from(order + "HH", exif, entry)
+            if tag == _ORIENTATION_TAG:
+                size = "I" if kind == _LONG else "H"
+                (value,) = struct.unpack_from(order + size, exif, entry + 8)
+                return int(value) if 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
 
 
 _PARSERS = {"jpeg": _read_jpeg, "png": _read_png, "webp": _read_webp}

@@ -16,8 +16,7 @@ from typing import Any, Self
 
 from models.errors import ModelSetError
 from models.extras import needs_extra
-from models.image_files import first_not_utf8
-from models.image_stores import is_store, opened_store
+from models.image_files import first_not_utf8, is_store, opened_store
 
 Row = dict[str, Any]  # {"file": str, **answer}
 ROWS_A_PART = 4096

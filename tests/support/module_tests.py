@@ -55,8 +55,6 @@ ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/u
     "client/tandem_client/loop_thread.py": ("client/test_client.py",),
     "client/tandem_client/tls.py": ("../e2e/test_client_certificates.py",),
     "models/image_alpha.py": ("models/test_image_parity.py", "models/test_image_cases.py"),
-    "models/image_exif.py": ("models/test_image_header.py",),
-    "models/image_files.py": ("calibration/datasets",),
     "models/image_formats.py": ("models/test_image_header.py",),
     "models/image_limits.py": ("models/test_image.py", "models/test_image_header.py"),
     "models/runtimes/interface.py": ("models/runtimes",),

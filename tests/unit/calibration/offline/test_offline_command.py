@@ -13,7 +13,7 @@ import pytest
 
 from calibration.offline import answer_files
 from models.errors import ModelSetError
-from models.image_stores import opened_store
+from models.image_files import opened_store
 from tests.support.command_line import tandem
 from tests.support.s3_server import local_s3
 from tests.support.tiny_networks import write_pictures, write_tiny_set

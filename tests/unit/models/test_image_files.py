@@ -6,7 +6,7 @@ import boto3
 import pytest
 
 from models.extras import MissingExtraError
-from models.image_stores import images_at, is_store, opened_store, read_image
+from models.image_files import images_at, is_store, opened_store, read_image
 from models.store_files import StoreError
 from tests.support.s3_server import local_s3
 
