@@ -2,23 +2,15 @@
 
 import ctypes
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 MAPS = Path("/proc/self/maps")
-# Address range, permissions ("s": shared), and the mapped file's path; proc_pid_maps(5).
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \S+ +(/.+)")
+# Address range and file of a mapping whose pages can be dropped without loss; proc_pid_maps(5).
+_SHARED_READ_ONLY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r--s \S+ \S+ \S+ +(/.+)$", re.MULTILINE)
 _MADV_DONTNEED = 4  # Linux's; madvise(2)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's; mallopt(3)
 KEPT_BYTES = 16 * 2**20  # of freed memory, at most, in each thread's arena
 MAPPED_BYTES = 4 * 2**20  # larger allocations get their own mapping, which is returned when freed
-
-
-class _Mapping(NamedTuple):
-    address: int
-    num_bytes: int
-    path: Path
 
 
 def give_back_memory(*folders: Path) -> None:
@@ -36,9 +28,13 @@ def give_back_memory(*folders: Path) -> None:
         return
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     wanted = {folder.resolve() for folder in folders}
-    for mapping in _shared_read_only():
-        if mapping.path.parent in wanted:
-            libc.madvise(mapping.address, mapping.num_bytes, _MADV_DONTNEED)
+    try:
+        maps = MAPS.read_text("utf-8", "surrogateescape")
+    except OSError:
+        return
+    for start, end, path in _SHARED_READ_ONLY.findall(maps):
+        if Path(path).parent in wanted:
+            libc.madvise(int(start, 16), int(end, 16) - int(start, 16), _MADV_DONTNEED)
 
 
 def keep_freed_memory() -> None:
@@ -52,16 +48,3 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
         libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
-
-
-def _shared_read_only() -> Iterator[_Mapping]:
-    """Yield read-only mappings of files, whose pages can be dropped without loss."""
-    try:
-        lines = MAPS.read_text("utf-8", "surrogateescape").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        match = _MAPPING.fullmatch(line)
-        if match and match[3] == "r--s":
-            start, end = int(match[1], 16), int(match[2], 16)
-            yield _Mapping(start, end - start, Path(match[4]))
