@@ -42,18 +42,8 @@ _REDUCED_FLAGS = {
 # picture may end in these. Searching each for a second start would cost 2 % (decision 0004).
 _UNDECODED = [[level] * 3 for level in (128, 65, 64)]
 
-# EXIF orientation -> whether the stored rows, and the stored columns, are reversed (5 to 8 are also
-# transposed).
-_MIRRORED = {
-    1: (False, False),
-    2: (False, True),
-    3: (True, True),
-    4: (True, False),
-    5: (False, False),
-    6: (True, False),
-    7: (True, True),
-    8: (False, True),
-}
+# EXIF orientations whose stored rows, or stored columns, are reversed (5 to 8: also transposed).
+_Y_MIRRORED, _X_MIRRORED = frozenset({3, 4, 6, 7}), frozenset({2, 3, 7, 8})
 
 COLORS = 3  # blue, green, red
 
@@ -238,7 +228,6 @@ def _crop_axes(
 ) -> tuple[Axis, Axis]:
     """Return where the crop lies along the stored y and x; sizes and rounding are torchvision's."""
     width, height = size
-    is_y_mirrored, is_x_mirrored = _MIRRORED[orientation]
 
     def axis(length: int, is_mirrored: bool) -> Axis:
         is_stretched = rule.resize == "stretch"
@@ -250,11 +239,11 @@ def _crop_axes(
         scale = length / resized / reduction
         return Axis(-(-length // reduction), scale, offset, cropped, rule.interpolation)
 
-    return axis(height, is_y_mirrored), axis(width, is_x_mirrored)
+    return axis(height, orientation in _Y_MIRRORED), axis(width, orientation in _X_MIRRORED)
 
 
 def _upright(square: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Turn the crop as EXIF's orientation (1 to 8) asks: mirror the stored axes, then transpose."""
-    is_y_mirrored, is_x_mirrored = _MIRRORED[orientation]
-    square = square[:: -1 if is_y_mirrored else 1, :: -1 if is_x_mirrored else 1]
+    square = square[::-1] if orientation in _Y_MIRRORED else square
+    square = square[:, ::-1] if orientation in _X_MIRRORED else square
     return square.transpose(1, 0, 2) if orientation >= 5 else square
