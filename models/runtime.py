@@ -176,7 +176,6 @@ class CompiledNetwork(LoadedNetwork):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The compiled batch sizes, ascending."""
         return tuple(self._compiled)
 
     def _run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:

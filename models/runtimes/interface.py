@@ -1,7 +1,7 @@
 """The interface of networks in every runtime."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from models.runtimes.options import Pixels
 class LoadedNetwork(Protocol):
     """A network ready to run; several threads may call it at the same time."""
 
-    version: str  # of the runtime's package
+    runtime: ClassVar[RuntimeName]
+    version: str  # of its package
     num_threads: int  # shared by its batches
     fixed_batch: int | None  # the only batch size, built into the file; None: any
     input_shape: tuple[int, ...]  # (H, W, 3)
@@ -23,10 +24,6 @@ class LoadedNetwork(Protocol):
     # Resident memory that loading added, in bytes. Approximate if several load at a time; the first
     # one of a runtime includes the runtime itself.
     memory_bytes: int
-
-    @property
-    def runtime(self) -> RuntimeName:
-        """The runtime that runs the network."""
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

@@ -83,16 +83,13 @@ class OnnxNetwork(LoadedNetwork):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The batch sizes for the queue, ascending; only the fixed size if there is one."""
         return self._sizes
 
     def add_batch_size(self, size: int) -> None:
-        """Add a batch size; no effect with a fixed size."""
         if self.fixed_batch is None:
             self._sizes = tuple(sorted({*self._sizes, size}))
 
     def remove_batch_size(self, size: int) -> None:
-        """Remove an added batch size."""
         self._sizes = tuple(of for of in self._sizes if of != size)
 
     def _run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
