@@ -18,18 +18,11 @@ DEFAULT_THRESHOLD = 0.5
 
 @dataclass(frozen=True)
 class AnswerRule:
-    """Interprets the rows (C,) of a set.
+    """Interprets the rows (C,) of a set."""
 
-    Args:
-        labels: a label per class, in the networks' order.
-        threshold: for the scores of a multi-label set, 0 to 1; None: a classification set.
-        sure_from: the lowest probability of a sure answer's first class; None: not measured.
-
-    """
-
-    labels: Sequence[str]
-    threshold: float | None = None
-    sure_from: float | None = None
+    labels: Sequence[str]  # one per class, in the networks' order
+    threshold: float | None = None  # for a multi-label set's scores; None: a classification set
+    sure_from: float | None = None  # the lowest probability of a sure answer's first class
 
     @property
     def is_multi_label(self) -> bool:

@@ -20,13 +20,8 @@ REAPED_WITHIN_S = 15.0  # for a child that has closed its end, or was killed
 class Child:
     """A running command; as a context manager it is killed at the end of the block.
 
-    Args:
-        command: the program and its arguments.
-        printed: gets its standard error, and its standard output unless ``is_heard``; None: both
-            are this process's.
-        is_heard: whether :meth:`read_line` returns its standard output.
-        environment: its environment; None: this process's.
-        descriptors: files that it inherits.
+    ``printed`` gets its standard error, and its standard output unless ``is_heard``, in which case
+    :meth:`read_line` returns that. By default both are this process's, as the environment is.
 
     Raises:
         OSError: it could not be started.
@@ -40,7 +35,7 @@ class Child:
         *,
         is_heard: bool = False,
         environment: Mapping[str, str] | None = None,
-        descriptors: Sequence[int] = (),
+        descriptors: Sequence[int] = (),  # of files that it inherits
     ) -> None:
         self._process = subprocess.Popen(
             command,

@@ -47,17 +47,11 @@ def judged(
     max_drop: float,
     num_figures: int = 0,
 ) -> list[Judgement]:
-    """Judge the figures of an evaluation.
+    """Judge the figures of an evaluation; ``drops`` are by member name or ``ensemble``.
 
     A loss is significant if its p-value times the number of figures is within ``SIGNIFICANCE``
-    (Bonferroni). So sets with more members are not refused more often by chance.
-
-    Args:
-        drops: by member name or ``ensemble``.
-        num_images: of the evaluation.
-        max_drop: the set's limit, a fraction.
-        num_figures: the number of all figures, if ``drops`` has only some of them.
-
+    (Bonferroni). So sets with more members are not refused more often by chance. ``num_figures`` is
+    the number of all figures, if ``drops`` has only some of them.
     """
     losses = [(name, loss) for name, drop in drops.items() for loss in drop.losses]
     level = SIGNIFICANCE / max(1, num_figures, len(losses))

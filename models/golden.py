@@ -108,11 +108,8 @@ def relative_differences(
 ) -> tuple[Probabilities, Probabilities]:
     """Return the changes of stored probabilities, and their earlier values, summed by image.
 
-    Args:
-        indices: (N, K) stored classes.
-        before: (N, K) their stored probabilities.
-        after: (N, C) the probabilities to compare.
-
+    ``indices`` (N, K) are the stored classes, ``before`` (N, K) their probabilities, and ``after``
+    (N, C) the probabilities to compare.
     """
     off = np.abs(np.take_along_axis(after, indices, axis=1) - before).sum(axis=1)
     return off, np.maximum(before.sum(axis=1), np.float32(LEAST_SUM))

@@ -35,28 +35,17 @@ _LONG = 4  # the type of 4-byte values; the tag should have SHORT, of 2 bytes
 
 
 class ImageHeader(NamedTuple):
-    """The properties in a file's header.
+    """The properties in a file's header."""
 
-    Attributes:
-        format: "jpeg", "png", "webp", "heic" or "avif".
-        width, height: in pixels, as stored.
-        orientation: EXIF's, 1 to 8, for display.
-        transparent_gray: the grey level that a greyscale PNG declares transparent, in ``bit_depth``
-            bits.
-        data_offset: where compressed data begins.
-        has_many_scans: whether a JPEG is progressive or has separate scans for its components.
-
-    """
-
-    format: str
-    width: int
+    format: str  # "jpeg", "png", "webp", "heic" or "avif"
+    width: int  # in pixels, as stored
     height: int
-    orientation: int = 1
+    orientation: int = 1  # EXIF's, 1 to 8, for display
     has_alpha: bool = False
     bit_depth: int = 8
-    transparent_gray: int | None = None
-    data_offset: int = 0
-    has_many_scans: bool = False
+    transparent_gray: int | None = None  # a grey PNG's transparent level, in bit_depth bits
+    data_offset: int = 0  # where compressed data begins
+    has_many_scans: bool = False  # a JPEG is progressive, or has a scan for each component
 
 
 def read_header(data: bytes | memoryview) -> ImageHeader:

@@ -65,11 +65,7 @@ class _Taps:
 class CropSource:
     """The source pixels of a picture's crops, (rows, columns, 3) uint8, widened once for all crops.
 
-    Args:
-        region: the source's :func:`common_region`, opaque, with its colours in any order.
-        first_row: the region's first row in the source.
-        first_column: the region's first column in the source.
-
+    ``region`` is the source's :func:`common_region`, opaque, with its colours in any order.
     """
 
     def __init__(self, region: Pixels, first_row: int, first_column: int) -> None:
@@ -161,10 +157,8 @@ def _taps(axis: Axis) -> _Taps:
 def _matrix(columns: NDArray[np.intp], weights: NDArray[Any]) -> "csr_array[Any]":
     """Return the sparse matrix that makes output rows from source rows.
 
-    Args:
-        columns: (taps, size): for each output row, the source rows that it is made of.
-        weights: (taps, size): the weight of each of these; zeros are left out.
-
+    ``columns`` (taps, size) are the source rows of each output row, and ``weights`` (taps, size)
+    the weight of each; zeros are left out.
     """
     from scipy.sparse import csr_array  # 8 MB and 0.06 s, only if images are read
 

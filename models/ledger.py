@@ -37,15 +37,13 @@ def records_of_networks(manifest: Manifest) -> list[AccuracyRecord]:
         member.name: {p: network.fingerprint for p, network in member.networks.items()}
         for member in manifest.members
     }
-
-    def is_of_these(record: AccuracyRecord) -> bool:
-        return set(record.fingerprints) == set(now) and all(
-            now[name].get(precision) == fingerprint
-            for name, measured in record.fingerprints.items()
-            for precision, fingerprint in measured.items()
-        )
-
-    return sorted((r for r in manifest.accuracy if is_of_these(r)), key=lambda r: r.measured)
+    kept = (
+        record
+        for record in manifest.accuracy
+        if record.fingerprints.keys() == now.keys()
+        and all(by.items() <= now[name].items() for name, by in record.fingerprints.items())
+    )
+    return sorted(kept, key=lambda record: record.measured)
 
 
 def current_records(manifest: Manifest) -> list[AccuracyRecord]:
@@ -107,18 +105,15 @@ def _judge_compared(manifest: Manifest, records: Sequence[AccuracyRecord]) -> Ve
             unknown[record.num_images] = record, open_
     most, open_ = unknown[max(unknown)]  # the newest record is neither refused nor verified
     worst = max(open_, key=lambda j: j.num_more or float("inf"))
+    more = f"About {worst.num_more:,}" if worst.num_more else "No number of"
     lost, high, limit = (_points(v) for v in (worst.loss.lost, worst.loss.high, worst.bound))
     return Verdict(
         "unknown",
         f"{manifest.name}: not known whether INT8 costs {worst.name} more than max_drop, "
         f"{_points(manifest.max_drop)} of {worst.loss.figure}: it lost {lost}, at most {high}, on "
         f"{most.num_images} images of {most.dataset}; {limit} at most would verify it. "
-        f"{_more_images(worst.num_more)}: tandem evaluate {manifest.name} --images DIR",
+        f"{more} images more would tell: tandem evaluate {manifest.name} --images DIR",
     )
-
-
-def _more_images(number: int | None) -> str:
-    return f"{f'About {number:,}' if number else 'No number of'} images more would tell"
 
 
 def _judge_float(manifest: Manifest, records: Sequence[AccuracyRecord]) -> Verdict:

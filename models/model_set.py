@@ -69,16 +69,14 @@ class ModelSet:
     @cached_property
     def class_ids(self) -> tuple[str, ...] | None:
         """Return the folder name of each class in datasets, in the networks' order, or None."""
-        if self.manifest.class_ids is None:
-            return None
-        return self._one_per_class(self.manifest.class_ids, "class ids")
+        record = self.manifest.class_ids
+        return None if record is None else self._one_per_class(record, "class ids")
 
     @cached_property
     def golden(self) -> Golden | None:
         """Return the recorded answers to the generated images, or None."""
-        if self.manifest.golden is None:
-            return None
-        return read_golden(self.verified(self.manifest.golden))
+        record = self.manifest.golden
+        return None if record is None else read_golden(self.verified(record))
 
     def weighted(self, weights: Mapping[str, float]) -> "ModelSet":
         """Return the set with only the members in ``weights``, and these weights.
