@@ -9,27 +9,21 @@ import re
 DECODED = ("jpeg", "png", "webp")
 OF_THE_EXTRA = {"HEIC": "heic", "HEIF": "heic", "AVIF": "avif"}  # by name; ImageHeader's names
 
-_SIGNATURES: tuple[tuple[bytes, str], ...] = (
-    (b"\xff\xd8\xff", "jpeg"),
-    (b"\x89PNG", "png"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"II*\x00", "TIFF"),
-    (b"MM\x00*", "TIFF"),
-    (b"II+\x00", "TIFF"),
-    (b"MM\x00+", "TIFF"),
-    (b"II\xbc\x01", "JPEG XR"),
-    (b"\x00\x00\x00\x0cjP  \r\n\x87\n", "JPEG 2000"),
-    (b"\xff\x4f\xff\x51", "JPEG 2000"),
-    (b"\x00\x00\x00\x0cJXL \r\n\x87\n", "JPEG XL"),
-    (b"\xff\x0a", "JPEG XL"),
-    (b"%PDF-", "PDF"),
-    (b"%!PS", "PostScript"),
-    (b"8BPS", "PSD"),
-    (b"qoif", "QOI"),
-    (b"\x76\x2f\x31\x01", "OpenEXR"),
-    (b"#?RADIANCE", "Radiance HDR"),
-)
+_SIGNATURES: dict[str, tuple[bytes, ...]] = {
+    "jpeg": (b"\xff\xd8\xff",),
+    "png": (b"\x89PNG",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "TIFF": (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+"),
+    "JPEG XR": (b"II\xbc\x01",),
+    "JPEG 2000": (b"\x00\x00\x00\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"),
+    "JPEG XL": (b"\x00\x00\x00\x0cJXL \r\n\x87\n", b"\xff\x0a"),
+    "PDF": (b"%PDF-",),
+    "PostScript": (b"%!PS",),
+    "PSD": (b"8BPS",),
+    "QOI": (b"qoif",),
+    "OpenEXR": (b"\x76\x2f\x31\x01",),
+    "Radiance HDR": (b"#?RADIANCE",),
+}
 _BRANDS = {
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC"),
@@ -56,8 +50,8 @@ _BMP_HEADERS = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 def name_format(view: memoryview) -> str | None:
     """Return one of ``DECODED``, the name of a format that is not decoded, or None if unknown."""
     start = bytes(view[:1100])
-    for signature, name in _SIGNATURES:
-        if start.startswith(signature):
+    for name, signatures in _SIGNATURES.items():
+        if start.startswith(signatures):
             return name
     if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
         return "webp"
