@@ -172,9 +172,11 @@ class Trials:
 def cores_of(layout: ReplicaLayout, cores: Sequence[Core]) -> list[tuple[int, ...]]:
     """Return each replica's CPUs, as ``affinity`` places it; none if a replica has no place.
 
-    A single replica is served without affinity, on all sockets.
+    A single replica is served without affinity, on all sockets. A CPU quota still limits its
+    threads. A place of several has whole cores, perhaps more CPUs than the layout's cores, by which
+    a replica sizes its threads.
     """
     if layout.replicas == 1:
-        return [tuple(sorted(cpu for core in cores for cpu in core.cpus))[: layout.cores]]
+        return [tuple(sorted(cpu for core in cores for cpu in core.cpus))]
     places = place_replicas(cores, layout.cores)[: layout.replicas]
-    return places if len(places) == layout.replicas else []
+    return [place[: layout.cores] for place in places] if len(places) == layout.replicas else []

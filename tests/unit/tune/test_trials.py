@@ -226,6 +226,20 @@ def test_a_replica_is_measured_on_the_cores_that_it_is_served_on(layout, cpus):
     assert cores_of(layout, SMT) == cpus
 
 
+@pytest.mark.parametrize(
+    ("layout", "cpus"),
+    [
+        (ReplicaLayout(1, 6, 1), [tuple(range(64))]),  # the quota limits its threads, no CPU list
+        (ReplicaLayout(6, 1, 1), [(n,) for n in range(6)]),
+        (ReplicaLayout(2, 3, 1), [(0, 1, 32), (2, 3, 34)]),
+        (ReplicaLayout(3, 2, 1), [(0, 32), (1, 33), (2, 34)]),
+    ],
+)
+def test_a_replica_under_a_quota_has_as_many_threads_as_served(layout, cpus):
+    """A quota of 6 CPUs on 32 cores of two threads; replicas size their threads by their CPUs."""
+    assert cores_of(layout, [Core(0, 0, (n, n + 32)) for n in range(32)]) == cpus
+
+
 def test_a_layout_whose_replicas_would_share_cores_is_left_out(fake_replicas, monkeypatch):
     fake_replicas(10_000)
     monkeypatch.setattr(module, "read_cores", lambda: SMT)
