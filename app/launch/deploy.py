@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -13,6 +12,7 @@ import httpx
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from app.launch.ray_internals import serve_client
+from app.launch.stop_request import StopRequest
 
 ReportProgress = Callable[[str], None]
 # The last line of a traceback. For our own errors only the message is shown.
@@ -94,7 +94,7 @@ def grpc_reaches(target: str, application: str) -> bool:
 
 def wait_ready(
     client: httpx.Client,
-    stop: threading.Event,
+    stop: StopRequest,
     report: ReportProgress,
     timeout_s: float = 300.0,
     *,

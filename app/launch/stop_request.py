@@ -6,19 +6,43 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from queue import Empty, SimpleQueue
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class StopRequest:
+    """An event that signal handlers may set.
+
+    ``threading.Event`` could wait for itself: a handler runs in the main thread, which may hold
+    the event's lock at that moment. ``SimpleQueue.put`` is documented as reentrant.
+    """
+
+    def __init__(self) -> None:
+        self._requests = SimpleQueue[None]()
+
+    def set(self) -> None:
+        self._requests.put(None)
+
+    def is_set(self) -> bool:
+        return not self._requests.empty()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is set, for ``seconds`` at most; return whether it is."""
+        with contextlib.suppress(Empty):
+            self._requests.put(self._requests.get(timeout=seconds))  # it stays set
+        return self.is_set()
+
+
 @contextlib.contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets; later ones change nothing.
+def stop_signals() -> Iterator[StopRequest]:
+    """Yield a request that the first SIGINT, SIGTERM or SIGHUP sets; later ones change nothing.
 
     A second Ctrl-C must not interrupt the cleanup, which would leave processes behind. An ignored
     SIGHUP stays ignored, as nohup sets it. An ignored SIGINT is handled: a shell's ``&`` ignores it
     only against Ctrl-C in the terminal.
     """
-    stop = threading.Event()
+    stop = StopRequest()
     is_hang_up_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     ours = [n for n in SIGNALS if n != signal.SIGHUP or not is_hang_up_ignored]
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in ours}

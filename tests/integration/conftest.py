@@ -4,7 +4,6 @@ One cluster and one application for all tests, in Serve's default mode (its envi
 ray is imported); the fast mode, HAProxy and the bundled networks are e2e's.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from ray import serve
 
 from app.launch.config import ServeConfig
 from app.launch.deploy import client_of, deploy, wait_ready
+from app.launch.stop_request import StopRequest
 from models.manifest import read_manifest
 from tests.support.services.deployed import MAX_BATCH_SIZE, MEMBERS, Served
 from tests.support.tiny_networks import write_tiny_set
@@ -87,7 +87,7 @@ def served(
         config = config.with_deployment(options)
     deploy(config)
     client = client_of(config.url)
-    assert wait_ready(client, threading.Event(), lambda _: None, 120, applications=["tandem"])
+    assert wait_ready(client, StopRequest(), lambda _: None, 120, applications=["tandem"])
     return Served(config.url, config, folder)
 
 

@@ -1,6 +1,5 @@
 """A Serve that others use too: they stay as they are, while ours comes and goes."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from app.launch.config import ServeConfig
 from app.launch.deploy import client_of, wait_ready
 from app.launch.ray_internals import serve_client, serve_details
 from app.launch.shared_serve import deployed_beside_others
+from app.launch.stop_request import StopRequest
 from tests.support.services.deployed import Served, replica_pids
 from tests.support.tiny_networks import picture, write_tiny_set
 
@@ -64,7 +64,7 @@ def test_the_applications_of_others_stay_as_they_are(
     before, config = replicas(), beside(tmp_path, served)
     with deployed_beside_others(config):
         assert wait_ready(
-            client_of(config.url), threading.Event(), lambda _: None, 120, applications=["beside"]
+            client_of(config.url), StopRequest(), lambda _: None, 120, applications=["beside"]
         )
         answer = httpx.post(f"{config.url}/v1/classify", content=picture("red"), timeout=60)
         assert answer.json()["model_set"] == "other"

@@ -15,7 +15,7 @@ from app.errors import ConfigError
 from app.launch import ports
 from app.launch.deploy import client_of, reason_in, wait_ready
 from app.launch.ports import OF_REPLICAS, check_port, free_port
-from app.launch.stop_request import SIGNALS, stop_signals
+from app.launch.stop_request import SIGNALS, StopRequest, stop_signals
 from tests.support.http_server import QuietRequest
 
 
@@ -107,9 +107,7 @@ def reported(monkeypatch) -> list[str]:
 
 
 def test_waiting_ends_when_the_service_is_ready(server, reported):
-    assert wait_ready(
-        client_of(server.url), threading.Event(), reported.append, 10, applications=OURS
-    )
+    assert wait_ready(client_of(server.url), StopRequest(), reported.append, 10, applications=OURS)
     assert server.requests == [("/readyz", b"")]
     assert reported == ["loading resnet50"]
 
@@ -132,7 +130,7 @@ def test_with_a_socket_nothing_is_asked_of_the_port(reported, tmp_path):
         thread.start()
         try:
             client = client_of("https://127.0.0.1:1", path)
-            assert wait_ready(client, threading.Event(), reported.append, 10, applications=OURS)
+            assert wait_ready(client, StopRequest(), reported.append, 10, applications=OURS)
         finally:
             server.shutdown()
             thread.join()
@@ -147,7 +145,7 @@ def test_waiting_goes_on_while_the_service_is_not_ready(server, reported):
         if len(reported) == 2:
             server.get = (200, b"{}")
 
-    assert wait_ready(client_of(server.url), threading.Event(), report, 30, applications=OURS)
+    assert wait_ready(client_of(server.url), StopRequest(), report, 30, applications=OURS)
     assert len(server.requests) == 2
 
 
@@ -156,9 +154,7 @@ def test_a_proxy_of_the_user_is_not_asked_for_this_machine(server, reported, mon
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    assert wait_ready(
-        client_of(server.url), threading.Event(), reported.append, 0.5, applications=OURS
-    )
+    assert wait_ready(client_of(server.url), StopRequest(), reported.append, 0.5, applications=OURS)
 
 
 def test_waiting_ends_when_asked_to_stop(server, reported):
@@ -174,7 +170,7 @@ def test_waiting_ends_with_the_message_of_a_deployment_that_failed(server, monke
     failed.applications["tandem"].message = "sure.bin was altered"
     monkeypatch.setattr(serve, "status", lambda: failed)
     with pytest.raises(ConfigError, match=r"tandem could not be deployed: sure.bin was altered"):
-        wait_ready(client_of(server.url), threading.Event(), reported.append, 10, applications=OURS)
+        wait_ready(client_of(server.url), StopRequest(), reported.append, 10, applications=OURS)
 
 
 def test_the_applications_of_others_may_fail(server, monkeypatch, reported):
@@ -182,9 +178,7 @@ def test_the_applications_of_others_may_fail(server, monkeypatch, reported):
     others = SimpleNamespace(status="DEPLOY_FAILED", deployments={}, message="boom")
     shared.applications = {"others": others, **shared.applications}
     monkeypatch.setattr(serve, "status", lambda: shared)
-    assert wait_ready(
-        client_of(server.url), threading.Event(), reported.append, 10, applications=OURS
-    )
+    assert wait_ready(client_of(server.url), StopRequest(), reported.append, 10, applications=OURS)
     assert reported == ["loading Gateway"]
 
 
@@ -192,7 +186,7 @@ def test_waiting_ends_after_its_time(reported):
     with pytest.raises(ConfigError, match="not ready after 0 s: loading resnet50"):
         wait_ready(
             client_of("http://127.0.0.1:1"),
-            threading.Event(),
+            StopRequest(),
             reported.append,
             0,
             applications=OURS,

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,22 @@ with ending_on_signal("the last word"):
     print("connecting", flush=True)
     while True:
         ctypes.CDLL(None).sleep(60)
+"""
+
+# Python may run a handler before any line of the main thread, those of a wait included.
+AT_EACH_LINE = """
+import signal, sys
+from app.launch.stop_request import stop_signals
+with stop_signals() as stop:
+    handler = signal.getsignal(signal.SIGTERM)
+    def trace(*_):
+        handler(signal.SIGTERM, None)
+        return trace
+    sys.settrace(trace)
+    stop.wait(1)
+    handler(signal.SIGTERM, None)
+    sys.settrace(None)
+    print(stop.is_set())
 """
 
 
@@ -63,3 +80,17 @@ def test_a_signal_ends_what_hears_none() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert process.stderr.read() == "the last word\n"
+
+
+def test_a_signal_at_any_line_of_a_wait_or_of_another_signal() -> None:
+    command = [sys.executable, "-c", AT_EACH_LINE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_a_wait_ends_with_its_time_or_with_the_signal() -> None:
+    with stop_signals() as stop:
+        assert not stop.wait(0.01)
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        assert stop.wait()
+        assert stop.wait(0.01)  # it stays set
