@@ -19,6 +19,15 @@ REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # how this machine reaches a
 HOST = re.compile(r"[0-9A-Za-z.:_-]+")  # an address or a name
 
 
+def check_host(host: str, option: str) -> None:
+    """Raise :class:`ConfigError` unless it is an address or a name; ``""`` is all interfaces."""
+    if not HOST.fullmatch(host):
+        raise ConfigError(
+            f"{option} is {host!r}: give an address, as 127.0.0.1 or ::1; 0.0.0.0 and :: are all "
+            "interfaces"
+        )
+
+
 class HttpOptions(BaseModel):
     """The address of the service and its TLS files, from Serve's ``http_options``.
 
@@ -39,11 +48,7 @@ class HttpOptions(BaseModel):
     @field_validator("host")
     @classmethod
     def _is_an_address(cls, host: str) -> str:
-        if not HOST.fullmatch(host):
-            raise ConfigError(
-                f"http_options.host is {host!r}: give an address, as 127.0.0.1 or ::1; "
-                "0.0.0.0 and :: are all interfaces"
-            )
+        check_host(host, "http_options.host")
         return host
 
     @property

@@ -27,6 +27,7 @@ from app.launch.front import (
 )
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.renewal import RENEWAL_EVERY_S, CertificateRenewal
+from app.launch.http_options import check_host
 from app.launch.isolated_environment import fast_serve
 from app.launch.metrics_relay import metrics_relay
 from app.launch.notify import notify_systemd
@@ -219,6 +220,7 @@ def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
     metrics = options.metrics_port
     if options.metrics_host is not None:  # never a free one: whoever scrapes it must know it
         metrics = metrics or METRICS_PORT
+        check_host(options.metrics_host, "--metrics-host")
         check_port(options.metrics_host, metrics, "--metrics-port")
     check_distinct(ports | {"--metrics-port": metrics})
     host = config.http.host  # the address of HAProxy, for both ports

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.access.api_keys import ApiKeyError
+from app.errors import ConfigError
 from app.launch.deploy import client_of, wants_key
 from app.launch.resolved_config import ServeOptions
 from app.launch.serve import _checked_config, _exposure
@@ -38,6 +39,13 @@ def test_a_clusters_keys_are_on_its_nodes(options, tmp_path):
     there = tmp_path / "only on the nodes"
     config = _checked_config(ServeOptions(**options, address="auto", api_keys_file=there))
     assert config.content["applications"][0]["args"]["api_keys_file"] == str(there)
+
+
+@pytest.mark.parametrize("host", ["", "a b"])
+def test_an_address_of_the_metrics_that_is_none(options, host):
+    """A socket bound to an empty text listens on all interfaces."""
+    with pytest.raises(ConfigError, match=f"--metrics-host is '{host}': give an address"):
+        _checked_config(ServeOptions(**options, metrics_host=host))
 
 
 @pytest.mark.parametrize(("status", "wants"), [(401, True), (200, False), (503, False)])
