@@ -40,9 +40,16 @@ def _root_of(process: psutil.Process) -> psutil.Process | None:
 
 
 def cpu_seconds(root: psutil.Process) -> dict[str, float]:
-    """Return the CPU time so far, user and system, of ``root`` and its descendants, by stage."""
+    """Return the CPU time so far, user and system, of ``root`` and its descendants, by stage.
+
+    It is empty if ``root`` has ended.
+    """
+    try:
+        processes = (root, *root.children(recursive=True))
+    except psutil.Error:
+        return {}
     total: dict[str, float] = {}
-    for process in (root, *root.children(recursive=True)):
+    for process in processes:
         try:
             times, words = process.cpu_times(), process.cmdline()
         except psutil.Error:

@@ -1,11 +1,12 @@
 """The service's processes on this machine are those behind the port of its URL."""
 
+import subprocess
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from app.bench.process_tree import service_root
+from app.bench.process_tree import cpu_seconds, service_root
 
 PIDS = {80: 11, 443: 12, 8000: 13}
 
@@ -44,3 +45,11 @@ def test_a_url_without_a_port_is_of_its_schemes(monkeypatch, url, pid):
     monkeypatch.setattr(psutil, "Process", Process)
     root = service_root(url)
     assert (root.pid if root else None) == pid
+
+
+def test_a_service_that_has_ended_has_no_cpu_time() -> None:
+    with subprocess.Popen(["sleep", "60"]) as service:
+        root = psutil.Process(service.pid)
+        assert list(cpu_seconds(root)) == ["Ray"]
+        service.kill()
+    assert cpu_seconds(root) == {}
