@@ -78,7 +78,8 @@ class TrafficControl(HubLink):
             split = Split.of(content)
             if revision is not None:  # checked first: building versions takes seconds
                 (await self._book()).plan.check_seen(revision)
-            for name in split.versions:
+            # The loaded ones first: a refused one of them is known before others are built.
+            for name in sorted(split.versions, key=lambda name: name not in self._refused):
                 await self._load(name, name in split.answering)
             await self._change(split, revision)
         else:

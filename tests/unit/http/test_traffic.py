@@ -252,6 +252,18 @@ async def test_a_version_that_is_not_loaded_is_loaded_from_the_sets_folder(
     assert await served.versions_of(5) == {better[-12:]: 5}
 
 
+async def test_no_version_is_built_beside_a_loaded_one_that_may_not_answer(
+    names: list[str],
+) -> None:
+    good, better, wrong = map(name_of, names)
+    served = Served(settings_of(traffic={names[0]: 100, names[2]: 0}))
+    assert served.graph.versions is not None
+    served.graph.versions._refused[wrong] = "INT8 lost 3 %"
+    refused = await served.client.put("/v1/traffic", json={"shares": {better: 50, wrong: 50}})
+    assert f"{wrong} must not answer clients" in refused.json()["error"]["message"]
+    assert list((await served.client.get("/v1/traffic")).json()["versions"]) == [good, wrong]
+
+
 async def test_a_version_that_may_not_answer_is_not_built(names: list[str]) -> None:
     good, better, _ = map(name_of, names)
     folder = Path(names[0].rpartition("@")[0]) / ".versions" / names[1][-12:]
