@@ -93,7 +93,8 @@ def _tuned_gateway(gateway: dict[str, Any], point: Point, limit: int) -> dict[st
     if gateway.get("max_ongoing_requests", DEFAULT_ONGOING) <= limit:
         gateway["max_ongoing_requests"] = 2 * limit
     actor = gateway.setdefault("ray_actor_options", {})
-    if layout.replicas > 1 or actor.get("num_cpus", 1) >= 1:
+    share = actor.get("num_cpus")  # None: Serve's default, 1
+    if layout.replicas > 1 or share is None or share >= 1:
         actor["num_cpus"] = layout.cores
     return gateway
 

@@ -99,6 +99,14 @@ def test_a_configuration_without_deployments_gets_a_gateway():
     assert gateway_of(config)["max_ongoing_requests"] == 256
 
 
+@pytest.mark.parametrize(("before", "after"), [({}, 4), (None, 4), (1, 4), (0.5, 0.5), (0, 0)])
+def test_a_share_for_placement_stays_and_whole_cpus_are_the_measured_cores(before, after):
+    options = before if before == {} else {"num_cpus": before}
+    base = BASE.with_deployment(gateway_of(BASE) | {"ray_actor_options": options})
+    config = tuned(base, point(100, 50, replicas=1, cores=4), [], None)
+    assert gateway_of(config)["ray_actor_options"]["num_cpus"] == after
+
+
 def test_the_header_tells_where_the_numbers_come_from():
     chosen = point(100, 50, clients=16)
     machine = {**MACHINE, "command": "tandem tune --write 'a\nb: c'"}
