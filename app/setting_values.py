@@ -112,7 +112,7 @@ def check_trace_endpoint(exporter: str, endpoint: str | None) -> None:
         raise ValueError(f"trace_endpoint is {endpoint[:80]!r}; {exporter} takes {example}")
 
 
-def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+def check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
     """Return them; ValueError: one is no origin as browsers write it (RFC 6454), nor ``*``."""
     for origin in origins:
         if origin != "*" and not ORIGIN.fullmatch(origin):
@@ -178,7 +178,7 @@ def _check_function_name(name: str | None) -> str | None:
 # Fields of the settings. The check is outermost, so that its errors name the field alone.
 CachePlace = Annotated[str, AfterValidator(_check_cache)]
 FunctionName = Annotated[str | None, AfterValidator(_check_function_name)]
-Origins = Annotated[tuple[str, ...], AfterValidator(_check_origins)]
+Origins = Annotated[tuple[str, ...], AfterValidator(check_origins)]
 # In these ~ is the home folder.
 UserPath = Annotated[Path | None, AfterValidator(lambda path: path and with_home(path))]
 UserPaths = Annotated[tuple[Path, ...], AfterValidator(lambda paths: tuple(map(with_home, paths)))]

@@ -9,8 +9,10 @@ from platformdirs import user_data_path
 
 from app.calls.ray_compatibility import check_ray_version
 from app.environment import HAPROXY_COMMAND, PROJECT, node_environment
+from app.errors import ConfigError
 from app.launch.haproxy.command import APPLICATION, HaproxyCommand, max_connections
 from app.launch.ray_sources import check_protecting
+from app.setting_values import check_origins
 from models.user_folders import needed_folder
 
 IS_INSTALLED = (PROJECT / "__init__.py").exists()  # from a wheel; a checkout is not a package
@@ -39,6 +41,10 @@ def environment(
     if where:
         typer.echo(PROJECT)
         return
+    try:
+        origins = check_origins(tuple(allowed_origin or ()))
+    except ValueError as error:
+        raise ConfigError(f"--allowed-origin: {error}") from error
     place = (folder or needed_folder(user_data_path)).absolute()
     most = {"RAY_SERVE_HAPROXY_MAXCONN": str(max_connections())}
     values = node_environment(place / HAPROXY_COMMAND) | most
@@ -47,7 +53,7 @@ def environment(
         typer.echo(untested, err=True)
     place.mkdir(parents=True, exist_ok=True)
     HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write(
-        application=application, origins=allowed_origin or ()
+        application=application, origins=origins
     )
     for name, value in values.items():
         typer.echo(f"export {name}={shlex.quote(value)}")

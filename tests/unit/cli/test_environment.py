@@ -4,9 +4,11 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import pytest
 from ray.serve._private import constants
 
 from app.environment import node_environment, serve_environment
+from app.errors import ConfigError
 from app.launch.haproxy.command import max_connections
 from tests.support.command_line import tandem
 
@@ -26,6 +28,14 @@ def test_haproxy_hears_which_pages_may_read_its_answers(tmp_path):
     assert "req.hdr(origin) -m str https://shop.example" in (tmp_path / "edits.sed").read_text()
     tandem("environment", "--folder", tmp_path)
     assert "origin" not in (tmp_path / "edits.sed").read_text()
+
+
+@pytest.mark.parametrize("origin", ["https://Shop.example", "https://shop.example/", "a b", ""])
+def test_an_origin_that_no_browser_sends_is_refused(tmp_path, origin):
+    done = tandem("environment", "--folder", tmp_path, "--allowed-origin", origin)
+    assert isinstance(done.exception, ConfigError)
+    assert f"--allowed-origin: {origin!r} is no origin: give scheme" in done.exception.message
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_shell_gets_the_nodes_environment(tmp_path):
