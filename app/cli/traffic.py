@@ -1,6 +1,7 @@
 """``tandem traffic``: shows and changes how requests are split between versions of a set."""
 
 import json
+import math
 import time
 from enum import Enum
 from pathlib import Path
@@ -102,11 +103,12 @@ def _asked(texts: list[str], shadow: str | None, status: Status) -> dict[str, An
     for text in texts:
         name, _, percent = text.rpartition("=")
         try:
-            shares[name] = float(percent.removesuffix("%"))
+            share = float(percent.removesuffix("%"))
         except ValueError:
-            name = ""
-        if not name:
+            share = math.nan
+        if not name or not math.isfinite(share):
             raise ConfigError(f"{text!r} is not a share: give NAME@VERSION=PERCENT, as a@1234=95")
+        shares[name] = share
     if not shares:
         shares = status["shares"]
     kept = status.get("shadow") if shadow is None else shadow
@@ -190,11 +192,12 @@ class TrafficService:
 
         try:
             answer = self._client.request(method, PATH, json=content)
-            body = answer.json()
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, UnicodeError) as error:  # UnicodeError: the host is no name
             raise ConfigError(
                 f"{self._url} does not answer: {error}; is the service running? tandem serve"
             ) from error
+        try:
+            body = answer.json()
         except ValueError as error:
             raise ConfigError(f"{self._url} is no service of this kind: no JSON") from error
         if answer.status_code != 200:

@@ -99,7 +99,7 @@ def test_set_sends_shares_and_keeps_the_shadow_if_it_can(
     assert f"traffic: {{{A}: 90, {B}: 10}}" in done.stderr
 
 
-@pytest.mark.parametrize("text", [A, f"{A}=", f"{A}=many", "=5"])
+@pytest.mark.parametrize("text", [A, f"{A}=", f"{A}=many", "=5", f"{A}=nan", f"{A}=inf"])
 def test_what_is_no_share_is_refused(server: FakeServer, text: str) -> None:
     answering(server, status(0, 0))
     done = tandem("traffic", "set", text, "--url", server.url)
@@ -155,6 +155,12 @@ def test_an_address_that_is_none_is_said() -> None:
     done = tandem("traffic", "--url", "http://[::1")
     assert isinstance(done.exception, ConfigError)
     assert "http://[::1 is no address" in done.exception.message
+
+
+def test_a_host_that_is_no_name_does_not_answer() -> None:
+    done = tandem("traffic", "--url", "http://a..b")
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.message.startswith("http://a..b does not answer: ")
 
 
 def test_a_server_of_another_kind_is_no_service(server: FakeServer) -> None:
