@@ -26,6 +26,7 @@ from models.result_files import check_can_write, write_json
 if TYPE_CHECKING:  # imported at its use, so that tandem --help stays fast
     from app.bench.load import Load
 
+MAX_NUMBER = 1e6
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
@@ -71,6 +72,7 @@ def bench(
     from app.bench.load import Load
     from app.bench.runs import run_loads
 
+    _check_numbers(duration=duration, warm_up=warm_up, objective_ms=objective_ms)
     check_can_write(json_file)
     check_can_plot(plot, "bench")
     if limit and plot is not None:
@@ -101,6 +103,14 @@ def bench(
         raise typer.Exit(1)
 
 
+def _check_numbers(**values: float) -> None:
+    for name, value in values.items():
+        if not value < MAX_NUMBER:  # NaN too
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is {value}: give a number below a million"
+            )
+
+
 def _bodies(images: Path | None) -> tuple[list[bytes], dict[str, object]]:
     """Return the photos to send, and the facts of them and of this machine for the result."""
     from app.bench.load import drawn_photos, photos_in
@@ -127,7 +137,7 @@ def numbers(text: str, option: str, *, whole: bool = False) -> list[float]:
         values = [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"{option} {text!r} is not a list of numbers like 1,8,32") from None
-    if not all(0 < n < 1e6 and (not whole or n == int(n)) for n in values):
+    if not all(0 < n < MAX_NUMBER and (not whole or n == int(n)) for n in values):
         kind = "whole numbers" if whole else "numbers"
         raise ConfigError(f"{option} {text!r}: give {kind} above 0 and below a million")
     return values

@@ -169,6 +169,17 @@ def test_loads_that_are_none(option: tuple[str, str]) -> None:
     assert isinstance(bench(*option).exception, ConfigError)
 
 
+@pytest.mark.parametrize("option", ["--duration", "--warm-up", "--objective-ms"])
+@pytest.mark.parametrize("value", ["inf", "1e300"])
+def test_times_that_never_end_are_refused_before_the_load(
+    server: FakeServer, option: str, value: str
+) -> None:
+    error = bench("--url", server.url, option, value).exception
+    assert isinstance(error, ConfigError)
+    assert f"{option} is {float(value)}: give a number below a million" in str(error)
+    assert server.requests == []
+
+
 def test_a_result_with_nowhere_to_go() -> None:
     assert "cannot write" in str(bench("--json", "/no/such/folder/x.json").exception)
 
