@@ -56,6 +56,8 @@ def trace(
         raise ConfigError(
             "this account has no home folder; name the service's trace_dir with --dir"
         )
+    if str(export) == "-":
+        raise ConfigError("--export - is no file; name one, such as trace.json")
     check_can_write(export)
     if request_id is None and export is None:
         _list(place, latest_traces(place, last), as_json=as_json)

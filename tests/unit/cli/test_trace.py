@@ -127,3 +127,10 @@ def test_no_traces_at_all(tmp_path, arguments, monkeypatch):
     assert done.exit_code != 0
     assert "tracing_config" in str(done.exception)
     assert not (tmp_path / "x.json").exists()
+
+
+def test_the_trace_is_not_written_to_stdout(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = tandem("trace", "mine", "--dir", folder, "--export", "-")
+    assert "--export - is no file; name one, such as trace.json" in str(done.exception)
+    assert not (tmp_path / "-").exists()
