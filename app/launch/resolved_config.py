@@ -113,7 +113,9 @@ def resolved(options: ServeOptions, flags: Collection[str]) -> dict[str, dict[st
     rows = {}
     for name, value in values.items():
         by = name
-        if name in SETS and (value is not None or name in {*asked, *in_file}):
+        if name == "model_set" and config.settings.traffic:
+            by = "traffic"  # the version with the largest share replaces the asked one
+        elif name in SETS and (value is not None or name in {*asked, *in_file}):
             by = decides  # each replaces the other
         source = str(path) if by in in_file else "default"
         if by in asked:

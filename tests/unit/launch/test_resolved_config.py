@@ -140,6 +140,32 @@ def test_a_set_and_several_have_the_source_that_decided_both(
     ]
 
 
+@pytest.mark.parametrize(
+    ("in_file", "variables", "source"),
+    [
+        ("traffic: {tiny@aaaaaaaaaaaa: 60, tiny@bbbbbbbbbbbb: 40}", {}, None),
+        (
+            "model_set: tiny\n      traffic: {tiny@aaaaaaaaaaaa: 60, tiny@bbbbbbbbbbbb: 40}",
+            {},
+            None,
+        ),
+        (
+            "model_set: tiny",
+            {"TRAFFIC": "{tiny@aaaaaaaaaaaa: 60, tiny@bbbbbbbbbbbb: 40}"},
+            "TANDEM_TRAFFIC",
+        ),
+        ("traffic: {tiny@aaaaaaaaaaaa: 60, tiny@bbbbbbbbbbbb: 40}", {"MODEL_SET": "tiny"}, None),
+    ],
+)
+def test_traffic_decides_the_set(monkeypatch, tmp_path, in_file, variables, source):
+    config = edited_config(tmp_path, "model_set: imagenette", in_file)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"TANDEM_{name}", value)
+    rows = resolved(ServeOptions(config=config), {"config"})
+    assert rows["model_set"] == {"value": "tiny@aaaaaaaaaaaa", "source": source or str(config)}
+    assert rows["model_sets"] == {"value": None, "source": "default"}
+
+
 @pytest.mark.parametrize(("flag", "is_allowed"), [([], True), (["--no-allow-unverified"], False)])
 def test_the_accuracy_gate_is_what_the_flag_says(monkeypatch, flag, is_allowed):
     monkeypatch.setenv("TANDEM_ALLOW_UNVERIFIED", "true")
