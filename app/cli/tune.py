@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from app.cli.options import JsonFile, PhotoFolder, Plot
 from app.cli.output import check_can_plot, check_can_write, write_config
@@ -118,7 +119,7 @@ def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:
 
     cores, started = available_cpus(), time.monotonic()
     with err.status("starting") as status:
-        say: Callable[[str], None] = lambda text: status.update(escape(text))  # noqa: E731
+        say: Callable[[str], None] = lambda text: status.update(Text(text))  # noqa: E731
         with Trials(job.settings, job.bodies, say) as trials:
             search = Search(candidates(cores), cores, trials.measure, seconds, say)
             points = search.run()

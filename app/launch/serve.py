@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from rich.markup import escape
+from rich.text import Text
 
 from app.environment import ON_LOOPBACK, has_haproxy, set_environment
 from app.functions.trial import check_functions
@@ -90,7 +91,7 @@ def _run(options: ServeOptions) -> None:
 
             def report(progress: str) -> None:
                 haproxy.check_started()
-                status.update(escape(progress))
+                status.update(Text(progress))  # of a str rich takes brackets and ":a:" as markup
 
             with haproxy.check_started_on_error():
                 if is_joining:
