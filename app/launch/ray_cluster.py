@@ -17,6 +17,7 @@ from app.compute.group_limits import tightest_pids_limit, user_limit
 from app.environment import PROJECT, environment_value
 from app.errors import ConfigError, NotReadyError
 from app.launch.forks.running import CLIENT, ForkServer, end_server
+from app.launch.ports import joined
 from app.launch.ray_features import CONTROLLER, FORKS
 from app.launch.ray_internals import (
     errors_passed_to,
@@ -221,7 +222,8 @@ def metrics_urls() -> list[str]:
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    return [f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in nodes]
+    addresses = [joined(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in nodes]
+    return [f"http://{address}/metrics" for address in addresses]
 
 
 def _stop_ray(forks: ForkServer | None) -> None:

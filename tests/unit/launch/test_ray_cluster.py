@@ -13,7 +13,13 @@ from ray._private import worker
 from app.compute.group_limits import Limit
 from app.errors import ConfigError, NotReadyError
 from app.launch import ray_cluster
-from app.launch.ray_cluster import MIN_PROCESSES, check_processes, joined_ray, local_ray
+from app.launch.ray_cluster import (
+    MIN_PROCESSES,
+    check_processes,
+    joined_ray,
+    local_ray,
+    metrics_urls,
+)
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path("/tmp/of-this-run")
@@ -104,6 +110,15 @@ def test_a_process_of_rays_that_died_is_told_in_a_line(monkeypatch, capfd, forks
         worker.listen_error_messages(listening, threading.Event())  # type: ignore[arg-type]
     assert lines == [told]
     assert text[:9] not in "".join(capfd.readouterr())
+
+
+def test_the_metrics_of_each_node_that_is_alive(monkeypatch):
+    nodes = [
+        {"Alive": is_alive, "NodeManagerAddress": address, "MetricsExportPort": 9464}
+        for address, is_alive in (("10.0.0.1", True), ("10.0.0.2", False), ("fd00::5", True))
+    ]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    assert metrics_urls() == ["http://10.0.0.1:9464/metrics", "http://[fd00::5]:9464/metrics"]
 
 
 def test_what_ray_raises_is_told_in_a_line(monkeypatch, forks):
