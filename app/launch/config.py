@@ -210,7 +210,7 @@ class ServeConfig:
         gone = [d for d in deployments if d["name"] not in members | stages]
         missing = members - {d["name"] for d in kept}
         if gone:
-            kept += [{**gone[0], "name": name} for name in sorted(missing)]
+            kept += [copy.deepcopy(gone[0]) | {"name": name} for name in sorted(missing)]
         return self._with_application(deployments=kept)
 
     def all_deployments(self, manifest: Manifest) -> list[Mapping[str, Any]]:

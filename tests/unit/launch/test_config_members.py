@@ -40,6 +40,8 @@ def test_other_members_take_over_the_options_of_those_that_are_not_there(other_m
     was = config.deployment("resnet50")
     for name in ("first", "second", "third"):
         assert {**deployments[name], "name": "resnet50"} == was
+    own = {id(deployments[name]["ray_actor_options"]) for name in ("first", "second", "third")}
+    assert len(own) == 3  # a change of one member's is no other's
     assert ServeConfig.read(SEPARATE) == config  # the input was not written to
 
 
