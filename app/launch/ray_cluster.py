@@ -16,7 +16,7 @@ import psutil
 from app.compute.group_limits import tightest_pids_limit, user_limit
 from app.environment import PROJECT, environment_value
 from app.errors import ConfigError, NotReadyError
-from app.launch.forks.running import CLIENT, ForkServer, end_server
+from app.launch.forks.running import CLIENT, ForkServer, ask_to_end, end_server
 from app.launch.ports import joined
 from app.launch.ray_features import CONTROLLER, FORKS
 from app.launch.ray_internals import (
@@ -241,7 +241,7 @@ def _stop_ray(forks: ForkServer | None) -> None:
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()
     if forks is not None:
-        end_server(forks)
+        ask_to_end(forks)  # it ends its forks during the wait for all
     _, alive = psutil.wait_procs(set(ours), timeout=5)
     for process in alive:
         with contextlib.suppress(psutil.Error):

@@ -81,10 +81,15 @@ def fork_server(folder: Path) -> Iterator[ForkServer]:
         end_server(server)  # within its time limit, even after an error
 
 
-def end_server(server: ForkServer) -> None:
-    """Ask the fork server to end, and kill it after :data:`ENDS_WITHIN_S`."""
+def ask_to_end(server: ForkServer) -> None:
+    """Close the fork server's input, on which it ends its forks and itself."""
     assert server.stdin is not None
     server.stdin.close()
+
+
+def end_server(server: ForkServer) -> None:
+    """Ask the fork server to end, and kill it after :data:`ENDS_WITHIN_S`."""
+    ask_to_end(server)
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(ENDS_WITHIN_S)
     server.kill()

@@ -32,14 +32,14 @@ class Forks:
     def __init__(self) -> None:
         self.was_asked_to_end = False
 
-    def end(self) -> None:
+    def ask(self) -> None:
         self.was_asked_to_end = True
 
 
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> Forks:
     monkeypatch.setattr(ray_cluster, "only_what_one_machine_needs", lambda _: nullcontext())
-    monkeypatch.setattr(ray_cluster, "end_server", Forks.end)
+    monkeypatch.setattr(ray_cluster, "ask_to_end", Forks.ask)
     return Forks()
 
 
