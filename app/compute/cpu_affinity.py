@@ -36,13 +36,18 @@ class Core:
 def keep_to_own_cores(num_cpus: int, locks: Path = LOCKS) -> tuple[int, ...] | None:
     """Move this process to ``num_cpus`` free logical CPUs, and return them.
 
-    If every place is taken it returns None, logs a warning, and does not move the process.
+    If every place is taken, or none can be locked, it returns None, logs a warning, and does not
+    move the process.
     """
     if not hasattr(os, "sched_setaffinity"):
         logger.warning("affinity: this system keeps no process to cores; leave the setting out")
         return None
     cores = read_cores()
-    place = claim(place_replicas(cores, num_cpus), locks)
+    try:
+        place = claim(place_replicas(cores, num_cpus), locks)
+    except OSError as error:  # another account has a file or folder of that name
+        logger.warning("affinity: no place can be locked: %s; this replica shares cores", error)
+        return None
     if place is None:
         logger.warning(
             "no %d CPUs of one NUMA node are free of other replicas on this machine (%s): this one "

@@ -171,3 +171,12 @@ def test_a_system_that_keeps_no_process_to_cores(tmp_path, caplog, monkeypatch):
     assert keep_to_own_cores(1, tmp_path) is None
     assert "affinity: this system keeps no process to cores" in caplog.text
     assert not [*tmp_path.iterdir()]
+
+
+def test_locks_that_cannot_be_opened_keep_no_replica_from_starting(tmp_path, caplog):
+    """The folder's name is known, and another account may have taken it."""
+    (tmp_path / "locks").write_text("not a folder")
+    before = os.sched_getaffinity(0)
+    assert keep_to_own_cores(1, tmp_path / "locks") is None
+    assert os.sched_getaffinity(0) == before
+    assert "affinity: no place can be locked: [Errno 17] File exists" in caplog.text
