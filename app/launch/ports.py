@@ -57,16 +57,15 @@ def metrics_port(asked: int | None, of_service: Collection[int | None] = ()) -> 
         ConfigError: the process cannot listen on the requested port.
 
     """
-    if asked is None and METRICS_PORT in of_service:
-        return free_port()
-    port = METRICS_PORT if asked is None else asked
-    try:
-        check_port("127.0.0.1", port, "--metrics-port")
-    except ConfigError:
-        if asked is not None:
-            raise
-        return free_port()
-    return port if asked is not None or _reserve(port) else free_port()
+    if asked is not None:
+        check_port("127.0.0.1", asked, "--metrics-port")
+        return asked
+    if METRICS_PORT not in of_service:
+        with contextlib.suppress(ConfigError):
+            check_port("127.0.0.1", METRICS_PORT)
+            if _reserve(METRICS_PORT):
+                return METRICS_PORT
+    return free_port()
 
 
 def _reserve(port: int) -> bool:
