@@ -12,10 +12,11 @@ from rich.markup import escape
 from rich.text import Text
 
 from app.cli.options import JsonFile, PhotoFolder, Plot
-from app.cli.output import check_can_plot, check_can_write, write_config
+from app.cli.output import check_can_plot
 from app.errors import ConfigError
+from app.launch.config import ServeConfig
 from app.tune.config import as_yaml, tuned
-from models.result_files import write_json
+from models.result_files import check_can_write, write_json, write_result
 
 if TYPE_CHECKING:  # imported at their use, so that tandem --help stays fast
     from app.tune.job import Job
@@ -74,7 +75,8 @@ def tune(
         draw(plot, points, chosen, p99_ms)
     if write is not None and chosen is not None:
         text = as_yaml(tuned(job.config, chosen, points, p99_ms), chosen, machine, p99_ms)
-        write_config(write, text, is_new=not force)
+        _check_is_new(write, force=force)  # another run may have written it meanwhile
+        write_result(write, text, ServeConfig.read)
         err.print(f"wrote {escape(str(write))}; tandem serve --config {escape(str(write))}")
     asked = {"p99_ms": p99_ms, "seconds": seconds, "images": job.origin, "took_s": round(took_s, 1)}
     facts = {"machine": machine, "model_set": job.config.settings.model_set, **asked}
@@ -103,11 +105,17 @@ def _check_files(
     write: Path | None, json_file: Path | None, plot: Path | None, *, force: bool
 ) -> None:
     """Check that the results can be written, before minutes of measuring."""
-    check_can_write(write, is_new=not force)
+    _check_is_new(write, force=force)
+    check_can_write(write)
     check_can_write(json_file)
     check_can_plot(plot, "tune")
     if str(write) == "-":
         raise ConfigError("--write - is no file; name one, such as tuned.yaml")
+
+
+def _check_is_new(write: Path | None, *, force: bool) -> None:
+    if write is not None and not force and write.exists():
+        raise ConfigError(f"{write} exists; --force overwrites it, or name another file")
 
 
 def _search(job: "Job", seconds: float) -> tuple[list["Point"], float]:

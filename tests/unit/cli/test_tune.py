@@ -176,6 +176,35 @@ def test_the_plot_is_drawn(config, tmp_path):
 
 
 @pytest.mark.usefixtures("measured")
+def test_a_file_that_exists_stays_unless_forced(config, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("mine")
+    assert "--force" in refusal("--config", config, "--write", path).message
+    assert path.read_text() == "mine"
+    tune("--config", config, "--write", path, "--force")
+    assert ServeConfig.read(path).settings.streams == 1
+    assert {file.name for file in tmp_path.iterdir()} == {"base.yaml", "mine.yaml"}
+
+
+def test_a_file_that_came_meanwhile_stays(config, tmp_path, monkeypatch):
+    path = tmp_path / "mine.yaml"
+    monkeypatch.setattr(command, "_search", lambda *_: (path.write_text("mine"), (POINTS, 60.0))[1])
+    assert "--force" in refusal("--config", config, "--write", path).message
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.usefixtures("measured")
+def test_an_invalid_configuration_is_never_written(config, tmp_path, monkeypatch):
+    path = tmp_path / "mine.yaml"
+    path.write_text("mine")
+    monkeypatch.setattr(command, "as_yaml", lambda *_: "aplications: []")
+    error = refusal("--config", config, "--write", path, "--force")
+    assert "did you mean applications" in error.message
+    assert path.read_text() == "mine"
+    assert {file.name for file in tmp_path.iterdir()} == {"base.yaml", "mine.yaml"}
+
+
+@pytest.mark.usefixtures("measured")
 def test_the_set_of_the_command_line_is_written(config, tmp_path):
     done = tune("--config", config, "--model-set", "imagenette", "--write", tmp_path / "x.yaml")
     assert done.exit_code == 0, done.output

@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.cli.output import check_can_write, write_config
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from app.settings import Settings
 from app.tune.config import as_yaml, check_place, request_limit, tuned
-from models.result_files import ResultFileError
 from tests.support.points import point
 
 PROJECT = Path(__file__).parents[3]
@@ -24,9 +22,9 @@ def gateway_of(config: ServeConfig) -> dict:
 
 def written(tmp_path: Path, *, p99_ms: float | None = None, **facts) -> ServeConfig:
     chosen = point(100, 50, **facts)
-    text = as_yaml(tuned(BASE, chosen, [], p99_ms), chosen, MACHINE, p99_ms)
-    write_config(tmp_path / "tuned.yaml", text, is_new=True)
-    return ServeConfig.read(tmp_path / "tuned.yaml")
+    path = tmp_path / "tuned.yaml"
+    path.write_text(as_yaml(tuned(BASE, chosen, [], p99_ms), chosen, MACHINE, p99_ms))
+    return ServeConfig.read(path)
 
 
 @pytest.mark.parametrize("p99_ms", [None, 80.0])
@@ -43,7 +41,6 @@ def test_what_is_written_is_valid_and_what_was_measured(tmp_path, replicas, p99_
     assert gateway["max_ongoing_requests"] > arguments["max_concurrent_requests"]
     assert config.http == BASE.http
     assert config.content["http_options"] == BASE.content["http_options"]
-    assert [p.name for p in tmp_path.iterdir()] == ["tuned.yaml"]
 
 
 def test_the_given_configuration_stays_as_it_was():
@@ -85,12 +82,9 @@ def test_replicas_by_number_replace_autoscaling(tmp_path):
     scaling = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 4}}
     base = BASE.with_deployment(gateway_of(BASE) | scaling | {"max_replicas_per_node": 1})
     chosen = point(100, 50, replicas=2, cores=1)
-    write_config(
-        tmp_path / "x.yaml",
-        as_yaml(tuned(base, chosen, [], None), chosen, MACHINE, None),
-        is_new=True,
-    )
-    assert gateway_of(ServeConfig.read(tmp_path / "x.yaml"))["num_replicas"] == 2
+    path = tmp_path / "x.yaml"
+    path.write_text(as_yaml(tuned(base, chosen, [], None), chosen, MACHINE, None))
+    assert gateway_of(ServeConfig.read(path))["num_replicas"] == 2
 
 
 def test_a_configuration_without_deployments_gets_a_gateway():
@@ -124,34 +118,3 @@ def test_stages_elsewhere_are_not_what_is_measured():
     check_place(Settings(), Path("c.yaml"))
     with pytest.raises(ConfigError, match=r"c\.yaml: decoder, members in deployments"):
         check_place(Settings(decoder="deployment", members="deployment"), Path("c.yaml"))
-
-
-def test_a_file_that_exists_stays_unless_forced(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("mine")
-    with pytest.raises(ConfigError, match="--force"):
-        check_can_write(path, is_new=True)
-    with pytest.raises(ConfigError, match="--force"):
-        write_config(path, yaml.safe_dump(BASE.as_dict()), is_new=True)
-    assert path.read_text() == "mine"
-    write_config(path, yaml.safe_dump(BASE.as_dict()), is_new=False)
-    assert ServeConfig.read(path) == BASE
-
-
-def test_an_invalid_configuration_is_never_written(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("mine")
-    with pytest.raises(ConfigError, match="did you mean applications"):
-        write_config(path, "aplications: []", is_new=False)
-    assert path.read_text() == "mine"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_places_where_nothing_can_be_written(tmp_path):
-    check_can_write(None)
-    check_can_write(Path("-"))
-    with pytest.raises(ResultFileError, match="it is a folder"):
-        check_can_write(tmp_path)
-    with pytest.raises(ResultFileError, match="No such file"):
-        check_can_write(tmp_path / "no" / "x.yaml")
-    assert list(tmp_path.iterdir()) == []
