@@ -117,7 +117,7 @@ class ServeConfig:
 
     @property
     def name(self) -> str:
-        return str(self._application().get("name", "default"))
+        return str(self._application.get("name", "default"))
 
     @property
     def deployments(self) -> list[Mapping[str, Any]]:
@@ -140,7 +140,7 @@ class ServeConfig:
 
     @property
     def route_prefix(self) -> str:
-        return str(self._application().get("route_prefix") or "/")
+        return str(self._application.get("route_prefix") or "/")
 
     def with_overrides(
         self,
@@ -172,25 +172,19 @@ class ServeConfig:
 
     def with_arguments(self, **arguments: Any) -> Self:
         """Change settings of the application (its ``args``)."""
-        application = self._application()
-        return self._with_application(
-            args=changed_arguments(application.get("args", {}), arguments)
-        )
+        args = self._application.get("args", {})
+        return self._with_application(args=changed_arguments(args, arguments))
 
     def deployment(self, name: str) -> dict[str, Any]:
         """Return a copy of a deployment's options; only its name if the file has none for it."""
-        named = (d for d in self._application().get("deployments", []) if d["name"] == name)
-        return next(named, {"name": name})
+        named = (d for d in self._application.get("deployments", []) if d["name"] == name)
+        return copy.deepcopy(next(named, {"name": name}))
 
     def with_deployment(self, options: Mapping[str, Any]) -> Self:
         """Replace or add the options of the deployment that ``options`` names."""
-        deployments = self._application().get("deployments", [])
-        names = [d["name"] for d in deployments]
-        if options["name"] in names:
-            deployments[names.index(options["name"])] = options
-        else:
-            deployments.append(options)
-        return self._with_application(deployments=deployments)
+        deployments = {d["name"]: d for d in self._application.get("deployments", [])}
+        deployments[options["name"]] = options  # in the place of the old ones
+        return self._with_application(deployments=[*deployments.values()])
 
     def fitted_to(self, manifest: Manifest) -> Self:
         """Fit the deployments to the set's members and to the places where the stages run.
@@ -203,7 +197,7 @@ class ServeConfig:
         stages, members = self._stages() | self._hubs(), self._members(manifest)
         deployments = [
             d
-            for d in self._application().get("deployments", [])
+            for d in self._application.get("deployments", [])
             if d["name"] not in {"Decoder", "Combiner", *HUBS} - stages
         ]
         kept = [d for d in deployments if d["name"] in members | stages]
@@ -249,9 +243,9 @@ class ServeConfig:
             content["http_options"].pop(name, None)
         return self._parsed(content)
 
-    def _application(self) -> dict[str, Any]:
-        application: dict[str, Any] = self.as_dict()["applications"][own_index(self.content)]
-        return application
+    @property
+    def _application(self) -> Mapping[str, Any]:
+        return own_application(self.content)
 
     def _with_application(self, **changed: Any) -> Self:
         content = self.as_dict()
