@@ -11,7 +11,6 @@ the files may have killed the replica, and would do so again.
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import Context
 from functools import cached_property, partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -68,9 +67,9 @@ class SharedCalls(Generic[A]):
     ) -> None:
         self._channels, self._read = channels, read
         self._handle, self._name = handle, method
-        self._untraced = untraced()
+        # Contexts of no request, since Serve cancels calls when their request ends.
         self._batcher: CallBatcher[TimedQuestion, A] = CallBatcher(
-            self._send, sizes, self._num_replicas, self._context
+            self._send, sizes, self._num_replicas, untraced().copy
         )
 
     async def ask(self, question: Question, num_images: int, num_bytes: int, lane: Lane) -> A:
@@ -129,10 +128,6 @@ class SharedCalls(Generic[A]):
 
     def _num_replicas(self) -> int:
         return known_replicas(self._handle.app_name, self._handle.deployment_name).num
-
-    def _context(self) -> Context:
-        """Return a context without a request, since Serve cancels calls when their request ends."""
-        return self._untraced.copy()
 
 
 class RemoteDecoder:
