@@ -68,8 +68,7 @@ class Usage:
 
     def figures(self) -> dict[str, float]:
         """Return the figures for Serve's ``record_autoscaling_stats``."""
-        report = UsageReport(
-            0.0,
+        values = (
             self._num_arrived,
             self._num_done,
             self._num_waiting,
@@ -77,4 +76,4 @@ class Usage:
             self._cores,
             self._expected_cpu_ms,
         )
-        return {name: float(getattr(report, name)) for name in FIGURES}
+        return dict(zip(FIGURES, map(float, values), strict=True))
