@@ -36,7 +36,9 @@ def check_ray(features: Iterable[Feature] = REPLICA_FEATURES) -> list[str]:
         if feature.is_required:
             refused.append(f"{problem} ({feature.name}: {feature.without})")
         else:
-            warnings.append(left_out(problem, f"{feature.name}: {feature.without}"))
+            warnings.append(
+                f"Ray {version('ray')}: {problem}. Left out: {feature.name}: {feature.without}"
+            )
     if refused:
         raise mismatch("; ".join(refused))
     return warnings
@@ -58,11 +60,6 @@ def check_ray_version() -> str | None:
             f"({', '.join(TESTED_RAY)}): where something fails, {_install()}"
         )
     return None
-
-
-def left_out(problem: str, consequence: str) -> str:
-    """Return the warning about a feature that is left out."""
-    return f"Ray {version('ray')}: {problem}. Left out: {consequence}"
 
 
 def mismatch(problem: str) -> ConfigError:
