@@ -69,7 +69,16 @@ def _next(child: FunctionChild, load: Load, deadline: float) -> Progress | Run:
 def _generate(load: Load, pipe: Connection) -> None:
     """Run in the child: receive a load, send progress now and then, at the end the run."""
     samples: list[TimedRequest] = []
-    heard = _Heard(samples, pipe)
+    num_failed, report_at = 0, 0.0
+
+    def heard(sample: TimedRequest) -> None:
+        nonlocal num_failed, report_at
+        samples.append(sample)
+        num_failed += sample.error is not None
+        if sample.finished >= report_at:
+            report_at = sample.finished + REPORT_EVERY_S
+            pipe.send(Progress(sample.finished, len(samples), num_failed))
+
     pipe.send(Progress())
     before = time.process_time()
     if load.rate:
@@ -79,18 +88,3 @@ def _generate(load: Load, pipe: Connection) -> None:
         asyncio.run(closed_loop(load.target, load.clients, load.duration_s, heard))
     spent = time.process_time() - before
     pipe.send(Run(load.kind, load.offered, load.duration_s, samples, spent))
-
-
-class _Heard:
-    """Keeps every sample, and sends progress to the parent now and then."""
-
-    def __init__(self, samples: list[TimedRequest], pipe: Connection) -> None:
-        self._samples, self._pipe = samples, pipe
-        self._num_failed, self._next = 0, 0.0
-
-    def __call__(self, sample: TimedRequest) -> None:
-        self._samples.append(sample)
-        self._num_failed += sample.error is not None
-        if sample.finished >= self._next:
-            self._next = sample.finished + REPORT_EVERY_S
-            self._pipe.send(Progress(sample.finished, len(self._samples), self._num_failed))
