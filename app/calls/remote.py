@@ -10,7 +10,7 @@ the files may have killed the replica, and would do so again.
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -39,7 +39,6 @@ from models.errors import TandemError
 from models.runtime import Pixels
 
 A = TypeVar("A")
-T = TypeVar("T")
 StageHandle: TypeAlias = DeploymentHandle[Any]
 TimedQuestion = tuple[Question, float]  # and its deadline by time.monotonic
 hedge_budget = HedgeBudget()  # shared by all calls of this process
@@ -183,10 +182,5 @@ class RemoteCombiner:
         asked = () if threshold is None else (math.inf, threshold)
         num_images = max(map(len, members.values()), default=0)
         remote = partial(self._handle.combine.remote, members, top_k, *asked)
-        return await call_remote(remote, num_images, left_s)
-
-
-async def call_remote(remote: Callable[[], Awaitable[T]], num_images: int, left_s: float) -> T:
-    """Await ``remote``, a call of a deployment's method, with retries and a hedge."""
-    after_s = HEDGE_AFTER_SHARE * left_s
-    return await hedged(lambda: retry(remote), after_s, hedge_budget, num_images)
+        after_s = HEDGE_AFTER_SHARE * left_s
+        return await hedged(lambda: retry(remote), after_s, hedge_budget, num_images)

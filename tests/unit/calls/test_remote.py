@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from ray.exceptions import ActorDiedError
 
-from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember, call_remote
+from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember
 from app.errors import NotReadyError
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, handle_of
 
@@ -36,7 +36,7 @@ class DiesOnce:
     def __init__(self) -> None:
         self.num_calls = 0
 
-    async def add(self) -> int:
+    async def combine(self, *_: object) -> int:
         self.num_calls += 1
         if self.num_calls == 1:
             raise ActorDiedError
@@ -44,11 +44,11 @@ class DiesOnce:
 
 
 async def test_a_replica_that_died_is_one_of_several():
-    assert await call_remote(DiesOnce().add, 1, left_s=60) == 2
+    assert await RemoteCombiner(handle_of(DiesOnce())).combine({}, 1, 60.0) == 2
 
 
 class HangsOnce(DiesOnce):
-    async def add(self) -> int:
+    async def combine(self, *_: object) -> int:
         self.num_calls += 1
         if self.num_calls == 1:
             await asyncio.Future()
@@ -56,4 +56,4 @@ class HangsOnce(DiesOnce):
 
 
 async def test_a_replica_that_hangs_is_one_of_several():
-    assert await call_remote(HangsOnce().add, 1, left_s=0.1) == 2
+    assert await RemoteCombiner(handle_of(HangsOnce())).combine({}, 1, 0.1) == 2
