@@ -13,6 +13,7 @@ from typing import Any
 
 from app.calls.hub_link import EXCHANGE_EVERY_S, HubLink
 from app.errors import BadParameterError, PlanChangedError
+from app.tracing.parents import untraced_task
 from app.traffic.book import BookStatus
 from app.traffic.graph import TrafficGraph
 from app.traffic.plan import Plan, Split
@@ -131,7 +132,7 @@ class TrafficControl(HubLink):
         """Whether all versions of a plan are loaded; if not, begin to load them."""
         missing = [name for name in plan.split.versions if name not in self._graph.versions]
         if missing and (self._loading is None or self._loading.done()):
-            self._loading = asyncio.create_task(self._load_all(missing))
+            self._loading = untraced_task(self._load_all(missing))
         return not missing
 
     async def _load_all(self, names: list[str]) -> None:
