@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.calls.attempts import as_tandem
-from app.errors import MORE_TIME, DeadlineError, OtherSetError, OverloadedError
+from app.errors import MORE_TIME, UPDATING, DeadlineError, OtherSetError, OverloadedError
 from app.graph.observer import Interval
 from app.graph.request import ClassifyRequest
-from app.graph.rolling_update import check_same_model_set
 from app.graph.stages import MemberStage
 from app.messages import MemberAnswer
 from app.queueing.circuit_breaker import CircuitBreaker
@@ -198,23 +197,28 @@ class Members:
             OtherSetError: a member serves another set, which is not a failure.
 
         """
-        missing = {}
-        for name, task in tasks.items():
+        missing: dict[str, str] = {}
+        of_other_sets: list[OtherSetError] = []
+        for name, task in tasks.items():  # each: asyncio logs an error that nobody retrieves
             if has_succeeded(task):
-                check_same_model_set(task.result().model_set_fingerprint, self._fingerprint)
+                if task.result().model_set_fingerprint != self._fingerprint:
+                    of_other_sets.append(OtherSetError(UPDATING))
                 if self.breakers[name].is_open and not is_copy:
                     self.breakers[name].succeeded()
                 continue
             error = _error_of(task)
             ours = None if error is None else as_tandem(error)
             if isinstance(ours, OtherSetError):
-                raise ours
+                of_other_sets.append(ours)
+                continue
             missing[name] = LATE if ours is None else ours.code
             is_its_fault = were_waited_for
             if ours is not None:
                 is_its_fault = not isinstance(ours, (OverloadedError, DeadlineError))
             if is_its_fault and not is_copy:
                 self.breakers[name].failed()
+        if of_other_sets:
+            raise of_other_sets[0]
         return missing
 
 

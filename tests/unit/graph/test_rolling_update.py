@@ -1,6 +1,7 @@
 """A Gateway whose stages are of another model set: what it cannot answer goes to a sibling."""
 
 import asyncio
+import gc
 import pickle
 from typing import Any, cast
 
@@ -186,6 +187,31 @@ async def test_an_answer_is_of_one_set_alone(two_sets, stage):
     )
     with pytest.raises(OtherSetError):
         await service.classify(request_of(picture()))
+
+
+@pytest.mark.parametrize("is_known_by", ["error", "answer"])
+@pytest.mark.parametrize("policy", ["all", "any"])
+async def test_a_member_of_another_set_hides_no_failure(tiny_set, policy, is_known_by):
+    """Circuits open as always, and no error is left for asyncio to log."""
+    unretrieved: list[dict] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, event: unretrieved.append(event))
+    members = {name: FakeMember() for name in ("first", "second", "third")}
+    settings = Settings(model_set=str(tiny_set), member_patience_s=0.0, answer_policy=policy)
+    service = service_of(settings, FakeDecoder(), members, FakeCombiner())
+    if is_known_by == "error":
+        members["first"].raises = OtherSetError("mixed")
+    members["first"].fingerprint = "other"
+    members["second"].raises = RuntimeError("no memory")
+    members["third"].raises = OtherSetError("mixed too")
+    with pytest.raises(OtherSetError):
+        await service.classify(request_of(b"good"))
+    graph: Any = service._graph
+    breakers = vars(graph)["members"].breakers
+    assert [name for name, breaker in breakers.items() if breaker.is_open] == ["second"]
+    for member in members.values():
+        member.raises = None  # its traceback keeps the calls, which report when they are freed
+    gc.collect()
+    assert unretrieved == []
 
 
 async def test_a_member_refuses_images_of_another_size(tmp_path):
