@@ -5,8 +5,10 @@ ends costs 0.1 ms; these are made when they are over.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 
 from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode
@@ -18,6 +20,18 @@ Value = str | int | float | bool  # an attribute's value
 outlets: list[Callable[[ReadableSpan], None]] = []  # called with every span; set by the pipeline
 SCOPE = InstrumentationScope("tandem")
 UNSET = Status(StatusCode.UNSET)
+
+
+class _ProcessResource(Resource):
+    """A resource compared by identity: exporters hash it per span, for which the SDK makes JSON."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+@cache
+def _resource_of(provider: TracerProvider) -> _ProcessResource:
+    return _ProcessResource(provider.resource.attributes, provider.resource.schema_url)
 
 
 def record(
@@ -43,7 +57,7 @@ def record(
         name,
         own,
         parent,
-        provider.resource,
+        _resource_of(provider),
         attributes,
         links=[Link(link) for link in links],
         status=UNSET if error is None else Status(StatusCode.ERROR, error),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk import resources
 from opentelemetry.trace import SpanContext
 
 from app.queueing.batch_records import BatchResult, ExecutedBatch
@@ -72,6 +74,16 @@ async def test_a_part_of_a_call_of_many_is_below_its_own_request(exported):
         assert (span.context.trace_id, span.parent.span_id) == ids
         assert span.resource.attributes["host.name"] == "here"
     assert current_ids() is None
+
+
+def test_no_span_costs_a_hash_of_the_whole_resource(exported, request_span, monkeypatch):
+    for name in ("decode", "infer"):
+        record(name, parent(), 1.0, 2.0)
+    spans = exported.get_finished_spans()
+    monkeypatch.setattr(resources, "dumps", None)  # the SDK's hash is one of JSON
+    (encoded,) = encode_spans(spans).resource_spans
+    assert [len(scope.spans) for scope in encoded.scope_spans] == [2]
+    assert spans[0].resource.attributes == request_span.resource.attributes
 
 
 def test_a_failed_stage_says_why(exported, request_span):
