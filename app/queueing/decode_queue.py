@@ -81,7 +81,7 @@ class DecodeQueue(Generic[R]):
         self._light: PriorityQueue[_Job[R]] = PriorityQueue()
         self._heavy: deque[_Job[R]] = deque()
         self._since_heavy = 0  # light files taken since the last heavy file
-        self._heavy_pixels = 0  # of heavy files that wait or are decoded
+        self._heavy_pixels = 0  # of heavy files that are decoded
 
     @property
     def num_coming(self) -> int:
@@ -150,7 +150,9 @@ class DecodeQueue(Generic[R]):
         if may_be_heavy and (no_other_waits or self._since_heavy >= BULK_EVERY - 1):
             self._since_heavy = 0
             self._num_heavy_free -= 1
-            return self._heavy.popleft()
+            heavy = self._heavy.popleft()
+            self._heavy_pixels += heavy.pixels
+            return heavy
         if not len(self._light):
             return None
         self._since_heavy += 1
@@ -164,13 +166,13 @@ class DecodeQueue(Generic[R]):
                 f"the large files of this request have over {most:,} pixels to decode, the limit "
                 "of all requests together: send fewer files at a time, smaller files, or JPEG"
             )
-        if self._heavy_pixels + heavy.pixels > most:
+        waiting = sum(other.pixels for other in self._heavy if not other.is_gone())
+        if (num_pixels := self._heavy_pixels + waiting) + heavy.pixels > most:
             return OverloadedError(
-                f"{self._heavy_pixels:,} pixels of large pictures are being decoded, and "
+                f"{num_pixels:,} pixels of large pictures are being decoded, and "
                 f"{heavy.pixels:,} more exceed the limit of {most:,}; {IN_A_SECOND}"
             )
         job.call.heavy_pixels += heavy.pixels
-        self._heavy_pixels += heavy.pixels
         self._heavy.append(_Job(job.call, heavy.run, job.future, heavy.pixels))
         return None
 

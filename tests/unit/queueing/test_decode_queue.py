@@ -217,6 +217,21 @@ async def test_a_caller_that_leaves_while_its_file_is_decoded_frees_the_thread_i
     assert "b" not in threads.begun
 
 
+async def test_a_large_picture_whose_caller_left_while_it_waited_holds_no_pixels(threads):
+    first = threads.submit("first", heavy_pixels=60)
+    await threads.wait_begun("first")
+    gone, photo = threads.submit("gone", heavy_pixels=40), threads.submit("photo")
+    await threads.wait_begun("photo")  # so the header of the other has been read too
+    gone.cancel()
+    threads.end("photo")
+    again = threads.submit("again", heavy_pixels=40)
+    with pytest.raises(OverloadedError, match=r"100 pixels .* 1 more exceed the limit of 100"):
+        await threads.submit("too many", heavy_pixels=1)
+    threads.end("first", "again")
+    assert await asyncio.gather(first, photo, again) == ["first", "photo", "again"]
+    assert "gone" not in threads.begun
+
+
 async def test_what_a_file_raises_is_its_own(threads):
     def fail() -> str:
         raise CorruptImageError("damaged")
