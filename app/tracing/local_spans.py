@@ -27,7 +27,7 @@ class LocalSpans(SpanExporter):
 
     def __init__(self, folder: Path, max_mib: int) -> None:
         self._folder, self._max_bytes = folder, max_mib * MIB
-        self._file: Path | None = None
+        self._path: Path | None = None
         self._num_bytes = 0
         self._lock = threading.Lock()
 
@@ -35,20 +35,19 @@ class LocalSpans(SpanExporter):
         """Append spans; errors such as a full disk are handled by the sink."""
         text = b"".join(line_of(span) + b"\n" for span in spans)
         with self._lock:
-            if self._file is None or self._num_bytes > self._max_bytes // FILES:
-                self._begin_file()
+            path, is_full = self._path, self._num_bytes > self._max_bytes // FILES
+            if path is None or is_full or not path.exists():  # another process may make room
+                path = self._path = self._new_file()
+            if not self._num_bytes:  # also after a first write that failed
                 resource = {"resource": dict(spans[0].resource.attributes)}
                 text = orjson.dumps(resource) + b"\n" + text
-            try:
-                with self._file.open("ab") as file:  # type: ignore[union-attr]
-                    file.write(text)
-            except FileNotFoundError:  # the folder was removed: the next export makes it again
-                self._file = None
-                raise
+            with path.open("ab" if self._num_bytes else "wb") as file:
+                file.write(text)
             self._num_bytes += len(text)
         return SpanExportResult.SUCCESS
 
-    def _begin_file(self) -> None:
+    def _new_file(self) -> Path:
+        """Make room for another file in the folder, and return its path."""
         self._folder.mkdir(parents=True, exist_ok=True)
         files = sorted(self._folder.glob("*.jsonl"), key=_modified_at)
         total = sum(map(_num_bytes, files)) + self._max_bytes // FILES
@@ -56,8 +55,8 @@ class LocalSpans(SpanExporter):
             oldest = files.pop(0)
             total -= _num_bytes(oldest)
             oldest.unlink(missing_ok=True)
-        self._file = self._folder / f"{time.time_ns() // 10**6}-{os.getpid()}.jsonl"
         self._num_bytes = 0
+        return self._folder / f"{time.time_ns() // 10**6}-{os.getpid()}.jsonl"
 
     def shutdown(self) -> None:
         """Do nothing, since no file is open between exports."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
@@ -57,21 +58,33 @@ def test_a_text_with_unicodes_line_ends_is_read_whole(tmp_path, spans):
     assert request["attributes"] == {"request_id": "a\u2028b\x85c"}
 
 
-def test_a_full_disk_raises_which_the_sink_counts(tmp_path, spans):
-    with full_disk(100), pytest.raises(OSError, match="large"):
-        LocalSpans(tmp_path, 1).export(spans)
+@pytest.mark.parametrize("free", [0, 100])
+def test_a_full_disk_raises_which_the_sink_counts(tmp_path, spans, free):
+    exporter = LocalSpans(tmp_path, 1)
+    with full_disk(free), pytest.raises(OSError, match="large"):
+        exporter.export(spans)
+    exporter.export(spans)  # as if nothing had been written
+    kept = list(read_spans(tmp_path))
+    assert [span["name"] for span in kept] == [span.name for span in spans]
+    assert kept[0]["resource"]["host.name"] == "here"
 
 
-def test_a_folder_that_is_removed_is_made_again(tmp_path, spans):
+def removed_by_another_process(folder: Path) -> None:
+    """Remove the only file, as a process does that makes room."""
+    (file,) = folder.iterdir()
+    file.unlink()
+
+
+@pytest.mark.parametrize("remove", [shutil.rmtree, removed_by_another_process])
+def test_what_is_removed_is_made_again_and_nothing_is_lost(tmp_path, spans, remove):
     exporter = LocalSpans(tmp_path / "traces", 1)
     exporter.export(spans)
-    shutil.rmtree(tmp_path / "traces")
-    with pytest.raises(FileNotFoundError):
-        exporter.export(spans)
-    assert exporter.export(spans) is SpanExportResult.SUCCESS
+    remove(tmp_path / "traces")
+    for _ in range(2):
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
     kept = list(read_spans(tmp_path / "traces"))
-    assert len(kept) == len(spans)
-    assert kept[0]["resource"]["host.name"] == "here"
+    assert len(kept) == 2 * len(spans)
+    assert {span["resource"].get("host.name") for span in kept} == {"here"}
 
 
 def test_a_folder_that_is_none_has_no_spans(tmp_path):
