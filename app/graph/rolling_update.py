@@ -95,7 +95,7 @@ class ForwardingGraph:
             return answers
 
         after_s = min(PATIENCE_S, HEDGE_AFTER_SHARE * request.left_s)
-        answers = await hedged(once, after_s, self._hedge_budget, len(request.files))
+        answers = await hedged(once, after_s, self._hedge_budget, request.num_images)
         if isinstance(answers, TandemError):
             raise answers
         return answers

@@ -64,6 +64,16 @@ class Scripted:
     run = __call__
 
 
+class Mute(Scripted):
+    """Loses its first reply."""
+
+    async def handle_forwarded(self, *fields: object) -> object:
+        if not self.asked:
+            self.asked.append(fields)
+            await asyncio.Event().wait()
+        return await self(*fields)
+
+
 MIXED = OtherSetError("mixed")
 
 
@@ -111,19 +121,21 @@ async def test_it_goes_on_until_somebody_can(monkeypatch):
 
 @pytest.mark.parametrize("second", ["answers", "is of another set"])
 async def test_a_sibling_whose_reply_is_lost_is_asked_again(monkeypatch, second):
-    class Mute(Scripted):
-        async def handle_forwarded(self, *fields: object) -> object:
-            if not self.asked:
-                self.asked.append(fields)
-                await asyncio.Event().wait()
-            return await self(*fields)
-
     monkeypatch.setattr(rolling_update, "PATIENCE_S", 0.01)
     sibling = Mute(*[["theirs"]] if second == "answers" else [MIXED, ["theirs"]])
     graph = Scripted(MIXED, MIXED)
     async with asyncio.timeout(10):
         assert await siblings(graph, sibling, monkeypatch).run(request_of()) == ["theirs"]
     assert len(sibling.asked) == (2 if second == "answers" else 3)
+
+
+async def test_a_second_call_costs_as_many_images_as_the_request_has(monkeypatch):
+    monkeypatch.setattr(rolling_update, "PATIENCE_S", 0.01)
+    forwarding = siblings(Scripted(MIXED), Mute(["theirs"]), monkeypatch)
+    pixels = np.zeros((64, 8, 8, 3), np.uint8)
+    request = request_of()._replace(tensors=TensorRequest(pixels))
+    assert await forwarding.run(request) == ["theirs"]
+    assert not forwarding._hedge_budget.spend(1)
 
 
 @pytest.mark.parametrize("error", [NotReadyError("down"), TandemError("?")])
