@@ -19,7 +19,8 @@ class TandemError(Exception):
         code: stable: the service's, or the client's own (``unreachable``, ``bad_answer``,
             ``deadline``, ``unreadable``, ``bad_array``, ``degraded``).
         request_id: None without an answer, or for the error of a file among several.
-        status: the HTTP status; None in the same cases.
+        status: the HTTP status; None in the same cases. Over gRPC it is that of the gRPC status:
+            400 also for 413, 415 and 422, which gRPC does not tell apart.
         retry_after_s: when the service suggests to try again, in s.
 
     """

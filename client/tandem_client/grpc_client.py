@@ -32,7 +32,8 @@ CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-# Errors by status, if the service itself sent none: from HAProxy or grpcio.
+# By gRPC's status, HTTP's. It determines the error if its code is unknown, or if it has none: then
+# it is from HAProxy or grpcio.
 STATUSES = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
@@ -41,6 +42,7 @@ STATUSES = {
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.UNAVAILABLE: 503,
 }
 
 

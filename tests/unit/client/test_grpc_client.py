@@ -171,26 +171,27 @@ def test_a_bad_image_alone_is_raised(make, scripted):
 
 
 @pytest.mark.parametrize(
-    ("code", "error_code", "kind"),
+    ("code", "error_code", "kind", "status"),
     [
-        (CODE.INVALID_ARGUMENT, "too_many_bytes", BadImage),
-        (CODE.INVALID_ARGUMENT, "bad_parameter", BadRequest),
-        (CODE.UNAUTHENTICATED, "unauthorized", Unauthorized),
-        (CODE.RESOURCE_EXHAUSTED, "overloaded", Overloaded),
-        (CODE.UNAVAILABLE, "not_ready", NotReady),
-        (CODE.DEADLINE_EXCEEDED, "deadline", DeadlineExceeded),
-        (CODE.INTERNAL, "internal", ServiceError),
-        (CODE.RESOURCE_EXHAUSTED, None, Overloaded),
-        (CODE.UNIMPLEMENTED, None, ServiceError),
+        (CODE.INVALID_ARGUMENT, "too_many_bytes", BadImage, 400),
+        (CODE.INVALID_ARGUMENT, "bad_parameter", BadRequest, 400),
+        (CODE.UNAUTHENTICATED, "unauthorized", Unauthorized, 401),
+        (CODE.RESOURCE_EXHAUSTED, "overloaded", Overloaded, 429),
+        (CODE.UNAVAILABLE, "not_ready", NotReady, 503),
+        (CODE.UNAVAILABLE, "of a later version", NotReady, 503),
+        (CODE.DEADLINE_EXCEEDED, "deadline", DeadlineExceeded, 504),
+        (CODE.INTERNAL, "internal", ServiceError, 500),
+        (CODE.RESOURCE_EXHAUSTED, None, Overloaded, 429),
+        (CODE.UNIMPLEMENTED, None, ServiceError, 500),
     ],
 )
-def test_errors_have_the_services_words(make, scripted, code, error_code, kind):
+def test_errors_have_the_services_words(make, scripted, code, error_code, kind, status):
     told = {"error-code": error_code, "request_id": "r9"} if error_code else {}
     scripted.steps = [failing(code, **told)]
     with pytest.raises(TandemError) as caught:
         make(retry=RetryPolicy(max_attempts=1))[0].classify(b"photo")
     error = caught.value
-    assert (type(error), error.message) == (kind, "what was wrong")
+    assert (type(error), error.message, error.status) == (kind, "what was wrong", status)
     if error_code:
         assert (error.code, error.request_id) == (error_code, "r9")
 
