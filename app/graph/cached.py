@@ -34,7 +34,7 @@ def with_cache(
 ) -> Graph:
     """Return the graph that answers requests: the ensemble itself if the settings name no cache.
 
-    ``store`` is the memory that the caches of several sets share; their keys differ.
+    ``store`` is the memory that the caches of a set's versions share; their keys differ.
     """
     if settings.cache == "none":
         return ensemble
