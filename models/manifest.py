@@ -234,6 +234,16 @@ class Manifest(Record):
         )
 
     @property
+    def is_multi_label(self) -> bool:
+        """Whether the classes do not exclude each other."""
+        return self.task == "multi_label"
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return each member's weight in the average, in the manifest's order."""
+        return {member.name: member.weight for member in self.members}
+
+    @property
     def temperatures(self) -> dict[str, float]:
         """Return each member's temperature, and the ensemble's."""
         return {m.name: m.temperature for m in self.members} | {ENSEMBLE: self.temperature}

@@ -32,7 +32,7 @@ class Combiner:
         )
         self._rule = model_set.answer_rule
         self.usage = Usage(1, COMBINE_CPU_MS)
-        self._weights = {member.name: member.weight for member in model_set.manifest.members}
+        self._weights = model_set.manifest.weights
         self._temperature = model_set.manifest.temperature
 
     async def combine(

@@ -67,9 +67,8 @@ class OwnCombine:
         if function is None:
             return None
         try_combine(function, manifest, settings.answer_policy)
-        weights = {member.name: member.weight for member in manifest.members}
         calls = FunctionCalls(function, settings.decode_threads)
-        return cls(calls, weights, is_multi_label=manifest.task == "multi_label")
+        return cls(calls, manifest.weights, is_multi_label=manifest.is_multi_label)
 
     async def rows(self, members: Mapping[str, Probabilities]) -> Probabilities:
         """Return the ensemble's float32 (N, C) from the rows of the members that answered."""

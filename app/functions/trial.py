@@ -62,8 +62,7 @@ def try_preprocess(
 
 def try_combine(function: OwnFunction, manifest: Manifest, policy: AnswerPolicy) -> None:
     """Call the function on rows of all members, and of the fewest that the answer policy allows."""
-    weights = {member.name: member.weight for member in manifest.members}
-    is_multi_label = manifest.task == "multi_label"
+    weights, is_multi_label = manifest.weights, manifest.is_multi_label
     for num_images, names in _trials(list(weights), policy):
         shape = (num_images, manifest.num_classes)
         draw = _scores if is_multi_label else _rows

@@ -64,7 +64,7 @@ class CachedEnsemble:
         self.ensemble, self.cache, self.keys = ensemble, cache, keys
         self._model_set = model_set
         self._averages = ensemble.averages
-        self._weights = {member.name: member.weight for member in model_set.manifest.members}
+        self._weights = model_set.manifest.weights
         self._temperature = model_set.manifest.temperature
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:

@@ -66,7 +66,7 @@ class Ensemble:
         self.cascade: Cascade | None = None
         if margin is not None and len(members) > 1:
             self.cascade = Cascade(self.members, margin)
-        self._weights = {member.name: member.weight for member in model_set.manifest.members}
+        self._weights = model_set.manifest.weights
         self._temperature = model_set.manifest.temperature
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:

@@ -76,7 +76,7 @@ class EnsembleService:
         self.settings, self.name = settings, model_set.name
         self.describes(model_set)
         self.num_classes = model_set.manifest.num_classes
-        self._is_multi_label = model_set.manifest.task == "multi_label"
+        self._is_multi_label = model_set.manifest.is_multi_label
         self._default_top_k = min(settings.default_top_k, self.num_classes)
         self._answer_timeout_s = answer_timeout_s(settings)
         # The services of all sets by name, the default first.

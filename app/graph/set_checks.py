@@ -68,7 +68,7 @@ def check_task(cascade_margin: float | None, manifest: Manifest) -> None:
             highest probabilities; in a multi-label set several classes may have high scores.
 
     """
-    if manifest.task == "multi_label" and cascade_margin is not None:
+    if manifest.is_multi_label and cascade_margin is not None:
         raise ConfigError(
             f"cascade_margin is {cascade_margin:g}, and {manifest.name} is multi-label: "
             "the margin needs classes that exclude each other; leave it out"

@@ -73,7 +73,7 @@ class Networks:
         self.manifest: Manifest = model_set.manifest
         self.num_threads = num_threads or available_cpus()
         self._inputs = self.manifest.inputs
-        self._weights = {member.name: member.weight for member in self.manifest.members}
+        self._weights = self.manifest.weights
         self._temperatures = self.manifest.temperatures
         self._cache_dir = cache_dir
         wanted = [

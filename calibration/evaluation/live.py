@@ -64,7 +64,7 @@ class LiveService:
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, "live")
         self._lock = threading.Lock()
         self._top_k = min(5, model_set.manifest.num_classes)
-        self._weights = {member.name: member.weight for member in model_set.manifest.members}
+        self._weights = model_set.manifest.weights
         self.result = LiveResult(url)
         self.precision: Precision = self._check_is(model_set)
 

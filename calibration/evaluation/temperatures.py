@@ -90,7 +90,7 @@ class TemperatureFit:
 
     def __init__(self, manifest: Manifest, precision: Precision) -> None:
         self._precision: Precision = precision
-        self._weights = {member.name: member.weight for member in manifest.members}
+        self._weights = manifest.weights
         self._parts: list[tuple[npt.NDArray[np.bool_], Classes, dict[str, Probabilities]]] = []
 
     def add(self, batch: PredictedBatch) -> None:

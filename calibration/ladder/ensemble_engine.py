@@ -41,7 +41,7 @@ class EnsembleNetwork:
             batch_sizes=sizes if self._margin is not None else (options.batch,),
             float_type=manifest.float_type,
         )
-        self._weights = {member.name: member.weight for member in manifest.members}
+        self._weights = manifest.weights
         self._temperatures, self._temperature = manifest.temperatures, manifest.temperature
         self._networks = {
             name: CompiledNetwork(model_set.network_path(name, "INT8"), compiled)

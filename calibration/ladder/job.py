@@ -105,7 +105,7 @@ def prepare(asked: LadderOptions, cache: Path) -> LadderJob:
 
 def _check_task(asked: LadderOptions, model_set: ModelSet) -> None:
     """Refuse labelled images of a multi-label set, since a rung's accuracy is top-1."""
-    if asked.images is not None and model_set.manifest.task == "multi_label":
+    if asked.images is not None and model_set.manifest.is_multi_label:
         raise LadderError(
             f"--images: {model_set.name} is multi-label and has no top-1; its rungs are measured "
             "for speed alone, and tandem evaluate measures its accuracy"
@@ -162,7 +162,7 @@ def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
         return f"{network.name} of {model_set.name} has no float network"
     if rung.name == "int8" and not own.keys() & {"FP16", "INT8"}:
         return f"{network.name} of {model_set.name} has no OpenVINO network"
-    if rung.name == "cascade" and model_set.manifest.task == "multi_label":
+    if rung.name == "cascade" and model_set.manifest.is_multi_label:
         return f"{model_set.name} is multi-label: it has no margin for a cascade"
     if rung.engine == "ensemble" and len(members) < 2:
         return f"{model_set.name} has one member"

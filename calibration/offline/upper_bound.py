@@ -62,7 +62,7 @@ class InProcessPipeline:
     ) -> None:
         self.setup, self._map = setup, over_members
         self._inputs = model_set.manifest.inputs
-        self._weights = {m.name: m.weight for m in model_set.manifest.members}
+        self._weights = model_set.manifest.weights
         options = RuntimeOptions(
             num_threads=setup.streams * setup.threads,
             num_streams=setup.streams,

@@ -44,7 +44,7 @@ class SubsetStudy:
         costs: dict[str, MemberCost],
         served_as: str,
     ) -> None:
-        self._weights = {member.name: member.weight for member in manifest.members}
+        self._weights = manifest.weights
         subsets_of(list(self._weights))  # raises if there are too many
         self._precision, self._costs, self._served_as = precision, costs, served_as
         self._to_fit: frozenset[LabelledImage] = frozenset()
