@@ -17,12 +17,11 @@ from app.graph.ensemble import Ensemble
 from app.graph.observer import Interval
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import Graph
-from app.messages import Combined, Fault
+from app.messages import Fault
 from app.metrics.requests import record_lookups, record_redis, record_state
-from app.responses import Classified, classified
+from app.responses import Classified
 from app.setting_values import RedisAddress
 from app.settings import Settings
-from models.ensemble import average
 from models.model_set import ModelSet
 
 
@@ -43,7 +42,7 @@ def with_cache(
         None if settings.cache == "local" else _shared(ensemble, settings.cache, keys, model_set)
     )
     cache = ResponseCache(settings.cache_mib * MIB, shared, store)
-    return CachedEnsemble(ensemble, cache, keys, model_set)
+    return CachedEnsemble(ensemble, cache, keys)
 
 
 def _shared(ensemble: Ensemble, url: str, keys: ImageKeys, model_set: ModelSet) -> RedisStore:
@@ -58,14 +57,8 @@ def _shared(ensemble: Ensemble, url: str, keys: ImageKeys, model_set: ModelSet) 
 class CachedEnsemble:
     """Answers files from ``cache``, and sends the misses to ``ensemble``."""
 
-    def __init__(
-        self, ensemble: Ensemble, cache: ResponseCache, keys: ImageKeys, model_set: ModelSet
-    ) -> None:
+    def __init__(self, ensemble: Ensemble, cache: ResponseCache, keys: ImageKeys) -> None:
         self.ensemble, self.cache, self.keys = ensemble, cache, keys
-        self._model_set = model_set
-        self._averages = ensemble.averages
-        self._weights = model_set.manifest.weights
-        self._temperature = model_set.manifest.temperature
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file, in order; see :meth:`Ensemble.run`."""
@@ -74,43 +67,6 @@ class CachedEnsemble:
         if request.is_probe or request.cache_use == "off" or is_other:
             return await self.ensemble.run(request)
         return await _Run(self, request).answers()
-
-    def answer_of(
-        self, outcome: Outcome, request: ClassifyRequest, caching: Interval
-    ) -> Classified:
-        """Return the answer of a cached or shared outcome, with this request's timings."""
-        rows, missing = outcome
-        asked = [name for name in self.ensemble.member_names if name not in missing]
-        num_members = len(rows) if self._averages else len(rows) - 1
-        answered, skipped = asked[:num_members], asked[num_members:]
-        members = dict(zip(answered, rows[:num_members, None], strict=True))  # each (1, C)
-        mean = average(members, self._weights, self._temperature)
-        row = mean[0] if self._averages else rows[num_members]
-        combined = Combined.of(
-            row,
-            {name: row[0] for name, row in members.items()},
-            self._model_set.answer_rule.asked(request.threshold),
-            request.top_k,
-            self.keys.fingerprint,
-            is_row_kept=not self._averages,
-            is_whole=len(members) == len(self._weights),
-        )
-        timings = request.observer.timings_of_cached(caching)
-        name, request_id = self._model_set.name, request.request_id
-        version = self.keys.fingerprint
-        answer = classified(
-            combined,
-            name,
-            version,
-            skipped,
-            missing,
-            request_id,
-            timings,
-            is_cached=True,
-            probabilities=None if request.tensors is None else row,
-        )
-        request.observer.classified(answer, combined.entropy)
-        return answer
 
 
 class _Run:
@@ -220,8 +176,10 @@ class _Run:
         if isinstance(outcome, Fault):
             self._answers[place] = outcome
             return
-        caching = Interval(self._caching.start_ms, self._request.observer.elapsed_ms())
-        self._answers[place] = self._graph.answer_of(outcome, self._request, caching)
+        observer = self._request.observer
+        caching = Interval(self._caching.start_ms, observer.elapsed_ms())
+        timings = observer.timings_of_cached(caching)
+        self._answers[place] = self._graph.ensemble.answer_of(outcome, self._request, timings)
 
     def _end_lookup(self) -> None:
         """End the interval of the cache lookup, once, and record hits and misses."""

@@ -20,7 +20,7 @@ from app.graph.rolling_update import check_same_model_set
 from app.graph.set_checks import check_task
 from app.graph.stages import CombinerStage, DecoderStage, MemberStage, ViewedMember
 from app.messages import Combined, Decoded, Fault
-from app.responses import Classified, classified
+from app.responses import Classified, Timings, classified
 from app.settings import Settings
 from models.ensemble import Probabilities, average
 from models.model_set import ModelSet
@@ -119,6 +119,38 @@ class Ensemble:
                     rows.append(own)
                 outcomes[good[position]] = Outcome(np.stack(rows), result.missing)
         return outcomes
+
+    def answer_of(self, outcome: Outcome, request: ClassifyRequest, timings: Timings) -> Classified:
+        """Return the answer to an image whose outcome is cached or shared, with these timings."""
+        rows, missing = outcome
+        asked = [name for name in self.member_names if name not in missing]
+        num_members = len(rows) if self.averages else len(rows) - 1
+        answered, skipped = asked[:num_members], asked[num_members:]
+        members = dict(zip(answered, rows[:num_members, None], strict=True))  # each (1, C)
+        mean = average(members, self._weights, self._temperature)
+        row = mean[0] if self.averages else rows[num_members]
+        combined = Combined.of(
+            row,
+            {name: row[0] for name, row in members.items()},
+            self._rule.asked(request.threshold),
+            request.top_k,
+            self._fingerprint,
+            is_row_kept=not self.averages,
+            is_whole=len(members) == len(self._weights),
+        )
+        answer = classified(
+            combined,
+            self._name,
+            self._fingerprint,
+            skipped,
+            missing,
+            request.request_id,
+            timings,
+            is_cached=True,
+            probabilities=None if request.tensors is None else row,
+        )
+        request.observer.classified(answer, combined.entropy)
+        return answer
 
     def check_health(self) -> None:
         if self._preprocess is not None:
