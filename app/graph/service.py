@@ -148,8 +148,7 @@ class EnsembleService:
         if options.refused_before and (number := refused_before(options.refused_before)):
             meter.count(REFUSED_BEFORE, number)
             self.admission.refused_before(number)
-        timeout_s = self._checked(options).timeout_s
-        assert timeout_s is not None
+        *_, timeout_s = self._checked(options)
         with self.admission.admit(), self._byte_budget.share() as share:
             with observer.stage("read"):
                 async with self.admission.arriving(timeout_s):
@@ -197,14 +196,14 @@ class EnsembleService:
         request.observer.answered()
         return answers
 
-    def _checked(self, options: RequestOptions) -> RequestOptions:
-        """Return the options after checks, with defaults filled in."""
+    def _checked(self, options: RequestOptions) -> tuple[int, float | None, float]:
+        """Return ``top_k``, ``threshold`` and ``timeout_s`` after checks, or their defaults."""
         top_k = self._default_top_k if options.top_k is None else options.top_k
         timeout_s = self.settings.request_timeout_s
-        return options._replace(
-            top_k=checked_top_k(top_k, self.num_classes),
-            threshold=checked_threshold(options.threshold, is_multi_label=self._is_multi_label),
-            timeout_s=timeout_s if options.timeout_s is None else min(timeout_s, options.timeout_s),
+        return (
+            checked_top_k(top_k, self.num_classes),
+            checked_threshold(options.threshold, is_multi_label=self._is_multi_label),
+            timeout_s if options.timeout_s is None else min(timeout_s, options.timeout_s),
         )
 
     def _request(
@@ -216,19 +215,18 @@ class EnsembleService:
     ) -> ClassifyRequest:
         """Return the request for the graph, with ``timeout_s`` or the settings' shorter limit."""
         answer_s = min(timeout_s, self._answer_timeout_s)
-        options = self._checked(body.options(options))
-        assert options.top_k is not None
-        assert options.timeout_s is not None
+        options = body.options(options)
+        top_k, threshold, most_s = self._checked(options)
         control = options.cache_control
         request = ClassifyRequest(
             body.files,
-            options.top_k,
-            min(options.timeout_s, observer.elapsed_s() + answer_s),
+            top_k,
+            min(most_s, observer.elapsed_s() + answer_s),
             options.request_id,
             observer,
             tensors=body.tensors,
             cache_use="use" if control is None else cache_use_of(control),
-            threshold=options.threshold,
+            threshold=threshold,
             traffic_key=options.traffic_key,
         )
         self.admission.holds(request.num_images)
