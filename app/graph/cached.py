@@ -63,8 +63,7 @@ class CachedEnsemble:
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file, in order; see :meth:`Ensemble.run`."""
         # The cache has answers of the ensemble to files, not to pixels, nor of single members.
-        is_other = request.tensors is not None and not request.tensors.is_of_files
-        if request.is_probe or request.cache_use == "off" or is_other:
+        if request.is_probe or request.cache_use == "off" or not request.is_of_files:
             return await self.ensemble.run(request)
         return await _Run(self, request).answers()
 

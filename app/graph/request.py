@@ -24,11 +24,6 @@ class TensorRequest:
     version: str | None = None  # the fingerprint of the version that must answer; None: any
     classes_of: str | None = None  # the fingerprint whose order of classes rows have; None: own
 
-    @property
-    def is_of_files(self) -> bool:
-        """Whether it asks the whole ensemble about files, as other requests do."""
-        return self.pixels is None and self.member is None
-
 
 class RequestOptions(NamedTuple):
     """The options in a request's headers and query; None for an option that is not there."""
@@ -100,6 +95,11 @@ class ClassifyRequest(NamedTuple):
         if self.tensors is None or self.tensors.pixels is None:
             return len(self.files)
         return len(self.tensors.pixels)
+
+    @property
+    def is_of_files(self) -> bool:
+        """Whether files go to the whole ensemble; a request of pixels has no files."""
+        return bool(self.files) and (self.tensors is None or self.tensors.member is None)
 
     @property
     def left_s(self) -> float:

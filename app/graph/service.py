@@ -175,7 +175,7 @@ class EnsembleService:
         with self.usage.under_way(request.num_images):
             answers = await run_in_time(self._forwarding_graph, request)
         request.observer.answered()
-        if request.tensors is None or request.tensors.is_of_files:
+        if request.is_of_files:
             for listener in self.listeners:
                 listener.note(request.request_id, request.files, answers)
         is_of_all = request.tensors is None or request.tensors.member is None

@@ -111,13 +111,13 @@ class TrafficGraph:
     def _chosen(self, request: ClassifyRequest) -> str:
         split = self.plan.split
         version = None if request.tensors is None else request.tensors.version
-        if not (request.is_probe or _is_of_files(request)):
+        if not (request.is_probe or request.is_of_files):
             # Its pixels and member were checked against the version that was main when it arrived.
             checked_for = None if request.tensors is None else request.tensors.classes_of
             version = version or checked_for
         if version is not None:
             return next((name for name in self.versions if name.endswith(version)), split.main)
-        if request.is_probe or not _is_of_files(request):
+        if request.is_probe or not request.is_of_files:
             return split.main  # its input size and its members' names are those that clients see
         if len(split.answering) == 1:
             return split.main
@@ -144,7 +144,7 @@ class TrafficGraph:
     def _to_compare(self, name: str, request: ClassifyRequest) -> list[str]:
         """Return the versions that get a copy of a request that ``name`` answers."""
         split = self.plan.split
-        if not _is_of_files(request):
+        if not request.is_of_files:
             return []
         others = [split.shadow] if split.shadow is not None and name == split.main else []
         if len(split.answering) > 1 and self._is_due():
@@ -246,11 +246,6 @@ def _version_of(name: str) -> str:
 def _count_copies(name: str, result: str, number: int) -> None:
     """Count copies of photos for a version: computed, dropped or failed."""
     meter.count(TRAFFIC_COPIES, number, model_version=_version_of(name), result=result)
-
-
-def _is_of_files(request: ClassifyRequest) -> bool:
-    """Whether a request has files for the whole ensemble, rather than pixels or one member."""
-    return bool(request.files) and (request.tensors is None or request.tensors.is_of_files)
 
 
 def _plain(answer: Classified | Fault) -> Classified | Fault:
