@@ -1,16 +1,26 @@
-"""The cache of responses: what is kept, what is computed once, and what had to go."""
+"""The cache of responses: what is kept, what had to go, and what several wait for."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from app.caching.redis_store import RedisStore
-from app.caching.response_cache import ResponseCache
+from app.caching.response_cache import ImageFlight, Lookup, ResponseCache
 from app.caching.values import Outcome
 
 KIB = 2**10
 KEYS = [bytes([number]) * 32 for number in range(64)]
+SIZE = 64 * KIB
+RESULT = Outcome(np.ones((1, 2), np.float32))
+
+
+def flight_of(kept: Lookup) -> ImageFlight:
+    assert kept.flight is not None
+    return kept.flight
 
 
 def rows() -> np.ndarray:
@@ -18,18 +28,20 @@ def rows() -> np.ndarray:
 
 
 def test_what_is_kept_is_there_for_the_next_request():
-    cache, kept = ResponseCache(64 * KIB), rows()
+    cache, kept = ResponseCache(SIZE), rows()
     cache.keep(KEYS[0], kept)
     assert cache.look(KEYS[0], "interactive").rows is kept
     assert cache.look(KEYS[1], "interactive").rows is None
 
 
 def test_the_first_who_asks_computes_and_the_others_wait():
-    cache = ResponseCache(64 * KIB)
+    cache = ResponseCache(SIZE)
     first, second = (cache.look(KEYS[0], "interactive") for _ in range(2))
     assert (first.is_own, second.is_own) == (True, False)
     assert first.flight is not None
     assert first.flight is second.flight
+    assert cache.look(KEYS[1], "interactive").is_own
+    assert len(cache._flights) == 2
     cache.end(first.flight, Outcome(rows()))
     assert cache.look(KEYS[0], "interactive").is_own  # nothing was kept: it is computed anew
 
@@ -57,10 +69,99 @@ class Shared:
 
 async def test_what_others_kept_ends_the_computation_and_the_rest_is_left_to_do():
     kept = rows()
-    cache = ResponseCache(64 * KIB, cast("RedisStore", Shared({KEYS[1]: kept})))
+    cache = ResponseCache(SIZE, cast("RedisStore", Shared({KEYS[1]: kept})))
     flights = {n: cache.look(KEYS[n], "interactive").flight for n in (0, 1)}
     assert await cache.fetch({**flights, 2: None}) == {1: kept}
     assert [flights[n].ended.is_set() for n in (0, 1)] == [False, True]
     assert flights[1].value == Outcome(kept)
     assert cache.read(KEYS[1]) is kept
     assert cache.read(KEYS[0]) is None
+
+
+async def test_what_it_comes_to_is_for_all_and_it_is_forgotten():
+    cache = ResponseCache(SIZE)
+    own = flight_of(cache.look(b"a", "bulk"))
+    waits = [asyncio.create_task(cache.look(b"a", "bulk").flight.ended.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    cache.end(own, RESULT)
+    await asyncio.gather(*waits)
+    assert own.value is RESULT
+    assert len(cache._flights) == 0
+    cache.end(own, None)  # as a "finally" does
+    assert own.value is RESULT
+
+
+async def test_a_waiter_that_goes_disturbs_nobody():
+    cache = ResponseCache(SIZE)
+    own = flight_of(cache.look(b"a", "bulk"))
+    leaves, stays = (asyncio.create_task(own.ended.wait()) for _ in range(2))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    await asyncio.sleep(0)
+    assert leaves.cancelled()
+    cache.end(own, RESULT)
+    await stays
+
+
+def test_interactive_does_not_wait_for_bulk():
+    cache = ResponseCache(SIZE)
+    bulk = cache.look(b"a", "bulk")
+    interactive = cache.look(b"a", "interactive")
+    assert interactive.is_own
+    assert cache.look(b"a", "bulk").flight is interactive.flight
+    cache.end(flight_of(bulk), RESULT)  # which is not the one that is under way now
+    assert not cache.look(b"a", "interactive").is_own
+    assert bulk.flight.value is RESULT
+    assert not interactive.flight.ended.is_set()
+
+
+ERRORS = {"fails": ValueError, "cancelled": asyncio.CancelledError}
+OUTCOME = st.sampled_from(["value", "fails", "cancelled", "answered"])
+
+
+@settings(max_examples=200, database=None)
+@given(outcomes=st.lists(OUTCOME, min_size=1, max_size=12))
+def test_however_computations_end_everybody_ends(outcomes):
+    """Each caller, if it must compute, ends as ``outcomes`` say; none waits for ever."""
+
+    async def play() -> list[str]:
+        cache = ResponseCache(SIZE)
+        computed: list[int] = []
+
+        async def call(number: int) -> str:
+            while True:
+                joined = cache.look(b"a", "interactive")
+                if joined.is_own:
+                    return await compute(number, flight_of(joined))
+                await joined.flight.ended.wait()
+                if joined.flight.value is not None:
+                    return "shared"
+                if joined.flight.was_answered:
+                    return "alone"
+
+        async def compute(number: int, flight: ImageFlight) -> str:
+            computed.append(number)
+            try:
+                await asyncio.sleep(0)
+                if (error := ERRORS.get(outcomes[number])) is not None:
+                    raise error
+                value = RESULT if outcomes[number] == "value" else None
+                cache.end(flight, value, answered=True)
+                return outcomes[number]
+            finally:
+                cache.end(flight)
+
+        calls = [asyncio.create_task(call(number)) for number in range(len(outcomes))]
+        async with asyncio.timeout(10):
+            await asyncio.wait(calls)
+        assert len(cache._flights) == 0
+        assert computed == list(range(len(computed))), "the next one takes over"
+        return ["ended" if c.cancelled() or c.exception() else c.result() for c in calls]
+
+    ended = asyncio.run(play())
+    good = [n for n, outcome in enumerate(outcomes) if outcome in ("value", "answered")]
+    first = good[0] if good else len(outcomes)
+    assert ended[:first] == ["ended"] * first
+    if good:
+        after = {"value": "shared", "answered": "alone"}[outcomes[first]]
+        assert ended[first + 1 :] == [after] * (len(outcomes) - first - 1)
