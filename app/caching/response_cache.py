@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from app.caching.redis_store import RedisStore
 from app.caching.s3_fifo import S3Fifo
@@ -32,14 +32,6 @@ class ImageFlight:
         self.ended = asyncio.Event()
 
 
-class Lookup(NamedTuple):
-    """The result of a lookup: cached rows, or a computation that the caller or another runs."""
-
-    rows: Rows | None = None
-    flight: ImageFlight | None = None
-    is_own: bool = False
-
-
 class ResponseCache:
     """Keeps rows by key, at most ``max_bytes`` of memory; for one event loop.
 
@@ -66,23 +58,21 @@ class ResponseCache:
         number, self._store.num_evicted = self._store.num_evicted, 0
         return number
 
-    def look(self, key: bytes, lane: Lane) -> Lookup:
-        """Return the cached rows, or a computation to wait for, or a new one to run.
+    def read(self, key: bytes) -> Rows | None:
+        return self._store.get(key)
 
-        Whoever gets a new computation must :meth:`end` it, in every case. A request in the lane
+    def join(self, key: bytes, lane: Lane) -> tuple[ImageFlight, bool]:
+        """Return the computation of a key's rows, and whether it is new.
+
+        The caller must run a new one, and :meth:`end` it in every case. A request in the lane
         ``interactive`` does not wait for a computation in ``bulk``, which interactive requests
         overtake. It computes itself, and later requests wait for it.
         """
-        if (rows := self.read(key)) is not None:
-            return Lookup(rows)
         under_way = self._flights.get(key)
         if under_way is not None and (under_way.lane == "interactive" or lane == "bulk"):
-            return Lookup(None, under_way)
+            return under_way, False
         own = self._flights[key] = ImageFlight(key, lane)
-        return Lookup(None, own, True)
-
-    def read(self, key: bytes) -> Rows | None:
-        return self._store.get(key)
+        return own, True
 
     def keep(self, key: bytes, rows: Rows) -> None:
         """Keep an image's rows, which must not be changed afterwards."""

@@ -137,11 +137,12 @@ class _Run:
             if place in self._alone:
                 own[place] = None
                 continue
-            kept = self._cache.look(self._keys[place], self._request.lane)
-            if kept.rows is not None:
-                hits[place] = kept.rows
-            elif kept.flight is not None:
-                (own if kept.is_own else others)[place] = kept.flight
+            key = self._keys[place]
+            if (rows := self._cache.read(key)) is not None:
+                hits[place] = rows
+                continue
+            flight, is_new = self._cache.join(key, self._request.lane)
+            (own if is_new else others)[place] = flight
         return hits
 
     async def _compute(self, own: dict[int, ImageFlight | None]) -> None:

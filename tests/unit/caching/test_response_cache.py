@@ -9,18 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.caching.redis_store import RedisStore
-from app.caching.response_cache import ImageFlight, Lookup, ResponseCache
+from app.caching.response_cache import ImageFlight, ResponseCache
 from app.caching.values import Outcome
 
 KIB = 2**10
 KEYS = [bytes([number]) * 32 for number in range(64)]
 SIZE = 64 * KIB
 RESULT = Outcome(np.ones((1, 2), np.float32))
-
-
-def flight_of(kept: Lookup) -> ImageFlight:
-    assert kept.flight is not None
-    return kept.flight
 
 
 def rows() -> np.ndarray:
@@ -30,20 +25,19 @@ def rows() -> np.ndarray:
 def test_what_is_kept_is_there_for_the_next_request():
     cache, kept = ResponseCache(SIZE), rows()
     cache.keep(KEYS[0], kept)
-    assert cache.look(KEYS[0], "interactive").rows is kept
-    assert cache.look(KEYS[1], "interactive").rows is None
+    assert cache.read(KEYS[0]) is kept
+    assert cache.read(KEYS[1]) is None
 
 
 def test_the_first_who_asks_computes_and_the_others_wait():
     cache = ResponseCache(SIZE)
-    first, second = (cache.look(KEYS[0], "interactive") for _ in range(2))
-    assert (first.is_own, second.is_own) == (True, False)
-    assert first.flight is not None
-    assert first.flight is second.flight
-    assert cache.look(KEYS[1], "interactive").is_own
+    first, is_new = cache.join(KEYS[0], "interactive")
+    assert is_new
+    assert cache.join(KEYS[0], "interactive") == (first, False)
+    assert cache.join(KEYS[1], "interactive")[1]
     assert len(cache._flights) == 2
-    cache.end(first.flight, Outcome(rows()))
-    assert cache.look(KEYS[0], "interactive").is_own  # nothing was kept: it is computed anew
+    cache.end(first, Outcome(rows()))
+    assert cache.join(KEYS[0], "interactive")[1]  # nothing was kept: it is computed anew
 
 
 def test_each_eviction_is_counted_once():
@@ -70,7 +64,7 @@ class Shared:
 async def test_what_others_kept_ends_the_computation_and_the_rest_is_left_to_do():
     kept = rows()
     cache = ResponseCache(SIZE, cast("RedisStore", Shared({KEYS[1]: kept})))
-    flights = {n: cache.look(KEYS[n], "interactive").flight for n in (0, 1)}
+    flights = {n: cache.join(KEYS[n], "interactive")[0] for n in (0, 1)}
     assert await cache.fetch({**flights, 2: None}) == {1: kept}
     assert [flights[n].ended.is_set() for n in (0, 1)] == [False, True]
     assert flights[1].value == Outcome(kept)
@@ -80,8 +74,8 @@ async def test_what_others_kept_ends_the_computation_and_the_rest_is_left_to_do(
 
 async def test_what_it_comes_to_is_for_all_and_it_is_forgotten():
     cache = ResponseCache(SIZE)
-    own = flight_of(cache.look(b"a", "bulk"))
-    waits = [asyncio.create_task(cache.look(b"a", "bulk").flight.ended.wait()) for _ in range(3)]
+    own, _ = cache.join(b"a", "bulk")
+    waits = [asyncio.create_task(cache.join(b"a", "bulk")[0].ended.wait()) for _ in range(3)]
     await asyncio.sleep(0)
     cache.end(own, RESULT)
     await asyncio.gather(*waits)
@@ -93,7 +87,7 @@ async def test_what_it_comes_to_is_for_all_and_it_is_forgotten():
 
 async def test_a_waiter_that_goes_disturbs_nobody():
     cache = ResponseCache(SIZE)
-    own = flight_of(cache.look(b"a", "bulk"))
+    own, _ = cache.join(b"a", "bulk")
     leaves, stays = (asyncio.create_task(own.ended.wait()) for _ in range(2))
     await asyncio.sleep(0)
     leaves.cancel()
@@ -105,14 +99,14 @@ async def test_a_waiter_that_goes_disturbs_nobody():
 
 def test_interactive_does_not_wait_for_bulk():
     cache = ResponseCache(SIZE)
-    bulk = cache.look(b"a", "bulk")
-    interactive = cache.look(b"a", "interactive")
-    assert interactive.is_own
-    assert cache.look(b"a", "bulk").flight is interactive.flight
-    cache.end(flight_of(bulk), RESULT)  # which is not the one that is under way now
-    assert not cache.look(b"a", "interactive").is_own
-    assert bulk.flight.value is RESULT
-    assert not interactive.flight.ended.is_set()
+    bulk, _ = cache.join(b"a", "bulk")
+    interactive, is_new = cache.join(b"a", "interactive")
+    assert is_new
+    assert cache.join(b"a", "bulk") == (interactive, False)
+    cache.end(bulk, RESULT)  # which is not the one that is under way now
+    assert not cache.join(b"a", "interactive")[1]
+    assert bulk.value is RESULT
+    assert not interactive.ended.is_set()
 
 
 ERRORS = {"fails": ValueError, "cancelled": asyncio.CancelledError}
@@ -130,13 +124,13 @@ def test_however_computations_end_everybody_ends(outcomes):
 
         async def call(number: int) -> str:
             while True:
-                joined = cache.look(b"a", "interactive")
-                if joined.is_own:
-                    return await compute(number, flight_of(joined))
-                await joined.flight.ended.wait()
-                if joined.flight.value is not None:
+                flight, is_new = cache.join(b"a", "interactive")
+                if is_new:
+                    return await compute(number, flight)
+                await flight.ended.wait()
+                if flight.value is not None:
                     return "shared"
-                if joined.flight.was_answered:
+                if flight.was_answered:
                     return "alone"
 
         async def compute(number: int, flight: ImageFlight) -> str:
