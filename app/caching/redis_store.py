@@ -9,7 +9,7 @@ import contextvars
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from app.caching.values import Rows, RowsFormat
 from app.queueing.circuit_breaker import CircuitBreaker
@@ -26,13 +26,6 @@ AT_ONCE = 64  # images in one command
 logger = logging.getLogger("ray.serve")
 # Called with the result of a look-up or write, and the number of images.
 Observe = Callable[[str, int], None]
-
-
-class Unwritten(NamedTuple):
-    """A value that waits to be written."""
-
-    name: str
-    value: bytes
 
 
 class RedisStore:
@@ -54,7 +47,7 @@ class RedisStore:
         self._address, self._form, self._prefix = address, form, prefix
         self._observe = observe
         self._reads, self._writes = CircuitBreaker(), CircuitBreaker()
-        self._unwritten: deque[Unwritten] = deque()
+        self._unwritten: deque[tuple[str, bytes]] = deque()  # names in Redis and values
         self._writing: asyncio.Task[None] | None = None
 
     async def read(self, keys: Sequence[bytes]) -> list[Rows | None]:
@@ -78,7 +71,7 @@ class RedisStore:
         if len(self._unwritten) >= MAX_UNWRITTEN:
             self._observe("unwritten", 1)
             return
-        self._unwritten.append(Unwritten(self._name(key), self._form.pack(key, rows)))
+        self._unwritten.append((self._name(key), self._form.pack(key, rows)))
         if self._writing is None or self._writing.done():
             # Without a request's context, so that its trace and deadline do not apply.
             loop = asyncio.get_running_loop()
@@ -96,7 +89,7 @@ class RedisStore:
             result = "written" if await self._write(some) else "unwritten"
             self._observe(result, number)
 
-    async def _write(self, some: Sequence[Unwritten]) -> bool:
+    async def _write(self, some: Sequence[tuple[str, bytes]]) -> bool:
         if not self._writes.allows():
             return False
         try:
