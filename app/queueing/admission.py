@@ -51,17 +51,6 @@ class Admission:
             OverloadedError: the limit is reached, and no slow upload can be cancelled instead.
 
         """
-        self.begin()
-        is_answered = False
-        try:
-            yield
-            is_answered = True
-        finally:
-            self._num_answering -= 1
-            if is_answered and self._limit is not None and self._limit.crowd:
-                self._limit.answered(self._clock(), self._num_answering)
-
-    def begin(self) -> None:
         try:
             self._check_limit()
             self._check_places()
@@ -70,6 +59,14 @@ class Admission:
             self._on_refused(self._images_per_request)
             raise
         self._num_answering += 1
+        is_answered = False
+        try:
+            yield
+            is_answered = True
+        finally:
+            self._num_answering -= 1
+            if is_answered and self._limit is not None and self._limit.crowd:
+                self._limit.answered(self._clock(), self._num_answering)
 
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:

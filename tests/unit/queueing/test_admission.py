@@ -41,7 +41,7 @@ def overloaded(clock, *, of_all: bool) -> OverloadedError:
     limit._rates.append(100.0)
     admission = Admission(2, clock, limit=limit, of_all=of_all)
     with admission.admit(), admission.admit(), pytest.raises(OverloadedError) as caught:
-        admission.begin()
+        admission.admit().__enter__()
     return caught.value
 
 
@@ -97,5 +97,5 @@ def test_a_refused_request_counts_as_many_images_as_others_have(clock):
         with admission.admit():
             admission.holds(16)
     with admission.admit(), pytest.raises(OverloadedError):
-        admission.begin()
+        admission.admit().__enter__()
     assert refused == [pytest.approx(16, rel=0.01)]

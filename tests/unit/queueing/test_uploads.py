@@ -165,7 +165,7 @@ async def test_nobody_is_cut_for_a_request_that_is_refused(monkeypatch):
             others.enter_context(admission.admit())
         num_left = admission.uploads.num
         with pytest.raises(OverloadedError, match="the limit while more come"):
-            admission.begin()
+            admission.admit().__enter__()
         assert admission.uploads.num == num_left
     for task in slow:
         task.cancel()
