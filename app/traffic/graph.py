@@ -51,7 +51,7 @@ class TrafficGraph:
         self.plan = plan
         self.figures = Figures()
         # Called with a photo that two versions disagree on, the answer, the copy's, and its place.
-        self.on_disagreement: Callable[[bytes, Classified, Classified, int], None] | None = None
+        self.on_disagreement: Callable[[bytes, Classified, Classified, int], None] = lambda *_: None
         self.on_copy: Callable[[Classified], None] = lambda _: None  # called with a copy's answer
         self.on_main: Callable[[], None] = lambda: None  # called when another version is the main
         self._compare_ratio, self._rule_of, self._places = compare_ratio, rule_of, places
@@ -175,12 +175,12 @@ class TrafficGraph:
     ) -> None:
         """Send ``other`` the files of a request that ``name`` answered, and compare the answers."""
         # The main version is the reference, whichever of the two answered the client.
-        places = [
-            place
+        originals = [
+            (place, request.files[place], answer)
             for place, answer in enumerate(answers[:MAX_COPIED_FILES])
             if isinstance(answer, Classified) and not answer.degraded
         ]
-        files = [request.files[place] for place in places]
+        files = [file for _, file, _ in originals]
         if not files or not self._has_room(other, request):
             return
         main, of_request = self.plan.split.main, request.request_id
@@ -195,9 +195,7 @@ class TrafficGraph:
                 figures.copies_failed += len(files)
                 _count_copies(other, "failed", len(files))
                 return
-            for place, file, copy in zip(places, files, outcome, strict=True):
-                answer = answers[place]
-                assert isinstance(answer, Classified)
+            for (place, file, answer), copy in zip(originals, outcome, strict=True):
                 if not isinstance(copy, Classified) or copy.degraded:
                     figures.copies_failed += 1
                     _count_copies(other, "failed", 1)
@@ -207,8 +205,7 @@ class TrafficGraph:
                 self.on_copy(copy)
                 _count_copies(other, "computed", 1)
                 pair = (main, name, copy, answer) if is_reversed else (name, other, answer, copy)
-                has_agreed = self._compare(*pair, (of_request, place))
-                if not has_agreed and self.on_disagreement is not None:
+                if not self._compare(*pair, (of_request, place)):
                     self.on_disagreement(file, answer, copy, place)
 
         self._lane.ask(self.versions[other], request._replace(files=files), ended)
