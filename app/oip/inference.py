@@ -149,6 +149,5 @@ def _images_of(
         if isinstance(answer, Fault):
             message = f"image {number} of {len(answers)} (counted from 0): {answer.message}"
             return [], Fault(answer.status, answer.code, message)
-        assert isinstance(answer, Classified)
         images.append(answer)
     return images, None
