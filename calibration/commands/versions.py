@@ -32,7 +32,8 @@ def history(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False)
     """
     from calibration.sets.history import is_bundled
 
-    current = load_model_set(name, search_path(model_dir or ()))
+    base, _ = split_version(name)  # of any version the list is the same
+    current = load_model_set(base, search_path(model_dir or ()))
     earlier = earlier_sets(current.folder)
     rows = [_facts(listed, is_current=listed is current) for listed in (current, *earlier)]
     bound = 0 if is_bundled(current.folder) else MAX_EARLIER

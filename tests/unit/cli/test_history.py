@@ -52,6 +52,15 @@ def test_history_says_of_each_version_when_what_and_how_good(sets):
     assert "At most 5 earlier versions are kept" in table
 
 
+def test_the_history_of_a_version_is_that_of_its_set(sets):
+    listed = facts(sets)
+    for version in (listed[0]["version"], listed[1]["version"]):
+        name = f"{sets / 'tiny'}@{version}"
+        assert json.loads(tandem("models", "history", name, "--json").stdout)["versions"] == listed
+        shown = tandem("models", "history", name).stdout
+        assert f"tandem models pin {sets / 'tiny'}@VERSION" in shown
+
+
 def test_a_version_is_pinned_and_the_other_kept(sets):
     current, earlier = facts(sets)
     result = tandem("models", "pin", f"tiny@{earlier['version']}", "--model-dir", sets)
