@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from calibration.commands.options import JsonFile
+from calibration.commands.options import JsonFile, check_file
 from models.errors import ModelSetError
 from models.result_files import check_can_write, write_json, write_result
 
@@ -54,7 +54,7 @@ def drift(
     from calibration.drift.comparison import compare
 
     check_can_write(json_file)
-    check_can_write(html)
+    check_file(html, "--html")
     when = None if since is None else _time(since)
     before = read_answers(reference, Wanted(model_set, until=when))
     now = read_answers(samples, Wanted(model_set, version, since=when))

@@ -22,6 +22,7 @@ from calibration.commands.evaluate_options import (
     check_multi_label,
     check_plot_options,
 )
+from calibration.commands.options import check_file
 from calibration.datasets.label_sets import LabelSets, read_label_sets
 from calibration.datasets.labelled import Dataset, read_dataset
 from calibration.evaluation.accuracy_record import (
@@ -69,8 +70,9 @@ class EvaluatedSet:
 
 def run_evaluation(name: str, options: EvaluateOptions) -> bool:
     """Return whether INT8 lost no more than it may and the live service answered the same."""
-    for path in (options.json_file, options.html, options.plot):
-        check_can_write(path)
+    check_can_write(options.json_file)
+    check_file(options.html, "--html")
+    check_file(options.plot, "--plot")
     if options.plot is not None:
         check_plot_options(options)
     model_set = load_model_set(name, search_path(options.model_dirs))

@@ -11,7 +11,7 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.markup import escape
 
-from calibration.commands.options import JsonFile
+from calibration.commands.options import JsonFile, check_file
 from calibration.ladder.rung import LadderError
 from models.result_files import check_can_write, write_json
 from models.user_folders import needed_folder
@@ -112,11 +112,9 @@ def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -
     """Find out before minutes of measuring whether the results have a place to go."""
     from models.extras import needs_extra
 
-    for path in (json_file, plot, html):
-        check_can_write(path)
-    for option, path in (("--plot", plot), ("--html", html)):
-        if str(path) == "-":
-            raise LadderError(f"{option} - is no file; name one")
+    check_can_write(json_file)
+    check_file(plot, "--plot")
+    check_file(html, "--html")
     if plot is not None and plot.suffix.lower() != ".svg":
         raise LadderError(f"--plot {plot}: a name that ends with .svg")
     if plot is not None or html is not None:

@@ -7,6 +7,7 @@ import typer
 from platformdirs import user_data_path
 
 from models.errors import ModelSetError
+from models.result_files import ResultFileError, check_can_write
 from models.user_folders import needed_folder
 
 SetName = Annotated[str, typer.Argument(metavar="SET", help="name of a set, or its folder")]
@@ -57,6 +58,13 @@ def number(text: str, option: str) -> float:
     if not abs(value) < 1e9:  # NaN and infinity too
         raise ModelSetError(f"{option}: {text} is no finite number")
     return value
+
+
+def check_file(path: Path | None, option: str) -> None:
+    """Raise :class:`ResultFileError` unless the option's file can be written; - is none."""
+    if str(path) == "-":
+        raise ResultFileError(f"{option} - is no file; name one")
+    check_can_write(path)
 
 
 def user_sets_dir() -> Path:

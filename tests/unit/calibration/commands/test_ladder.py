@@ -95,7 +95,8 @@ def test_resume_with_another_length_is_refused(tmp_path, fakes):
         (["--seconds", "nan"], LadderError, "--seconds is nan"),
         (["--json", "/no/such/folder/x.json"], ResultFileError, "cannot write"),
         (["--plot", "x.png"], LadderError, "ends with .svg"),
-        (["--html", "-"], LadderError, "is no file"),
+        (["--html", "-"], ResultFileError, "--html - is no file"),
+        (["--plot", "-"], ResultFileError, "--plot - is no file"),
         (["--rungs", "eager,"], LadderError, "there are eager"),
     ],
 )

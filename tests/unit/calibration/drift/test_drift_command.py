@@ -92,6 +92,7 @@ def test_since_divides_one_record(tmp_path: Path) -> None:
             "samples: 0 answers, and the tests need at least 50",
         ),
         (["--json", "/nowhere/x.json"], ResultFileError, "cannot write /nowhere/x.json"),
+        (["--html", "-"], ResultFileError, "--html - is no file; name one"),
     ],
 )
 def test_what_is_refused(

@@ -66,6 +66,8 @@ def test_the_precision_that_is_served_is_compared(tmp_path, pictures):
             ["--subsets", "--plot", "nowhere/plot.svg"],
             "in a folder that can be written",
         ),
+        (["--html", "-"], "--html - is no file; name one"),
+        (["--subsets", "--plot", "-"], "--plot - is no file; name one"),
         (["--subsets", "--max-images", "1"], "1 are too few; give more"),
     ],
 )
