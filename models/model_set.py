@@ -49,10 +49,10 @@ class ModelSet:
 
     @property
     def argument(self) -> str:
-        """The set's name for commands: its name if that finds it, or else its folder."""
+        """The set's name for commands: its name if that finds it, or else its folder's path."""
         first = next((p for d in search_path() if (p := _place_of(d / self.folder.name))), None)
         is_found = first is not None and first.samefile(self.folder)
-        return self.folder.name if is_found else shlex.quote(str(self.folder))
+        return self.folder.name if is_found else shlex.quote(str(self.folder.absolute()))
 
     @cached_property
     def labels(self) -> tuple[str, ...]:

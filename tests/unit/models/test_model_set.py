@@ -130,6 +130,11 @@ def test_a_command_names_a_set_as_it_can_be_found(tmp_path, monkeypatch):
     assert load_model_set("imagenette").argument == "imagenette"
     folder = write_tiny_set(tmp_path / "own sets" / "tandem" / "models" / "imagenette")
     assert load_model_set(str(folder)).argument == f"'{folder}'"  # by name it is the bundled one
+    elsewhere = write_tiny_set(tmp_path / "elsewhere" / "mine")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    relative = load_model_set("./mine").argument  # "mine" alone would be a name
+    assert relative == str(elsewhere)
+    assert load_model_set(relative).folder == elsewhere
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "own sets"))
     assert load_model_set("imagenette").argument == "imagenette"
     assert load_model_set(str(folder)).argument == "imagenette"
