@@ -243,8 +243,7 @@ def tell(made: ModelSet, *, is_inferred: bool = False) -> None:
         size, batch = made.manifest.image_of(record.name).input_size, record.fixed_batch
         at_a_time = f", {batch} image{'s' * (batch > 1)} at a time" if batch else ""
         out.print(f"  {record.name}: {', '.join(record.networks)}{where}, {size} px{at_a_time}")
-    is_found = made.folder.parent == user_sets_dir()  # by its name; another by its path
-    folder = escape(made.name if is_found else str(made.folder.resolve()))
+    folder = escape(made.argument)
     if any("INT8" not in m.networks for m in made.manifest.members if "openvino" in m.runtimes):
         out.print(f"next: tandem quantize {folder} --images DIR, then")
     out.print(f"tandem evaluate {folder} --images DIR; tandem serve --model-set {folder}")

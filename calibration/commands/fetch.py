@@ -168,7 +168,6 @@ def _make_imagenet(into: Path, weights_dir: Path | None, *, is_replaced: bool) -
 
         made = imagenet(into, source, report, is_replaced=is_replaced)
         progress.update(task, description="done", completed=1.0)
-    is_usual = into == user_sets_dir()
     out.print(f"[green]{escape(str(made.folder))}[/] is there: {made.manifest.num_classes} classes")
-    name = made.name if is_usual else escape(str(made.folder.resolve()))
+    name = escape(made.argument)
     out.print(f"next: make serve SET={name}  (tandem serve --model-set {name})")

@@ -5,6 +5,7 @@ are hard links if the disk supports them, so that shared files take room once.
 """
 
 import os
+import shlex
 import shutil
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -25,10 +26,10 @@ def is_bundled(folder: Path) -> bool:
 def check_current(folder: Path) -> None:
     """Raise :class:`ModelSetError` for an earlier version's folder: a version never changes."""
     if folder.absolute().parent.name == VERSIONS_NAME:
-        name = folder.absolute().parent.parent
+        version = shlex.quote(f"{folder.absolute().parent.parent}@{folder.name}")
         raise ModelSetError(
             f"{folder} is an earlier version, which stays as it is; make it the current one first: "
-            f"tandem models pin {name}@{folder.name}"
+            f"tandem models pin {version}"
         )
 
 

@@ -103,7 +103,12 @@ def test_a_set_elsewhere_is_told_by_its_path(home, nets):
 def test_a_path_with_brackets_is_shown_as_it_is(nets):
     result = add("--into 'my [bold] [/] sets'")
     assert result.exit_code == 0, result.exception
-    assert str(nets / "my [bold] [/] sets" / "mine") in result.stdout
+    path = nets / "my [bold] [/] sets" / "mine"
+    assert "my [bold] [/] sets/mine is there" in result.stdout
+    assert f"tandem quantize '{path}' --images DIR" in result.stdout
+    assert f"tandem evaluate '{path}' --images DIR; tandem serve --model-set '{path}'" in (
+        result.stdout
+    )
 
 
 def test_an_existing_set_is_kept_unless_replace_is_said(home):

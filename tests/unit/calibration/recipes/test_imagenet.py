@@ -1,6 +1,7 @@
 """``tandem models fetch imagenet``, of tiny networks: whole or not at all, and it goes on."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,6 +128,16 @@ def test_one_command_makes_the_set_and_says_how_it_is_served(
         {m for m in model_set.golden.answers} == {"lite0", "lite1"} if model_set.golden else False
     )
     assert sets_in(home) == ["imagenet"]
+
+
+def test_a_set_elsewhere_is_served_by_its_path(
+    index: PackageIndex, home: Path, tiny_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Path(shutil.copytree(tiny_set, home / "my sets" / "imagenet"))
+    monkeypatch.setattr(recipe, "imagenet", lambda *_, **__: load_model_set(str(made)))
+    code, said = fetch("--into", str(made.parent))
+    assert code == 0, said
+    assert f"make serve SET='{made}'  (tandem serve --model-set '{made}')" in said.replace("\n", "")
 
 
 @pytest.mark.slow  # make test makes the set once, above

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -221,6 +222,14 @@ def test_an_earlier_version_is_not_changed(folder):
         update = {"description": "other words"}
         staging.move_in(read_manifest(place).model_copy(update=update))
     assert version_of(place) == first
+
+
+def test_the_advice_to_pin_is_a_command(folder):
+    place = folder.rename(folder.with_name("my set")) / ".versions" / "0123456789ab"
+    with pytest.raises(ModelSetError) as refused:
+        check_current(place)
+    line = refused.value.message.rpartition(": ")[2]
+    assert shlex.split(line) == ["tandem", "models", "pin", f"{place.parents[1]}@0123456789ab"]
 
 
 def test_versions_go_by_every_precision(folder):
