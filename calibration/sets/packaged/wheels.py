@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from packaging.utils import canonicalize_name, canonicalize_version
+
 from calibration.sets.download import DownloadError, ReportProgress
 from calibration.sets.staging import writing
 from models.errors import ModelSetError
@@ -108,9 +110,10 @@ def _some_of(opened: zipfile.ZipFile) -> str:
 
 
 def _of_folder(wheel: Wheel, folder: Path) -> Path:
-    stem = f"{wheel.package.replace('-', '_')}-{wheel.version}-"
+    wanted = canonicalize_name(wheel.package), canonicalize_version(wheel.version)
     for path in sorted(folder.glob("*.whl")):
-        if path.name.lower().startswith(stem.lower()):
+        name, version, *_ = (*path.stem.split("-"), "")
+        if (canonicalize_name(name), canonicalize_version(version)) == wanted:
             return path
     raise DownloadError(
         f"{folder} has no wheel of {wheel.requirement}: pip download --no-deps {wheel.requirement} "

@@ -105,6 +105,26 @@ def test_wheels_that_were_fetched_elsewhere(
         fetch_wheel(wheel, source)
 
 
+@pytest.mark.parametrize(
+    ("package", "version", "name"),
+    [
+        ("ruamel.yaml", "0.18.6", "ruamel_yaml-0.18.6-py3-none-any.whl"),
+        ("some-weights", "1.0", "some_weights-1.0.0-py3-none-any.whl"),
+        ("jaraco-text", "3.0", "jaraco.text-3.0-py3-none-any.whl"),
+        ("Some_Weights", "1.0RC1", "some_weights-1.0rc1-1-py3-none-any.whl"),
+    ],
+)
+def test_a_wheel_whose_name_is_spelled_otherwise(
+    tmp_path: Path, package: str, version: str, name: str
+) -> None:
+    for other in ("some_weights_more-1.0-py3-none-any.whl", "some_weights-1.1-py3-none-any.whl"):
+        (tmp_path / other).touch()
+    (tmp_path / "no-wheel.whl").touch()
+    (tmp_path / name).touch()
+    source = WheelSource(tmp_path / "cache", tmp_path)
+    assert fetch_wheel(Wheel(package, version), source) == tmp_path / name
+
+
 def test_a_wheel_without_the_file_and_one_that_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
