@@ -85,10 +85,10 @@ def _fetch(url: str, part: Path, report: ReportProgress, wait: Callable[[float],
 def trying(
     url: str, once: Callable[[httpx.Client], T], hint: str, wait: Callable[[float], None]
 ) -> T:
-    """Call ``once``, and again after errors that may pass: no connection, or a status of 5xx.
+    """Call ``once``, and again after errors that may pass: no connection, or status 429 or 5xx.
 
     Raises:
-        DownloadError: all tries failed, or the status is 4xx; ``hint`` ends its message.
+        DownloadError: all tries failed, or the status is another 4xx; ``hint`` ends its message.
 
     """
     with _client() as client:
@@ -98,7 +98,7 @@ def trying(
                 return once(client)
             except httpx.HTTPStatusError as error:
                 status = error.response.status_code
-                if status < 500 or is_last:
+                if (status != 429 and status < 500) or is_last:
                     raise DownloadError(f"{url} answers {status}; {hint}") from error
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 if is_last:

@@ -45,10 +45,11 @@ def test_a_refusal_is_final(files, path, waits, code):
 
 
 def test_a_server_in_trouble_is_asked_again(files, path, waits):
-    files.script = [server.status(500), server.status(503), server.ranged]
+    """Or one that is asked too often, as the Hugging Face hub says by 429."""
+    files.script = [server.status(500), server.status(429), server.status(503), server.ranged]
     download(files.url, path, PREFIX, wait=waits.append)
     assert path.read_bytes() == DATA
-    assert waits == [1, 2]
+    assert waits == [1, 2, 4]
 
 
 def test_a_server_that_stays_in_trouble_is_given_up(files, path, waits):
