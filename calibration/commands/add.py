@@ -226,9 +226,9 @@ def _outputs(text: str) -> Literal["auto", "logits", "probabilities"]:
 
 
 def _say(member: str, facts: str, doubt: str | None) -> None:
-    out.print(f"{member}: {escape(facts)}")
+    out.print(escape(f"{member}: {facts}"))
     if doubt is not None:
-        out.print(f"[yellow]{member}: {escape(doubt)}[/]")
+        out.print(f"[yellow]{escape(f'{member}: {doubt}')}[/]")
 
 
 def tell(made: ModelSet, *, is_inferred: bool = False) -> None:

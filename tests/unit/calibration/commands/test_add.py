@@ -160,6 +160,7 @@ def test_a_name_that_leads_elsewhere_writes_nothing(tmp_path, name):
         ("--member c=none.xml", "cannot read none.xml"),
         ("--member c=labels.txt", "cannot read labels.txt"),
         ("--member ../c=a.xml", "name: String should match pattern"),
+        ("--member [/x]=a.xml", "name: String should match pattern"),
         ("--member ensemble=a.xml", "a member cannot be called ensemble"),
         ("--class-ids labels.txt --labels none.txt", "cannot read none.txt"),
     ],
