@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from models.errors import ModelSetError
+from models.errors import ModelSetError, TandemError
 from models.extras import installed_version
 from models.ledger import ensemble_figures
 from models.manifest import Manifest, MemberRecord
@@ -152,14 +152,14 @@ def _problems_running(model_set: ModelSet) -> list[str]:
     options = RuntimeOptions(batch_sizes=(1,), float_type=manifest.float_type)
     for member in manifest.members:
         for precision in (p for p in member.networks if p not in model_set.absent_precisions):
-            path = model_set.network_path(member.name, precision)
+            path = model_set.folder / member.networks[precision].files[0].path
             try:
-                network = load(path, options)
+                network = load(model_set.network_path(member.name, precision), options)
                 size = manifest.image_of(member.name).input_size
                 network.check_fits(size, manifest.num_classes)
                 network.warm_up()
                 if model_set.golden is not None:
                     golden.check(model_set.golden, member.name, precision, network)
-            except (ModelSetError, RuntimeError) as error:
+            except (TandemError, RuntimeError) as error:
                 problems.append(f"{path}: {error}")
     return problems

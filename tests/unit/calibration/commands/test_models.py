@@ -10,10 +10,12 @@ import yaml
 from typer.testing import Result
 
 from calibration.sets.durable import write_manifest
+from models import extras
 from models.errors import ModelSetError
 from models.manifest import read_manifest
 from models.record import FileRecord
 from tests.support.command_line import tandem
+from tests.support.runtime_files import write_mixed_set
 from tests.support.tiny_networks import with_accuracy, write_tiny_set
 
 
@@ -155,6 +157,16 @@ def test_a_spoilt_set(sets, spoil, says):
     answer = json.loads(models("verify", "tiny", "--model-dir", sets, "--json").stdout)
     assert not answer["ok"]
     assert says in " ".join(answer["problems"])
+
+
+def test_a_runtime_that_is_not_installed_is_a_problem_as_others(tmp_path, monkeypatch):
+    folder = write_mixed_set(tmp_path / "mixed", runtimes=("openvino", "onnxruntime"))
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxruntime" else name)
+    result = models("verify", folder, "--json")
+    assert result.exit_code == 1
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert problem.startswith(f"{folder / 'onnxruntime.onnx'}: ")
+    assert "pip install 'tandem-serve[onnxruntime]'" in problem
 
 
 def with_float_networks(folder: Path) -> list[Path]:
