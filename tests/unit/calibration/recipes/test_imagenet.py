@@ -130,6 +130,13 @@ def test_one_command_makes_the_set_and_says_how_it_is_served(
     assert sets_in(home) == ["imagenet"]
 
 
+def test_another_set_of_that_name_is_kept(home: Path, tiny_set: Path) -> None:
+    shutil.copytree(tiny_set, home / "imagenet")
+    code, said = fetch("--into", str(home))
+    assert code != 0
+    assert "imagenet exists; give another folder (--into), or --replace it" in said
+
+
 def test_a_set_elsewhere_is_served_by_its_path(
     index: PackageIndex, home: Path, tiny_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

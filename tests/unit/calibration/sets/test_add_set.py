@@ -227,8 +227,10 @@ def test_a_members_bad_name_writes_nothing(nets, into, tmp_path, name):
 def test_a_set_that_is_there_is_replaced_only_if_asked_for(nets, into):
     add_set(new_set(nets), into)
     again = new_set(nets, members=[("b", nets / "b.xml")], description="again")
+    said = list[str]()
     with pytest.raises(ModelSetError, match="mine exists; give another name, or --replace"):
-        add_set(again, into)
+        add_set(again, into, say=lambda member, *_: said.append(member))
+    assert said == []  # before any network was read
     assert load_model_set(str(into / "mine")).manifest.description == "3 classes"
     made = add_set(again, into, is_replaced=True)
     assert [m.name for m in made.manifest.members] == ["b"]
