@@ -76,15 +76,16 @@ def _core() -> ov.Core:
     return core
 
 
-def last_line(error: RuntimeError | UnicodeDecodeError) -> str:
-    """Return the last line of an error of OpenVINO, which may quote names in a damaged file.
+def last_line(error: Exception) -> str:
+    """Return the last line of a library's error, or its kind if it has no text.
 
-    If these names are not UTF-8, the Python binding raises UnicodeDecodeError instead of the error.
+    OpenVINO's errors may quote names in a damaged file. If these names are not UTF-8, the Python
+    binding raises UnicodeDecodeError instead of the error.
     """
     text = str(error)
     if isinstance(error, UnicodeDecodeError):
         text = error.object.decode("utf-8", "replace")
-    return text.strip().splitlines()[-1].lstrip("- ")
+    return (text.strip().splitlines() or [type(error).__name__])[-1].lstrip("- ")
 
 
 def read_network(path: Path) -> ov.Model:

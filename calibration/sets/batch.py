@@ -16,7 +16,7 @@ from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.golden import NUM_KEPT, relative_differences
 from models.record import Precision
-from models.runtime import CompiledNetwork, RuntimeOptions, fixed_batch
+from models.runtime import CompiledNetwork, RuntimeOptions, fixed_batch, last_line
 from models.runtimes.interface import LoadedNetwork
 
 TensorLayout = Literal["NCHW", "NHWC"]
@@ -41,8 +41,7 @@ def set_shape(
         model.reshape(shape)
         out = model.output().partial_shape
     except RuntimeError as error:
-        last_line = str(error).splitlines()[-1]
-        raise ModelSetError(f"{path} cannot take {size} px: {last_line}") from error
+        raise ModelSetError(f"{path} cannot take {size} px: {last_line(error)}") from error
     if out.rank.is_dynamic:
         raise ModelSetError(
             f"{path} answers in a shape that changes with the number of images: export it again "
@@ -69,8 +68,7 @@ def check_rows(model: ov.Model, path: Path) -> None:
         trial.reshape([number, *list(model.input().partial_shape)[1:]])
         out = trial.output().partial_shape
     except RuntimeError as error:
-        last_line = str(error).strip().splitlines()[-1]
-        raise ModelSetError(f"{path} cannot take {count} images: {last_line}") from error
+        raise ModelSetError(f"{path} cannot take {count} images: {last_line(error)}") from error
     if not len(out) or out[0] != number:
         raise ModelSetError(
             f"{path} answers {out} to {count} images: give it the size it was made for"

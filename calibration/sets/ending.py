@@ -12,7 +12,7 @@ from calibration.sets.task import Ending, Outputs, check_numbers, missing_ending
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.record import Task
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.runtime import CompiledNetwork, RuntimeOptions, last_line
 
 # Operators that leave each class's value as it is.
 PASSING = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Convert")
@@ -128,5 +128,6 @@ def _answers(model: ov.Model, path: Path) -> Probabilities:
         network = CompiledNetwork(model, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
         return network.predict(trial_images(NUM_TRIED, network.input_shape))
     except RuntimeError as error:
-        last_line = str(error).strip().splitlines()[-1]
-        raise ModelSetError(f"OpenVINO cannot run {path} on four images: {last_line}") from error
+        raise ModelSetError(
+            f"OpenVINO cannot run {path} on four images: {last_line(error)}"
+        ) from error

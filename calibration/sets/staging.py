@@ -22,7 +22,7 @@ from models.golden import GOLDEN_NAME, Golden, GoldenAnswer
 from models.manifest import MANIFEST_NAME, Manifest, Network, read_manifest
 from models.model_set import ModelSet
 from models.record import SUFFIXES, FileRecord, Precision, RuntimeName, sha256_of
-from models.runtime import read_network
+from models.runtime import last_line, read_network
 from models.runtimes.load import load
 from models.runtimes.options import RuntimeOptions
 
@@ -102,8 +102,9 @@ class Staging:
         try:
             return golden.answer_of(load(path, RuntimeOptions(batch_sizes=(8,))))
         except RuntimeError as error:
-            last_line = str(error).strip().splitlines()[-1]
-            raise ModelSetError(f"{network.runtime} cannot run {path}: {last_line}") from error
+            raise ModelSetError(
+                f"{network.runtime} cannot run {path}: {last_line(error)}"
+            ) from error
 
     def move_in(self, manifest: Manifest) -> None:
         """Move what ``manifest`` names into the folder, then replace the manifest.

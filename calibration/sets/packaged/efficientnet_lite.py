@@ -15,6 +15,7 @@ from openvino import opset13 as ops
 from calibration.sets.fold import Normalisation
 from calibration.sets.packaged.tensors_file import Tensors
 from models.errors import ModelSetError
+from models.runtime import last_line
 
 NORMALISATION = Normalisation(mean=(127.0, 127.0, 127.0), scale=(128.0, 128.0, 128.0))
 STAGE_STRIDES = (1, 2, 2, 2, 1, 2, 1)  # of each stage's first block; other blocks have stride 1
@@ -43,9 +44,8 @@ def efficientnet_lite(tensors: Tensors, input_size: int, name: str) -> ov.Model:
             "which this reader knows; other networks come as ONNX (tandem models add)"
         ) from None
     except (RuntimeError, ValueError, IndexError) as error:  # OpenVINO's and NumPy's, of shapes
-        last_line = str(error).strip().splitlines()[-1]
         raise ModelSetError(
-            f"{name}: shapes of EfficientNet-Lite do not fit: {last_line}"
+            f"{name}: shapes of EfficientNet-Lite do not fit: {last_line(error)}"
         ) from error
 
 

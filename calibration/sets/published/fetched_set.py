@@ -20,7 +20,7 @@ from models.errors import ModelSetError
 from models.image_record import ImageRecord
 from models.manifest import Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.runtime import CompiledNetwork, RuntimeOptions, last_line
 
 NAME = "imagenet1k"
 DESCRIPTION = "ImageNet's 1000 classes: published weights of torchvision and timm."
@@ -101,9 +101,8 @@ def _converted(name: str, module: torch.nn.Module, own: Input) -> ov.Model:
                 module.eval()(torch.zeros(1, NUM_CHANNELS, size, size))
             return convert_module(module, name, size, own.normalisation)
     except Exception as error:  # torch and OpenVINO raise many kinds
-        last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise ModelSetError(
-            f"{name} cannot be converted to OpenVINO: {last_line}. Choose another network"
+            f"{name} cannot be converted to OpenVINO: {last_line(error)}. Choose another network"
         ) from error
 
 
@@ -121,8 +120,7 @@ def _check_answers(
         pixels = trial_images(NUM_TRIED, compiled.input_shape)  # (2, H, W, 3) uint8 BGR
         answers = compiled.predict(pixels)
     except RuntimeError as error:
-        last_line = str(error).strip().splitlines()[-1]
-        raise ModelSetError(f"{name} does not run after conversion: {last_line}") from error
+        raise ModelSetError(f"{name} does not run after conversion: {last_line(error)}") from error
     rgb = torch.from_numpy(np.ascontiguousarray(pixels[..., ::-1])).float()
     batch = (rgb - torch.tensor(normalisation.mean)) / torch.tensor(normalisation.scale)
     with torch.inference_mode():

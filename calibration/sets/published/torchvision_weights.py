@@ -76,7 +76,7 @@ class TorchvisionWeights:
             renamed = {OLD_DENSENET_KEY.sub(r"\1\2.", key): value for key, value in state.items()}
             module.load_state_dict(renamed)
         except Exception as error:  # torch raises many kinds; all mean the same here
-            first_line = str(error).splitlines()[0]
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
             raise ModelSetError(f"{path} are no weights of this network: {first_line}") from error
         return module
 

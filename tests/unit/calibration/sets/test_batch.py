@@ -1,9 +1,13 @@
 """Whether a batch is answered as its images are one by one, with few and with many classes."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
-from calibration.sets.batch import rows_alike, trial_images
+from calibration.sets.batch import rows_alike, set_shape, trial_images
+from models.errors import ModelSetError
 from models.runtime import CompiledNetwork, RuntimeOptions
 from tests.support.drawn_networks import FAULTS, SIZE, random_model
 
@@ -41,3 +45,13 @@ def test_rounding_is_alike(network):
 def test_nan_is_not_alike(network):
     expected = network.predict(trial_images(4, (SIZE, SIZE, 3)))
     assert not rows_alike(expected, np.full_like(expected, np.nan))
+
+
+def test_an_error_without_text_is_named_by_its_kind():
+    class Shapeless:
+        def reshape(self, _: object) -> None:
+            raise RuntimeError
+
+    model: Any = Shapeless()
+    with pytest.raises(ModelSetError, match=r"net\.onnx cannot take 8 px: RuntimeError"):
+        set_shape(model, Path("net.onnx"), "NCHW", 8, None)
