@@ -1,7 +1,8 @@
 """Model sets and the pure code that runs them: manifest, image, runtime, ensemble.
 
-It needs only NumPy, SciPy, OpenCV and OpenVINO; ``runtimes`` imports an extra's package when a
-member needs it. Serving, calibration and evaluation share these functions, so an accuracy measured
+It imports NumPy, SciPy, OpenCV and OpenVINO, and pydantic, PyYAML and platformdirs for manifests
+and folders. httpx (a set's URL) and an extra's package (a member's runtime) are imported when they
+are needed. Serving, calibration and evaluation share these functions, so an accuracy measured
 offline holds for serving. Never imports ray, torch, nncf or fastapi.
 """
 

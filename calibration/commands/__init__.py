@@ -1,1 +1,1 @@
-"""The commands that calibration adds to ``tandem``: fetch, add, quantize, evaluate."""
+"""The commands that calibration adds to ``tandem``: fetch, add, quantize and others."""

@@ -58,7 +58,7 @@ class Staging:
         )
 
     def file(self, content: bytes, stem: str, runtime: RuntimeName) -> Network:
-        """Write the one file of a network for another runtime than OpenVINO."""
+        """Write the one file of a network for ONNX Runtime."""
         suffix, digits = SUFFIXES[runtime], sha256(content).hexdigest()[:8]
         path = self.work / f"{self._free(stem, digits)}{suffix}"
         with writing(path):

@@ -1,4 +1,4 @@
-"""A member's file for a runtime other than OpenVINO, and the trial run before it is accepted."""
+"""A member's ONNX file for ONNX Runtime, and the trial run before it is accepted."""
 
 import tempfile
 from collections.abc import Callable, Iterator
