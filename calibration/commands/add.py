@@ -8,9 +8,11 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.markup import escape
 
-from calibration.commands.options import Into, Replace, number, one_of, pairs, triple, user_sets_dir
+from calibration.commands.options import Into, Replace, number, pairs, triple, user_sets_dir
 from models.errors import ModelSetError
 from models.extras import needs_extra, pip_install
+from models.image import Resize
+from models.image_resize import Interpolation
 from models.model_set import ModelSet
 from models.record import RuntimeName, Task
 from models.user_folders import needed_folder
@@ -39,16 +41,18 @@ ResizeShorter = Annotated[
 Mean = Annotated[str, typer.Option(help="on 0-255 pixels, as the colour order")]
 Scale = Annotated[str, typer.Option(help="deviations, likewise")]
 Colors = Annotated[
-    str | None,
+    Literal["RGB", "BGR"] | None,
     typer.Option(
         help="RGB or BGR, what the networks take  (default: RGB; BGR for IR and ONNX that take "
         "uint8)"
     ),
 ]
 ResizeRule = Annotated[
-    str, typer.Option(help="crop (the centre, after resizing) or stretch (the whole picture)")
+    Resize, typer.Option(help="crop (the centre, after resizing) or stretch (the whole picture)")
 ]
-InterpolationOption = Annotated[str, typer.Option(help="bilinear or bicubic, both antialiased")]
+InterpolationOption = Annotated[
+    Interpolation, typer.Option(help="bilinear or bicubic, both antialiased")
+]
 OptionsFile = Annotated[
     Path | None,
     typer.Option(
@@ -64,7 +68,8 @@ MemberIds = Annotated[
     ),
 ]
 Outputs = Annotated[
-    str, typer.Option(help="auto, logits or probabilities; auto runs them once and looks")
+    Literal["auto", "logits", "probabilities"],
+    typer.Option(help="auto, logits or probabilities; auto runs them once and looks"),
 ]
 Runtimes = Annotated[
     list[str] | None,
@@ -96,7 +101,7 @@ MaxDrop = Annotated[
     ),
 ]
 TaskOption = Annotated[
-    str | None,
+    Task | None,
     typer.Option(
         help="classification, or multi_label: a score for each class by itself; networks that end "
         "in logits get a sigmoid  (default: multi_label if all end in a sigmoid)"
@@ -158,13 +163,13 @@ def add(
         },
         options=MemberOptions(
             input_size=input_size,
-            resize=_resize(resize),
+            resize=resize,
             resize_shorter=resize_shorter,
-            interpolation=_interpolation(interpolation),
-            color_order=None if color_order is None else _color_order(color_order),
+            interpolation=interpolation,
+            color_order=color_order,
             mean=triple(mean, "--mean"),
             scale=triple(scale, "--scale"),
-            outputs=_outputs(outputs),
+            outputs=outputs,
         ),
         member_options=read_member_options(member_options) if member_options else {},
         runtimes={key: _runtime(value) for key, value in pairs(runtime or [], "--runtime")},
@@ -176,7 +181,7 @@ def add(
         description=description,
         hint=hint,
         max_drop=max_drop,
-        task=None if task is None else _task(task),
+        task=task,
         threshold=None if threshold is None else _threshold(threshold),
     )
     made = add_set_apart(new, into or user_sets_dir(), is_replaced=replace, say=_say)
@@ -193,14 +198,6 @@ def _network(text: str) -> tuple[Path, str]:
     return packaged_file(text, WheelSource(needed_folder(user_cache_path, "weights")))
 
 
-def _color_order(text: str) -> Literal["RGB", "BGR"]:
-    return cast(Literal["RGB", "BGR"], one_of(text, ("RGB", "BGR"), "--color-order"))
-
-
-def _task(text: str) -> Task:
-    return cast(Task, one_of(text, get_args(Task), "--task"))
-
-
 def _threshold(value: float) -> float:
     if not 0 < value < 1:
         raise ModelSetError(f"--threshold {value:g}: give a score above 0 and below 1")
@@ -208,21 +205,9 @@ def _threshold(value: float) -> float:
 
 
 def _runtime(text: str) -> RuntimeName:
-    return cast(RuntimeName, one_of(text, get_args(RuntimeName), "--runtime"))
-
-
-def _resize(text: str) -> Literal["crop", "stretch"]:
-    return cast(Literal["crop", "stretch"], one_of(text, ("crop", "stretch"), "--resize"))
-
-
-def _interpolation(text: str) -> Literal["bilinear", "bicubic"]:
-    choice = one_of(text, ("bilinear", "bicubic"), "--interpolation")
-    return cast(Literal["bilinear", "bicubic"], choice)
-
-
-def _outputs(text: str) -> Literal["auto", "logits", "probabilities"]:
-    choice = one_of(text, ("auto", "logits", "probabilities"), "--outputs")
-    return cast(Literal["auto", "logits", "probabilities"], choice)
+    if text not in (choices := get_args(RuntimeName)):
+        raise ModelSetError(f"--runtime {text!r}: one of {', '.join(choices)}")
+    return cast(RuntimeName, text)
 
 
 def _say(member: str, facts: str, doubt: str | None) -> None:

@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from platformdirs import user_cache_path
@@ -21,19 +21,21 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from calibration.commands.options import Into, Replace, one_of, user_sets_dir
+from calibration.commands.options import Into, Replace, user_sets_dir
 from models.errors import ModelSetError
 from models.extras import needs_extra
 from models.model_set import BUNDLED_DIR, load_model_set
 from models.user_folders import needed_folder
 
-SETS = ("imagenet", "imagenet1k", "imagenette-float")
 WHOLE_S = 3600.0  # the time left is estimated from all that has passed
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="SET", help=", ".join(SETS))],
+    name: Annotated[
+        Literal["imagenet", "imagenet1k", "imagenette-float"],
+        typer.Argument(metavar="SET", help="imagenet, imagenet1k, imagenette-float"),
+    ],
     member: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,7 +46,10 @@ def fetch(
         ),
     ] = None,
     resnet50: Annotated[
-        str, typer.Option(help="V1 (2015's recipe) or V2 (2021's), without --member")
+        Literal["V1", "V2"],
+        typer.Option(
+            case_sensitive=False, help="V1 (2015's recipe) or V2 (2021's), without --member"
+        ),
     ] = "V1",
     weights_dir: Annotated[
         Path | None,
@@ -79,7 +84,6 @@ def fetch(
     """
     from calibration.commands.add import tell
 
-    one_of(name, SETS, "SET")
     if name == "imagenette-float":
         if member or mirror or into or replace:
             raise ModelSetError(
@@ -96,7 +100,6 @@ def fetch(
             )
         _make_imagenet(into or user_sets_dir(), weights_dir, is_replaced=replace)
         return
-    version = one_of(resnet50.upper(), ("V1", "V2"), "--resnet50")
     if weights_dir is not None and not weights_dir.is_dir():
         raise ModelSetError(f"{weights_dir} is not a folder; give the one with the weight files")
     with needs_extra("train", "models fetch"):
@@ -105,8 +108,7 @@ def fetch(
         from calibration.sets.published.members import read_members
         from calibration.sets.published.torchvision_weights import usual_weights
 
-        usual = f"IMAGENET1K_{version}"
-        networks = read_members(member) if member else usual_weights(usual)
+        networks = read_members(member) if member else usual_weights(f"IMAGENET1K_{resnet50}")
     cache = needed_folder(user_cache_path, "weights")
     source = WeightsSource(cache, weights_dir, mirror, hub)
     with _downloading() as report:

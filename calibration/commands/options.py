@@ -42,13 +42,6 @@ def triple(text: str, option: str) -> tuple[float, float, float]:
     return parts[0], parts[1], parts[2]
 
 
-def one_of(value: str, choices: tuple[str, ...], option: str) -> str:
-    """Return ``value`` if it is a choice."""
-    if value not in choices:
-        raise ModelSetError(f"{option} {value!r}: one of {', '.join(choices)}")
-    return value
-
-
 def number(text: str, option: str) -> float:
     """Read a finite number."""
     try:

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from platformdirs import user_cache_path
@@ -45,7 +45,10 @@ MembersOption = Annotated[list[str] | None, typer.Option(help="only this member;
 SubsetSize = Annotated[
     int | None, typer.Option(min=1, help="calibration images  (default: the manifest's, 300)")
 ]
-Preset = Annotated[str | None, typer.Option(help="mixed or performance  (default: the manifest's)")]
+Preset = Annotated[
+    Literal["mixed", "performance"] | None,
+    typer.Option(help="mixed or performance  (default: the manifest's)"),
+]
 FastBiasCorrection = Annotated[
     bool | None,
     typer.Option("--fast-bias-correction/--full-bias-correction", help="full: slow, finer"),

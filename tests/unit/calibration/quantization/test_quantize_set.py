@@ -193,7 +193,6 @@ def test_unreadable_images_are_listed_and_passed_over(
         (["--images", "{tmp}"], "no images in"),
         (["--images", "{tmp}/none"], "is not a folder"),
         (["--images", "{pictures}", "--subset-size", "9", "--member", "x"], "no member 'x'"),
-        (["--images", "{pictures}", "--subset-size", "9", "--preset", "fast"], "preset"),
         (
             ["--images", "{pictures}", "--subset-size", "9", "--validation", "{tmp}/none"],
             "neither a folder nor a list",
@@ -210,6 +209,17 @@ def test_bad_input_is_said_and_the_set_is_as_it_was(
     assert isinstance(done.exception, ModelSetError), done.output
     assert says in str(done.exception)
     assert content(folder) == before
+
+
+def test_a_preset_that_is_none_is_a_matter_of_usage(folder: Path) -> None:
+    before = content(folder)
+    done = tandem("quantize", folder, "--preset", "fast")
+    assert done.exit_code == 2
+    assert "'fast' is not one of 'mixed', 'performance'" in done.output
+    assert content(folder) == before
+    member, *_ = read_manifest(folder).members
+    with pytest.raises(ModelSetError, match="--preset 'fast'"):
+        Request(None, preset="fast").options_of(member)
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,12 @@ def test_another_set_of_that_name_is_kept(home: Path, tiny_set: Path) -> None:
     assert "imagenet exists; give another folder (--into), or --replace it" in said
 
 
+def test_a_set_that_nobody_publishes_is_a_matter_of_usage() -> None:
+    result = CliRunner().invoke(app, ["models", "fetch", "imagenet2"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "is not one of 'imagenet', 'imagenet1k', 'imagenette-float'" in result.output
+
+
 def test_a_set_elsewhere_is_served_by_its_path(
     index: PackageIndex, home: Path, tiny_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
