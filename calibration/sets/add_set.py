@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from calibration.sets.classes import ClassMap
+from calibration.sets.file_options import FileOptions
 from calibration.sets.import_network import Imported
 from calibration.sets.member_options import MemberOptions
-from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
+from calibration.sets.runtimes.imported_file import ImportedFile
 from calibration.sets.runtimes.importing import STATE, import_member, import_weights
 from calibration.sets.staging import Staging
 from calibration.sets.task import set_task

@@ -16,7 +16,7 @@ from calibration.sets.batch import (
     set_shape,
     trial_images,
 )
-from calibration.sets.classes import ClassMap, select_classes
+from calibration.sets.classes import select_classes
 from calibration.sets.ending import (
     check_weights,
     cut_rounding,
@@ -24,15 +24,16 @@ from calibration.sets.ending import (
     own_ending,
     with_ending,
 )
+from calibration.sets.file_options import FileOptions, Sides, layout_and_size
 from calibration.sets.files import check_file, is_quantized
-from calibration.sets.fold import ColorOrder, Normalisation, fold, fold_integers, order_doubt
+from calibration.sets.fold import ColorOrder, fold, fold_integers, order_doubt
 from calibration.sets.rewrite import chain_concats
 from calibration.sets.symmetric_weights import make_weights_symmetric
-from calibration.sets.task import Ending, Outputs, gives, task_of
+from calibration.sets.task import Ending, gives, task_of
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.record import Precision, Task
-from models.runtime import CompiledNetwork, RuntimeOptions, check_network, fixed_batch, read_network
+from models.runtime import CompiledNetwork, RuntimeOptions, check_network, read_network
 
 MAX_LEVELS = 256  # of a quantisation to 8 bits
 NUM_ASKED = 8  # images whose answers are compared with those of another runtime
@@ -62,38 +63,17 @@ class _Reading:
     layout: TensorLayout
     batch: int | None
     precision: Precision
-    normalisation: Normalisation
-    pixel_order: ColorOrder
-    outputs: Outputs
     task: Task
-    classes: ClassMap | None
+    pixel_order: ColorOrder
+    options: FileOptions
 
 
-def import_network(
-    path: Path,
-    input_size: int | None,
-    normalisation: Normalisation,
-    outputs: Outputs = "auto",
-    *,
-    layout: TensorLayout | None = None,
-    pixel_order: ColorOrder | None = None,
-    classes: ClassMap | None = None,
-    task: Task | None = None,
-    converted: Path | None = None,
-) -> Imported:
+def import_network(path: Path, options: FileOptions, converted: Path | None = None) -> Imported:
     """Read an IR, ONNX or TFLite classifier and fold preprocessing and its ending into it.
 
     Args:
         path: the file.
-        input_size: in pixels, where the network leaves it open.
-        normalisation: of a network that takes floats. One that takes integers takes pixels as
-            they are, int8 less 128.
-        outputs: what it ends in; auto goes by the graph, and by rows of images if that is unclear.
-        layout: of its input; None: the dimension that has three sides is the colours'.
-        pixel_order: of a network that takes pixels; None: BGR for IR and ONNX that take uint8,
-            which are taken as folded already, RGB for all else.
-        classes: the network's own, if they are to be mapped to others.
-        task: of the set; None: multi-label if it ends in a sigmoid, else classification.
+        options: for reading it.
         converted: the IR that a file of PyTorch was converted to; ``path`` is what the user gave.
 
     Raises:
@@ -105,40 +85,42 @@ def import_network(
     model = read_network(converted or path)
     _check_ends(model, path)
     check_weights(model, path)
-    order, size = _layout_and_size(model, path, input_size, layout)
+    layout, size, batch = layout_and_size(
+        _sides(model.input().partial_shape),
+        f"{path} takes {model.input().element_type} {model.input().partial_shape}",
+        options.input_size,
+        options.layout,
+    )
     is_folded = model.input().element_type == ov.Type.u8 and path.suffix != ".tflite"
     usual: ColorOrder = "BGR" if is_folded else "RGB"
     reading = _Reading(
         path=path,
         size=size,
-        layout=order,
-        batch=fixed_batch(model),
+        layout=layout,
+        batch=batch,
         precision="INT8" if _is_quantized(model, converted or path) else "FP16",
-        normalisation=normalisation,
-        pixel_order=pixel_order or usual,
-        outputs=outputs,
-        task=task_of(path, outputs, task, own_ending(model)),
-        classes=classes,
+        task=task_of(path, options.outputs, options.task, own_ending(model)),
+        pixel_order=options.pixel_order or usual,
+        options=options,
     )
     if reading.precision == "INT8":
         make_weights_symmetric(model)
     is_float = not model.input().element_type.is_integral()
-    doubt = normalisation.doubt if is_float else None
+    doubt = options.normalisation.doubt if is_float else None
     if is_folded:
-        doubt = order_doubt(model.input().any_name if model.input().names else "", pixel_order)
+        name = model.input().any_name if model.input().names else ""
+        doubt = order_doubt(name, options.pixel_order)
     model, added, at_a_time = _folded_for_any(model, reading)
-    (height, width, _), num_classes = check_network(model, str(path))
-    if height != width:
-        raise ModelSetError(f"{path} takes {height}x{width}; a member takes a square")
+    _, num_classes = check_network(model, str(path))
     trial = CompiledNetwork(model, RuntimeOptions(batch_sizes=(1, NUM_TRIED)))
     check_independent(trial, path, reading.precision)
     images = trial_images(NUM_ASKED, trial.input_shape)
-    if input_size not in (None, height):
-        raise ModelSetError(f"{path} takes {height} px, --input-size says {input_size}")
-    takes = normalisation.formula if is_float else f"{reading.pixel_order} pixels as they are"
+    takes = (
+        options.normalisation.formula if is_float else f"{reading.pixel_order} pixels as they are"
+    )
     return Imported(
         model,
-        height,
+        size,
         num_classes,
         reading.precision,
         at_a_time,
@@ -147,6 +129,12 @@ def import_network(
         doubt,
         np.concatenate([trial.predict(image[None]) for image in images]),
     )
+
+
+def _sides(shape: ov.PartialShape) -> Sides:
+    if shape.rank.is_dynamic:
+        return ()
+    return tuple(side.get_length() if side.is_static else None for side in shape)
 
 
 def _folded_for_any(
@@ -183,12 +171,12 @@ def _folded(model: ov.Model, reading: _Reading) -> tuple[ov.Model, Ending | None
     else:
         if reading.precision == "FP16":
             chain_concats(model)
-        model = fold(model, size, reading.normalisation, layout, batch)
+        model = fold(model, size, reading.options.normalisation, layout, batch)
     check_network(model, str(path))
     check_rows(model, path)
-    model, added = with_ending(model, path, reading.outputs, reading.task)
-    if reading.classes is not None:
-        model = select_classes(model, reading.classes, path, reading.task)
+    model, added = with_ending(model, path, reading.options.outputs, reading.task)
+    if (classes := reading.options.classes) is not None:
+        model = select_classes(model, classes, path, reading.task)
     return model, added
 
 
@@ -216,28 +204,3 @@ def _is_quantized(model: ov.Model, path: Path) -> bool:
             "quantize make INT8 of it"
         )
     return bool(levels) or is_quantized(path)
-
-
-def _layout_and_size(
-    model: ov.Model, path: Path, input_size: int | None, layout: TensorLayout | None
-) -> tuple[TensorLayout, int]:
-    """Return the layout, and the side in pixels: the network's, or ``input_size`` if it is open."""
-    shape = model.input().partial_shape
-    facts = f"{path} takes {model.input().element_type} {shape}"
-    if shape.rank.is_dynamic or len(shape) != 4:
-        raise ModelSetError(f"{facts}; a member takes images, [N,3,H,W] or [N,H,W,3]")
-    sides = [d.get_length() if d.is_static else None for d in shape]
-    if layout == "NCHW" or (layout is None and sides[1] == 3):
-        layout, channels, (height, width) = "NCHW", sides[1], sides[2:]
-    elif layout == "NHWC" or sides[3] == 3:
-        layout, channels, (height, width) = "NHWC", sides[3], sides[1:3]
-    else:
-        raise ModelSetError(f"{facts}; no side is 3 channels: a member takes colour images")
-    if channels not in (3, None):
-        raise ModelSetError(f"{facts}; as {layout} that is {channels} channels, a member takes 3")
-    if height != width:
-        raise ModelSetError(f"{facts}; a member takes squares")
-    size = height or input_size
-    if size is None:
-        raise ModelSetError(f"{facts}: its size is open, so say --input-size (224 for ImageNet)")
-    return layout, size

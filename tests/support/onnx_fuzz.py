@@ -22,11 +22,12 @@ import onnxruntime
 
 from calibration.sets.add_set import NewSet
 from calibration.sets.batch import trial_images
+from calibration.sets.file_options import FileOptions
 from calibration.sets.fold import Normalisation
 from calibration.sets.member_options import MemberOptions
 from calibration.sets.own_process import add_set_apart
 from calibration.sets.runtimes import onnx_graph  # noqa: F401  before the workers are forked
-from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile, answers_of
+from calibration.sets.runtimes.imported_file import ImportedFile, answers_of
 from calibration.sets.runtimes.importing import import_member
 from calibration.sets.task import is_distribution
 from models.errors import TandemError

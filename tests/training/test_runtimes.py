@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from calibration.sets.file_options import FileOptions
 from calibration.sets.import_network import Imported
 from calibration.sets.networks import build_network
-from calibration.sets.runtimes.imported_file import FileOptions
 from calibration.sets.runtimes.importing import import_member
 from calibration.training.augment import normalised
 from models.runtime import CompiledNetwork, RuntimeOptions

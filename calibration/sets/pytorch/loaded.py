@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from calibration.sets.file_options import Sides, layout_and_size
 from calibration.sets.pytorch.conversion import ConversionTask
-from calibration.sets.runtimes.imported_file import FileOptions, Sides, layout_and_size
 from models.errors import ModelSetError
 
 ANY_BATCH = (2, 1, 3)  # a network that accepts these accepts any number
@@ -119,8 +119,8 @@ def _check_ends(path: Path, inputs: list[str], num_outputs: int) -> None:
 def _sides(task: ConversionTask, sides: Sides, kind: str) -> Sides:
     """Return the input's sides, with the requested size for an open side."""
     shown = ",".join("?" if side is None else str(side) for side in sides)
-    options = FileOptions(input_size=task.input_size, layout=task.layout)
-    layout, size, batch = layout_and_size(sides, f"{task.path} takes {kind} [{shown}]", options)
+    facts = f"{task.path} takes {kind} [{shown}]"
+    layout, size, batch = layout_and_size(sides, facts, task.input_size, task.layout)
     return (batch, 3, size, size) if layout == "NCHW" else (batch, size, size, 3)
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from calibration.sets.batch import trial_images
+from calibration.sets.file_options import FileOptions
 from calibration.sets.files import ONNX
 from calibration.sets.import_network import NUM_ASKED, Imported
-from calibration.sets.runtimes.imported_file import FileOptions, answers_of
+from calibration.sets.runtimes.imported_file import answers_of
 
 SAID = 0.01  # a smaller difference of probabilities is not reported
 

@@ -3,23 +3,21 @@
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from calibration.sets.batch import NUM_TRIED, TensorLayout, check_independent, trial_images
+from calibration.sets.batch import NUM_TRIED, check_independent, trial_images
 from calibration.sets.classes import ClassMap
-from calibration.sets.fold import ColorOrder, Normalisation
-from calibration.sets.task import Ending, Outputs, check_numbers, missing_ending, task_of
+from calibration.sets.file_options import FileOptions
+from calibration.sets.task import Ending, check_numbers, missing_ending, task_of
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.record import SUFFIXES, Precision, RuntimeName, Task
 from models.runtimes.interface import LoadedNetwork
 from models.runtimes.load import load
 from models.runtimes.options import Pixels, RuntimeOptions
-
-Sides = tuple[int | None, ...]  # of a tensor; None: left open
 
 
 @dataclass(frozen=True)
@@ -38,19 +36,6 @@ class ImportedFile:
 
 
 @dataclass(frozen=True)
-class FileOptions:
-    """How to read a file; see :func:`calibration.sets.import_network.import_network`."""
-
-    input_size: int | None = None
-    normalisation: Normalisation = field(default_factory=Normalisation)
-    outputs: Outputs = "auto"
-    layout: TensorLayout | None = None
-    pixel_order: ColorOrder | None = None
-    classes: ClassMap | None = None
-    task: Task | None = None  # None: multi-label if it ends in a sigmoid, else classification
-
-
-@dataclass(frozen=True)
 class Finish:
     """The layers appended to a network's output: a missing softmax or sigmoid, and classes."""
 
@@ -65,48 +50,6 @@ class Finish:
 
 
 Make = Callable[[Finish], ImportedFile]
-
-
-def layout_and_size(
-    sides: Sides, facts: str, options: FileOptions
-) -> tuple[TensorLayout, int, int | None]:
-    """Return the layout, the side in pixels and the built-in batch of an input's four sides.
-
-    Raises:
-        ModelSetError: it is not a square colour image; ``facts`` begins the message.
-
-    """
-    if len(sides) != 4:
-        raise ModelSetError(f"{facts}; a member takes images, [N,3,H,W] or [N,H,W,3]")
-    layout: TensorLayout = options.layout or ("NCHW" if sides[1] == 3 else "NHWC")
-    channels = sides[1] if layout == "NCHW" else sides[3]
-    height, width = sides[2:] if layout == "NCHW" else sides[1:3]
-    if channels != 3:
-        raise ModelSetError(f"{facts}; no side is 3 channels: a member takes colour images")
-    if height != width:
-        raise ModelSetError(f"{facts}; a member takes squares")
-    size = height or options.input_size
-    if size is None:
-        raise ModelSetError(f"{facts}: its size is open, so say --input-size (224 for ImageNet)")
-    if options.input_size not in (None, size):
-        raise ModelSetError(f"{facts}, --input-size says {options.input_size}")
-    return layout, size, sides[0]
-
-
-def num_classes_of(sides: Sides, facts: str) -> int:
-    """Return C of an output (N, C), (N, C, 1, 1) or (N, 1, 1, C).
-
-    Raises:
-        ModelSetError: it is not a row of classes; ``facts`` begins the message.
-
-    """
-    wide = [side for side in sides[1:] if side != 1]
-    if len(sides) < 2 or len(wide) > 1 or None in wide:
-        raise ModelSetError(
-            f"{facts}; a member gives probabilities [?,C], one row an image: networks for "
-            "detection, segmentation or features are no classifiers"
-        )
-    return int(wide[0] or 1) if wide else 1
 
 
 def tried(make: Make, path: Path, options: FileOptions, own: Ending | None) -> ImportedFile:

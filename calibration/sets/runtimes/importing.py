@@ -1,15 +1,15 @@
 """Reads a member's file for its runtime; converts PyTorch files first, and refuses pickles."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from calibration.sets.file_options import FileOptions
 from calibration.sets.import_network import Imported, import_network
 from calibration.sets.pytorch.conversion import converted
 from calibration.sets.pytorch.files import INSTEAD, SUFFIXES
 from calibration.sets.runtimes.compared import doubt_by_comparison
-from calibration.sets.runtimes.imported_file import FileOptions, ImportedFile
+from calibration.sets.runtimes.imported_file import ImportedFile
 from models.errors import ModelSetError, TandemError
 from models.extras import check_installed, needs_extra
 from models.record import RuntimeName
@@ -19,25 +19,6 @@ from models.runtime import last_line
 REFUSED = (".pkl", ".pickle", ".ckpt", ".joblib")
 STATE = ".safetensors"
 ONNX = ".onnx"
-
-
-def check_file(path: Path, runtime: RuntimeName) -> None:
-    """Check by its suffix that a file can be imported for ``runtime``.
-
-    Raises:
-        ModelSetError: it cannot, or is of a kind that is never opened.
-
-    """
-    if path.suffix in REFUSED:
-        raise ModelSetError(
-            f"{path}: a {path.suffix} is a pickle, and loading a pickle runs code in it, so it is "
-            f"not opened. {INSTEAD}"
-        )
-    if runtime == "onnxruntime" and path.suffix not in (ONNX, *SUFFIXES):
-        raise ModelSetError(
-            f"{path} is no file for onnxruntime, which takes ONNX, or {', '.join(SUFFIXES)} of "
-            "PyTorch"
-        )
 
 
 def import_member(
@@ -53,28 +34,29 @@ def import_member(
 
     Raises:
         MissingExtraError: the runtime, or PyTorch, is not installed.
-        ModelSetError: the file is not a single classifier, or is not trusted.
+        ModelSetError: the file is not a single classifier, is not trusted, or is of a kind that is
+            never opened.
 
     """
-    check_file(path, runtime)
+    if path.suffix in REFUSED:
+        raise ModelSetError(
+            f"{path}: a {path.suffix} is a pickle, and loading a pickle runs code in it, so it is "
+            f"not opened. {INSTEAD}"
+        )
+    if runtime == "onnxruntime" and path.suffix not in (ONNX, *SUFFIXES):
+        raise ModelSetError(
+            f"{path} is no file for onnxruntime, which takes ONNX, or {', '.join(SUFFIXES)} of "
+            "PyTorch"
+        )
     if runtime != "openvino":
         check_installed(runtime, runtime, f"models add of {path.name} for {runtime}")
-    with _as_runtimes_file(path, runtime, options, is_trusted=is_trusted) as made:
-        return _imported(path, runtime, options, made)
-
-
-@contextmanager
-def _as_runtimes_file(
-    path: Path, runtime: RuntimeName, options: FileOptions, *, is_trusted: bool
-) -> Iterator[Path | None]:
-    """Yield the path that a PyTorch file was converted to; None if no conversion is needed."""
-    if path.suffix not in SUFFIXES:
-        yield None
-        return
-    with converted(
-        path, runtime, options.input_size, options.layout, is_trusted=is_trusted
+    size, layout = options.input_size, options.layout
+    with (
+        converted(path, runtime, size, layout, is_trusted=is_trusted)
+        if path.suffix in SUFFIXES
+        else nullcontext()
     ) as made:
-        yield made
+        return _imported(path, runtime, options, made)
 
 
 def _imported(
@@ -90,17 +72,7 @@ def _imported(
         except Exception as error:  # the onnx package raises any kind for a damaged graph
             raise ModelSetError(f"{path} is no ONNX file that can be read: {error}") from error
     try:
-        network = import_network(
-            path,
-            options.input_size,
-            options.normalisation,
-            options.outputs,
-            layout=options.layout,
-            pixel_order=options.pixel_order,
-            classes=options.classes,
-            task=options.task,
-            converted=made,
-        )
+        network = import_network(path, options, made)
     except (RuntimeError, UnicodeDecodeError) as error:  # OpenVINO's, in any step
         raise ModelSetError(f"OpenVINO cannot take {path}: {last_line(error)}") from error
     doubt = network.doubt or doubt_by_comparison(made or path, network, options)

@@ -12,17 +12,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from calibration.sets.file_options import FileOptions, Sides, layout_and_size, num_classes_of
 from calibration.sets.files import check_file
 from calibration.sets.fold import ColorOrder, order_doubt
-from calibration.sets.runtimes.imported_file import (
-    FileOptions,
-    Finish,
-    ImportedFile,
-    Sides,
-    layout_and_size,
-    num_classes_of,
-    tried,
-)
+from calibration.sets.runtimes.imported_file import Finish, ImportedFile, tried
 from calibration.sets.task import Ending, gives
 from models.errors import ModelSetError
 from models.record import Precision
@@ -70,7 +63,9 @@ def import_onnx(path: Path, options: FileOptions, converted: Path | None = None)
     graph = model.graph
     inputs, outputs = _ends(graph, path)
     input_facts = f"{path} takes {_kind(inputs)} {_shape_text(_sides(inputs))}"
-    layout, size, batch = layout_and_size(_sides(inputs), input_facts, options)
+    layout, size, batch = layout_and_size(
+        _sides(inputs), input_facts, options.input_size, options.layout
+    )
     taken = inputs.type.tensor_type.elem_type
     if taken != TensorProto.FLOAT and taken not in INTEGERS:
         raise ModelSetError(

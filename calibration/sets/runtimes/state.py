@@ -7,9 +7,9 @@ from pathlib import Path
 
 from calibration.sets.classes import select_classes
 from calibration.sets.convert import convert_module
+from calibration.sets.file_options import FileOptions
 from calibration.sets.import_network import Imported
 from calibration.sets.networks import build_network, load_weights
-from calibration.sets.runtimes.imported_file import FileOptions
 from calibration.sets.task import ENDINGS, gives
 from models.errors import ModelSetError
 

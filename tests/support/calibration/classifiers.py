@@ -1,14 +1,17 @@
 """Classifiers of every shape, small enough that numpy says what they must answer."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 from openvino import opset15
 
+from calibration.sets.file_options import FileOptions
 from calibration.sets.fold import Normalisation
-from calibration.sets.import_network import Imported
+from calibration.sets.import_network import Imported, import_network
+from calibration.sets.task import Outputs
 from models.runtime import CompiledNetwork, RuntimeOptions
 
 SIDE = 8
@@ -46,6 +49,13 @@ def ending(logits: ov.Node, end: str) -> ov.Node:
         "map": lambda: ops.concat([square, square], 3),
         "negative": lambda: ops.negative(ops.softmax(logits, 1)),
     }[end]()
+
+
+def read(
+    path: Path, size: int | None, how: Normalisation, outputs: Outputs = "auto", **more: Any
+) -> Imported:
+    """Import the network of a file."""
+    return import_network(path, FileOptions(size, how, outputs, **more))
 
 
 def answers(imported: Imported, images: np.ndarray = IMAGES) -> np.ndarray:

@@ -12,9 +12,8 @@ from openvino import opset13 as ops
 from calibration.sets.classes import ClassMap
 from calibration.sets.files import check_file
 from calibration.sets.fold import Normalisation
-from calibration.sets.import_network import import_network
 from models.errors import ModelSetError
-from tests.support.calibration.classifiers import MATRIX, PLAIN, SIDE, classifier, save
+from tests.support.calibration.classifiers import MATRIX, PLAIN, SIDE, classifier, read, save
 from tests.support.calibration.onnx_file import onnx_classifier
 
 
@@ -22,13 +21,13 @@ from tests.support.calibration.onnx_file import onnx_classifier
 def test_logits_are_not_taken_for_probabilities(tmp_path, end):
     path = save(classifier([-1, 3, SIDE, SIDE], end), tmp_path)
     with pytest.raises(ModelSetError, match=r"does not give probabilities.*--outputs logits"):
-        import_network(path, None, PLAIN, "probabilities")
+        read(path, None, PLAIN, "probabilities")
 
 
 def test_a_scale_so_small_that_numbers_overflow_is_noticed(tmp_path):
     path = save(classifier([-1, 3, SIDE, SIDE]), tmp_path)
     with pytest.raises(ModelSetError, match="does not give probabilities"):
-        import_network(path, None, Normalisation((0.0,) * 3, (1e-44,) * 3))
+        read(path, None, Normalisation((0.0,) * 3, (1e-44,) * 3))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_a_scale_so_small_that_numbers_overflow_is_noticed(tmp_path):
 def test_what_cannot_be_a_member(tmp_path, shape, end, says):
     model = grey(shape) if shape[1] != 3 else classifier(shape, end)
     with pytest.raises(ModelSetError, match=says) as caught:
-        import_network(save(model, tmp_path), None, PLAIN)
+        read(save(model, tmp_path), None, PLAIN)
     assert str(tmp_path / "net.xml") in caught.value.message
 
 
@@ -69,7 +68,7 @@ def test_what_cannot_be_a_folded_member(tmp_path, shape, end, says):
     channels = 1 if shape[1] == 3 else 3
     path = save(classifier(shape, end, ov.Type.u8, channels), tmp_path)
     with pytest.raises(ModelSetError, match=says):
-        import_network(path, None, PLAIN)
+        read(path, None, PLAIN)
 
 
 @pytest.mark.parametrize("shape", [[-1, 3], [-1, 3, SIDE], [-1, 3, 1, SIDE, SIDE]])
@@ -77,13 +76,13 @@ def test_what_is_no_image(tmp_path, shape):
     rows = ops.parameter(shape, ov.Type.f32)
     flat = ops.reshape(rows, np.array([0, -1]), special_zero=True)
     with pytest.raises(ModelSetError, match="a member takes images"):
-        import_network(save(ov.Model([flat], [rows], "rows"), tmp_path), None, PLAIN)
+        read(save(ov.Model([flat], [rows], "rows"), tmp_path), None, PLAIN)
 
 
 def test_a_size_other_than_the_networks_own_is_refused(tmp_path):
     path = save(classifier([-1, 3, SIDE, SIDE]), tmp_path)
     with pytest.raises(ModelSetError, match="takes 8 px, --input-size says 16"):
-        import_network(path, 16, PLAIN)
+        read(path, 16, PLAIN)
 
 
 def test_a_size_that_the_layers_cannot_take_is_refused(tmp_path):
@@ -93,10 +92,10 @@ def test_a_size_that_the_layers_cannot_take_is_refused(tmp_path):
     model = ov.Model([ops.matmul(flat, weights, False, False)], [pixels], "fixed inside")
     path = save(model, tmp_path)
     with pytest.raises(ModelSetError, match=r"answers \[16,4\] to four images"):
-        import_network(path, 16, PLAIN)
+        read(path, 16, PLAIN)
     with pytest.raises(ModelSetError, match="cannot take four images"):
-        import_network(path, 10, PLAIN)
-    assert import_network(path, SIDE, PLAIN).input_size == SIDE
+        read(path, 10, PLAIN)
+    assert read(path, SIDE, PLAIN).input_size == SIDE
 
 
 def test_two_outputs_are_named(tmp_path):
@@ -107,7 +106,7 @@ def test_two_outputs_are_named(tmp_path):
     other.get_output_tensor(0).set_names({"auxiliary"})
     path = save(ov.Model([logits, other], [pixels], "two"), tmp_path)
     with pytest.raises(ModelSetError, match=r"has 2 outputs \(main, auxiliary\)"):
-        import_network(path, None, PLAIN)
+        read(path, None, PLAIN)
 
 
 def test_two_inputs_are_counted_though_they_have_no_names(tmp_path):
@@ -115,32 +114,32 @@ def test_two_inputs_are_counted_though_they_have_no_names(tmp_path):
     logits = ops.reduce_mean(ops.add(*both), np.array([2, 3]), False)
     path = save(ov.Model([logits], both, "two"), tmp_path)
     with pytest.raises(ModelSetError, match=r"has 2 inputs \(.*, .*\)"):
-        import_network(path, None, PLAIN)
+        read(path, None, PLAIN)
 
 
 @pytest.mark.parametrize("name", ["net.txt", "net.xml", "net.tflite", "net"])
 def test_a_text_is_no_network(tmp_path, name):
     (tmp_path / name).write_text("hello\n")
     with pytest.raises(ModelSetError, match=f"cannot read .*/{name}"):
-        import_network(tmp_path / name, None, PLAIN)
+        read(tmp_path / name, None, PLAIN)
 
 
 def test_a_text_is_no_onnx_and_no_parser_is_asked(tmp_path, capfd):
     (tmp_path / "net.onnx").write_text("hello\n")
     with pytest.raises(ModelSetError, match=r"net\.onnx is no ONNX file, or was cut short"):
-        import_network(tmp_path / "net.onnx", None, PLAIN)
+        read(tmp_path / "net.onnx", None, PLAIN)
     assert capfd.readouterr() == ("", "")
 
 
 def test_what_is_not_there(tmp_path):
     with pytest.raises(ModelSetError, match=r"cannot read .*/net\.xml"):
-        import_network(tmp_path / "net.xml", None, PLAIN)
+        read(tmp_path / "net.xml", None, PLAIN)
     with pytest.raises(ModelSetError, match="cannot read"):
-        import_network(tmp_path, None, PLAIN)
+        read(tmp_path, None, PLAIN)
     path = save(classifier([-1, 3, SIDE, SIDE]), tmp_path)
     path.with_suffix(".bin").unlink()
     with pytest.raises(ModelSetError, match="bin file"):
-        import_network(path, None, PLAIN)
+        read(path, None, PLAIN)
 
 
 def test_weights_that_are_no_numbers(tmp_path):
@@ -151,7 +150,7 @@ def test_weights_that_are_no_numbers(tmp_path):
     broken = ops.constant(weights, name="head")
     model = ov.Model([ops.matmul(means, broken, False, False)], [pixels], "broken")
     with pytest.raises(ModelSetError, match=r"the weights .* have NaN"):
-        import_network(save(model, tmp_path), None, PLAIN)
+        read(save(model, tmp_path), None, PLAIN)
 
 
 def test_a_multi_label_network_is_none_of_a_classification_set(tmp_path):
@@ -159,13 +158,13 @@ def test_a_multi_label_network_is_none_of_a_classification_set(tmp_path):
     scores = ops.sigmoid(ops.reduce_mean(pixels, np.array([2, 3]), False))
     path = save(ov.Model([scores], [pixels], "scores"), tmp_path)
     with pytest.raises(ModelSetError, match=r"ends in a sigmoid.*--task multi_label"):
-        import_network(path, None, PLAIN, task="classification")
+        read(path, None, PLAIN, task="classification")
 
 
 def test_a_layout_that_the_shape_contradicts(tmp_path):
     path = save(classifier([-1, 3, SIDE, SIDE]), tmp_path)
     with pytest.raises(ModelSetError, match="as NHWC that is 8 channels, a member takes 3"):
-        import_network(path, None, PLAIN, layout="NHWC")
+        read(path, None, PLAIN, layout="NHWC")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,7 @@ def test_weights_that_are_elsewhere(tmp_path, location, says):
     path = folder / "net.onnx"
     path.write_bytes(onnx_classifier(location))
     with pytest.raises(ModelSetError, match=says):
-        import_network(path, None, PLAIN)
+        read(path, None, PLAIN)
 
 
 @given(st.binary(max_size=200))
@@ -201,7 +200,7 @@ def test_weights_beside_the_file_are_read(tmp_path):
     (tmp_path / "weights.bin").write_bytes(MATRIX.tobytes())
     path = tmp_path / "net.onnx"
     path.write_bytes(onnx_classifier("weights.bin"))
-    assert import_network(path, None, PLAIN).num_classes == 4
+    assert read(path, None, PLAIN).num_classes == 4
 
 
 def test_classes_that_a_network_lacks_are_named():
@@ -214,4 +213,4 @@ def test_classes_that_a_network_lacks_are_named():
 def test_ids_that_are_of_another_network(tmp_path):
     path = save(classifier([-1, 3, SIDE, SIDE]), tmp_path)
     with pytest.raises(ModelSetError, match=r"has 4 classes, a\.txt 2 ids"):
-        import_network(path, None, PLAIN, classes=ClassMap(("n1", "n2"), ("n1",), "a.txt"))
+        read(path, None, PLAIN, classes=ClassMap(("n1", "n2"), ("n1",), "a.txt"))
