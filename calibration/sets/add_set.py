@@ -8,7 +8,6 @@ from calibration.sets.classes import ClassMap
 from calibration.sets.file_options import FileOptions
 from calibration.sets.import_network import Imported
 from calibration.sets.member_options import MemberOptions
-from calibration.sets.runtimes.imported_file import ImportedFile
 from calibration.sets.runtimes.importing import STATE, import_member, import_weights
 from calibration.sets.staging import Staging
 from calibration.sets.task import set_task
@@ -58,7 +57,7 @@ class _Member:
 
     name: str
     path: Path
-    network: Imported | ImportedFile
+    imported: Imported
 
 
 def add_set(
@@ -79,8 +78,8 @@ def add_set(
     ids = _class_ids(new)
     imported = [_imported(new, name, path, ids) for name, path in new.members]
     for added in imported:
-        say(added.name, f"{added.network.facts}; {_resizing(new, added)}", added.network.doubt)
-    task = set_task({f"{added.name} ({added.path})": added.network.task for added in imported})
+        say(added.name, f"{added.imported.facts}; {_resizing(new, added)}", added.imported.doubt)
+    task = set_task({f"{added.name} ({added.path})": added.imported.task for added in imported})
     _check_threshold(new, task)
     _check_alike(imported, len(labels), new.labels)
     _check_ids(new, ids, len(labels))
@@ -168,7 +167,7 @@ def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -
 
 
 def _resizing(new: NewSet, member: _Member) -> str:
-    image = new.options_of(member.name).image(member.network.input_size)
+    image = new.options_of(member.name).image(member.imported.input_size)
     if image.resize == "stretch":
         return f"pictures stretched to {image.input_size} px, {image.interpolation}"
     return (
@@ -183,7 +182,8 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: T
         raise ModelSetError(f"{new.name!r}: sets that end in {PARTIAL_SUFFIX} are half-made ones")
     firsts = {added.name: added for added in reversed(imported)}  # the first file of each
     images = {
-        name: new.options_of(name).image(added.network.input_size) for name, added in firsts.items()
+        name: new.options_of(name).image(added.imported.input_size)
+        for name, added in firsts.items()
     }
     image = images[imported[0].name]  # the set's; members that take another have their own
     return Manifest(
@@ -202,9 +202,9 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: T
                 or f"{firsts[name].path.name}, sha256 {sha256_of(firsts[name].path)}",
                 networks={},
                 image=None if images[name] == image else images[name],
-                fixed_batch=firsts[name].network.fixed_batch,
+                fixed_batch=firsts[name].imported.fixed_batch,
                 imported_int8=all(
-                    added.network.precision == "INT8" for added in imported if added.name == name
+                    added.imported.precision == "INT8" for added in imported if added.name == name
                 ),
             )
             for name in dict.fromkeys(added.name for added in imported)
@@ -216,11 +216,11 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: T
 
 def _check_alike(imported: Sequence[_Member], num_labels: int, labels: Path) -> None:
     facts = [
-        f"{added.name} ({added.path}): {added.network.input_size} px, "
-        f"{added.network.num_classes} classes"
+        f"{added.name} ({added.path}): {added.imported.input_size} px, "
+        f"{added.imported.num_classes} classes"
         for added in imported
     ]
-    if any(added.network.num_classes != num_labels for added in imported):
+    if any(added.imported.num_classes != num_labels for added in imported):
         raise ModelSetError(
             f"these do not make one set: {'; '.join(facts)}; {labels}: {num_labels} labels. The "
             "number of classes must be the same; a member whose classes are others, or more, is "
@@ -228,7 +228,7 @@ def _check_alike(imported: Sequence[_Member], num_labels: int, labels: Path) -> 
         )
     sizes: dict[str, int] = {}
     for added in imported:
-        if sizes.setdefault(added.name, added.network.input_size) != added.network.input_size:
+        if sizes.setdefault(added.name, added.imported.input_size) != added.imported.input_size:
             raise ModelSetError(
                 f"the networks of one member take different sizes: {'; '.join(facts)}; give each "
                 "a name of its own"
@@ -248,20 +248,18 @@ def _members(
 ) -> tuple[MemberRecord, ...]:
     networks: dict[str, dict[Precision, Network]] = {}
     for added in imported:
-        by, precision = networks.setdefault(added.name, {}), added.network.precision
+        by, precision = networks.setdefault(added.name, {}), added.imported.precision
         if precision in by:
             raise ModelSetError(
                 f"--member {added.name} is given twice as {precision}; a member has one float and "
                 "one INT8 network"
             )
         stem = f"{added.name}-{precision.lower()}"
-        by[precision] = _staged(added.network, stem, staging)
+        network = added.imported.network
+        if isinstance(network, bytes):
+            by[precision] = staging.file(network, stem)
+        else:
+            by[precision] = staging.network(network, stem, is_float=precision == "FP16")
     return tuple(
         record.model_copy(update={"networks": networks[record.name]}) for record in planned.members
     )
-
-
-def _staged(network: Imported | ImportedFile, stem: str, staging: Staging) -> Network:
-    if isinstance(network, ImportedFile):
-        return staging.file(network.content, stem, network.runtime)
-    return staging.network(network.model, stem, is_float=network.precision == "FP16")

@@ -43,7 +43,7 @@ NUM_ASKED = 8  # images whose answers are compared with those of another runtime
 class Imported:
     """A folded network, and facts about it."""
 
-    model: ov.Model
+    network: ov.Model | bytes  # bytes: an ONNX file for ONNX Runtime
     input_size: int
     num_classes: int
     precision: Precision
@@ -51,7 +51,7 @@ class Imported:
     task: Task = "classification"
     facts: str = ""  # its input and output, for people
     doubt: str | None = None  # what may be wrong with how it was read
-    answers: Probabilities | None = None  # (NUM_ASKED, C) to trial images, asked one by one
+    answers: Probabilities | None = None  # (NUM_ASKED, C) of OpenVINO to trial images, one by one
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from models.errors import ModelSetError
 from models.golden import GOLDEN_NAME, Golden, GoldenAnswer
 from models.manifest import MANIFEST_NAME, Manifest, Network, read_manifest
 from models.model_set import ModelSet
-from models.record import SUFFIXES, FileRecord, Precision, RuntimeName, sha256_of
+from models.record import FileRecord, Precision, sha256_of
 from models.runtime import last_line, read_network
 from models.runtimes.load import load
 from models.runtimes.options import RuntimeOptions
@@ -57,13 +57,12 @@ class Staging:
             xml=FileRecord.of(self.work, xml.name), bin=FileRecord.of(self.work, weights.name)
         )
 
-    def file(self, content: bytes, stem: str, runtime: RuntimeName) -> Network:
+    def file(self, content: bytes, stem: str) -> Network:
         """Write the one file of a network for ONNX Runtime."""
-        suffix, digits = SUFFIXES[runtime], sha256(content).hexdigest()[:8]
-        path = self.work / f"{self._free(stem, digits)}{suffix}"
+        path = self.work / f"{self._free(stem, sha256(content).hexdigest()[:8])}.onnx"
         with writing(path):
             path.write_bytes(content)
-        return Network(runtime=runtime, file=FileRecord.of(self.work, path.name))
+        return Network(runtime="onnxruntime", file=FileRecord.of(self.work, path.name))
 
     def text(self, name: str, text: str) -> FileRecord:
         """Write a text file and describe it."""

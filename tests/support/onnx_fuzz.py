@@ -27,7 +27,7 @@ from calibration.sets.fold import Normalisation
 from calibration.sets.member_options import MemberOptions
 from calibration.sets.own_process import add_set_apart
 from calibration.sets.runtimes import onnx_graph  # noqa: F401  before the workers are forked
-from calibration.sets.runtimes.imported_file import ImportedFile, answers_of
+from calibration.sets.runtimes.imported_file import answers_of
 from calibration.sets.runtimes.importing import import_member
 from calibration.sets.task import is_distribution
 from models.errors import TandemError
@@ -122,10 +122,10 @@ def _added(path: Path, runtime: Any) -> Answer:
     except Exception:
         return "traceback", traceback.format_exc()
     images = trial_images(NUM_IMAGES, (made.input_size, made.input_size, 3))
-    if isinstance(made, ImportedFile):
+    if isinstance(made.network, bytes):
         rows = answers_of(made, path, images)
     else:
-        network = CompiledNetwork(made.model, RuntimeOptions(batch_sizes=(1,)))
+        network = CompiledNetwork(made.network, RuntimeOptions(batch_sizes=(1,)))
         rows = np.concatenate([network.predict(image[None]) for image in images])
     is_row = bool(np.isfinite(rows).all()) and rows.min() >= -1e-3 and rows.max() <= 1 + 1e-2
     if not is_row or (made.task == "classification" and not is_distribution(rows)):

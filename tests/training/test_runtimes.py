@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from calibration.sets.file_options import FileOptions
-from calibration.sets.import_network import Imported
 from calibration.sets.networks import build_network
 from calibration.sets.runtimes.importing import import_member
 from calibration.training.augment import normalised
@@ -22,8 +21,7 @@ def check(path: Path, module: torch.nn.Module, size: int) -> None:
     """Add a network's file, and compare its answers with the module's."""
     options = FileOptions(outputs="logits", input_size=size)
     made = import_member(path, "openvino", options, is_trusted=True)
-    assert isinstance(made, Imported)
-    network = CompiledNetwork(made.model, RuntimeOptions(batch_sizes=(1, 4)))
+    network = CompiledNetwork(made.network, RuntimeOptions(batch_sizes=(1, 4)))
     pixels = np.random.default_rng(1).integers(0, 256, (3, size, size, 3), np.uint8)  # BGR
     with torch.inference_mode():
         batch = normalised(np.ascontiguousarray(pixels[..., ::-1]))

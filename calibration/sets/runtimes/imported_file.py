@@ -11,28 +11,14 @@ import numpy as np
 from calibration.sets.batch import NUM_TRIED, check_independent, trial_images
 from calibration.sets.classes import ClassMap
 from calibration.sets.file_options import FileOptions
+from calibration.sets.import_network import Imported
 from calibration.sets.task import Ending, check_numbers, missing_ending, task_of
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
-from models.record import SUFFIXES, Precision, RuntimeName, Task
+from models.record import Task
 from models.runtimes.interface import LoadedNetwork
 from models.runtimes.load import load
 from models.runtimes.options import Pixels, RuntimeOptions
-
-
-@dataclass(frozen=True)
-class ImportedFile:
-    """A folded network as a single file for its runtime."""
-
-    runtime: RuntimeName
-    content: bytes
-    input_size: int
-    num_classes: int
-    precision: Precision
-    fixed_batch: int | None = None
-    task: Task = "classification"
-    facts: str = ""  # as of an Imported
-    doubt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,10 +35,10 @@ class Finish:
         return self.classes is not None and self.ending is None and self.task == "classification"
 
 
-Make = Callable[[Finish], ImportedFile]
+Make = Callable[[Finish], Imported]
 
 
-def tried(make: Make, path: Path, options: FileOptions, own: Ending | None) -> ImportedFile:
+def tried(make: Make, path: Path, options: FileOptions, own: Ending | None) -> Imported:
     """Make the file, run it on images, and append softmax or a sigmoid if it ends in logits.
 
     ``own`` is what its graph ends in.
@@ -80,18 +66,19 @@ def tried(make: Make, path: Path, options: FileOptions, own: Ending | None) -> I
     return make(Finish(task, ending, classes))
 
 
-def answers_of(made: ImportedFile, path: Path, images: Pixels) -> Probabilities:
-    """Return the rows of images that the file's own runtime computes."""
+def answers_of(made: Imported, path: Path, images: Pixels) -> Probabilities:
+    """Return the rows of images that ONNX Runtime computes."""
     with _loaded(made, path) as network:
         return np.concatenate([network.predict(image[None]) for image in images])
 
 
 @contextmanager
-def _loaded(made: ImportedFile, path: Path) -> Iterator[LoadedNetwork]:
+def _loaded(made: Imported, path: Path) -> Iterator[LoadedNetwork]:
     """Load the file, which was made from ``path``; errors name ``path``."""
+    assert isinstance(made.network, bytes)
     with tempfile.TemporaryDirectory(prefix="tandem-add-") as folder:
-        file = Path(folder) / f"{path.stem}{SUFFIXES[made.runtime]}"
-        file.write_bytes(made.content)
+        file = Path(folder) / f"{path.stem}.onnx"
+        file.write_bytes(made.network)
         try:
             network = load(file, RuntimeOptions(batch_sizes=(1, NUM_TRIED)))
             if network.num_classes != made.num_classes:
@@ -104,7 +91,7 @@ def _loaded(made: ImportedFile, path: Path) -> Iterator[LoadedNetwork]:
             raise ModelSetError(error.message.replace(str(file), str(path))) from error
 
 
-def _answers(made: ImportedFile, path: Path, *, is_probabilities: bool = False) -> Probabilities:
+def _answers(made: Imported, path: Path, *, is_probabilities: bool = False) -> Probabilities:
     """Return the rows of a few images; raise if the runtime cannot run the file.
 
     Those that are probabilities must be the same whatever the other images are.

@@ -9,7 +9,6 @@ from calibration.sets.import_network import Imported, import_network
 from calibration.sets.pytorch.conversion import converted
 from calibration.sets.pytorch.files import INSTEAD, SUFFIXES
 from calibration.sets.runtimes.compared import doubt_by_comparison
-from calibration.sets.runtimes.imported_file import ImportedFile
 from models.errors import ModelSetError, TandemError
 from models.extras import check_installed, needs_extra
 from models.record import RuntimeName
@@ -23,7 +22,7 @@ ONNX = ".onnx"
 
 def import_member(
     path: Path, runtime: RuntimeName, options: FileOptions, *, is_trusted: bool = False
-) -> Imported | ImportedFile:
+) -> Imported:
     """Read a classifier as a member's network; a PyTorch file is converted first.
 
     Args:
@@ -61,7 +60,7 @@ def import_member(
 
 def _imported(
     path: Path, runtime: RuntimeName, options: FileOptions, made: Path | None
-) -> Imported | ImportedFile:
+) -> Imported:
     if runtime == "onnxruntime":
         with needs_extra(runtime, f"models add of {path.name}"):
             from calibration.sets.runtimes.onnx_graph import import_onnx

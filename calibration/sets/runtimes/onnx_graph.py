@@ -15,7 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from calibration.sets.file_options import FileOptions, Sides, layout_and_size, num_classes_of
 from calibration.sets.files import check_file
 from calibration.sets.fold import ColorOrder, order_doubt
-from calibration.sets.runtimes.imported_file import Finish, ImportedFile, tried
+from calibration.sets.import_network import Imported
+from calibration.sets.runtimes.imported_file import Finish, tried
 from calibration.sets.task import Ending, gives
 from models.errors import ModelSetError
 from models.record import Precision
@@ -44,7 +45,7 @@ BEFORE = "before/"  # added to such names in a file that was folded before
 Graph = Any  # onnx.GraphProto; the package's types are generated
 
 
-def import_onnx(path: Path, options: FileOptions, converted: Path | None = None) -> ImportedFile:
+def import_onnx(path: Path, options: FileOptions, converted: Path | None = None) -> Imported:
     """Read an ONNX classifier as a member's file for ONNX Runtime.
 
     Args:
@@ -174,7 +175,7 @@ def _folded(
     num_classes: int,
     end: str,
     finish: Finish,
-) -> ImportedFile:
+) -> Imported:
     model = onnx.ModelProto()
     model.CopyFrom(original)
     graph = model.graph
@@ -200,8 +201,7 @@ def _folded(
     doubt = options.normalisation.doubt if taken == TensorProto.FLOAT else None
     if taken == TensorProto.UINT8:
         doubt = order_doubt(inputs.name, options.pixel_order)
-    return ImportedFile(
-        "onnxruntime",
+    return Imported(
         content,
         size,
         num,

@@ -60,7 +60,7 @@ def read(
 
 def answers(imported: Imported, images: np.ndarray = IMAGES) -> np.ndarray:
     options = RuntimeOptions(batch_sizes=(len(images),))
-    return CompiledNetwork(imported.model, options).predict(images)
+    return CompiledNetwork(imported.network, options).predict(images)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

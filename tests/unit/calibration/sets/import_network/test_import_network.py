@@ -41,9 +41,9 @@ def test_layout_and_size_are_found(tmp_path, shape, channels, input_size):
     path = save(classifier(shape, channels=channels), tmp_path)
     imported = read(path, input_size, IMAGENET)
     assert (imported.input_size, imported.num_classes, imported.precision) == (SIDE, 4, "FP16")
-    assert imported.model.input().element_type == ov.Type.u8
-    assert imported.model.input().partial_shape == ov.PartialShape([-1, SIDE, SIDE, 3])
-    assert imported.model.output().partial_shape == ov.PartialShape([-1, 4])
+    assert imported.network.input().element_type == ov.Type.u8
+    assert imported.network.input().partial_shape == ov.PartialShape([-1, SIDE, SIDE, 3])
+    assert imported.network.output().partial_shape == ov.PartialShape([-1, 4])
     assert np.allclose(answers(imported), expected(IMAGENET), atol=1e-5)
 
 
@@ -51,7 +51,7 @@ def test_layout_and_size_are_found(tmp_path, shape, channels, input_size):
 @pytest.mark.parametrize("end", ["probabilities", "square"])
 def test_the_ending_is_found(tmp_path, shape, end):
     imported = read(save(classifier(shape, end), tmp_path), SIDE, IMAGENET)
-    assert imported.model.output().partial_shape == ov.PartialShape([-1, 4])
+    assert imported.network.output().partial_shape == ov.PartialShape([-1, 4])
     assert np.allclose(answers(imported), expected(IMAGENET), atol=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_a_folded_network_gets_an_open_batch_a_size_and_softmax_too(
 ):
     path = save(classifier(shape, end, ov.Type.u8, channels=3), tmp_path)
     imported = read(path, input_size, IMAGENET)
-    assert imported.model.input().partial_shape == ov.PartialShape([-1, SIDE, SIDE, 3])
+    assert imported.network.input().partial_shape == ov.PartialShape([-1, SIDE, SIDE, 3])
     plain = Normalisation((0.0,) * 3, (1.0,) * 3, "BGR")
     assert np.allclose(answers(imported), expected(plain), atol=1e-5)
 
@@ -157,7 +157,7 @@ def test_a_batch_that_only_a_reshape_builds_in_is_freed(tmp_path, number):
     path = save(reshaped(number, np.array([number, 4])), tmp_path)
     imported = read(path, None, PLAIN)
     assert imported.fixed_batch is None
-    assert imported.model.input().partial_shape[0].is_dynamic
+    assert imported.network.input().partial_shape[0].is_dynamic
     assert np.allclose(answers(imported), expected(PLAIN), atol=1e-5)
 
 
@@ -177,7 +177,7 @@ def test_a_batch_that_cannot_be_freed_runs_so_many_at_a_time(tmp_path):
     model = ov.Model([ops.reshape(flat, np.array([1, 4]), False)], [pixels], "fixed")
     imported = read(save(model, tmp_path), None, PLAIN)
     assert imported.fixed_batch == 1
-    network = CompiledNetwork(imported.model, RuntimeOptions(batch_sizes=(1, 8)))
+    network = CompiledNetwork(imported.network, RuntimeOptions(batch_sizes=(1, 8)))
     assert (network.batch_sizes, network.max_batch_size) == ((1,), 1)
     assert np.allclose(network.predict(IMAGES), expected(PLAIN), atol=1e-5)
 
