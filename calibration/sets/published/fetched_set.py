@@ -13,7 +13,8 @@ from calibration.sets.batch import trial_images
 from calibration.sets.convert import convert_module
 from calibration.sets.download import ReportProgress
 from calibration.sets.fold import Normalisation
-from calibration.sets.published.interface import Input, Published, WeightsFile, WeightsSource
+from calibration.sets.published.interface import Input, WeightsFile, WeightsSource
+from calibration.sets.published.members import Published
 from calibration.sets.staging import Staging
 from calibration.sets.transaction import check_free, create
 from models.errors import ModelSetError

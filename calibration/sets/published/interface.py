@@ -1,12 +1,8 @@
-"""The interface of published networks that ``tandem models fetch`` uses."""
+"""The sources of published weights, and what comes with them, of torchvision as of timm."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-import torch
-
-from calibration.sets.download import ReportProgress
 from calibration.sets.fold import Normalisation, Triple
 from models.image_record import ImageRecord
 
@@ -37,43 +33,6 @@ class Input:
 
     image: ImageRecord
     normalisation: Normalisation
-
-
-class Published(Protocol):
-    """A network of a publisher's, with the weights and the metadata that go with it."""
-
-    @property
-    def name(self) -> str:
-        """The member's name."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels of its classes, in the order of its outputs."""
-
-    @property
-    def input(self) -> Input:
-        """The preprocessing in the weights' metadata.
-
-        Raises:
-            ModelSetError: tandem does not support that preprocessing.
-
-        """
-
-    def fetch(self, source: WeightsSource, report: ReportProgress) -> WeightsFile:
-        """Return the weights after checking their hash.
-
-        Raises:
-            DownloadError: they cannot be downloaded, or differ from the published ones.
-
-        """
-
-    def build(self, path: Path) -> torch.nn.Module:
-        """Return the network with these weights: float32 (N, 3, H, W) RGB to logits (N, C).
-
-        Raises:
-            ModelSetError: the file does not hold weights of this network.
-
-        """
 
 
 def on_pixels(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalisation:

@@ -7,11 +7,12 @@ have a colon in their name.
 
 from collections.abc import Sequence
 
-from calibration.sets.published.interface import Published
-from calibration.sets.published.timm_weights import PREFIX, timm_weights
-from calibration.sets.published.torchvision_weights import torchvision_weights
+from calibration.sets.published.timm_weights import PREFIX, TimmWeights, timm_weights
+from calibration.sets.published.torchvision_weights import TorchvisionWeights, torchvision_weights
 from models.errors import ModelSetError
 from models.manifest import MAX_MEMBERS
+
+Published = TorchvisionWeights | TimmWeights
 
 
 def read_members(texts: Sequence[str]) -> list[Published]:
