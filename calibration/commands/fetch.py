@@ -25,6 +25,7 @@ from calibration.commands.options import Into, Replace, user_sets_dir
 from models.errors import ModelSetError
 from models.extras import needs_extra
 from models.model_set import BUNDLED_DIR, load_model_set
+from models.store_files import HUB
 from models.user_folders import needed_folder
 
 WHOLE_S = 3600.0  # the time left is estimated from all that has passed
@@ -63,7 +64,7 @@ def fetch(
     ] = None,
     hub: Annotated[
         str, typer.Option(envvar="HF_ENDPOINT", help="base URL of the Hugging Face hub: timm's")
-    ] = "https://huggingface.co",
+    ] = HUB,
     into: Into = None,
     replace: Replace = False,
 ) -> None:

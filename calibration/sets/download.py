@@ -45,7 +45,7 @@ def download(
         if path.is_file() and _sha256_of(path).startswith(sha256_prefix):
             return path  # a damaged file is downloaded again
         path.parent.mkdir(parents=True, exist_ok=True)
-        _fetch(url, part, report, wait)
+        trying(url, lambda client: _once(client, url, part, report), what_next(path.name), wait)
         check_hash(part, sha256_prefix)
         part.replace(path)
     except OSError as error:
@@ -74,12 +74,6 @@ def check_hash(path: Path, sha256_prefix: str) -> None:
 def _sha256_of(path: Path) -> str:
     with path.open("rb") as opened:
         return file_digest(opened, "sha256").hexdigest()
-
-
-def _fetch(url: str, part: Path, report: ReportProgress, wait: Callable[[float], None]) -> None:
-    """Download the bytes that ``part`` lacks."""
-    hint = what_next(part.name.removesuffix(".part"))
-    trying(url, lambda client: _once(client, url, part, report), hint, wait)
 
 
 def trying(
@@ -128,6 +122,7 @@ def what_next(name: str) -> str:
 
 
 def _once(client: httpx.Client, url: str, part: Path, report: ReportProgress) -> None:
+    """Download the bytes that ``part`` lacks."""
     there = part.stat().st_size if part.exists() else 0
     headers = {"Accept-Encoding": "identity"}  # bytes as published: a range counts those
     if there:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from calibration.sets.fold import Normalisation, Triple
 from models.image_record import ImageRecord
-
-HUB = "https://huggingface.co"
+from models.store_files import HUB
 
 
 @dataclass(frozen=True)
