@@ -13,13 +13,14 @@ ONNX = ".onnx"
 NUM_READ = 512  # bytes that are read of the beginning of a file
 GIT_LFS = b"version https://git-lfs.github.com"
 HTML = (b"<!doctype html", b"<html")
-# ONNX operators. OpenVINO's graph has no operator for ranges that are computed while it runs.
-DYNAMIC = {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"}
 ZIP_MAP = "ZipMap"
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path) -> set[str]:
     """Check that a file may be a network, and that an ONNX file's other files are in its folder.
+
+    Returns:
+        The operators of an ONNX file; none for files of other kinds.
 
     Raises:
         ModelSetError: it is something else, its output is not a tensor, or weights are missing or
@@ -28,7 +29,7 @@ def check_file(path: Path) -> None:
     """
     _check_beginning(path)
     if path.suffix != ONNX or not path.is_file():
-        return
+        return set()
     facts = onnx_facts(_content(path), str(path))
     if ZIP_MAP in facts.operators:
         raise ModelSetError(
@@ -36,13 +37,7 @@ def check_file(path: Path) -> None:
             "export it): export it again without ZipMap, or cut it behind the softmax"
         )
     _check_external(path, facts.external)
-
-
-def is_quantized(path: Path) -> bool:
-    """Whether an ONNX file is quantised dynamically: in INT8, with ranges computed per batch."""
-    if path.suffix != ONNX:
-        return False
-    return bool(DYNAMIC & onnx_facts(_content(path), str(path)).operators)
+    return facts.operators
 
 
 def _check_beginning(path: Path) -> None:

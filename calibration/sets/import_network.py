@@ -25,7 +25,7 @@ from calibration.sets.ending import (
     with_ending,
 )
 from calibration.sets.file_options import FileOptions, Sides, layout_and_size
-from calibration.sets.files import check_file, is_quantized
+from calibration.sets.files import check_file
 from calibration.sets.fold import ColorOrder, fold, fold_integers, order_doubt
 from calibration.sets.rewrite import chain_concats
 from calibration.sets.symmetric_weights import make_weights_symmetric
@@ -35,6 +35,8 @@ from models.errors import ModelSetError
 from models.record import Precision, Task
 from models.runtime import CompiledNetwork, RuntimeOptions, check_network, read_network
 
+# ONNX operators of INT8 with ranges computed per batch; OpenVINO's graph has none for them.
+DYNAMIC = {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"}
 MAX_LEVELS = 256  # of a quantisation to 8 bits
 NUM_ASKED = 8  # images whose answers are compared with those of another runtime
 
@@ -81,7 +83,7 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
             outputs.
 
     """
-    check_file(converted or path)
+    operators = check_file(converted or path)
     model = read_network(converted or path)
     _check_ends(model, path)
     check_weights(model, path)
@@ -98,7 +100,7 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
         size=size,
         layout=layout,
         batch=batch,
-        precision="INT8" if _is_quantized(model, converted or path) else "FP16",
+        precision="INT8" if _is_quantized(model, operators, path) else "FP16",
         task=task_of(path, options.outputs, options.task, own_ending(model)),
         pixel_order=options.pixel_order or usual,
         options=options,
@@ -190,8 +192,8 @@ def _check_ends(model: ov.Model, path: Path) -> None:
             )
 
 
-def _is_quantized(model: ov.Model, path: Path) -> bool:
-    """Whether it computes in INT8; dynamic quantisation cannot be seen here."""
+def _is_quantized(model: ov.Model, operators: set[str], path: Path) -> bool:
+    """Whether it computes in INT8; ``operators`` are of its ONNX file."""
     levels = [
         node.get_attributes()["levels"]
         for node in model.get_ops()
@@ -203,4 +205,4 @@ def _is_quantized(model: ov.Model, path: Path) -> bool:
             "Runtime (--runtime NAME=onnxruntime), or add the float network and let tandem "
             "quantize make INT8 of it"
         )
-    return bool(levels) or is_quantized(path)
+    return bool(levels or DYNAMIC & operators)
