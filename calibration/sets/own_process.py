@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -20,8 +19,6 @@ from calibration.sets.add_set import NewSet, Say, add_set
 from models.errors import ModelSetError, TandemError
 from models.manifest import read_manifest
 from models.model_set import ModelSet
-
-Send = Callable[[str, Any], None]
 
 
 def add_set_apart(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> ModelSet:
@@ -83,18 +80,6 @@ def _death(new: NewSet, code: int) -> str:
     )
 
 
-def _work(send: Send) -> None:
-    new, into, is_replaced = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_interrupt_at_end_of_stdin, daemon=True).start()
-    try:
-        made = add_set_here(
-            new, into, is_replaced=is_replaced, say=lambda *said: send("said", said)
-        )
-        send("made", str(made.folder))
-    except TandemError as error:
-        send("failed", error)
-
-
 def add_set_here(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> ModelSet:
     """Create the set in this process, with the manifest's errors as one line.
 
@@ -132,7 +117,14 @@ def main() -> None:
             pickle.dump((kind, value), messages)
 
     try:
-        _work(send)
+        new, into, is_replaced = pickle.load(sys.stdin.buffer)
+        threading.Thread(target=_interrupt_at_end_of_stdin, daemon=True).start()
+        made = add_set_here(
+            new, into, is_replaced=is_replaced, say=lambda *said: send("said", said)
+        )
+        send("made", str(made.folder))
+    except TandemError as error:
+        send("failed", error)
     except KeyboardInterrupt:
         os._exit(130)
     os._exit(0)  # no thread of a runtime's is waited for
