@@ -45,7 +45,7 @@ OVERLONG = "http-request deny deny_status 400 if " + " or ".join(
 # The Gateway's HTTP parser would answer in plain text.
 UNKNOWN_METHOD = f"http-request deny deny_status 405 unless {{ method {METHODS} }}"
 
-# Waits for the headers and the first 16 KB of the body, so that a client that sends a byte per
+# Waits for the headers and the first 15 KB of the body, so that a client that sends a byte per
 # second never reaches the Gateway. The Gateway bounds the rest of the body itself. The largest
 # header block, 15 KB, takes 1 s at 15 KB/s.
 WAIT = "http-request wait-for-body"
