@@ -48,6 +48,20 @@ class SlowBodyError(TandemError):
     code = "slow_body"
 
 
+class RouteError(TandemError):
+    """A path that the service does not have; with status 405, a method that the path refuses."""
+
+    status = 404
+    code = "http"
+
+
+class OriginError(TandemError):
+    """A preflight request of a page, or for a method, that ``allowed_origins`` does not admit."""
+
+    status = 400
+    code = "origin"
+
+
 class BadParameterError(TandemError):
     """A query parameter, header or form that does not make sense."""
 
@@ -56,7 +70,7 @@ class BadParameterError(TandemError):
 
 
 class BadTensorError(TandemError):
-    """A request of the Open Inference Protocol whose parts do not fit each other, or a model."""
+    """Parts of a request of the Open Inference Protocol disagree with each other or the model."""
 
     status = 400
     code = "bad_tensor"

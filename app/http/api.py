@@ -18,7 +18,7 @@ from app.http.body import ClosedUnread
 from app.http.classify import PATH, ClassifyRoute
 from app.http.errors import ERRORS, add_error_handlers
 from app.http.feedback import add_feedback
-from app.http.open_inference import add_open_inference
+from app.http.open_inference import LIVE, READY, add_open_inference
 from app.http.origins import AllowedOrigins
 from app.http.pages import add_pages
 from app.http.traffic import add_traffic
@@ -193,15 +193,11 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
     async def models(model_set: ModelSetName = None) -> ServedModels:
         return service.of_set(model_set).served_models()
 
-    @api.get("/healthz", summary="The Gateway lives")
+    @api.get("/healthz", summary=LIVE)
     async def healthz() -> Ready:
         return Ready(ready=True)
 
-    @api.get(
-        "/readyz",
-        responses={503: ERRORS[503]},
-        summary="As many members answer as answer_policy wants",
-    )
+    @api.get("/readyz", responses={503: ERRORS[503]}, summary=READY)
     async def readyz() -> Ready:
         await service.check_all_ready()
         return Ready(ready=True)

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
 
-from app.errors import MAX_SHOWN, BadParameterError, OverloadedError
+from app.errors import MAX_SHOWN, BadParameterError, OverloadedError, RouteError
 from app.http.headers import Headers
 from app.messages import Fault, logged_fault
 from app.oip.documents import ProtocolError
@@ -77,7 +77,7 @@ def _bad_parameter(error: RequestValidationError) -> BadParameterError:
 
 def _of_routing(request: Request, error: HTTPException) -> Response:
     text = f"{request.method} {request.url.path}: {error.detail}; see /docs for what there is"
-    answer = error_response(request.scope, Fault(error.status_code, "http", text))
+    answer = error_response(request.scope, Fault(error.status_code, RouteError.code, text))
     answer.headers.update(error.headers or {})
     if error.status_code == 405:
         answer.headers["allow"] = _allowed(request, answer.headers.get("allow", ""))

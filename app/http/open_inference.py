@@ -26,6 +26,7 @@ from app.responses import Ready
 
 MODEL = "/v2/models/{model_name}"
 VERSION = MODEL + "/versions/{model_version}"
+LIVE, READY = "The Gateway lives", "As many members answer as answer_policy wants"
 TAGS: list[Any] = ["Open Inference Protocol (KServe's V2)"]
 NO_MODEL: dict[int | str, dict[str, Any]] = {
     404: described(ProtocolError, "no such model or version")
@@ -103,11 +104,11 @@ def _add_server(api: FastAPI, inference: Inference) -> None:
     async def server() -> ServerMetadata:
         return server_metadata(has_shared_memory=inference.regions is not None)
 
-    @api.get("/v2/health/live", tags=TAGS, summary="The Gateway lives")
+    @api.get("/v2/health/live", tags=TAGS, summary=LIVE)
     async def live() -> Live:
         return Live(live=True)
 
-    @api.get("/v2/health/ready", tags=TAGS, responses=NOT_READY, summary="Every member answers")
+    @api.get("/v2/health/ready", tags=TAGS, responses=NOT_READY, summary=READY)
     async def ready() -> Ready:
         await service.check_all_ready()
         return Ready(ready=True)

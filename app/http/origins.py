@@ -9,9 +9,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from app.errors import MAX_SHOWN
-from app.http.errors import error_response
-from app.messages import Fault
+from app.errors import MAX_SHOWN, OriginError
+from app.http.errors import response_of
 from app.setting_values import EXPOSED
 
 METHODS = ("GET", "HEAD", "POST")
@@ -37,7 +36,7 @@ class AllowedOrigins(CORSMiddleware):
             f"pages that may, and they may send {', '.join(METHODS)}"
         )
         scope = {"path": "", "headers": request_headers.raw}  # all that Starlette passes on
-        refusal = error_response(scope, Fault(400, "origin", text))
+        refusal = response_of(scope, OriginError(text))
         del answer.headers["content-length"], answer.headers["content-type"]
         refusal.headers.update(answer.headers)
         return refusal

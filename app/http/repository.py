@@ -22,9 +22,13 @@ DESCRIPTIONS = {
     403: "no keys, and a caller that may be elsewhere",
     404: "no such set",
     422: "the default set, stages that are deployments, or a parameter that is not taken",
+    503: "some Gateways do not follow yet",
 }
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: described(ProtocolError, text) for status, text in DESCRIPTIONS.items()
+}
+UNSERVABLE: dict[int | str, dict[str, Any]] = {
+    500: described(ProtocolError, "a set that cannot be served")
 }
 PARAMETERS = {"type": "object", "properties": {"parameters": {"type": "object"}}}
 READY = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
@@ -55,19 +59,23 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
 
     described: dict[str, Any] = {
         "tags": tags,
-        "responses": REFUSALS,
         "openapi_extra": _body(PARAMETERS),
         "response_class": Response,
     }
 
-    @api.post(f"{MODEL}/load", summary="Serve a set, as its folder has it now", **described)
+    @api.post(
+        f"{MODEL}/load",
+        responses=REFUSALS | UNSERVABLE,
+        summary="Serve a set, as its folder has it now",
+        **described,
+    )
     async def load(request: Request, model_name: str) -> Response:
         parameters = await parameters_of(request)
         local = is_local(request.scope)
         await inference.repository.load(model_name, parameters, is_local=local)
         return Response()
 
-    @api.post(f"{MODEL}/unload", summary="Serve a set no more", **described)
+    @api.post(f"{MODEL}/unload", responses=REFUSALS, summary="Serve a set no more", **described)
     async def unload(request: Request, model_name: str) -> Response:
         parameters = await parameters_of(request)
         local = is_local(request.scope)

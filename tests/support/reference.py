@@ -16,6 +16,9 @@ import typer.main
 from pydantic.fields import FieldInfo
 
 from app.cli.main import app
+from app.errors import HeavyFileError
+from app.graph.keys import Keys
+from app.launch.haproxy.answers import ERROR_RESPONSES
 from app.metrics.table import METRICS
 from app.scaling.policy import ScalingOptions
 from app.settings import Settings
@@ -25,7 +28,8 @@ from tests.support.wrapped import wrapped
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
 MADE = "<!-- Written by make reference. Change the code, not this page. -->\n"
-ROOTS = (TandemError, ImageError)  # raised as one of the errors below them
+# Roots of the tree, and an error that only stages send to the Gateway.
+NOT_LISTED = (TandemError, ImageError, HeavyFileError)
 PER_USER = {
     "compile_cache": "in the user's cache folder",
     "trace_dir": "in the user's state folder",
@@ -124,25 +128,29 @@ def command_line_page() -> str:
 
 def errors_page() -> str:
     """Return every error that a caller can get, by status."""
-    rows = [
-        (str(error.status), f"`{error.code}`", _plain((error.__doc__ or "").split("\n\n")[0]))
-        for error in sorted(_errors(TandemError), key=lambda e: (e.status, e.code, e.__name__))
-    ]
+    ours = {(e.status, e.code, _plain((e.__doc__ or "").split("\n\n")[0])) for e in _errors()}
+    of_haproxy = {(s, code, f"HAProxy: {text}.") for s, (code, text) in ERROR_RESPONSES.items()}
+    rows = [(str(status), f"`{code}`", when) for status, code, when in sorted(ours | of_haproxy)]
     return (
         "# Errors\n\n"
         'An error is JSON: `{"error": {"code", "message", "request_id"}}`. The message names\n'
-        "the value, the limit and what to do next. Status 500 marks errors of a configuration or\n"
-        "of the operator's functions; commands print those. The code `internal` is a fault of\n"
-        "Tandem's: please report it.\n\n" + _table(("status", "code", "when"), rows)
+        "the value, the limit and what to do next. Below `/v2` and `/v1/models/` the error is the\n"
+        'message alone, as in KServe\'s protocols: `{"error": "..."}`. HAProxy answers some errors\n'
+        "itself, with an empty `request_id`; its 400 and 408 have the first form everywhere.\n\n"
+        "Status 500 marks errors of a configuration or of the operator's functions; commands\n"
+        "print those. The code `internal` is a fault of Tandem's: please report it.\n\n"
+        + _table(("status", "code", "when"), rows)
     )
 
 
 def http_page() -> str:
-    """Return every route of the HTTP interface, from its own description."""
+    """Return every route of the HTTP interface, as a service with keys describes it."""
     from app.http.api import create_api
     from tests.support.fakes import FakeService
 
-    paths: dict[str, dict[str, Any]] = create_api(FakeService()).openapi()["paths"]
+    service = FakeService()
+    service.keys = Keys(["KEY"])
+    paths: dict[str, dict[str, Any]] = create_api(service).openapi()["paths"]
     rows = [
         (
             f"`{method.upper()} {path}`",
@@ -155,7 +163,8 @@ def http_page() -> str:
     ]
     return (
         "# HTTP\n\n"
-        "A running service shows this at `/docs`, and as OpenAPI at `/openapi.json`.\n\n"
+        "A running service shows this at `/docs`, and as OpenAPI at `/openapi.json`. Only a service\n"
+        "with keys answers 401.\n\n"
         + _table(("request", "does", "parameters", "answers"), rows)
     )
 
@@ -220,9 +229,9 @@ def _value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _errors(base: type[TandemError]) -> set[type[TandemError]]:
+def _errors(base: type[TandemError] = TandemError) -> set[type[TandemError]]:
     """Return the errors of the service and of model sets, without those of other programs."""
-    is_ours = base.__module__ in ("app.errors", "models.errors") and base not in ROOTS
+    is_ours = base.__module__ in ("app.errors", "models.errors") and base not in NOT_LISTED
     ours = {base} if is_ours else set()
     return ours.union(*(_errors(error) for error in base.__subclasses__()))
 

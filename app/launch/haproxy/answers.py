@@ -3,17 +3,18 @@
 import json
 from collections.abc import Iterable, Sequence
 
+from app.errors import DeadlineError, NotReadyError, RouteError
 from app.setting_values import EXPOSED
 
 BEGIN_WITHIN_S = 10  # for the headers and the first bytes of a body
 METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"  # that the Gateway's parser knows, among more
 ERROR_RESPONSES = {
     400: ("bad_request", "this is not HTTP/1.1, or address or headers are over 15 KB or 100 lines"),
-    405: ("http", f"the method is none of {METHODS}, in capital letters; see /docs"),
+    405: (RouteError.code, f"the method is none of {METHODS}, in capital letters; see /docs"),
     408: ("slow_request", f"headers and body did not begin to arrive within {BEGIN_WITHIN_S} s"),
     502: ("broken_off", "the service broke off while it answered; try again"),
-    503: ("not_ready", "no replica answers yet; try again in 1 s"),
-    504: ("deadline", "the service did not answer in time; try again"),
+    503: (NotReadyError.code, "no replica answers yet; try again in 1 s"),
+    504: (DeadlineError.code, "the service did not answer in time; try again"),
 }
 # Statuses that HAProxy may send before it has read a request line. Without a path it cannot choose
 # a form, and it writes no text with variables.

@@ -1,10 +1,16 @@
 """docs/reference is what the code says."""
 
+import re
+
 import pytest
 
+from app.errors import OriginError, RouteError
+from app.http.auth import PROBES
+from app.launch.haproxy.answers import ERROR_RESPONSES
 from tests.support import reference
 
 REMAKE = "run make reference, and commit what it writes"
+ROUTE = re.compile(r"^\| `(\w+ \S+)` \| (.+) \| (.+) \| ([0-9, ]+) \|$", re.M)
 
 
 @pytest.mark.parametrize("name", reference.pages())
@@ -22,3 +28,19 @@ def test_every_command_has_its_options_and_what_they_do():
         assert f"## tandem {command}\n" in page
     assert "| `--api-keys-file` |" in page.replace(" | `", " | `")
     assert "|  |\n" not in page  # a description is missing
+
+
+def test_every_code_of_an_answer_has_a_row():
+    rows = set(re.findall(r"^\| (\d+) \| `(\w+)` \|", reference.errors_page(), re.M))
+    assert {(str(error.status), error.code) for error in (RouteError, OriginError)} <= rows
+    assert {(str(status), code) for status, (code, _) in ERROR_RESPONSES.items()} <= rows
+
+
+def test_routes_have_the_statuses_of_a_service_with_keys():
+    routes = {route: (does, statuses) for route, does, _, statuses in ROUTE.findall(reference.http_page())}
+    open_routes = {route for route, (_, statuses) in routes.items() if "401" not in statuses}
+    assert open_routes == {f"GET {path}" for path in PROBES}
+    for change in ("load", "unload"):
+        assert "503" in routes[f"POST /v2/repository/models/{{model_name}}/{change}"][1]
+    assert "500" in routes["POST /v2/repository/models/{model_name}/load"][1]
+    assert routes["GET /readyz"] == routes["GET /v2/health/ready"]
