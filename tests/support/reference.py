@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -107,7 +108,11 @@ def metrics_page() -> str:
 def command_line_page() -> str:
     """Return every command with its arguments and options."""
     group = typer.main.get_command(app)
-    parts = ["# Command line\n\nErrors go to stderr as one line. The exit code is then 2.\n"]
+    parts = [
+        "# Command line\n\n"
+        "Errors go to stderr, and the exit code is 2. An error is one line; wrong usage is shown\n"
+        "in a box, and `tandem serve` logs JSON where it does not write to a terminal.\n"
+    ]
     for path, command in _commands(group, ("tandem",)):
         types = get_type_hints(inspect.unwrap(command.callback))
         text = re.split(r"\f|\n *Args:", command.help or "")[0]
@@ -211,21 +216,35 @@ def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 
 def _names(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return f"`{parameter.name.upper()}`"
+        return f"`{parameter.metavar or parameter.name.upper()}`"
     return ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
 
 
 def _choices(parameter: Any, types: dict[str, Any]) -> str:
     if getattr(parameter, "is_flag", False):
         return "flag"
-    kind = _type_name(types[parameter.name])
+    kind = types[parameter.name]
+    words = "|".join(kind) if _is_enum(kind) else _type_name(kind)
+    bounds = _bounds(parameter.min, parameter.max)
     default = parameter.default
     is_shown = default is not None and not callable(default) and default not in ((), [])
     shown = f"; default `{_value(default)}`" if is_shown else ""
-    return f"`{kind}`{shown}{'; required' if parameter.required else ''}"
+    return f"`{words}`{bounds}{shown}{'; required' if parameter.required else ''}"
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _bounds(least: float | None, most: float | None) -> str:
+    if least is not None and most is not None:
+        return f", {least} to {most}"
+    return f", at least {least}" if least is not None else ""
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

@@ -30,6 +30,14 @@ def test_every_command_has_its_options_and_what_they_do():
     assert "|  |\n" not in page  # a description is missing
 
 
+def test_arguments_are_those_of_the_help():
+    page = reference.command_line_page()
+    assert "| `ACTION` | `show\\|set\\|promote\\|rollback`; default `show` |" in page
+    assert "| `SET@VERSION` | `str`; required |" in page
+    assert "| `--port` | `int \\| None`, 1 to 65535 |" in page
+    assert "| `--last` | `int`, at least 1; default `20` |" in page
+
+
 def test_every_code_of_an_answer_has_a_row():
     rows = set(re.findall(r"^\| (\d+) \| `(\w+)` \|", reference.errors_page(), re.M))
     assert {(str(error.status), error.code) for error in (RouteError, OriginError)} <= rows
