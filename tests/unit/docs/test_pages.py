@@ -31,6 +31,7 @@ WRITTEN = sorted(
         ROOT / ".github/CODE_OF_CONDUCT.md",
     ]
 )
+OF_GITHUB = ".github/PULL_REQUEST_TEMPLATE.md"  # shown where it is needed
 COMMANDS = "serve|classify|plan|drift|evaluate|quantize|trace|tune|bench|environment"
 COMMAND = re.compile(rf"^\S*\btandem ({COMMANDS})\b([^#\n]*)", re.M)
 HOW_TO = [page for page in WRITTEN if page.parent.name == "how-to"]
@@ -133,6 +134,18 @@ def test_every_link_leads_somewhere(page: Path):
         assert path.exists(), target
         if heading:
             assert heading in headings(path), f"{target}#{heading}"
+
+
+def test_readme_leads_to_every_page() -> None:
+    reached: set[Path] = set()
+    ahead = [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        if page.suffix == ".md" and page not in reached:
+            reached.add(page)
+            links = LINK.findall(page.read_text("utf-8"))
+            ahead += [(page.parent / target).resolve() for target, _ in links]
+    assert set(readability.markdown_files()) - reached == {ROOT / OF_GITHUB}
 
 
 def headings(page: Path) -> set[str]:
