@@ -30,9 +30,9 @@ class RecordSettings(BaseModel):
     sample_mib: int = Field(
         1024,
         ge=1,
-        description="size of all samples in a folder, where the oldest are removed (each further "
-        "Gateway may exceed it by 1/128 for a moment); in a store, of what each Gateway writes a "
-        "day; with traffic or shadow a quarter is kept for disagreements",
+        description="largest size of all samples in a folder, where the oldest are removed; in a "
+        "store, of what each Gateway writes a day; with traffic or shadow a quarter is kept for "
+        "disagreements",
     )
     feedback: bool = Field(
         False,
