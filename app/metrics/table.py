@@ -56,8 +56,8 @@ KEY_REQUESTS = Metric(
 REFUSED_BEFORE = Metric(
     "tandem_refused_before",
     "counter",
-    "requests to classify that HAProxy refused (429) before they reached a Gateway; it tells with "
-    "the next one that it sends on",
+    "requests to classify that HAProxy refused (429) before they reached a Gateway; reported when "
+    "HAProxy next forwards a request",
     when="HAProxy refuses requests",
 )
 REQUEST_MS = Metric(

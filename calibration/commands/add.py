@@ -21,7 +21,7 @@ out = Console(soft_wrap=True, highlight=False, emoji=False)
 IMAGENET_MEAN = "123.675,116.28,103.53"
 IMAGENET_SCALE = "58.395,57.12,57.375"
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="of the new set")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="name of the new set")]
 MembersOption = Annotated[
     list[str],
     typer.Option(
@@ -143,8 +143,9 @@ def add(
     into: Into = None,
     replace: Replace = False,
 ) -> None:
-    """Make a model set of one's own classifiers; preprocessing and softmax (or sigmoid) go in.
+    """Make a model set of one's own classifiers.
 
+    Preprocessing and softmax (or sigmoid) become part of each network.
     Members may take different sizes. Class counts and labels are checked against each other. Then:
     tandem quantize NAME (of float networks), tandem evaluate NAME, tandem serve --model-set NAME.
     """

