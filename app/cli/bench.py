@@ -18,6 +18,7 @@ from app.cli.options import (
     PhotoFolder,
     Plot,
     Roots,
+    service_url,
 )
 from app.cli.output import check_can_plot
 from app.errors import ConfigError
@@ -84,7 +85,7 @@ def bench(
         result = entry.load()(bodies, model_set, precision, duration, quiet=quiet)
     else:
         target = Target(
-            url.rstrip("/"),
+            service_url(url),
             bodies,
             files_per_request=files,
             headers=key_headers(key_file),

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from app.access.api_keys import sent_key
 from app.access.client_tls import ClientTls
-from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots
+from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots, service_url
 from app.errors import ConfigError
 from app.graph.parameters import checked_threshold, checked_top_k
 
@@ -160,7 +160,9 @@ def _client(url: str, api_key: str | None, tls: ClientTls) -> "Client":
     from tandem_client import Client, RetryPolicy
 
     policy = RetryPolicy(on=frozenset({"overloaded", "not_ready", "reset"}))
-    return Client(url, api_key=api_key, timeout=TIMEOUT_S, retry=policy, tls=tls.context())
+    return Client(
+        service_url(url), api_key=api_key, timeout=TIMEOUT_S, retry=policy, tls=tls.context()
+    )
 
 
 def _run(

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from app.errors import ConfigError
+
 PhotoFolder = Annotated[
     Path | None, typer.Option(help="folder of photos like yours  (default: generated ones)")
 ]
@@ -28,3 +30,18 @@ ClientKey = Annotated[
     Path | None, typer.Option(help="private key of --client-cert  (default: in the same file)")
 ]
 Plot = Annotated[Path | None, typer.Option(help="file for a plot, .png or .svg")]
+
+
+def service_url(text: str) -> str:
+    """Return the address of a service without a slash at its end.
+
+    Raises:
+        ConfigError: it is not an ``http://`` or ``https://`` URL.
+
+    """
+    from tandem_client.addresses import checked_url
+
+    try:
+        return checked_url(text)
+    except ValueError as error:
+        raise ConfigError(f"--url: {error}") from error

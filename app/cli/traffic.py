@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 
-from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots
+from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots, service_url
 from app.cli.traffic_tables import settings_of, tables
 from app.errors import ConfigError
 from app.traffic.plan import Split
@@ -169,17 +169,14 @@ class TrafficService:
         from tandem_client.addresses import is_loopback
 
         tls = ClientTls(ca, client_cert, client_key).context()
-        self._url = url
-        try:
-            self._client = httpx.Client(
-                base_url=url,
-                headers=key_headers(key_file),
-                timeout=TIMEOUT_S,
-                verify=tls or True,
-                trust_env=not is_loopback(url),  # HTTP_PROXY would get the key
-            )
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"--url {url} is no address: {error}") from error
+        self._url = service_url(url)
+        self._client = httpx.Client(
+            base_url=self._url,
+            headers=key_headers(key_file),
+            timeout=TIMEOUT_S,
+            verify=tls or True,
+            trust_env=not is_loopback(url),  # HTTP_PROXY would get the key
+        )
 
     def status(self) -> Status:
         return self._ask("GET", None)
@@ -190,11 +187,14 @@ class TrafficService:
     def _ask(self, method: str, content: dict[str, Any] | None) -> Status:
         import httpx
 
+        from tandem_client.exchange import cause_of
+
         try:
             answer = self._client.request(method, PATH, json=content)
         except (httpx.HTTPError, UnicodeError) as error:  # UnicodeError: the host is no name
             raise ConfigError(
-                f"{self._url} does not answer: {error}; is the service running? tandem serve"
+                f"{self._url} does not answer: {cause_of(error)}; is the service running? "
+                "tandem serve"
             ) from error
         try:
             body = answer.json()

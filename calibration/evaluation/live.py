@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tandem_client.addresses import is_loopback
+from tandem_client.addresses import checked_url, is_loopback
+from tandem_client.exchange import cause_of
 
 from app.access.api_keys import key_headers
 from calibration.datasets.labelled import ImageFile, LabelledImage
@@ -52,15 +53,16 @@ class LiveService:
 
     def __init__(self, url: str, model_set: ModelSet, key_file: Path | None = None) -> None:
         try:
-            self._client = httpx.Client(
-                base_url=url.rstrip("/"),
-                timeout=60,
-                headers=key_headers(key_file),
-                limits=httpx.Limits(max_connections=NUM_CONNECTIONS),
-                trust_env=not is_loopback(url),  # HTTP_PROXY would get the photos and the key
-            )
-        except httpx.InvalidURL as error:
-            raise ModelSetError(f"--url {url} is no address: {error}") from error
+            address = checked_url(url)
+        except ValueError as error:
+            raise ModelSetError(f"--url: {error}") from error
+        self._client = httpx.Client(
+            base_url=address,
+            timeout=60,
+            headers=key_headers(key_file),
+            limits=httpx.Limits(max_connections=NUM_CONNECTIONS),
+            trust_env=not is_loopback(url),  # HTTP_PROXY would get the photos and the key
+        )
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, "live")
         self._lock = threading.Lock()
         self._top_k = min(5, model_set.manifest.num_classes)
@@ -86,9 +88,11 @@ class LiveService:
             served = {m["name"]: m["precision"] for m in answer["members"]}
             facts = (answer["model_set"], answer["labels"])
             own = [f"{key}: {answer[key]}" for key in OWN_STAGES if answer.get(key)]
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            is_lost = isinstance(error, httpx.TransportError)
+            reason = cause_of(error) if is_lost else type(error).__name__
             raise ModelSetError(
-                f"{url}/v1/models does not answer as Tandem does ({type(error).__name__}); "
+                f"{url}/v1/models does not answer as Tandem does ({reason}); "
                 "is the service running? tandem serve"
             ) from error
         expected = (model_set.name, list(model_set.labels))

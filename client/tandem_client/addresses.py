@@ -1,8 +1,40 @@
-"""Classifies addresses: whether a service is on this machine."""
+"""Checks the address of a service, and whether it is on this machine."""
 
 import ipaddress
+import re
 import socket
 from urllib.parse import urlsplit
+
+import httpx
+
+MAX_PORT = 65535
+_USER_INFO = re.compile(r"(?:(?<=//)|^)[^/?#]*@")
+_IS_HTTP = re.compile(r"https?://[^/]", re.IGNORECASE)
+
+
+def checked_url(url: str) -> str:
+    """Return a service's URL without slashes at its end.
+
+    Raises:
+        ValueError: it is not an ``http://`` or ``https://`` URL.
+
+    """
+    shown = without_user(url)
+    if not _IS_HTTP.match(url):
+        host = shown.rpartition("://")[2].lstrip("/") or "HOST:PORT"
+        raise ValueError(f"the address is {shown!r}; write http://{host}")
+    try:
+        port = httpx.URL(url).port or 0
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{shown} is no address: {error}") from error
+    if port > MAX_PORT:  # the event loop would raise OverflowError
+        raise ValueError(f"{shown} is no address: ports end at {MAX_PORT}")
+    return url.rstrip("/")
+
+
+def without_user(url: str) -> str:
+    """Return a URL for messages, without a user name and password."""
+    return _USER_INFO.sub("", url)
 
 
 def is_loopback(address: str) -> bool:

@@ -7,6 +7,7 @@ from typing import overload
 
 import httpx
 
+from tandem_client.addresses import checked_url
 from tandem_client.answers import Classification, Result
 from tandem_client.async_calls import AsyncCalls
 from tandem_client.client import DEFAULT_URL
@@ -37,7 +38,7 @@ class AsyncClient:
         transport: httpx.MockTransport | None = None,
     ) -> None:
         self._options = options = Options(
-            url.rstrip("/"),
+            checked_url(url),
             api_key,
             timeout,
             retry or RetryPolicy(),

@@ -8,6 +8,7 @@ from typing import overload
 
 import httpx
 
+from tandem_client.addresses import checked_url
 from tandem_client.answers import Classification, Result
 from tandem_client.async_calls import AsyncCalls
 from tandem_client.exchange import answer_of
@@ -53,7 +54,7 @@ class Client:
         transport: httpx.MockTransport | None = None,
     ) -> None:
         self._options = options = Options(
-            url.rstrip("/"),
+            checked_url(url),
             api_key,
             timeout,
             retry or RetryPolicy(),

@@ -1,6 +1,8 @@
 """An HTTP request and its answer (``POST /v1/classify``), for both clients."""
 
 import json
+import os
+import socket
 import ssl
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -13,18 +15,12 @@ from tandem_client.images import Image, path_of
 from tandem_client.options import Call, CallOptions, Options
 from tandem_client.retries import Attempts, retry_after_s, told_s
 
-MAX_PORT = 65535
 CONNECT_S = 5.0  # longer than any handshake; then another attempt may reach another host
 Outcome = Classification | TandemError
 
 
 def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float) -> httpx.Request:
-    """Return the request for an attempt that may take ``left_s``.
-
-    Raises:
-        Unreachable: the address is invalid.
-
-    """
+    """Return the request for an attempt that may take ``left_s``."""
     headers = _headers(call.options) | {"x-request-timeout-seconds": told_s(left_s)}
     body: dict[str, Any] = {"content": call.files[0]}
     if call.is_form:
@@ -33,20 +29,14 @@ def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float
             for number, data in enumerate(call.files)
         ]
         body = {"files": files}
-    try:
-        request = client.build_request(
-            "POST",
-            f"{options.url}/v1/classify",
-            params=call.options.query,
-            headers=headers,
-            timeout=httpx.Timeout(left_s, connect=min(left_s, CONNECT_S)),
-            **body,
-        )
-        if (request.url.port or 0) > MAX_PORT:  # the event loop would raise OverflowError
-            raise httpx.InvalidURL(f"ports end at {MAX_PORT}")
-    except httpx.InvalidURL as error:
-        raise Unreachable(_no_answer(options, error)) from error
-    return request
+    return client.build_request(
+        "POST",
+        f"{options.url}/v1/classify",
+        params=call.options.query,
+        headers=headers,
+        timeout=httpx.Timeout(left_s, connect=min(left_s, CONNECT_S)),
+        **body,
+    )
 
 
 def _headers(options: CallOptions) -> dict[str, str]:
@@ -97,7 +87,7 @@ def failure(
     """Return the error for a request without an answer."""
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return attempts.exceeded()
-    return Unreachable(_no_answer(options, error), _reason(error))
+    return Unreachable(f"no answer from {options.shown_url} ({cause_of(error)})", _reason(error))
 
 
 def _reason(error: httpx.HTTPError | ssl.SSLError) -> Reason | None:
@@ -113,8 +103,18 @@ def _reason(error: httpx.HTTPError | ssl.SSLError) -> Reason | None:
     return "reset" if isinstance(error, ended) else None
 
 
-def _no_answer(options: Options, error: Exception) -> str:
-    return f"no answer from {options.shown_url} ({type(error).__name__})"
+def cause_of(error: BaseException) -> str:
+    """Return why a connection failed in the system's words, such as "Connection refused"."""
+    text = str(error) or type(error).__name__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError | socket.gaierror):
+            text = cause.strerror or text
+        elif isinstance(cause, OSError) and cause.errno:
+            text = os.strerror(cause.errno)  # asyncio's own text names its function
+        several = getattr(cause, "exceptions", ())  # a name with several addresses
+        cause = cause.__cause__ or (several[0] if several else cause.__context__)
+    return text
 
 
 def _not_ours(options: Options, status: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from tandem_client.addresses import without_user
 from tandem_client.errors import BadImage
 from tandem_client.images import Channels, Image, encoded, images_of
 from tandem_client.retries import RetryPolicy, checked_timeout_s
@@ -14,7 +15,6 @@ from tandem_client.tls import Tls
 from tandem_client.version import DISTRIBUTION, __version__
 
 _KEY = re.compile(r"[\x21-\x7e]+")  # characters that a header can carry without quoting
-_USER_INFO = re.compile(r"(?<=//)[^/?#]*@")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Options:
     @property
     def shown_url(self) -> str:
         """The URL for messages, without a user name and password."""
-        return _USER_INFO.sub("", self.url)
+        return without_user(self.url)
 
     @property
     def headers(self) -> dict[str, str]:

@@ -154,6 +154,12 @@ def test_nobody_there(free_port: Callable[[], int]) -> None:
     assert "start one with tandem serve" in str(done.exception)
 
 
+def test_an_address_without_http() -> None:
+    done = bench("--url", "127.0.0.1:8790")
+    assert isinstance(done.exception, ConfigError)
+    assert "write http://127.0.0.1:8790" in done.exception.message
+
+
 def test_a_service_that_is_not_ready(server: FakeServer) -> None:
     server.get = (503, b"{}")
     assert "no Tandem is ready" in str(bench("--url", server.url).exception)

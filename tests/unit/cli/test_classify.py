@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from app.errors import ConfigError
 from tests.support.command_line import tandem
 from tests.support.http_server import classified
 from tests.support.image_folder import write_image_folder
@@ -123,14 +124,22 @@ def test_names_and_labels_are_shown_as_they_are(server, folder):
         assert text in result.stdout
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:8000", "http://[", "nonsense"])
-def test_a_service_that_is_not_there(url):
+def test_a_service_that_is_not_there():
+    url = "http://127.0.0.1:1"
     result = classify("b.jpg", "--json", "--url", url)
     assert result.exit_code == 1, result.exception
     error = json.loads(result.stdout)["error"]
     assert error["code"] == "unreachable"
-    assert url in error["message"]
+    assert error["message"].startswith(f"no answer from {url} (Connection refused)")
     assert "tandem serve" in error["message"]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://[::1", "nonsense"])
+def test_an_address_that_is_none(url):
+    result = classify("b.jpg", "--json", "--url", url)
+    assert isinstance(result.exception, ConfigError)
+    assert url in result.exception.message
+    assert "tandem serve" not in result.exception.message
 
 
 def test_what_is_refused_for_a_moment_is_asked_again(server):

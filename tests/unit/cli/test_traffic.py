@@ -148,13 +148,20 @@ def test_an_error_of_the_service_is_one_line(server: FakeServer) -> None:
 def test_nobody_there_is_said_with_what_to_do() -> None:
     done = tandem("traffic", "--url", "http://127.0.0.1:9")
     assert isinstance(done.exception, ConfigError)
-    assert "is the service running? tandem serve" in done.exception.message
+    assert done.exception.message == (
+        "http://127.0.0.1:9 does not answer: Connection refused; is the service running? "
+        "tandem serve"
+    )
 
 
-def test_an_address_that_is_none_is_said() -> None:
-    done = tandem("traffic", "--url", "http://[::1")
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("http://[::1", "http://[::1 is no address"), ("127.0.0.1:8000", "write http://127.0.0.1")],
+)
+def test_an_address_that_is_none_is_said(url: str, said: str) -> None:
+    done = tandem("traffic", "--url", url)
     assert isinstance(done.exception, ConfigError)
-    assert "http://[::1 is no address" in done.exception.message
+    assert said in done.exception.message
 
 
 def test_a_host_that_is_no_name_does_not_answer() -> None:

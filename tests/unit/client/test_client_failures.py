@@ -1,11 +1,21 @@
 """The blocking client: what is sent again, and what ends a call without an answer."""
 
+import re
+import socket
 import ssl
 
 import httpx
 import pytest
 
-from tandem_client import BrokenOff, Client, DeadlineExceeded, RetryPolicy, Unreachable
+from tandem_client import (
+    AsyncClient,
+    BrokenOff,
+    Client,
+    DeadlineExceeded,
+    RetryPolicy,
+    Unreachable,
+)
+from tandem_client.exchange import cause_of
 from tests.support.http_server import classified
 from tests.support.scripted_service import Make, ScriptedService, answered, refused
 
@@ -49,7 +59,7 @@ def test_a_connection_that_fails_before_the_answer_is_tried_again(make: Make, er
     client = Client(
         "http://me:secret@tandem", transport=never.transport, retry=RetryPolicy(base_s=0.0)
     )
-    with pytest.raises(Unreachable, match=r"no answer from http://tandem \(\w+\)") as caught:
+    with pytest.raises(Unreachable, match=r"no answer from http://tandem \(.+\)") as caught:
         client.classify(b"photo")
     assert caught.value.__cause__ is error
     assert len(never.requests) == 5
@@ -95,9 +105,42 @@ def test_what_will_not_get_better_is_not(make: Make, error):
 
 
 @pytest.mark.parametrize(
-    "url", ["nonsense", "127.0.0.1:8000", "http://[", "http://127.0.0.1:80000"]
+    ("url", "advice"),
+    [
+        ("127.0.0.1:8790", "the address is '127.0.0.1:8790'; write http://127.0.0.1:8790"),
+        ("localhost:8000", "write http://localhost:8000"),
+        ("me:secret@service:8000", "the address is 'service:8000'; write http://service:8000"),
+        ("ftp://service", "write http://service"),
+        ("", "write http://HOST:PORT"),
+        ("http://", "write http://HOST:PORT"),
+        ("http://[::1", "http://[::1 is no address"),
+        ("http://127.0.0.1:80000", "http://127.0.0.1:80000 is no address: ports end at 65535"),
+    ],
 )
-def test_an_address_that_is_none(url):
-    with Client(url, retry=RetryPolicy(base_s=0.0)) as client, pytest.raises(Unreachable) as caught:
-        client.classify(b"photo")
-    assert url in caught.value.message
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_an_address_that_is_none_is_said_before_any_call(kind, url, advice):
+    with pytest.raises(ValueError, match=re.escape(advice)):
+        kind(url)
+
+
+def test_a_failed_connection_says_why_in_the_systems_words(free_port):
+    never = RetryPolicy(max_attempts=1)
+    for host in ("127.0.0.1", "localhost"):  # localhost has two addresses
+        refused = pytest.raises(Unreachable, match=r"\(Connection refused\)")
+        with Client(f"http://{host}:{free_port()}", retry=never) as client, refused:
+            client.classify(b"photo")
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (ssl.SSLError(1, "certificate verify failed"), "certificate verify failed"),
+        (ConnectionResetError(104, "Connect call failed"), "Connection reset by peer"),
+        (None, "ConnectError"),
+    ],
+)
+def test_the_cause_is_the_systems_or_the_clients_name_of_it(cause, words):
+    error = httpx.ConnectError("")
+    error.__cause__ = cause
+    assert cause_of(error) == words

@@ -270,7 +270,7 @@ def test_something_else_on_the_port_is_told(
 
 def test_nobody_there(tiny_set: Path, pictures: Path, free_port: Callable[[], int]) -> None:
     done = evaluated(tiny_set, pictures, f"http://127.0.0.1:{free_port()}")
-    assert "is the service running?" in str(done.exception)
+    assert "(Connection refused); is the service running?" in str(done.exception)
 
 
 def test_a_set_that_answers_wrongly_is_measured_as_such(
@@ -286,3 +286,5 @@ def test_a_set_that_answers_wrongly_is_measured_as_such(
 def test_an_address_that_is_none(tiny_set: Path) -> None:
     with pytest.raises(ModelSetError, match="is no address"):
         LiveService("http://[::1", load_model_set(str(tiny_set)))
+    with pytest.raises(ModelSetError, match="write http://127"):
+        LiveService("127.0.0.1:8000", load_model_set(str(tiny_set)))
