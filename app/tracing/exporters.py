@@ -1,8 +1,10 @@
 """Makes the exporter that ``trace_exporter`` names, with OpenTelemetry's own variables."""
 
 import logging
+import socket
 import warnings
 from collections.abc import Sequence
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import opentelemetry.sdk.environment_variables as otel_names
@@ -13,7 +15,8 @@ from app.environment import environment_value
 from app.errors import ConfigError
 from app.settings import Settings
 
-HTTP_PORT, HTTP_PATH = 4318, "/v1/traces"
+GRPC_PORT, HTTP_PORT, HTTP_PATH = 4317, 4318, "/v1/traces"
+CONNECT_S = 1.0
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 logger = logging.getLogger("ray.serve")
@@ -27,6 +30,41 @@ JAEGER_NAMES = (
     "TIMEOUT",
     "USER",
 )
+
+
+class Endpoint(NamedTuple):
+    """The address of a collector of traces."""
+
+    host: str
+    port: int
+    is_configured: bool  # otherwise it is the exporter's default, where perhaps nobody listens
+
+    def problem(self) -> str | None:
+        """Return why no connection can be made; None: one can."""
+        try:
+            socket.create_connection((self.host, self.port), CONNECT_S).close()
+        except ConnectionRefusedError:
+            return f"nobody listens at {self.host}:{self.port}"
+        except OSError as error:
+            return f"{self.host}:{self.port}: {error.strerror or error}"
+        return None
+
+
+def endpoint_of(settings: Settings) -> Endpoint | None:
+    """Return where traces are sent over TCP; None if nowhere, or if the address is none."""
+    where = settings.trace_endpoint
+    if settings.trace_exporter == "otlp":
+        where = where or environment_value(*ENDPOINTS)
+        if where is None:
+            is_http = environment_value(*PROTOCOLS) == "http/protobuf"
+            return Endpoint("localhost", HTTP_PORT if is_http else GRPC_PORT, is_configured=False)
+    try:
+        parts = urlsplit(where or "")
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    is_tcp = parts.scheme in ("http", "https") and parts.hostname
+    return Endpoint(str(parts.hostname), port, is_configured=True) if is_tcp else None
 
 
 def exporter_of(settings: Settings) -> SpanExporter | None:

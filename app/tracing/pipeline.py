@@ -15,7 +15,7 @@ from opentelemetry.trace import format_trace_id
 
 from app.environment import prepend_to_environment, set_environment
 from app.settings import Settings
-from app.tracing.exporters import exporter_of
+from app.tracing.exporters import endpoint_of, exporter_of
 from app.tracing.local_spans import LocalSpans
 from app.tracing.parents import orphans
 from app.tracing.sink import Sink
@@ -59,7 +59,7 @@ class Pipeline(SpanProcessor):
         if settings.trace_dir is not None:
             self.sinks.append(Sink("file", LocalSpans(settings.trace_dir, settings.trace_mib)))
         if (exporter := exporter_of(settings)) is not None:
-            self.sinks.append(Sink(settings.trace_exporter, exporter))
+            self.sinks.append(Sink(settings.trace_exporter, exporter, endpoint_of(settings)))
         # Spans from app.tracing.spans, which current_parent has filtered.
         outlets.extend(sink.on_end for sink in self.sinks)
 

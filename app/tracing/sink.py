@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from app.queueing.circuit_breaker import CircuitBreaker
+from app.tracing.exporters import Endpoint
 
 logger = logging.getLogger("ray.serve")
 MAX_WAITING = 8192  # spans; about 10 MB
@@ -19,9 +20,15 @@ ENDPOINT_TRIAL_EVERY_S = 10.0  # after a failure
 class Sink:
     """Passes spans to an exporter on a thread of the SDK; counts those that fail or do not fit."""
 
-    def __init__(self, name: str, exporter: SpanExporter, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(
+        self,
+        name: str,
+        exporter: SpanExporter,
+        endpoint: Endpoint | None = None,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
         self.name = name
-        self._exporter = CountedExporter(name, exporter)
+        self._exporter = CountedExporter(name, exporter, endpoint)
         self._max_waiting = max_waiting
         self._processor = BatchSpanProcessor(
             self._exporter,
@@ -61,14 +68,14 @@ class CountedExporter(SpanExporter):
 
     Attributes:
         num_done: spans that were exported or given up.
-        num_failed: those given up.
+        num_failed: those given up, without those for a default endpoint where nobody listens.
 
     """
 
-    def __init__(self, name: str, exporter: SpanExporter) -> None:
-        self._name, self._exporter = name, exporter
+    def __init__(self, name: str, exporter: SpanExporter, endpoint: Endpoint | None) -> None:
+        self._name, self._exporter, self._endpoint = name, exporter, endpoint
         self.num_done = self.num_failed = 0
-        self._is_shut_down = False
+        self._is_shut_down = self._is_unused = False
         self._breaker = CircuitBreaker(ENDPOINT_TRIAL_EVERY_S, ENDPOINT_TRIAL_EVERY_S)
 
     @property
@@ -78,32 +85,50 @@ class CountedExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export, and count failed spans; an exporter that failed is left alone for a while."""
-        result, reason = SpanExportResult.FAILURE, "not taken"
-        if is_tried := self._breaker.allows():
-            try:
-                result = self._exporter.export(spans)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
+        is_tried, result, reason = self._breaker.allows(), SpanExportResult.FAILURE, "not taken"
+        if is_tried:
+            result, reason = self._tried(spans)
         has_failed = result is not SpanExportResult.SUCCESS
         self.num_done += len(spans)
-        self.num_failed += len(spans) if has_failed else 0
+        self.num_failed += len(spans) if has_failed and not self._is_unused else 0
         if is_tried:
-            self._warn(failed=has_failed, reason=reason)
+            self._log(failed=has_failed, reason=reason)
         return result
+
+    def _tried(self, spans: Sequence[ReadableSpan]) -> tuple[SpanExportResult, str]:
+        """Export; return the result and, for a failure, its reason."""
+        endpoint = self._endpoint
+        if endpoint is not None and not endpoint.is_configured:
+            problem = endpoint.problem()
+            self._is_unused = problem is not None
+            if problem is not None:
+                return SpanExportResult.FAILURE, problem
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:
+            return SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
+        if result is SpanExportResult.SUCCESS or endpoint is None:
+            return result, "not taken"
+        return result, endpoint.problem() or f"{endpoint.host}:{endpoint.port} refuses them"
 
     def shutdown(self) -> None:
         if not self._is_shut_down:
             self._is_shut_down = True
             self._exporter.shutdown()
 
-    def _warn(self, *, failed: bool, reason: str) -> None:
+    def _log(self, *, failed: bool, reason: str) -> None:
+        """Log when failures begin, and when they end."""
         if failed and self._breaker.failed():
+            if self._is_unused:
+                logger.info("traces are not sent: %s, and trace_endpoint is not set", reason)
+                return
             logger.warning(
-                "%s spans are lost (%s); requests are served as before, tandem_dropped_spans "
+                "%s spans are lost (%s); requests are served as before, ray_tandem_dropped_spans "
                 "counts them. Set trace_endpoint, start who listens there, or set "
                 "trace_exporter: file",
                 self._name,
                 reason,
             )
         elif not failed and self._breaker.succeeded():
-            logger.warning("%s spans arrive again; %d were lost", self._name, self.num_failed)
+            level = logging.WARNING if self.num_failed else logging.INFO
+            logger.log(level, "%s spans arrive; %d were lost", self._name, self.num_failed)

@@ -1,12 +1,13 @@
 """The exporter of the settings, against real receivers."""
 
 import re
+import socket
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from app.settings import Settings
-from app.tracing.exporters import exporter_of
+from app.tracing.exporters import Endpoint, endpoint_of, exporter_of
 from tests.support.trace_receivers import JaegerAgent, JaegerCollector, OtlpGrpc, OtlpHttp
 
 
@@ -114,3 +115,36 @@ def test_an_exporter_that_cannot_be_made_stops_no_start(monkeypatch, caplog, nam
     (warning,) = caplog.messages
     assert warning.startswith("no traces are exported (otlp): ")
     assert re.search(told, warning)
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "endpoint"),
+    [
+        ({}, {}, Endpoint("localhost", 4317, is_configured=False)),
+        ({}, {"PROTOCOL": "http/protobuf"}, Endpoint("localhost", 4318, is_configured=False)),
+        ({}, {"ENDPOINT": "http://c:4318/"}, Endpoint("c", 4318, is_configured=True)),
+        ({}, {"TRACES_ENDPOINT": "https://c"}, Endpoint("c", 443, is_configured=True)),
+        ({}, {"ENDPOINT": "c:4317"}, None),
+        ({"trace_endpoint": "http://d:1"}, {"ENDPOINT": "http://c:2"}, Endpoint("d", 1, True)),
+        ({"trace_exporter": "jaeger"}, {"ENDPOINT": "http://c:2"}, None),  # an agent, over UDP
+        (
+            {"trace_exporter": "jaeger", "trace_endpoint": "http://d:14268"},
+            {},
+            Endpoint("d", 14268, is_configured=True),
+        ),
+    ],
+)
+def test_the_endpoint_is_known_and_whether_it_was_configured(
+    monkeypatch, changes, variables, endpoint
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+    assert endpoint_of(settings(**changes)) == endpoint
+
+
+def test_an_endpoint_says_why_it_cannot_be_reached(free_port):
+    port = free_port()
+    assert Endpoint("127.0.0.1", port, True).problem() == f"nobody listens at 127.0.0.1:{port}"
+    assert "nohost.invalid:1: " in str(Endpoint("nohost.invalid", 1, True).problem())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert Endpoint(*server.getsockname(), is_configured=True).problem() is None

@@ -24,6 +24,7 @@ class Kept(SpanExporter):
 def exporter(monkeypatch) -> Kept:
     kept = Kept()
     monkeypatch.setattr(pipeline_module, "exporter_of", lambda settings: kept)
+    monkeypatch.setattr(pipeline_module, "endpoint_of", lambda settings: None)
     return kept
 
 
