@@ -4,11 +4,12 @@ import io
 import os
 import sys
 from importlib.metadata import entry_points, version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperCommand, TyperOption
 
 from app.cli.bench import bench
 from app.cli.classify import classify
@@ -22,22 +23,40 @@ from models.extras import DISTRIBUTION
 
 STREAMS = (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w"))
 
+
+class Command(TyperCommand):
+    """A command whose help names no variables, and whose first sentence is listed whole."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for parameter in self.params:
+            if isinstance(parameter, TyperOption):
+                parameter.show_envvar = False  # serve's text states the rule
+
+    def get_short_help_str(self, limit: int = 1000) -> str:
+        return super().get_short_help_str(max(limit, 1000))
+
+
+# Help is plain text: Rich's tables cut the names of options in a terminal of 80 columns.
 app = typer.Typer(
     help="An image-classification ensemble on CPUs: INT8 networks as a Ray Serve graph.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 models_app = typer.Typer(
-    help="Model sets: list, verify, add, fetch, and their versions.", no_args_is_help=True
+    help="Model sets: list, verify, add, fetch, and their versions.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
-app.command(context_settings={"auto_envvar_prefix": "TANDEM"})(serve)  # the settings' prefix
+# TANDEM_ is the settings' prefix.
+app.command(cls=Command, context_settings={"auto_envvar_prefix": "TANDEM"})(serve)
 for _command in (classify, bench, tune, trace, traffic, environment):
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):
     for _entry in entry_points(group=_group):  # calibration adds its own: app never imports it
-        _typer.command(_entry.name)(_entry.load())
+        _typer.command(_entry.name, cls=Command)(_entry.load())
 
 
 @app.callback(invoke_without_command=True)

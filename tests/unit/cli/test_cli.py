@@ -1,5 +1,6 @@
 """The command line itself: help, version, and errors as one line."""
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -30,8 +31,8 @@ def name_of(value: object) -> str:
     return " ".join(value) if isinstance(value, tuple) else ""
 
 
-def help_of(*path: str) -> str:
-    result = tandem(*path, "--help")
+def help_of(*path: str, columns: int = 200) -> str:
+    result = tandem(*path, "--help", columns=columns)
     assert result.exit_code == 0, result.output
     return ANSI.sub("", result.stdout)
 
@@ -56,6 +57,22 @@ def test_help_explains_the_command_and_mentions_each_option(path, command):
     for parameter in command.params:
         for name in parameter.opts:
             assert name.lower() in text.lower()
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=name_of)
+def test_help_flows_in_a_terminal_of_80_columns_and_cuts_no_name(path, command):
+    text = help_of(*path, columns=80)
+    for parameter in command.params:
+        for name in (*parameter.opts, *parameter.secondary_opts):
+            assert name.lower() in text.lower()
+    assert "[env var" not in text
+    if hasattr(command, "commands"):
+        assert "..." not in text.partition("Commands:")[2]  # of the first sentences
+    head = re.split(r"\n *(?:Options|Arguments|Commands):", text)[0].strip()
+    for paragraph in head.split("\n\n")[1:]:
+        lines = [line.strip() for line in paragraph.splitlines()]
+        for line, after in itertools.pairwise(lines):
+            assert len(f"  {line} {after.split()[0]}") > 78 or "-" in after.split()[0]
 
 
 def test_the_version():
