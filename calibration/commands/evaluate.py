@@ -46,7 +46,10 @@ SureAt = Annotated[
     ),
 ]
 MaxImages = Annotated[
-    int, typer.Option(min=0, help="a random sample this large, not recorded  [default: all]")
+    int,
+    typer.Option(
+        min=0, show_default=False, help="a random sample this large, not recorded  (default: all)"
+    ),
 ]
 RecordOption = Annotated[
     bool, typer.Option(help="keep the result in the set's manifest, where serve reads it")

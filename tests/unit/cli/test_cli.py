@@ -111,3 +111,9 @@ def test_serve_refuses_a_configuration_before_ray_starts(monkeypatch, capsys, tm
     path.write_text("aplications: []\n")
     assert main(monkeypatch, "serve", "--config", str(path)) == 2
     assert "did you mean applications?" in capsys.readouterr().err
+
+
+def test_a_default_that_means_all_is_no_zero():
+    text = " ".join(help_of("evaluate").split())
+    assert "a random sample this large, not recorded (default: all)" in text
+    assert "[default: 0" not in text
