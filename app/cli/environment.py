@@ -51,10 +51,15 @@ def environment(
     check_protecting(values)
     if (untested := check_ray_version()) is not None:
         typer.echo(untested, err=True)
-    place.mkdir(parents=True, exist_ok=True)
-    HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write(
-        application=application, origins=origins
-    )
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write(
+            application=application, origins=origins
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {place}: {error.strerror}; give --folder a folder that can be written"
+        ) from error
     for name, value in values.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
     if IS_INSTALLED:  # so that "import_path: app.main:build" is importable, as in a checkout

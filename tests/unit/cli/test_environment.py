@@ -38,6 +38,16 @@ def test_an_origin_that_no_browser_sends_is_refused(tmp_path, origin):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere"])
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, place):
+    (tmp_path / "file").touch()
+    result = tandem("environment", "--folder", tmp_path / place)
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.message.startswith(f"cannot write {tmp_path / place}: ")
+    assert "; give --folder a folder that can be written" in result.exception.message
+    assert result.stdout == ""
+
+
 def test_a_shell_gets_the_nodes_environment(tmp_path):
     result = tandem("environment", "--folder", tmp_path / "a folder")
     assert result.exit_code == 0
