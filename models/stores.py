@@ -59,7 +59,7 @@ def fetch(url: str, version: str | None) -> Path:
         MissingExtraError: the package for this kind of store is not installed.
 
     """
-    url = checked_url(url)
+    url = store_url(url)
     cache = needed_folder(user_cache_path, "sets", hashlib.sha256(url.encode()).hexdigest()[:16])
     try:
         if version and (kept := _kept(cache, version)):
@@ -88,7 +88,7 @@ def fetch(url: str, version: str | None) -> Path:
         ) from error
 
 
-def checked_url(url: str) -> str:
+def store_url(url: str, forms: str = FORMS) -> str:
     """Refuse URLs with credentials, without printing them, and URLs without a folder."""
     scheme, _, rest = url.rstrip("/").partition("://")
     host, *path = rest.split("/")
@@ -100,7 +100,8 @@ def checked_url(url: str) -> str:
     if "?" in rest or "#" in rest:
         raise StoreError(f"{re.split('[?#]', url)[0]}: the URL of a set has no ? and no #")
     if not host or (scheme == "hf" and not (path and path[0])):
-        raise StoreError(f"{url} names no folder: write {FORMS}")
+        what = "names no folder" if "://" in url else "is no URL of a store"
+        raise StoreError(f"{url} {what}: write {forms}")
     return f"{scheme}://{rest}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.record import sha256_of
 from models.store_files import CHUNK_BYTES, EXTRAS, OBJECT_STORES, StoreError, said, smart_open_file
-from models.stores import checked_url
+from models.stores import store_url
 from models.versions import VERSIONS_NAME
 
 
@@ -19,7 +19,7 @@ def push(folder: Path, versions: list[str], url: str) -> None:
         StoreError: the store cannot be written, is a web server, or a file is missing here.
 
     """
-    url = checked_url(url)
+    url = store_url(url, OBJECT_STORES)
     if url.partition("://")[0] not in EXTRAS:
         raise StoreError(
             f"cannot write to {url}: push to {OBJECT_STORES}, or copy the set's folder"

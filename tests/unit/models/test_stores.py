@@ -379,6 +379,13 @@ def test_a_web_server_is_not_pushed_to(shop: Path) -> None:
         push(shop, [version_of(shop)], "https://h/x")
 
 
+def test_a_push_to_no_url_is_told_where_it_can_write(shop: Path) -> None:
+    forms = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
+    with pytest.raises(StoreError) as raised:
+        push(shop, [version_of(shop)], "/tmp/x")
+    assert raised.value.message == f"/tmp/x is no URL of a store: write {forms}"
+
+
 def test_the_hubs_files_are_those_of_the_main_branch(
     shop: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
