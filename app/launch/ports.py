@@ -1,6 +1,7 @@
 """TCP ports: checks that a port is free, names its owner, or chooses a free one."""
 
 import contextlib
+import errno
 import random
 import socket
 import sys
@@ -41,10 +42,11 @@ def check_port(host: str, port: int, option: str = "--port") -> None:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(
-                f"cannot listen on {joined(host, port)}: {reason}{_owner(port)}; "
-                f"stop what uses it, or choose another port with {option}"
-            ) from error
+            advice = f"{_owner(port)}; stop what uses it, or choose another port with {option}"
+            if isinstance(error, OSError) and error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                of_host = "--metrics-host" if option == "--metrics-port" else "--host"
+                advice = f"; give an address of this machine with {of_host}"
+            raise ConfigError(f"cannot listen on {joined(host, port)}: {reason}{advice}") from error
 
 
 def metrics_port(asked: int | None, of_service: Collection[int | None] = ()) -> int:

@@ -61,6 +61,18 @@ def test_one_that_was_asked_for_and_is_taken_is_refused(taken):
         ports.metrics_port(taken)
 
 
+@pytest.mark.parametrize(
+    ("option", "advice"), [("--port", "--host"), ("--metrics-port", "--metrics-host")]
+)
+@pytest.mark.parametrize("host", ["300.1.1.1", "nohost.invalid", "192.0.2.1"])
+def test_an_address_of_another_machine_is_no_port_in_use(host, option, advice):
+    with pytest.raises(ConfigError) as raised:
+        ports.check_port(host, 20_000, option)
+    message = raised.value.message
+    assert message.startswith(f"cannot listen on {host}:20000: ")
+    assert message.endswith(f"; give an address of this machine with {advice}")
+
+
 def test_ports_of_which_two_are_the_same():
     ports.check_distinct({"--port": 8000, "--grpc-port": None, "--metrics-port": 9464})
     with pytest.raises(ConfigError, match="--port and --metrics-port are both 8000: give one"):
