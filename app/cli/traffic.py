@@ -187,14 +187,11 @@ class TrafficService:
     def _ask(self, method: str, content: dict[str, Any] | None) -> Status:
         import httpx
 
-        from tandem_client.exchange import cause_of
-
         try:
             answer = self._client.request(method, PATH, json=content)
         except (httpx.HTTPError, UnicodeError) as error:  # UnicodeError: the host is no name
             raise ConfigError(
-                f"{self._url} does not answer: {cause_of(error)}; is the service running? "
-                "tandem serve"
+                f"{self._url} does not answer: {error}; is the service running? tandem serve"
             ) from error
         try:
             body = answer.json()

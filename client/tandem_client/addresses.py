@@ -24,10 +24,11 @@ def checked_url(url: str) -> str:
         host = shown.rpartition("://")[2].lstrip("/") or "HOST:PORT"
         raise ValueError(f"the address is {shown!r}; write http://{host}")
     try:
-        port = httpx.URL(url).port or 0
-    except httpx.InvalidURL as error:
+        parts = httpx.URL(url)
+        parts.raw_host.decode("ascii").encode("idna")  # as the system's resolver is asked
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise ValueError(f"{shown} is no address: {error}") from error
-    if port > MAX_PORT:  # the event loop would raise OverflowError
+    if (parts.port or 0) > MAX_PORT:  # the event loop would raise OverflowError
         raise ValueError(f"{shown} is no address: ports end at {MAX_PORT}")
     return url.rstrip("/")
 

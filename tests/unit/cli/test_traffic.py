@@ -148,10 +148,7 @@ def test_an_error_of_the_service_is_one_line(server: FakeServer) -> None:
 def test_nobody_there_is_said_with_what_to_do() -> None:
     done = tandem("traffic", "--url", "http://127.0.0.1:9")
     assert isinstance(done.exception, ConfigError)
-    assert done.exception.message == (
-        "http://127.0.0.1:9 does not answer: Connection refused; is the service running? "
-        "tandem serve"
-    )
+    assert "Connection refused; is the service running? tandem serve" in done.exception.message
 
 
 @pytest.mark.parametrize(

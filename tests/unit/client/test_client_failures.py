@@ -114,6 +114,7 @@ def test_what_will_not_get_better_is_not(make: Make, error):
         ("", "write http://HOST:PORT"),
         ("http://", "write http://HOST:PORT"),
         ("http://[::1", "http://[::1 is no address"),
+        ("http://a..b", "http://a..b is no address"),
         ("http://127.0.0.1:80000", "http://127.0.0.1:80000 is no address: ports end at 65535"),
     ],
 )
