@@ -32,8 +32,7 @@ CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-# By gRPC's status, HTTP's. It determines the error if its code is unknown, or if it has none: then
-# it is from HAProxy or grpcio.
+# HTTP's status for one of gRPC: of the service, of HAProxy or of grpcio.
 STATUSES = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
@@ -43,6 +42,15 @@ STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.INTERNAL: 500,
     grpc.StatusCode.UNAVAILABLE: 503,
+}
+# HTTP's statuses of the service's own codes, where gRPC has one status for several.
+CODE_STATUSES = {
+    "slow_body": 408,
+    "too_many_bytes": 413,
+    "too_many_files": 413,
+    "unsupported_format": 415,
+    "bad_parameter": 422,
+    "too_many_pixels": 422,
 }
 
 
@@ -225,7 +233,8 @@ def _failure(error: grpc.RpcError, attempts: Attempts, options: Options) -> Tand
             "message": error.details(),
             "request_id": trailing.get("request_id"),
         }
-        return error_of(fields, STATUSES.get(status), _pushback_s(trailing))
+        http_status = CODE_STATUSES.get(trailing["error-code"], STATUSES.get(status))
+        return error_of(fields, http_status, _pushback_s(trailing))
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return attempts.exceeded()
     if status is grpc.StatusCode.UNAVAILABLE:

@@ -8,8 +8,11 @@ import grpc
 import pytest
 from google.protobuf.json_format import ParseDict
 
+from app import errors
+from app.grpc.call import code_of
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleServicer, add_EnsembleServicer_to_server
+from models.errors import TooManyPixelsError, UnsupportedFormatError
 from tandem_client import (
     BadAnswer,
     BadImage,
@@ -194,6 +197,30 @@ def test_errors_have_the_services_words(make, scripted, code, error_code, kind, 
     assert (type(error), error.message, error.status) == (kind, "what was wrong", status)
     if error_code:
         assert (error.code, error.request_id) == (error_code, "r9")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.BadParameterError,
+        errors.DeadlineError,
+        errors.NotReadyError,
+        errors.OverloadedError,
+        errors.SlowBodyError,
+        errors.BodyTooLargeError,
+        errors.TooManyFilesError,
+        errors.UnauthorizedError,
+        errors.UnknownModelError,
+        TooManyPixelsError,
+        UnsupportedFormatError,
+    ],
+    ids=lambda error: error.code,
+)
+def test_an_error_has_the_status_that_http_gives_it(make, scripted, error):
+    scripted.steps = [failing(code_of(error.status), **{"error-code": error.code})] * 9
+    with pytest.raises(TandemError) as caught:
+        make()[0].classify(b"photo")
+    assert (caught.value.code, caught.value.status) == (error.code, error.status)
 
 
 def test_what_was_refused_is_asked_again_not_before_the_service_says(make, scripted):
