@@ -5,8 +5,11 @@ registered at mp4ra.org.
 """
 
 import re
+from importlib.util import find_spec
 
 DECODED = ("jpeg", "png", "webp")
+# What callers are asked to send; HEIC and AVIF with the extra heif.
+KINDS = "JPEG, PNG, WebP, HEIC or AVIF" if find_spec("pillow_heif") else "JPEG, PNG or WebP"
 OF_THE_EXTRA = {"HEIC": "heic", "HEIF": "heic", "AVIF": "avif"}  # by name; ImageHeader's names
 
 _SIGNATURES: dict[str, tuple[bytes, ...]] = {

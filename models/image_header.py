@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from models.errors import CorruptImageError, NotAnImageError, UnsupportedFormatError
-from models.image_formats import DECODED, OF_THE_EXTRA, name_format
+from models.image_formats import DECODED, KINDS, OF_THE_EXTRA, name_format
 from models.image_heif import read_size
 from models.image_png import PNG_SIGNATURE, png_chunks
 
@@ -27,6 +27,8 @@ _JPEG_OTHER_FRAMES = frozenset({*range(0xC3, 0xD0), 0xF7}) - _JPEG_FRAMES - {0xC
 _PROGRESSIVE = frozenset({0xC2, 0xCA})
 _JPEG_COMPONENTS = frozenset({1, 3, 4})  # grey, YCbCr or RGB, CMYK or YCCK
 _PNG_START = PNG_SIGNATURE + b"\0\0\0\x0dIHDR"
+# A body that names a file instead of holding it, by a forgotten @ of curl's --data-binary.
+_MAX_NAME, _NAMES = 200, (b".jpg", b".jpeg", b".png", b".webp", b".heic", b".avif")
 WEBP_ALPHA_FLAG = 0x10  # of VP8X's flags, at byte 20 of the file
 _PNG_CRITICAL = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 _EXIF_START = b"Exif\0\0"  # before the TIFF header: always in JPEG, by mistake in PNG and WebP
@@ -59,17 +61,14 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
     """
     view = memoryview(data)
     if not view.nbytes:
-        raise NotAnImageError("The body is empty (0 bytes): send a JPEG, PNG or WebP image.")
+        raise NotAnImageError(f"The body is empty (0 bytes): send a {KINDS} image.")
     name = name_format(view)
     if name is None:
-        raise NotAnImageError(
-            f"The {view.nbytes} bytes are no image (they begin {bytes(view[:8])!r}): "
-            "send a JPEG, PNG or WebP image."
-        )
+        raise NotAnImageError(_no_image(view))
     if name in OF_THE_EXTRA:
         return ImageHeader(OF_THE_EXTRA[name], *read_size(view, name))
     if name not in DECODED:
-        raise UnsupportedFormatError(f"{name} is not decoded: send JPEG, PNG or WebP.")
+        raise UnsupportedFormatError(f"{name} is not decoded: send {KINDS}.")
     try:
         header = _PARSERS[name](view)
     except (struct.error, IndexError):
@@ -85,6 +84,17 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
             "both sides must be at least 1: send another picture."
         )
     return header
+
+
+def _no_image(view: memoryview) -> str:
+    """Return the message for bytes of no known format; their beginning as text, or in hex."""
+    begin = bytes(view[:8])
+    words = " ".join(begin.decode("latin-1").split())
+    shown = f'"{words}"' if begin.isascii() and words.isprintable() else begin.hex(" ")
+    advice = f"send a {KINDS} image."
+    if view.nbytes <= _MAX_NAME and bytes(view).strip().lower().endswith(_NAMES):
+        advice = "they are a file's name; curl sends its content with --data-binary @NAME."
+    return f"The {view.nbytes} bytes are no image (they begin {shown}): {advice}"
 
 
 def jpeg_segments(view: memoryview, position: int = 2) -> Iterator[tuple[int, int, int]]:

@@ -14,6 +14,7 @@ from app.bench.client import Target
 from app.errors import ConfigError
 from models.errors import TandemError
 from models.image_files import images_below
+from models.image_formats import KINDS
 
 MAX_ARRIVALS = 2_000_000
 MAX_PHOTO_BYTES = 512 * 2**20  # of photos held in memory; more are left out
@@ -76,7 +77,7 @@ def find_files(paths: list[str]) -> Iterator[Path]:
         if path.is_dir():
             files = images_below(path)
             if not files:
-                raise NothingToClassifyError(f"no JPEG, PNG or WebP in {path}; name another folder")
+                raise NothingToClassifyError(f"no {KINDS} in {path}; name another folder")
         elif path.exists():
             files = [path]
         else:

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import OverloadedError
 from models.image_files import SUFFIXES
+from models.image_formats import KINDS
 
 PAGE_DIR = Path(__file__).parent / "page"
 SWAGGER_DIR = Path(swagger_ui_bundle.swagger_ui_path)
@@ -88,6 +89,7 @@ def _page(name: str) -> Document:
     data = (PAGE_DIR / name).read_bytes()
     if ".heic" in SUFFIXES:  # otherwise phones convert the chosen photos
         data = data.replace(b"image/webp", b"image/webp,image/heic,image/heif,image/avif")
+        data = data.replace(b"JPEG, PNG or WebP", KINDS.encode())
     scripts = INLINE_SCRIPT.findall(data.decode())
     digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
     return Document(

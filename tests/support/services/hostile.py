@@ -11,6 +11,8 @@ import cv2
 import httpx
 import numpy as np
 
+from models.image_formats import KINDS
+
 MEGABYTE = 10**6
 CHUNK = bytes(64 * 1024)
 BOUNDARY = "the-boundary"
@@ -96,7 +98,7 @@ TEXT = b"this is a text about a cat, not a picture of one\n" * 40
 
 
 def _not_an_image(name: str, make: Callable[[], bytes], *, is_heavy: bool = False) -> Hostile:
-    says = r"\d+ bytes.*send a JPEG, PNG or WebP"
+    says = rf"\d+ bytes.*send a {KINDS}"
     return Hostile(name, make, 400, "not_an_image", says, is_heavy=is_heavy)
 
 
@@ -110,7 +112,7 @@ def _too_many_pixels(name: str, make: Callable[[], bytes]) -> Hostile:
 
 
 def _not_decoded(name: str, make: Callable[[], bytes]) -> Hostile:
-    return Hostile(name, make, 415, "unsupported_format", f"{name}.*send JPEG, PNG or WebP")
+    return Hostile(name, make, 415, "unsupported_format", f"{name}.*send {KINDS}")
 
 
 def _too_many_bytes(name: str, make: Callable[[], bytes | Iterator[bytes]]) -> Hostile:

@@ -36,8 +36,16 @@ async def test_the_chooser_offers_what_is_decoded(monkeypatch):
         f'{usual},image/heic,image/heif,image/avif"'.encode()
         in _page.__wrapped__("index.html").data
     )
+    assert b">JPEG, PNG, WebP, HEIC or AVIF; several" in _page.__wrapped__("index.html").data
     monkeypatch.setattr("app.http.pages.SUFFIXES", (".jpg",))  # as without the extra
     assert f'{usual}"'.encode() in _page.__wrapped__("index.html").data
+    assert b">JPEG, PNG or WebP; several" in _page.__wrapped__("index.html").data
+
+
+async def test_no_percentage_is_broken_inside_its_number(client):
+    style = (await client.get("/page/page.css")).text
+    (rule,) = re.findall(r"^\.percent \{(.*)\}$", style, re.MULTILINE)
+    assert "white-space: nowrap" in rule
 
 
 @pytest.mark.parametrize("path", PATHS)

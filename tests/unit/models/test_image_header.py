@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from models.errors import CorruptImageError, NotAnImageError, UnsupportedFormatError
+from models.image_formats import KINDS
 from models.image_header import read_header
 from tests.support.images import (
     encode,
@@ -115,7 +116,7 @@ def test_forty_megabytes_of_zeros_are_refused_at_once():
 def test_formats_that_pillow_writes_but_are_not_decoded(kind):
     data = encode(make_scene(40, 40), kind)
     name = {"JPEG2000": "JPEG 2000", "PPM": "PNM"}.get(kind, kind)
-    with pytest.raises(UnsupportedFormatError, match=f"^{name} is not decoded: send JPEG, PNG or"):
+    with pytest.raises(UnsupportedFormatError, match=rf"^{name} is not decoded: send {KINDS}\.$"):
         read_header(data)
 
 
@@ -142,6 +143,32 @@ def test_tga_is_not_taken_for_a_cursor(mode, compression):
 def test_formats_known_by_their_first_bytes(data, name):
     with pytest.raises(UnsupportedFormatError, match=f"^{name} is not decoded"):
         read_header(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (
+            b"# Tandem\n" * 99,
+            'The 891 bytes are no image (they begin "# Tandem"): send a JPEG, PNG',
+        ),
+        (b"a\n\tlist of", '(they begin "a list"): '),
+        (b"\x7fELF\x02\x01\x01\x00", "(they begin 7f 45 4c 46 02 01 01 00): send a JPEG, PNG"),
+        (b"photo.jpg", "a file's name; curl sends its content with --data-binary @NAME."),
+        (b"Photos/Cat.PNG\n", "a file's name; curl sends"),
+    ],
+)
+def test_what_is_no_image_is_told_without_a_programs_notation(data, says):
+    with pytest.raises(NotAnImageError) as raised:
+        read_header(data)
+    assert says in raised.value.message
+    assert "b'" not in raised.value.message
+
+
+def test_what_can_be_sent_includes_what_the_extra_decodes():
+    for data in (b"", b"text"):
+        with pytest.raises(NotAnImageError, match="send a JPEG, PNG, WebP, HEIC or AVIF image"):
+            read_header(data)
 
 
 @pytest.mark.parametrize(
