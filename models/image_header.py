@@ -27,8 +27,6 @@ _JPEG_OTHER_FRAMES = frozenset({*range(0xC3, 0xD0), 0xF7}) - _JPEG_FRAMES - {0xC
 _PROGRESSIVE = frozenset({0xC2, 0xCA})
 _JPEG_COMPONENTS = frozenset({1, 3, 4})  # grey, YCbCr or RGB, CMYK or YCCK
 _PNG_START = PNG_SIGNATURE + b"\0\0\0\x0dIHDR"
-# A body that names a file instead of holding it, by a forgotten @ of curl's --data-binary.
-_MAX_NAME, _NAMES = 200, (b".jpg", b".jpeg", b".png", b".webp", b".heic", b".avif")
 WEBP_ALPHA_FLAG = 0x10  # of VP8X's flags, at byte 20 of the file
 _PNG_CRITICAL = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 _EXIF_START = b"Exif\0\0"  # before the TIFF header: always in JPEG, by mistake in PNG and WebP
@@ -91,10 +89,7 @@ def _no_image(view: memoryview) -> str:
     begin = bytes(view[:8])
     words = " ".join(begin.decode("latin-1").split())
     shown = f'"{words}"' if begin.isascii() and words.isprintable() else begin.hex(" ")
-    advice = f"send a {KINDS} image."
-    if view.nbytes <= _MAX_NAME and bytes(view).strip().lower().endswith(_NAMES):
-        advice = "they are a file's name; curl sends its content with --data-binary @NAME."
-    return f"The {view.nbytes} bytes are no image (they begin {shown}): {advice}"
+    return f"The {view.nbytes} bytes are no image (they begin {shown}): send a {KINDS} image."
 
 
 def jpeg_segments(view: memoryview, position: int = 2) -> Iterator[tuple[int, int, int]]:

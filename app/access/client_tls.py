@@ -41,8 +41,10 @@ class ClientTls:
             if self.certificate is not None:
                 context.load_cert_chain(self.certificate, self.key, no_passphrase)
         except (OSError, ValueError) as error:  # SSLError is an OSError
-            files = ", ".join(str(f) for f in (self.roots, self.certificate, self.key) if f)
-            raise CertificateError(f"{reason(error)} ({files})") from error
+            options = ("--ca", self.roots), ("--client-cert", self.certificate)
+            files = (*options, ("--client-key", self.key))
+            named = ", ".join(f"{option} {file}" for option, file in files if file)
+            raise CertificateError(f"cannot use {named}: {reason(error)}") from error
         return context
 
 

@@ -33,6 +33,17 @@ class Command(TyperCommand):
             if isinstance(parameter, TyperOption):
                 parameter.show_envvar = False  # serve's text states the rule
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Parse; name the variable in the error of a value that no flag gave."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            name = (error.param and error.param.name) or ""
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name == "ENVIRONMENT":
+                error.param_hint = f"{ctx.auto_envvar_prefix}_{name.upper()}"
+            raise
+
     def get_short_help_str(self, limit: int = 1000) -> str:
         return super().get_short_help_str(max(limit, 1000))
 

@@ -163,7 +163,9 @@ class ServedSets:
     def _load_ended(self, name: str, task: asyncio.Task[None]) -> None:
         del self._loads[name]
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("model set %s was not loaded: %s", name[:MAX_SHOWN], error)
+            is_callers = isinstance(error, UnknownModelError)  # no fault of this service
+            level = logging.INFO if is_callers else logging.WARNING
+            logger.log(level, "model set %s was not loaded: %s", name[:MAX_SHOWN], error)
 
     def _settings_of(self, name: str) -> Settings:
         """Return the settings of a set in the folders that are searched for sets."""

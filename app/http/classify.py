@@ -1,7 +1,7 @@
 """POST /v1/classify, as an ASGI application: reads query and body, writes the answer."""
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl
 
 from starlette.responses import Response
@@ -23,7 +23,7 @@ from app.queueing.byte_budget import Share
 from app.queueing.haproxy_headers import REFUSED_HEADER, TIMEOUT_COPY
 from app.responses import Results, as_json, error_answer
 from app.settings import Settings
-from models.errors import NotAnImageError, TandemError
+from models.errors import CorruptImageError, NotAnImageError, TandemError
 
 # The first bytes of texts that clients send in place of images: JSON, and base64 of JPEG, PNG and
 # WebP.
@@ -33,6 +33,7 @@ WRAPPINGS = (
     (b"data:", "a data URL"),
     *((start, "base64") for start in (b"/9j/", b"iVBORw0KGgo", b"UklGR")),
 )
+MAX_NAME, NAMES = 200, (b".jpg", b".jpeg", b".png", b".webp", b".heic", b".avif")
 VERB, PATH = "POST", "/v1/classify"
 # Without HAProxy, which renames the header, Serve applies the same limit from a moment earlier and
 # would answer 408 in plain text. The answer also takes time to travel.
@@ -95,7 +96,7 @@ class ClassifyRoute:
             if body.is_form:
                 return _form_of(answers, headers.request_id)
             (answer,) = answers
-            return answer if isinstance(answer, Fault) else as_json(answer)
+            return _with_hint(answer, headers) if isinstance(answer, Fault) else as_json(answer)
 
 
 @dataclass(slots=True)
@@ -122,7 +123,12 @@ class HttpBody:
 
 
 def _check_no_text(body: bytes) -> None:
-    """Raise :class:`NotAnImageError` if the body is a text that contains an image."""
+    """Raise :class:`NotAnImageError` if the body is a text that contains or names an image."""
+    if len(body) <= MAX_NAME and body.strip().lower().endswith(NAMES):
+        raise NotAnImageError(
+            f"The body is the text {body.decode('utf-8', 'replace')!r}: send the file's own bytes, "
+            "as curl --data-binary @photo.jpg does, with an @."
+        )
     begins = body[:24].lstrip()
     for start, wrapping in WRAPPINGS:
         if begins.startswith(start):
@@ -131,6 +137,14 @@ def _check_no_text(body: bytes) -> None:
                 'curl --data-binary @photo.jpg does, or {"instances": [{"b64": ...}]} to '
                 "/v1/models/SET:predict."
             )
+
+
+def _with_hint(fault: Fault, headers: Headers) -> Fault:
+    """Add the reason if ``curl -d @photo.jpg``, which drops line ends, may have cut a file."""
+    is_of_curl = headers.text(b"content-type") == "application/x-www-form-urlencoded"
+    if fault.code != CorruptImageError.code or not is_of_curl:
+        return fault
+    return replace(fault, message=f"{fault.message} With curl: --data-binary, since -d alters it.")
 
 
 def request_options(

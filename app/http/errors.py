@@ -59,6 +59,9 @@ def add_error_handlers(api: FastAPI) -> None:
 
     async def render(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
+            if error.status_code == 405:
+                allowed = _allowed(request, (error.headers or {}).get("allow", ""))
+                error.detail = f"{error.detail}, use {allowed}"
             return _of_routing(request, error)
         if isinstance(error, RequestValidationError):
             error = _bad_parameter(error)

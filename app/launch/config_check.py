@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import ServeDeploySchema
 
-from app.errors import ConfigError
+from app.errors import MAX_SHOWN, ConfigError
 from app.launch.application_check import check_application, check_listeners, own_application
 from app.scaling.policy import ScalingOptions
 from app.settings import Settings
@@ -83,7 +83,8 @@ def mistakes(error: ValidationError) -> str:
     """Return the mistakes in a configuration as one line."""
     return "; ".join(
         _place(e["loc"])
-        + e["msg"].removeprefix("Value error, ")
+        + e["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, as [A, B]")
+        + _value_of(e["type"], e["input"])
         + (
             _suggestion(e["loc"][-1], Settings, ScalingOptions)
             if e["type"] == "extra_forbidden"
@@ -91,6 +92,13 @@ def mistakes(error: ValidationError) -> str:
         )
         for e in error.errors()
     )
+
+
+def _value_of(kind: str, value: Any) -> str:
+    """Return the value of a mistake; nothing for a mapping, or where the message has it."""
+    is_shown = kind not in ("value_error", "extra_forbidden", "missing")
+    is_plain = isinstance(value, str | int | float | None)
+    return f", not {str(value)[:MAX_SHOWN]!r}" if is_shown and is_plain else ""
 
 
 def _place(keys: tuple[int | str, ...]) -> str:

@@ -146,6 +146,8 @@ def record_of(line: str) -> logging.LogRecord:
     level = logging.getLevelNamesMapping().get(str(content.get("levelname")), logging.INFO)
     if level == logging.WARNING and "deployment" not in content:
         level = logging.INFO  # for the controller's messages that assume a cluster
+        if "component_name" in content:  # of Serve itself; other texts keep theirs
+            line = json.dumps(content | {"levelname": "INFO"})
     who = content.get("deployment") or content.get("component_name") or "Serve"
     text = f"{who}: {content.get('message')}"
     return logging.makeLogRecord({"levelno": level, "msg": text, "line": line})

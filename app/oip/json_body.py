@@ -25,6 +25,9 @@ from app.oip.request import (
 from app.oip.tensors import Tensor, checked_tensor, shown
 
 HEADER_LENGTH = "inference-header-content-length"
+LENGTH_HINT = (
+    "with binary tensors the header Inference-Header-Content-Length says where the JSON ends"
+)
 # JSON is parsed without a break on the event loop, and takes many times its size in memory.
 MAX_JSON_BYTES = 2 * 2**20
 MAX_VALUES = 2**14  # of longer JSON, counted by these characters, which base64 lacks:
@@ -67,8 +70,8 @@ def _header_length(text: str, body_bytes: int) -> int:
     return int(text)
 
 
-def parsed_json(text: bytes) -> Any:
-    """Return the parsed JSON.
+def parsed_json(text: bytes, hint: str = LENGTH_HINT) -> Any:
+    """Return the parsed JSON; ``hint`` is the advice about a text that is not JSON.
 
     Raises:
         BadTensorError: the text is not JSON.
@@ -87,8 +90,7 @@ def parsed_json(text: bytes) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise BadTensorError(
-            f"the request is no JSON: {error.msg} at character {error.pos}; with binary tensors "
-            "the header Inference-Header-Content-Length says where the JSON ends"
+            f"the request is no JSON: {error.msg} at character {error.pos}; {hint}"
         ) from error
     finally:
         if was_enabled:

@@ -20,7 +20,7 @@ EXPECTED = '{"instances": [{"b64": "..."}]}, a file in base64 for each image'
 
 def parse_instances(body: bytes, _: str | None = None) -> InferRequest:
     """Return the request in a body; raise as :func:`~app.oip.json_body.parse_request` does."""
-    fields = parsed_object(parsed_json(body), "the request")
+    fields = parsed_object(parsed_json(body, f"send {EXPECTED}"), "the request")
     instances = fields.get("instances")
     if not isinstance(instances, list):
         raise BadTensorError(f"instances is {shown(instances)}; send {EXPECTED}")

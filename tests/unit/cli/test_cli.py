@@ -113,6 +113,16 @@ def test_serve_refuses_a_configuration_before_ray_starts(monkeypatch, capsys, tm
     assert "did you mean applications?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"), [((), "TANDEM_PORT"), (("--port", "x"), "'--port'")]
+)
+def test_a_bad_value_of_a_variable_is_not_said_to_be_an_options(monkeypatch, arguments, option):
+    monkeypatch.setenv("TANDEM_PORT", "tcp://10.0.0.1:80")
+    result = tandem("serve", *arguments)
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: " in result.output
+
+
 def test_a_default_that_means_all_is_no_zero():
     text = " ".join(help_of("evaluate").split())
     assert "a random sample this large, not recorded (default: all)" in text

@@ -1,6 +1,7 @@
 """Sets that are loaded and unloaded while the service runs, through its HTTP interface."""
 
 import asyncio
+import logging
 import shutil
 import threading
 import weakref
@@ -268,9 +269,10 @@ async def test_a_set_of_model_dirs_is_loaded_by_its_name(graph, client):
     ["nobody", f"{FIRST}.sure", "..", "%2e%2e%2fmore%2fthird", "s3:%2f%2fbucket%2fset", "x" * 99,
      f"{THIRD}@0123456789ab"],
 )  # fmt: skip
-async def test_a_name_that_is_no_known_set_is_refused_and_nothing_is_read(client, name):
+async def test_a_name_that_is_no_known_set_is_refused_and_nothing_is_read(client, name, caplog):
     refused = await client.post(f"{MODELS}/{name}/load")
     assert refused.status_code == 404
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []  # a caller's mistake
     assert "x" * 41 not in refused.text
 
 

@@ -213,6 +213,32 @@ async def test_the_fault_of_one_file_has_the_shape_of_an_error(client, service, 
     assert answer.json()["error"]["code"] == "too_many_pixels"
 
 
+@pytest.mark.parametrize("body", [b"photo.jpg", b"Photos/Cat.PNG\n"])
+async def test_the_name_of_a_file_in_place_of_it_is_told_of_curls_at_sign(client, service, body):
+    error = (await client.post(CLASSIFY, content=body)).json()["error"]
+    assert error["code"] == "not_an_image"
+    assert body.decode().strip() in error["message"]
+    assert "curl --data-binary @photo.jpg does, with an @" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "code", "is_hinted"),
+    [
+        ("application/x-www-form-urlencoded", "corrupt_image", True),
+        ("application/x-www-form-urlencoded", "too_many_pixels", False),
+        ("image/jpeg", "corrupt_image", False),
+    ],
+)
+async def test_a_file_that_curl_may_have_altered_is_told_so(
+    client, service, monkeypatch, content_type, code, is_hinted
+):
+    monkeypatch.setattr(service, "_one", lambda *_: Fault(400, code, "It is cut short."))
+    headers = {"content-type": content_type}
+    error = (await client.post(CLASSIFY, content=b"image", headers=headers)).json()["error"]
+    hint = " With curl: --data-binary, since -d alters it." if is_hinted else ""
+    assert error["message"] == f"It is cut short.{hint}"
+
+
 async def test_forms_of_several_files_let_single_photos_go_first(client, service):
     await client.post(CLASSIFY, content=b"image")
     await client.post(CLASSIFY, files=[("f", ("a", b"image"))])

@@ -111,6 +111,8 @@ async def test_what_is_not_there_is_answered_in_the_same_form(client, method, pa
 
 
 async def test_a_wrong_method_is_told_the_right_one(client):
+    message = (await client.get("/v1/classify")).json()["error"]["message"]
+    assert message.startswith("GET /v1/classify: Method Not Allowed, use POST; see /docs")
     assert (await client.get("/v1/classify")).headers["allow"] == "POST"
     assert (await client.post("/v1/traffic")).headers["allow"] == "GET, HEAD, PUT"
     assert (await client.delete("/v1/feedback")).headers["allow"] == "GET, HEAD, POST"

@@ -101,7 +101,7 @@ async def test_long_json_is_for_files_and_not_for_numbers():
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
-        (b"", 400, "no JSON"),
+        (b"", 400, 'at character 0; send {"instances": [{"b64": "..."}]}'),
         (b"\xff\xd8\xff", 400, "no JSON"),
         (b"[]", 400, "the request is []; it is an object"),
         (b'{"inputs": {"b64": ""}}', 400, 'instances is None; send {"instances"'),

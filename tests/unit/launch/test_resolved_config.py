@@ -200,6 +200,8 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch):
     ("name", "text", "says"),
     [
         ("CACHE_MIB", "many", "with TANDEM_CACHE_MIB: cache_mib: Input should be a valid integer"),
+        ("DEFAULT_TOP_K", "x", "unable to parse string as an integer, not 'x'"),
+        ("BATCH_SIZES", "3", "batch_sizes: Input should be a list, as [A, B], not '3'"),
         ("PRECISION", "INT4", "TANDEM_PRECISION: precision: Input should be"),
         ("MAX_BODY_BYTES", "999999999", "max_bytes_in_flight is 268435456"),
         ("REQUEST_TIMEOUT_S", "40", "Gateway has a graceful_shutdown_timeout_s of 12"),

@@ -144,6 +144,15 @@ def test_for_people_stages_warnings_and_all_errors(logs, capsys):
     ]
 
 
+def test_a_warning_of_the_controller_is_none_in_json_either(stderr, logs):
+    warning = serves("WARNING", "on other nodes", component_name="controller")
+    (logs / "controller_1.log").write_text(warning + "\n")
+    with service_log("json"):
+        ServeLogs(logs.parents[2]).read_new()
+    (line,) = lines_of(stderr)
+    assert (line["levelname"], line["message"]) == ("INFO", "on other nodes")
+
+
 def test_what_came_last_is_read_at_the_end(stderr, logs, monkeypatch):
     """The thread never gets to look."""
     monkeypatch.setattr(module, "LOOK_EVERY_S", 3600)

@@ -154,8 +154,6 @@ def test_formats_known_by_their_first_bytes(data, name):
         ),
         (b"a\n\tlist of", '(they begin "a list"): '),
         (b"\x7fELF\x02\x01\x01\x00", "(they begin 7f 45 4c 46 02 01 01 00): send a JPEG, PNG"),
-        (b"photo.jpg", "a file's name; curl sends its content with --data-binary @NAME."),
-        (b"Photos/Cat.PNG\n", "a file's name; curl sends"),
     ],
 )
 def test_what_is_no_image_is_told_without_a_programs_notation(data, says):
