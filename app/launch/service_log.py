@@ -146,7 +146,7 @@ def record_of(line: str) -> logging.LogRecord:
     level = logging.getLevelNamesMapping().get(str(content.get("levelname")), logging.INFO)
     if level == logging.WARNING and "deployment" not in content:
         level = logging.INFO  # for the controller's messages that assume a cluster
-        if "component_name" in content:  # of Serve itself; other texts keep theirs
+        if "HTTPOptions.host=" in str(content.get("message")):  # it advises against loopback
             line = json.dumps(content | {"levelname": "INFO"})
     who = content.get("deployment") or content.get("component_name") or "Serve"
     text = f"{who}: {content.get('message')}"

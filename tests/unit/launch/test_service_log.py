@@ -144,13 +144,17 @@ def test_for_people_stages_warnings_and_all_errors(logs, capsys):
     ]
 
 
-def test_a_warning_of_the_controller_is_none_in_json_either(stderr, logs):
-    warning = serves("WARNING", "on other nodes", component_name="controller")
-    (logs / "controller_1.log").write_text(warning + "\n")
+def test_the_advice_against_loopback_is_no_warning_in_json_either(stderr, logs):
+    """Other warnings of the controller are."""
+    advice = "HTTPOptions.host='127.0.0.1' won't accept connections from HAProxy on other nodes"
+    warnings = [
+        serves("WARNING", message, component_name="controller") for message in (advice, "crashed")
+    ]
+    (logs / "controller_1.log").write_text("\n".join(warnings) + "\n")
     with service_log("json"):
         ServeLogs(logs.parents[2]).read_new()
-    (line,) = lines_of(stderr)
-    assert (line["levelname"], line["message"]) == ("INFO", "on other nodes")
+    levels = {line["message"]: line["levelname"] for line in lines_of(stderr)}
+    assert levels == {advice: "INFO", "crashed": "WARNING"}
 
 
 def test_what_came_last_is_read_at_the_end(stderr, logs, monkeypatch):
