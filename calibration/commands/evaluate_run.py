@@ -131,14 +131,13 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
 def _measured_label_sets(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
     dataset = _sampled(read_label_sets(options.images, model_set), options.max_images)
     with _service(options, model_set) as service, _progress() as progress:
-        assert service is None or isinstance(service, MultiLabelLiveService)
         precisions = (service.precision,) if service else _precisions(model_set)
         measured = evaluate_label_sets(
             model_set,
             dataset,
             precisions,
             track=_Tracker(progress, f"{model_set.name} {' and '.join(precisions)}"),
-            observe=service.observe_answers if service else None,
+            observe=service.observe if service else None,
         )
     record = record_of(model_set, measured)
     return EvaluatedSet(model_set, record, measured, service.result if service else None)

@@ -13,7 +13,7 @@ from tandem_client.exchange import cause_of
 
 from app.access.api_keys import key_headers
 from calibration.datasets.labelled import ImageFile, LabelledImage
-from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.inference import AnsweredBatch, PredictedBatch
 from models.accuracy import ENSEMBLE
 from models.ensemble import Probabilities, average
 from models.errors import ModelSetError
@@ -50,6 +50,8 @@ class LiveResult:
 
 class LiveService:
     """A running service; :meth:`observe` compares its answers with each batch."""
+
+    may_be_empty = False  # an answer's list of predictions
 
     def __init__(self, url: str, model_set: ModelSet, key_file: Path | None = None) -> None:
         try:
@@ -119,18 +121,18 @@ class LiveService:
                 "this set, or evaluate that one"
             )
 
-    def ask_all(self, files: Sequence[bytes]) -> list[dict[str, Any]]:
+    def _ask_all(self, files: Sequence[bytes]) -> list[dict[str, Any]]:
         """Return the service's answers to files, in order."""
         return list(self._pool.map(self._ask, files))
 
-    def are_refused(self, images: Sequence[ImageFile]) -> list[bool]:
+    def _are_refused(self, images: Sequence[ImageFile]) -> list[bool]:
         """Return for each file whether the service refuses it."""
         return list(self._pool.map(self._is_refused, images))
 
-    def observe(self, batch: PredictedBatch) -> None:
+    def observe(self, batch: AnsweredBatch[Any] | PredictedBatch) -> None:
         """Send the batch's files and compare the service's answers with the networks'."""
-        bodies = self.ask_all(batch.data)
-        refused = self.are_refused([image for image, _ in batch.unreadable])
+        bodies = self._ask_all(batch.data)
+        refused = self._are_refused([image for image, _ in batch.unreadable])
         with self._lock:
             for index, body in enumerate(bodies):
                 rows = {name: p[index] for name, p in batch.probabilities[self.precision].items()}
@@ -147,7 +149,7 @@ class LiveService:
                 params = {"top_k": self._top_k}
                 answer = self._client.post("/v1/classify", content=data, params=params)
                 if answer.status_code == 200:
-                    return self.checked(answer)
+                    return self._checked(answer)
                 problem = answer.text[:300]
                 if answer.status_code not in (429, 503, 504):
                     break
@@ -162,14 +164,18 @@ class LiveService:
         except OSError:
             return True  # the file itself cannot be read
 
-    def _count(
+    def _count(self, image: Any, body: dict[str, Any], rows: dict[str, Probabilities]) -> None:
+        self.result.num_images += 1
+        problems = [body["problem"]] if "problem" in body else self.problems_of(image, body, rows)
+        self.result.num_same += not problems
+        if problems:
+            self.result.differences.append(f"{image.path}: {'; '.join(problems)}")
+
+    def problems_of(
         self, image: LabelledImage, body: dict[str, Any], rows: dict[str, Probabilities]
-    ) -> None:
+    ) -> list[str]:
+        """Count what is right in an answer; return where it differs from the networks'."""
         result = self.result
-        result.num_images += 1
-        if "problem" in body:
-            result.differences.append(f"{image.path}: {body['problem']}")
-            return
         live = {name: member["predictions"] for name, member in body["members"].items()}
         skipped, missing = body.get("skipped_members"), body.get("missing_members", ())
         if skipped or missing:
@@ -187,9 +193,7 @@ class LiveService:
                 problems.append(f"{name}: {problem}")
         top5 = [prediction["index"] for prediction in live[ENSEMBLE][:5]]
         result.num_right_top5 += image.class_index in top5
-        result.num_same += not problems
-        if problems:
-            result.differences.append(f"{image.path}: {'; '.join(problems)}")
+        return problems
 
     def _difference(self, first: dict[str, Any], row: Probabilities) -> str | None:
         """Compare the service's first class with the row (C,) of this process."""
@@ -204,19 +208,17 @@ class LiveService:
             )
         return None
 
-    def checked(self, answer: httpx.Response) -> dict[str, Any]:
+    def _checked(self, answer: httpx.Response) -> dict[str, Any]:
         """Return an answer's fields for the comparison; raise if the answer has another form."""
         try:
             body = answer.json()
-            of_members = (m["predictions"][0] for m in body["members"].values())
-            firsts = [body["predictions"][0], *of_members]
-            if all(isinstance(f["index"], int) and float(f["probability"]) >= 0 for f in firsts):
+            lists = [body["predictions"], *(m["predictions"] for m in body["members"].values())]
+            if (self.may_be_empty or all(lists)) and all(
+                isinstance(each["index"], int) and float(each["probability"]) >= 0
+                for listed in lists
+                for each in listed
+            ):
                 return dict(body)
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        except (KeyError, TypeError, AttributeError, ValueError):
             pass
-        return not_tandems(answer)
-
-
-def not_tandems(answer: httpx.Response) -> dict[str, Any]:
-    """Return the note on an answer that is not in this service's form."""
-    return {"problem": f"no answer as Tandem gives: {answer.text[:200]}"}
+        return {"problem": f"no answer as Tandem gives: {answer.text[:200]}"}

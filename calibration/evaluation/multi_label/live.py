@@ -3,12 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
-from calibration.datasets.label_sets import MultiLabelledImage
-from calibration.evaluation.inference import AnsweredBatch
-from calibration.evaluation.live import MAX_DIFFERENCE, TIE, LiveService, not_tandems
+from calibration.evaluation.live import MAX_DIFFERENCE, TIE, LiveService
 from models.accuracy import ENSEMBLE
 from models.answer_rule import above
 from models.ensemble import Probabilities
@@ -21,6 +18,8 @@ class MultiLabelLiveService(LiveService):
 
     In its result ``num_right`` counts images with exactly the right labels.
     """
+
+    may_be_empty = True
 
     def __init__(self, url: str, model_set: ModelSet, key_file: Path | None = None) -> None:
         super().__init__(url, model_set, key_file)
@@ -39,41 +38,11 @@ class MultiLabelLiveService(LiveService):
                 f"is {here}: serve this set, or evaluate that one"
             )
 
-    def observe_answers(self, batch: AnsweredBatch[MultiLabelledImage]) -> None:
-        """Send the batch's files and compare the service's answers with the networks'."""
-        bodies = self.ask_all(batch.data)
-        refused = self.are_refused([image for image, _ in batch.unreadable])
-        with self._lock:
-            for index, body in enumerate(bodies):
-                rows = {name: p[index] for name, p in batch.probabilities[self.precision].items()}
-                self._compare(batch.images[index], body, rows)
-            for (image, _), is_same in zip(batch.unreadable, refused, strict=True):
-                if not is_same:
-                    self.result.differences.append(f"{image.path}: unreadable here, not there")
-
-    def checked(self, answer: httpx.Response) -> dict[str, Any]:
-        """Return an answer's fields for the comparison; raise if the answer has another form."""
-        try:
-            body = answer.json()
-            lists = [body["predictions"], *(m["predictions"] for m in body["members"].values())]
-            if all(
-                isinstance(prediction["index"], int) and float(prediction["probability"]) >= 0
-                for predictions in lists
-                for prediction in predictions
-            ):
-                return dict(body)
-        except (KeyError, TypeError, AttributeError, ValueError):
-            pass
-        return not_tandems(answer)
-
-    def _compare(
-        self, image: MultiLabelledImage, body: dict[str, Any], rows: dict[str, Probabilities]
-    ) -> None:
+    def problems_of(
+        self, image: Any, body: dict[str, Any], rows: dict[str, Probabilities]
+    ) -> list[str]:
+        """Count what is right in an answer; return where it differs from the networks'."""
         result = self.result
-        result.num_images += 1
-        if "problem" in body:
-            result.differences.append(f"{image.path}: {body['problem']}")
-            return
         live = {name: member["predictions"] for name, member in body["members"].items()}
         live[ENSEMBLE] = body["predictions"]
         problems = []
@@ -88,9 +57,7 @@ class MultiLabelLiveService(LiveService):
             result.num_right[name] = result.num_right.get(name, 0) + is_right
             if problem := self._other(listed, row):
                 problems.append(f"{name}: {problem}")
-        result.num_same += not problems
-        if problems:
-            result.differences.append(f"{image.path}: {'; '.join(problems)}")
+        return problems
 
     def _other(self, listed: dict[int, float], row: Probabilities) -> str | None:
         """Compare the listed scores with the row (C,) of this process."""

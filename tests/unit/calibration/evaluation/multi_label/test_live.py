@@ -75,7 +75,7 @@ class Service:
         rows = {name: row[None] for name, row in ROWS.items()}
         with MultiLabelLiveService("http://service", self.model_set) as service:
             answering: Any = service
-            answering.observe_answers(AnsweredBatch([image], [b"cyan"], {"INT8": rows}, []))
+            answering.observe(AnsweredBatch([image], [b"cyan"], {"INT8": rows}, []))
             return service.result
 
 
