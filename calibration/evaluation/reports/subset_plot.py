@@ -60,7 +60,7 @@ def drawn(result: SubsetsResult) -> Figure:
     The line is the front of top-1 against CPU time. Ensembles on the front only for their memory
     are named, but not on the line.
     """
-    scores = result.all
+    scores = result.scores
     front, best = pareto_front(scores), cheapest_as_good(scores)
     figure = Figure(figsize=(8, 5), dpi=150)
     axes = figure.add_subplot()

@@ -27,7 +27,7 @@ NOTE = (
 
 def subsets_json(result: SubsetsResult) -> dict[str, Any]:
     """Return every ensemble, which are on the front, and the suggested one."""
-    scores, best = result.all, cheapest_as_good(result.all)
+    scores, best = result.scores, cheapest_as_good(result.scores)
     front = pareto_front(scores)
     return {
         "precision": result.precision,
@@ -101,7 +101,7 @@ def _shares(weights: Mapping[str, float]) -> dict[str, float]:
 
 def show_subsets(console: Console, result: SubsetsResult) -> None:
     """Print the front, further rows up to the limit, and the settings for the suggestion."""
-    scores = result.all
+    scores = result.scores
     front, best = pareto_front(scores), cheapest_as_good(scores)
     others = [score for score in scores if score not in front and score.margin is None]
     table = Table(

@@ -24,11 +24,6 @@ class Candidate:
     weights: dict[str, float]  # in the manifest's order; an average's sum to one
     method: Method
 
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The members' names, in the manifest's order."""
-        return tuple(self.weights)
-
 
 @dataclass(frozen=True)
 class FitData:

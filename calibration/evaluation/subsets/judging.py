@@ -13,8 +13,9 @@ from calibration.evaluation.cascade import EDGES, CascadePoint, CascadeTally
 from calibration.evaluation.subsets.candidates import Candidate
 from calibration.evaluation.subsets.costs import MemberCost
 from calibration.evaluation.subsets.logistic import FLOOR, log_rows
-from calibration.evaluation.subsets.scores import SubsetScore, SubsetsResult
+from calibration.evaluation.subsets.scores import SubsetScore, SubsetsResult, by_cost
 from calibration.statistics import Paired, Rightness
+from models.accuracy import wilson_interval
 from models.ensemble import Probabilities, average, margins
 from models.record import Precision
 
@@ -71,17 +72,37 @@ class Judge:
         curve = [p for p in self._cascade.curve(cpu_ms) if p.is_setting and p.margin is not None]
         of_curve = [self._of_cascade(point, reference) for point in curve]
         best = max([*right, *of_curve], key=np.count_nonzero)
-        scores = [
-            SubsetScore.of(
-                candidate,
-                int(each.sum()),
-                len(reference),
-                float(nats) / len(reference),
-                Paired.of(reference, each),
-                Paired.of(best, each),
-                costs,
+
+        def score(
+            each: Rightness,
+            candidate: Candidate,
+            cpu_ms: float,
+            nats: float | None = None,
+            margin: float | None = None,
+        ) -> SubsetScore:
+            num_right, members = int(each.sum()), tuple(candidate.weights)
+            return SubsetScore(
+                members=members,
+                weights=candidate.weights,
+                method=candidate.method,
+                margin=margin,
+                top1=num_right / len(each),
+                top1_interval=wilson_interval(num_right, len(each)),
+                nats=nats,
+                lost=Paired.of(reference, each),
+                behind=Paired.of(best, each),
+                cpu_ms=cpu_ms,
+                memory_mb=sum(costs[name].memory_mb for name in members),
             )
-            for candidate, each, nats in zip(self._candidates, right, self._nats, strict=True)
+
+        scores = [
+            score(each, c, sum(cpu_ms[name] for name in c.weights), float(nats) / len(each))
+            for c, each, nats in zip(self._candidates, right, self._nats, strict=True)
+        ]
+        served = Candidate(self._weights, "average")
+        scores += [
+            score(each, served, point.cpu_ms_per_image, margin=point.margin)
+            for point, each in zip(curve, of_curve, strict=True)
         ]
         return SubsetsResult(
             precision=precision,
@@ -89,10 +110,7 @@ class Judge:
             num_judged=len(reference),
             manifest_weights=self._weights,
             costs=dict(costs),
-            scores=scores,
-            cascade=curve,
-            cascade_behind=[Paired.of(best, each) for each in of_curve],
-            cascade_memory_mb=sum(cost.memory_mb for cost in costs.values()),
+            scores=sorted(scores, key=by_cost),
             served_as=served_as,
         )
 

@@ -1,13 +1,11 @@
 """The accuracy and cost of ensembles, and the Pareto front of both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calibration.evaluation.cascade import CascadePoint
-from calibration.evaluation.subsets.candidates import Candidate, Method
+from calibration.evaluation.subsets.candidates import Method
 from calibration.evaluation.subsets.costs import MemberCost
 from calibration.statistics import Paired
-from models.accuracy import wilson_interval
 from models.record import Precision
 
 SIGNIFICANCE = 0.05  # of McNemar's test against the best
@@ -29,32 +27,6 @@ class SubsetScore:
     behind: Paired  # the best ensemble against this one
     cpu_ms: float  # per image, in the networks only
     memory_mb: float  # of the networks
-
-    @classmethod
-    def of(
-        cls,
-        candidate: Candidate,
-        num_right: int,
-        num_images: int,
-        nats: float,
-        lost: Paired,
-        behind: Paired,
-        costs: Mapping[str, MemberCost],
-    ) -> "SubsetScore":
-        """Return a candidate's score; its costs are the sums of its members'."""
-        return cls(
-            members=candidate.members,
-            weights=candidate.weights,
-            method=candidate.method,
-            margin=None,
-            top1=num_right / num_images,
-            top1_interval=wilson_interval(num_right, num_images),
-            nats=nats,
-            lost=lost,
-            behind=behind,
-            cpu_ms=sum(costs[name].cpu_ms for name in candidate.members),
-            memory_mb=sum(costs[name].memory_mb for name in candidate.members),
-        )
 
     @property
     def is_as_good_as_the_best(self) -> bool:
@@ -79,32 +51,8 @@ class SubsetsResult:
     num_judged: int  # other images, for all figures
     manifest_weights: dict[str, float]
     costs: dict[str, MemberCost]
-    scores: list[SubsetScore]
-    cascade: list[CascadePoint]  # with all members, at each threshold
-    cascade_behind: list[Paired]  # the best ensemble against each of these points
-    cascade_memory_mb: float
+    scores: list[SubsetScore]  # with the cascade's thresholds, the cheapest first
     served_as: str  # the set's name in the service's settings
-
-    @property
-    def all(self) -> list[SubsetScore]:
-        """All scores, including the cascade's thresholds, the cheapest first."""
-        points = map(self._of_cascade, self.cascade, self.cascade_behind)
-        return sorted([*self.scores, *points], key=_order)
-
-    def _of_cascade(self, point: CascadePoint, behind: Paired) -> SubsetScore:
-        return SubsetScore(
-            members=tuple(self.manifest_weights),
-            weights=self.manifest_weights,
-            method="average",
-            margin=point.margin,
-            top1=point.top1,
-            top1_interval=point.top1_interval,
-            nats=None,
-            lost=point.lost,
-            behind=behind,
-            cpu_ms=point.cpu_ms_per_image,
-            memory_mb=self.cascade_memory_mb,
-        )
 
 
 def pareto_front(scores: Sequence[SubsetScore]) -> list[SubsetScore]:
@@ -114,7 +62,7 @@ def pareto_front(scores: Sequence[SubsetScore]) -> list[SubsetScore]:
     one of them. Among equals only the first by cost and simplicity is kept.
     """
     front: list[SubsetScore] = []
-    for score in sorted(scores, key=_order):
+    for score in sorted(scores, key=by_cost):
         if not any(_is_as_good(other, score) for other in front):
             front.append(score)
     return front
@@ -122,10 +70,10 @@ def pareto_front(scores: Sequence[SubsetScore]) -> list[SubsetScore]:
 
 def cheapest_as_good(scores: Sequence[SubsetScore]) -> SubsetScore:
     """Return the cheapest score that is not significantly worse than the best."""
-    return min((score for score in scores if score.is_as_good_as_the_best), key=_order)
+    return min((score for score in scores if score.is_as_good_as_the_best), key=by_cost)
 
 
-def _order(score: SubsetScore) -> tuple[float, float, float, int, int]:
+def by_cost(score: SubsetScore) -> tuple[float, float, float, int, int]:
     """Sort by cost, then accuracy, memory and simplicity."""
     of_method = PREFERENCE.index(score.method)
     is_cascade = score.margin is not None
