@@ -5,14 +5,15 @@ import tempfile
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
 
 import yaml
 
+from calibration.evaluation.evaluate import Evaluation
+from calibration.evaluation.multi_label.evaluate import MultiLabelEvaluation
 from calibration.sets.durable import write_manifest
 from calibration.sets.staging import writing
 from calibration.sets.transaction import change
-from models.accuracy import AccuracyRecord, Drop, MultiLabelDrop, MultiLabelScore, Score
+from models.accuracy import AccuracyRecord
 from models.cpus import cpu_model
 from models.errors import ModelSetError
 from models.ledger import current_records, refused
@@ -28,32 +29,7 @@ class OutdatedRecordError(ModelSetError):
     """The set is not the one that was measured any more."""
 
 
-class MeasuredSet(Protocol):
-    """The result of an evaluation, for either task."""
-
-    images_sha256: str
-    int8_kernels: str
-    float_type: dict[Precision, str]
-    cpu_ms_per_image: dict[str, dict[Precision, float]]
-
-    @property
-    def dataset_name(self) -> str:
-        """The name of the dataset."""
-
-    @property
-    def num_images(self) -> int:
-        """How many images were read and answered."""
-
-    @property
-    def scores(self) -> dict[Precision, dict[str, Score | MultiLabelScore]]:
-        """Return the figures of each member, and of the ensemble, by precision."""
-
-    @property
-    def lost(self) -> dict[str, Drop | MultiLabelDrop]:
-        """Return the losses of INT8; empty unless float and INT8 were both measured."""
-
-
-def record_of(model_set: ModelSet, measured: MeasuredSet) -> AccuracyRecord:
+def record_of(model_set: ModelSet, measured: Evaluation | MultiLabelEvaluation) -> AccuracyRecord:
     """Return the evaluation as a record, with the fingerprints of its networks."""
     scores = measured.scores
     precisions = tuple(scores)
@@ -65,7 +41,7 @@ def record_of(model_set: ModelSet, measured: MeasuredSet) -> AccuracyRecord:
         for m in members
     }
     return AccuracyRecord(
-        dataset=measured.dataset_name,
+        dataset=measured.dataset.name,
         images_sha256=measured.images_sha256,
         num_images=measured.num_images,
         measured=date.today(),

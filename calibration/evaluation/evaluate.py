@@ -41,11 +41,6 @@ class Evaluation:
     subsets: SubsetsResult | None = None
 
     @property
-    def dataset_name(self) -> str:
-        """The name of the dataset."""
-        return self.dataset.name
-
-    @property
     def scores(self) -> dict[Precision, dict[str, Score | MultiLabelScore]]:
         """Return the figures for the record."""
         return {

@@ -42,11 +42,6 @@ class MultiLabelEvaluation:
     unreadable: list[str] = field(default_factory=list)
 
     @property
-    def dataset_name(self) -> str:
-        """The name of the dataset."""
-        return self.dataset.name
-
-    @property
     def scores(self) -> dict[Precision, dict[str, Score | MultiLabelScore]]:
         """Return the figures for the record."""
         return {
