@@ -53,7 +53,7 @@ def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
     """
     if source.is_dir():
         named = folder_files(source)
-        names = sorted(p.name for p in source.iterdir() if p.is_dir() and not _is_hidden(p))
+        names = sorted(p.name for p in source.iterdir() if p.is_dir() and not is_hidden(p.name))
     elif source.is_file():
         named = listed_files(source)
         names = sorted({label for _, label in named})
@@ -106,18 +106,9 @@ def short_name(source: Path) -> str:
     return f"{full.parent.name}/{full.name}".encode("utf-8", "replace").decode()
 
 
-def _is_hidden(path: Path) -> bool:
-    return is_hidden(path.name)
-
-
-def _is_image(path: Path, below: Path) -> bool:
-    """Whether a path is an image file without hidden folders below ``below``."""
-    return is_image(path) and not any(map(is_hidden, path.relative_to(below).parts[:-1]))
-
-
 def folder_files(folder: Path) -> list[tuple[Path, str]]:
     """Return each image of an ImageFolder and its folder's name, sorted; raise without any."""
-    paths = sorted(p for p in folder.glob("*/*") if _is_image(p, folder))
+    paths = sorted(p for p in folder.glob("*/*") if is_image(p) and not is_hidden(p.parent.name))
     if not paths:
         raise ModelSetError(f"no images in {folder}: expected {folder}/<class>/<name>.jpg")
     return [(path, path.parent.name) for path in paths]
@@ -153,11 +144,10 @@ def class_indices(
         if set(names) <= set(known):
             _check_unambiguous(names, known, model_set, source)
             return {name: known.index(name) for name in names}, None
-    if source.is_dir() and len(names) == len(labels):
+    is_by_order = source.is_dir() and len(names) == len(labels) and model_set.class_ids is None
+    if is_by_order and not set(names) & set(labels):
         note = "folder names are no classes of the set: taken as its classes in sorted order"
-        known_ids = model_set.class_ids is not None
-        if not known_ids and not set(names) & set(labels):
-            return {name: index for index, name in enumerate(names)}, note
+        return {name: index for index, name in enumerate(names)}, note
     strangers = sorted(set(names) - {name for known in schemes for name in known})
     if not strangers:
         raise ModelSetError(

@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,8 +24,8 @@ VERSION_KEY = b"tandem.model_version"
 PART = re.compile(r"part-\d{6,}\.parquet")
 
 
-class AnswerFile(ABC):
-    """A file of rows; a context manager, which writes the remaining rows even after an error.
+class AnswerFile:
+    """A file of rows; this base class keeps none.
 
     Attributes:
         done: the files that have rows from earlier runs.
@@ -34,18 +33,15 @@ class AnswerFile(ABC):
 
     """
 
-    done: set[str]
-    failed: set[str]
+    def __init__(self) -> None:
+        self.done, self.failed = set[str](), set[str]()
 
-    @abstractmethod
     def check_names(self, files: Iterable[str]) -> None:
         """Raise :class:`ModelSetError` if the rows of these files could not be kept."""
 
-    @abstractmethod
     def add(self, row: Row) -> None:
         """Add a row."""
 
-    @abstractmethod
     def close(self) -> None:
         """Write the remaining rows."""
 
@@ -80,7 +76,8 @@ class JsonLines(AnswerFile):
     """A file with a JSON object per line."""
 
     def __init__(self, out: str, model_version: str) -> None:
-        self.done, self.failed, path = set[str](), set[str](), Path(out)
+        super().__init__()
+        path = Path(out)
         self._file = path.open("a+b")
         try:
             _lock(self._file.fileno(), out)
@@ -104,9 +101,6 @@ class JsonLines(AnswerFile):
             whole += len(line)
         return whole
 
-    def check_names(self, files: Iterable[str]) -> None:
-        """JSON has any name."""
-
     def add(self, row: Row) -> None:
         with _kept(str(self._file.name)):
             self._file.write(json.dumps(row).encode() + b"\n")
@@ -124,6 +118,7 @@ class ParquetParts(AnswerFile):
     """
 
     def __init__(self, out: str, model_version: str) -> None:
+        super().__init__()
         with needs_extra("parquet", f"classify --out {out}"):
             import pyarrow
             import pyarrow.fs
@@ -131,7 +126,7 @@ class ParquetParts(AnswerFile):
         self._arrow, self._parquet = pyarrow, pyarrow.parquet
         self._files, self._folder = self._opened(out)
         self._schema = _schema(pyarrow, model_version)
-        self._rows, self.done, self.failed = list[Row](), set[str](), set[str]()
+        self._rows = list[Row]()
         self._files.create_dir(self._folder)  # fails now if the store is not writable
         held = self._files.get_file_info(pyarrow.fs.FileSelector(self._folder))
         names = sorted(info.base_name for info in held if PART.fullmatch(info.base_name))

@@ -74,14 +74,13 @@ class OfflineRun:
 
     def __init__(self, source: Rows, out: str | None) -> None:
         self._source = source
-        self._out: AnswerFile | None = None if out is None else opened(out, source.model_version)
+        self._out = AnswerFile() if out is None else opened(out, source.model_version)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._out is not None:
-            self._out.close()
+        self._out.close()
 
     def left(self, files: list[str]) -> list[str]:
         """Return the files without a row from earlier runs.
@@ -90,21 +89,18 @@ class OfflineRun:
             ModelSetError: the row of one could not be stored.
 
         """
-        done = set[str]() if self._out is None else self._out.done
-        left = [file for file in files if file not in done]
-        if self._out is not None:
-            self._out.check_names(left)
+        left = [file for file in files if file not in self._out.done]
+        self._out.check_names(left)
         return left
 
     def num_failed_before(self, files: list[str]) -> int:
         """Return how many of the files have an error in a row of an earlier run."""
-        return 0 if self._out is None else len(self._out.failed.intersection(files))
+        return len(self._out.failed.intersection(files))
 
     def rows(self, files: list[str], top_k: int, threshold: float | None) -> Iterator[Row]:
         """Yield a row per file, after storing it."""
         for row in self._source.rows(files, top_k, threshold):
-            if self._out is not None:
-                self._out.add(row)
+            self._out.add(row)
             yield row
 
 

@@ -35,7 +35,7 @@ from models.manifest import (
 )
 from models.model_set import ModelSet
 from models.record import Precision
-from models.runtime import Pixels, read_network
+from models.runtime import read_network
 
 Say = Callable[[str], None]
 
@@ -116,12 +116,16 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     for name, path in floats.items():
         model = read_network(path)
         options[name] = with_model_type(options[name], model)
-        say(f"{name}: quantising on {options[name].subset_size} images{_how(options[name])}")
+        is_transformer = options[name].model_type == "transformer"
+        how = ", as a transformer: smooth quantisation" if is_transformer else ""
+        say(f"{name}: quantising on {options[name].subset_size} images{how}")
+        images = [inputs.of(name, im[None])[0] for im in chosen.pixels[: options[name].subset_size]]
+        labelled = validation.labelled
         with nncf_errors(name):
             outcome.members[name] = quantize_within(
                 model,
-                _of_each(name, chosen.pixels[: options[name].subset_size], inputs),
-                _of_member(name, validation.labelled, inputs),
+                images,
+                labelled and Labelled(inputs.of(name, labelled.pixels), labelled.truth),
                 options[name],
                 max_drop,
                 partial(_say_of, say, name),
@@ -147,11 +151,6 @@ def _chosen(request: Request, num_images: int, inputs: ImageInputs) -> Chosen:
     return packaged_images(num_images, inputs, request.wheels)
 
 
-def _how(options: QuantizationOptions) -> str:
-    is_transformer = options.model_type == "transformer"
-    return ", as a transformer: smooth quantisation" if is_transformer else ""
-
-
 def _with_float(manifest: Manifest) -> list[MemberRecord]:
     """Return the members that can be quantised.
 
@@ -173,18 +172,6 @@ def _check_runtimes(records: Sequence[MemberRecord]) -> None:
                 "makes INT8 for OpenVINO. Add it without --runtime, or quantised already (an ONNX "
                 "with QuantizeLinear)"
             )
-
-
-def _of_each(name: str, images: Sequence[Pixels], inputs: ImageInputs) -> list[Pixels]:
-    """Return images as a member takes them."""
-    return [inputs.of(name, image[None])[0] for image in images]
-
-
-def _of_member(name: str, labelled: Labelled | None, inputs: ImageInputs) -> Labelled | None:
-    """Return the labelled images as a member takes them."""
-    if labelled is None:
-        return None
-    return Labelled(inputs.of(name, labelled.pixels), labelled.truth)
 
 
 def _say_of(say: Say, name: str, text: str) -> None:
