@@ -7,7 +7,8 @@ GIL, so callers run in parallel.
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median, pstdev
@@ -21,7 +22,7 @@ MIN_SAMPLE_S = 0.1  # a virtual machine's clock is too noisy for shorter samples
 WARM_UP = 0.2  # of a run's time
 SMAPS = Path("/proc/self/smaps_rollup")
 MIB = 2**20
-NetworkCall = Callable[[], None]
+NetworkCall = Callable[[], object]
 
 
 @dataclass
@@ -60,7 +61,7 @@ def run_calls(calls: Sequence[NetworkCall], seconds: float, cores: int) -> Calls
         threading.Thread(target=caller, args=(call, own), daemon=True)
         for call, own in zip(calls, latencies, strict=True)
     ]
-    with _Sampled(max(MIN_SAMPLE_S, seconds / SAMPLES), cores) as sampled:
+    with _sampled(max(MIN_SAMPLE_S, seconds / SAMPLES), cores) as shares:
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -68,32 +69,28 @@ def run_calls(calls: Sequence[NetworkCall], seconds: float, cores: int) -> Calls
         taken, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
     if errors:
         raise errors[0]
-    return Calls(taken, [latency for own in latencies for latency in own], cpu_s, sampled.shares)
+    return Calls(taken, [latency for own in latencies for latency in own], cpu_s, shares)
 
 
-class _Sampled:
-    """Samples the process's utilisation on a thread while the block runs."""
+@contextmanager
+def _sampled(every_s: float, cores: int) -> Iterator[list[float]]:
+    """Sample the process's utilisation on a thread while the block runs."""
+    shares, ended = list[float](), threading.Event()
 
-    def __init__(self, every_s: float, cores: int) -> None:
-        self.shares: list[float] = []
-        self._every_s, self._cores = every_s, cores
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> "_Sampled":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
+    def sample() -> None:
         cpu_s, at_s = time.process_time(), time.perf_counter()
-        while not self._ended.wait(self._every_s):
+        while not ended.wait(every_s):
             now_cpu_s, now_s = time.process_time(), time.perf_counter()
-            self.shares.append((now_cpu_s - cpu_s) / (now_s - at_s) / self._cores)
+            shares.append((now_cpu_s - cpu_s) / (now_s - at_s) / cores)
             cpu_s, at_s = now_cpu_s, now_s
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield shares
+    finally:
+        ended.set()
+        thread.join()
 
 
 def figures_of(run: Calls, batch: int, cores: int) -> Figures:

@@ -1,8 +1,8 @@
 """Runs ONNX Runtime, and exports a network for it."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from calibration.sets.fold import MEAN_RGB, SCALE_RGB
 from models.ensemble import Probabilities
 from models.extras import needs_extra
 from models.runtime import Pixels
-
-if TYPE_CHECKING:
-    pass
 
 INPUT, OUTPUT = "images", "logits"
 
@@ -33,11 +30,11 @@ def export(task: RungTask) -> None:
 
         from calibration.ladder.torch_engine import example_input
         from calibration.ladder.torch_network import torch_network
-    partial = task.work / "partial.onnx"
+    incomplete = task.work / "partial.onnx"
     torch.onnx.export(
         torch_network(task),
         (example_input(task),),
-        partial,
+        incomplete,
         input_names=[INPUT],
         output_names=[OUTPUT],
         dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -45,7 +42,7 @@ def export(task: RungTask) -> None:
         external_data=False,
         verbose=False,
     )
-    partial.replace(onnx_file(task.work))
+    incomplete.replace(onnx_file(task.work))
 
 
 class OnnxNetwork:
@@ -69,18 +66,12 @@ class OnnxNetwork:
 
     @property
     def calls(self) -> Sequence[NetworkCall]:
-        return [self._call(batch) for batch in self._inputs]
+        return [partial(self._session.run, [OUTPUT], {INPUT: batch}) for batch in self._inputs]
 
     def predict(self, pixels: Pixels) -> Probabilities:
         """Return the logits for a batch."""
         logits: Probabilities = self._session.run([OUTPUT], {INPUT: normalised(pixels)})[0]
         return logits
-
-    def _call(self, images: np.ndarray) -> NetworkCall:
-        def call() -> None:
-            self._session.run([OUTPUT], {INPUT: images})
-
-        return call
 
 
 def normalised(pixels: Pixels) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Plots a ladder's throughput as SVG with matplotlib, and renders the HTML page."""
 
-import io
 from typing import Any
 
 from calibration.ladder.report import PUBLISHED_SPEED_UP, Row, against_published, has_figure
@@ -13,14 +12,6 @@ COLORS = {
     "ensemble": "#9a8a2b",
     None: "#1b6f5f",  # the service
 }
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "svg.hashsalt": "tandem",  # equal figures give equal files
-}
 TEMPLATE = "page.html.j2"
 
 
@@ -29,6 +20,8 @@ def draw(rows: list[Row], title: str) -> str:
     with needs_extra("calibrate", "ladder --plot"):
         import matplotlib as mpl
         from matplotlib.figure import Figure
+
+        from calibration.evaluation.reports.plots import STYLE, svg_of
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 1.2 + 0.34 * len(rows)))
         axes = figure.add_subplot()
@@ -46,9 +39,7 @@ def draw(rows: list[Row], title: str) -> str:
         axes.set_xlim(0, 1.25 * max([*rates, 1.0]))
         axes.set_xlabel("images/s (and times the first rung)")
         axes.set_title(title, loc="left")
-        text = io.StringIO()
-        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
-    return text.getvalue()
+        return svg_of(figure)
 
 
 def _rate(row: Row) -> float:
@@ -89,11 +80,10 @@ def render(content: dict[str, Any], rows: list[Row], title: str) -> str:
     environment = Environment(
         loader=PackageLoader("calibration.ladder", "."), autoescape=True, undefined=StrictUndefined
     )
-    svg = draw(rows, title)
     return environment.get_template(TEMPLATE).render(
         r=content,
         title=title,
-        plot=Markup(svg[svg.index("<svg") :]),  # matplotlib escapes the text
+        plot=Markup(draw(rows, title)),  # matplotlib escapes the text
         has_watts=has_figure(rows, "watts"),
         has_top1=has_figure(rows, "top1"),
         published=against_published(rows) or "",

@@ -16,6 +16,7 @@ from calibration.ladder.engine import (
     TRUTH_NAME,
     random_pixels,
 )
+from calibration.ladder.onnx_engine import export
 from calibration.ladder.openvino_engine import int8_file, member_ir
 from calibration.ladder.rung import LABELLED_FILES, RungNetwork, RungTask
 from models.errors import ImageError, ModelSetError
@@ -33,7 +34,6 @@ from models.record import Precision
 from models.runtime import read_network
 
 CALIBRATION_IMAGES = 48  # random images: they set ranges, whose quality does not matter for speed
-TRANSFORMER = {"MVN", "ScaledDotProductAttention"}  # layer normalisation, attention
 
 
 def make_set(task: RungTask) -> None:
@@ -81,21 +81,12 @@ def quantize(task: RungTask) -> None:
 
 
 def quantized_by_random_images(model: ov.Model, network: RungNetwork) -> ov.Model:
-    """Quantise with NNCF as ``tandem quantize`` does; transformers by NNCF's own advice."""
+    """Quantise as ``tandem quantize`` does."""
     with needs_extra("calibrate", "ladder"):
-        import nncf
-    options = QuantizationOptions()
-    images = random_pixels(CALIBRATION_IMAGES, network.size)
-    kinds = {node.get_type_name() for node in model.get_ordered_ops()}
-    quantized: ov.Model = nncf.quantize(
-        model,
-        nncf.Dataset([image[np.newaxis] for image in images]),
-        preset=nncf.QuantizationPreset(options.preset),
-        subset_size=CALIBRATION_IMAGES,
-        fast_bias_correction=options.fast_bias_correction,
-        model_type=nncf.ModelType.TRANSFORMER if kinds & TRANSFORMER else None,
+        from calibration.quantization.quantize import quantize as quantized
+    return quantized(
+        model, list(random_pixels(CALIBRATION_IMAGES, network.size)), QuantizationOptions()
     )
-    return quantized
 
 
 def keep_labelled(task: RungTask) -> None:
@@ -137,15 +128,9 @@ def _some(dataset: Dataset, max_images: int) -> Dataset:
     return Dataset(dataset.name, tuple(chosen), dataset.notes)
 
 
-def _export(task: RungTask) -> None:
-    from calibration.ladder.onnx_engine import export  # it imports torch
-
-    export(task)
-
-
 PREPARATIONS: dict[str, Callable[[RungTask], None]] = {
     "make_set": make_set,
     "labelled": keep_labelled,
     "quantize": quantize,
-    "export": _export,
+    "export": export,
 }

@@ -3,6 +3,7 @@
 import shutil
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ class TorchNetwork:
 
     @property
     def calls(self) -> Sequence[NetworkCall]:
-        return [self._call(batch) for batch in self._inputs]
+        return [partial(self._run, batch) for batch in self._inputs]
 
     def predict(self, pixels: Pixels) -> Probabilities:
         """Return the logits for a batch."""
@@ -65,9 +66,6 @@ class TorchNetwork:
             return torch.compile(network)  # compiles at the first call
         return network
 
-    def _call(self, tensor: torch.Tensor) -> NetworkCall:
-        return lambda: _ignored(self._run(tensor))
-
     def _run(self, tensor: torch.Tensor) -> torch.Tensor:
         self._use_threads()
         with torch.inference_mode(mode=self._options.is_inference_mode):
@@ -79,10 +77,6 @@ class TorchNetwork:
         if self._options.threads and not hasattr(self._of_thread, "is_set"):
             torch.set_num_threads(self._options.threads)
             self._of_thread.is_set = True
-
-
-def _ignored(_: torch.Tensor) -> None:
-    return None
 
 
 def check_possible(options: RungOptions) -> None:
