@@ -4,12 +4,14 @@ import csv
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import ModelSetError
 from models.image_files import SUFFIXES, images_below, is_hidden, is_image
 from models.model_set import ModelSet
+from models.record import sha256_of
 
 HEADERS = (["file", "label"], ["file", "labels"])  # of a list; it may have no header
 
@@ -182,6 +184,16 @@ def some(names: list[str], limit: int = 5) -> str:
     """Return the first names as text, with the number of all."""
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"
+
+
+def file_hashes(images: Iterable[ImageFile]) -> dict[Path, str]:
+    """Return the SHA-256 of each file that can be read."""
+    hashes = dict[Path, str]()
+    for image in images:
+        with suppress(OSError, ModelSetError):
+            if image.path.is_file():
+                hashes[image.path] = sha256_of(image.path)
+    return hashes
 
 
 def images_digest(sha256s: Iterable[str]) -> str:

@@ -5,7 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from calibration.datasets.labelled import Dataset, ImageFile, LabelledImage, images_digest
+from calibration.datasets.labelled import (
+    Dataset,
+    ImageFile,
+    LabelledImage,
+    file_hashes,
+    images_digest,
+)
 from calibration.evaluation.cascade import CascadeTally
 from calibration.evaluation.inference import Networks, PredictedBatch, batches, through_threads
 from calibration.evaluation.subsets.scores import SubsetsResult
@@ -15,7 +21,7 @@ from calibration.statistics import Paired, Rightness
 from models.accuracy import ENSEMBLE, Drop, MultiLabelDrop, MultiLabelScore, Score
 from models.errors import ModelSetError
 from models.model_set import ModelSet, read_lines
-from models.record import Precision, sha256_of
+from models.record import Precision
 
 Track = Callable[[Iterable[Sequence[LabelledImage]], int], Iterable[Sequence[LabelledImage]]]
 Observer = Callable[[PredictedBatch], None]
@@ -148,23 +154,12 @@ def check_not_calibrated(model_set: ModelSet, images: Sequence[ImageFile]) -> st
     """Raise if an image was used for calibration; return a hash over all images' hashes."""
     record = model_set.manifest.calibration
     used = set(read_lines(model_set.verified(record))) if record else set()
-    hashes = []
-    seen: list[str] = []
-    for image in images:
-        try:
-            if not image.path.is_file():
-                continue
-            value = sha256_of(image.path)
-        except (OSError, ModelSetError):
-            continue  # unreadable, which is listed later
-        hashes.append(value)
-        if value in used:
-            seen.append(str(image.path))
-    if seen:
+    hashes = file_hashes(images)  # what is unreadable is listed later
+    if seen := [path for path, value in hashes.items() if value in used]:
         raise ModelSetError(
             f"{len(seen)} of {len(images)} images were used to calibrate "
             f"{model_set.name} (INT8 was fitted to them, or chose its float layers by them), as "
             f"{seen[0]}: accuracy on them proves nothing. Give other images, or quantise again "
             "without these"
         )
-    return images_digest(hashes)
+    return images_digest(hashes.values())

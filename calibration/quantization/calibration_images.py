@@ -8,7 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.datasets.labelled import LabelledImage, find_images, read_dataset
+from calibration.datasets.labelled import (
+    LabelledImage,
+    file_hashes,
+    find_images,
+    read_dataset,
+)
 from calibration.quantization.quantize import Labelled
 from models.errors import ImageError, ModelSetError
 from models.image_inputs import ImageInputs
@@ -80,22 +85,22 @@ class HeldOut:
 
 
 def held_out(
-    images: Path | None, validation: Path | None, model_set: ModelSet, used: Sequence[Path]
+    images: Path | None, validation: Path | None, model_set: ModelSet, calibration: Chosen
 ) -> HeldOut:
     """Read the images of ``validation``, or else those of ``images`` that calibration left.
 
-    The latter are used only if they are labelled and enough. At most 2000 are used, since they are
-    held in memory.
+    The latter are used only if they are labelled and enough, without copies of calibration images.
+    At most 2000 are used, since they are held in memory.
 
     Raises:
-        ModelSetError: ``validation`` cannot be used.
+        ModelSetError: ``validation`` cannot be used, or has calibration images.
 
     """
     if model_set.manifest.task == "multi_label":
         return _of_multi_label(model_set, validation)
     if validation is not None:
         dataset = read_dataset(validation, model_set)
-        left = dataset.images
+        taken = set[Path]()
     elif images is None:
         return HeldOut("nothing: packaged photographs have no labels of this set")
     else:
@@ -103,14 +108,22 @@ def held_out(
             dataset = read_dataset(images, model_set)
         except ModelSetError:
             return HeldOut(f"{images} has no labels of this set")
-        taken = {path.resolve() for path in used}
-        left = tuple(image for image in dataset.images if image.path.resolve() not in taken)
-        if len(left) < MIN_VALIDATION:
-            return HeldOut(f"{len(left)} images are left for it, {MIN_VALIDATION} are needed")
-    chosen = list(left)
-    if len(chosen) > MAX_VALIDATION:
-        chosen = random.Random(SEED).sample(chosen, MAX_VALIDATION)
-    labelled, hashes = _read(chosen, model_set.manifest.inputs)
+        taken = {path.resolve() for path in calibration.paths}
+    left = [image for image in dataset.images if image.path.resolve() not in taken]
+    if len(left) > MAX_VALIDATION:
+        left = random.Random(SEED).sample(left, MAX_VALIDATION)
+    used = set(calibration.hashes)
+    copies = {path for path, value in file_hashes(left).items() if value in used}
+    if validation is not None and copies:
+        raise ModelSetError(
+            f"--validation {validation}: {len(copies)} of {len(left)} images calibrate INT8 too, "
+            f"as {min(copies)}: the drop on them proves nothing. Give other images, or leave "
+            "--validation out, and what calibration leaves of --images measures the drop"
+        )
+    left = [image for image in left if image.path not in copies]
+    if validation is None and len(left) < MIN_VALIDATION:
+        return HeldOut(f"{len(left)} images are left for it, {MIN_VALIDATION} are needed")
+    labelled, hashes = _read(left, model_set.manifest.inputs)
     description = f"{len(hashes)} images of {validation or images}"
     return HeldOut(description, labelled, tuple(hashes), dataset.name)
 

@@ -33,7 +33,7 @@ from models.manifest import (
     QuantizationOptions,
     read_manifest,
 )
-from models.model_set import ModelSet
+from models.model_set import ModelSet, read_lines
 from models.record import Precision
 from models.runtime import read_network
 
@@ -100,6 +100,7 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     manifest = model_set.manifest
     records = [manifest.member(n) for n in request.members] or _with_float(manifest)
     _check_runtimes(records)
+    hashes = _kept_hashes(model_set, records)
     floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
     options = {m.name: request.options_of(m) for m in records}
     for name, path in floats.items():
@@ -110,7 +111,7 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     inputs = manifest.inputs
     say(f"reading {size} images of {request.images or SOURCE}")
     chosen = _chosen(request, size, inputs)
-    validation = held_out(request.images, request.validation, model_set, chosen.paths)
+    validation = held_out(request.images, request.validation, model_set, chosen)
     outcome = MemberQuantization(validation=validation.description, unreadable=chosen.unreadable)
     max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
     for name, path in floats.items():
@@ -131,7 +132,7 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
                 partial(_say_of, say, name),
                 len(floats),
             )
-    hashes = set(chosen.hashes)
+    hashes |= set(chosen.hashes)
     if any(q.is_retried for q in outcome.members.values()):
         hashes |= set(validation.hashes)  # they chose float layers, so INT8 is fitted to them
     made = _with_int8(staging, manifest, outcome, options, hashes, validation)
@@ -174,6 +175,14 @@ def _check_runtimes(records: Sequence[MemberRecord]) -> None:
             )
 
 
+def _kept_hashes(model_set: ModelSet, records: Sequence[MemberRecord]) -> set[str]:
+    """Return the hashes of the images that calibrated the other members."""
+    record = model_set.manifest.calibration
+    if record is None or all(member in records for member in model_set.manifest.members):
+        return set()
+    return set(read_lines(model_set.verified(record)))
+
+
 def _say_of(say: Say, name: str, text: str) -> None:
     say(f"{name}: {text}")
 
@@ -187,11 +196,10 @@ def _with_int8(
     validation: HeldOut,
 ) -> Manifest:
     """Write the networks and return their manifest, without the accuracy of earlier ones."""
-    members, is_partial = [], False
+    members = []
     for member in manifest.members:
         if (quantized := outcome.members.get(member.name)) is None:
             members.append(member)
-            is_partial = True
             continue
         network = staging.network(quantized.model, f"{member.name}-int8", is_float=False)
         networks: dict[Precision, Network] = {**member.networks, "INT8": network}
@@ -202,10 +210,6 @@ def _with_int8(
             "validation_drop": _validation_drop(network, quantized, validation),
         }
         members.append(member.model_copy(update=update))
-    if is_partial and manifest.calibration is not None:
-        hashes = hashes | set(
-            (staging.folder / manifest.calibration.path).read_text("utf-8").split()
-        )
     lines = "".join(f"{value}\n" for value in sorted(hashes))
     changed = manifest.model_copy(
         update={

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,21 @@ def test_ctrl_c_half_way_leaves_the_set_as_it_was(
         quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     assert done
     assert content(folder) == before
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("0" * 64 + "\n")])
+def test_quantising_a_member_needs_the_others_calibration_list_before_any_work(
+    folder: Path, pictures: Path, damage: Callable[[Path], object]
+) -> None:
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=9))
+    damage(folder / "calibration-images.txt")
+    before, said = content(folder), list[str]()
+    request = Request(pictures, subset_size=9, members=("unsure",))
+    with pytest.raises(ModelSetError, match=r"calibration-images\.txt (is missing|was altered)"):
+        quantize_set(load_model_set(str(folder)), request, said.append)
+    assert not said
+    assert content(folder) == before
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=9))  # makes it again
 
 
 def test_the_same_images_are_drawn_again(folder: Path, pictures: Path) -> None:

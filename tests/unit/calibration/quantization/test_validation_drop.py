@@ -1,6 +1,7 @@
 """The drop that ``tandem quantize`` measures: it can refuse the set, and never verify it."""
 
 import hashlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,14 @@ import pytest
 from app.errors import UnverifiedError
 from app.graph.set_checks import check_accuracy
 from app.settings import Settings
+from calibration.quantization import calibration_images
 from calibration.quantization import quantize_set as module
 from calibration.quantization.quantize import Labelled, Quantized, rightness
 from calibration.quantization.quantize_set import Request, quantize_set
 from calibration.statistics import Paired
+from models.errors import ModelSetError
+from models.image import ImageRule
+from models.image_inputs import ImageInputs
 from models.ledger import judge
 from models.manifest import read_manifest
 from models.model_set import load_model_set
@@ -80,3 +85,35 @@ def test_a_drop_within_the_limit_verifies_nothing(
 def test_without_validation_images_no_drop_is_kept(folder: Path, pictures: Path) -> None:
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     assert [m.validation_drop for m in read_manifest(folder).members] == [None, None]
+
+
+INPUTS = ImageInputs({"a": ImageRule(16, 18)})
+
+
+def test_validation_images_that_calibrate_are_refused(
+    folder: Path, pictures: Path, tmp_path: Path
+) -> None:
+    model_set = load_model_set(str(folder))
+    drawn = calibration_images.draw_images(pictures, 12, INPUTS)
+    copies = shutil.copytree(pictures, tmp_path / "copies")
+    for validation in (pictures, copies):
+        with pytest.raises(ModelSetError, match="12 of 15 images calibrate INT8 too, as "):
+            calibration_images.held_out(pictures, validation, model_set, drawn)
+
+
+def test_copies_of_calibration_images_are_left_out(
+    folder: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration_images, "MIN_VALIDATION", 6)
+    model_set = load_model_set(str(folder))
+    images = shutil.copytree(pictures, tmp_path / "images")
+    for path in sorted(images.glob("*/*")):
+        shutil.copy(path, path.with_stem(f"{path.stem}-copy"))
+    drawn = calibration_images.draw_images(images, 12, INPUTS)
+    kept = calibration_images.held_out(images, None, model_set, drawn)
+    assert kept.hashes
+    assert not set(kept.hashes) & set(drawn.hashes)
+    monkeypatch.setattr(calibration_images, "MIN_VALIDATION", len(kept.hashes) + 1)
+    few = calibration_images.held_out(images, None, model_set, drawn)
+    assert few.labelled is None
+    assert few.description.startswith(f"{len(kept.hashes)} images are left for it")
