@@ -27,7 +27,9 @@ def class_shares(classes: Sequence[ClassShare]) -> str:
         for (name, shares), shift in zip(values.items(), (-HEIGHT / 2, HEIGHT / 2), strict=True):
             percents = [100 * share for share in shares]
             axes.barh(places + shift, percents, HEIGHT * 0.95, label=name, color=COLORS[name])
-        axes.set_yticks(places, [share.label for share in classes])
+        # matplotlib takes no lone surrogates, which JSON's labels may have
+        labels = [share.label.encode("utf-8", "replace").decode() for share in classes]
+        axes.set_yticks(places, labels)
         axes.invert_yaxis()
         axes.set_xlabel("% of the images")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)

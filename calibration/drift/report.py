@@ -13,7 +13,6 @@ from models.extras import needs_extra
 
 MAX_LISTED = 10  # classes in the table
 MAX_DRAWN = 20  # classes on the page
-TEMPLATE = "page.html.j2"
 
 
 def as_json(reference: Answers, samples: Answers, drift: Drift) -> dict[str, Any]:
@@ -107,17 +106,16 @@ def p_shown(value: float) -> str:
     return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
-def render(title: str, reference: Answers, samples: Answers, drift: Drift) -> str:
+def render(title: str, reference: Answers, samples: Answers, drift: Drift) -> bytes:
     """Return the HTML page, which loads nothing over the network."""
     with needs_extra("calibrate", "drift --html"):
-        from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
 
         from calibration.drift import plots
-    environment = Environment(
-        loader=PackageLoader("calibration.drift", "."), autoescape=True, undefined=StrictUndefined
-    )
-    return environment.get_template(TEMPLATE).render(
+        from calibration.evaluation.reports.html import rendered
+    return rendered(
+        "calibration.drift",
+        "page.html.j2",
         title=title,
         is_drift=drift.is_drift,
         verdict=verdict(reference, samples, drift),

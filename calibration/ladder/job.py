@@ -8,6 +8,7 @@ from typing import Any
 from calibration.ladder.rung import LadderError, RungNetwork, RungTask, TorchSource
 from calibration.ladder.rungs import SERVICE, Rung, rungs
 from models.cpus import available_cpus
+from models.image_files import first_not_utf8
 from models.model_set import ModelSet, load_model_set, search_path
 
 RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.training.unfold can restore
@@ -44,6 +45,12 @@ class LadderJob:
     cores: int
     impossible: dict[str, str]  # the reason, by the rung's name
     fingerprint: str  # of the networks' files; empty for random weights
+
+    def __post_init__(self) -> None:
+        """Refuse the names that no task can hold."""
+        paths = (self.network.model_set, self.work, *filter(None, [self.asked.images]))
+        if (name := first_not_utf8(str(path.absolute()) for path in paths)) is not None:
+            raise LadderError(f"the name {name!r} is not UTF-8, as a rung's task is; rename it")
 
     def task(self, engine: Any, choices: Any = None) -> RungTask:
         """Return the task for a process."""

@@ -12,7 +12,6 @@ COLORS = {
     "ensemble": "#9a8a2b",
     None: "#1b6f5f",  # the service
 }
-TEMPLATE = "page.html.j2"
 
 
 def draw(rows: list[Row], title: str) -> str:
@@ -72,15 +71,15 @@ def _mark_published(axes: Any, rows: list[Row]) -> None:
         )
 
 
-def render(content: dict[str, Any], rows: list[Row], title: str) -> str:
+def render(content: dict[str, Any], rows: list[Row], title: str) -> bytes:
     """Return the page; ``content`` is the content of ``--json``."""
     with needs_extra("calibrate", "ladder --html"):
-        from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
-    environment = Environment(
-        loader=PackageLoader("calibration.ladder", "."), autoescape=True, undefined=StrictUndefined
-    )
-    return environment.get_template(TEMPLATE).render(
+
+        from calibration.evaluation.reports.html import rendered
+    return rendered(
+        "calibration.ladder",
+        "page.html.j2",
         r=content,
         title=title,
         plot=Markup(draw(rows, title)),  # matplotlib escapes the text

@@ -113,9 +113,9 @@ class Store:
         return self.folder / LOGS / f"{name}.log"
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file in one step; raise :class:`LadderError` if it cannot be written."""
     try:
-        result_files.write_whole(path, text)
+        result_files.write_whole(path, content)
     except OSError as error:
         raise LadderError(f"cannot write {path}: {error.strerror}; make room there") from error

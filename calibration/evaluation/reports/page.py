@@ -3,20 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from calibration.evaluation.cascade import SUGGESTED_WITHIN, cheapest_within
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.reports import plots
 from calibration.evaluation.reports.cascade import points_of
+from calibration.evaluation.reports.html import rendered
 from calibration.evaluation.reports.subset_plot import subsets_svg
+from calibration.evaluation.reports.tables import points
 from models.accuracy import ENSEMBLE
 from models.model_set import ModelSet
 from models.record import Precision
 from models.result_files import write_result
-
-TEMPLATE = "report.html.j2"
 
 
 def write_page(
@@ -26,14 +25,11 @@ def write_page(
     precision: Precision = "INT8" if "INT8" in measured.tallies else "FP16"
     tallies = measured.tallies[precision]
     lead = tallies.get(ENSEMBLE) or next(iter(tallies.values()))
-    environment = Environment(
-        loader=PackageLoader("calibration.evaluation.reports", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["points"] = lambda fraction: f"{fraction * 100:+.2f}"
-    text = environment.get_template(TEMPLATE).render(
+    page = rendered(
+        "calibration.evaluation.reports",
+        "report.html.j2",
         r=content,
+        points=points,
         precision=precision,
         lead=next(name for name, tally in tallies.items() if tally is lead),
         names=[*content["fingerprints"], ENSEMBLE],
@@ -46,17 +42,17 @@ def write_page(
         reliability=Markup(plots.reliability(tallies)),
         subsets=Markup(subsets_svg(measured.subsets) if measured.subsets else ""),
     )
-    write_result(path, text.encode("utf-8", "replace"))  # file names need not be UTF-8
+    write_result(path, page)
 
 
 def _cascade(measured: Evaluation, precision: Precision) -> str:
     """Plot the cascade's curve and each member alone; "" without a cascade."""
     if precision not in measured.cascades:
         return ""
-    points = points_of(measured, precision)
+    curve = points_of(measured, precision)
     alone = {
         name: (measured.cpu_ms_per_image[name][precision], tally.top1)
         for name, tally in measured.tallies[precision].items()
         if name != ENSEMBLE
     }
-    return plots.cascade(points, cheapest_within(points, SUGGESTED_WITHIN), alone)
+    return plots.cascade(curve, cheapest_within(curve, SUGGESTED_WITHIN), alone)

@@ -1,6 +1,7 @@
 """``tandem drift``: table, page, JSON, exit code."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,16 @@ def test_drift_in_table_json_and_page(tmp_path: Path) -> None:
     assert text.count("<svg") == 2
     assert "&lt;a&gt;" in text
     assert "<a>" not in text
+
+
+def test_names_that_are_not_utf8_are_on_the_page_and_no_drift(tmp_path: Path) -> None:
+    path = record(tmp_path / os.fsdecode(b"caf\xe9.jsonl"), "a\ud800")
+    page = tmp_path / "page.html"
+    done = tandem("drift", "--reference", path, "--samples", path, "--html", page, "--json", "-")
+    assert done.exit_code == 0, done.output
+    text = page.read_text("utf-8")
+    assert "caf?.jsonl" in text
+    assert "&lt;?&gt;" in text
 
 
 def test_json_alone_on_stdout(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """What is asked of a ladder, checked before anything runs."""
 
+import os
+import shutil
+
 import pytest
 
 from calibration.ladder.rung import LadderError
@@ -67,6 +70,15 @@ def test_a_name_that_is_no_torchvision_network_or_path(tmp_path):
         job_of("nothing", tmp_path)
     with pytest.raises(ModelSetError, match="has no member"):
         job_of("imagenette", tmp_path, member="vgg")
+
+
+@pytest.mark.parametrize("option", ["network", "images", "work"])
+def test_a_name_that_is_not_utf8_is_refused(tiny_set, tmp_path, option):
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    shutil.copytree(tiny_set, odd)
+    asked = {"network": tiny_set, "work": tmp_path / "work"} | {option: odd}
+    with pytest.raises(LadderError, match=r"caf\\xe9' is not UTF-8"):
+        job_of(**asked)
 
 
 def test_results_depend_on_the_networks_files(tiny_set, tmp_path):

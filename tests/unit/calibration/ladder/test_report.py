@@ -117,7 +117,7 @@ def test_the_plot_is_svg_with_every_rung_and_always_the_same(job):
 
 def test_the_page_escapes_what_it_is_told_and_loads_nothing(job):
     rows = rows_of(job, results())
-    html = render(as_json(job, rows, MACHINE, 1.0), rows, "resnet18 <at> 64 px")
+    html = render(as_json(job, rows, MACHINE, 1.0), rows, "resnet18 <at> 64 px").decode()
     assert "no &lt;compiler&gt; [bold] &amp; $x^2$" in html
     assert "<compiler>" not in html
     assert "resnet18 &lt;at&gt; 64 px" in html
@@ -126,7 +126,13 @@ def test_the_page_escapes_what_it_is_told_and_loads_nothing(job):
     assert "<svg" in html
 
 
+def test_a_page_with_names_that_are_not_utf8(job):
+    rows = rows_of(job, results())
+    content = as_json(job, rows, MACHINE, 1.0) | {"weights": "caf\udce9"}
+    assert b"weights: caf?." in render(content, rows, "t")
+
+
 def test_a_page_of_nothing_measured(job):
     nothing = {rung.name: RungResult(outcome="failed", reason="x") for rung in job.rungs}
     rows = rows_of(job, nothing)
-    assert "failed" in render(as_json(job, rows, MACHINE, 1.0), rows, "t")
+    assert b"failed" in render(as_json(job, rows, MACHINE, 1.0), rows, "t")
