@@ -17,7 +17,8 @@ from models.ensemble import Probabilities, average, is_sure, tempered
 from models.image_inputs import ImageInputs
 from models.manifest import read_manifest
 from models.model_set import ModelSet
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions
+from models.runtimes.load import load
+from models.runtimes.options import Pixels, RuntimeOptions
 
 
 class EnsembleNetwork:
@@ -44,8 +45,7 @@ class EnsembleNetwork:
         self._weights = manifest.weights
         self._temperatures, self._temperature = manifest.temperatures, manifest.temperature
         self._networks = {
-            name: CompiledNetwork(model_set.network_path(name, "INT8"), compiled)
-            for name in self._weights
+            name: load(model_set.network_path(name, "INT8"), compiled) for name in self._weights
         }
         self._first = next(iter(self._weights))
         self._num_asked = self._num_skipped = 0

@@ -159,7 +159,7 @@ def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
     """Return why a rung is impossible for this set, or ""."""
     members = model_set.manifest.members
     own = model_set.manifest.member(network.name).networks
-    lacking = [m.name for m in members if "INT8" not in m.networks]
+    lacking = [m.name for m in members if m.precision_of("INT8") not in m.networks]
     if rung.engine in ("torch", "onnxruntime") and network.torch_source == "none":
         return (
             f"{network.name} of {model_set.name} has no PyTorch source; the speed of a torchvision "

@@ -62,6 +62,9 @@ def run_service_rung(job: LadderJob, store: Store, cascade_margin: float | None)
             prepared_s = time.monotonic() - started
             figures = _measured(job, store, url, psutil.Process(process.pid))
             figures = figures.model_copy(update=_top1(url, store.folder))
+        except (httpx.HTTPError, OSError, psutil.Error) as error:
+            why = str(error) or type(error).__name__
+            raise LadderError(f"the service could not be measured to the end: {why}") from error
         finally:
             process.interrupt(STOP_S)  # as Ctrl-C does
     clients = CLIENTS_PER_CORE * job.cores
@@ -197,8 +200,9 @@ def _top1(url: str, work: Path) -> dict[str, float | int]:
     with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
         for path, index in files:
             answer = client.post("/v1/classify", params={"top_k": 1}, content=path.read_bytes())
-            if answer.status_code == 200:
-                num_right += answer.json()["predictions"][0]["index"] == index
+            if answer.status_code != 200:
+                raise LadderError(f"{path}: the service answers {answer.text[:300]}")
+            num_right += answer.json()["predictions"][0]["index"] == index
     return {"top1": round(num_right / len(files), 4), "num_labelled": len(files)}
 
 

@@ -94,10 +94,9 @@ class Store:
 
     def remove_networks(self) -> None:
         """Remove the rungs' shared files, so that they are made again."""
-        for path in (*self.folder.glob("*.npy"), *self.folder.glob("*.onnx")):
-            path.unlink(missing_ok=True)
-        for name in ("int8.xml", "int8.bin", LABELLED_FILES):
-            (self.folder / name).unlink(missing_ok=True)
+        for pattern in ("*.npy", "*.onnx", "*int8.xml", "*int8.bin", LABELLED_FILES):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
         for path in self.folder.glob("*-random"):
             shutil.rmtree(path, ignore_errors=True)
         for path in (self.folder / RESULTS).glob("prepare-*.json"):

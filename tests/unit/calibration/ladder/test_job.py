@@ -11,6 +11,7 @@ from models.errors import ModelSetError
 from models.manifest import read_manifest
 from tests.support.calibration.evaluated_sets import two_precisions
 from tests.support.calibration.ladders import job_of
+from tests.support.runtime_files import write_mixed_set
 from tests.support.scored_sets import write_scored_set
 from tests.support.tiny_networks import write_tiny_set
 
@@ -40,6 +41,11 @@ def test_what_a_set_lacks_is_told_by_rung(tmp_path):
     assert "tandem quantize" in impossible["service"]
     assert "one member" in impossible["cascade"]
     assert {"openvino", "int8"}.isdisjoint(impossible)
+
+
+def test_a_member_of_onnx_runtime_runs_as_it_is(tmp_path):
+    mixed = write_mixed_set(tmp_path / "set", runtimes=("openvino", "onnxruntime"))
+    assert {"ensemble", "cascade", "service"}.isdisjoint(job_of(mixed, tmp_path).impossible)
 
 
 def test_both_precisions_leave_nothing_out_but_pytorch(tmp_path):

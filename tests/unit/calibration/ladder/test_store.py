@@ -56,6 +56,16 @@ def test_the_files_of_somebody_else_stay(tmp_path):
     assert all(path.exists() for path in kept)
 
 
+def test_networks_are_removed_with_the_parts_of_a_killed_preparation(tmp_path):
+    store = Store(tmp_path)
+    with store.opened(FACTS, is_resumed=False):
+        before = sorted(tmp_path.iterdir())
+        for name in ("int8.xml", "int8.bin", "partial-int8.xml", "partial-int8.bin", "a.onnx"):
+            (tmp_path / name).touch()
+        store.remove_networks()
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with (

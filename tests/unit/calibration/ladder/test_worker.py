@@ -10,15 +10,20 @@ import pytest
 
 from calibration.ladder import worker
 from calibration.ladder.engine import PIXELS_NAME, TRUTH_NAME, SkippedError, random_pixels
-from calibration.ladder.prepare import quantize
+from calibration.ladder.prepare import quantize, quantized_by_random_images
 from calibration.ladder.rung import RungOptions, RungResult, RungTask, read_result
 from calibration.ladder.worker import best_choice, outcome_of
+from calibration.quantization.quantize import quantized_layers
 from calibration.sets.durable import write_manifest
 from models.extras import needs_extra
 from models.image_record import ImageRecord
 from models.manifest import read_manifest
+from models.runtimes.interface import LoadedNetwork
+from models.runtimes.load import load
+from models.runtimes.options import RuntimeOptions
 from tests.support.calibration.evaluated_sets import two_precisions
 from tests.support.calibration.ladders import tiny_task
+from tests.support.runtime_files import write_mixed_set
 from tests.support.tiny_networks import save_model, tiny_model, write_pictures, write_tiny_set
 
 INT8 = RungOptions(precision="INT8")
@@ -148,6 +153,31 @@ def test_a_member_without_int8_gets_one_in_the_work_folder(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == before  # the set is nobody's to change
     result = outcome_of(tiny_task(folder, tmp_path, "openvino", INT8))
     assert result.outcome == "measured", result.reason
+
+
+def test_a_network_with_a_fixed_batch_is_quantised_as_tandem_quantize_does():
+    model = tiny_model(num_convolutions=1)
+    model.reshape([4, 16, 16, 3])
+    network = tiny_task(Path("set"), Path("work"), "quantize").network
+    made = quantized_by_random_images(model, network)
+    assert list(made.input().shape) == [4, 16, 16, 3]
+    assert quantized_layers(made)
+
+
+def test_an_ensemble_with_a_member_of_onnx_runtime(tmp_path, monkeypatch):
+    folder = write_mixed_set(tmp_path / "set", runtimes=("openvino", "onnxruntime"))
+    runtimes = set[str]()
+
+    def noted(path: Path, options: RuntimeOptions) -> LoadedNetwork:
+        network = load(path, options)
+        runtimes.add(network.runtime)
+        return network
+
+    monkeypatch.setattr("calibration.ladder.ensemble_engine.load", noted)
+    task = tiny_task(folder, tmp_path, "ensemble", INT8.model_copy(update={"batch": 4}))
+    result = outcome_of(task)
+    assert result.outcome == "measured", result.reason
+    assert runtimes == {"openvino", "onnxruntime"}
 
 
 def test_the_fastest_choice_is_measured():
