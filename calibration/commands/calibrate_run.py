@@ -70,15 +70,16 @@ def calibrate(
     fit = TemperatureFit(plain, precision)
     evaluate(ModelSet(model_set.folder, plain), dataset, (precision,), track=track, observe=fit.add)
     fitted = fit.result()
-    if options.is_recorded:
-        manifest = with_temperatures(model_set.manifest, fitted.temperatures)
-        _write(model_set, manifest, command_of(options))
     facts = {"set": model_set.name, "precision": precision, **asdict(fitted)}
+    is_shown = str(options.json_file) != "-"
     write_json(options.json_file, facts)
-    if str(options.json_file) == "-":
+    if is_shown:
+        _show(fitted)
+    if not options.is_recorded:
         return
-    _show(fitted)
-    if options.is_recorded:
+    manifest = with_temperatures(model_set.manifest, fitted.temperatures)
+    _write(model_set, manifest, command_of(options))
+    if is_shown:
         err.print(
             f"written into {escape(str(model_set.folder))}/manifest.yaml; the accuracy record"
         )
@@ -102,9 +103,6 @@ def choose_sure(
     fit = SureFit(precision, options.sure_at)
     evaluate(model_set, dataset, (precision,), track=track, observe=fit.add)
     sure = fit.result()
-    if options.is_recorded:
-        manifest = model_set.manifest.model_copy(update={"sure": sure})
-        _write(model_set, manifest, command_of(options))
     facts = {"set": model_set.name, "precision": precision, **sure.model_dump(mode="json")}
     write_json(options.json_file, facts)
     if str(options.json_file) != "-":
@@ -114,6 +112,9 @@ def choose_sure(
             f"{sure.num_images} images that it was not chosen by, "
             f"{sure.right:.1%} of them right (95 %: {low:.1%} to {high:.1%})"
         )
+    if options.is_recorded:
+        manifest = model_set.manifest.model_copy(update={"sure": sure})
+        _write(model_set, manifest, command_of(options))
 
 
 def _write(model_set: ModelSet, manifest: Manifest, made_by: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibration.commands import calibrate_run
 from calibration.datasets.labelled import LabelledImage
 from calibration.evaluation.inference import PredictedBatch
 from calibration.evaluation.subsets.split import is_for_fitting
@@ -90,6 +91,21 @@ def test_the_command_writes_it_and_calibrating_takes_it_away(tmp_path: Path) -> 
     done = evaluated(folder, "--images", many, "--calibrate")
     assert done.exit_code == 0, done.output
     assert read_manifest(folder).sure is None
+
+
+@pytest.mark.parametrize("option", [("--sure-at", "0.9"), ("--calibrate",)])
+def test_what_was_fitted_is_shown_if_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
+) -> None:
+    folder = two_precisions(tmp_path / "tiny")
+    many = write_pictures(tmp_path / "many", num_per_color=90, side=16)
+    changed = read_manifest(folder).model_copy(update={"description": "another"})
+    monkeypatch.setattr(calibrate_run, "read_manifest", lambda _: changed)
+    kept = tmp_path / "fitted.json"
+    done = evaluated(folder, "--images", many, *option, "--json", kept)
+    assert "was changed meanwhile" in str(done.exception)
+    assert done.stdout
+    assert json.loads(kept.read_text("utf-8"))["set"] == "tiny"
 
 
 def test_what_it_does_not_go_with_is_refused(tmp_path: Path, pictures: Path) -> None:
