@@ -65,7 +65,7 @@ def plan(
             _show_forms(forms)
         out.print("assumed:")
         for line in assumed:
-            out.print(f"  - {line}")
+            out.print(f"  - {line}", markup=False)
     write_json(json_file, as_json(needs, known, best, forms) | {"assumed": assumed})
 
 
@@ -110,7 +110,7 @@ def _show_forms(forms: "Sequence[PlannedForm]") -> None:
     out.print(table)
     for form in forms:
         if form.plan is None:
-            out.print(f"{form.name}: {form.why_not}")
+            out.print(f"{form.name}: {form.why_not}", markup=False)
 
 
 def assumptions(needs: "Requirements", costs: "Costs") -> list[str]:

@@ -124,6 +124,8 @@ def listed_files(path: Path) -> list[tuple[Path, str]]:
             for number, row in enumerate(csv.reader(opened), start=1):
                 if not row or [cell.strip().lower() for cell in row] in HEADERS:
                     continue
+                if "\0" in "".join(row):  # UTF-16
+                    raise csv.Error
                 if len(row) != 2:
                     raise ModelSetError(f"{path}, line {number}: {len(row)} columns; file,label")
                 listed.append((path.parent / row[0].strip(), row[1].strip()))

@@ -48,7 +48,7 @@ class Answers:
             labels.append(label)
             confidence.append(probability)
             agreement.append(row["agreement"])
-            versions[row.get("model_version", "unknown")] += 1
+            versions[str(row.get("model_version") or "unknown")] += 1
             if (when := time_of(row)) is not None:
                 times.append(when)
         return cls(

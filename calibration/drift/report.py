@@ -62,7 +62,7 @@ def notes(reference: Answers, samples: Answers) -> list[str]:
 def show(console: Console, reference: Answers, samples: Answers, drift: Drift) -> None:
     """Print the tests, the classes that changed most, and the verdict."""
     for name, side in (("reference", reference), ("samples", samples)):
-        console.print(f"{name}: {described(side)}")
+        console.print(f"{name}: {described(side)}", markup=False)
     table = Table("", "reference", "samples", "test", "p", "effect", "matters from", "drift")
     for each in drift.differences:
         style = "red" if each.is_drift else ""

@@ -81,25 +81,28 @@ class JsonLines(AnswerFile):
         self._file = path.open("a+b")
         try:
             _lock(self._file.fileno(), out)
-            self._file.truncate(self._read(out, model_version))
+            self._read(out, model_version)
         except BaseException:
             self._file.close()
             raise
 
-    def _read(self, path: str, model_version: str) -> int:
-        """Note which files have answers; return where the last whole line ends."""
-        whole = 0
+    def _read(self, path: str, model_version: str) -> None:
+        """Note which files have answers; cut off a part of a row at the end."""
+        whole, ending = 0, b""
         self._file.seek(0)
         for number, line in enumerate(self._file, start=1):
-            if not line.endswith(b"\n") and line.startswith(ROW_BEGINS[: len(line)]):
-                break  # the run was killed while it wrote this line
+            if not line.endswith(b"\n"):
+                if line.startswith(ROW_BEGINS[: len(line)]):
+                    break  # the run was killed while it wrote this line
+                ending = b"\n"  # an editor or a filter wrote it
             row = _parsed(line, path, number)
             _check_version(row.get("model_version", model_version), model_version, path)
             self.done.add(row["file"])
             if "error" in row:
                 self.failed.add(row["file"])
             whole += len(line)
-        return whole
+        self._file.truncate(whole)
+        self._file.write(ending)
 
     def add(self, row: Row) -> None:
         with _kept(str(self._file.name)):

@@ -1,9 +1,9 @@
 """Reports the comparison of ensembles: a table, the lines for serve_config.yaml, JSON."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -71,7 +71,8 @@ def _score_json(score: SubsetScore, *, is_on_front: bool) -> dict[str, Any]:
 
 def settings_block(score: SubsetScore, result: SubsetsResult) -> str:
     """Return the lines that replace ``args`` in serve_config.yaml, with its indentation."""
-    lines = [f"model_set: {json.dumps(result.served_as)}", *setting_lines(score, result)]
+    served_as = _yaml(result.served_as, style='"')
+    lines = [f"model_set: {served_as}", *setting_lines(score, result)]
     if result.precision != "INT8":
         lines.append(f"precision: {result.precision}")
     return "\n".join(["    args:", *(f"      {line}" for line in lines)])
@@ -83,13 +84,18 @@ def setting_lines(score: SubsetScore, result: SubsetsResult) -> list[str]:
     served = _shares(result.manifest_weights)
     shares = _shares(score.weights)
     if shares != served:
-        weights = ", ".join(f"{name}: {weight:g}" for name, weight in shares.items())
+        weights = ", ".join(f"{_yaml(name)}: {weight:g}" for name, weight in shares.items())
         lines.append(f"weights: {{{weights}}}")
     if score.method == "logistic":
         lines.append(f"combine: {GEOMETRIC_MEAN}")
     if score.margin is not None:
         lines.append(f"cascade_margin: {score.margin:g}")
     return lines
+
+
+def _yaml(text: str, style: str | None = None) -> str:
+    """Return a text on one line of YAML: quoted with a ``style``, or if it would be no text."""
+    return yaml.safe_dump(text, default_style=style, width=10_000).partition("\n")[0]
 
 
 def _shares(weights: Mapping[str, float]) -> dict[str, float]:

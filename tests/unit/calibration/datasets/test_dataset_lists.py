@@ -70,8 +70,14 @@ def test_a_list_without_images_is_refused(tmp_path, by_label, text):
 
 @pytest.mark.parametrize(
     "content",
-    ["größe.jpg,0\n".encode("latin-1"), b"\x89PNG\r\n\x1a\n", b"x" * 200_000],
-    ids=["latin-1", "image", "field too long"],
+    [
+        "größe.jpg,0\n".encode("latin-1"),
+        b"\x89PNG\r\n\x1a\n",
+        b"x" * 200_000,
+        "a.jpg,0\n".encode("utf-16-le"),
+        b"a\0.jpg,0\n",
+    ],
+    ids=["latin-1", "image", "field too long", "utf-16", "nul"],
 )
 def test_a_file_that_is_no_list_is_refused(tmp_path, by_label, content):
     with pytest.raises(ModelSetError, match="is not a UTF-8 text of file,label lines"):

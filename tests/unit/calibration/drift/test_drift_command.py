@@ -73,6 +73,16 @@ def test_names_that_are_not_utf8_are_on_the_page_and_no_drift(tmp_path: Path) ->
     assert "&lt;?&gt;" in text
 
 
+def test_versions_are_shown_as_they_are(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.jsonl", "ab", version="v[old]")
+    other = tmp_path / "b.jsonl"
+    other.write_text(path.read_text().replace('"v[old]"', "null"))
+    done = tandem("drift", "--reference", path, "--samples", other)
+    assert done.exit_code == 0, done.output
+    assert "answered by v[old]\n" in done.output
+    assert "answered by unknown\n" in done.output
+
+
 def test_json_alone_on_stdout(tmp_path: Path) -> None:
     path = record(tmp_path / "a.jsonl", "ab")
     done = tandem("drift", "--reference", path, "--samples", path, "--json", "-")

@@ -218,6 +218,14 @@ def test_a_name_that_is_not_utf8(tiny_set: Path, pictures: Path, tmp_path: Path)
     assert [row["file"] for row in lines(tmp_path / "a.jsonl")] == [str(odd)]
 
 
+def test_a_last_row_that_an_editor_left_without_a_line_feed_is_kept(tmp_path: Path) -> None:
+    (out := tmp_path / "a.jsonl").write_text('{"model_version": "v", "file": "a"}')
+    with answer_files.opened(out, "v") as kept:
+        assert kept.done == {"a"}
+        kept.add({"file": "b"})
+    assert [row["file"] for row in lines(out)] == ["a", "b"]
+
+
 def test_a_file_of_somebody_else_is_not_cut(tiny_set: Path, pictures: Path, tmp_path: Path) -> None:
     """Its last line ends without a line feed, as one that was cut does."""
     (out := tmp_path / "notes.jsonl").write_text('{"my": "notes"}')

@@ -257,6 +257,14 @@ def test_the_command_says_what_it_takes_and_what_it_assumed():
         assert word in result.stdout
 
 
+def test_brackets_in_the_name_of_the_costs_are_shown(tmp_path):
+    path = tmp_path / "costs[old].json"
+    path.write_text(json.dumps(bench_result(Gateway=9)))
+    result = tandem("plan", "--rate", 20, "--costs", path)
+    assert result.exit_code == 0, result.output
+    assert "costs[old].json" in result.stdout.replace("\n", "")
+
+
 def test_the_command_as_json():
     result = tandem("plan", "--rate", 100, "--apart", "--survive-nodes", 0, "--json", "-")
     found = json.loads(result.stdout)

@@ -95,6 +95,15 @@ def test_a_weight_of_nothing_is_no_member(result):
     assert lines[0] == "weights: {good: 1}"
 
 
+@pytest.mark.parametrize("served_as", ["/data/😀", "/data/é: 'a' #b", "/data/caf\udce9"])
+def test_any_folder_and_any_member_can_be_pasted(result, served_as):
+    score = replace(result.scores[0], weights={"on": 0.5, "null": 0.25, "good": 0.25})
+    text = settings_block(score, replace(result, served_as=served_as))
+    args = yaml.safe_load(text)["args"]
+    assert args["model_set"] == served_as
+    assert args["weights"] == score.weights
+
+
 def test_the_table(result):
     out = io.StringIO()
     show_subsets(Console(file=out, width=200, soft_wrap=True, highlight=False), result)
