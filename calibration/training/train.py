@@ -28,6 +28,7 @@ from models.errors import ImageError, ModelSetError, TandemError
 from models.image import ImageRule, read_image
 from models.runtime import Pixels
 
+Files = list[tuple[Path, str]]  # images and their classes
 console = Console(emoji=False)
 
 
@@ -48,12 +49,15 @@ def train(
         Path | None, typer.Option(help="folded IR whose answers are learnt instead of the labels")
     ] = None,
     threads: Annotated[int, typer.Option(help="0: all cores", min=0)] = 0,
-    max_steps: Annotated[int | None, typer.Option(help="per epoch; to try things out")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="per epoch; to try things out", min=1)
+    ] = None,
 ) -> None:
     """Train one float network; run again with the same --run-dir to resume."""
     if threads:
         torch.set_num_threads(threads)
     data = read_folders(images)
+    files = _checked(evaluate, data.classes) if evaluate else []
     run_dir.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(sizes=parse_sizes(sizes), peak_rate=peak_rate)
     distilled_from = Teacher(teacher) if teacher else None
@@ -65,10 +69,10 @@ def train(
         trainer.start_from(init)
     while trainer.epoch < recipe.num_epochs:
         line = _train_one_epoch(trainer, data, max_steps)
-        is_last = trainer.epoch == recipe.num_epochs
-        if evaluate and (is_last or trainer.epoch % evaluate_every == 0):
-            line |= _accuracy(trainer, evaluate, data.classes)
         trainer.save()
+        is_last = trainer.epoch == recipe.num_epochs
+        if files and (is_last or trainer.epoch % evaluate_every == 0):
+            line |= _accuracy(trainer, files, data.classes)
         with (run_dir / f"{network}.jsonl").open("a") as log:
             log.write(json.dumps(line) + "\n")
         console.print(json.dumps(line), soft_wrap=True)
@@ -87,20 +91,27 @@ def _train_one_epoch(
     return {"epoch": epoch + 1, "px": size, "loss": round(loss, 4), "seconds": seconds}
 
 
-def _accuracy(trainer: Trainer, folder: Path, classes: tuple[str, ...]) -> dict[str, float]:
-    """Measure accuracy slightly above the training size, where it is best (Touvron 2019)."""
-    size = math.ceil(trainer.recipe.size_at(trainer.epoch - 1) * 1.15 / 16) * 16
+def _checked(folder: Path, classes: tuple[str, ...]) -> Files:
+    """Return the files to measure accuracy on; raise if they are of other classes."""
     files = folder_files(folder)
     there = tuple(sorted({name for _, name in files}))
     if there != classes:
         raise ModelSetError(f"{folder} has classes {there}, the training set {classes}")
+    if not any(_read(files, ImageRule(32, 37))):
+        raise ModelSetError(f"none of the {len(files)} images of {folder} can be read")
+    return files
+
+
+def _accuracy(trainer: Trainer, files: Files, classes: tuple[str, ...]) -> dict[str, float]:
+    """Measure accuracy slightly above the training size, where it is best (Touvron 2019)."""
+    size = math.ceil(trainer.recipe.size_at(trainer.epoch - 1) * 1.15 / 16) * 16
     rows = list(_read(files, ImageRule(size, round(size * 8 / 7))))
     pixels = np.stack([image[:, :, ::-1] for image, _ in rows])  # (N, H, W, 3) RGB
     labels = np.array([classes.index(name) for _, name in rows], np.int64)
     return {f"top1_at_{size}": round(trainer.accuracy(pixels, labels), 4)}
 
 
-def _read(files: list[tuple[Path, str]], rule: ImageRule) -> Iterator[tuple[Pixels, str]]:
+def _read(files: Files, rule: ImageRule) -> Iterator[tuple[Pixels, str]]:
     """Yield (uint8 (H, W, 3) BGR, class) for each file, without unreadable ones."""
     for path, name in files:
         with suppress(ImageError, OSError):

@@ -46,6 +46,37 @@ def test_the_script_trains_evaluates_and_resumes(
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.parametrize(("content", "says"), [(None, "has classes"), (b"x", "can be read")])
+def test_images_to_evaluate_that_do_not_fit_are_refused_before_the_first_epoch(
+    training_images: Path, tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    folder, run_dir = tmp_path / "images", tmp_path / "run"
+    for place in sorted(training_images.iterdir())[: 1 if content is None else None]:
+        (folder / place.name).mkdir(parents=True)
+        (folder / place.name / "a.png").write_bytes(content or b"")
+    with pytest.raises(ModelSetError, match=says):
+        run(
+            *("resnet50", "--images", str(training_images), "--run-dir", str(run_dir)),
+            *("--evaluate", str(folder), "--max-steps", "1", "--sizes", "1x32"),
+        )
+    assert not run_dir.exists()
+
+
+def test_an_epoch_is_kept_before_it_is_measured(
+    training_images: Path, held_out_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> dict[str, float]:
+        raise ModelSetError("gone")
+
+    monkeypatch.setattr("calibration.training.train._accuracy", fails)
+    with pytest.raises(ModelSetError, match="gone"):
+        run(
+            *("resnet50", "--images", str(training_images), "--run-dir", str(tmp_path)),
+            *("--evaluate", str(held_out_images), "--max-steps", "1", "--sizes", "1x32"),
+        )
+    assert (tmp_path / "resnet50.safetensors").exists()
+
+
 def test_resuming_continues_exactly_where_the_run_was(
     training_images: Path, tmp_path: Path
 ) -> None:
