@@ -3,7 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -47,11 +48,13 @@ class FakeAdmission(Admission):
     def refused_before(self, num: int) -> None:
         self.num_refused_before += num
 
-    def begin(self) -> None:
+    @contextmanager
+    def admit(self) -> Iterator[None]:
         if self.is_full:
             limit = () if self.limit is None else (self.limit,)
             raise OverloadedError("as many as the limit are under way", *limit)
-        super().begin()
+        with super().admit():
+            yield
 
 
 class FakeService(EnsembleService):
