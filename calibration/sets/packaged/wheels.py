@@ -178,9 +178,10 @@ def _running(
 
 def _num_bytes(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # pip moves files meanwhile
-            total += path.stat().st_size if path.is_file() else 0
+    for place, _, names in os.walk(folder):  # passes over folders that pip removes meanwhile
+        for name in names:
+            with suppress(OSError):  # and moves files
+                total += Path(place, name).stat().st_size
     return total
 
 

@@ -1,7 +1,9 @@
 """Wheels fetched by pip from an index on this machine: pinned, kept, and nothing half-made."""
 
+import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,22 @@ def test_ctrl_c_ends_pip_and_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         fetch_wheel(wheel, WheelSource(tmp_path), interrupt)
     assert left_in(tmp_path) == []
+
+
+def test_a_folder_that_pip_removes_while_its_bytes_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "removed").mkdir(parents=True)
+    (tmp_path / "a" / "net").write_bytes(DATA)
+    listed = os.scandir
+
+    def removing(path: Any) -> Any:
+        if Path(path).name == "removed":
+            raise FileNotFoundError(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert wheels._num_bytes(tmp_path) == len(DATA)
 
 
 def test_wheels_that_were_fetched_elsewhere(
