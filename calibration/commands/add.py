@@ -5,10 +5,9 @@ from typing import Annotated, Literal, cast, get_args
 
 import typer
 from platformdirs import user_cache_path
-from rich.console import Console
 from rich.markup import escape
 
-from calibration.commands.options import Into, Replace, number, pairs, triple, user_sets_dir
+from calibration.commands.options import Into, Replace, number, out, pairs, triple, user_sets_dir
 from models.errors import ModelSetError
 from models.extras import needs_extra, pip_install
 from models.image import Resize
@@ -17,7 +16,6 @@ from models.model_set import ModelSet
 from models.record import RuntimeName, Task
 from models.user_folders import needed_folder
 
-out = Console(soft_wrap=True, highlight=False, emoji=False)
 IMAGENET_MEAN = "123.675,116.28,103.53"
 IMAGENET_SCALE = "58.395,57.12,57.375"
 

@@ -3,11 +3,11 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from calibration.commands.evaluate_options import EvaluateOptions
+from calibration.commands.options import err, out
 from calibration.datasets.labelled import Dataset
 from calibration.evaluation.evaluate import Track, evaluate
 from calibration.evaluation.sure import SureFit
@@ -19,9 +19,6 @@ from models.manifest import Manifest, read_manifest
 from models.model_set import ModelSet
 from models.record import Precision
 from models.result_files import write_json
-
-err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
-out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 def command_of(options: EvaluateOptions) -> str:

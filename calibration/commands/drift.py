@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from calibration.commands.options import JsonFile, check_file
+from calibration.commands.options import JsonFile, check_file, out
 from models.errors import ModelSetError
 from models.result_files import check_can_write, write_json, write_result
-
-out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 def drift(

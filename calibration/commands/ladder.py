@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from platformdirs import user_cache_path
-from rich.console import Console
 from rich.markup import escape
 
-from calibration.commands.options import JsonFile, check_file
+from calibration.commands.options import JsonFile, ModelDirs, check_file, err, out
 from calibration.ladder.rung import LadderError
 from models.result_files import check_can_write, write_json
 from models.user_folders import needed_folder
@@ -21,8 +20,6 @@ if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none 
     from calibration.ladder.rung import RungResult
     from calibration.ladder.runner import LadderStep
 
-err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
-out = Console(soft_wrap=True, highlight=False, emoji=False)
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
 Network = Annotated[
@@ -50,10 +47,6 @@ Work = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="keep what was measured, do the rest")]
 Plot = Annotated[Path | None, typer.Option(help="images/s by rung as a plot, .svg")]
 Html = Annotated[Path | None, typer.Option(help="write a page with table and plot")]
-ModelDirs = Annotated[
-    list[Path] | None,
-    typer.Option("--model-dir", help="searched before the user's and the bundled sets"),
-]
 
 
 def ladder(
@@ -86,18 +79,18 @@ def ladder(
         raise LadderError(f"--seconds is {seconds}; it must be above 0 and at most 600")
     _check_files(json_file, plot, html)
     asked = LadderOptions(
-        network,
-        random_weights,
-        member,
-        size,
-        classes,
-        images,
-        max_images,
-        seconds,
-        tuple(rungs.split(",")) if rungs else (),
-        cascade_margin,
-        work,
-        tuple(model_dir or ()),
+        network=network,
+        is_random=random_weights,
+        member=member,
+        size=size,
+        num_classes=classes,
+        images=images,
+        max_images=max_images,
+        seconds=seconds,
+        only=tuple(rungs.split(",")) if rungs else (),
+        cascade_margin=cascade_margin,
+        work=work,
+        model_dirs=tuple(model_dir or ()),
     )
     job = prepare(asked, needed_folder(user_cache_path, "ladder"))
     started = time.monotonic()

@@ -2,28 +2,24 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from calibration.commands.options import AsJson, ModelDirs, SetName, err
 from models.errors import ModelSetError, TandemError
 from models.extras import installed_version
 from models.ledger import ensemble_figures
 from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, list_folders, load_model_set, search_path
 
-console, err = (
-    Console(emoji=False),
-    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False),
-)
-Dirs = Annotated[list[Path] | None, typer.Option("--model-dir", help="searched before the bundled")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
+console = Console(emoji=False)
 
 
-def list_models(model_dir: Dirs = None, as_json: AsJson = False) -> None:
+def list_models(model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
     """Show every model set that a name can stand for; exit code 1 if any cannot be read."""
     sets, problems = _readable(list_folders(search_path(model_dir or ())))
     if as_json:
@@ -70,7 +66,7 @@ def _show(sets: list[ModelSet]) -> None:
         )
 
 
-def _facts(manifest: Manifest) -> dict:  # type: ignore[type-arg]
+def _facts(manifest: Manifest) -> dict[str, Any]:
     return {
         "name": manifest.name,
         "num_classes": manifest.num_classes,
@@ -106,18 +102,14 @@ def _member_text(member: MemberRecord) -> str:
     return f"{member.name} ({', '.join(facts)})" if facts else member.name
 
 
-def _measured(facts: dict) -> str:  # type: ignore[type-arg]
+def _measured(facts: dict[str, Any]) -> str:
     """Return the ensemble's accuracy as the table has it: top-1, or a multi-label set's mAP."""
     top1 = [f"{p} {v:.4f}" for p, v in facts["top1"].items()]
     mean = [f"{p} {v:.4f} mAP" for p, v in facts["mean_average_precision"].items()]
     return "\n".join(top1 + mean) or "not measured"
 
 
-def verify(
-    name: Annotated[str, typer.Argument(metavar="SET", help="name of a set, or its folder")],
-    model_dir: Dirs = None,
-    as_json: AsJson = False,
-) -> None:
+def verify(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
     """Compare every file of a set with its manifest, and every network's golden answers."""
     model_set = load_model_set(name, search_path(model_dir or ()))
     problems = model_set.problems() or _problems_running(model_set)

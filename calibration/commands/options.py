@@ -5,10 +5,14 @@ from typing import Annotated
 
 import typer
 from platformdirs import user_data_path
+from rich.console import Console
 
 from models.errors import ModelSetError
 from models.result_files import ResultFileError, check_can_write
 from models.user_folders import needed_folder
+
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 SetName = Annotated[str, typer.Argument(metavar="SET", help="name of a set, or its folder")]
 ModelDirs = Annotated[
@@ -17,6 +21,7 @@ ModelDirs = Annotated[
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="write the result as JSON; - is stdout")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 Into = Annotated[Path | None, typer.Option(help="folder of sets  (default: the user's own)")]
 Replace = Annotated[bool, typer.Option(help="a set of that name, if there is one")]
 

