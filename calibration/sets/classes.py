@@ -42,6 +42,14 @@ class ClassMap:
                 "of --labels and --class-ids, or the member"
             )
 
+    def check_fits(self, num_classes: int, path: Path) -> None:
+        """Raise :class:`ModelSetError` unless the network in ``path`` has a class per id."""
+        if num_classes != len(self.own):
+            raise ModelSetError(
+                f"{path} has {num_classes} classes, {self.where} {len(self.own)} ids: they are "
+                "not of the same network"
+            )
+
     @property
     def positions(self) -> list[int]:
         """The position of each of the set's classes among the network's."""
@@ -61,11 +69,7 @@ def select_classes(
 
     """
     (num_classes,) = list(model.output().partial_shape)[1:]
-    if num_classes != len(classes.own):
-        raise ModelSetError(
-            f"{path} has {num_classes} classes, {classes.where} {len(classes.own)} ids: they are "
-            "not of the same network"
-        )
+    classes.check_fits(num_classes, path)
     if classes.own == classes.wanted:
         return model
     end = model.output().get_node().input_value(0)

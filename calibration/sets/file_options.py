@@ -1,6 +1,8 @@
 """How a network's file is read, and what its input and output must be, for every kind of file."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from calibration.sets.batch import TensorLayout
 from calibration.sets.classes import ClassMap
@@ -27,6 +29,16 @@ class FileOptions:
     pixel_order: ColorOrder | None = None
     classes: ClassMap | None = None  # the network's own, if they are to be mapped to others
     task: Task | None = None  # None: multi-label if it ends in a sigmoid, else classification
+
+
+def check_ends(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Raise :class:`ModelSetError` unless a network has one input and one output."""
+    for what, names in (("inputs", inputs), ("outputs", outputs)):
+        if len(names) != 1:
+            raise ModelSetError(
+                f"{path} has {len(names)} {what} ({', '.join(names)}); a member has one image in "
+                "and one row of classes out: export it again with that one alone"
+            )
 
 
 def layout_and_size(

@@ -1,5 +1,6 @@
 """Imports a classifier that OpenVINO can read as a member: uint8 BGR in, probabilities out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from calibration.sets.ending import (
     own_ending,
     with_ending,
 )
-from calibration.sets.file_options import FileOptions, Sides, layout_and_size
+from calibration.sets.file_options import FileOptions, Sides, check_ends, layout_and_size
 from calibration.sets.files import check_file
 from calibration.sets.fold import ColorOrder, fold, fold_integers, order_doubt
 from calibration.sets.rewrite import chain_concats
@@ -85,7 +86,7 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
     """
     operators = check_file(converted or path)
     model = read_network(converted or path)
-    _check_ends(model, path)
+    check_ends(path, _names(model.inputs), _names(model.outputs))
     check_weights(model, path)
     layout, size, batch = layout_and_size(
         _sides(model.input().partial_shape),
@@ -182,14 +183,8 @@ def _folded(model: ov.Model, reading: _Reading) -> tuple[ov.Model, Ending | None
     return model, added
 
 
-def _check_ends(model: ov.Model, path: Path) -> None:
-    for what, ports in (("inputs", model.inputs), ("outputs", model.outputs)):
-        if len(ports) != 1:
-            names = ", ".join(port.any_name if port.names else "unnamed" for port in ports)
-            raise ModelSetError(
-                f"{path} has {len(ports)} {what} ({names}); a member has one image in and one row "
-                "of classes out: export it again with that one alone"
-            )
+def _names(ports: Sequence[ov.Output]) -> list[str]:
+    return [port.any_name if port.names else "unnamed" for port in ports]
 
 
 def _is_quantized(model: ov.Model, operators: set[str], path: Path) -> bool:

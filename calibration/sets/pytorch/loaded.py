@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibration.sets.file_options import Sides, layout_and_size
+from calibration.sets.file_options import Sides, check_ends, layout_and_size
 from calibration.sets.pytorch.conversion import ConversionTask
 from models.errors import ModelSetError
 
@@ -77,7 +77,7 @@ def _program(task: ConversionTask) -> LoadedModule:
     with task.path.open("rb") as opened:
         program = torch.export.load(opened)
     signature = program.graph_signature
-    _check_ends(task.path, list(signature.user_inputs), len(signature.user_outputs))
+    check_ends(task.path, signature.user_inputs, [str(name) for name in signature.user_outputs])
     (taken,) = (n for n in program.graph.nodes if n.name == signature.user_inputs[0])
     value = taken.meta["val"]
     sides = tuple(side if isinstance(side, int) else None for side in value.shape)
@@ -97,7 +97,7 @@ def _script(task: ConversionTask) -> LoadedModule:
         module.eval()
     schema = module.forward.schema
     named = [argument.name for argument in schema.arguments[1:] if not argument.has_default_value()]
-    _check_ends(task.path, named, len(schema.returns))
+    check_ends(task.path, named, [returned.name or "unnamed" for returned in schema.returns])
     if (output := str(schema.returns[0].type)) != "Tensor":
         raise ModelSetError(f"{task.path} gives {output}; a member has one tensor out: trace it")
     is_uint8, traced = _said_by_archive(task)
@@ -106,14 +106,6 @@ def _script(task: ConversionTask) -> LoadedModule:
     sides = _sides(task, (None, *traced[1:]) if traced else usual, "images")
     batch, example = _batch_of(task.path, module, sides, is_uint8)
     return LoadedModule(task.path, module, module, (batch, *sides[1:]), is_uint8, example)
-
-
-def _check_ends(path: Path, inputs: list[str], num_outputs: int) -> None:
-    if len(inputs) != 1 or num_outputs != 1:
-        raise ModelSetError(
-            f"{path} has {len(inputs)} inputs ({', '.join(inputs)}) and {num_outputs} outputs; a "
-            "member has one image in and one row of classes out: export it again with those alone"
-        )
 
 
 def _sides(task: ConversionTask, sides: Sides, kind: str) -> Sides:

@@ -58,11 +58,7 @@ def tried(make: Make, path: Path, options: FileOptions, own: Ending | None) -> I
         _answers(made, path, is_probabilities=True)
     if (classes := options.classes) is None or classes.own == classes.wanted:
         return made
-    if made.num_classes != len(classes.own):
-        raise ModelSetError(
-            f"{path} has {made.num_classes} classes, {classes.where} {len(classes.own)} ids: "
-            "they are not of the same network"
-        )
+    classes.check_fits(made.num_classes, path)
     return make(Finish(task, ending, classes))
 
 

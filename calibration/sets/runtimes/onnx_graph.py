@@ -12,7 +12,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from calibration.sets.file_options import FileOptions, Sides, layout_and_size, num_classes_of
+from calibration.sets.file_options import (
+    FileOptions,
+    Sides,
+    check_ends,
+    layout_and_size,
+    num_classes_of,
+)
 from calibration.sets.files import check_file
 from calibration.sets.fold import ColorOrder, order_doubt
 from calibration.sets.import_network import Imported
@@ -124,13 +130,7 @@ def _rename_ours(graph: Graph) -> None:
 def _ends(graph: Graph, path: Path) -> tuple[Any, Any]:
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
-    for what, ports in (("inputs", inputs), ("outputs", list(graph.output))):
-        if len(ports) != 1:
-            names = ", ".join(port.name for port in ports)
-            raise ModelSetError(
-                f"{path} has {len(ports)} {what} ({names}); a member has one image in and one row "
-                "of classes out: export it again with that one alone"
-            )
+    check_ends(path, [port.name for port in inputs], [port.name for port in graph.output])
     return inputs[0], graph.output[0]
 
 
@@ -182,7 +182,8 @@ def _folded(
     inputs, _ = _ends(graph, Path())
     is_quantized = any(node.op_type in QUANTIZED for node in graph.node)
     number = "N" if batch is None else batch
-    front = _front(graph, inputs, options, layout)
+    taken = inputs.type.tensor_type.elem_type
+    front = _front(graph, inputs.name, taken, options, layout)
     back = _back(graph, end, finish)
     kept = list(graph.node)
     del graph.node[:], graph.output[:]
@@ -197,7 +198,6 @@ def _folded(
     graph.output.append(rows)
     precision: Precision = "INT8" if is_quantized else "FP16"
     content = _bytes_of(model)
-    taken = inputs.type.tensor_type.elem_type
     doubt = options.normalisation.doubt if taken == TensorProto.FLOAT else None
     if taken == TensorProto.UINT8:
         doubt = order_doubt(inputs.name, options.pixel_order)
@@ -208,28 +208,26 @@ def _folded(
         precision,
         batch,
         finish.task,
-        f"takes {_takes(inputs, options)}; {gives(finish.task, finish.ending)}",
+        f"takes {_takes(taken, options)}; {gives(finish.task, finish.ending)}",
         doubt,
     )
 
 
-def _takes(inputs: Any, options: FileOptions) -> str:
-    if inputs.type.tensor_type.elem_type == TensorProto.FLOAT:
+def _takes(taken: int, options: FileOptions) -> str:
+    if taken == TensorProto.FLOAT:
         return options.normalisation.formula
-    return f"{_order(inputs, options)} pixels as they are"
+    return f"{_order(taken, options)} pixels as they are"
 
 
-def _order(inputs: Any, options: FileOptions) -> ColorOrder:
+def _order(taken: int, options: FileOptions) -> ColorOrder:
     """Return the network's colour order; a uint8 input means that folding was done before."""
-    taken = inputs.type.tensor_type.elem_type
     if taken == TensorProto.FLOAT:
         return options.normalisation.color_order
     return options.pixel_order or ("BGR" if taken == TensorProto.UINT8 else "RGB")
 
 
-def _front(graph: Graph, inputs: Any, options: FileOptions, layout: str) -> list[Any]:
-    """Return the nodes from uint8 NHWC BGR to the network's own input."""
-    taken = inputs.type.tensor_type.elem_type
+def _front(graph: Graph, place: str, taken: int, options: FileOptions, layout: str) -> list[Any]:
+    """Return the nodes from uint8 NHWC BGR to the network's input ``place`` of type ``taken``."""
     is_float = taken == TensorProto.FLOAT
     how, nodes, last = options.normalisation, list[Any](), f"{OURS}pixels"
 
@@ -239,7 +237,7 @@ def _front(graph: Graph, inputs: Any, options: FileOptions, layout: str) -> list
         nodes.append(helper.make_node(kind, [last, *more], [made], name=made, **attributes))
         last = made
 
-    if _order(inputs, options) == "RGB":
+    if _order(taken, options) == "RGB":
         add("Gather", "rgb", _constant(graph, "reversed", np.array([2, 1, 0], np.int64)), axis=3)
     if is_float:
         add("Cast", "floats", to=TensorProto.FLOAT)
@@ -249,7 +247,7 @@ def _front(graph: Graph, inputs: Any, options: FileOptions, layout: str) -> list
         add("Cast", "integers", to=taken)
     if layout == "NCHW":
         add("Transpose", "planes", perm=[0, 3, 1, 2])
-    nodes.append(helper.make_node("Identity", [last], [inputs.name], name=f"{OURS}input"))
+    nodes.append(helper.make_node("Identity", [last], [place], name=f"{OURS}input"))
     return nodes
 
 

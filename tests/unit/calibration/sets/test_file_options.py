@@ -1,8 +1,10 @@
 """The input and the output that a classifier of any kind of file must have."""
 
+from pathlib import Path
+
 import pytest
 
-from calibration.sets.file_options import layout_and_size, num_classes_of
+from calibration.sets.file_options import check_ends, layout_and_size, num_classes_of
 from models.errors import ModelSetError
 
 
@@ -36,6 +38,16 @@ def test_layout_size_and_batch_of_an_input(sides, input_size, layout, expected):
 def test_an_input_that_is_no_members(sides, input_size, layout, says):
     with pytest.raises(ModelSetError, match=f"^net takes it{says}"):
         layout_and_size(sides, "net takes it", input_size, layout)
+
+
+def test_ends_that_are_not_one_image_and_one_row():
+    check_ends(Path("net"), ["image"], ["rows"])
+    for inputs, outputs, says in (
+        (["a", "b"], ["rows"], r"^net has 2 inputs \(a, b\); a member has one image in and one"),
+        (["image"], [], r"^net has 0 outputs \(\); a member has one image in"),
+    ):
+        with pytest.raises(ModelSetError, match=says):
+            check_ends(Path("net"), inputs, outputs)
 
 
 @pytest.mark.parametrize("sides", [(None, 4), (1, 4, 1, 1), (1, 1, 1, 4)])
