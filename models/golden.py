@@ -143,10 +143,8 @@ def compare(
 
 def tolerance_of(expected: GoldenAnswer, float_type: str) -> float:
     """Return the tolerance on this CPU: larger if it differs from the recording's."""
-    is_alike = (instructions_of(expected.cpu), expected.float_type) == (
-        instructions_of(cpu_model()),
-        float_type,
-    )
+    recorded, here = (instructions_of(cpu) for cpu in (expected.cpu, cpu_model()))
+    is_alike = (recorded, expected.float_type) == (here, float_type)
     return TOLERANCE if is_alike else OTHER_CPU_TOLERANCE
 
 
