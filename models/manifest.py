@@ -261,9 +261,8 @@ class Manifest(Record):
     def files(self) -> tuple[FileRecord, ...]:
         """All files of the set, except the manifest."""
         networks = [n for member in self.members for n in member.networks.values()]
-        optional = (self.class_ids, self.calibration, self.golden)
-        extra = [record for record in optional if record is not None]
-        return (self.labels, *extra, *(f for n in networks for f in n.files))
+        optional = filter(None, (self.class_ids, self.calibration, self.golden))
+        return (self.labels, *optional, *(f for n in networks for f in n.files))
 
     def fingerprint(self, precision: Precision = "INT8") -> str:
         """Return the set's version: twelve hexadecimal digits that identify its answers.
@@ -272,12 +271,9 @@ class Manifest(Record):
         multi-label set, and the bound of sure answers.
         """
         parts = [self.name, self.image.key, self.labels.sha256, self.float_type]
-        if self.threshold is not None:
-            parts.append(f"{self.task} {self.threshold!r}")
-        if self.conditions.temperatures is not None:
-            parts.append(repr(self.temperatures))
-        if self.sure is not None:
-            parts.append(f"sure {self.sure.probability!r}")
+        parts += [] if self.threshold is None else [f"{self.task} {self.threshold!r}"]
+        parts += [repr(self.temperatures)] if self.conditions.temperatures else []
+        parts += [f"sure {self.sure.probability!r}"] if self.sure else []
         for member in self.members:
             network = member.network(precision)
             parts += [member.name, repr(member.weight), *(f.sha256 for f in network.files)]
