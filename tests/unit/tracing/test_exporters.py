@@ -147,4 +147,5 @@ def test_an_endpoint_says_why_it_cannot_be_reached(free_port):
     assert Endpoint("127.0.0.1", port, True).problem() == f"nobody listens at 127.0.0.1:{port}"
     assert "nohost.invalid:1: " in str(Endpoint("nohost.invalid", 1, True).problem())
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert Endpoint(*server.getsockname(), is_configured=True).problem() is None
+        host, port = server.getsockname()
+        assert Endpoint(host, port, is_configured=True).problem() is None
