@@ -8,8 +8,9 @@ from rich.table import Table
 
 from calibration.commands.evaluate_options import EvaluateOptions
 from calibration.commands.options import err, out
-from calibration.datasets.labelled import Dataset
-from calibration.evaluation.evaluate import Track, evaluate
+from calibration.datasets.labelled import Dataset, LabelledImage
+from calibration.evaluation.evaluate import evaluate
+from calibration.evaluation.inference import Track
 from calibration.evaluation.sure import SureFit
 from calibration.evaluation.temperatures import Fitted, TemperatureFit, with_temperatures
 from calibration.sets.transaction import change
@@ -54,7 +55,7 @@ def calibrate(
     dataset: Dataset,
     precision: Precision,
     options: EvaluateOptions,
-    track: Track,
+    track: Track[LabelledImage],
 ) -> None:
     """Fit temperatures on half of the images, judge on the other half, write them.
 
@@ -88,7 +89,7 @@ def choose_sure(
     dataset: Dataset,
     precision: Precision,
     options: EvaluateOptions,
-    track: Track,
+    track: Track[LabelledImage],
 ) -> None:
     """Choose when an answer is sure on half of the images, judge on the other half, write it.
 

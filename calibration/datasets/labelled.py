@@ -8,6 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from models.errors import ModelSetError
 from models.image_files import SUFFIXES, images_below, is_hidden, is_image
 from models.model_set import ModelSet
@@ -90,6 +93,11 @@ def _each_once(named: list[tuple[Path, str]], source: Path) -> list[tuple[Path, 
         if len(label_of) > len(single):
             single.append((path, label))
     return single
+
+
+def truth_of(images: Iterable[LabelledImage]) -> npt.NDArray[np.int64]:
+    """Return the class of each image: (N,)."""
+    return np.array([image.class_index for image in images], np.int64)
 
 
 def find_images(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Evaluates a set on a labelled dataset: each member and the ensemble, float and INT8."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,9 +11,10 @@ from calibration.datasets.labelled import (
     LabelledImage,
     file_hashes,
     images_digest,
+    truth_of,
 )
 from calibration.evaluation.cascade import CascadeTally
-from calibration.evaluation.inference import Networks, PredictedBatch, batches, through_threads
+from calibration.evaluation.inference import AnsweredBatch, Networks, Observer, Track
 from calibration.evaluation.subsets.scores import SubsetsResult
 from calibration.evaluation.subsets.study import SubsetStudy
 from calibration.evaluation.tally import SureTally, Tally
@@ -22,9 +23,6 @@ from models.accuracy import ENSEMBLE, Drop, MultiLabelDrop, MultiLabelScore, Sco
 from models.errors import ModelSetError
 from models.model_set import ModelSet, read_lines
 from models.record import Precision
-
-Track = Callable[[Iterable[Sequence[LabelledImage]], int], Iterable[Sequence[LabelledImage]]]
-Observer = Callable[[PredictedBatch], None]
 
 
 @dataclass
@@ -64,15 +62,16 @@ class Evaluation:
         """The number of images that were read and answered."""
         return next((t.num_images for by in self.tallies.values() for t in by.values()), 0)
 
-    def add(self, batch: PredictedBatch) -> None:
+    def add(self, batch: AnsweredBatch[LabelledImage]) -> None:
         """Add a batch."""
+        truth = truth_of(batch.images)
         self.unreadable += [f"{image.path}: {why}" for image, why in batch.unreadable]
         right: dict[Precision, dict[str, Rightness]] = {}
         for precision, rows in batch.probabilities.items():
             tallies = self.tallies.setdefault(precision, {})
             for name, probabilities in rows.items():
                 tally = tallies.setdefault(name, Tally(probabilities.shape[1]))
-                right.setdefault(precision, {})[name] = tally.add(probabilities, batch.truth)
+                right.setdefault(precision, {})[name] = tally.add(probabilities, truth)
             self._compare_members(precision, right[precision])
             members = [name for name in rows if name != ENSEMBLE]
             if ENSEMBLE in rows and len(members) > 1:
@@ -102,8 +101,8 @@ def evaluate(
     dataset: Dataset,
     precisions: Sequence[Precision],
     *,
-    track: Track = lambda batches, _: batches,
-    observe: Observer | None = None,
+    track: Track[LabelledImage] = lambda batches, _: batches,
+    observe: Observer[LabelledImage] | None = None,
     study: SubsetStudy | None = None,
 ) -> Evaluation:
     """Run every image through every network; unreadable images are listed, without an error.
@@ -128,19 +127,10 @@ def evaluate(
     result.int8_kernels = networks.int8_kernels()
     result.cpu_ms_per_image = networks.cpu_ms_per_image()
     images = dataset.images if study is None else study.ordered(dataset.images)
-
-    def work(batch: Sequence[LabelledImage]) -> PredictedBatch:
-        predicted = networks.predict(batch)
-        if observe is not None:
-            observe(predicted)
-        predicted.data = []
-        return predicted
-
-    tracked = track(batches(images), len(images))
-    for predicted in through_threads(work, tracked, networks.num_threads):
-        result.add(predicted)
+    for answered in networks.answers(images, track, observe):
+        result.add(answered)
         if study is not None:
-            study.add(predicted)
+            study.add(answered)
     if not result.num_images:
         raise ModelSetError(
             f"none of the {len(images)} images of {dataset.name} can be read: "

@@ -15,8 +15,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from calibration.datasets.labelled import ImageFile, LabelledImage
-from calibration.evaluation.tally import Indices
+from calibration.datasets.labelled import ImageFile
 from models.accuracy import ENSEMBLE
 from models.cpus import available_cpus
 from models.ensemble import Probabilities, average, tempered
@@ -46,15 +45,8 @@ class AnsweredBatch(Generic[File]):
     unreadable: list[tuple[File, ImageError | OSError]]
 
 
-@dataclass
-class PredictedBatch:
-    """A batch's readable labelled images, their classes and the networks' answers."""
-
-    images: list[LabelledImage]  # N readable ones
-    data: list[bytes]  # their files
-    truth: Indices  # (N,)
-    probabilities: NetworkProbabilities
-    unreadable: list[tuple[LabelledImage, ImageError | OSError]]
+Track = Callable[[Iterable[Sequence[File]], int], Iterable[Sequence[File]]]
+Observer = Callable[[AnsweredBatch[File]], None]
 
 
 class Networks:
@@ -103,13 +95,23 @@ class Networks:
         network.check_fits(size, self.manifest.num_classes)
         return network
 
-    def predict(self, batch: Sequence[LabelledImage]) -> PredictedBatch:
-        """Answer up to 8 labelled images; see :meth:`answer`."""
-        answers = self.answer(batch)
-        truth = np.array([image.class_index for image in answers.images], np.int64)
-        return PredictedBatch(
-            answers.images, answers.data, truth, answers.probabilities, answers.unreadable
-        )
+    def answers(
+        self, images: Sequence[File], track: Track[File], observe: Observer[File] | None
+    ) -> Iterator[AnsweredBatch[File]]:
+        """Yield the answers to all images in batches, in order, without the files.
+
+        ``track`` wraps the batches, for a progress bar. ``observe`` is called with each batch and
+        its files, in the thread that ran it.
+        """
+
+        def work(batch: Sequence[File]) -> AnsweredBatch[File]:
+            answered = self.answer(batch)
+            if observe is not None:
+                observe(answered)
+            answered.data = []
+            return answered
+
+        return through_threads(work, track(batches(images), len(images)), self.num_threads)
 
     def answer(self, batch: Sequence[File]) -> AnsweredBatch[File]:
         """Read up to 8 images and run every network; return unreadable files instead of raising."""

@@ -13,7 +13,7 @@ from tandem_client.exchange import cause_of
 
 from app.access.api_keys import key_headers
 from calibration.datasets.labelled import ImageFile, LabelledImage
-from calibration.evaluation.inference import AnsweredBatch, PredictedBatch
+from calibration.evaluation.inference import AnsweredBatch
 from models.accuracy import ENSEMBLE
 from models.ensemble import Probabilities, average
 from models.errors import ModelSetError
@@ -129,7 +129,7 @@ class LiveService:
         """Return for each file whether the service refuses it."""
         return list(self._pool.map(self._is_refused, images))
 
-    def observe(self, batch: AnsweredBatch[Any] | PredictedBatch) -> None:
+    def observe(self, batch: AnsweredBatch[Any]) -> None:
         """Send the batch's files and compare the service's answers with the networks'."""
         bodies = self._ask_all(batch.data)
         refused = self._are_refused([image for image, _ in batch.unreadable])

@@ -9,7 +9,8 @@ import threading
 
 import numpy as np
 
-from calibration.evaluation.inference import PredictedBatch
+from calibration.datasets.labelled import LabelledImage, truth_of
+from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.split import is_for_fitting
 from models.accuracy import ENSEMBLE, SureRecord, wilson_interval
 from models.errors import ModelSetError
@@ -35,13 +36,13 @@ class SureFit:
         self._counts = np.zeros((2, 2, NUM_STEPS), np.int64)  # [fitted to, right, step]
         self._lock = threading.Lock()  # batches come from several threads
 
-    def add(self, batch: PredictedBatch) -> None:
+    def add(self, batch: AnsweredBatch[LabelledImage]) -> None:
         """Count a batch."""
         if not batch.images:
             return
         rows = batch.probabilities[self._precision][ENSEMBLE]  # (N, C)
         is_fitted = [int(is_for_fitting(image.path)) for image in batch.images]
-        is_right = (rows.argmax(axis=1) == batch.truth).astype(int)
+        is_right = (rows.argmax(axis=1) == truth_of(batch.images)).astype(int)
         steps = np.searchsorted(self._edges, rows.max(axis=1), side="right") - 1
         with self._lock:
             np.add.at(self._counts, (is_fitted, is_right, steps), 1)

@@ -12,7 +12,8 @@ from math import exp, log, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from calibration.evaluation.inference import PredictedBatch
+from calibration.datasets.labelled import LabelledImage, truth_of
+from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.split import is_for_fitting
 from calibration.statistics import Reliability
 from models.accuracy import ENSEMBLE
@@ -93,14 +94,14 @@ class TemperatureFit:
         self._weights = manifest.weights
         self._parts: list[tuple[npt.NDArray[np.bool_], Classes, dict[str, Probabilities]]] = []
 
-    def add(self, batch: PredictedBatch) -> None:
+    def add(self, batch: AnsweredBatch[LabelledImage]) -> None:
         """Keep a batch's rows: 4 bytes per class, member and image."""
         if not batch.images:
             return
         is_fitted = np.array([is_for_fitting(image.path) for image in batch.images])
         rows = batch.probabilities[self._precision]
         members = {name: rows[name] for name in self._weights}
-        self._parts.append((is_fitted, batch.truth, members))
+        self._parts.append((is_fitted, truth_of(batch.images), members))
 
     def result(self) -> Fitted:
         """Fit the temperatures on one half of the images, and judge them on the other.

@@ -4,14 +4,14 @@ Scores are kept until the end, 4 bytes per image, class and network, since avera
 their order over all images.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from calibration.datasets.label_sets import LabelSets, MultiLabelledImage, truth_of
 from calibration.evaluation.evaluate import check_not_calibrated
-from calibration.evaluation.inference import AnsweredBatch, Networks, batches, through_threads
+from calibration.evaluation.inference import Networks, Observer, Track
 from calibration.evaluation.multi_label.figures import Labels, Resampled, drop_of, measured
 from models.accuracy import Drop, MultiLabelDrop, MultiLabelScore, Score
 from models.answer_rule import above
@@ -19,10 +19,6 @@ from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.model_set import ModelSet
 from models.record import Precision
-
-Batch = AnsweredBatch[MultiLabelledImage]
-Batches = Iterable[Sequence[MultiLabelledImage]]
-Track = Callable[[Batches, int], Batches]
 
 
 @dataclass
@@ -61,8 +57,8 @@ def evaluate_label_sets(
     dataset: LabelSets,
     precisions: Sequence[Precision],
     *,
-    track: Track = lambda batches, _: batches,
-    observe: Callable[[Batch], None] | None = None,
+    track: Track[MultiLabelledImage] = lambda batches, _: batches,
+    observe: Observer[MultiLabelledImage] | None = None,
 ) -> MultiLabelEvaluation:
     """Run every image through every network; unreadable images are listed, without an error.
 
@@ -85,17 +81,9 @@ def evaluate_label_sets(
         networks.cpu_ms_per_image(),
     )
 
-    def work(batch: Sequence[MultiLabelledImage]) -> Batch:
-        answered = networks.answer(batch)
-        if observe is not None:
-            observe(answered)
-        answered.data = []
-        return answered
-
     images = list[MultiLabelledImage]()
     rows: dict[Precision, dict[str, list[Probabilities]]] = {}
-    tracked = track(batches(dataset.images), len(dataset.images))
-    for answered in through_threads(work, tracked, networks.num_threads):
+    for answered in networks.answers(dataset.images, track, observe):
         images += answered.images
         result.unreadable += [f"{image.path}: {why}" for image, why in answered.unreadable]
         for precision, by_name in answered.probabilities.items():

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from calibration.datasets.labelled import LabelledImage
+from calibration.datasets.labelled import LabelledImage, truth_of
 from calibration.evaluation.cascade import CascadeTally
-from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.candidates import FitData, candidates_of, subsets_of
 from calibration.evaluation.subsets.costs import MemberCost
 from calibration.evaluation.subsets.judging import Judge
@@ -70,19 +70,20 @@ class SubsetStudy:
         self._to_fit = frozenset(to_fit)
         return to_fit + to_judge
 
-    def add(self, batch: PredictedBatch) -> None:
+    def add(self, batch: AnsweredBatch[LabelledImage]) -> None:
         """Add a batch: for fitting, or for judging after the last one for fitting."""
         rows = batch.probabilities.get(self._precision)
         if not rows:
             return
         stacked = np.stack([rows[name] for name in self._weights])  # (M, n, C)
+        truth = truth_of(batch.images)
         is_fitted = np.array([image in self._to_fit for image in batch.images])
         if is_fitted.any():
-            self._keep(stacked[:, is_fitted], batch.truth[is_fitted])
+            self._keep(stacked[:, is_fitted], truth[is_fitted])
         if not is_fitted.all() and self._num_fitted:
             if self._judge is None:
                 self._judge = self._fitted()
-            self._judge.add(stacked[:, ~is_fitted], batch.truth[~is_fitted])
+            self._judge.add(stacked[:, ~is_fitted], truth[~is_fitted])
 
     def result(self) -> SubsetsResult:
         """Return the comparison.

@@ -1,5 +1,6 @@
 """An evaluation made in code: a tiny set, what its members said, and the figures of it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from calibration.datasets.labelled import Dataset, LabelledImage
 from calibration.evaluation.accuracy_record import record_of
 from calibration.evaluation.evaluate import Evaluation
-from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.live import LiveResult
 from calibration.evaluation.reports.tables import as_json
 from models.accuracy import ENSEMBLE
@@ -56,8 +57,8 @@ def measure(
     notes: tuple[str, ...] = (),
 ) -> Evaluation:
     """Count one batch in which every member says ``answer``, the last member a little less sure."""
-    images = tuple(LabelledImage(Path(f"{i}.png"), t) for i, t in enumerate(truth))
-    found = Evaluation(Dataset(name, images, notes), "0" * 64, int8_kernels="kernels")
+    images = images_of(truth)
+    found = Evaluation(Dataset(name, tuple(images), notes), "0" * 64, int8_kernels="kernels")
     answers: dict[Precision, dict[str, np.ndarray]] = {}
     members = model_set.manifest.members
     for precision in members[0].networks:
@@ -71,8 +72,12 @@ def measure(
         found.float_type[precision] = "f32"
         for m in members:
             found.cpu_ms_per_image.setdefault(m.name, {})[precision] = 1.25
-    found.add(PredictedBatch(list(images), [], np.array(truth), answers, []))
+    found.add(AnsweredBatch(images, [], answers, []))
     return found
+
+
+def images_of(truth: Iterable[int]) -> list[LabelledImage]:
+    return [LabelledImage(Path(f"{i}.png"), t) for i, t in enumerate(truth)]
 
 
 def rows_of(answer: tuple[int, ...], num_classes: int, sure: float) -> np.ndarray:

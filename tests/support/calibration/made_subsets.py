@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from calibration.datasets.labelled import LabelledImage
-from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.costs import MemberCost
 from calibration.evaluation.subsets.scores import SubsetsResult
 from calibration.evaluation.subsets.study import SubsetStudy
@@ -35,10 +35,10 @@ class Drawn:
     def places(self, images: list[LabelledImage]) -> list[int]:
         return [int(image.path.stem) for image in images]
 
-    def batch(self, images: list[LabelledImage]) -> PredictedBatch:
+    def batch(self, images: list[LabelledImage]) -> AnsweredBatch[LabelledImage]:
         chosen = self.places(images)
         rows = {name: self.rows[name][chosen] for name in NAMES}
-        return PredictedBatch(images, [], self.truth[chosen], {"INT8": rows}, [])
+        return AnsweredBatch(images, [], {"INT8": rows}, [])
 
 
 def study_of(folder: Path, weights: dict[str, float] | None = None) -> SubsetStudy:

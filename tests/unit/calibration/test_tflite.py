@@ -50,7 +50,7 @@ def test_they_know_fifty_photographs(
 @pytest.mark.slow  # as above
 def test_a_batch_is_answered_as_one_by_one(mobilenets: ModelSet, shared_data: Path) -> None:
     images = read_dataset(shared_data / "imagenet-small" / "images", mobilenets).images[:8]
-    together = Networks(mobilenets, ("INT8",)).predict(images)
+    together = Networks(mobilenets, ("INT8",)).answer(images)
     inputs, options = mobilenets.manifest.inputs, RuntimeOptions(batch_sizes=(1,))
     for name in MEMBERS:
         network = CompiledNetwork(mobilenets.network_path(name), options)

@@ -51,9 +51,9 @@ def test_batches_give_what_single_images_give(tiny_set: Path, pictures: Path) ->
     model_set = load_model_set(str(tiny_set))
     images = read_dataset(pictures, model_set).images
     networks = Networks(model_set, ("INT8",))
-    together = networks.predict(images[:8])
+    together = networks.answer(images[:8])
     for index, image in enumerate(images[:8]):
-        alone = networks.predict([image])
+        alone = networks.answer([image])
         for name, rows in alone.probabilities["INT8"].items():
             np.testing.assert_allclose(
                 rows[0], together.probabilities["INT8"][name][index], atol=1e-5
@@ -67,7 +67,7 @@ def test_members_get_the_inputs_that_are_theirs(tmp_path: Path, pictures: Path) 
     )
     model_set = load_model_set(str(folder))
     images = read_dataset(pictures, model_set).images[:3]
-    found = Networks(model_set, ("INT8",)).predict(images).probabilities["INT8"]
+    found = Networks(model_set, ("INT8",)).answer(images).probabilities["INT8"]
     options = RuntimeOptions(batch_sizes=(3,))
     for name in ("usual", "small"):
         rule = model_set.manifest.image_of(name).rule

@@ -8,7 +8,7 @@ import pytest
 
 from calibration.commands import calibrate_run
 from calibration.datasets.labelled import LabelledImage
-from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.split import is_for_fitting
 from calibration.evaluation.sure import SureFit
 from models.accuracy import ENSEMBLE, SureRecord
@@ -37,8 +37,8 @@ def fit_to(folder: Path, num_images: int, target: float) -> tuple[SureFit, list[
     rows = np.stack([confidence, 1 - confidence], axis=1).astype(np.float32)
     for part in (slice(0, 400), slice(400, None)):
         batch: dict[Precision, dict[str, np.ndarray]] = {"INT8": {ENSEMBLE: rows[part]}}
-        fit.add(PredictedBatch(images[part], [], np.array(truth[part]), batch, []))
-    fit.add(PredictedBatch([], [], np.empty(0, np.int64), {}, []))
+        fit.add(AnsweredBatch(images[part], [], batch, []))
+    fit.add(AnsweredBatch([], [], {}, []))
     return fit, halves
 
 
@@ -64,7 +64,7 @@ def test_too_few_images_or_a_share_that_is_not_to_be_had(tmp_path: Path) -> None
     fit = SureFit("INT8", 0.5)
     images = [LabelledImage(path, 1) for path in sorted(tmp_path.iterdir())]
     rows = np.tile(np.array([0.9, 0.1], np.float32), (len(images), 1))
-    fit.add(PredictedBatch(images, [], np.ones(len(images), int), {"INT8": {ENSEMBLE: rows}}, []))
+    fit.add(AnsweredBatch(images, [], {"INT8": {ENSEMBLE: rows}}, []))
     with pytest.raises(ModelSetError, match=r"--sure-at 0\.5: no probability leaves 100 images"):
         fit.result()
 

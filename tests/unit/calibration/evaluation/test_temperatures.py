@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from calibration.datasets.labelled import LabelledImage
-from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.split import is_for_fitting
 from calibration.evaluation.temperatures import TemperatureFit, fit_temperature, with_temperatures
 from calibration.sets.durable import write_manifest
@@ -56,8 +56,8 @@ def fit_of(manifest: Manifest, num_images: int, folder: Path, temperatures: dict
         path.write_bytes(str(number).encode())
         images.append(LabelledImage(path, int(index)))
     members = {name: tempered(rows, 1 / t) for name, t in temperatures.items()}
-    fit.add(PredictedBatch(images, [], truth, {"INT8": members}, []))
-    fit.add(PredictedBatch([], [], np.empty(0, np.int64), {}, []))
+    fit.add(AnsweredBatch(images, [], {"INT8": members}, []))
+    fit.add(AnsweredBatch([], [], {}, []))
     return fit, [is_for_fitting(image.path) for image in images]
 
 

@@ -9,13 +9,14 @@ from rich.console import Console
 
 from app.settings import Settings
 from calibration.evaluation.evaluate import Evaluation
-from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.reports.cascade import show_cascade
 from models.accuracy import ENSEMBLE
 from models.ensemble import average
 from models.model_set import ModelSet
 from tests.support.calibration.made_evaluations import (
     content_of,
+    images_of,
     live_result,
     measure,
     model_set_of,
@@ -34,7 +35,7 @@ def measured(both: ModelSet) -> Evaluation:
     first = np.concatenate([rows_of((0,) * NUM_SURE, 3, 0.9), rows_of((1,) * NUM_UNSURE, 3, 0.4)])
     rows = {"sure": first, "unsure": rows_of(tuple(truth), 3, 0.8)}
     rows[ENSEMBLE] = average(rows, dict.fromkeys(rows, 1.0))
-    found.add(PredictedBatch([], [], truth, {"INT8": rows}, []))
+    found.add(AnsweredBatch(images_of(truth), [], {"INT8": rows}, []))
     found.cpu_ms_per_image = {"sure": {"INT8": 4.0}, "unsure": {"INT8": 6.0}}
     for by_precision in (found.tallies, found.cascades, found.over_members, found.num_agreed):
         by_precision.pop("FP16", None)
@@ -84,7 +85,7 @@ def test_nothing_is_suggested_where_every_skipped_image_costs(both):
     found.cascades.clear()
     rows = {"sure": rows_of((1,), 3, 0.99), "unsure": rows_of((0,), 3, 1.0)}
     rows[ENSEMBLE] = average(rows, dict.fromkeys(rows, 1.0))
-    found.add(PredictedBatch([], [], np.array([0]), {"INT8": rows}, []))
+    found.add(AnsweredBatch(images_of([0]), [], {"INT8": rows}, []))
     line = content_of(both, found)["cascade"]["INT8"]["setting"]
     assert yaml.safe_load(line) == {"cascade_margin": None}
     assert "no threshold within 0.5 points of the ensemble skips anything" in line

@@ -3,14 +3,14 @@
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 
-from calibration.evaluation.inference import PredictedBatch
+from calibration.evaluation.inference import AnsweredBatch
 from models.accuracy import ENSEMBLE
 from models.ensemble import average
 from tests.support.calibration.made_evaluations import (
     content_of,
+    images_of,
     live_result,
     measure,
     model_set_of,
@@ -46,7 +46,7 @@ def test_members_that_disagree_are_counted(tmp_path):
     measured = measure(model_set)
     answers = {"sure": rows_of((0, 1), 3, 0.9), "unsure": rows_of((0, 2), 3, 0.6)}
     answers[ENSEMBLE] = average(answers, dict.fromkeys(answers, 1.0))
-    measured.add(PredictedBatch([], [], np.array([0, 1]), {"INT8": answers}, []))
+    measured.add(AnsweredBatch(images_of([0, 1]), [], {"INT8": answers}, []))
     content = content_of(model_set, measured)
     over = content["ensemble_over_members"]["INT8"]
     assert over["unsure"]["difference"] == round(1 / 12, 4)
