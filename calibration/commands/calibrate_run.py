@@ -4,13 +4,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.markup import escape
-from rich.table import Table
 
 from calibration.commands.evaluate_options import EvaluateOptions
 from calibration.commands.options import err, out
 from calibration.datasets.labelled import Dataset, LabelledImage
 from calibration.evaluation.evaluate import evaluate
 from calibration.evaluation.inference import Track
+from calibration.evaluation.reports.figures_table import figures_table
 from calibration.evaluation.sure import SureFit
 from calibration.evaluation.temperatures import Fitted, TemperatureFit, with_temperatures
 from calibration.sets.transaction import change
@@ -125,18 +125,8 @@ def _write(model_set: ModelSet, manifest: Manifest, made_by: str) -> None:
 
 
 def _show(fitted: Fitted) -> None:
-    table = Table()
-    table.add_column("", overflow="fold")
-    for column in (
-        "temperature",
-        "ECE\nbefore",
-        "after",
-        "top-1\nbefore",
-        "after",
-        "nats\nbefore",
-        "after",
-    ):
-        table.add_column(column, no_wrap=True)
+    columns = ("ECE\nbefore", "after", "top-1\nbefore", "after", "nats\nbefore", "after")
+    table = figures_table("", "temperature", *columns)
     for name, temperature in fitted.temperatures.items():
         before, after = fitted.before[name], fitted.after[name]
         table.add_row(

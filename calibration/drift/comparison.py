@@ -5,7 +5,7 @@ many images the smallest difference is significant; with few, large ones arise b
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import asin, sqrt
 
 import numpy as np
@@ -99,8 +99,7 @@ def compare(reference: Answers, samples: Answers) -> Drift:
     tests = _classes(counts), _confidence(reference, samples), _agreement(reference, samples)
     adjusted = false_discovery_control([test.p_value for test in tests])
     differences = (
-        Difference(**{**vars(test), "adjusted_p": float(p)})
-        for test, p in zip(tests, adjusted, strict=True)
+        replace(test, adjusted_p=float(p)) for test, p in zip(tests, adjusted, strict=True)
     )
     return Drift(tuple(differences), shares)
 

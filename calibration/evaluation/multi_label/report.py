@@ -9,6 +9,7 @@ from rich.table import Table
 
 from calibration.evaluation.live import LiveResult
 from calibration.evaluation.multi_label.evaluate import MultiLabelEvaluation
+from calibration.evaluation.reports.figures_table import figures_table
 from calibration.evaluation.reports.tables import (
     called,
     cell,
@@ -18,7 +19,7 @@ from calibration.evaluation.reports.tables import (
     outcomes_by_name,
     points,
     show_differences,
-    show_unreadable,
+    show_remarks,
 )
 from models.accuracy import ENSEMBLE, AccuracyRecord, MultiLabelDrop, MultiLabelScore
 from models.manifest import Manifest
@@ -62,10 +63,7 @@ def show(
         f"F1 and exact (all labels of an image right) at the threshold, {measured.threshold:g}; "
         "95 %: bootstrap over images; CPU ms an image at batch 8"
     )
-    console.print(f"{record.cpu}; INT8 kernels: {record.int8_kernels or 'none'}", markup=False)
-    for note in measured.dataset.notes:
-        console.print(note, style="yellow", markup=False)
-    show_unreadable(console, measured.unreadable)
+    show_remarks(console, record, measured)
     if live is not None:
         right = ", ".join(f"{n} {v / live.num_images:.4f}" for n, v in live.num_right.items())
         console.print(f"live, {live.url}: exact {right}", markup=False)
@@ -74,10 +72,8 @@ def show(
 
 def _scores(record: AccuracyRecord, measured: MultiLabelEvaluation) -> Table:
     title = f"{record.dataset}, {record.num_images} images, {measured.num_labels} labels"
-    table = Table(title=escape(title))
-    table.add_column("network", overflow="fold")
-    for column in ("as", "mAP", "95 %", "micro\nF1", "95 %", "macro\nF1", "exact", "MB", "CPU\nms"):
-        table.add_column(column, no_wrap=True)
+    columns = ("as", "mAP", "95 %", "micro\nF1", "95 %", "macro\nF1", "exact", "MB", "CPU\nms")
+    table = figures_table("network", *columns, title=escape(title))
     for name in (*record.fingerprints, ENSEMBLE):
         for precision, scores in record.scores.items():
             score = scores.get(name)
@@ -104,10 +100,8 @@ def _range(interval: tuple[float, float]) -> str:
 
 
 def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
-    table = Table()
-    table.add_column("float - INT8", overflow="fold")
-    for column in ("points of\nmAP", "95 %", "points of\nmicro-F1", "95 %", ""):
-        table.add_column(column, no_wrap=True)
+    columns = ("points of\nmAP", "95 %", "points of\nmicro-F1", "95 %", "")
+    table = figures_table("float - INT8", *columns)
     outcomes = outcomes_by_name(manifest, record)
     for name, drop in record.drops.items():
         assert isinstance(drop, MultiLabelDrop)  # of a multi-label set

@@ -4,7 +4,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from calibration.evaluation.cascade import (
     SUGGESTED_WITHIN,
@@ -13,6 +12,7 @@ from calibration.evaluation.cascade import (
     cheapest_within,
 )
 from calibration.evaluation.evaluate import Evaluation
+from calibration.evaluation.reports.figures_table import figures_table
 from calibration.statistics import Paired
 from models.record import Precision
 
@@ -91,10 +91,8 @@ def show_cascade(console: Console, measured: Evaluation) -> None:
     tally, points = measured.cascades[precision], points_of(measured, precision)
     called = "float" if precision == "FP16" else precision
     title = f"cascade, {called}: {', '.join(tally.others)} asked only where {tally.first} is unsure"
-    table = Table(title=escape(title))
-    table.add_column("cascade_margin", overflow="fold")
-    for column in ("top-1", "points lost (95 %)", "skipped", "CPU ms"):
-        table.add_column(column, no_wrap=True)
+    columns = ("top-1", "points lost (95 %)", "skipped", "CPU ms")
+    table = figures_table("cascade_margin", *columns, title=escape(title))
     for what, point in _chosen(points).items():
         table.add_row(what, *_cells(point))
     for name in tally.others:  # a member that is good and cheap alone needs no cascade

@@ -32,7 +32,8 @@ def svg_of(figure: Figure) -> str:
     with warnings.catch_warnings():  # of glyphs that the browser draws
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
         figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
-    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]
 
 
 def color_of(name: str, names: list[str]) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from calibration.evaluation.reports.figures_table import figures_table
 from calibration.evaluation.subsets.scores import (
     SubsetScore,
     SubsetsResult,
@@ -110,13 +110,11 @@ def show_subsets(console: Console, result: SubsetsResult) -> None:
     scores = result.scores
     front, best = pareto_front(scores), cheapest_as_good(scores)
     others = [score for score in scores if score not in front and score.margin is None]
-    table = Table(
-        title=f"every ensemble, {result.precision}: weights fitted on {result.num_fitted} images, "
+    title = (
+        f"every ensemble, {result.precision}: weights fitted on {result.num_fitted} images, "
         f"judged on {result.num_judged} others; * on the Pareto front"
     )
-    table.add_column("ensemble", overflow="fold")
-    for column in ("", "top-1", "95 %", "CPU ms", "MB"):
-        table.add_column(column, no_wrap=True)
+    table = figures_table("ensemble", "", "top-1", "95 %", "CPU ms", "MB", title=title)
     rows = front + others[: max(0, MAX_ROWS - len(front))]
     for score in sorted(rows, key=lambda row: (row.cpu_ms, -row.top1)):
         table.add_row(escape(score.name), "*" if score in front else "", *_cells(score))

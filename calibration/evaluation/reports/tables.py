@@ -9,7 +9,9 @@ from rich.table import Table
 
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.live import LiveResult
+from calibration.evaluation.multi_label.evaluate import MultiLabelEvaluation
 from calibration.evaluation.reports.cascade import cascade_json, show_cascade
+from calibration.evaluation.reports.figures_table import figures_table
 from calibration.evaluation.reports.subsets import show_subsets, subsets_json
 from calibration.statistics import Paired
 from models.accuracy import ENSEMBLE, AccuracyRecord, Drop, Score
@@ -87,10 +89,7 @@ def show(
         console.print(_sure_line(precision, measured.sure_from, tally.figures()))
     console.print("95 %: Wilson intervals; ECE: calibration error; CPU ms an image at batch 8")
     show_cascade(console, measured)
-    console.print(f"{record.cpu}; INT8 kernels: {record.int8_kernels or 'none'}", markup=False)
-    for note in measured.dataset.notes:
-        console.print(note, style="yellow", markup=False)
-    show_unreadable(console, measured.unreadable)
+    show_remarks(console, record, measured)
     if measured.subsets is not None:
         show_subsets(console, measured.subsets)
     if live is not None:
@@ -105,9 +104,14 @@ def _sure_line(precision: Precision, sure_from: float | None, figures: dict[str,
     return f"{line}; of these {figures['right']:.1%} are right ({low:.1%} to {high:.1%})"
 
 
-def show_unreadable(console: Console, unreadable: list[str]) -> None:
-    """Name the first images that could not be read."""
-    if unreadable:
+def show_remarks(
+    console: Console, record: AccuracyRecord, measured: Evaluation | MultiLabelEvaluation
+) -> None:
+    """Print the CPU, the notes, and the first images that could not be read."""
+    console.print(f"{record.cpu}; INT8 kernels: {record.int8_kernels or 'none'}", markup=False)
+    for note in measured.dataset.notes:
+        console.print(note, style="yellow", markup=False)
+    if unreadable := measured.unreadable:
         console.print(f"[yellow]{len(unreadable)} images cannot be read, left out:[/]")
         for line in unreadable[:MAX_LISTED]:
             print_line(console, line)
@@ -121,10 +125,9 @@ def interval_of(interval: tuple[float, float]) -> str:
 
 
 def _scores(record: AccuracyRecord) -> Table:
-    table = Table(title=escape(f"{record.dataset}, {record.num_images} images"))
-    table.add_column("network", overflow="fold")  # long names wrap, figures keep their width
-    for column in ("as", "top-1", "95 %", "top-5", "ECE", "MB", "CPU\nms"):
-        table.add_column(column, no_wrap=True)
+    title = escape(f"{record.dataset}, {record.num_images} images")
+    columns = ("as", "top-1", "95 %", "top-5", "ECE", "MB", "CPU\nms")
+    table = figures_table("network", *columns, title=title)
     for name in (*record.fingerprints, ENSEMBLE):
         for precision, scores in record.scores.items():
             score = scores.get(name)
@@ -162,10 +165,7 @@ def cell(
 
 
 def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
-    table = Table()
-    table.add_column("float - INT8", overflow="fold")
-    for column in ("points of\ntop-1", "95 %", "McNemar p", ""):
-        table.add_column(column, no_wrap=True)
+    table = figures_table("float - INT8", "points of\ntop-1", "95 %", "McNemar p", "")
     outcomes = outcomes_by_name(manifest, record)
     for name, drop in record.drops.items():
         assert isinstance(drop, Drop)  # of a classification set
