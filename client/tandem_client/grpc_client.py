@@ -22,6 +22,15 @@ from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest
 from tandem_client.tls import Tls
 
 METHOD = "/tandem.v1.Ensemble/Classify"
+# HTTP's statuses of the service's own codes, where gRPC has one status for several.
+CODE_STATUSES = {
+    "slow_body": 408,
+    "too_many_bytes": 413,
+    "too_many_files": 413,
+    "unsupported_format": 415,
+    "bad_parameter": 422,
+    "too_many_pixels": 422,
+}
 # For a form's answers and requests of many images; the service has its own limit (max_body_bytes).
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 # This client retries by itself, within a call's time, so grpcio's retries are off. grpcio
@@ -32,7 +41,8 @@ CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-# HTTP's status for one of gRPC: of the service, of HAProxy or of grpcio.
+# By gRPC's status, HTTP's. It determines the error if its code is unknown, or if it has none: then
+# it is from HAProxy or grpcio.
 STATUSES = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
@@ -42,15 +52,6 @@ STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.INTERNAL: 500,
     grpc.StatusCode.UNAVAILABLE: 503,
-}
-# HTTP's statuses of the service's own codes, where gRPC has one status for several.
-CODE_STATUSES = {
-    "slow_body": 408,
-    "too_many_bytes": 413,
-    "too_many_files": 413,
-    "unsupported_format": 415,
-    "bad_parameter": 422,
-    "too_many_pixels": 422,
 }
 
 
