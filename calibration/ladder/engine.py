@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from calibration.ladder.measure import NetworkCall
 from calibration.ladder.rung import RungOptions, RungTask
+from calibration.sets.fold import MEAN_RGB, SCALE_RGB
 from models.ensemble import Probabilities
 from models.errors import TandemError
 from models.runtime import Pixels
@@ -52,6 +54,13 @@ def random_pixels(num_images: int, size: int, seed: int = SEED) -> Pixels:
     grain = rng.integers(0, 32, enlarged.shape, np.uint8)
     pixels: Pixels = np.maximum(enlarged, grain)
     return pixels
+
+
+def normalised(pixels: Pixels) -> npt.NDArray[np.float32]:
+    """Turn uint8 (N, H, W, 3) BGR into the networks' float32 (N, 3, H, W) RGB, contiguous."""
+    rgb = pixels[..., ::-1].astype(np.float32)
+    scaled = (rgb - np.array(MEAN_RGB, np.float32)) / np.array(SCALE_RGB, np.float32)
+    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
 
 
 def has_labelled(work: Path) -> bool:

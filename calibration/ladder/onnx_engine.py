@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from calibration.ladder.engine import SEED, random_pixels
+from calibration.ladder.engine import SEED, normalised, random_pixels
 from calibration.ladder.measure import NetworkCall
 from calibration.ladder.rung import RungOptions, RungTask
-from calibration.sets.fold import MEAN_RGB, SCALE_RGB
 from models.ensemble import Probabilities
 from models.extras import needs_extra
 from models.runtime import Pixels
@@ -72,10 +69,3 @@ class OnnxNetwork:
         """Return the logits for a batch."""
         logits: Probabilities = self._session.run([OUTPUT], {INPUT: normalised(pixels)})[0]
         return logits
-
-
-def normalised(pixels: Pixels) -> np.ndarray:
-    """Turn uint8 (N, H, W, 3) BGR into float32 (N, 3, H, W) RGB, contiguous."""
-    rgb = pixels[..., ::-1].astype(np.float32)
-    scaled = (rgb - np.array(MEAN_RGB, np.float32)) / np.array(SCALE_RGB, np.float32)
-    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))

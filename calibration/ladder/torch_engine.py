@@ -5,13 +5,12 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import torch
 
-from calibration.ladder.engine import SEED, SkippedError, random_pixels
+from calibration.ladder.engine import SEED, SkippedError, normalised, random_pixels
 from calibration.ladder.measure import NetworkCall
 from calibration.ladder.rung import RungOptions, RungTask
-from calibration.ladder.torch_network import normalised, torch_network
+from calibration.ladder.torch_network import torch_network
 from calibration.training.trainer import has_bf16
 from models.ensemble import Probabilities
 from models.runtime import Pixels
@@ -52,7 +51,7 @@ class TorchNetwork:
         return logits
 
     def _input(self, pixels: Pixels) -> torch.Tensor:
-        tensor = normalised(pixels).to(DTYPES[self._options.float_type])
+        tensor = torch.from_numpy(normalised(pixels)).to(DTYPES[self._options.float_type])
         if self._options.is_channels_last:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         return tensor
@@ -91,4 +90,4 @@ def check_possible(options: RungOptions) -> None:
 
 def example_input(task: RungTask) -> torch.Tensor:
     """Return float32 (2, 3, H, W) to trace or export a network with."""
-    return normalised(np.ascontiguousarray(random_pixels(2, task.network.size)))
+    return torch.from_numpy(normalised(random_pixels(2, task.network.size)))

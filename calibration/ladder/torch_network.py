@@ -5,14 +5,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibration.ladder.engine import SEED, SkippedError, random_pixels
+from calibration.ladder.engine import SEED, SkippedError, normalised, random_pixels
 from calibration.ladder.openvino_engine import member_ir
 from calibration.ladder.rung import RungNetwork, RungTask
-from calibration.sets.fold import MEAN_RGB, SCALE_RGB
 from calibration.sets.networks import build_network, torchvision_models
 from calibration.training.unfold import unfold
 from models.errors import ModelSetError
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions, read_network
+from models.runtime import CompiledNetwork, RuntimeOptions, read_network
 
 ALIKE = 0.02  # of a probability; FP16 weights and other kernels differ by less
 
@@ -79,16 +78,9 @@ def _restored(task: RungTask) -> torch.nn.Module:
     options = RuntimeOptions(num_threads=task.cores, batch_sizes=(len(pixels),))
     expected = CompiledNetwork(ir, options).predict(pixels)
     with torch.inference_mode():
-        answers = module(normalised(pixels)).softmax(1).numpy()
+        answers = module(torch.from_numpy(normalised(pixels))).softmax(1).numpy()
     if (difference := float(np.abs(answers - expected).max())) > ALIKE:
         raise SkippedError(
             f"{no_source(network)} (restored from its IR it answers otherwise, by {difference:.2f})"
         )
     return module
-
-
-def normalised(pixels: Pixels) -> torch.Tensor:
-    """Turn uint8 (N, H, W, 3) BGR into the networks' float32 (N, 3, H, W) RGB, contiguous."""
-    mean, scale = torch.tensor(MEAN_RGB), torch.tensor(SCALE_RGB)
-    rgb = torch.from_numpy(np.ascontiguousarray(pixels[..., ::-1])).float()
-    return ((rgb - mean) / scale).permute(0, 3, 1, 2).contiguous()
