@@ -63,6 +63,13 @@ def random_crop(image: Pixels, size: int, rng: np.random.Generator, min_area: fl
     return np.asarray(brightened, np.uint8)
 
 
+def some_crops(data: LabelledImages, num_crops: int, size: int) -> Pixels:
+    """Return crops of different images, uint8 (N, size, size, 3) RGB, the same each time."""
+    rng = np.random.default_rng(0)
+    chosen = rng.choice(len(data), min(num_crops, len(data)), replace=False)
+    return np.stack([random_crop(data.images[i], size, rng, 0.3) for i in chosen])
+
+
 def normalised(pixels: Pixels) -> torch.Tensor:
     """Turn uint8 (N, H, W, 3) RGB into the networks' float32 (N, 3, H, W), channels last."""
     mean, scale = torch.tensor(MEAN_RGB), torch.tensor(SCALE_RGB)

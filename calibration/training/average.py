@@ -8,13 +8,12 @@ measured again, as in that paper.
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import typer
 from safetensors.torch import load_file
 
 from calibration.sets.networks import build_network, save_tensors
-from calibration.training.augment import LabelledImages, normalised, random_crop, read_folders
+from calibration.training.augment import LabelledImages, normalised, read_folders, some_crops
 from models.errors import ModelSetError
 
 BATCH = 64
@@ -41,14 +40,11 @@ def average_weights(
         if isinstance(module, torch.nn.BatchNorm2d):
             module.reset_running_stats()
             module.momentum = None  # the plain mean over all batches
-    rng = np.random.default_rng(0)
-    chosen = rng.choice(len(data), min(24 * BATCH, len(data)), replace=False)
+    crops = some_crops(data, 24 * BATCH, size)
     network.train()
     with torch.no_grad():
-        for start in range(0, len(chosen), BATCH):
-            part = chosen[start : start + BATCH]
-            crops = [random_crop(data.images[i], size, rng, 0.3) for i in part]
-            network(normalised(np.stack(crops)))
+        for start in range(0, len(crops), BATCH):
+            network(normalised(crops[start : start + BATCH]))
     network.eval()
 
 

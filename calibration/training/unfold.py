@@ -19,7 +19,7 @@ import torch
 import typer
 
 from calibration.sets.networks import build_network, save_tensors
-from calibration.training.augment import normalised, random_crop, read_folders
+from calibration.training.augment import normalised, read_folders, some_crops
 from models.errors import ModelSetError
 from models.runtime import Pixels, read_network
 
@@ -120,11 +120,8 @@ def main(
 ) -> None:
     """Write the torch state dict that a float IR was made from, to go on training."""
     data = read_folders([images])
-    rng = np.random.default_rng(0)
-    chosen = rng.choice(len(data), min(256, len(data)), replace=False)
-    pixels = np.stack([random_crop(data.images[i], size, rng, 0.3) for i in chosen])
     module = build_network(network, len(data.classes))
-    unfold(module, read_network(xml), pixels)
+    unfold(module, read_network(xml), some_crops(data, 256, size))
     save_tensors(module.state_dict(), out)
 
 
