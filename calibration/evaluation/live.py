@@ -1,6 +1,7 @@
 """Compares a running service's answers with those of the same networks in this process."""
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -145,6 +146,8 @@ class LiveService:
         """Return the service's answer; retry while it is busy."""
         problem = ""
         for attempt in range(NUM_TRIES):
+            if attempt:
+                time.sleep(0.1 * 2**attempt)
             try:
                 params = {"top_k": self._top_k}
                 answer = self._client.post("/v1/classify", content=data, params=params)
@@ -155,7 +158,6 @@ class LiveService:
                     break
             except httpx.HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
-            threading.Event().wait(0.2 * 2**attempt)
         return {"problem": problem}
 
     def _is_refused(self, image: ImageFile) -> bool:

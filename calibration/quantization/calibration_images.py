@@ -106,8 +106,8 @@ def held_out(
     else:
         try:
             dataset = read_dataset(images, model_set)
-        except ModelSetError:
-            return HeldOut(f"{images} has no labels of this set")
+        except ModelSetError as error:
+            return HeldOut(f"nothing: {images} is no labelled dataset of this set: {error.message}")
         taken = {path.resolve() for path in calibration.paths}
     left = [image for image in dataset.images if image.path.resolve() not in taken]
     if len(left) > MAX_VALIDATION:

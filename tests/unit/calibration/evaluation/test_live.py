@@ -188,6 +188,16 @@ def test_a_busy_service_is_asked_again(
     assert evaluated(tiny_set, pictures, server.url).exit_code == 0
 
 
+def test_after_the_last_try_nothing_waits(
+    tiny_set: Path, pictures: Path, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = list[float]()
+    monkeypatch.setattr("calibration.evaluation.live.time.sleep", waits.append)
+    server.answer = lambda _: (503, b"busy")
+    assert evaluated(tiny_set, pictures, server.url).exit_code == 1
+    assert sorted(waits) == sorted([0.2, 0.4, 0.8, 1.6] * 12)
+
+
 def test_a_refused_image_counts_against_the_service(
     tiny_set: Path, pictures: Path, server: FakeServer
 ) -> None:

@@ -101,6 +101,18 @@ def test_validation_images_that_calibrate_are_refused(
             calibration_images.held_out(pictures, validation, model_set, drawn)
 
 
+def test_why_a_folder_measures_no_drop_is_said(
+    folder: Path, pictures: Path, tmp_path: Path
+) -> None:
+    model_set = load_model_set(str(folder))
+    images = shutil.copytree(pictures, tmp_path / "images")
+    first, second, *_ = sorted(images.iterdir())
+    (second / "link.png").symlink_to(next(first.iterdir()))
+    drawn = calibration_images.draw_images(images, 12, INPUTS)
+    kept = calibration_images.held_out(images, None, model_set, drawn)
+    assert "stands under the labels" in kept.description
+
+
 def test_copies_of_calibration_images_are_left_out(
     folder: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
