@@ -110,8 +110,8 @@ def command_line_page() -> str:
     group = typer.main.get_command(app)
     parts = [
         "# Command line\n\n"
-        "Errors go to stderr, and the exit code is 2. An error is one line; wrong usage is shown\n"
-        "in a box, and `tandem serve` logs JSON where it does not write to a terminal.\n"
+        "Errors go to stderr, and the exit code is 2. An error is one line; wrong usage comes\n"
+        "with the usage. `tandem serve` logs JSON where it does not write to a terminal.\n"
     ]
     for path, command in _commands(group, ("tandem",)):
         types = get_type_hints(inspect.unwrap(command.callback))
@@ -228,7 +228,9 @@ def _choices(parameter: Any, types: dict[str, Any]) -> str:
     words = "|".join(kind) if _is_enum(kind) else _type_name(kind)
     bounds = _bounds(parameter.min, parameter.max)
     default = parameter.default
-    is_shown = default is not None and not callable(default) and default not in ((), [])
+    is_shown = parameter.show_default and not (
+        default is None or callable(default) or default in ((), [])
+    )
     shown = f"; default `{_value(default)}`" if is_shown else ""
     return f"`{words}`{bounds}{shown}{'; required' if parameter.required else ''}"
 
