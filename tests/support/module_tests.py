@@ -47,6 +47,7 @@ ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/u
     "calibration/sets/ending.py": ("calibration/sets/import_network",),
     "calibration/sets/pytorch/loaded.py": ("calibration/sets/pytorch",),
     "calibration/sets/runtimes/compared.py": ("calibration/sets/test_add_runtimes.py",),
+    "calibration/sets/runtimes/imported_file.py": ("calibration/sets/test_add_runtimes.py",),
     "calibration/sets/runtimes/onnx_graph.py": ("calibration/sets/test_add_runtimes.py",),
     "calibration/sets/runtimes/state.py": ("../training/test_state.py",),
     "calibration/sets/task.py": ("calibration/sets/test_add_multi_label.py",),
