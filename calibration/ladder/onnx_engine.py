@@ -2,21 +2,15 @@
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from calibration.ladder.engine import SEED, normalised, random_pixels
 from calibration.ladder.measure import NetworkCall
-from calibration.ladder.rung import RungOptions, RungTask
+from calibration.ladder.rung import ONNX_NAME, RungOptions, RungTask
 from models.ensemble import Probabilities
 from models.extras import needs_extra
 from models.runtime import Pixels
 
 INPUT, OUTPUT = "images", "logits"
-
-
-def onnx_file(work: Path) -> Path:
-    """Return the path of a ladder's network as ONNX."""
-    return work / "network.onnx"
 
 
 def export(task: RungTask) -> None:
@@ -39,7 +33,7 @@ def export(task: RungTask) -> None:
         external_data=False,
         verbose=False,
     )
-    incomplete.replace(onnx_file(task.work))
+    incomplete.replace(task.work / ONNX_NAME)
 
 
 class OnnxNetwork:
@@ -53,7 +47,7 @@ class OnnxNetwork:
         settings.inter_op_num_threads = 1
         settings.log_severity_level = 3
         self._session: onnxruntime.InferenceSession = onnxruntime.InferenceSession(
-            str(onnx_file(task.work)), settings, providers=["CPUExecutionProvider"]
+            str(task.work / ONNX_NAME), settings, providers=["CPUExecutionProvider"]
         )
         self._inputs = [
             normalised(random_pixels(options.batch, task.network.size, SEED + n))

@@ -8,7 +8,7 @@ import openvino as ov
 
 from calibration.ladder.engine import SEED, SkippedError, random_pixels
 from calibration.ladder.measure import NetworkCall
-from calibration.ladder.rung import RungNetwork, RungOptions, RungTask
+from calibration.ladder.rung import INT8_NAME, RungNetwork, RungOptions, RungTask
 from models.ensemble import Probabilities
 from models.manifest import read_manifest
 from models.model_set import ModelSet
@@ -20,7 +20,7 @@ def member_ir(network: RungNetwork, precision: str, work: Path) -> Path:
     model_set = ModelSet(network.model_set, read_manifest(network.model_set))
     if precision == "INT8":
         if "INT8" not in model_set.manifest.member(network.name).networks:
-            return int8_file(work)
+            return work / INT8_NAME
         return _checked(model_set.network_path(network.name, "INT8"))
     return _checked(model_set.network_path(network.name, "FP16"))
 
@@ -30,11 +30,6 @@ def _checked(path: Path) -> Path:
     if path.suffix != ".xml":
         raise SkippedError(f"{path.name} is not for OpenVINO")
     return path
-
-
-def int8_file(work: Path) -> Path:
-    """Return the path of the ladder's INT8 network, for a member without one in its set."""
-    return work / "int8.xml"
 
 
 class OpenVinoNetwork:

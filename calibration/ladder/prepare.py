@@ -17,8 +17,8 @@ from calibration.ladder.engine import (
     random_pixels,
 )
 from calibration.ladder.onnx_engine import export
-from calibration.ladder.openvino_engine import int8_file, member_ir
-from calibration.ladder.rung import LABELLED_FILES, RungNetwork, RungTask
+from calibration.ladder.openvino_engine import member_ir
+from calibration.ladder.rung import INT8_NAME, LABELLED_FILES, RungNetwork, RungTask
 from models.errors import ImageError, ModelSetError
 from models.extras import needs_extra
 from models.image_record import ImageRecord
@@ -73,7 +73,7 @@ def quantize(task: RungTask) -> None:
     if "INT8" in manifest.member(network.name).networks:
         return
     model = read_network(member_ir(network, "FP16", task.work))
-    path = int8_file(task.work)
+    path = task.work / INT8_NAME
     partial = path.with_name(f"partial-{path.name}")
     ov.save_model(quantized_by_random_images(model, network), partial, compress_to_fp16=False)
     partial.with_suffix(".bin").replace(path.with_suffix(".bin"))

@@ -13,7 +13,9 @@ Engine = Literal[
     "torch", "onnxruntime", "openvino", "ensemble", "make_set", "labelled", "quantize", "export"
 ]
 Outcome = Literal["measured", "prepared", "skipped", "failed"]
-LABELLED_FILES = "labelled.json"  # in the work folder: [path, class index] of each labelled image
+# In the work folder: the network as ONNX, the INT8 network of a member without one in its set, and
+# [path, class index] of each labelled image.
+ONNX_NAME, INT8_NAME, LABELLED_FILES = "network.onnx", "int8.xml", "labelled.json"
 TorchSource = Literal["random", "float_ir", "none"]
 Positive = Annotated[int, Field(ge=1)]
 
