@@ -126,4 +126,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except ModelSetError as error:
+        raise SystemExit(error.message) from None

@@ -1,5 +1,7 @@
 """A teacher's answers, and the mean of two trainings."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +99,17 @@ def test_two_different_networks_have_no_mean(
             data,
             32,
         )
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [("average", ["resnet50", "{0}/a", "{0}/a"]), ("unfold", ["resnet50", "--xml", "{0}/a"])],
+)
+def test_a_mistake_is_a_line(tmp_path: Path, module: str, options: list[str]) -> None:
+    (tmp_path / "a").touch()
+    command = [sys.executable, "-m", f"calibration.training.{module}"]
+    command += [option.format(tmp_path) for option in options]
+    command += ["--images", str(tmp_path), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("no images in ")
