@@ -41,7 +41,7 @@ class MultiLabelLiveService(LiveService):
     def problems_of(
         self, image: Any, body: dict[str, Any], rows: dict[str, Probabilities]
     ) -> list[str]:
-        """Count what is right in an answer; return where it differs from the networks'."""
+        """Count the right classifiers; return an answer's differences from the networks'."""
         result = self.result
         live = {name: member["predictions"] for name, member in body["members"].items()}
         live[ENSEMBLE] = body["predictions"]
