@@ -63,7 +63,7 @@ def photo(tmp_path: Path) -> Path:
 def test_top1_is_of_every_photo(tiny_set, tmp_path, photo, process, monkeypatch) -> None:
     body = {"predictions": [{"index": 1}]}
     client = answering(lambda _: httpx.Response(200, json=body))
-    monkeypatch.setattr(module.httpx, "Client", client)
+    monkeypatch.setattr(httpx, "Client", client)
     figures = run(tiny_set, tmp_path / "work", [(photo, 1), (photo, 0)]).figures
     assert figures is not None
     assert (figures.top1, figures.num_labelled) == (0.5, 2)
@@ -84,7 +84,7 @@ def gone(request: httpx.Request) -> httpx.Response:
 def test_a_service_that_does_not_answer_is_an_error_of_the_rung(
     tiny_set, tmp_path, photo, process, monkeypatch, answer, says
 ) -> None:
-    monkeypatch.setattr(module.httpx, "Client", answering(answer))
+    monkeypatch.setattr(httpx, "Client", answering(answer))
     with pytest.raises(LadderError, match=says):
         run(tiny_set, tmp_path / "work", [(photo, 1)])
     assert process.is_stopped

@@ -1,5 +1,7 @@
 """Pages of a package's template."""
 
+from typing import Any
+
 import pytest
 from jinja2 import UndefinedError
 
@@ -9,10 +11,9 @@ TITLED = ("calibration.drift", "page.html.j2")
 
 
 def test_values_are_escaped_and_need_not_be_utf8() -> None:
-    values = {"is_drift": False, "verdict": "", "notes": [], "sides": {}, "rows": [], "level": 0.05}
-    page = rendered(
-        *TITLED, title="<b>caf\udce9</b>", num_more=0, classes="", confidence="", **values
-    )
+    values: dict[str, Any] = dict.fromkeys(("verdict", "notes", "rows", "classes"), "")
+    values |= {"is_drift": False, "sides": {}, "level": 0.05, "num_more": 0, "confidence": ""}
+    page = rendered(*TITLED, title="<b>caf\udce9</b>", **values)
     assert b"&lt;b&gt;caf?&lt;/b&gt;" in page
 
 
