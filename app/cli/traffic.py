@@ -189,7 +189,7 @@ class TrafficService:
 
         try:
             answer = self._client.request(method, PATH, json=content)
-        except (httpx.HTTPError, UnicodeError) as error:  # UnicodeError: the host is no name
+        except httpx.HTTPError as error:
             raise ConfigError(
                 f"{self._url} does not answer: {error}; is the service running? tandem serve"
             ) from error

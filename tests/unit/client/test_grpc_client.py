@@ -176,8 +176,8 @@ def test_a_bad_image_alone_is_raised(make, scripted):
 @pytest.mark.parametrize(
     ("code", "error_code", "kind", "status"),
     [
-        (CODE.INVALID_ARGUMENT, "too_many_bytes", BadImage, 400),
-        (CODE.INVALID_ARGUMENT, "bad_parameter", BadRequest, 400),
+        (CODE.INVALID_ARGUMENT, "too_many_bytes", BadImage, 413),
+        (CODE.INVALID_ARGUMENT, "bad_parameter", BadRequest, 422),
         (CODE.UNAUTHENTICATED, "unauthorized", Unauthorized, 401),
         (CODE.RESOURCE_EXHAUSTED, "overloaded", Overloaded, 429),
         (CODE.UNAVAILABLE, "not_ready", NotReady, 503),
