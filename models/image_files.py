@@ -2,15 +2,15 @@
 
 import os
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from models.extras import needs_extra
+from models.image_formats import HAS_HEIF, KINDS
 from models.store_files import StoreError
 
 SUFFIXES: tuple[str, ...] = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
-if find_spec("pillow_heif"):  # with the extra heif
+if HAS_HEIF:
     SUFFIXES = (*SUFFIXES, ".heic", ".heif", ".avif")
 SEPARATOR = "://"  # of a URL
 _MACOS_FOLDER = "__MACOSX"  # in ZIP archives of macOS: metadata files with the pictures' names
@@ -108,7 +108,7 @@ def images_at(url: str) -> list[str]:
     scheme = url.partition(SEPARATOR)[0]
     names = [info.path for info in infos if info.is_file and _is_image_at(info.path, below)]
     if not names:
-        raise StoreError(f"no JPEG, PNG or WebP in {url}; name another folder")
+        raise StoreError(f"no {KINDS} in {url}; name another folder")
     return [f"{scheme}{SEPARATOR}{name}" for name in sorted(names)]
 
 

@@ -8,8 +8,8 @@ import re
 from importlib.util import find_spec
 
 DECODED = ("jpeg", "png", "webp")
-# What callers are asked to send; HEIC and AVIF with the extra heif.
-KINDS = "JPEG, PNG, WebP, HEIC or AVIF" if find_spec("pillow_heif") else "JPEG, PNG or WebP"
+HAS_HEIF = find_spec("pillow_heif") is not None  # the extra heif, for HEIC and AVIF
+KINDS = "JPEG, PNG, WebP, HEIC or AVIF" if HAS_HEIF else "JPEG, PNG or WebP"  # to be sent
 OF_THE_EXTRA = {"HEIC": "heic", "HEIF": "heic", "AVIF": "avif"}  # by name; ImageHeader's names
 
 _SIGNATURES: dict[str, tuple[bytes, ...]] = {

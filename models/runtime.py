@@ -125,7 +125,7 @@ def check_network(model: ov.Model, where: str) -> tuple[tuple[int, ...], int]:
     if kind != ov.Type.u8 or len(height_width) != 3 or height_width[2] != 3 or -1 in height_width:
         raise ModelSetError(
             f"{where} takes {kind} {shape}; a member takes u8 [?,H,W,3] with H and W fixed: "
-            "fold the preprocessing in (calibration.sets.convert does)"
+            "fold the preprocessing in, as tandem models add does"
         )
     out = model.output().partial_shape
     if len(out) != 2 or not out[1].is_static:

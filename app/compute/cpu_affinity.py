@@ -46,7 +46,11 @@ def keep_to_own_cores(num_cpus: int, locks: Path = LOCKS) -> tuple[int, ...] | N
     try:
         place = claim(place_replicas(cores, num_cpus), locks)
     except OSError as error:  # another account has a file or folder of that name
-        logger.warning("affinity: no place can be locked: %s; this replica shares cores", error)
+        logger.warning(
+            "affinity: no place can be locked: %s; this replica shares cores. Remove it, or leave "
+            "the setting out",
+            error,
+        )
         return None
     if place is None:
         logger.warning(

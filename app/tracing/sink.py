@@ -120,7 +120,9 @@ class CountedExporter(SpanExporter):
         """Log when failures begin, and when they end."""
         if failed and self._breaker.failed():
             if self._is_unused:
-                logger.info("traces are not sent: %s, and trace_endpoint is not set", reason)
+                logger.info(
+                    "traces are not sent: %s; set trace_endpoint to send them elsewhere", reason
+                )
                 return
             logger.warning(
                 "%s spans are lost (%s); requests are served as before, ray_tandem_dropped_spans "

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from calibration.commands.options import JsonFile, ModelDirs, check_file, err, out
 from calibration.ladder.rung import LadderError
-from models.result_files import check_can_write, write_json
+from models.result_files import check_can_write, write_json, write_result
 from models.user_folders import needed_folder
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
@@ -148,7 +148,6 @@ def _report(
 ) -> None:
     from calibration.ladder.plot import draw, render
     from calibration.ladder.report import OF_THE_RUNGS, as_json, rows_of, show
-    from calibration.ladder.store import write_whole
     from models.extras import describe_machine
 
     json_file, plot, html = files
@@ -158,7 +157,7 @@ def _report(
     if str(json_file) != "-":
         show(out, job, rows)
     if plot is not None:
-        write_whole(plot, draw(rows, title))
+        write_result(plot, draw(rows, title))
     if html is not None:
-        write_whole(html, render(content, rows, title))
+        write_result(html, render(content, rows, title))
     write_json(json_file, content)

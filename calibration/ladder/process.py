@@ -10,8 +10,9 @@ from typing import IO
 
 from calibration.ladder.power import PackagePower
 from calibration.ladder.rung import LadderError, RungError, RungResult, RungTask, read_result
-from calibration.ladder.store import Store, write_whole
+from calibration.ladder.store import Store
 from models.child_process import Child, last_words
+from models.result_files import write_result
 
 WORKER = "calibration.ladder.worker"
 START_LIMIT_S = 240.0  # to import, build, compile and try choices, on a slow machine
@@ -45,7 +46,7 @@ def run_task(
 
     """
     task_file, result_file, log = store.task_files(name)
-    write_whole(task_file, task.model_dump_json())
+    write_result(task_file, task.model_dump_json())
     result_file.unlink(missing_ok=True)
     power = PackagePower()
     watts: float | None = None

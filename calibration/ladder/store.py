@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.ladder.rung import LABELLED_FILES, LadderError, RungError, RungResult, read_result
-from models import result_files
+from models.result_files import write_result
 
 JOB_NAME = "job.json"
 RESULTS, TASKS, LOGS = "results", "tasks", "logs"
@@ -70,7 +70,7 @@ class Store:
             self.remove_networks()
             for name in (RESULTS, TASKS, LOGS):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-        write_whole(self.folder / JOB_NAME, json.dumps(facts))  # first: it marks the folder
+        write_result(self.folder / JOB_NAME, json.dumps(facts))  # first: it marks the folder
         for name in (RESULTS, TASKS, LOGS):
             (self.folder / name).mkdir(exist_ok=True)
 
@@ -90,7 +90,7 @@ class Store:
 
     def write(self, name: str, result: RungResult) -> None:
         """Store a rung's result."""
-        write_whole(self.folder / RESULTS / f"{name}.json", result.model_dump_json())
+        write_result(self.folder / RESULTS / f"{name}.json", result.model_dump_json())
 
     def remove_networks(self) -> None:
         """Remove the rungs' shared files, so that they are made again."""
@@ -110,11 +110,3 @@ class Store:
     def log(self, name: str) -> Path:
         """Return the log of a rung's processes."""
         return self.folder / LOGS / f"{name}.log"
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file in one step; raise :class:`LadderError` if it cannot be written."""
-    try:
-        result_files.write_whole(path, content)
-    except OSError as error:
-        raise LadderError(f"cannot write {path}: {error.strerror}; make room there") from error

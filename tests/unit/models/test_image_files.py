@@ -7,6 +7,7 @@ import pytest
 
 from models.extras import MissingExtraError
 from models.image_files import images_at, is_store, opened_store, read_image
+from models.image_formats import KINDS
 from models.store_files import StoreError
 from tests.support.s3_server import local_s3
 
@@ -51,7 +52,7 @@ def test_an_object_is_read(bucket: str) -> None:
 
 @pytest.mark.parametrize(
     ("place", "told"),
-    [("in/none", "cannot list .*in/none"), ("docs", r"no JPEG, PNG or WebP in")],
+    [("in/none", "cannot list .*in/none"), ("docs", f"no {KINDS} in")],
 )
 def test_nothing_there(bucket: str, place: str, told: str) -> None:
     with pytest.raises(StoreError, match=told):

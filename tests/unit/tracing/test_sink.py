@@ -104,8 +104,8 @@ def test_nobody_at_the_default_endpoint_is_no_loss(exporter, spans, free_port, c
         assert [(line.levelname, line.message) for line in caplog.records] == [
             (
                 "INFO",
-                f"traces are not sent: nobody listens at 127.0.0.1:{endpoint.port}, and "
-                "trace_endpoint is not set",
+                f"traces are not sent: nobody listens at 127.0.0.1:{endpoint.port}; set "
+                "trace_endpoint to send them elsewhere",
             )
         ]
         with socket.create_server(endpoint[:2]):  # a collector starts
