@@ -41,6 +41,11 @@ ORIGIN = re.compile(
 
 
 SHARES_TOLERANCE = 1e-6  # percent, of a sum of floats
+# Settings of earlier versions, and what to write instead.
+RETIRED = {
+    "affinity": "leave it out. Whole num_cpus in the deployment's ray_actor_options limit each "
+    "replica's threads; to bind a service to a socket, start it with numactl or taskset",
+}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import ray
 
-from app.compute.cpu_affinity import keep_to_own_cores
 from app.queueing.scheduler import BatchScheduler
 from models.cpus import available_cpus
 
@@ -50,16 +49,12 @@ class InferenceThreads:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, value)
 
 
-def replica_inference_threads(
-    streams: int, num_sharing: int = 1, *, keeps_to_own: bool = False
-) -> InferenceThreads:
-    """Return this replica's threads; with ``keeps_to_own`` on cores of their own.
+def replica_inference_threads(streams: int, num_sharing: int = 1) -> InferenceThreads:
+    """Return this replica's threads: one for each of its cores, or ``streams``.
 
     ``num_sharing`` replicas without whole CPUs of their own divide the machine's cores.
     """
     whole = _whole_cpus()
-    if keeps_to_own and whole:
-        keep_to_own_cores(whole)
     cores = min(whole, available_cpus()) if whole else max(1, available_cpus() // num_sharing)
     if whole > cores or streams > cores:
         logger.warning(

@@ -70,7 +70,7 @@ class Classifier:
         model_set = model_set or settings.load_set()
         self._label = f"{model_set.name}.{member}" if settings.has_several_sets else member
         self._inference_threads = threads or replica_inference_threads(
-            settings.streams, len(model_set.manifest.members), keeps_to_own=settings.affinity
+            settings.streams, len(model_set.manifest.members)
         )
         self.calls_at_once = self._inference_threads.num  # for remote callers: one call per batch
         self._network = self._loaded(settings, model_set)

@@ -58,11 +58,7 @@ class StageBuilder:
     ) -> None:
         self._settings = settings
         self._decoder, self._members, self._combiner = decoder, members, combiner
-        self._threads = (
-            None
-            if members is not None
-            else replica_inference_threads(settings.streams, keeps_to_own=settings.affinity)
-        )
+        self._threads = None if members is not None else replica_inference_threads(settings.streams)
         self._shares: dict[str, CoreShare] = {}
         self._reports: dict[tuple[str, str], Reports] = {}  # by set and member
         self._user_config: dict[str, Any] = {}

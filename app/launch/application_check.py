@@ -149,7 +149,7 @@ def oversubscribed(deployments: Sequence[Mapping[str, Any]]) -> str | None:
         if name in ALL_CORES and replicas > 1 and share < 1:
             return (
                 f"{replicas} replicas of {name} have {share:g} of a CPU each, and each would use "
-                "all cores of its machine: give whole num_cpus (and affinity: true), or one replica"
+                "all cores of its machine: give whole num_cpus, or one replica"
             )
     return None
 

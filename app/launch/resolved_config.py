@@ -24,6 +24,7 @@ from app.launch.application_check import own_application, own_index
 from app.launch.config import ServeConfig, changed_arguments, default_config, read_content
 from app.launch.folders import absolute
 from app.launch.service_log import LogFormat
+from app.setting_values import RETIRED
 from app.settings import Settings
 from models.strict_yaml import parse_yaml
 
@@ -159,5 +160,6 @@ def unknown_variables() -> list[str]:
         if variable.startswith(PREFIX) and name not in settings:
             close = difflib.get_close_matches(name, settings, 1)
             hint = f"did you mean {PREFIX}{close[0]}?" if close else "--print-config names all"
+            hint = RETIRED.get(name.lower(), hint)
             warnings.append(f"{variable} is no setting and changes nothing; {hint}")
     return warnings

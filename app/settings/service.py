@@ -1,12 +1,19 @@
 """All settings of a service, the checks between them, and the settings of each of its sets."""
 
 import platform
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from platformdirs import user_cache_path
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from app.setting_values import CachePlace, FunctionName, Origins, UserPath, check_form_fits
+from app.setting_values import (
+    RETIRED,
+    CachePlace,
+    FunctionName,
+    Origins,
+    UserPath,
+    check_form_fits,
+)
 from app.settings.limits import LimitSettings
 from app.settings.records import RecordSettings
 from app.settings.sets import SetSettings
@@ -92,10 +99,6 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
     streams: int = Field(
         0, ge=0, description="batches that a replica runs at a time; 0: one on each of its cores"
     )
-    affinity: bool = Field(
-        False,
-        description="pin each replica to num_cpus cores of its own, if that is a whole number",
-    )
     decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
     cache: CachePlace = Field(
         "none",
@@ -126,6 +129,13 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
         description="origins of web pages that may call the service from a browser (CORS): "
         'https://shop.example, without a path, or "*" for all; API keys are still checked',
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_is_retired(cls, content: Any) -> Any:
+        for name in RETIRED.keys() & content:
+            raise ValueError(f"{name} is no setting any more: {RETIRED[name]}")
+        return content
 
     @model_validator(mode="after")
     def _settings_fit_each_other(self) -> Self:

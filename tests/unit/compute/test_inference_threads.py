@@ -52,17 +52,6 @@ def test_too_many_streams_are_told(monkeypatch, caplog) -> None:
     assert "num_cpus 0, streams 5, but this replica has 2 cores" in caplog.text
 
 
-def test_a_replica_with_affinity_claims_its_cores(monkeypatch) -> None:
-    claimed: list[int] = []
-    monkeypatch.setattr("app.compute.inference_threads.keep_to_own_cores", claimed.append)
-    replica_inference_threads(STREAMS, keeps_to_own=True)  # no whole CPUs: nothing to keep to
-    monkeypatch.setattr("app.compute.inference_threads._whole_cpus", lambda: 2)
-    replica_inference_threads(STREAMS)
-    assert claimed == []
-    replica_inference_threads(STREAMS, keeps_to_own=True)
-    assert claimed == [2]
-
-
 async def test_as_many_run_at_a_time_as_there_are() -> None:
     threads, meeting = InferenceThreads(2), threading.Barrier(2, timeout=10)
     assert await asyncio.gather(*(threads.run(lambda n: meeting.wait() * 0 + n, i) for i in (1, 2)))

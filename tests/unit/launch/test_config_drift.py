@@ -21,7 +21,6 @@ XEON = (
     | {
         "args.streams",
         "args.batch_sizes",
-        "args.affinity",
         "args.decode_threads",
         "args.max_concurrent_requests",
         "Gateway.num_replicas",

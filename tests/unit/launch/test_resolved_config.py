@@ -48,7 +48,6 @@ VALUES = {
     "combiner": ("deployment", "deployment"),
     "local_channels": ("no", False),
     "streams": ("2", 2),
-    "affinity": ("true", True),
     "decode_threads": ("3", 3),
     "cache": ("redis://10.0.0.5:6379/0", "redis://10.0.0.5:6379/0"),
     "cache_mib": ("128", 128),
@@ -229,6 +228,7 @@ def test_a_value_that_is_no_yaml_names_its_variable(monkeypatch):
         ("TANDEM_CACHE_MB", "did you mean TANDEM_CACHE_MIB?"),
         ("TANDEM_PROT", "did you mean TANDEM_PORT?"),
         ("TANDEM_QQQ", "--print-config names all"),
+        ("TANDEM_AFFINITY", "leave it out. Whole num_cpus"),
     ],
 )
 def test_an_unknown_variable_is_warned_of(monkeypatch, name, hint):

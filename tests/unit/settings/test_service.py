@@ -20,6 +20,15 @@ def test_a_key_that_is_not_known_is_refused():
         Settings.model_validate({"modelset": "x"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [("affinity", True, "Whole num_cpus"), ("affinity", False, "numactl")],
+)
+def test_a_setting_of_earlier_versions_is_refused_with_what_to_write(name, value, instead):
+    with pytest.raises(ValidationError, match=rf"{name} is no setting any more: .*{instead}"):
+        Settings.model_validate({name: value})
+
+
 def test_settings_are_frozen():
     with pytest.raises(ValidationError, match="frozen"):
         Settings().max_files = 1  # type: ignore[misc]
