@@ -159,6 +159,11 @@ def environment_value(*names: str) -> str | None:
     return next((value for name in names if (value := os.environ.get(name))), None)
 
 
+def otlp_endpoint() -> str | None:
+    """Return the address of a collector of traces that OpenTelemetry's variables name."""
+    return environment_value("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
 def is_on_loopback() -> bool:
     """Tell whether ``tandem serve`` started this process, and listens on loopback alone."""
     return os.environ.get(ON_LOOPBACK) == "1"

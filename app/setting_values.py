@@ -41,10 +41,16 @@ ORIGIN = re.compile(
 
 
 SHARES_TOLERANCE = 1e-6  # percent, of a sum of floats
+NO_TRACE_FILES = (
+    "the service writes no files of traces. Set trace_endpoint to a collector, such as Jaeger at "
+    "http://localhost:4317"
+)
 # Settings of earlier versions, and what to write instead.
 RETIRED = {
     "affinity": "leave it out. Whole num_cpus in the deployment's ray_actor_options limit each "
     "replica's threads; to bind a service to a socket, start it with numactl or taskset",
+    "trace_dir": f"leave it out, {NO_TRACE_FILES}",
+    "trace_mib": f"leave it out, {NO_TRACE_FILES}",
 }
 
 

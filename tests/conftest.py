@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the user's own model sets and traces out of the tests, and the tests' out of theirs.
+    """Keep the user's own model sets out of the tests, and the tests' out of theirs.
 
     Each of pytest-xdist's workers does the same for itself. And SIGINT is as in a terminal: a shell
     that starts the tests in the background has it ignored, which all that they start would inherit.
@@ -63,9 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # A test's own Ray, too, does not starve beside what is busy.
     os.environ[NICENESS] = "0"
-    os.environ["XDG_DATA_HOME"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
-        prefix="tandem-tests-"
-    )
+    os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="tandem-tests-")
     os.environ["TANDEM_LOG_FORMAT"] = "text"  # what people read; tests of the other say so
     # The user's own keys and terminal. pytest imports readline, which gives child processes, such
     # as pytest-xdist's workers, a size of its own: Rich would take it for the width of all output.

@@ -15,7 +15,6 @@ from app.cli.bench import bench
 from app.cli.classify import classify
 from app.cli.environment import environment
 from app.cli.serve import serve
-from app.cli.trace import trace
 from app.cli.traffic import traffic
 from models.errors import TandemError
 from models.extras import DISTRIBUTION
@@ -61,7 +60,7 @@ models_app = typer.Typer(
 )
 # TANDEM_ is the settings' prefix.
 app.command(cls=Command, context_settings={"auto_envvar_prefix": "TANDEM"})(serve)
-for _command in (classify, bench, trace, traffic, environment):
+for _command in (classify, bench, traffic, environment):
     app.command(cls=Command)(_command)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):

@@ -23,6 +23,7 @@ from models.strict_yaml import YamlError, read_yaml
 
 CONFIG_NAME = "serve_config.yaml"
 ADD_SERVICER = "app.grpc.servicer.add_servicer"
+EXPORTER = "app.tracing.pipeline:span_processors"  # of tracing_config
 # The generated function, which a file may name instead. With it, Serve receives a message before
 # the application can refuse the call.
 GENERATED = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
@@ -129,8 +130,10 @@ class ServeConfig:
         ]
 
     @property
-    def has_tracing(self) -> bool:
-        return bool((self.content.get("tracing_config") or {}).get("enabled"))
+    def has_own_tracing(self) -> bool:
+        """Whether Serve's tracing is on, with the exporter of our settings."""
+        tracing = self.content.get("tracing_config") or {}
+        return bool(tracing.get("enabled")) and tracing.get("exporter_import_path") == EXPORTER
 
     @property
     def url(self) -> str:
@@ -169,6 +172,10 @@ class ServeConfig:
         content = self.as_dict()
         content["logging_config"] = {**(content.get("logging_config") or {}), "encoding": "JSON"}
         return self._parsed(content)
+
+    def without_tracing(self) -> Self:
+        """Switch Serve's tracing off."""
+        return self._parsed(self.as_dict() | {"tracing_config": {"enabled": False}})
 
     def with_arguments(self, **arguments: Any) -> Self:
         """Change settings of the application (its ``args``)."""

@@ -15,10 +15,7 @@ from app.launch.http_options import SSL_FILES
 from models.stores import is_url
 from models.user_folders import with_home
 
-WITHOUT = {
-    "compile_cache": "networks are compiled at each start",
-    "trace_dir": "no traces are kept for tandem trace",
-}
+WITHOUT = {"compile_cache": "networks are compiled at each start"}
 
 
 def with_absolute_paths(config: ServeConfig) -> ServeConfig:
@@ -72,8 +69,6 @@ def without_unwritable(config: ServeConfig) -> tuple[ServeConfig, list[str]]:
 def _why_not(config: ServeConfig, name: str) -> str | None:
     """Return why a setting's folder cannot be written to; None if it can, or is not set."""
     folder: Path | None = getattr(config.settings, name)
-    if name == "trace_dir" and not config.has_tracing:
-        return None
     if folder is None:
         is_asked = name in config.settings.model_fields_set
         return None if is_asked else "this account has no home folder"

@@ -47,7 +47,7 @@ from app.launch.run_folder import RAY
 from app.launch.service_log import console, followed, logger, service_log, take_over_rays_lines
 from app.launch.shared_serve import deployed_beside_others
 from app.launch.stop_request import stop_signals
-from app.launch.trace_variables import leave_out_unusable
+from app.launch.trace_variables import leave_out_unusable, without_unsent_traces
 from app.setting_values import check_redis_client
 from app.settings import Settings
 from app.traffic.versions import accuracy_warnings, loaded_sets
@@ -178,6 +178,7 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
         deployments = config.all_deployments(manifest)
         check_capacity(deployments, max(MIN_CPUS, available_cpus()))
         check_processes()
+        config = without_unsent_traces(config)  # on a cluster the nodes have the variables
         config, warnings = without_unwritable(with_absolute_paths(config))
         for warning in warnings:
             _warn(warning)

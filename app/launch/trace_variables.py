@@ -1,4 +1,4 @@
-"""OpenTelemetry's variables: removes those with unusable values and reports them.
+"""OpenTelemetry's variables: removes unusable ones; without a collector tracing is off.
 
 OpenTelemetry raises when it reads an unusable variable, at import, in every process of Ray's, even
 without tracing. A tracing error must not keep the service from starting.
@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import entry_points
 
-from app.environment import environment_value, remove_from_environment
+from app.environment import environment_value, otlp_endpoint, remove_from_environment
+from app.launch.config import ServeConfig
 
 Reason = str | None  # why a value cannot be used
 COMPRESSIONS = ("gzip", "deflate", "none")
@@ -30,6 +31,17 @@ def leave_out_unusable() -> list[str]:
         if reason is not None:
             lines.append(f"{name}={value} is left out: {reason}")
     return lines
+
+
+def without_unsent_traces(config: ServeConfig) -> ServeConfig:
+    """Switch tracing off if the settings send spans nowhere: Serve would make and drop them."""
+    settings = config.settings
+    is_sent = {
+        "otlp": bool(settings.trace_endpoint or otlp_endpoint()),
+        "jaeger": True,
+        "none": False,
+    }[settings.trace_exporter]
+    return config if is_sent or not config.has_own_tracing else config.without_tracing()
 
 
 def _propagators(value: str) -> Reason:

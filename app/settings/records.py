@@ -2,13 +2,11 @@
 
 from typing import Literal, Self
 
-from platformdirs import user_state_path
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
-from app.setting_values import UserPath, check_sample_place, check_trace_endpoint
-from models.user_folders import user_folder
+from app.setting_values import NO_TRACE_FILES, check_sample_place, check_trace_endpoint
 
-TraceExporter = Literal["otlp", "jaeger", "file", "none"]
+TraceExporter = Literal["otlp", "jaeger", "none"]
 
 
 class RecordSettings(BaseModel):
@@ -44,20 +42,23 @@ class RecordSettings(BaseModel):
     )
     trace_exporter: TraceExporter = Field(
         "otlp",
-        description="where traces are sent: otlp (any collector, Jaeger from 1.35 on), jaeger "
-        "(Thrift, for older versions of Jaeger), file (trace_dir alone), none",
+        description="how traces are sent: otlp (any collector, Jaeger from 1.35 on), jaeger "
+        "(Thrift, for older versions of Jaeger), none",
     )
     trace_endpoint: str | None = Field(
         None,
         description="address that the exporter sends to; otlp: http://HOST:4317 (gRPC) or "
         "http://HOST:4318; jaeger: udp://HOST:6831 or http://HOST:14268; null: the address in "
-        "OpenTelemetry's environment variables, or this machine",
+        "OpenTelemetry's environment variables; without an address otlp sends nothing, and jaeger "
+        "sends to this machine",
     )
-    trace_dir: UserPath = Field(
-        user_folder(user_state_path, "spans"),
-        description="folder that traces are also written to, for tandem trace; null: none",
-    )
-    trace_mib: int = Field(64, ge=1, description="size of trace_dir; the oldest traces are removed")
+
+    @field_validator("trace_exporter", mode="before")
+    @classmethod
+    def _traces_are_sent(cls, value: object) -> object:
+        if value == "file":
+            raise ValueError(f"file is no exporter any more: {NO_TRACE_FILES}")
+        return value
 
     @model_validator(mode="after")
     def _records_have_a_place(self) -> Self:

@@ -1,4 +1,4 @@
-"""Traces: spans of requests and batches, kept on disk for a while and exported.
+"""Traces: spans of requests and batches, sent to a collector.
 
 Serve starts tracing in each replica (``tracing_config``) and makes the request's own span.
 :mod:`app.tracing.parents` finds this span, :mod:`app.tracing.spans` adds those of the stages, and

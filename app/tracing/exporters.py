@@ -11,13 +11,12 @@ import opentelemetry.sdk.environment_variables as otel_names
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from app.environment import environment_value
+from app.environment import environment_value, otlp_endpoint
 from app.errors import ConfigError
 from app.settings import Settings
 
-GRPC_PORT, HTTP_PORT, HTTP_PATH = 4317, 4318, "/v1/traces"
+HTTP_PORT, HTTP_PATH = 4318, "/v1/traces"
 CONNECT_S = 1.0
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 logger = logging.getLogger("ray.serve")
 # Names that opentelemetry-exporter-jaeger-thrift 1.21 imports, and that the SDK removed in 1.40.
@@ -37,7 +36,6 @@ class Endpoint(NamedTuple):
 
     host: str
     port: int
-    is_configured: bool  # otherwise it is the exporter's default, where perhaps nobody listens
 
     def problem(self) -> str | None:
         """Return why no connection can be made; None: one can."""
@@ -54,21 +52,18 @@ def endpoint_of(settings: Settings) -> Endpoint | None:
     """Return where traces are sent over TCP; None if nowhere, or if the address is none."""
     where = settings.trace_endpoint
     if settings.trace_exporter == "otlp":
-        where = where or environment_value(*ENDPOINTS)
-        if where is None:
-            is_http = environment_value(*PROTOCOLS) == "http/protobuf"
-            return Endpoint("localhost", HTTP_PORT if is_http else GRPC_PORT, is_configured=False)
+        where = where or otlp_endpoint()
     try:
         parts = urlsplit(where or "")
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
         return None
     is_tcp = parts.scheme in ("http", "https") and parts.hostname
-    return Endpoint(str(parts.hostname), port, is_configured=True) if is_tcp else None
+    return Endpoint(str(parts.hostname), port) if is_tcp else None
 
 
 def exporter_of(settings: Settings) -> SpanExporter | None:
-    """Return the exporter; None if spans stay on this machine, or if it cannot be made.
+    """Return the exporter; None if nobody is to get spans, or if it cannot be made.
 
     A tracing error must not stop the service: it is logged as a warning. ``tandem serve`` has
     already removed unusable variables (app/launch/trace_variables.py).
@@ -83,18 +78,19 @@ def exporter_of(settings: Settings) -> SpanExporter | None:
                 with warnings.catch_warnings():  # it warns at every start that Jaeger accepts OTLP
                     warnings.simplefilter("ignore", DeprecationWarning)
                     return _jaeger(settings.trace_endpoint)
-            case "file" | "none":
+            case "none":
                 return None
     except Exception as error:  # OpenTelemetry's errors have no common base
         logger.warning("no traces are exported (%s): %s", settings.trace_exporter, error)
         return None
 
 
-def _otlp(endpoint: str | None) -> SpanExporter:
-    protocol = environment_value(*PROTOCOLS)
-    where = endpoint or environment_value(*ENDPOINTS)
+def _otlp(endpoint: str | None) -> SpanExporter | None:
+    protocol, where = environment_value(*PROTOCOLS), endpoint or otlp_endpoint()
+    if where is None:
+        return None
     if protocol is None:
-        protocol = "http/protobuf" if where and urlsplit(where).port == HTTP_PORT else "grpc"
+        protocol = "http/protobuf" if urlsplit(where).port == HTTP_PORT else "grpc"
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
 

@@ -1,7 +1,7 @@
-"""The span pipeline: passes ended spans to local files and to the exporter.
+"""The span pipeline: passes ended spans to the exporter.
 
 Serve asks for span processors before it makes a stage, and only the stage knows the settings. So
-the pipeline is made empty, and gets its sinks when the stage starts.
+the pipeline is made empty, and gets its sink when the stage starts.
 """
 
 import logging
@@ -16,7 +16,6 @@ from opentelemetry.trace import format_trace_id
 from app.environment import prepend_to_environment, set_environment
 from app.settings import Settings
 from app.tracing.exporters import endpoint_of, exporter_of
-from app.tracing.local_spans import LocalSpans
 from app.tracing.parents import orphans
 from app.tracing.sink import Sink
 from app.tracing.spans import outlets
@@ -44,29 +43,27 @@ class TraceIds(logging.Filter):
 
 
 class Pipeline(SpanProcessor):
-    """Passes every span to every sink; a process has one pipeline."""
+    """Passes every span to the sink; a process has one pipeline."""
 
     def __init__(self) -> None:
         self.is_asked_for = False  # by Serve, if tracing is on
         self.is_ingress = False  # whether requests begin in this process
-        self.sinks: list[Sink] = []
+        self.sink: Sink | None = None  # None: nobody gets spans
 
     def start(self, settings: Settings, *, is_ingress: bool = False) -> None:
-        """Make the sinks, once for all stages of a process."""
+        """Make the sink, once for all stages of a process."""
         self.is_ingress |= is_ingress
-        if not self.is_asked_for or self.sinks or settings.trace_exporter == "none":
+        if not self.is_asked_for or self.sink is not None:
             return
-        if settings.trace_dir is not None:
-            self.sinks.append(Sink("file", LocalSpans(settings.trace_dir, settings.trace_mib)))
         if (exporter := exporter_of(settings)) is not None:
-            self.sinks.append(Sink(settings.trace_exporter, exporter, endpoint_of(settings)))
-        # Spans from app.tracing.spans, which current_parent has filtered.
-        outlets.extend(sink.on_end for sink in self.sinks)
+            self.sink = Sink(settings.trace_exporter, exporter, endpoint_of(settings))
+            # Spans from app.tracing.spans, which current_parent has filtered.
+            outlets.append(self.sink.on_end)
 
     @property
     def dropped(self) -> dict[str, int]:
-        """How many spans each sink has lost so far."""
-        return {sink.name: sink.num_dropped for sink in self.sinks}
+        """How many spans the sink has lost so far, by its name; empty without a sink."""
+        return {} if self.sink is None else {self.sink.name: self.sink.num_dropped}
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Note a trace that starts although its request is not sampled."""
@@ -82,16 +79,16 @@ class Pipeline(SpanProcessor):
             return
         if span.context is None or not span.context.trace_flags.sampled:
             return
-        for sink in self.sinks:
-            sink.on_end(span)
+        if self.sink is not None:
+            self.sink.on_end(span)
 
     def shutdown(self) -> None:
         """Send the remaining spans, unless exporting fails."""
-        for sink in self.sinks:
-            sink.shutdown()
+        if self.sink is not None:
+            self.sink.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return all([sink.force_flush(timeout_millis) for sink in self.sinks])
+        return self.sink is None or self.sink.force_flush(timeout_millis)
 
 
 pipeline = Pipeline()

@@ -68,14 +68,14 @@ class CountedExporter(SpanExporter):
 
     Attributes:
         num_done: spans that were exported or given up.
-        num_failed: those given up, without those for a default endpoint where nobody listens.
+        num_failed: those given up.
 
     """
 
     def __init__(self, name: str, exporter: SpanExporter, endpoint: Endpoint | None) -> None:
         self._name, self._exporter, self._endpoint = name, exporter, endpoint
         self.num_done = self.num_failed = 0
-        self._is_shut_down = self._is_unused = False
+        self._is_shut_down = False
         self._breaker = CircuitBreaker(ENDPOINT_TRIAL_EVERY_S, ENDPOINT_TRIAL_EVERY_S)
 
     @property
@@ -90,7 +90,7 @@ class CountedExporter(SpanExporter):
             result, reason = self._tried(spans)
         has_failed = result is not SpanExportResult.SUCCESS
         self.num_done += len(spans)
-        self.num_failed += len(spans) if has_failed and not self._is_unused else 0
+        self.num_failed += len(spans) if has_failed else 0
         if is_tried:
             self._log(failed=has_failed, reason=reason)
         return result
@@ -98,11 +98,6 @@ class CountedExporter(SpanExporter):
     def _tried(self, spans: Sequence[ReadableSpan]) -> tuple[SpanExportResult, str]:
         """Export; return the result and, for a failure, its reason."""
         endpoint = self._endpoint
-        if endpoint is not None and not endpoint.is_configured:
-            problem = endpoint.problem()
-            self._is_unused = problem is not None
-            if problem is not None:
-                return SpanExportResult.FAILURE, problem
         try:
             result = self._exporter.export(spans)
         except Exception as error:
@@ -119,18 +114,12 @@ class CountedExporter(SpanExporter):
     def _log(self, *, failed: bool, reason: str) -> None:
         """Log when failures begin, and when they end."""
         if failed and self._breaker.failed():
-            if self._is_unused:
-                logger.info(
-                    "traces are not sent: %s; set trace_endpoint to send them elsewhere", reason
-                )
-                return
             logger.warning(
                 "%s spans are lost (%s); requests are served as before, ray_tandem_dropped_spans "
                 "counts them. Set trace_endpoint, start who listens there, or set "
-                "trace_exporter: file",
+                "trace_exporter: none",
                 self._name,
                 reason,
             )
         elif not failed and self._breaker.succeeded():
-            level = logging.WARNING if self.num_failed else logging.INFO
-            logger.log(level, "%s spans arrive; %d were lost", self._name, self.num_failed)
+            logger.warning("%s spans arrive; %d were lost", self._name, self.num_failed)

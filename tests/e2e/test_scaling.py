@@ -67,7 +67,7 @@ def scaling(
     write_tiny_set(folder / "tiny", gains={"sure": 8.0, "unsure": 2.0})
     with changed_config(folder, f"configs/{request.param}") as content:
         application = content["applications"][0]
-        application["args"] |= {"compile_cache": None, "trace_exporter": "none", "trace_dir": None}
+        application["args"] |= {"compile_cache": None, "trace_exporter": "none"}
         application["autoscaling_policy"]["policy_kwargs"] = {
             "target_utilization": TARGET_UTILIZATION,
             "scale_down_after_s": 4,

@@ -79,7 +79,7 @@ def served(
         model_set=str(folder), port=free_port(), grpc_port=free_port()
     )
     config = config.with_arguments(streams=1, compile_cache=None, max_files=8)
-    config = config.with_arguments(trace_endpoint=spans.url, trace_dir=None)
+    config = config.with_arguments(trace_endpoint=spans.url)
     config = config.fitted_to(read_manifest(folder))
     for deployment in config.deployments:
         options = {**deployment, "health_check_period_s": 1}

@@ -53,9 +53,7 @@ class Breakable(Classifier):
 
 def test_a_replica_whose_inference_fails_is_replaced(served: Served, tmp_path: Path) -> None:
     folder = write_tiny_set(tmp_path / "tiny")
-    settings = Settings(
-        model_set=str(folder), batch_sizes=(1,), streams=1, compile_cache=None, trace_dir=None
-    )
+    settings = Settings(model_set=str(folder), batch_sizes=(1,), streams=1, compile_cache=None)
     member = serve.deployment(
         name="breakable", health_check_period_s=0.5, ray_actor_options={"num_cpus": 0.1}
     )(Breakable)

@@ -63,7 +63,7 @@ class Gateways:
 
     def another(self, model_set: Path | None = None) -> EnsembleService:
         folder = model_set or self._model_set
-        settings = Settings(model_set=str(folder), trace_dir=None, cache=self._url)
+        settings = Settings(model_set=str(folder), cache=self._url)
         members = {"sure": FakeMember(), "unsure": FakeMember()}
         for member in members.values():
             member.rows.update(ROWS)

@@ -45,7 +45,6 @@ def beside(folder: Path, served: Served, **application: Any) -> ServeConfig:
             "batch_sizes": [1],
             "compile_cache": None,
             "trace_exporter": "none",
-            "trace_dir": None,
         },
         "deployments": [{"name": "Gateway", "ray_actor_options": {"num_cpus": 0.1}}],
     }

@@ -121,7 +121,7 @@ def main(
 async def cost_of_a_hit(photos: Sequence[bytes]) -> dict[str, float]:
     """Return the CPU-ms of a hit in a graph in this process: hash, look, order, answer."""
     photo = sorted(photos, key=len)[len(photos) // 2]
-    service = assemble(Settings(cache="local", trace_dir=None)).service
+    service = assemble(Settings(cache="local")).service
 
     async def ask() -> None:
         (answer,) = await service.classify(
@@ -140,7 +140,7 @@ async def cost_of_a_hit(photos: Sequence[bytes]) -> dict[str, float]:
 def config_of(folder: Path, cache: str) -> Path:
     """Write serve_config.yaml with this cache, and return its path."""
     content = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
-    content["applications"][0].setdefault("args", {}).update(cache=cache, trace_dir=None)
+    content["applications"][0].setdefault("args", {}).update(cache=cache)
     path = folder / f"{cache}.yaml"
     path.write_text(yaml.safe_dump(content), "utf-8")
     return path

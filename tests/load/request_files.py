@@ -51,7 +51,7 @@ def main() -> None:
     """Send one photo and print what ran."""
     recorder = Recorder()
     threading.setprofile(recorder)  # before the stages start their threads
-    api = create_api(assemble(Settings(trace_exporter="none", trace_dir=None)).service)
+    api = create_api(assemble(Settings(trace_exporter="none")).service)
     asyncio.run(_post(api, recorder))
     by_package: dict[str, list[str]] = {}
     for file in sorted(recorder.files):

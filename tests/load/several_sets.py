@@ -102,7 +102,7 @@ def main(
 
 def _serving(folder: Path, paths: Sequence[str], weights: Mapping[str, float]) -> Any:
     config = yaml.safe_load((ROOT / "serve_config.yaml").read_text("utf-8"))
-    arguments = {"model_sets": list(paths), "trace_dir": None, "set_weights": dict(weights)}
+    arguments = {"model_sets": list(paths), "set_weights": dict(weights)}
     config["applications"][0]["args"] = config["applications"][0].get("args", {}) | arguments
     config["applications"][0]["args"].pop("model_set", None)
     path = folder / "config.yaml"

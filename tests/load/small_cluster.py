@@ -40,7 +40,7 @@ def configuration(model_set: Path, head: RayNode, path: Path = CLUSTER) -> dict[
     config = ServeConfig.read(path).with_overrides(
         model_set=str(model_set), host=host, port=head.http_port
     )
-    config = config.with_arguments(streams=1, compile_cache=None, trace_dir=None)
+    config = config.with_arguments(streams=1, compile_cache=None)
     config = config.with_arguments(trace_exporter="none")
     content = config.fitted_to(read_manifest(model_set)).as_dict()
     (application,) = content["applications"]

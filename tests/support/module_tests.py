@@ -35,8 +35,6 @@ ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/u
     "app/oip/predict.py": ("http/test_predict.py",),
     "app/oip/repository.py": ("http/test_open_inference_state.py",),
     "app/queueing/byte_budget.py": ("http/test_body.py", "graph/test_service.py"),
-    "app/tracing/stored/jaeger_json.py": ("cli/test_trace.py",),
-    "app/tracing/stored/waterfall.py": ("cli/test_trace.py",),
     "calibration/commands/calibrate_run.py": ("calibration/evaluation/test_temperatures.py",),
     "calibration/commands/fetch.py": ("calibration/recipes/test_imagenet.py",),
     "calibration/commands/versions.py": ("cli/test_history.py",),

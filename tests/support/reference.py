@@ -33,7 +33,6 @@ MADE = "<!-- Written by make reference. Change the code, not this page. -->\n"
 NOT_LISTED = (TandemError, ImageError, HeavyFileError)
 PER_USER = {
     "compile_cache": "in the user's cache folder",
-    "trace_dir": "in the user's state folder",
 }
 
 

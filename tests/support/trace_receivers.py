@@ -35,8 +35,10 @@ class Received:
     links: tuple[tuple[str, str], ...]
     service: str
     resource: dict[str, Any] = field(default_factory=dict)
-    kind: int = 0  # OTLP's number of it, and the instrumentation scope: OTLP alone is read for both
-    scope: str = ""
+    # OTLP alone is read for these.
+    kind: int = 0  # OTLP's number
+    scope: str = ""  # the instrumentation scope
+    error: str = ""  # why the work failed, if it did
 
 
 class Inbox:
@@ -174,6 +176,7 @@ def otlp_spans(request: Any) -> Iterable[Received]:
                     resource,
                     span.kind,
                     scope.scope.name,
+                    span.status.message,
                 )
 
 

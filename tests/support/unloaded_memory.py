@@ -28,7 +28,6 @@ async def measured(default: str, other: str) -> dict[str, list[float]]:
         model_sets=(default, other),
         batch_sizes=(1,),
         compile_cache=None,
-        trace_dir=None,
         unload_after_s=1e-9,
     )
     graph = assemble(settings)

@@ -3,7 +3,6 @@
 import signal
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -22,12 +21,6 @@ def receiver() -> Iterator[OtlpGrpc]:
 
 
 @pytest.fixture(scope="package")
-def spans_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the service keeps its spans."""
-    return tmp_path_factory.mktemp("spans")
-
-
-@pytest.fixture(scope="package")
 def grpc_port(free_port: Callable[[], int]) -> int:
     return free_port()
 
@@ -37,11 +30,10 @@ def traced(
     start_process: Start,
     tmp_path_factory: pytest.TempPathFactory,
     receiver: OtlpGrpc,
-    spans_folder: Path,
     grpc_port: int,
 ) -> Iterator[Service]:
     """serve_config.yaml with gRPC, shared memory, pages of all origins and a receiver of traces."""
-    config = traced_config(tmp_path_factory.mktemp("config"), receiver.url, spans_folder)
+    config = traced_config(tmp_path_factory.mktemp("config"), receiver.url)
     started = start_process("--config", str(config), "--grpc-port", str(grpc_port))
     with lent(started, signal.SIGTERM, is_for_all=True) as service:
         # Serve does not continue the client's trace in the first moments of a replica.

@@ -1,11 +1,8 @@
 """The gRPC interface of the real command: answers, errors, deadlines, the client's trace."""
 
-import json
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import httpx
@@ -18,7 +15,7 @@ from ray.serve._private.haproxy import build_grpc_healthcheck_request_hex
 
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
-from tests.support.services.live_service import TANDEM, Service, drawn_photo
+from tests.support.services.live_service import Service, drawn_photo
 from tests.support.services.processes import (
     descendants,
     listening,
@@ -198,18 +195,6 @@ def test_a_traceparent_that_is_no_text(traced: Service, grpc_port: int, receiver
         receiver.wait_for(lambda _: bool(roots()))
     (root,) = roots()
     assert root.attributes["rpc.response.status_code"] == "INVALID_ARGUMENT"  # no image
-
-
-def test_the_terminal_lists_it(classify: Classify, spans_folder: Path) -> None:
-    classify(drawn_photo(), request_id="listed")
-    command: list[str | Path] = [TANDEM, "trace", "--json", "--dir", str(spans_folder)]
-    for _ in range(20):
-        done = subprocess.run(command, capture_output=True, timeout=60)
-        rows = json.loads(done.stdout) if done.returncode == 0 else []
-        found = [row for row in rows if row["request_id"] == "listed"]
-        if found:
-            break
-    assert [(row["name"], row["status"]) for row in found] == [(METHOD, "OK")]
 
 
 def test_reflection_tells_what_there_is(channel: grpc.Channel) -> None:

@@ -87,12 +87,11 @@ def changed_config(folder: Path, name: str = "serve_config.yaml") -> Iterator[di
     (folder / Path(name).name).write_text(yaml.safe_dump(content), "utf-8")
 
 
-def traced_config(folder: Path, endpoint: str, spans: Path) -> Path:
+def traced_config(folder: Path, endpoint: str) -> Path:
     """Return serve_config.yaml, but for where traces go, shared memory and pages of all origins."""
     with changed_config(folder) as content:
         arguments = {
             "trace_endpoint": endpoint,
-            "trace_dir": str(spans),
             "shared_memory": "unproxied",
             "allowed_origins": ["*"],
         }

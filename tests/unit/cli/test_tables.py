@@ -2,11 +2,9 @@
 
 import io
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -153,30 +151,6 @@ def test_classify(tmp_path, server):
     names, labels, _, told = columns_of(text)
     assert (names, labels) == (str(photo), label)
     assert told.count(other) == 2
-
-
-def test_trace_list(tmp_path):
-    request_id = "id-" + "0123456789" * 9
-    root: dict[str, Any] = {
-        "trace_id": "ab" * 16,
-        "span_id": f"{1:016x}",
-        "parent_id": None,
-        "name": "POST /v1/classify",
-        "kind": "SERVER",
-        "start_ns": 1_790_000_000_000_000_000,
-        "end_ns": 1_790_000_123_456_700_000,
-        "attributes": {"request_id": request_id, "http.response.status_code": 200},
-        "links": [],
-        "error": None,
-        "resource": {},
-    }
-    (tmp_path / "0.jsonl").write_text(json.dumps(root) + "\n")
-    text = tandem("trace", "--dir", tmp_path, columns=WIDTH).stdout
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= WIDTH
-    figures = {"time", "status", "ms", "POST", "/v1/classify", "200", "123456.7"}
-    assert figures <= set(text.split())
-    assert request_id in re.sub(r"\s", "", text)
 
 
 def test_quantize():

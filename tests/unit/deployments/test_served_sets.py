@@ -47,7 +47,6 @@ def settings(folders, tmp_path: Path) -> Settings:
         model_sets=folders,
         model_dirs=(tmp_path / "more",),
         compile_cache=None,
-        trace_dir=None,
         unload_after_s=60,
     )
 

@@ -36,7 +36,7 @@ def graph(folders) -> Assembly:
 
 
 def settings_of(folder: str) -> Settings:
-    return Settings(model_set=folder, compile_cache=None, trace_dir=None)
+    return Settings(model_set=folder, compile_cache=None)
 
 
 def built(graph: Assembly, folder: str) -> SetStages:

@@ -45,7 +45,6 @@ def settings(tmp_path: Path) -> Settings:
         model_sets=write_two_sets(tmp_path),
         model_dirs=(tmp_path / "more",),
         compile_cache=None,
-        trace_dir=None,
     )
 
 

@@ -35,7 +35,7 @@ def test_arguments_are_those_of_the_help():
     assert "| `ACTION` | `show\\|set\\|promote\\|rollback`; default `show` |" in page
     assert "| `SET@VERSION` | `str`; required |" in page
     assert "| `--port` | `int \\| None`, 1 to 65535 |" in page
-    assert "| `--last` | `int`, at least 1; default `20` |" in page
+    assert "| `--files` | `int`, at least 1; default `1` |" in page
 
 
 def test_every_code_of_an_answer_has_a_row():

@@ -164,7 +164,6 @@ async def test_a_whole_graph_over_http(tiny_set):
     settings = Settings(
         model_set=str(tiny_set),
         compile_cache=None,
-        trace_dir=None,
         preprocess="configs.functions.mirroring:with_mirror_images",
         combine=f"{OWN}:vote",
     )

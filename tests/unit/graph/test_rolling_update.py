@@ -172,10 +172,7 @@ def two_sets(tmp_path) -> tuple[Settings, Settings]:
         write_tiny_set(tmp_path / name, gains={"sure": gain}, name="tiny")
         for name, gain in (("old", 8.0), ("new", 6.0))
     )
-    old, new = (
-        Settings(model_set=str(f), batch_sizes=(1,), compile_cache=None, trace_dir=None)
-        for f in folders
-    )
+    old, new = (Settings(model_set=str(f), batch_sizes=(1,), compile_cache=None) for f in folders)
     return old, new
 
 

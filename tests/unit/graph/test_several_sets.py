@@ -28,7 +28,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def settings_of(folders: tuple[str, ...], **more: object) -> Settings:
-    return Settings(model_sets=folders, compile_cache=None, trace_dir=None, **more)
+    return Settings(model_sets=folders, compile_cache=None, **more)
 
 
 def client_of(graph: Assembly) -> httpx.AsyncClient:

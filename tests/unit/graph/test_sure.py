@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def service_of(folder: Path, **more: object):
-    settings = Settings(model_set=str(folder), compile_cache=None, trace_dir=None, **more)
+    settings = Settings(model_set=str(folder), compile_cache=None, **more)
     return assemble(settings).service
 
 

@@ -25,7 +25,7 @@ from tests.support.tiny_networks import picture
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
     folders = write_two_sets(tmp_path_factory.mktemp("sets"))
-    return assemble(Settings(model_sets=folders, compile_cache=None, trace_dir=None))
+    return assemble(Settings(model_sets=folders, compile_cache=None))
 
 
 @pytest.fixture(scope="module")

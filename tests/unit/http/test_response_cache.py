@@ -22,9 +22,7 @@ SAME = 1e-6  # of what is computed again, in another batch perhaps
 
 
 def service_with(tiny_set, cache: str) -> EnsembleService:
-    settings = Settings(
-        model_set=str(tiny_set), compile_cache=None, trace_dir=None, cache=cache, default_top_k=3
-    )
+    settings = Settings(model_set=str(tiny_set), compile_cache=None, cache=cache, default_top_k=3)
     return assemble(settings).service
 
 

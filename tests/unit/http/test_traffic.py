@@ -97,7 +97,7 @@ async def served(names: list[str]) -> AsyncIterator[Served]:
 
 
 def settings_of(**more: object) -> Settings:
-    kept = {"compile_cache": None, "trace_dir": None, "open_traffic": True}
+    kept = {"compile_cache": None, "open_traffic": True}
     return Settings.model_validate(kept | more)
 
 
@@ -475,7 +475,7 @@ async def test_without_keys_the_settings_say_who_may_change_it(
 
 
 async def test_a_service_without_versions_says_so(names: list[str]) -> None:
-    service = assemble(Settings(model_set=names[0], compile_cache=None, trace_dir=None)).service
+    service = assemble(Settings(model_set=names[0], compile_cache=None)).service
     transport = httpx.ASGITransport(create_api(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
         for method in ("GET", "PUT"):

@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from app.environment import REGIONS_FOLDER
 from app.launch.config import ServeConfig
 from app.launch.folders import (
@@ -17,11 +15,10 @@ from app.launch.folders import (
 from app.settings import Settings
 
 
-def config(*, tracing: bool = True, http: dict[str, Any] | None = None, **arguments: Any):
+def config(*, http: dict[str, Any] | None = None, **arguments: Any):
     return ServeConfig.of(
         {
             "http_options": http or {},
-            "tracing_config": {"enabled": tracing},
             "applications": [
                 {"name": "tandem", "import_path": "app.main:build", "args": arguments}
             ],
@@ -38,7 +35,6 @@ def test_what_is_named_relatively_is_of_the_commands_folder(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     paths: dict[str, Any] = {
         "compile_cache": "cache",
-        "trace_dir": "spans",
         "api_keys_file": "/etc/keys",
     }
     files = {"ssl_certfile": "tls.pem", "ssl_keyfile": "/etc/tls.key"}
@@ -48,7 +44,6 @@ def test_what_is_named_relatively_is_of_the_commands_folder(tmp_path, monkeypatc
         "model_set": str(tmp_path / "sets" / "a"),
         "model_dirs": [str(tmp_path / "d")],
         "compile_cache": str(tmp_path / "cache"),
-        "trace_dir": str(tmp_path / "spans"),
         "api_keys_file": "/etc/keys",
     }
     http = checked.http
@@ -56,33 +51,27 @@ def test_what_is_named_relatively_is_of_the_commands_folder(tmp_path, monkeypatc
 
 
 def test_what_is_not_named_is_left_to_the_settings():
-    asked = config(model_set="imagenette", trace_dir=None)
+    asked = config(model_set="imagenette", compile_cache=None)
     assert arguments_of(with_absolute_paths(asked)) == arguments_of(asked)
 
 
 def test_a_folder_that_cannot_be_written_is_left_out_with_a_warning(tmp_path):
     (tmp_path / "file").write_text("")
     lost = tmp_path / "file" / "below"
-    checked, warnings = without_unwritable(config(compile_cache=str(lost), trace_dir=str(lost)))
-    assert (checked.settings.compile_cache, checked.settings.trace_dir) == (None, None)
+    checked, warnings = without_unwritable(config(compile_cache=str(lost)))
+    assert checked.settings.compile_cache is None
     why = f"cannot write to {lost} (Not a directory)"
-    assert warnings == [
-        f"compile_cache: {why}: networks are compiled at each start",
-        f"trace_dir: {why}: no traces are kept for tandem trace",
-    ]
+    assert warnings == [f"compile_cache: {why}: networks are compiled at each start"]
 
 
 def test_one_that_can_is_made(tmp_path):
-    asked = config(compile_cache=str(tmp_path / "a" / "b"), trace_dir=str(tmp_path / "spans"))
+    asked = config(compile_cache=str(tmp_path / "a" / "b"))
     assert without_unwritable(asked) == (asked, [])
     assert (tmp_path / "a" / "b").is_dir()
 
 
-@pytest.mark.parametrize("tracing", [True, False])
-def test_nothing_is_said_of_what_is_not_wanted(tmp_path, tracing):
-    (tmp_path / "file").write_text("")
-    lost = None if tracing else str(tmp_path / "file" / "below")
-    asked = config(tracing=tracing, compile_cache=None, trace_dir=lost)
+def test_nothing_is_said_of_what_is_not_wanted():
+    asked = config(compile_cache=None)
     assert without_unwritable(asked) == (asked, [])
 
 
@@ -90,7 +79,7 @@ def test_an_account_without_a_home_is_told_what_it_misses(monkeypatch, tmp_path)
     monkeypatch.setattr(Settings.model_fields["compile_cache"], "default", None)
     Settings.model_rebuild(force=True)
     try:
-        _, warnings = without_unwritable(config(trace_dir=str(tmp_path)))
+        _, warnings = without_unwritable(config())
     finally:
         monkeypatch.undo()
         Settings.model_rebuild(force=True)
@@ -116,7 +105,7 @@ def test_the_folders_of_several_sets_are_made_absolute(tmp_path, monkeypatch):
 
 def test_a_tilde_is_the_home_folder_in_every_path(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    names = ("compile_cache", "trace_dir", "api_keys_file", "sample_dir")
+    names = ("compile_cache", "api_keys_file", "sample_dir")
     paths: dict[str, Any] = {name: f"~/{name}" for name in names}
     paths |= {"model_dirs": ["~/sets"], "model_set": "~/set"}
     arguments = arguments_of(with_absolute_paths(config(**paths)))

@@ -74,8 +74,6 @@ VALUES = {
     "answer_timeout_s": ("1", 1.0),
     "trace_exporter": ("none", "none"),
     "trace_endpoint": ("http://jaeger:4317", "http://jaeger:4317"),
-    "trace_dir": ("~/spans", Path.home() / "spans"),
-    "trace_mib": ("8", 8),
     "unload_after_s": ("60", 60.0),
     "set_weights": ("{imagenet: 2}", {"imagenet": 2.0}),
     "sample_ratio": ("0.5", 0.5),

@@ -1,4 +1,4 @@
-"""OpenTelemetry's variables that cannot be used are left out and named; the others stay."""
+"""OpenTelemetry's variables: unusable ones are named; without a collector no traces."""
 
 import os
 import subprocess
@@ -6,7 +6,12 @@ import sys
 
 import pytest
 
-from app.launch.trace_variables import leave_out_unusable
+from app.launch.config import ServeConfig
+from app.launch.trace_variables import leave_out_unusable, without_unsent_traces
+from tests.support.configurations import GOOD
+
+OURS = "app.tracing.pipeline:span_processors"
+ENDPOINT = "http://collector:4317"
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +82,30 @@ def test_what_is_left_is_what_opentelemetry_can_be_imported_with() -> None:
         [sys.executable, "-c", script], env=os.environ | unusable, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "exporter", "is_on"),
+    [
+        ({}, {}, OURS, False),
+        ({"trace_endpoint": ENDPOINT}, {}, OURS, True),
+        ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT}, OURS, True),
+        ({}, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": ENDPOINT}, OURS, True),
+        ({"trace_exporter": "jaeger"}, {}, OURS, True),  # to an agent of this machine
+        ({"trace_exporter": "none", "trace_endpoint": ENDPOINT}, {}, OURS, False),
+        ({}, {}, "mine:span_processors", True),  # the user's own, which the settings do not reach
+    ],
+)
+def test_tracing_is_off_if_nobody_gets_the_spans(
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, str],
+    variables: dict[str, str],
+    exporter: str,
+    is_on: bool,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    tracing = {"enabled": True, "exporter_import_path": exporter, "sampling_ratio": 1.0}
+    config = ServeConfig.of(GOOD | {"tracing_config": tracing}).with_arguments(**arguments)
+    served = without_unsent_traces(config).as_dict()["tracing_config"]
+    assert served == (tracing if is_on else {"enabled": False})

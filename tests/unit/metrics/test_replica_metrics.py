@@ -17,7 +17,7 @@ class Sink:
 def test_the_process_tells_its_cost_and_its_losses(
     told: Instruments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "sinks", [Sink()])
+    monkeypatch.setattr(pipeline, "sink", Sink())
     feeder = Feeder(meter)
     sum(range(100_000))  # costs CPU time
     feeder.flush()

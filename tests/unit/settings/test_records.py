@@ -14,7 +14,6 @@ from app.settings import Settings
         ("otlp", None),
         ("jaeger", "udp://agent"),
         ("jaeger", "http://collector:14268"),
-        ("file", "whatever"),
         ("none", "whatever"),
     ],
 )
@@ -39,3 +38,8 @@ def test_what_is_refused_and_what_would_do(exporter, endpoint, example):
     with pytest.raises(ValidationError, match=r"trace_endpoint is .*takes") as caught:
         Settings(trace_exporter=exporter, trace_endpoint=endpoint)
     assert example in str(caught.value)
+
+
+def test_files_of_traces_are_refused_with_what_to_write():
+    with pytest.raises(ValidationError, match=r"file is no exporter any more: .*trace_endpoint"):
+        Settings.model_validate({"trace_exporter": "file"})

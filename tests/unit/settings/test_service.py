@@ -22,7 +22,12 @@ def test_a_key_that_is_not_known_is_refused():
 
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
-    [("affinity", True, "Whole num_cpus"), ("affinity", False, "numactl")],
+    [
+        ("affinity", True, "Whole num_cpus"),
+        ("affinity", False, "numactl"),
+        ("trace_dir", None, "Set trace_endpoint"),
+        ("trace_mib", 64, "Set trace_endpoint"),
+    ],
 )
 def test_a_setting_of_earlier_versions_is_refused_with_what_to_write(name, value, instead):
     with pytest.raises(ValidationError, match=rf"{name} is no setting any more: .*{instead}"):

@@ -16,7 +16,7 @@ from tests.support.tiny_networks import picture
 
 
 def settings_of(tiny_set, **settings: object) -> Settings:
-    return Settings(model_set=str(tiny_set), compile_cache=None, trace_dir=None, **settings)
+    return Settings(model_set=str(tiny_set), compile_cache=None, **settings)
 
 
 async def test_only_these_members_are_compiled_and_asked(tiny_set):

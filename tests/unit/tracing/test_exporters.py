@@ -95,9 +95,10 @@ def test_jaegers_collector(spans):
     check(receiver.spans, spans)
 
 
-@pytest.mark.parametrize("name", ["file", "none"])
-def test_nothing_leaves_the_machine(name):
-    assert exporter_of(settings(trace_exporter=name)) is None
+@pytest.mark.parametrize("changes", [{"trace_exporter": "none"}, {}])
+def test_nothing_is_sent_without_an_exporter_or_an_address(changes, caplog):
+    assert exporter_of(settings(**changes)) is None
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,7 @@ def test_nothing_leaves_the_machine(name):
     ],
 )
 def test_an_exporter_that_cannot_be_made_stops_no_start(monkeypatch, caplog, name, value, told):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
     monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
     assert exporter_of(settings()) is None
     (warning,) = caplog.messages
@@ -120,21 +122,21 @@ def test_an_exporter_that_cannot_be_made_stops_no_start(monkeypatch, caplog, nam
 @pytest.mark.parametrize(
     ("changes", "variables", "endpoint"),
     [
-        ({}, {}, Endpoint("localhost", 4317, is_configured=False)),
-        ({}, {"PROTOCOL": "http/protobuf"}, Endpoint("localhost", 4318, is_configured=False)),
-        ({}, {"ENDPOINT": "http://c:4318/"}, Endpoint("c", 4318, is_configured=True)),
-        ({}, {"TRACES_ENDPOINT": "https://c"}, Endpoint("c", 443, is_configured=True)),
+        ({}, {}, None),
+        ({}, {"PROTOCOL": "http/protobuf"}, None),
+        ({}, {"ENDPOINT": "http://c:4318/"}, Endpoint("c", 4318)),
+        ({}, {"TRACES_ENDPOINT": "https://c"}, Endpoint("c", 443)),
         ({}, {"ENDPOINT": "c:4317"}, None),
-        ({"trace_endpoint": "http://d:1"}, {"ENDPOINT": "http://c:2"}, Endpoint("d", 1, True)),
+        ({"trace_endpoint": "http://d:1"}, {"ENDPOINT": "http://c:2"}, Endpoint("d", 1)),
         ({"trace_exporter": "jaeger"}, {"ENDPOINT": "http://c:2"}, None),  # an agent, over UDP
         (
             {"trace_exporter": "jaeger", "trace_endpoint": "http://d:14268"},
             {},
-            Endpoint("d", 14268, is_configured=True),
+            Endpoint("d", 14268),
         ),
     ],
 )
-def test_the_endpoint_is_known_and_whether_it_was_configured(
+def test_the_endpoint_is_of_the_settings_or_the_variables(
     monkeypatch, changes, variables, endpoint
 ):
     for name, value in variables.items():
@@ -144,8 +146,8 @@ def test_the_endpoint_is_known_and_whether_it_was_configured(
 
 def test_an_endpoint_says_why_it_cannot_be_reached(free_port):
     port = free_port()
-    assert Endpoint("127.0.0.1", port, True).problem() == f"nobody listens at 127.0.0.1:{port}"
-    assert "nohost.invalid:1: " in str(Endpoint("nohost.invalid", 1, True).problem())
+    assert Endpoint("127.0.0.1", port).problem() == f"nobody listens at 127.0.0.1:{port}"
+    assert "nohost.invalid:1: " in str(Endpoint("nohost.invalid", 1).problem())
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = server.getsockname()
-        assert Endpoint(host, port, is_configured=True).problem() is None
+        assert Endpoint(host, port).problem() is None

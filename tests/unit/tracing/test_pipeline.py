@@ -1,4 +1,4 @@
-"""The pipeline: sinks by the settings, once in a process, and no traces of health checks."""
+"""The pipeline: a sink by the settings, once in a process, and no traces of health checks."""
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -6,9 +6,9 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from app.settings import Settings
 from app.tracing import pipeline as pipeline_module
-from app.tracing.local_spans import read_spans
 from app.tracing.parents import current_parent, orphans
 from app.tracing.pipeline import Pipeline
+from app.tracing.spans import outlets
 
 
 class Kept(SpanExporter):
@@ -35,23 +35,21 @@ def asked() -> Pipeline:
     return pipeline
 
 
-def test_spans_go_to_the_exporter_and_to_disk(asked, exporter, spans, tmp_path):
-    settings = Settings(trace_dir=tmp_path)
-    asked.start(settings)
-    asked.start(settings)  # a second stage in the process
-    assert [sink.name for sink in asked.sinks] == ["file", "otlp"]
+def test_spans_go_to_the_exporter_once(asked, exporter, spans):
+    asked.start(Settings())
+    sink = asked.sink
+    asked.start(Settings())  # a second stage in the process
+    assert asked.sink is sink
     for span in spans:
         asked.on_end(span)
     asked.shutdown()
-    names = [span.name for span in spans]
-    assert exporter.names == names
-    assert [span["name"] for span in read_spans(tmp_path)] == names
-    assert asked.dropped == {"file": 0, "otlp": 0}
+    assert exporter.names == [span.name for span in spans]
+    assert asked.dropped == {"otlp": 0}
 
 
-def test_a_trace_that_begins_below_the_gateway_is_nobodys(exporter, exported, asked, tmp_path):
+def test_a_trace_that_begins_below_the_gateway_is_nobodys(exporter, exported, asked):
     """Serve tells a replica that a request is sampled, never that it is not."""
-    asked.start(Settings(trace_dir=None))
+    asked.start(Settings())
     provider = TracerProvider()
     provider.add_span_processor(asked)
     tracer = provider.get_tracer("serve")
@@ -79,24 +77,28 @@ def test_a_trace_that_begins_below_the_gateway_is_nobodys(exporter, exported, as
 def test_health_checks_are_left_out(asked, exporter, request_span, exported, path):
     request_span.update_name(path)
     request_span.end()
-    asked.start(Settings(trace_dir=None))
+    asked.start(Settings())
     asked.on_end(exported.get_finished_spans()[0])
     asked.shutdown()
     assert exporter.names == []
 
 
-def test_none_is_nothing_at_all(asked, exporter, spans, tmp_path):
-    asked.start(Settings(trace_dir=tmp_path, trace_exporter="none"))
+@pytest.mark.parametrize("exporter_name", ["none", "otlp"])
+def test_without_a_collector_nothing_starts(asked, spans, monkeypatch, exporter_name):
+    for name in ("ENDPOINT", "TRACES_ENDPOINT"):
+        monkeypatch.delenv(f"OTEL_EXPORTER_OTLP_{name}", raising=False)
+    before = list(outlets)
+    asked.start(Settings(trace_exporter=exporter_name))
     asked.on_end(spans[0])
     assert asked.force_flush()
     asked.shutdown()
-    assert list(tmp_path.iterdir()) == []
+    assert (asked.sink, asked.dropped, outlets) == (None, {}, before)
 
 
-def test_without_serves_tracing_nothing_starts(exporter, tmp_path):
+def test_without_serves_tracing_nothing_starts(exporter):
     pipeline = Pipeline()
-    pipeline.start(Settings(trace_dir=tmp_path))
-    assert pipeline.sinks == []
+    pipeline.start(Settings())
+    assert pipeline.sink is None
 
 
 def test_serve_gets_the_processor_and_the_environment_its_names(monkeypatch):

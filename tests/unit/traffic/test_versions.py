@@ -31,7 +31,7 @@ def names(tmp_path: Path) -> list[str]:
 
 
 def settings_of(**more: object) -> Settings:
-    return Settings.model_validate({"compile_cache": None, "trace_dir": None} | more)
+    return Settings.model_validate({"compile_cache": None} | more)
 
 
 def set_with_labels(folder: Path, *labels: str, **more: Any) -> str:

@@ -86,9 +86,7 @@ def test_it_classifies_without_a_service_at_the_services_precision(mixed):
 
 async def test_the_service_in_process_answers_as_the_networks_do(mixed):
     """Through the Gateway's graph: queue, threads, golden check, average."""
-    settings = Settings(
-        model_set=str(mixed.folder), compile_cache=None, trace_dir=None, batch_sizes=(1, 2, 4)
-    )
+    settings = Settings(model_set=str(mixed.folder), compile_cache=None, batch_sizes=(1, 2, 4))
     graph = assemble(settings)  # at INT8, the default: the others have one network, which runs
     served = graph.service.served_models().members
     told = {m.name: m.runtime for m in served}
@@ -222,7 +220,7 @@ USES_OPENVINO_ALONE = """
 import sys
 from app.deployments.assembly import assemble
 from app.settings import Settings
-assemble(Settings(model_set=sys.argv[1], compile_cache=None, trace_dir=None))
+assemble(Settings(model_set=sys.argv[1], compile_cache=None))
 import app.main, calibration.offline.upper_bound
 from app.launch.forks.running import MODULES
 from app.launch.forks.server import import_all

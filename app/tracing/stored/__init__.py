@@ -1,1 +1,0 @@
-"""Reading the spans that were kept on disk: traces, their waterfall, and Jaeger's JSON."""
