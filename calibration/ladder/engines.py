@@ -35,13 +35,7 @@ from models.image_record import ImageRecord
 from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions, read_manifest
 from models.model_set import ModelSet
 from models.record import Precision
-from models.runtime import (
-    CompiledNetwork,
-    Pixels,
-    RuntimeOptions,
-    compile_with,
-    read_network,
-)
+from models.runtime import CompiledNetwork, Pixels, RuntimeOptions, compile_with, read_network
 from models.runtimes.load import load
 
 SEED = 20
@@ -107,9 +101,6 @@ def top1(network: ReadyNetwork, task: RungTask, batch: int) -> tuple[float | Non
 
 def _has_labelled(task: RungTask) -> bool:
     return (task.work / TRUTH_NAME).is_file()
-
-
-# OpenVINO
 
 
 def member_ir(network: RungNetwork, precision: str, work: Path) -> Path:
@@ -190,9 +181,6 @@ def _infer(request: ov.InferRequest) -> None:
     request.wait()
 
 
-# ONNX Runtime
-
-
 def onnx_network(task: RungTask, options: RungOptions) -> ReadyNetwork:
     """Make a session on the CPU, shared by callers with their own inputs."""
     with needs_extra("ladder", "ladder"):
@@ -233,9 +221,6 @@ def export(task: RungTask) -> None:
         verbose=False,
     )
     incomplete.replace(task.work / ONNX_NAME)
-
-
-# PyTorch
 
 
 def import_torch() -> Any:
@@ -362,9 +347,6 @@ def _restored(task: RungTask, no_source: str) -> Any:
     return module
 
 
-# The ensemble
-
-
 class EnsembleNetwork:
     """The members compiled as for serving: fixed batch sizes, a stream per core.
 
@@ -438,19 +420,15 @@ def ensemble_network(task: RungTask, options: RungOptions) -> ReadyNetwork:
 
 def _batches(task: RungTask, batch: int) -> list[Pixels]:
     """Return whole batches of the labelled images, or of random ones if there are none."""
-    if not _has_labelled(task):
-        inputs = read_manifest(task.network.model_set).inputs
-        return [
-            inputs.joined([random_pixels(batch, r.input_size, SEED + n) for r in inputs.rules])
-            for n in range(4)
-        ]
-    pixels: Pixels = np.load(task.work / INPUTS_NAME, allow_pickle=False)
-    if len(pixels) < batch:
-        return [np.resize(pixels, (batch, *pixels.shape[1:]))]
-    return [pixels[i : i + batch] for i in range(0, len(pixels) - batch + 1, batch)]
-
-
-# Preparations
+    if _has_labelled(task):
+        pixels: Pixels = np.load(task.work / INPUTS_NAME, allow_pickle=False)
+        number = max(1, len(pixels) // batch)
+        return list(np.resize(pixels, (number, batch, *pixels.shape[1:])))
+    inputs = read_manifest(task.network.model_set).inputs
+    return [
+        inputs.joined([random_pixels(batch, rule.input_size, SEED + n) for rule in inputs.rules])
+        for n in range(4)
+    ]
 
 
 def make_set(task: RungTask) -> None:

@@ -1,6 +1,5 @@
 """The run of a ladder: its rungs one after another, each in a process, the last as a service."""
 
-import contextlib
 import json
 import os
 import random
@@ -38,7 +37,8 @@ from models.child_process import Child, last_words
 from models.errors import TandemError
 from models.result_files import write_result
 
-WORKER = "calibration.ladder.measure"
+# The start of a rung's command; -P keeps the working folder off its module path.
+WORKER = (sys.executable, "-P", "-m", "calibration.ladder.measure")
 TANDEM = str(Path(sys.executable).with_name("tandem"))
 OVERHEAD_S = 15.0  # of a rung in addition to measuring, before a rung was seen
 START_LIMIT_S = 240.0  # to import, build, compile and try choices, or to serve; slow machines
@@ -52,60 +52,36 @@ RunTask = Callable[[Store, str, RungTask, Say], RungResult]  # runs a task in a 
 RunService = Callable[[LadderJob, Store, float | None], RungResult]
 
 
-def command(task_file: Path, result_file: Path) -> list[str]:
-    """Return the command of a rung's process; -P keeps the working folder off its module path."""
-    return [sys.executable, "-P", "-m", WORKER, str(task_file), str(result_file)]
-
-
 @contextmanager
-def child(
-    line: Sequence[str],
-    printed: IO[bytes],
-    *,
-    is_heard: bool = False,
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[Child]:
-    """Run a process of the ladder during the block; ``printed`` is its log.
+def child(line: Sequence[str], printed: IO[bytes], **more: Any) -> Iterator[Child]:
+    """Run a process during the block, as :class:`Child` does; ``printed`` is its log.
 
     Raises:
         LadderError: the process could not be started.
 
     """
     try:
-        started = Child(line, printed, is_heard=is_heard, environment=environment)
+        started = Child(line, printed, **more)
     except OSError as error:
         raise LadderError(f"{line[0]} could not be started: {error}; is memory left?") from error
     with started:
         yield started
 
 
-def run_task(
-    store: Store,
-    name: str,
-    task: RungTask,
-    say: Say = lambda _: None,
-    *,
-    make_command: Callable[[Path, Path], Sequence[str]] = command,
-    start_limit_s: float = START_LIMIT_S,
-) -> RungResult:
+def run_task(store: Store, name: str, task: RungTask, say: Say) -> RungResult:
     """Run a task in a new process; a crash or a timeout becomes the result.
 
-    ``say`` is called with each of the process's events; ``start_limit_s`` is the limit until the
-    first measurement.
+    ``say`` is called with each of the process's events.
     """
-    task_file, result_file, log = (
-        store.folder / TASKS / f"{name}.json",
-        store.folder / TASKS / f"{name}-result.json",
-        store.log(name),
-    )
+    task_file, log = store.folder / TASKS / f"{name}.json", store.log(name)
+    result_file = task_file.with_name(f"{name}-result.json")
     write_result(task_file, task.model_dump_json())
     result_file.unlink(missing_ok=True)
-    late = RungResult(
-        outcome="skipped", reason=f"it was not ready to run within {start_limit_s:g} s: given up"
-    )
-    line = make_command(task_file, result_file)
+    reason = f"it was not ready to run within {START_LIMIT_S:g} s: given up"
+    late = RungResult(outcome="skipped", reason=reason)
+    line = [*WORKER, str(task_file), str(result_file)]
     with log.open("wb") as printed, child(line, printed, is_heard=True) as process:
-        deadline = time.monotonic() + start_limit_s
+        deadline = time.monotonic() + START_LIMIT_S
         while (said := process.read_line(deadline)) is not None:
             if (event := said.decode("ascii", "replace")) not in EVENTS:
                 continue
@@ -378,7 +354,7 @@ def _memory_mib(pid: int) -> tuple[float, float]:
 
 def _labelled(work: Path) -> list[tuple[Path, int]]:
     """Return the labelled files and their classes, as stored by the preparation."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         noted: list[Any] = json.loads((work / LABELLED_FILES).read_text("utf-8"))
         return [(Path(path), int(index)) for path, index in noted]
     return []

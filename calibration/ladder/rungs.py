@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -220,9 +220,9 @@ class LadderJob:
     network: RungNetwork
     rungs: tuple[Rung, ...]
     work: Path
-    cores: int
     impossible: Mapping[str, str]  # the reason, by the rung's name
     fingerprint: str = ""  # of the networks' files; empty for random weights
+    cores: int = field(default_factory=available_cpus)
 
     def __post_init__(self) -> None:
         """Refuse the names that no task can hold."""
@@ -251,15 +251,10 @@ class LadderJob:
     @property
     def facts(self) -> dict[str, Any]:
         """Return the facts that results depend on; results with other facts are not continued."""
-        return {
-            "network": self.network.model_dump(mode="json"),
-            "fingerprint": self.fingerprint,
-            "seconds": self.asked.seconds,
-            "images": None if self.images is None else str(self.images),
-            "max_images": self.asked.max_images,
-            "cascade_margin": self.asked.cascade_margin,
-            "cores": self.cores,
-        }
+        shared = {"network", "seconds", "images", "max_images", "cores"}
+        facts = self.task("labelled").model_dump(mode="json", include=shared)
+        margin = self.asked.cascade_margin
+        return facts | {"fingerprint": self.fingerprint, "cascade_margin": margin}
 
 
 def plan(asked: LadderOptions, cache: Path) -> LadderJob:
@@ -270,19 +265,15 @@ def plan(asked: LadderOptions, cache: Path) -> LadderJob:
         ModelSetError: there is no set or member of that name.
 
     """
-    cores = available_cpus()
-    every = {rung.name: rung for rung in rungs(cores, asked.cascade_margin)}
+    every = {rung.name: rung for rung in rungs(available_cpus(), asked.cascade_margin)}
     for name in asked.only:
         if name not in every:
             raise LadderError(f"--rungs {name!r}: there are {', '.join(every)}")
     chosen = tuple(rung for rung in every.values() if not asked.only or rung.name in asked.only)
-    of_kind = _random_job if asked.is_random else _job_of_set
-    return of_kind(asked, chosen, cache, cores)
+    return (_random_job if asked.is_random else _job_of_set)(asked, chosen, cache)
 
 
-def _job_of_set(
-    asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path, cores: int
-) -> LadderJob:
+def _job_of_set(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> LadderJob:
     for option, value in (("--size", asked.size), ("--classes", asked.num_classes)):
         if value is not None:
             raise LadderError(f"{option} is of --random-weights; a model set has its own")
@@ -305,12 +296,10 @@ def _job_of_set(
     hashes = [n.fingerprint for _, n in sorted(record.networks.items())]
     hashes += model_set.fingerprints.values()  # the later rungs use all members
     impossible = {rung.name: why for rung in chosen if (why := _why_not(rung, network, model_set))}
-    return LadderJob(asked, network, chosen, work, cores, impossible, "-".join(hashes))
+    return LadderJob(asked, network, chosen, work, impossible, "-".join(hashes))
 
 
-def _random_job(
-    asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path, cores: int
-) -> LadderJob:
+def _random_job(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> LadderJob:
     for option, value in (("--member", asked.member), ("--images", asked.images)):
         if value is not None:
             raise LadderError(f"{option} with --random-weights: random weights classify nothing")
@@ -333,7 +322,7 @@ def _random_job(
     )
     why = f"{name} is one network: there is no ensemble"
     impossible = {rung.name: why for rung in chosen if rung.engine == "ensemble"}
-    return LadderJob(asked, network, chosen, work, cores, impossible)
+    return LadderJob(asked, network, chosen, work, impossible)
 
 
 def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
@@ -401,7 +390,9 @@ class Store:
             raise LadderError(
                 f"{self.folder} has files that are no ladder's; give --work an empty folder"
             )
-        there = self._facts()
+        there: dict[str, Any] | None = None
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            there = dict(json.loads((self.folder / JOB_NAME).read_text("utf-8")))
         if is_resumed and there is not None and there != facts:
             other = sorted(key for key in facts if facts[key] != there.get(key))
             raise LadderError(
@@ -415,12 +406,6 @@ class Store:
         write_result(self.folder / JOB_NAME, json.dumps(facts))  # first: it marks the folder
         for name in (RESULTS, TASKS, LOGS):
             (self.folder / name).mkdir(exist_ok=True)
-
-    def _facts(self) -> dict[str, Any] | None:
-        with contextlib.suppress(OSError, ValueError):
-            stored = json.loads((self.folder / JOB_NAME).read_text("utf-8"))
-            return stored if isinstance(stored, dict) else None
-        return None
 
     def read(self, name: str) -> RungResult | None:
         """Return a rung's result if it is final; failed ones are tried again."""

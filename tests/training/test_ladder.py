@@ -94,7 +94,7 @@ def test_bfloat16_only_where_the_cpu_has_it(made: RungTask, monkeypatch) -> None
 
 
 def test_compiling_needs_a_compiler(monkeypatch) -> None:
-    monkeypatch.setattr(engines.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(SkippedError, match="C\\+\\+ compiler"):
         check_possible(RungOptions(mode="compile"))
 

@@ -174,23 +174,24 @@ def store(tmp_path: Path):
         yield store
 
 
-def run_code(store: Store, code: str, **more) -> RungResult:
-    task = tiny_task(store.folder, store.folder, "openvino")
+@pytest.fixture
+def run_code(store: Store, monkeypatch):
+    def run(code: str, say=lambda _: None) -> RungResult:
+        monkeypatch.setattr(module, "WORKER", (sys.executable, "-c", SAY + code))
+        task = tiny_task(store.folder, store.folder, "openvino")
+        return run_task(store, "latency", task, say)
 
-    def make_command(*files: Path) -> list[str]:
-        return [sys.executable, "-c", SAY + code, *map(str, files)]
-
-    return run_task(store, "latency", task, make_command=make_command, **more)
+    return run
 
 
 def test_its_module_exists():
-    assert find_spec(WORKER) is not None
+    assert find_spec(WORKER[-1]) is not None
 
 
-def test_it_is_told_its_task_and_its_answer_comes_back(store):
+def test_it_is_told_its_task_and_its_answer_comes_back(store, run_code):
     heard: list[str] = []
     code = "say('measuring'); say('nonsense'); say('');" + ANSWER
-    assert run_code(store, code, say=heard.append) == measured(7.0)
+    assert run_code(code, heard.append) == measured(7.0)
     assert heard == ["measuring"]
     task_file = store.folder / TASKS / "latency.json"
     assert RungTask.model_validate_json(task_file.read_bytes()).engine == "openvino"
@@ -206,22 +207,23 @@ def test_it_is_told_its_task_and_its_answer_comes_back(store):
         ("pathlib.Path(sys.argv[2]).write_text('{')", "exit code 0"),
     ],
 )
-def test_one_that_dies_is_a_failed_rung_that_says_how(store, code, how):
-    result = run_code(store, code)
+def test_one_that_dies_is_a_failed_rung_that_says_how(run_code, code, how):
+    result = run_code(code)
     assert result.outcome == "failed"
     assert how in result.reason
 
 
-def test_one_that_hangs_is_given_up_and_ended(store):
+def test_one_that_hangs_is_given_up_and_ended(store, run_code, monkeypatch):
     pid = store.folder / "pid"
     code = f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); import time; time.sleep(600)"
-    result = run_code(store, code, start_limit_s=3.0)
+    monkeypatch.setattr(module, "START_LIMIT_S", 3.0)
+    result = run_code(code)
     assert result.outcome == "skipped"
     assert "not ready to run within 3 s" in result.reason
     assert not psutil.pid_exists(int(pid.read_text()))
 
 
-def test_ctrl_c_ends_it_and_what_it_started(store):
+def test_ctrl_c_ends_it_and_what_it_started(store, run_code):
     pids = store.folder / "pids"
     code = (
         "import subprocess, time;"
@@ -234,7 +236,7 @@ def test_ctrl_c_ends_it_and_what_it_started(store):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_code(store, code, say=interrupt)
+        run_code(code, interrupt)
     ours, its_child = map(int, pids.read_text().split())
     assert not psutil.pid_exists(ours)
     deadline = time.monotonic() + 30  # its child is somebody else's to wait for
@@ -246,10 +248,11 @@ def test_ctrl_c_ends_it_and_what_it_started(store):
     assert not (store.folder / TASKS / "latency-result.json").exists()
 
 
-def test_a_process_that_cannot_be_started(store):
+def test_a_process_that_cannot_be_started(store, monkeypatch):
+    monkeypatch.setattr(module, "WORKER", (os.devnull,))
     task = tiny_task(store.folder, store.folder, "openvino")
     with pytest.raises(LadderError, match="could not be started"):
-        run_task(store, "latency", task, make_command=lambda *_: [os.devnull])
+        run_task(store, "latency", task, lambda _: None)
 
 
 class Process:
