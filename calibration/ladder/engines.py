@@ -16,17 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from calibration.datasets.labelled import Dataset, read_dataset
+from calibration.datasets.labelled import read_dataset
 from calibration.evaluation.evaluate import check_not_calibrated
-from calibration.ladder.rungs import (
-    INT8_NAME,
-    LABELLED_FILES,
-    ONNX_NAME,
-    RungNetwork,
-    RungOptions,
-    RungTask,
-    SkippedError,
-)
+from calibration.ladder.rungs import LABELLED, RungNetwork, RungOptions, RungTask, SkippedError
 from calibration.sets.fold import MEAN_RGB, SCALE_RGB
 from models.ensemble import Probabilities, average, is_sure, tempered
 from models.errors import ImageError, ModelSetError
@@ -39,6 +31,8 @@ from models.runtime import CompiledNetwork, Pixels, RuntimeOptions, compile_with
 from models.runtimes.load import load
 
 SEED = 20
+# In the work folder: the network as ONNX, and the INT8 network of a member without one in its set.
+ONNX_NAME, INT8_NAME = "network.onnx", "int8.xml"
 # The labelled images: the member's input, uint8 (N, H, W, 3); all members' inputs, as in
 # models.image_inputs; the classes, int64 (N,).
 PIXELS_NAME, INPUTS_NAME, TRUTH_NAME = (f"labelled-{n}.npy" for n in ("pixels", "inputs", "truth"))
@@ -83,7 +77,7 @@ def _random_inputs(task: RungTask, options: RungOptions, number: int) -> list[Pi
 def top1(network: ReadyNetwork, task: RungTask, batch: int) -> tuple[float | None, int]:
     """Return the top-1 accuracy on the ladder's labelled images, and the number of images.
 
-    (None, 0) without labelled images. The last batch is filled up with its first image.
+    (None, 0) without labelled images. The last batch is filled up with its own images.
     """
     if not _has_labelled(task):
         return None, 0
@@ -92,8 +86,8 @@ def top1(network: ReadyNetwork, task: RungTask, batch: int) -> tuple[float | Non
     truth = np.load(task.work / TRUTH_NAME, allow_pickle=False)
     num_right = 0
     for start in range(0, len(truth), batch):
-        part = np.array(pixels[start : start + batch])
-        whole = np.concatenate([part, part[:1].repeat(batch - len(part), axis=0)])
+        part = pixels[start : start + batch]
+        whole = np.resize(part, (batch, *part.shape[1:]))
         answers = network.predict(whole)[: len(part)].argmax(axis=1)
         num_right += int((answers == truth[start : start + batch]).sum())
     return round(num_right / len(truth), 4), len(truth)
@@ -122,18 +116,16 @@ def member_ir(network: RungNetwork, precision: str, work: Path) -> Path:
 def openvino_network(task: RungTask, options: RungOptions) -> ReadyNetwork:
     """Compile a member's IR with the properties of a rung; an infer request for each call."""
     model = read_network(member_ir(task.network, options.precision, task.work))
-    number = model.input().partial_shape[0]
-    if number.is_static and number.get_length() != options.batch:
-        raise SkippedError(
-            f"the network takes {number.get_length()} images at a time, not {options.batch}"
-        )
+    built_in, batch = model.input().partial_shape[0], options.batch
+    if built_in.is_static and (n := built_in.get_length()) != batch:
+        raise SkippedError(f"the network takes {n} images at a time, not {batch}")
     if options.is_static:
-        model.reshape([options.batch, task.network.size, task.network.size, 3])
+        model.reshape([batch, task.network.size, task.network.size, 3])
     compiled = compile_with(model, _properties(options, task.cores))
-    precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-    if precision != options.float_type:
+    kind = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    if kind != options.float_type:
         raise SkippedError(
-            f"this CPU has no {options.float_type}: OpenVINO would compute in {precision}"
+            f"this CPU has no {options.float_type}: OpenVINO would compute in {kind}"
         )
     is_parallel = options.hint == "throughput" or options.streams is not None
     num = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") if is_parallel else 1
@@ -143,8 +135,7 @@ def openvino_network(task: RungTask, options: RungOptions) -> ReadyNetwork:
     def predict(pixels: Pixels) -> Probabilities:
         requests[0].get_input_tensor().data[...] = pixels
         _infer(requests[0])
-        rows: Probabilities = requests[0].get_output_tensor(0).data.copy()
-        return rows
+        return np.array(requests[0].get_output_tensor(0).data)
 
     return ReadyNetwork([partial(_infer, request) for request in requests], predict, lambda: note)
 
@@ -194,8 +185,7 @@ def onnx_network(task: RungTask, options: RungOptions) -> ReadyNetwork:
     )
 
     def run(images: npt.NDArray[np.float32]) -> Probabilities:
-        logits: Probabilities = session.run([OUTPUT], {INPUT: images})[0]
-        return logits
+        return np.asarray(session.run([OUTPUT], {INPUT: images})[0])
 
     inputs = map(normalised, _random_inputs(task, options, options.callers))
     note = f"intra-op threads: {settings.intra_op_num_threads}"
@@ -223,9 +213,9 @@ def export(task: RungTask) -> None:
     incomplete.replace(task.work / ONNX_NAME)
 
 
-def import_torch() -> Any:
-    """Return the package, which only the extras bring."""
-    with needs_extra("ladder", "ladder"):
+def import_torch(what: str = "ladder") -> Any:
+    """Return the package, which only the extras bring; ``what`` is the command that needs it."""
+    with needs_extra("ladder", what):
         import torch
     return torch
 
@@ -253,8 +243,7 @@ def torch_network(task: RungTask, options: RungOptions) -> ReadyNetwork:
     def tensor_of(pixels: Pixels) -> Any:
         return torch.from_numpy(normalised(pixels)).to(**form)
 
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads or torch.get_num_threads())
     network = torch_module(task).to(**form)
     inputs = [tensor_of(pixels) for pixels in _random_inputs(task, options, options.callers)]
     if options.mode == "script":
@@ -327,10 +316,8 @@ def _restored(task: RungTask, no_source: str) -> Any:
     from calibration.training.unfold import unfold
 
     network, ir = task.network, member_ir(task.network, "FP16", task.work)
-    module, pixels = (
-        build_network(network.name, network.num_classes),
-        random_pixels(4, network.size),
-    )
+    module = build_network(network.name, network.num_classes)
+    pixels = random_pixels(4, network.size)
     try:
         unfold(module, read_network(ir), np.ascontiguousarray(pixels[..., ::-1]))
     except (ModelSetError, KeyError, RuntimeError) as error:
@@ -340,10 +327,8 @@ def _restored(task: RungTask, no_source: str) -> Any:
     expected = CompiledNetwork(ir, options).predict(pixels)
     with torch.inference_mode():
         answers = module(torch.from_numpy(normalised(pixels))).softmax(1).numpy()
-    if (difference := float(np.abs(answers - expected).max())) > ALIKE:
-        raise SkippedError(
-            f"{no_source} (restored from its IR it answers otherwise, by {difference:.2f})"
-        )
+    if (by := float(np.abs(answers - expected).max())) > ALIKE:
+        raise SkippedError(f"{no_source} (restored from its IR it answers otherwise, by {by:.2f})")
     return module
 
 
@@ -385,20 +370,17 @@ class EnsembleNetwork:
         """Return the members' average for a batch of their inputs."""
         first, *others = self._networks
         answer = self._rows(first, images)
-        if self._margin is None:
-            return self._average(first, answer, others, images)
-        unsure = np.flatnonzero(~is_sure(answer, self._margin))
-        self._num_asked += len(images)
-        self._num_skipped += len(images) - len(unsure)
-        if len(unsure):
-            answer[unsure] = self._average(first, answer[unsure], others, images[unsure])
+        part: slice | npt.NDArray[np.intp] = slice(None)
+        if self._margin is not None:
+            part = np.flatnonzero(~is_sure(answer, self._margin))
+            self._num_asked += len(images)
+            self._num_skipped += len(images) - len(part)
+            if not len(part):
+                return answer
+        rows = {name: self._rows(name, images[part]) for name in others}
+        rows = {first: answer[part]} | rows
+        answer[part] = average(rows, self._manifest.weights, self._manifest.temperature)
         return answer
-
-    def _average(
-        self, first: str, answer: Probabilities, others: list[str], images: Pixels
-    ) -> Probabilities:
-        rows = {first: answer} | {name: self._rows(name, images) for name in others}
-        return average(rows, self._manifest.weights, self._manifest.temperature)
 
     def _rows(self, name: str, images: Pixels) -> Probabilities:
         rows = self._networks[name].predict(self._manifest.inputs.of(name, images))
@@ -433,21 +415,18 @@ def _batches(task: RungTask, batch: int) -> list[Pixels]:
 
 def make_set(task: RungTask) -> None:
     """Make a model set with a torchvision network of random weights, float and INT8."""
-    with needs_extra("ladder", "ladder --random-weights"):
-        import torch  # noqa: F401
-
-        from calibration.sets.convert import convert_module
+    import_torch("ladder --random-weights")
     from calibration.sets.add_set import finish
+    from calibration.sets.convert import convert_module
     from calibration.sets.transaction import create
 
     network = task.network
     model = convert_module(random_module(network), network.name, network.size)
     with create(network.model_set, is_replaced=True) as staging:
-        networks: dict[Precision, Network] = {
-            "FP16": staging.network(model, f"{network.name}-fp16", is_float=True)
-        }
-        quantized = quantized_by_random_images(model, network)
-        networks["INT8"] = staging.network(quantized, f"{network.name}-int8", is_float=False)
+        whole = staging.network(model, f"{network.name}-fp16", is_float=True)
+        int8 = quantized_by_random_images(model, network)
+        int8 = staging.network(int8, f"{network.name}-int8", is_float=False)
+        networks: dict[Precision, Network] = {"FP16": whole, "INT8": int8}
         labels = "".join(f"class {index}\n" for index in range(network.num_classes))
         manifest = Manifest(
             name=network.model_set.name,
@@ -476,8 +455,8 @@ def quantized_by_random_images(model: ov.Model, network: RungNetwork) -> ov.Mode
     """Quantise as ``tandem quantize`` does."""
     with needs_extra("calibrate", "ladder"):
         from calibration.quantization.quantize import quantize as quantized
-    images = list(random_pixels(CALIBRATION_IMAGES, network.size))
-    return quantized(model, images, QuantizationOptions())
+    images = random_pixels(CALIBRATION_IMAGES, network.size)
+    return quantized(model, list(images), QuantizationOptions())
 
 
 def keep_labelled(task: RungTask) -> None:
@@ -489,29 +468,24 @@ def keep_labelled(task: RungTask) -> None:
     """
     assert task.images is not None
     model_set = ModelSet(task.network.model_set, read_manifest(task.network.model_set))
-    chosen = _some(read_dataset(task.images, model_set), task.max_images)
-    check_not_calibrated(model_set, chosen.images)
+    chosen = read_dataset(task.images, model_set).images
+    if 0 < task.max_images < len(chosen):
+        chosen = tuple(random.Random(SEED).sample(chosen, task.max_images))
+    check_not_calibrated(model_set, chosen)
     inputs, images, files = model_set.manifest.inputs, [], []
-    for image in chosen.images:
+    for image in chosen:
         with contextlib.suppress(ImageError, OSError):
+            file = (str(image.path.resolve()), image.class_index)
             images.append(inputs.read(image.path.read_bytes()))
-            files.append((str(image.path.resolve()), image.class_index))
+            files.append(file)
     if not images:
-        raise ModelSetError(f"none of {len(chosen.images)} images of {task.images} can be read")
+        raise ModelSetError(f"none of {len(chosen)} images of {task.images} can be read")
     whole, truth = np.stack(images), np.array([index for _, index in files], np.int64)
     np.save(task.work / INPUTS_NAME, whole, allow_pickle=False)
     np.save(task.work / PIXELS_NAME, inputs.of(task.network.name, whole), allow_pickle=False)
-    (task.work / LABELLED_FILES).write_text(json.dumps(files), "utf-8")
+    (task.work / LABELLED).write_text(json.dumps(files), "utf-8")
     # The last file: its presence shows that all files are complete.
     np.save(task.work / TRUTH_NAME, truth, allow_pickle=False)
-
-
-def _some(dataset: Dataset, max_images: int) -> Dataset:
-    """Return a random sample with a fixed seed; all images if there are no more."""
-    if not 0 < max_images < len(dataset.images):
-        return dataset
-    chosen = random.Random(SEED).sample(dataset.images, max_images)
-    return Dataset(dataset.name, tuple(chosen), dataset.notes)
 
 
 ENGINES: dict[str, Callable[[RungTask, RungOptions], ReadyNetwork]] = {

@@ -19,7 +19,7 @@ import psutil
 
 from calibration.ladder.measure import EVENTS, MIB, PackagePower, Say, sampled
 from calibration.ladder.rungs import (
-    LABELLED_FILES,
+    LABELLED,
     MADE_ONCE,
     TASKS,
     Figures,
@@ -355,7 +355,7 @@ def _memory_mib(pid: int) -> tuple[float, float]:
 def _labelled(work: Path) -> list[tuple[Path, int]]:
     """Return the labelled files and their classes, as stored by the preparation."""
     with suppress(OSError, ValueError):
-        noted: list[Any] = json.loads((work / LABELLED_FILES).read_text("utf-8"))
+        noted: list[Any] = json.loads((work / LABELLED).read_text("utf-8"))
         return [(Path(path), int(index)) for path, index in noted]
     return []
 

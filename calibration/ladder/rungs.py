@@ -29,10 +29,8 @@ RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.training.unfold 
 SIZES = range(32, 1025)
 MAX_CLASSES = 100_000
 
-# Files in the work folder: the network as ONNX, the INT8 network of a member without one in its
-# set, and [path, class index] of each labelled image.
-ONNX_NAME, INT8_NAME, LABELLED_FILES = "network.onnx", "int8.xml", "labelled.json"
-JOB_NAME = "job.json"
+# In the work folder.
+JOB_NAME, LABELLED = "job.json", "labelled.json"  # [path, class index] of each image
 RESULTS, TASKS, LOGS = "results", "tasks", "logs"
 MADE_ONCE = "prepare-"  # prefix of the results of preparations
 
@@ -418,7 +416,7 @@ class Store:
 
     def remove_networks(self) -> None:
         """Remove the rungs' shared files, so that they are made again."""
-        shared = ("*.npy", "*.onnx", "*int8.xml", "*int8.bin", LABELLED_FILES)
+        shared = ("*.npy", "*.onnx", "*int8.xml", "*int8.bin", LABELLED)
         for pattern in (*shared, f"{RESULTS}/{MADE_ONCE}*.json"):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)

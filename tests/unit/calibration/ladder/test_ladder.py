@@ -18,7 +18,7 @@ import pytest
 from calibration.ladder import ladder as module
 from calibration.ladder.ladder import WORKER, Ladder, LadderStep, run_service_rung, run_task
 from calibration.ladder.rungs import (
-    LABELLED_FILES,
+    LABELLED,
     TASKS,
     LadderError,
     LadderJob,
@@ -287,7 +287,7 @@ def run_service(folder: Path, work: Path, photos: list[tuple[Path, int]]) -> Run
     job, store = job_of(folder, work), Store(work)
     with store.opened(job.facts, is_resumed=False):
         noted = json.dumps([[str(path), index] for path, index in photos])
-        (work / LABELLED_FILES).write_text(noted)
+        (work / LABELLED).write_text(noted)
         return run_service_rung(job, store, None)
 
 
