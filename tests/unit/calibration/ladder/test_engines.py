@@ -40,6 +40,14 @@ def with_images(folder: Path, work: Path, **more) -> RungTask:
     return task
 
 
+def rung(task: RungTask, engine: str, choice: RungOptions) -> RungResult:
+    """Run a task's network in one way, which this machine can do."""
+    result = outcome_of(task.model_copy(update={"engine": engine, "choices": (choice,)}))
+    assert result.outcome == "measured", result.reason
+    assert result.figures is not None
+    return result
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -52,11 +60,8 @@ def with_images(folder: Path, work: Path, **more) -> RungTask:
 )
 def test_openvino_in_every_way_answers_right(tiny_set, tmp_path, options):
     task = with_images(tiny_set, tmp_path, cores=2)
-    rung = task.model_copy(update={"engine": "openvino", "choices": (options,)})
-    result = outcome_of(rung)
-    assert result.outcome == "measured", result.reason
+    result = rung(task, "openvino", options)
     assert result.chosen == options
-    assert result.figures is not None
     assert (result.figures.top1, result.figures.num_labelled) == (1.0, 12)
     assert result.figures.images_per_s > 0
     assert "streams" in result.notes[0]
@@ -90,14 +95,12 @@ def compiled_in_f32(model, properties):
 def test_the_ensemble_and_the_cascade(tiny_set, tmp_path):
     task = with_images(tiny_set, tmp_path)
     whole = INT8.model_copy(update={"batch": 4})
-    every = outcome_of(task.model_copy(update={"engine": "ensemble", "choices": (whole,)}))
-    assert every.figures is not None
+    every = rung(task, "ensemble", whole)
     assert every.figures.top1 == 1.0
     assert every.notes == ("2 members for every image",)
     for margin, share in ((0.001, "100%"), (1.0, "0%")):
         choice = whole.model_copy(update={"cascade_margin": margin})
-        result = outcome_of(task.model_copy(update={"engine": "ensemble", "choices": (choice,)}))
-        assert result.figures is not None, result.reason
+        result = rung(task, "ensemble", choice)
         assert result.figures.top1 == 1.0
         assert f"alone answered {share}" in result.notes[0]
 
@@ -110,10 +113,9 @@ def test_the_ensemble_is_that_of_the_temperatures(tmp_path):
     tempered = (first.model_copy(update={"temperature": 20.0}), *others)
     task = with_images(folder, tmp_path)
     choice = INT8.model_copy(update={"batch": 4, "cascade_margin": 0.5})
-    asked = task.model_copy(update={"engine": "ensemble", "choices": (choice,)})
-    assert "alone answered 100%" in outcome_of(asked).notes[0]
+    assert "alone answered 100%" in rung(task, "ensemble", choice).notes[0]
     write_manifest(folder, manifest.model_copy(update={"members": tempered}))
-    assert "alone answered 0%" in outcome_of(asked).notes[0]
+    assert "alone answered 0%" in rung(task, "ensemble", choice).notes[0]
 
 
 def test_a_cascade_without_images_is_skipped(tiny_set, tmp_path):
@@ -126,8 +128,7 @@ def test_fewer_labelled_images_than_a_batch(tiny_set, tmp_path):
     task = with_images(tiny_set, tmp_path, max_images=3)
     choice = INT8.model_copy(update={"batch": 8})
     for engine in ("openvino", "ensemble"):
-        result = outcome_of(task.model_copy(update={"engine": engine, "choices": (choice,)}))
-        assert result.figures is not None
+        result = rung(task, engine, choice)
         assert (result.figures.top1, result.figures.num_labelled) == (1.0, 3)
 
 
@@ -193,12 +194,8 @@ def test_members_of_several_sizes(tmp_path):
     assert np.load(tmp_path / PIXELS_NAME).shape == (12, 16, 16, 3)
     choice = INT8.model_copy(update={"batch": 5, "cascade_margin": 0.9})
     for options in (choice, choice.model_copy(update={"cascade_margin": None})):
-        result = outcome_of(task.model_copy(update={"engine": "ensemble", "choices": (options,)}))
-        assert result.figures is not None, result.reason
-        assert result.figures.top1 == 1.0
-    alone = outcome_of(task.model_copy(update={"engine": "openvino", "choices": (INT8,)}))
-    assert alone.figures is not None
-    assert alone.figures.top1 == 1.0
+        assert rung(task, "ensemble", options).figures.top1 == 1.0
+    assert rung(task, "openvino", INT8).figures.top1 == 1.0
 
 
 def test_a_batch_that_is_built_in_is_the_only_choice(tmp_path):

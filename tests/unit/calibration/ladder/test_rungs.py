@@ -104,27 +104,21 @@ def test_both_precisions_leave_nothing_out_but_pytorch(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("network", "asked", "kind", "message"),
     [
-        ({"is_random": True, "size": 8}, "32 to 1024 px"),
-        ({"is_random": True, "num_classes": 1}, "2 to 100000"),
-        ({"is_random": True, "member": "a"}, "--member with --random-weights"),
-        ({"is_random": True, "only": ["eagre"]}, "eager, inference_mode"),
-        ({"is_random": False, "size": 64}, "--size is of --random-weights"),
+        ("resnet18", {"is_random": True, "size": 8}, LadderError, "32 to 1024 px"),
+        ("resnet18", {"is_random": True, "num_classes": 1}, LadderError, "2 to 100000"),
+        ("resnet18", {"is_random": True, "member": "a"}, LadderError, "--member with --random-w"),
+        ("resnet18", {"is_random": True, "only": ["eagre"]}, LadderError, "eager, inference_mode"),
+        ("resnet18", {"size": 64}, LadderError, "--size is of --random-weights"),
+        ("../resnet18", {"is_random": True}, LadderError, "no name of a torchvision network"),
+        ("nothing", {}, ModelSetError, "no model set"),
+        ("imagenette", {"member": "vgg"}, ModelSetError, "has no member"),
     ],
 )
-def test_a_mistake_is_named(tmp_path, asked, message):
-    with pytest.raises(LadderError, match=message):
-        job_of("resnet18", tmp_path, **asked)
-
-
-def test_a_name_that_is_no_torchvision_network_or_path(tmp_path):
-    with pytest.raises(LadderError, match="no name of a torchvision network"):
-        job_of("../resnet18", tmp_path, is_random=True)
-    with pytest.raises(ModelSetError, match="no model set"):
-        job_of("nothing", tmp_path)
-    with pytest.raises(ModelSetError, match="has no member"):
-        job_of("imagenette", tmp_path, member="vgg")
+def test_a_mistake_is_named(tmp_path, network, asked, kind, message):
+    with pytest.raises(kind, match=message):
+        job_of(network, tmp_path, **asked)
 
 
 @pytest.mark.parametrize("option", ["network", "images", "work"])
