@@ -79,7 +79,7 @@ def top1(network: ReadyNetwork, task: RungTask, batch: int) -> tuple[float | Non
 
     (None, 0) without labelled images. The last batch is filled up with its own images.
     """
-    if not _has_labelled(task):
+    if not (task.work / TRUTH_NAME).is_file():
         return None, 0
     name = INPUTS_NAME if task.engine == "ensemble" else PIXELS_NAME
     pixels = np.load(task.work / name, mmap_mode="r", allow_pickle=False)
@@ -91,10 +91,6 @@ def top1(network: ReadyNetwork, task: RungTask, batch: int) -> tuple[float | Non
         answers = network.predict(whole)[: len(part)].argmax(axis=1)
         num_right += int((answers == truth[start : start + batch]).sum())
     return round(num_right / len(truth), 4), len(truth)
-
-
-def _has_labelled(task: RungTask) -> bool:
-    return (task.work / TRUTH_NAME).is_file()
 
 
 def member_ir(network: RungNetwork, precision: str, work: Path) -> Path:
@@ -341,7 +337,7 @@ class EnsembleNetwork:
 
     def __init__(self, task: RungTask, options: RungOptions) -> None:
         self._margin, batch = options.cascade_margin, options.batch
-        if self._margin is not None and not _has_labelled(task):
+        if self._margin is not None and not (task.work / TRUTH_NAME).is_file():
             raise SkippedError("how many images a cascade answers alone depends on them: --images")
         self._manifest = read_manifest(task.network.model_set)
         model_set = ModelSet(task.network.model_set, self._manifest)
@@ -402,7 +398,7 @@ def ensemble_network(task: RungTask, options: RungOptions) -> ReadyNetwork:
 
 def _batches(task: RungTask, batch: int) -> list[Pixels]:
     """Return whole batches of the labelled images, or of random ones if there are none."""
-    if _has_labelled(task):
+    if (task.work / TRUTH_NAME).is_file():
         pixels: Pixels = np.load(task.work / INPUTS_NAME, allow_pickle=False)
         number = max(1, len(pixels) // batch)
         return list(np.resize(pixels, (number, batch, *pixels.shape[1:])))

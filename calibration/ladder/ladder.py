@@ -188,10 +188,8 @@ class Ladder:
 
     def _outcome(self, rung: Rung, say: Say) -> RungResult:
         if rung.engine is None:
-            cascade = self._results.get("cascade")
-            has_margin = cascade is not None and cascade.outcome == "measured"
-            margin = cascade.chosen.cascade_margin if cascade and has_margin else None
-            return self._run_service(self._job, self._store, margin)
+            cascade = self._results.get("cascade", RungResult(outcome="skipped"))
+            return self._run_service(self._job, self._store, cascade.chosen.cascade_margin)
         if rung.needs is not None:
             say(f"preparing: {rung.needs}")
             if reason := self._not_prepared(rung.needs, say):

@@ -65,6 +65,11 @@ def test_utilisation_is_of_the_cores():
     assert run.cpu_ms_per_image > 1
 
 
+def test_power_is_that_of_the_run(monkeypatch):
+    monkeypatch.setattr(PackagePower, "watts", lambda _: {"package-0": 4.0, "package-1": 8.0})
+    assert run_calls([lambda: None], 0.01, 1, 1).watts == 12.0
+
+
 def test_figures_are_by_image():
     figures = figures_of([0.1, 0.2, 0.3], 2.0, 1.5, [0.2, 0.4], batch=10, cores=2)
     assert figures.images_per_s == 15.0
