@@ -97,7 +97,7 @@ def test_memory_where_the_kernel_tells_and_where_it_does_not(tmp_path):
     assert rss > 1
 
 
-def zone(folder: Path, name: str, kind: str, energy: int, largest: int = 10_000_000) -> Path:
+def zone(folder: Path, name: str, kind: str, energy: int | str, largest: int | str) -> Path:
     place = folder / name
     place.mkdir()
     (place / "name").write_text(f"{kind}\n")
@@ -106,42 +106,43 @@ def zone(folder: Path, name: str, kind: str, energy: int, largest: int = 10_000_
     return place
 
 
-def test_watts_are_joules_over_seconds(tmp_path: Path) -> None:
+LARGEST = 10_000_000
+ZONES = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:1": "psys"}
+
+
+@pytest.mark.parametrize(
+    ("zones", "before", "after", "largest", "watts"),
+    [
+        (ZONES, 5, 3_000_005, LARGEST, {"package-0": 1.5}),  # no part or platform counts twice
+        ({"a:0": "package-0"}, 0, 1, LARGEST, {}),  # not RAPL's
+        ({"intel-rapl:0": "package-0"}, 9_000_000, 3_000_000, LARGEST, {"package-0": 2.0}),
+        ({"intel-rapl:0": "package-0"}, 9, 3, "", {}),  # begun again, and nobody knows at what
+        ({}, 0, 0, LARGEST, {}),
+    ],
+)
+def test_watts_are_joules_over_seconds(tmp_path, zones, before, after, largest, watts) -> None:
     clock = HandClock()
-    places = [zone(tmp_path, f"intel-rapl:{i}", f"package-{i}", 5) for i in range(2)]
+    places = [zone(tmp_path, name, kind, before, largest) for name, kind in zones.items()]
     power = PackagePower(tmp_path, clock)
     clock.now += 2
+    for place in places:
+        (place / "energy_uj").write_text(str(after))
+    assert power.watts() == pytest.approx(watts)
+
+
+def test_every_package_counts(tmp_path: Path) -> None:
+    clock = HandClock()
+    places = [zone(tmp_path, f"intel-rapl:{i}", f"package-{i}", 0, LARGEST) for i in range(2)]
+    power = PackagePower(tmp_path, clock)
+    clock.now += 1
     for i, place in enumerate(places):
-        (place / "energy_uj").write_text(str(5 + 3_000_000 * (i + 1)))
-    assert power.watts() == pytest.approx({"package-0": 1.5, "package-1": 3.0})
-
-
-def test_the_counter_starts_again_after_its_largest(tmp_path: Path) -> None:
-    clock = HandClock()
-    place = zone(tmp_path, "intel-rapl:0", "package-0", 9_000_000, largest=10_000_000)
-    power = PackagePower(tmp_path, clock)
-    clock.now += 1
-    (place / "energy_uj").write_text("1000000")
-    assert power.watts() == pytest.approx({"package-0": 2.0})
-
-
-def test_parts_of_a_package_and_the_platform_do_not_count_twice(tmp_path: Path) -> None:
-    clock = HandClock()
-    zone(tmp_path, "intel-rapl:0", "package-0", 0)
-    zone(tmp_path, "intel-rapl:0:0", "core", 0)
-    zone(tmp_path, "intel-rapl:1", "psys", 0)
-    power = PackagePower(tmp_path, clock)
-    clock.now += 1
-    assert power.watts() == {"package-0": 0.0}
-
-
-def test_no_rapl_no_figure(tmp_path: Path) -> None:
-    assert PackagePower(tmp_path / "nothing").watts() == {}
+        (place / "energy_uj").write_text(str(3_000_000 * (i + 1)))
+    assert power.total_watts() == 9.0
 
 
 def test_what_only_root_may_read_is_absent(tmp_path: Path, monkeypatch) -> None:
     clock = HandClock()
-    zone(tmp_path, "intel-rapl:0", "package-0", 0)
+    zone(tmp_path, "intel-rapl:0", "package-0", 0, LARGEST)
     read = Path.read_text
 
     def refuse(file: Path, *args: str) -> str:
@@ -152,16 +153,6 @@ def test_what_only_root_may_read_is_absent(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(Path, "read_text", refuse)
     power = PackagePower(tmp_path, clock)
     clock.now += 1
-    assert power.watts() == {}
-
-
-def test_nonsense_is_absent(tmp_path: Path) -> None:
-    clock = HandClock()
-    place = zone(tmp_path, "intel-rapl:0", "package-0", 9)
-    (place / "max_energy_range_uj").write_text("")
-    power = PackagePower(tmp_path, clock)
-    clock.now += 1
-    (place / "energy_uj").write_text("3")
     assert power.watts() == {}
 
 
