@@ -11,14 +11,12 @@ from platformdirs import user_cache_path
 from rich.markup import escape
 
 from calibration.commands.options import JsonFile, ModelDirs, check_file, err, out
-from calibration.ladder.rung import LadderError
 from models.result_files import check_can_write, write_json, write_result
 from models.user_folders import needed_folder
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
-    from calibration.ladder.job import LadderJob
-    from calibration.ladder.rung import RungResult
-    from calibration.ladder.runner import LadderStep
+    from calibration.ladder.ladder import LadderStep
+    from calibration.ladder.rungs import LadderJob, RungResult
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
@@ -73,7 +71,7 @@ def ladder(
     machine or installation cannot run is skipped, and it says why. Let nothing else run meanwhile.
     Exit code 1: a rung failed, or none was measured.
     """
-    from calibration.ladder.job import LadderOptions, prepare
+    from calibration.ladder.rungs import LadderError, LadderOptions, plan
 
     if not (math.isfinite(seconds) and 0 < seconds <= 600):
         raise LadderError(f"--seconds is {seconds}; it must be above 0 and at most 600")
@@ -92,7 +90,7 @@ def ladder(
         work=work,
         model_dirs=tuple(model_dir or ()),
     )
-    job = prepare(asked, needed_folder(user_cache_path, "ladder"))
+    job = plan(asked, needed_folder(user_cache_path, "ladder"))
     started = time.monotonic()
     results = _run(job, is_resumed=resume)
     _report(job, results, time.monotonic() - started, (json_file, plot, html))
@@ -103,6 +101,7 @@ def ladder(
 
 def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -> None:
     """Find out before minutes of measuring whether the results have a place to go."""
+    from calibration.ladder.rungs import LadderError
     from models.extras import needs_extra
 
     check_can_write(json_file)
@@ -118,8 +117,8 @@ def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -
 
 def _run(job: "LadderJob", *, is_resumed: bool) -> "Mapping[str, RungResult]":
     """Run the rungs with live progress; Ctrl-C leaves measured rungs for --resume."""
-    from calibration.ladder.runner import Runner
-    from calibration.ladder.store import Store
+    from calibration.ladder.ladder import Ladder
+    from calibration.ladder.rungs import Store
 
     store = Store(job.work)
     try:
@@ -131,7 +130,7 @@ def _run(job: "LadderJob", *, is_resumed: bool) -> "Mapping[str, RungResult]":
                     f"{escape(step.rung.title)}: {escape(step.doing)}"
                 )
 
-            return Runner(job, store, report).run()
+            return Ladder(job, store, report).run()
     except KeyboardInterrupt:
         err.print(
             f"stopped; what was measured is in {escape(str(job.work))}: the same command with "
@@ -146,13 +145,12 @@ def _report(
     took_s: float,
     files: tuple[Path | None, Path | None, Path | None],
 ) -> None:
-    from calibration.ladder.plot import draw, render
-    from calibration.ladder.report import OF_THE_RUNGS, as_json, rows_of, show
+    from calibration.ladder.report import PACKAGES, as_json, draw, render, rows_of, show
     from models.extras import describe_machine
 
     json_file, plot, html = files
     rows = rows_of(job, results)
-    content = as_json(job, rows, describe_machine(OF_THE_RUNGS), took_s)
+    content = as_json(job, rows, describe_machine(PACKAGES), took_s)
     title = f"{job.network.name} at {job.network.size} px, {job.cores} cores"
     if str(json_file) != "-":
         show(out, job, rows)

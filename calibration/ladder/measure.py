@@ -1,88 +1,105 @@
-"""Measures calls of a network: throughput, latency, CPU time, utilisation and memory.
+"""The process of a rung: ``python -P -m calibration.ladder.measure TASK.json RESULT.json``.
 
-Every caller is a thread that makes one call after another (a closed loop). Networks release the
-GIL, so callers run in parallel.
+It measures throughput, latency, CPU time, utilisation, power and memory. Every caller is a thread
+that makes one call after another (a closed loop); networks release the GIL. Progress is on stdout,
+a line for each of EVENTS. The process ends when its stdin is closed: its parent is gone then.
 """
 
+import contextlib
+import logging
 import os
+import signal
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median, pstdev
+from typing import TYPE_CHECKING
 
 import psutil
 
-from calibration.ladder.rung import Figures, RungError
+from calibration.ladder.rungs import Figures, RungOptions, RungResult, RungTask, SkippedError
+from models.errors import TandemError
+from models.extras import MissingExtraError
+from models.result_files import write_result
 
+if TYPE_CHECKING:  # a rung's process imports it; that of the command does not need it
+    from calibration.ladder.engines import ReadyNetwork
+
+EVENTS = ("preparing", "measuring", "measured")
 SAMPLES = 40  # of utilisation in a run, at most
 MIN_SAMPLE_S = 0.1  # a virtual machine's clock is too noisy for shorter samples
-WARM_UP = 0.2  # of a run's time
-SMAPS = Path("/proc/self/smaps_rollup")
+WARM_UP, TRIAL = 0.2, 0.15  # of a run's time; the trial of each of several choices
 MIB = 2**20
-NetworkCall = Callable[[], object]
+POWERCAP = Path("/sys/class/powercap")
+OOM_SCORE, SMAPS = Path("/proc/self/oom_score_adj"), Path("/proc/self/smaps_rollup")
+Say = Callable[[str], None]
 
 
-@dataclass
-class Calls:
-    """The measurements of one run's calls."""
+class PackagePower:
+    """Reads the energy of CPU packages from RAPL's counters; power is their difference over time.
 
-    seconds: float
-    latencies_s: list[float] = field(default_factory=list)
-    cpu_s: float = 0.0
-    utilisation: list[float] = field(default_factory=list)  # as shares of the cores
-
-
-def run_calls(calls: Sequence[NetworkCall], seconds: float, cores: int) -> Calls:
-    """Repeat each of ``calls`` for ``seconds``, each in its own thread.
-
-    Every thread makes at least one call, however long it takes. An exception in a call ends the
-    run.
+    Without counters (virtual machines), or if only root may read them, figures are missing, not 0.
     """
-    latencies: list[list[float]] = [[] for _ in calls]
-    errors: list[BaseException] = []
-    started, cpu_before = time.perf_counter(), time.process_time()
 
-    def caller(call: NetworkCall, own: list[float]) -> None:
-        try:
-            while not errors:
-                begun = time.perf_counter()
-                call()
-                now = time.perf_counter()
-                own.append(now - begun)
-                if now - started >= seconds:
-                    return
-        except BaseException as error:
-            errors.append(error)
+    def __init__(
+        self, folder: Path = POWERCAP, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._last: dict[str, tuple[int, float]] = {}  # microjoules and time
+        self._zones = dict(_packages(folder))
+        self.watts()
 
-    threads = [
-        threading.Thread(target=caller, args=(call, own), daemon=True)
-        for call, own in zip(calls, latencies, strict=True)
-    ]
-    with _sampled(max(MIN_SAMPLE_S, seconds / SAMPLES), cores) as shares:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        taken, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
-    if errors:
-        raise errors[0]
-    return Calls(taken, [latency for own in latencies for latency in own], cpu_s, shares)
+    def watts(self) -> dict[str, float]:
+        """Return each readable package's mean power since the last call, in watts."""
+        power = {}
+        for name, zone in self._zones.items():
+            with contextlib.suppress(OSError, ValueError):  # only root may read it
+                energy, at_s = _number(zone / "energy_uj"), self._clock()
+                before, before_s = self._last.get(name, (energy, at_s))
+                self._last[name] = energy, at_s
+                if at_s > before_s:
+                    # The counter wraps around at its maximum.
+                    turned = _number(zone / "max_energy_range_uj") if energy < before else 0
+                    power[name] = (energy - before + turned) / 1e6 / (at_s - before_s)
+        return power
+
+    def total_watts(self) -> float | None:
+        """Return the power of all packages since the last call, in watts; None if unreadable."""
+        total = sum(self.watts().values())
+        return round(total, 2) if total else None
+
+
+def _packages(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield name and folder of each zone that is a whole package, not a part or the platform."""
+    for zone in sorted(folder.glob("intel-rapl:*")):
+        with contextlib.suppress(OSError):
+            name = (zone / "name").read_text("ascii").strip()
+            if zone.name.count(":") == 1 and name.startswith("package"):
+                yield name, zone
+
+
+def _number(file: Path) -> int:
+    return int(file.read_text("ascii"))
 
 
 @contextmanager
-def _sampled(every_s: float, cores: int) -> Iterator[list[float]]:
-    """Sample the process's utilisation on a thread while the block runs."""
+def sampled(every_s: float, cores: int, cpu_s: Callable[[], float]) -> Iterator[list[float]]:
+    """Sample the utilisation of ``cores`` on a thread while the block runs.
+
+    ``cpu_s`` returns the CPU time so far, in s.
+    """
     shares, ended = list[float](), threading.Event()
 
     def sample() -> None:
-        cpu_s, at_s = time.process_time(), time.perf_counter()
+        before_s, at_s = cpu_s(), time.perf_counter()
         while not ended.wait(every_s):
-            now_cpu_s, now_s = time.process_time(), time.perf_counter()
-            shares.append((now_cpu_s - cpu_s) / (now_s - at_s) / cores)
-            cpu_s, at_s = now_cpu_s, now_s
+            now_cpu_s, now_s = cpu_s(), time.perf_counter()
+            shares.append(max(0.0, now_cpu_s - before_s) / (now_s - at_s) / cores)
+            before_s, at_s = now_cpu_s, now_s
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
@@ -93,32 +110,180 @@ def _sampled(every_s: float, cores: int) -> Iterator[list[float]]:
         thread.join()
 
 
-def figures_of(run: Calls, batch: int, cores: int) -> Figures:
-    """Return a run's figures; ``batch`` is the number of images per call."""
-    if not run.latencies_s:
-        raise RungError("no call ended: there is nothing to measure")
-    num_images = batch * len(run.latencies_s)
-    shares = run.utilisation or [run.cpu_s / run.seconds / cores]
-    pss, rss = memory_mib()
+def run_calls(
+    calls: Sequence[Callable[[], object]], seconds: float, batch: int, cores: int
+) -> Figures:
+    """Repeat each of ``calls`` for ``seconds``, each in its own thread; ``batch`` images a call.
+
+    Every thread makes at least one call, however long it takes. An exception in a call ends the
+    run.
+    """
+    latencies_s: list[float] = []
+    errors: list[BaseException] = []
+    power, started, cpu_before = PackagePower(), time.perf_counter(), time.process_time()
+
+    def caller(call: Callable[[], object]) -> None:
+        try:
+            while not errors:
+                begun = time.perf_counter()
+                call()
+                now = time.perf_counter()
+                latencies_s.append(now - begun)
+                if now - started >= seconds:
+                    return
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=caller, args=(call,), daemon=True) for call in calls]
+    with sampled(max(MIN_SAMPLE_S, seconds / SAMPLES), cores, time.process_time) as shares:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        taken_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
+        watts = power.total_watts()
+    if errors:
+        raise errors[0]
+    figures = figures_of(latencies_s, taken_s, cpu_s, shares, batch=batch, cores=cores)
+    return figures.model_copy(update={"watts": watts})
+
+
+def figures_of(
+    latencies_s: Sequence[float],
+    taken_s: float,
+    cpu_s: float,
+    shares: Sequence[float],
+    *,
+    batch: int,
+    cores: int,
+) -> Figures:
+    """Return the figures of calls with ``batch`` images; ``shares`` are samples of utilisation."""
+    num_images, shares = batch * len(latencies_s), shares or [cpu_s / taken_s / cores]
+    pss_mib, rss_mib = memory_mib()
     return Figures(
-        images_per_s=round(num_images / run.seconds, 3),
-        p50_ms=round(median(run.latencies_s) * 1e3, 3),
-        cpu_ms_per_image=round(run.cpu_s / num_images * 1e3, 3),
+        images_per_s=round(num_images / taken_s, 3),
+        p50_ms=round(median(latencies_s) * 1e3, 3),
+        cpu_ms_per_image=round(cpu_s / num_images * 1e3, 3),
         utilisation=round(fmean(shares), 4),
         utilisation_spread=round(pstdev(shares), 4),
-        pss_mib=pss,
-        rss_mib=rss,
+        pss_mib=pss_mib,
+        rss_mib=rss_mib,
         num_images=num_images,
-        seconds=round(run.seconds, 3),
+        seconds=round(taken_s, 3),
     )
 
 
 def memory_mib(smaps: Path = SMAPS) -> tuple[float | None, float]:
     """Return this process's PSS (None if the kernel hides it) and RSS, in MiB."""
-    rss = round(psutil.Process(os.getpid()).memory_info().rss / MIB, 1)
+    rss = round(psutil.Process().memory_info().rss / MIB, 1)
     try:
         lines = smaps.read_text("ascii").splitlines()
     except OSError:
         return None, rss
     sizes = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
     return (round(sizes[0] / 1024, 1) if sizes else None), rss
+
+
+def outcome_of(task: RungTask, say: Say = lambda _: None) -> RungResult:
+    """Run the task; an error becomes the result."""
+    from calibration.ladder.engines import PREPARATIONS
+
+    try:
+        if task.engine in PREPARATIONS:
+            PREPARATIONS[task.engine](task)
+            return RungResult(outcome="prepared")
+        return _measured(task, say)
+    except (SkippedError, MissingExtraError) as error:
+        return RungResult(outcome="skipped", reason=error.message)
+    except TandemError as error:
+        return RungResult(outcome="failed", reason=error.message)
+    except Exception as error:  # of any runtime: the ladder continues without this rung
+        lines = str(error).strip().splitlines() or [""]
+        return RungResult(outcome="failed", reason=f"{type(error).__name__}: {lines[0]}")
+
+
+def _measured(task: RungTask, say: Say) -> RungResult:
+    """Prepare the network with the best of the task's choices, and measure it."""
+    from calibration.ladder.engines import top1
+
+    started = time.monotonic()
+    say("preparing")
+    chosen, ready = best_choice(task)
+    _warm_up(ready, task)
+    prepared_s = time.monotonic() - started
+    say("measuring")
+    figures = run_calls(ready.calls, task.seconds, chosen.batch, task.cores)
+    say("measured")
+    if not task.network.is_random:
+        share, num_labelled = top1(ready, task, chosen.batch)
+        figures = figures.model_copy(update={"top1": share, "num_labelled": num_labelled})
+    return RungResult(
+        outcome="measured",
+        chosen=chosen,
+        figures=figures,
+        prepared_s=round(prepared_s, 1),
+        notes=(ready.note(),),
+    )
+
+
+def best_choice(task: RungTask) -> "tuple[RungOptions, ReadyNetwork]":
+    """Return the choice with the highest throughput in a short run.
+
+    Choices that this machine cannot run are skipped.
+
+    Raises:
+        SkippedError: the machine can run none of them.
+
+    """
+    from calibration.ladder.engines import ENGINES
+
+    best: tuple[float, RungOptions, ReadyNetwork] | None = None  # frees the others' memory
+    reasons: list[str] = []
+    for options in task.choices:
+        try:
+            ready = ENGINES[task.engine](task, options)
+        except SkippedError as error:
+            reasons.append(error.message)
+            continue
+        if len(task.choices) == 1:
+            return options, ready
+        _warm_up(ready, task)
+        run = run_calls(ready.calls, TRIAL * task.seconds, options.batch, task.cores)
+        if best is None or run.images_per_s > best[0]:
+            best = run.images_per_s, options, ready
+    if best is None:
+        raise SkippedError("; ".join(dict.fromkeys(reasons)))
+    return best[1:]
+
+
+def _warm_up(ready: "ReadyNetwork", task: RungTask) -> None:
+    """Run for a while without counting: the first calls allocate, and may compile."""
+    for call in ready.calls:
+        call()
+    run_calls(ready.calls, WARM_UP * TRIAL * task.seconds, 1, task.cores)
+
+
+def main(task_file: Path, result_file: Path) -> None:
+    """Read the task, do it, write the result."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and ends this process
+    events = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)  # what libraries print is no event
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    with contextlib.suppress(OSError):  # then this process is killed first if memory runs out
+        OOM_SCORE.write_text("500", "ascii")
+    warnings.simplefilter("ignore")  # torch deprecates features that OpenVINO and the rungs use
+    logging.disable(logging.ERROR)
+    task = RungTask.model_validate_json(task_file.read_bytes())
+    result = outcome_of(task, lambda event: print(event, file=events, flush=True))
+    write_result(result_file, result.model_dump_json())
+    os._exit(0)  # without waiting for the runtimes' threads
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

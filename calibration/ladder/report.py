@@ -1,6 +1,6 @@
-"""A ladder's figures as a table and as JSON."""
+"""A ladder's figures: the table, the JSON, the plot (SVG) and the page (HTML)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.ladder.job import LadderJob
-from calibration.ladder.rung import RungResult
-from calibration.ladder.rungs import Rung
+from calibration.ladder.rungs import LadderJob, Rung, RungResult
+from models.extras import needs_extra
 
-OF_THE_RUNGS = ("torch", "torchvision", "onnxruntime", "nncf")
+PACKAGES = ("torch", "torchvision", "onnxruntime", "nncf")  # of the rungs, whose versions count
 # "Optimizing PyTorch Model Inference on CPU" (Towards Data Science, 2025): its first and last step.
 PUBLISHED = {
     "samples_per_s": [22.76, 482.0],
@@ -22,6 +21,13 @@ PUBLISHED = {
     "source": "Optimizing PyTorch Model Inference on CPU, Towards Data Science, 2025",
 }
 PUBLISHED_SPEED_UP = 482.0 / 22.76
+COLORS = {
+    "torch": "#c8703a",
+    "onnxruntime": "#8a5a9e",
+    "openvino": "#4a6fa5",
+    "ensemble": "#9a8a2b",
+    None: "#1b6f5f",  # the service
+}
 
 
 @dataclass(frozen=True)
@@ -30,17 +36,18 @@ class Row:
 
     rung: Rung
     result: RungResult
-    over_first: float | None  # by images/s; None: not measured
-    over_previous: float | None  # against the last measured rung before it
+    over_first: float | None = None  # by images/s; None: not measured
+    over_previous: float | None = None  # against the last measured rung before it
+
+    @property
+    def rate(self) -> float:
+        """Return the rung's images/s; 0 if it was not measured."""
+        return 0.0 if self.result.figures is None else self.result.figures.images_per_s
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; the names include the units."""
         result = self.result
-        facts: dict[str, Any] = {
-            "name": self.rung.name,
-            "title": self.rung.title,
-            "outcome": result.outcome,
-        }
+        facts = {"name": self.rung.name, "title": self.rung.title, "outcome": result.outcome}
         if result.figures is None:
             return facts | {"reason": result.reason}
         return facts | {
@@ -58,14 +65,12 @@ def rows_of(job: LadderJob, results: Mapping[str, RungResult]) -> list[Row]:
     rows: list[Row] = []
     first = previous = 0.0
     for rung in job.rungs:
-        result = results[rung.name]
-        if result.figures is None:
-            rows.append(Row(rung, result, None, None))
-            continue
-        rate = result.figures.images_per_s
-        first, previous = first or rate, previous or rate
-        rows.append(Row(rung, result, round(rate / first, 2), round(rate / previous, 2)))
-        previous = rate
+        row = Row(rung, results[rung.name])
+        if rate := row.rate:
+            first, previous = first or rate, previous or rate
+            row = Row(rung, row.result, round(rate / first, 2), round(rate / previous, 2))
+            previous = rate
+        rows.append(row)
     return rows
 
 
@@ -108,7 +113,7 @@ def show(console: Console, job: LadderJob, rows: list[Row]) -> None:
         "has the batch's images; use: of all cores, and its standard deviation over the run; the\n"
         "service decodes JPEGs, the other rungs have pixels"
     )
-    if (comparison := against_published(rows)) is not None:
+    if comparison := against_published(rows):
         console.print(comparison)
 
 
@@ -125,21 +130,13 @@ def _table(rows: list[Row]) -> Table:
         if (figures := row.result.figures) is None:
             table.add_row(row.rung.title, row.result.outcome, style="dim")
             continue
-        memory = figures.rss_mib if figures.pss_mib is None else figures.pss_mib
-        cells = [
-            row.rung.title,
-            str(row.result.chosen.batch),
-            f"{figures.images_per_s:.1f}",
-            f"{figures.p50_ms:.1f}",
-            f"{figures.cpu_ms_per_image:.1f}",
-            f"{memory:.0f}",
-            f"{figures.utilisation * 100:.0f}",
-            f"{figures.utilisation_spread * 100:.0f}",
-        ]
-        cells += [_or_dash(figures.watts, "{:.0f}")] * has_watts
-        cells += [_or_dash(figures.top1, "{:.3f}")] * has_top1
-        cells += [_or_dash(row.over_first, "{:.2f}"), _or_dash(row.over_previous, "{:.2f}")]
-        table.add_row(*cells)
+        values = [(row.rate, ".1f"), (figures.p50_ms, ".1f"), (figures.cpu_ms_per_image, ".1f")]
+        values += [(figures.rss_mib if figures.pss_mib is None else figures.pss_mib, ".0f")]
+        values += [(100 * figures.utilisation, ".0f"), (100 * figures.utilisation_spread, ".0f")]
+        optional = [(figures.watts, ".0f")] * has_watts + [(figures.top1, ".3f")] * has_top1
+        optional += [(row.over_first, ".2f"), (row.over_previous, ".2f")]
+        cells = ["-" if v is None else f"{v:{shape}}" for v, shape in [*values, *optional]]
+        table.add_row(row.rung.title, str(row.result.chosen.batch), *cells)
     return table
 
 
@@ -148,17 +145,81 @@ def has_figure(rows: list[Row], name: str) -> bool:
     return any(getattr(row.result.figures, name, None) is not None for row in rows)
 
 
-def _or_dash(value: float | None, shape: str) -> str:
-    return "-" if value is None else shape.format(value)
+def _first(rows: Sequence[Row]) -> Row | None:
+    """Return the first measured rung if it is that of the published ladder."""
+    first = next((row for row in rows if row.result.figures is not None), None)
+    return first if first is not None and first.rung.name == "eager" else None
 
 
-def against_published(rows: list[Row]) -> str | None:
-    """Compare the ladder with the published one; None unless both begin with the same rung."""
-    measured = [row for row in rows if row.over_first is not None]
-    if not measured or measured[0].rung.name != "eager":
-        return None
-    best = max(measured, key=lambda row: row.over_first or 0.0)
+def against_published(rows: list[Row]) -> str:
+    """Compare the ladder with the published one; "" unless both begin with the same rung."""
+    if _first(rows) is None:
+        return ""
+    best = max(rows, key=lambda row: row.over_first or 0.0)
     return (
         f"from eager PyTorch to {best.rung.title}: {best.over_first:.1f} times; the published "
         f"ladder on 4 vCPUs went {PUBLISHED_SPEED_UP:.1f} times in 13 steps, 22.76 to 482 samples/s"
+    )
+
+
+def draw(rows: list[Row], title: str) -> str:
+    """Return an SVG document with a bar for each rung, from top to bottom."""
+    with needs_extra("calibrate", "ladder --plot"):
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+
+        from calibration.evaluation.reports.plots import STYLE, svg_of
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 1.2 + 0.34 * len(rows)))
+        axes = figure.add_subplot()
+        colors = [COLORS[row.rung.engine] for row in rows]
+        axes.barh(range(len(rows)), [row.rate for row in rows], 0.7, color=colors)
+        axes.set_yticks(range(len(rows)), [row.rung.title for row in rows])
+        axes.invert_yaxis()
+        for place, row in enumerate(rows):
+            has_rate = row.over_first is not None
+            label = f"{row.rate:.1f}  ({row.over_first:.1f}x)" if has_rate else row.result.outcome
+            at = (row.rate, place)
+            axes.annotate(label, at, (4, 0), textcoords="offset points", va="center")
+        _mark_published(axes, rows)
+        axes.set_xlim(0, 1.25 * max(1.0, *(row.rate for row in rows)))
+        axes.set_xlabel("images/s (and times the first rung)")
+        axes.set_title(title, loc="left")
+        return svg_of(figure)
+
+
+def _mark_published(axes: Any, rows: list[Row]) -> None:
+    """Mark the published ladder's speed-up, if both ladders begin with the same rung."""
+    first = _first(rows)
+    if first is None:
+        return
+    place = first.rate * PUBLISHED_SPEED_UP
+    if place < 1.25 * max(row.rate for row in rows):
+        axes.axvline(place, color="#999999", linewidth=1, linestyle="--")
+        axes.annotate(
+            f"the published ladder's {PUBLISHED_SPEED_UP:.1f}x",
+            (place, 0.98),  # next to the first rungs, whose bars are short
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            ha="right",
+            va="top",
+            color="#666666",
+        )
+
+
+def render(content: dict[str, Any], rows: list[Row], title: str) -> bytes:
+    """Return the page; ``content`` is the content of ``--json``."""
+    with needs_extra("calibrate", "ladder --html"):
+        from markupsafe import Markup
+
+        from calibration.evaluation.reports.html import rendered
+    return rendered(
+        "calibration.ladder",
+        "page.html.j2",
+        r=content,
+        title=title,
+        plot=Markup(draw(rows, title)),  # matplotlib escapes the text
+        has_watts=has_figure(rows, "watts"),
+        has_top1=has_figure(rows, "top1"),
+        published=against_published(rows),
     )

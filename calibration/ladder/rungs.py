@@ -1,13 +1,130 @@
-"""The ladder's rungs in their order, each with its changes to how a network is run."""
+"""The rungs of a ladder: what is asked, which rungs there are, and the files of their results."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from calibration.ladder.rung import Engine, RungOptions
+from pydantic import Field, ValidationError
+
+from models.cpus import available_cpus
+from models.errors import TandemError
+from models.image_files import first_not_utf8
+from models.model_set import ModelSet, load_model_set, search_path
+from models.record import Record
+from models.result_files import write_result
+
+Engine = Literal["torch", "onnxruntime", "openvino", "ensemble"]
+Preparation = Literal["make_set", "labelled", "quantize", "export"]  # makes files for rungs
+Positive = Annotated[int, Field(ge=1)]
 
 SERVICE = "service"  # the rung that runs ``tandem serve``
-BATCHES = (4, 8, 16)
+RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.training.unfold can restore
+SIZES = range(32, 1025)
+MAX_CLASSES = 100_000
+
+# In the work folder.
+JOB_NAME, LABELLED = "job.json", "labelled.json"  # [path, class index] of each image
+RESULTS, TASKS, LOGS = "results", "tasks", "logs"
+MADE_ONCE = "prepare-"  # prefix of the results of preparations
+
+
+class LadderError(TandemError):
+    """The requested ladder cannot be measured, or its results cannot be written."""
+
+    code = "ladder"
+
+
+class SkippedError(TandemError):
+    """A rung that the machine or the installation cannot run; the message says why."""
+
+    code = "skipped"
+
+
+class RungOptions(Record):
+    """How a network is run; a rung changes some of these and keeps the rest."""
+
+    batch: Positive = 1  # images per call
+    threads: Positive | None = None  # per call; None: the runtime's default
+    callers: Positive = 1  # calls at a time, each from its own thread
+    # PyTorch's
+    is_inference_mode: bool = False
+    is_channels_last: bool = False
+    mode: Literal["eager", "script", "compile"] = "eager"
+    # OpenVINO's
+    hint: Literal["none", "latency", "throughput"] = "none"
+    is_static: bool = False  # whether the batch size is part of the network's shape
+    streams: Positive | None = None  # None: by the hint
+    precision: Literal["FP16", "INT8"] = "FP16"  # of the file; FP16: the float network
+    # Both: the type in which layers that are not INT8 compute.
+    float_type: Literal["f32", "bf16", "f16"] = "f32"
+    # The ensemble's: other members are skipped if the first one's margin is at least this.
+    cascade_margin: float | None = None
+
+
+class RungNetwork(Record):
+    """The network of a ladder: a member of a model set, and where its PyTorch source comes from."""
+
+    name: str  # the member's; with random weights a name in torchvision
+    size: Positive  # px, the side of the input
+    num_classes: Annotated[int, Field(ge=2)]
+    model_set: Path  # folder of the set, in which random weights are made
+    torch_source: Literal["random", "float_ir", "none"]
+    is_random: bool = False  # for speed only
+
+
+class RungTask(Record):
+    """The work of a rung's process, as JSON."""
+
+    engine: Engine | Preparation
+    network: RungNetwork
+    work: Path  # shared by the rungs of a ladder: networks, labelled pixels
+    seconds: Annotated[float, Field(gt=0)] = 10.0  # of measuring
+    cores: Positive = 1
+    choices: Annotated[tuple[RungOptions, ...], Field(min_length=1)] = (RungOptions(),)
+    images: Path | None = None  # of "labelled": ImageFolder or CSV
+    max_images: Annotated[int, Field(ge=0)] = 0  # of "labelled"; 0: all
+
+
+class Figures(Record):
+    """The measurements of a rung."""
+
+    images_per_s: float
+    p50_ms: float  # of a call with ``batch`` images
+    cpu_ms_per_image: float
+    utilisation: float  # mean share of the cores, 0..1
+    utilisation_spread: float  # standard deviation of its samples, in the same unit
+    pss_mib: float | None = None  # proportional set size: shared pages count in part
+    rss_mib: float
+    num_images: int
+    seconds: float
+    top1: float | None = None
+    num_labelled: int = 0
+    watts: float | None = None  # of all CPU packages; None if unreadable
+
+
+class RungResult(Record):
+    """The stored outcome of a rung."""
+
+    outcome: Literal["measured", "prepared", "skipped", "failed"]
+    reason: str = ""  # why it was skipped or failed
+    chosen: RungOptions = RungOptions()
+    figures: Figures | None = None
+    prepared_s: float = 0.0  # from the process's start to the first measurement
+    notes: tuple[str, ...] = ()
+
+
+def read_result(path: Path) -> RungResult | None:
+    """Read a result; None if there is none, or if it is damaged or from another version."""
+    with contextlib.suppress(OSError, ValidationError):
+        return RungResult.model_validate_json(path.read_bytes())
+    return None
 
 
 @dataclass(frozen=True)
@@ -21,8 +138,8 @@ class Rung:
     name: str
     title: str
     engine: Engine | None  # None: the service
-    changes: tuple[Mapping[str, Any], ...] = field(default=({},))
-    needs: tuple[Engine, ...] = ()  # preparations, each made once
+    changes: Sequence[Mapping[str, Any]] = ({},)
+    needs: Preparation | None = None  # made once
 
     def choices(self, base: RungOptions) -> tuple[RungOptions, ...]:
         """Return the options to try, without repetitions."""
@@ -31,69 +148,281 @@ class Rung:
 
 
 def rungs(cores: int, cascade_margin: float) -> tuple[Rung, ...]:
-    """Return every rung of a ladder on ``cores`` cores."""
-    return (*_torch_rungs(cores), *_openvino_rungs(cores), *_set_rungs(cascade_margin))
-
-
-def _torch_rungs(cores: int) -> tuple[Rung, ...]:
-    divisions = sorted({1, max(1, cores // 2), cores})
-    threads = _each("threads", "callers", values=[(n, cores // n) for n in divisions])
-    scripted, compiled = ({"mode": mode} for mode in ("script", "compile"))
+    """Return every rung of a ladder on ``cores`` cores, in its order."""
+    threads = [
+        {"threads": n, "callers": cores // n} for n in sorted({1, max(1, cores // 2), cores})
+    ]
+    sizes = [{"batch": 1}, {"batch": 8}]
+    streams = [{"streams": n} for n in sorted({1, cores, 2 * cores})]
+    int8: dict[str, Any] = {"precision": "INT8"}
+    # The service's options: without a float network no earlier rung was measured.
+    served = int8 | {"float_type": "f32", "is_static": True, "streams": cores}
+    quantised = [int8, int8 | {"float_type": "f32"}, *(int8 | size for size in sizes)]
+    quantised += [served | size for size in sizes]
+    whole = int8 | {"batch": 8}
     return (
         Rung("eager", "PyTorch, eager, one by one", "torch"),
-        Rung("inference_mode", "inference mode", "torch", ({"is_inference_mode": True},)),
-        Rung("batches", "batches", "torch", _each("batch", values=[(n,) for n in BATCHES])),
+        Rung("inference_mode", "inference mode", "torch", [{"is_inference_mode": True}]),
+        Rung("batches", "batches", "torch", [{"batch": n} for n in (4, 8, 16)]),
         Rung("threads", "threads", "torch", threads),
-        Rung("channels_last", "channels last", "torch", ({"is_channels_last": True},)),
-        Rung("torchscript", "TorchScript, frozen", "torch", (scripted,)),
-        Rung("compile", "torch.compile", "torch", (compiled,)),
-        Rung("torch_bf16", "PyTorch, bfloat16", "torch", ({"float_type": "bf16"},)),
+        Rung("channels_last", "channels last", "torch", [{"is_channels_last": True}]),
+        Rung("torchscript", "TorchScript, frozen", "torch", [{"mode": "script"}]),
+        Rung("compile", "torch.compile", "torch", [{"mode": "compile"}]),
+        Rung("torch_bf16", "PyTorch, bfloat16", "torch", [{"float_type": "bf16"}]),
+        Rung("onnxruntime", "ONNX Runtime", "onnxruntime", sizes, "export"),
+        Rung("openvino", "OpenVINO, float", "openvino", sizes),
+        Rung("latency", "latency hint", "openvino", [{"hint": "latency", "batch": 1}]),
         Rung(
-            "onnxruntime",
-            "ONNX Runtime",
-            "onnxruntime",
-            _each("batch", values=[(n,) for n in (1, 8)]),
-            ("export",),
+            "throughput", "throughput hint", "openvino", [s | {"hint": "throughput"} for s in sizes]
         ),
-    )
-
-
-def _openvino_rungs(cores: int) -> tuple[Rung, ...]:
-    batches = _each("batch", values=[(n,) for n in (1, 8)])
-    streams = _each("streams", values=[(n,) for n in sorted({1, cores, 2 * cores})])
-    low = _each("float_type", values=[("bf16",), ("f16",)])
-    int8 = {"precision": "INT8"}
-    # The service's options, since without a float network no earlier rung has found any.
-    served = {**int8, "float_type": "f32", "is_static": True, "streams": cores}
-    quantised = (
-        *({**int8, **change} for change in ({}, {"float_type": "f32"}, *batches)),
-        *({**served, **size} for size in batches),
-    )
-    return (
-        Rung("openvino", "OpenVINO, float", "openvino", batches),
-        Rung("latency", "latency hint", "openvino", ({"hint": "latency", "batch": 1},)),
-        Rung(
-            "throughput",
-            "throughput hint",
-            "openvino",
-            tuple({**size, "hint": "throughput"} for size in batches),
-        ),
-        Rung("fixed_shapes", "fixed shapes", "openvino", ({"is_static": True},)),
+        Rung("fixed_shapes", "fixed shapes", "openvino", [{"is_static": True}]),
         Rung("streams", "streams", "openvino", streams),
-        Rung("low_precision", "bfloat16 or float16", "openvino", low),
-        Rung("int8", "INT8 by NNCF", "openvino", quantised, ("quantize",)),
-    )
-
-
-def _set_rungs(cascade_margin: float) -> tuple[Rung, ...]:
-    whole = {"batch": 8, "precision": "INT8"}
-    cascade = {**whole, "cascade_margin": cascade_margin}
-    return (
-        Rung("ensemble", "all members, INT8", "ensemble", (whole,)),
-        Rung("cascade", "with the cascade", "ensemble", (cascade,)),
+        Rung(
+            "low_precision",
+            "bfloat16 or float16",
+            "openvino",
+            [{"float_type": "bf16"}, {"float_type": "f16"}],
+        ),
+        Rung("int8", "INT8 by NNCF", "openvino", quantised, "quantize"),
+        Rung("ensemble", "all members, INT8", "ensemble", [whole]),
+        Rung(
+            "cascade", "with the cascade", "ensemble", [whole | {"cascade_margin": cascade_margin}]
+        ),
         Rung(SERVICE, "the service, over HTTP", None),
     )
 
 
-def _each(*names: str, values: Sequence[tuple[Any, ...]]) -> tuple[dict[str, Any], ...]:
-    return tuple(dict(zip(names, row, strict=True)) for row in values)
+@dataclass(frozen=True)
+class LadderOptions:
+    """The options of the command line."""
+
+    network: str  # a model set, or with ``is_random`` a name in torchvision
+    is_random: bool = False
+    member: str | None = None
+    size: int | None = None
+    num_classes: int | None = None
+    images: Path | None = None
+    max_images: int = 200
+    seconds: float = 10.0
+    only: Sequence[str] = ()
+    cascade_margin: float = 0.5
+    work: Path | None = None
+    model_dirs: Sequence[Path] = ()
+
+
+@dataclass(frozen=True)
+class LadderJob:
+    """The network and rungs to measure, and why some rungs are impossible."""
+
+    asked: LadderOptions
+    network: RungNetwork
+    rungs: tuple[Rung, ...]
+    work: Path
+    impossible: Mapping[str, str]  # the reason, by the rung's name
+    fingerprint: str = ""  # of the networks' files; empty for random weights
+    cores: int = field(default_factory=available_cpus)
+
+    def __post_init__(self) -> None:
+        """Refuse the names that no task can hold."""
+        paths = (self.network.model_set, self.work, *filter(None, [self.asked.images]))
+        if (name := first_not_utf8(str(path.absolute()) for path in paths)) is not None:
+            raise LadderError(f"the name {name!r} is not UTF-8, as a rung's task is; rename it")
+
+    @property
+    def images(self) -> Path | None:
+        """Return the absolute path of the labelled images."""
+        return None if self.asked.images is None else self.asked.images.absolute()
+
+    def task(self, engine: Engine | Preparation, **more: Any) -> RungTask:
+        """Return the task for a process; ``more`` are further fields of it."""
+        return RungTask(
+            engine=engine,
+            network=self.network,
+            work=self.work,
+            seconds=self.asked.seconds,
+            cores=self.cores,
+            images=self.images,
+            max_images=self.asked.max_images,
+            **more,
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return the facts that results depend on; results with other facts are not continued."""
+        shared = {"network", "seconds", "images", "max_images", "cores"}
+        facts = self.task("labelled").model_dump(mode="json", include=shared)
+        margin = self.asked.cascade_margin
+        return facts | {"fingerprint": self.fingerprint, "cascade_margin": margin}
+
+
+def plan(asked: LadderOptions, cache: Path) -> LadderJob:
+    """Find the network and check the options; ``cache`` holds work folders without ``--work``.
+
+    Raises:
+        LadderError: an option is wrong, or does not go with the others.
+        ModelSetError: there is no set or member of that name.
+
+    """
+    every = {rung.name: rung for rung in rungs(available_cpus(), asked.cascade_margin)}
+    for name in asked.only:
+        if name not in every:
+            raise LadderError(f"--rungs {name!r}: there are {', '.join(every)}")
+    chosen = tuple(rung for rung in every.values() if not asked.only or rung.name in asked.only)
+    return (_random_job if asked.is_random else _job_of_set)(asked, chosen, cache)
+
+
+def _job_of_set(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> LadderJob:
+    for option, value in (("--size", asked.size), ("--classes", asked.num_classes)):
+        if value is not None:
+            raise LadderError(f"{option} is of --random-weights; a model set has its own")
+    model_set = load_model_set(asked.network, search_path(asked.model_dirs))
+    if asked.images is not None and model_set.manifest.is_multi_label:
+        raise LadderError(
+            f"--images: {model_set.name} is multi-label and has no top-1; its rungs are measured "
+            "for speed alone, and tandem evaluate measures its accuracy"
+        )
+    member = asked.member or model_set.manifest.members[0].name
+    record = model_set.manifest.member(member)
+    network = RungNetwork(
+        name=member,
+        size=model_set.manifest.image_of(member).input_size,
+        num_classes=model_set.manifest.num_classes,
+        model_set=model_set.folder.absolute(),
+        torch_source="float_ir" if member in RESTORABLE and "FP16" in record.networks else "none",
+    )
+    work = (asked.work or cache / f"{model_set.name}-{member}").absolute()
+    hashes = [n.fingerprint for _, n in sorted(record.networks.items())]
+    hashes += model_set.fingerprints.values()  # the later rungs use all members
+    impossible = {rung.name: why for rung in chosen if (why := _why_not(rung, network, model_set))}
+    return LadderJob(asked, network, chosen, work, impossible, "-".join(hashes))
+
+
+def _random_job(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> LadderJob:
+    for option, value in (("--member", asked.member), ("--images", asked.images)):
+        if value is not None:
+            raise LadderError(f"{option} with --random-weights: random weights classify nothing")
+    size, num_classes = asked.size or 224, asked.num_classes or 1000
+    if size not in SIZES:
+        raise LadderError(f"--size is {size}; give {SIZES[0]} to {SIZES[-1]} px")
+    if not 2 <= num_classes <= MAX_CLASSES:
+        raise LadderError(f"--classes is {num_classes}; give 2 to {MAX_CLASSES}")
+    if not asked.network.replace("_", "").isalnum() or not asked.network[0].isalpha():
+        raise LadderError(f"{asked.network!r} is no name of a torchvision network")
+    name = asked.network.lower()
+    work = (asked.work or cache / f"{name}-{size}-random").absolute()
+    network = RungNetwork(
+        name=name,
+        size=size,
+        num_classes=num_classes,
+        model_set=work / f"{name}-random",
+        torch_source="random",
+        is_random=True,
+    )
+    why = f"{name} is one network: there is no ensemble"
+    impossible = {rung.name: why for rung in chosen if rung.engine == "ensemble"}
+    return LadderJob(asked, network, chosen, work, impossible)
+
+
+def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
+    """Return why a rung is impossible for this set, or ""."""
+    members = model_set.manifest.members
+    own = model_set.manifest.member(network.name).networks
+    lacking = [m.name for m in members if m.precision_of("INT8") not in m.networks]
+    if rung.engine in ("torch", "onnxruntime") and network.torch_source == "none":
+        return (
+            f"{network.name} of {model_set.name} has no PyTorch source; the speed of a torchvision "
+            f"network: tandem ladder NAME --random-weights --size {network.size}"
+        )
+    if rung.engine == "openvino" and rung.name != "int8" and "FP16" not in own:
+        return f"{network.name} of {model_set.name} has no float network"
+    if rung.name == "int8" and not own.keys() & {"FP16", "INT8"}:
+        return f"{network.name} of {model_set.name} has no OpenVINO network"
+    if rung.name == "cascade" and model_set.manifest.is_multi_label:
+        return f"{model_set.name} is multi-label: it has no margin for a cascade"
+    if rung.engine == "ensemble" and len(members) < 2:
+        return f"{model_set.name} has one member"
+    if (rung.engine == "ensemble" or rung.name == SERVICE) and lacking:
+        return f"no INT8 of {', '.join(lacking)}: tandem quantize {model_set.argument} makes it"
+    return ""
+
+
+class Store:
+    """A work folder: results, a file each, and files that the rungs' processes share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def opened(self, facts: Mapping[str, Any], *, is_resumed: bool) -> Iterator[None]:
+        """Make or continue the folder, and lock it during the block.
+
+        Args:
+            facts: :attr:`LadderJob.facts`, on which results depend.
+            is_resumed: whether to keep earlier results, which must have the same facts.
+
+        Raises:
+            LadderError: another ladder uses the folder, its results have other facts, it is not
+                writable, or it is neither empty nor a ladder's.
+
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            held = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise LadderError(
+                f"cannot write {self.folder}: {error.strerror}; give another --work"
+            ) from error
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._begin(dict(facts), is_resumed=is_resumed)
+            yield
+        except BlockingIOError as error:
+            raise LadderError(
+                f"another ladder is at work in {self.folder}; wait, or give another --work"
+            ) from error
+        finally:
+            os.close(held)
+
+    def _begin(self, facts: dict[str, Any], *, is_resumed: bool) -> None:
+        if not (self.folder / JOB_NAME).exists() and any(self.folder.iterdir()):
+            raise LadderError(
+                f"{self.folder} has files that are no ladder's; give --work an empty folder"
+            )
+        there: dict[str, Any] | None = None
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            there = dict(json.loads((self.folder / JOB_NAME).read_text("utf-8")))
+        if is_resumed and there is not None and there != facts:
+            other = sorted(key for key in facts if facts[key] != there.get(key))
+            raise LadderError(
+                f"--resume: the results in {self.folder} were measured with other "
+                f"{', '.join(other)}; leave --resume out to begin anew, or give another --work"
+            )
+        if not is_resumed or there is None:
+            self.remove_networks()
+            for name in (RESULTS, TASKS, LOGS):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+        write_result(self.folder / JOB_NAME, json.dumps(facts))  # first: it marks the folder
+        for name in (RESULTS, TASKS, LOGS):
+            (self.folder / name).mkdir(exist_ok=True)
+
+    def read(self, name: str) -> RungResult | None:
+        """Return a rung's result if it is final; failed ones are tried again."""
+        result = read_result(self.folder / RESULTS / f"{name}.json")
+        return None if result is None or result.outcome == "failed" else result
+
+    def write(self, name: str, result: RungResult) -> None:
+        """Store a rung's result."""
+        write_result(self.folder / RESULTS / f"{name}.json", result.model_dump_json())
+
+    def remove_networks(self) -> None:
+        """Remove the rungs' shared files, so that they are made again."""
+        shared = ("*.npy", "*.onnx", "*int8.xml", "*int8.bin", LABELLED)
+        for pattern in (*shared, f"{RESULTS}/{MADE_ONCE}*.json"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
+        for path in self.folder.glob("*-random"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def log(self, name: str) -> Path:
+        """Return the log of a rung's processes."""
+        return self.folder / LOGS / f"{name}.log"

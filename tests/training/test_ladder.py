@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from calibration.ladder.engine import SkippedError, random_pixels
-from calibration.ladder.openvino_engine import OpenVinoNetwork
-from calibration.ladder.rung import RungNetwork, RungOptions, RungTask
-from calibration.ladder.torch_engine import TorchNetwork, check_possible
-from calibration.ladder.torch_network import random_network, torch_network
-from calibration.ladder.worker import outcome_of
+from calibration.ladder import engines
+from calibration.ladder.engines import (
+    check_possible,
+    onnx_network,
+    openvino_network,
+    random_module,
+    random_pixels,
+    torch_module,
+    torch_network,
+)
+from calibration.ladder.measure import outcome_of
+from calibration.ladder.rungs import RungNetwork, RungOptions, RungTask, SkippedError
 from calibration.sets.networks import torchvision_models
 from models.errors import ModelSetError
 from models.model_set import BUNDLED_DIR, load_model_set
@@ -45,7 +51,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def expected(made: RungTask, pixels: np.ndarray) -> np.ndarray:
-    return OpenVinoNetwork(made, RungOptions(batch=len(pixels))).predict(pixels)
+    return openvino_network(made, RungOptions(batch=len(pixels))).predict(pixels)
 
 
 def test_the_set_of_random_weights_is_whole_and_has_int8(made: RungTask) -> None:
@@ -66,7 +72,7 @@ def test_the_set_of_random_weights_is_whole_and_has_int8(made: RungTask) -> None
 def test_pytorch_in_every_way_answers_as_openvino_does(made: RungTask, change: dict) -> None:
     options = RungOptions(batch=4, **change)
     pixels = random_pixels(4, SIZE, seed=3)
-    found = softmax(TorchNetwork(made, options).predict(pixels))
+    found = softmax(torch_network(made, options).predict(pixels))
     np.testing.assert_allclose(found, expected(made, pixels), atol=2e-3)
     result = outcome_of(made.model_copy(update={"engine": "torch", "choices": (options,)}))
     assert result.outcome == "measured", result.reason
@@ -79,16 +85,16 @@ def test_torch_compile(made: RungTask) -> None:
 
 
 def test_bfloat16_only_where_the_cpu_has_it(made: RungTask, monkeypatch) -> None:
-    monkeypatch.setattr("calibration.ladder.torch_engine.has_bf16", lambda: False)
+    monkeypatch.setattr("calibration.training.trainer.has_bf16", lambda: False)
     with pytest.raises(SkippedError, match="avx512_bf16"):
         check_possible(RungOptions(float_type="bf16"))
-    monkeypatch.setattr("calibration.ladder.torch_engine.has_bf16", lambda: True)
-    network = TorchNetwork(made, RungOptions(float_type="bf16"))
+    monkeypatch.setattr("calibration.training.trainer.has_bf16", lambda: True)
+    network = torch_network(made, RungOptions(float_type="bf16"))
     assert network.predict(random_pixels(1, SIZE)).dtype == np.float32
 
 
 def test_compiling_needs_a_compiler(monkeypatch) -> None:
-    monkeypatch.setattr("calibration.ladder.torch_engine.shutil.which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(SkippedError, match="C\\+\\+ compiler"):
         check_possible(RungOptions(mode="compile"))
 
@@ -96,13 +102,11 @@ def test_compiling_needs_a_compiler(monkeypatch) -> None:
 def test_onnx_runtime_answers_as_openvino_does(made: RungTask) -> None:
     pytest.importorskip("onnxruntime", reason="pip install 'tandem-serve[ladder]'")
     pytest.importorskip("onnxscript", reason="pip install 'tandem-serve[ladder]'")
-    from calibration.ladder.onnx_engine import OnnxNetwork
-
     exported = outcome_of(made.model_copy(update={"engine": "export"}))
     assert exported.outcome == "prepared", exported.reason
     assert not list(made.work.glob("partial*"))
     options, pixels = RungOptions(batch=3), random_pixels(3, SIZE, seed=4)  # traced with two
-    found = softmax(OnnxNetwork(made, options).predict(pixels))
+    found = softmax(onnx_network(made, options).predict(pixels))
     np.testing.assert_allclose(found, expected(made, pixels), atol=2e-3)
     task = made.model_copy(update={"engine": "onnxruntime", "choices": (options,)})
     assert outcome_of(task).outcome == "measured"
@@ -118,8 +122,8 @@ def test_the_bundled_resnet50_is_restored_from_its_float_network(tmp_path: Path)
     )
     task = RungTask(engine="torch", network=network, work=tmp_path, cores=2)
     pixels = random_pixels(2, 128, seed=9)
-    found = softmax(TorchNetwork(task, RungOptions(batch=2)).predict(pixels))
-    openvino = OpenVinoNetwork(task, RungOptions(batch=2)).predict(pixels)
+    found = softmax(torch_network(task, RungOptions(batch=2)).predict(pixels))
+    openvino = openvino_network(task, RungOptions(batch=2)).predict(pixels)
     np.testing.assert_allclose(found, openvino, atol=5e-3)
 
 
@@ -133,13 +137,13 @@ def test_a_network_that_cannot_be_restored_is_skipped(tmp_path: Path) -> None:
     )
     task = RungTask(engine="torch", network=network, work=tmp_path)
     with pytest.raises(SkippedError, match="without its PyTorch source"):
-        torch_network(task)
+        torch_module(task)
 
 
 @pytest.mark.parametrize("name", ["resnet17", "fcos_resnet50_fpn", "googlenet"])
 def test_what_is_no_classification_network_is_refused(made: RungTask, name: str) -> None:
     with pytest.raises(ModelSetError, match="squeezenet1_1"):
-        random_network(made.network.model_copy(update={"name": name}))
+        random_module(made.network.model_copy(update={"name": name}))
 
 
 def test_a_vision_transformer_runs_quantised_and_as_onnx(made, tmp_path, monkeypatch) -> None:
@@ -156,7 +160,7 @@ def test_a_vision_transformer_runs_quantised_and_as_onnx(made, tmp_path, monkeyp
             .eval()
         )
 
-    monkeypatch.setattr("calibration.ladder.torch_network.random_network", tiny)
+    monkeypatch.setattr(engines, "random_module", tiny)
     change = {"name": "vit_tiny", "size": 32, "model_set": tmp_path / "vit_tiny-random"}
     network = made.network.model_copy(update=change)
     task = made.model_copy(update={"network": network, "work": tmp_path})
@@ -164,14 +168,12 @@ def test_a_vision_transformer_runs_quantised_and_as_onnx(made, tmp_path, monkeyp
         result = outcome_of(task.model_copy(update={"engine": engine}))
         assert result.outcome == "prepared", result.reason
     pixels, options = random_pixels(3, 32), RungOptions(batch=3)
-    from calibration.ladder.onnx_engine import OnnxNetwork
-
-    found = softmax(OnnxNetwork(task, options).predict(pixels))
+    found = softmax(onnx_network(task, options).predict(pixels))
     np.testing.assert_allclose(found, expected(task, pixels), atol=2e-3)
     int8 = options.model_copy(update={"precision": "INT8", "is_static": True})
-    np.testing.assert_allclose(OpenVinoNetwork(task, int8).predict(pixels), found, atol=0.1)
+    np.testing.assert_allclose(openvino_network(task, int8).predict(pixels), found, atol=0.1)
 
 
 def test_a_vision_transformer_takes_its_size(made: RungTask) -> None:
     vit = made.network.model_copy(update={"name": "vit_b_32", "size": 64})
-    assert random_network(vit).image_size == 64
+    assert random_module(vit).image_size == 64

@@ -10,7 +10,7 @@ import psutil
 from machine import process_tree, pss_mb
 
 from app.bench.process_tree import cpu_seconds
-from calibration.ladder.power import PackagePower
+from calibration.ladder.measure import PackagePower
 
 EVERY_S = 0.25
 

@@ -4,15 +4,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from calibration.ladder.job import LadderJob, LadderOptions, prepare
-from calibration.ladder.process import Say
-from calibration.ladder.rung import Figures, RungNetwork, RungOptions, RungResult, RungTask
-from calibration.ladder.store import Store
+from calibration.ladder.measure import Say
+from calibration.ladder.rungs import (
+    Figures,
+    LadderJob,
+    LadderOptions,
+    RungNetwork,
+    RungOptions,
+    RungResult,
+    RungTask,
+    Store,
+    plan,
+)
 from tests.support.tiny_networks import SIZE
 
 
 def job_of(network: object, work: Path, **asked: Any) -> LadderJob:
-    return prepare(LadderOptions(str(network), work=work, seconds=0.05, **asked), work)
+    return plan(LadderOptions(str(network), work=work, seconds=0.05, **asked), work)
 
 
 def measured(rate: float, chosen: RungOptions | None = None, **figures: Any) -> RungResult:

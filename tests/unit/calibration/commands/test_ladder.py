@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from calibration.ladder import process, runner, service
-from calibration.ladder.rung import LadderError, RungResult
+from calibration.ladder import ladder as run
+from calibration.ladder.rungs import LadderError, RungResult
 from models.errors import ModelSetError
 from models.result_files import ResultFileError
 from tests.support.calibration.ladders import FakeProcesses
@@ -19,14 +19,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 def fakes(monkeypatch) -> FakeProcesses:
     """Runs no process and no service."""
     fakes = FakeProcesses()
-    defaults = runner.Runner.__init__.__defaults__
-    assert defaults is not None
-    assert process.run_task in defaults
-    assert service.run_service_rung in defaults
-    swapped = {process.run_task: fakes, service.run_service_rung: fakes.service}
-    monkeypatch.setattr(
-        runner.Runner.__init__, "__defaults__", tuple(swapped.get(d, d) for d in defaults)
-    )
+    monkeypatch.setattr(run, "run_task", fakes)
+    monkeypatch.setattr(run, "run_service_rung", fakes.service)
     return fakes
 
 

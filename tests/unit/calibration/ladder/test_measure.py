@@ -1,12 +1,27 @@
-"""Calls in closed loops: counted, timed, and ended by the first error."""
+"""Calls in closed loops, power, and the process of a rung."""
 
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from calibration.ladder.measure import Calls, figures_of, memory_mib, run_calls
-from calibration.ladder.rung import RungError
+from calibration.ladder import engines, measure
+from calibration.ladder.measure import (
+    EVENTS,
+    PackagePower,
+    best_choice,
+    figures_of,
+    memory_mib,
+    outcome_of,
+    run_calls,
+)
+from calibration.ladder.rungs import RungOptions, RungTask, SkippedError, read_result
+from models.extras import needs_extra
+from tests.support.calibration.ladders import tiny_task
+from tests.support.hand_clock import HandClock
 
 
 def test_every_caller_calls_from_a_thread_of_its_own():
@@ -18,21 +33,17 @@ def test_every_caller_calls_from_a_thread_of_its_own():
             seen.add(threading.get_ident())
             both.wait()  # one after the other would wait for ever
 
-    run = run_calls([call, call], 0.05, 2)
+    run = run_calls([call, call], 0.05, 3, 2)
     assert len(seen) == 2
-    assert len(run.latencies_s) >= 2
+    assert run.num_images >= 6
     assert run.seconds >= 0.05
 
 
 def test_a_call_longer_than_the_run_counts_once():
     done = threading.Event()
-
-    def call() -> None:
-        done.wait(0.05)
-
-    run = run_calls([call], 0.001, 1)
-    assert len(run.latencies_s) == 1
-    assert run.latencies_s[0] >= 0.04
+    run = run_calls([lambda: done.wait(0.05)], 0.001, 1, 1)
+    assert run.num_images == 1
+    assert run.p50_ms >= 40
 
 
 def test_an_error_ends_all_callers():
@@ -40,7 +51,7 @@ def test_an_error_ends_all_callers():
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        run_calls([fail, lambda: None], 600, 1)
+        run_calls([fail, lambda: None], 600, 1, 1)
 
 
 def test_utilisation_is_of_the_cores():
@@ -49,15 +60,18 @@ def test_utilisation_is_of_the_cores():
         while time.thread_time() < end:
             pass
 
-    run = run_calls([busy], 0.5, 1000)
-    assert run.utilisation
-    assert all(0 <= share < 0.1 for share in run.utilisation)  # of a thousand cores
-    assert run.cpu_s > 0.01
+    run = run_calls([busy], 0.5, 1, 1000)
+    assert 0 < run.utilisation < 0.1  # of a thousand cores
+    assert run.cpu_ms_per_image > 1
+
+
+def test_power_is_that_of_the_run(monkeypatch):
+    monkeypatch.setattr(PackagePower, "watts", lambda _: {"package-0": 4.0, "package-1": 8.0})
+    assert run_calls([lambda: None], 0.01, 1, 1).watts == 12.0
 
 
 def test_figures_are_by_image():
-    run = Calls(2.0, [0.1, 0.2, 0.3], 1.5, [0.2, 0.4])
-    figures = figures_of(run, batch=10, cores=2)
+    figures = figures_of([0.1, 0.2, 0.3], 2.0, 1.5, [0.2, 0.4], batch=10, cores=2)
     assert figures.images_per_s == 15.0
     assert figures.p50_ms == 200.0
     assert figures.cpu_ms_per_image == 50.0
@@ -68,13 +82,8 @@ def test_figures_are_by_image():
 
 
 def test_a_run_too_short_to_be_sampled_has_its_mean():
-    figures = figures_of(Calls(2.0, [1.0], 3.0), batch=1, cores=2)
+    figures = figures_of([1.0], 2.0, 3.0, [], batch=1, cores=2)
     assert (figures.utilisation, figures.utilisation_spread) == (0.75, 0.0)
-
-
-def test_no_call_is_nothing_to_measure():
-    with pytest.raises(RungError, match="no call ended"):
-        figures_of(Calls(1.0), 1, 1)
 
 
 def test_memory_where_the_kernel_tells_and_where_it_does_not(tmp_path):
@@ -86,3 +95,160 @@ def test_memory_where_the_kernel_tells_and_where_it_does_not(tmp_path):
     pss, rss = memory_mib(tmp_path / "none")
     assert pss is None
     assert rss > 1
+
+
+def zone(folder: Path, name: str, kind: str, energy: int | str, largest: int | str) -> Path:
+    place = folder / name
+    place.mkdir()
+    (place / "name").write_text(f"{kind}\n")
+    (place / "energy_uj").write_text(f"{energy}\n")
+    (place / "max_energy_range_uj").write_text(f"{largest}\n")
+    return place
+
+
+LARGEST = 10_000_000
+ZONES = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:1": "psys"}
+
+
+@pytest.mark.parametrize(
+    ("zones", "before", "after", "largest", "watts"),
+    [
+        (ZONES, 5, 3_000_005, LARGEST, {"package-0": 1.5}),  # no part or platform counts twice
+        ({"a:0": "package-0"}, 0, 1, LARGEST, {}),  # not RAPL's
+        ({"intel-rapl:0": "package-0"}, 9_000_000, 3_000_000, LARGEST, {"package-0": 2.0}),
+        ({"intel-rapl:0": "package-0"}, 9, 3, "", {}),  # begun again, and nobody knows at what
+        ({}, 0, 0, LARGEST, {}),
+    ],
+)
+def test_watts_are_joules_over_seconds(tmp_path, zones, before, after, largest, watts) -> None:
+    clock = HandClock()
+    places = [zone(tmp_path, name, kind, before, largest) for name, kind in zones.items()]
+    power = PackagePower(tmp_path, clock)
+    clock.now += 2
+    for place in places:
+        (place / "energy_uj").write_text(str(after))
+    assert power.watts() == pytest.approx(watts)
+
+
+def test_every_package_counts(tmp_path: Path) -> None:
+    clock = HandClock()
+    places = [zone(tmp_path, f"intel-rapl:{i}", f"package-{i}", 0, LARGEST) for i in range(2)]
+    power = PackagePower(tmp_path, clock)
+    clock.now += 1
+    for i, place in enumerate(places):
+        (place / "energy_uj").write_text(str(3_000_000 * (i + 1)))
+    assert power.total_watts() == 9.0
+
+
+def test_what_only_root_may_read_is_absent(tmp_path: Path, monkeypatch) -> None:
+    clock = HandClock()
+    zone(tmp_path, "intel-rapl:0", "package-0", 0, LARGEST)
+    read = Path.read_text
+
+    def refuse(file: Path, *args: str) -> str:
+        if file.name == "energy_uj":  # as root, which tests may be, a mode forbids nothing
+            raise PermissionError(13, "Permission denied", str(file))
+        return read(file, *args)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    power = PackagePower(tmp_path, clock)
+    clock.now += 1
+    assert power.watts() == {}
+
+
+INT8 = RungOptions(precision="INT8")
+
+
+def test_the_fastest_choice_is_measured(monkeypatch):
+    class Slow:
+        notes = ()
+
+        def __init__(self, options: RungOptions) -> None:
+            self.calls = [lambda: work(options.batch)]
+
+    def work(batch: int) -> None:
+        for _ in range(200_000 if batch == 2 else 10):  # more time for two images than for one
+            pass
+
+    choices = (RungOptions(batch=2), RungOptions(batch=1))
+    monkeypatch.setitem(engines.ENGINES, "openvino", lambda _, options: Slow(options))
+    chosen, _ = best_choice(tiny_task(Path("set"), Path("work"), "openvino", *choices))
+    assert chosen.batch == 1
+
+
+def test_choices_that_cannot_run_are_left_out(monkeypatch):
+    def make_ready(_: RungTask, options: RungOptions):
+        if options.batch == 1:
+            raise SkippedError("not that one")
+        ready = type("Ready", (), {})()
+        ready.calls = [lambda: None]
+        return ready
+
+    choices = (RungOptions(batch=1), RungOptions(batch=3))
+    monkeypatch.setitem(engines.ENGINES, "openvino", make_ready)
+    task = tiny_task(Path("set"), Path("work"), "openvino", *choices)
+    assert best_choice(task)[0].batch == 3
+    with pytest.raises(SkippedError, match="not that one"):
+        best_choice(task.model_copy(update={"choices": choices[:1]}))
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, MemoryError])
+def test_what_a_runtime_raises_is_a_failed_rung(tiny_set, tmp_path, monkeypatch, kind):
+    def broken(*_: object):
+        raise kind("a long story\nin many lines")
+
+    monkeypatch.setitem(engines.ENGINES, "torch", broken)
+    result = outcome_of(tiny_task(tiny_set, tmp_path, "torch"))
+    assert (result.outcome, result.reason) == ("failed", f"{kind.__name__}: a long story")
+
+
+def test_a_runtime_that_is_not_installed_is_a_skipped_rung(tiny_set, tmp_path, monkeypatch):
+    def absent(*_: object):
+        with needs_extra("ladder", "ladder"):
+            raise ModuleNotFoundError("no", name="torch")
+
+    monkeypatch.setitem(engines.ENGINES, "torch", absent)
+    result = outcome_of(tiny_task(tiny_set, tmp_path, "torch"))
+    assert result.outcome == "skipped"
+    assert "needs torch" in result.reason
+    assert "tandem-serve[ladder]" in result.reason
+
+
+def start(task: RungTask, work: Path) -> subprocess.Popen[bytes]:
+    (work / "task.json").write_text(task.model_dump_json())
+    line = [sys.executable, "-P", "-m", "calibration.ladder.measure"]
+    return subprocess.Popen(
+        [*line, str(work / "task.json"), str(work / "result.json")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(measure.__file__).parents[2],
+    )
+
+
+def test_the_process_tells_what_it_does_and_writes_its_result(tiny_set, tmp_path):
+    process = start(tiny_task(tiny_set, tmp_path, "openvino", INT8), tmp_path)
+    try:
+        assert process.stdout is not None
+        events = process.stdout.read().decode().split()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert events == list(EVENTS)
+    assert read_result(tmp_path / "result.json").outcome == "measured"
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_the_process_ends_with_whoever_started_it(tiny_set, tmp_path):
+    process = start(tiny_task(tiny_set, tmp_path, "openvino", INT8, seconds=600), tmp_path)
+    try:
+        assert process.stdout is not None
+        assert b"preparing" in process.stdout.readline()
+        assert process.stdin is not None
+        process.stdin.close()  # as when that one is killed
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+    assert not (tmp_path / "result.json").exists()

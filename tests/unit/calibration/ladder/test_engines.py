@@ -1,23 +1,26 @@
-"""The tasks of rungs, on tiny sets: what they answer, and what becomes of everything that fails."""
+"""The engines on tiny sets: each answers right, and a way that cannot run is skipped."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from calibration.ladder import worker
-from calibration.ladder.engine import PIXELS_NAME, TRUTH_NAME, SkippedError, random_pixels
-from calibration.ladder.prepare import quantize, quantized_by_random_images
-from calibration.ladder.rung import RungOptions, RungResult, RungTask, read_result
-from calibration.ladder.worker import best_choice, outcome_of
+from calibration.ladder import engines
+from calibration.ladder.engines import (
+    PIXELS_NAME,
+    TRUTH_NAME,
+    quantize,
+    quantized_by_random_images,
+    random_pixels,
+)
+from calibration.ladder.measure import outcome_of
+from calibration.ladder.rungs import RungOptions, RungResult, RungTask
 from calibration.quantization.quantize import quantized_layers
 from calibration.sets.durable import write_manifest
-from models.extras import needs_extra
 from models.image_record import ImageRecord
 from models.manifest import read_manifest
+from models.runtime import compile_with
 from models.runtimes.interface import LoadedNetwork
 from models.runtimes.load import load
 from models.runtimes.options import RuntimeOptions
@@ -37,6 +40,14 @@ def with_images(folder: Path, work: Path, **more) -> RungTask:
     return task
 
 
+def rung(task: RungTask, engine: str, choice: RungOptions) -> RungResult:
+    """Run a task's network in one way, which this machine can do."""
+    result = outcome_of(task.model_copy(update={"engine": engine, "choices": (choice,)}))
+    assert result.outcome == "measured", result.reason
+    assert result.figures is not None
+    return result
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -49,11 +60,8 @@ def with_images(folder: Path, work: Path, **more) -> RungTask:
 )
 def test_openvino_in_every_way_answers_right(tiny_set, tmp_path, options):
     task = with_images(tiny_set, tmp_path, cores=2)
-    rung = task.model_copy(update={"engine": "openvino", "choices": (options,)})
-    result = outcome_of(rung)
-    assert result.outcome == "measured", result.reason
+    result = rung(task, "openvino", options)
     assert result.chosen == options
-    assert result.figures is not None
     assert (result.figures.top1, result.figures.num_labelled) == (1.0, 12)
     assert result.figures.images_per_s > 0
     assert "streams" in result.notes[0]
@@ -67,7 +75,7 @@ def test_float_and_int8_are_the_sets_own(tmp_path):
 
 
 def test_a_float_type_that_the_cpu_lacks_is_skipped_and_says_why(tiny_set, tmp_path, monkeypatch):
-    monkeypatch.setattr("calibration.ladder.openvino_engine.compile_with", compiled_in_f32)
+    monkeypatch.setattr(engines, "compile_with", compiled_in_f32)
     task = tiny_task(
         tiny_set,
         tmp_path,
@@ -81,24 +89,20 @@ def test_a_float_type_that_the_cpu_lacks_is_skipped_and_says_why(tiny_set, tmp_p
 
 
 def compiled_in_f32(model, properties):
-    from models.runtime import compile_with
-
     return compile_with(model, {**properties, "INFERENCE_PRECISION_HINT": "f32"})
 
 
 def test_the_ensemble_and_the_cascade(tiny_set, tmp_path):
     task = with_images(tiny_set, tmp_path)
     whole = INT8.model_copy(update={"batch": 4})
-    every = outcome_of(task.model_copy(update={"engine": "ensemble", "choices": (whole,)}))
-    assert every.figures is not None
+    every = rung(task, "ensemble", whole)
     assert every.figures.top1 == 1.0
     assert every.notes == ("2 members for every image",)
     for margin, share in ((0.001, "100%"), (1.0, "0%")):
         choice = whole.model_copy(update={"cascade_margin": margin})
-        found = outcome_of(task.model_copy(update={"engine": "ensemble", "choices": (choice,)}))
-        assert found.figures is not None, found.reason
-        assert found.figures.top1 == 1.0
-        assert f"alone answered {share}" in found.notes[0]
+        result = rung(task, "ensemble", choice)
+        assert result.figures.top1 == 1.0
+        assert f"alone answered {share}" in result.notes[0]
 
 
 def test_the_ensemble_is_that_of_the_temperatures(tmp_path):
@@ -109,10 +113,9 @@ def test_the_ensemble_is_that_of_the_temperatures(tmp_path):
     tempered = (first.model_copy(update={"temperature": 20.0}), *others)
     task = with_images(folder, tmp_path)
     choice = INT8.model_copy(update={"batch": 4, "cascade_margin": 0.5})
-    asked = task.model_copy(update={"engine": "ensemble", "choices": (choice,)})
-    assert "alone answered 100%" in outcome_of(asked).notes[0]
+    assert "alone answered 100%" in rung(task, "ensemble", choice).notes[0]
     write_manifest(folder, manifest.model_copy(update={"members": tempered}))
-    assert "alone answered 0%" in outcome_of(asked).notes[0]
+    assert "alone answered 0%" in rung(task, "ensemble", choice).notes[0]
 
 
 def test_a_cascade_without_images_is_skipped(tiny_set, tmp_path):
@@ -125,8 +128,7 @@ def test_fewer_labelled_images_than_a_batch(tiny_set, tmp_path):
     task = with_images(tiny_set, tmp_path, max_images=3)
     choice = INT8.model_copy(update={"batch": 8})
     for engine in ("openvino", "ensemble"):
-        result = outcome_of(task.model_copy(update={"engine": engine, "choices": (choice,)}))
-        assert result.figures is not None
+        result = rung(task, engine, choice)
         assert (result.figures.top1, result.figures.num_labelled) == (1.0, 3)
 
 
@@ -173,43 +175,11 @@ def test_an_ensemble_with_a_member_of_onnx_runtime(tmp_path, monkeypatch):
         runtimes.add(network.runtime)
         return network
 
-    monkeypatch.setattr("calibration.ladder.ensemble_engine.load", noted)
+    monkeypatch.setattr(engines, "load", noted)
     task = tiny_task(folder, tmp_path, "ensemble", INT8.model_copy(update={"batch": 4}))
     result = outcome_of(task)
     assert result.outcome == "measured", result.reason
     assert runtimes == {"openvino", "onnxruntime"}
-
-
-def test_the_fastest_choice_is_measured():
-    class Slow:
-        notes = ()
-
-        def __init__(self, options: RungOptions) -> None:
-            self.calls = [lambda: work(options.batch)]
-
-    def work(batch: int) -> None:
-        for _ in range(200_000 if batch == 2 else 10):  # more time for two images than for one
-            pass
-
-    choices = (RungOptions(batch=2), RungOptions(batch=1))
-    task = tiny_task(Path("set"), Path("work"), "openvino", *choices)
-    chosen, _ = best_choice(task, lambda _, options: Slow(options))  # type: ignore
-    assert chosen.batch == 1
-
-
-def test_choices_that_cannot_run_are_left_out():
-    def make_ready(_: RungTask, options: RungOptions):
-        if options.batch == 1:
-            raise SkippedError("not that one")
-        ready = type("Ready", (), {})()
-        ready.calls = [lambda: None]
-        return ready
-
-    choices = (RungOptions(batch=1), RungOptions(batch=3))
-    task = tiny_task(Path("set"), Path("work"), "openvino", *choices)
-    assert best_choice(task, make_ready)[0].batch == 3
-    with pytest.raises(SkippedError, match="not that one"):
-        best_choice(task.model_copy(update={"choices": choices[:1]}), make_ready)
 
 
 def test_members_of_several_sizes(tmp_path):
@@ -224,12 +194,8 @@ def test_members_of_several_sizes(tmp_path):
     assert np.load(tmp_path / PIXELS_NAME).shape == (12, 16, 16, 3)
     choice = INT8.model_copy(update={"batch": 5, "cascade_margin": 0.9})
     for options in (choice, choice.model_copy(update={"cascade_margin": None})):
-        found = outcome_of(task.model_copy(update={"engine": "ensemble", "choices": (options,)}))
-        assert found.figures is not None, found.reason
-        assert found.figures.top1 == 1.0
-    alone = outcome_of(task.model_copy(update={"engine": "openvino", "choices": (INT8,)}))
-    assert alone.figures is not None
-    assert alone.figures.top1 == 1.0
+        assert rung(task, "ensemble", options).figures.top1 == 1.0
+    assert rung(task, "openvino", INT8).figures.top1 == 1.0
 
 
 def test_a_batch_that_is_built_in_is_the_only_choice(tmp_path):
@@ -248,69 +214,7 @@ def test_a_batch_that_is_built_in_is_the_only_choice(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError, MemoryError])
-def test_what_a_runtime_raises_is_a_failed_rung(tiny_set, tmp_path, monkeypatch, kind):
-    def broken(_: RungTask):
-        raise kind("a long story\nin many lines")
-
-    monkeypatch.setattr(worker, "engine_of", broken)
-    result = outcome_of(tiny_task(tiny_set, tmp_path, "torch"))
-    assert (result.outcome, result.reason) == ("failed", f"{kind.__name__}: a long story")
-
-
-def test_a_runtime_that_is_not_installed_is_a_skipped_rung(tiny_set, tmp_path, monkeypatch):
-    def absent(_: RungTask):
-        with needs_extra("ladder", "ladder"):
-            raise ModuleNotFoundError("no", name="torch")
-
-    monkeypatch.setattr(worker, "engine_of", absent)
-    result = outcome_of(tiny_task(tiny_set, tmp_path, "torch"))
-    assert result.outcome == "skipped"
-    assert "needs torch" in result.reason
-    assert "tandem-serve[ladder]" in result.reason
-
-
 def test_random_pixels_are_the_same_each_time():
     assert np.array_equal(random_pixels(2, 20), random_pixels(2, 20))
     assert not np.array_equal(random_pixels(2, 20, 1), random_pixels(2, 20, 2))
     assert random_pixels(2, 20).shape == (2, 20, 20, 3)
-
-
-def start(task: RungTask, work: Path) -> subprocess.Popen[bytes]:
-    (work / "task.json").write_text(task.model_dump_json())
-    line = [sys.executable, "-P", "-m", "calibration.ladder.worker"]
-    return subprocess.Popen(
-        [*line, str(work / "task.json"), str(work / "result.json")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(worker.__file__).parents[2],
-    )
-
-
-def test_the_process_tells_what_it_does_and_writes_its_result(tiny_set, tmp_path):
-    process = start(tiny_task(tiny_set, tmp_path, "openvino", INT8), tmp_path)
-    try:
-        assert process.stdout is not None
-        events = [json.loads(line)["event"] for line in process.stdout]
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.communicate()
-    assert events == ["preparing", "measuring", "measured"]
-    assert read_result(tmp_path / "result.json").outcome == "measured"
-    assert not list(tmp_path.glob(".*.partial"))
-
-
-def test_the_process_ends_with_whoever_started_it(tiny_set, tmp_path):
-    process = start(tiny_task(tiny_set, tmp_path, "openvino", INT8, seconds=600), tmp_path)
-    try:
-        assert process.stdout is not None
-        assert b"preparing" in process.stdout.readline()
-        assert process.stdin is not None
-        process.stdin.close()  # as when that one is killed
-        assert process.wait(60) == 1
-    finally:
-        process.kill()
-        process.stdout.close()
-        process.wait()
-    assert not (tmp_path / "result.json").exists()

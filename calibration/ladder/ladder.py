@@ -1,0 +1,390 @@
+"""The run of a ladder: its rungs one after another, each in a process, the last as a service."""
+
+import json
+import os
+import random
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import IO, Any
+
+import httpx
+import psutil
+
+from calibration.ladder.measure import EVENTS, MIB, PackagePower, Say, sampled
+from calibration.ladder.rungs import (
+    LABELLED,
+    MADE_ONCE,
+    TASKS,
+    Figures,
+    LadderError,
+    LadderJob,
+    Preparation,
+    Rung,
+    RungOptions,
+    RungResult,
+    RungTask,
+    Store,
+    read_result,
+)
+from models.child_process import Child, last_words
+from models.errors import TandemError
+from models.result_files import write_result
+
+# The start of a rung's command; -P keeps the working folder off its module path.
+WORKER = (sys.executable, "-P", "-m", "calibration.ladder.measure")
+TANDEM = str(Path(sys.executable).with_name("tandem"))
+OVERHEAD_S = 15.0  # of a rung in addition to measuring, before a rung was seen
+START_LIMIT_S = 240.0  # to import, build, compile and try choices, or to serve; slow machines
+END_LIMIT_S = 120.0  # after a run's time: the labelled images, the end of the load
+STOP_S = 60.0
+SAMPLE_S = 0.5
+CLIENTS_PER_CORE = 8
+WARM_UP = 0.3  # of the service's run
+PORTS = range(20_000, 30_000)  # the kernel, Ray's workers and replicas do not use these
+RunTask = Callable[[Store, str, RungTask, Say], RungResult]  # runs a task in a new process
+RunService = Callable[[LadderJob, Store, float | None], RungResult]
+
+
+@contextmanager
+def child(line: Sequence[str], printed: IO[bytes], **more: Any) -> Iterator[Child]:
+    """Run a process during the block, as :class:`Child` does; ``printed`` is its log.
+
+    Raises:
+        LadderError: the process could not be started.
+
+    """
+    try:
+        started = Child(line, printed, **more)
+    except OSError as error:
+        raise LadderError(f"{line[0]} could not be started: {error}; is memory left?") from error
+    with started:
+        yield started
+
+
+def run_task(store: Store, name: str, task: RungTask, say: Say) -> RungResult:
+    """Run a task in a new process; a crash or a timeout becomes the result.
+
+    ``say`` is called with each of the process's events.
+    """
+    task_file, log = store.folder / TASKS / f"{name}.json", store.log(name)
+    result_file = task_file.with_name(f"{name}-result.json")
+    write_result(task_file, task.model_dump_json())
+    result_file.unlink(missing_ok=True)
+    reason = f"it was not ready to run within {START_LIMIT_S:g} s: given up"
+    late = RungResult(outcome="skipped", reason=reason)
+    line = [*WORKER, str(task_file), str(result_file)]
+    with log.open("wb") as printed, child(line, printed, is_heard=True) as process:
+        deadline = time.monotonic() + START_LIMIT_S
+        while (said := process.read_line(deadline)) is not None:
+            if (event := said.decode("ascii", "replace")) not in EVENTS:
+                continue
+            if event == "measuring":
+                late = _failed("it did not end long after its time: given up")
+                deadline = time.monotonic() + 3 * task.seconds + END_LIMIT_S
+            say(event)
+        is_late = time.monotonic() >= deadline
+    if is_late and not result_file.exists():  # for example a network too large for so few cores
+        return late
+    died = f"its process died ({process.how_ended()}): {last_words(log)}"
+    return read_result(result_file) or _failed(died)
+
+
+def _failed(reason: str) -> RungResult:
+    return RungResult(outcome="failed", reason=reason)
+
+
+@dataclass(frozen=True)
+class LadderStep:
+    """The progress of a ladder."""
+
+    number: int
+    of: int
+    rung: Rung
+    doing: str
+    left_s: float
+
+
+class Ladder:
+    """Runs rungs, each once; functions that start processes are parameters, as tests need."""
+
+    def __init__(
+        self,
+        job: LadderJob,
+        store: Store,
+        report: Callable[[LadderStep], None] = lambda _: None,
+        run: RunTask | None = None,
+        run_service: RunService | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job, self._store, self._report = job, store, report
+        self._run, self._run_service = run or run_task, run_service or run_service_rung
+        self._clock = clock
+        self._results: dict[str, RungResult] = {}
+        self._took_s: list[float] = []
+
+    def run(self) -> Mapping[str, RungResult]:
+        """Return every rung's result, in the ladder's order; earlier results are kept.
+
+        Raises:
+            LadderError: the network cannot be made, or the labelled images cannot be used.
+
+        """
+        if self._num_pending(1):
+            self._prepare_network()
+        for number, rung in enumerate(self._job.rungs, start=1):
+            result = self._store.read(rung.name)
+            if result is None:
+                result = self._measure(rung, number)
+                self._store.write(rung.name, result)
+            self._results[rung.name] = result
+        if not any(result.outcome == "failed" for result in self._results.values()):
+            self._store.remove_networks()
+        return self._results
+
+    def _prepare_network(self) -> None:
+        """Make the inputs of every rung: the network with random weights, the labelled pixels."""
+        first = next(rung for rung in self._job.rungs if self._store.read(rung.name) is None)
+        whole: dict[Preparation, str] = {}
+        if self._job.network.is_random:
+            whole["make_set"] = "making the network"
+        if self._job.images is not None:
+            whole["labelled"] = "reading the labelled images"
+        for preparation, doing in whole.items():
+            self._tell(first, 1, doing)
+            if reason := self._not_prepared(preparation, lambda _: None):
+                raise LadderError(reason)
+
+    def _not_prepared(self, preparation: Preparation, say: Say) -> str:
+        """Make a preparation unless it exists; return why it failed, or ""."""
+        name = f"{MADE_ONCE}{preparation}"
+        if self._store.read(name) is not None:
+            return ""
+        result = self._run(self._store, name, self._job.task(preparation), say)
+        if result.outcome != "prepared":
+            return result.reason
+        self._store.write(name, result)
+        return ""
+
+    def _measure(self, rung: Rung, number: int) -> RungResult:
+        """Run a rung; an error becomes its result."""
+        if why := self._job.impossible.get(rung.name):
+            return RungResult(outcome="skipped", reason=why)
+        started = self._clock()
+        self._tell(rung, number, "starting")
+        try:
+            result = self._outcome(rung, lambda doing: self._tell(rung, number, doing))
+        except TandemError as error:
+            result = _failed(error.message)
+        if result.outcome == "measured":
+            self._took_s.append(self._clock() - started)
+        return result
+
+    def _outcome(self, rung: Rung, say: Say) -> RungResult:
+        if rung.engine is None:
+            cascade = self._results.get("cascade", RungResult(outcome="skipped"))
+            return self._run_service(self._job, self._store, cascade.chosen.cascade_margin)
+        if rung.needs is not None:
+            say(f"preparing: {rung.needs}")
+            if reason := self._not_prepared(rung.needs, say):
+                return RungResult(outcome="skipped", reason=reason)
+        task = self._job.task(rung.engine, choices=rung.choices(self._base(rung)))
+        return self._run(self._store, rung.name, task, say)
+
+    def _base(self, rung: Rung) -> RungOptions:
+        """Return the options of the fastest earlier rung of the same engine."""
+        before = [
+            (result.figures.images_per_s, result.chosen)
+            for earlier in self._job.rungs
+            if earlier.engine == rung.engine
+            and (result := self._results.get(earlier.name)) is not None
+            and result.figures is not None
+        ]
+        return max(before, key=lambda pair: pair[0], default=(0.0, RungOptions()))[1]
+
+    def _tell(self, rung: Rung, number: int, doing: str) -> None:
+        """Report the progress; the time left is estimated by what the rungs before took."""
+        mean_s = fmean(self._took_s or [self._job.asked.seconds + OVERHEAD_S])
+        left_s = self._num_pending(number) * mean_s
+        self._report(LadderStep(number, len(self._job.rungs), rung, doing, left_s))
+
+    def _num_pending(self, number: int) -> int:
+        """Return how many rungs, from the ``number``-th, are still to be measured."""
+        return sum(
+            rung.name not in self._job.impossible and self._store.read(rung.name) is None
+            for rung in self._job.rungs[number - 1 :]
+        )
+
+
+def run_service_rung(job: LadderJob, store: Store, cascade_margin: float | None) -> RungResult:
+    """Start ``tandem serve`` with the ladder's set, load it with ``tandem bench``, and stop it.
+
+    The configuration is the default of ``tandem serve`` without the cache, on a free port of
+    loopback, with ``cascade_margin`` if it is not None.
+    """
+    port, log = free_port(), store.log("service")
+    url = f"http://127.0.0.1:{port}"
+    line = [TANDEM, "serve", "--model-set", str(job.network.model_set), "--allow-unverified"]
+    line += ["--host", "127.0.0.1", "--port", str(port)]
+    environment, margin = os.environ | {"TANDEM_CACHE": "none"}, "no cascade"
+    if cascade_margin is not None:
+        environment["TANDEM_CASCADE_MARGIN"] = str(cascade_margin)
+        margin = f"cascade_margin {cascade_margin:g}"
+    started = time.monotonic()
+    with log.open("wb") as printed, child(line, printed, environment=environment) as process:
+        try:
+            if problem := _wait_ready(url, process):
+                return _failed(f"{problem}: {last_words(log)}")
+            prepared_s = time.monotonic() - started
+            figures = _loaded(job, store, url, process.pid)
+            figures = figures.model_copy(update=_top1(url, store.folder))
+        except (httpx.HTTPError, OSError, psutil.Error) as error:
+            why = str(error) or type(error).__name__
+            raise LadderError(f"the service could not be measured to the end: {why}") from error
+        finally:
+            process.interrupt(STOP_S)  # as Ctrl-C does
+    clients = CLIENTS_PER_CORE * job.cores
+    return RungResult(
+        outcome="measured",
+        chosen=RungOptions(callers=clients, precision="INT8", cascade_margin=cascade_margin),
+        figures=figures,
+        prepared_s=round(prepared_s, 1),
+        notes=(f"{clients} clients, JPEGs; decoding and HTTP are in it; {margin}",),
+    )
+
+
+def free_port() -> int:
+    """Return a free port of the loopback interface."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise LadderError(f"no port of {PORTS[0]} to {PORTS[-1]} is free for the service")
+
+
+def _wait_ready(url: str, process: Child) -> str:
+    """Wait until the service is ready; return what is wrong if it is not."""
+    deadline = time.monotonic() + START_LIMIT_S
+    with httpx.Client(base_url=url, timeout=5, trust_env=False) as client:
+        while time.monotonic() < deadline:
+            if process.has_ended(SAMPLE_S):
+                return f"the service ended ({process.how_ended()})"
+            with suppress(httpx.HTTPError):
+                if client.get("/readyz").status_code == 200:
+                    return ""
+    return f"the service was not ready within {START_LIMIT_S:g} s"
+
+
+def _loaded(job: LadderJob, store: Store, url: str, pid: int) -> Figures:
+    """Load the service for the time of a rung, and return the figures."""
+    seconds, log, result_file = job.asked.seconds, store.log("bench"), store.folder / "bench.json"
+    result_file.unlink(missing_ok=True)
+    line = [TANDEM, "bench", "--url", url, "--json", str(result_file)]
+    line += ["--concurrency", str(CLIENTS_PER_CORE * job.cores), "--objective-ms", "1000"]
+    line += ["--duration", f"{max(0.1, seconds)}", "--warm-up", f"{max(1.0, WARM_UP * seconds)}"]
+    power, watts = PackagePower(), list[float]()
+    with (
+        _photos(store.folder) as options,
+        log.open("wb") as printed,
+        child([*line, *options], printed) as bench,
+        sampled(SAMPLE_S, job.cores, lambda: _cpu_s(pid)) as shares,
+    ):
+        deadline = time.monotonic() + seconds * (1 + WARM_UP) + END_LIMIT_S
+        while not bench.has_ended(SAMPLE_S) and time.monotonic() < deadline:
+            watts += filter(None, [power.total_watts()])
+        how = bench.how_ended()
+    try:
+        (run,) = json.loads(result_file.read_text("utf-8"))["runs"]
+    except (OSError, ValueError, KeyError):
+        raise LadderError(f"tandem bench failed ({how}): {last_words(log)}") from None
+    if not run["num_ok"]:
+        errors = ", ".join(f"{number} {kind}" for kind, number in run["errors"].items())
+        raise LadderError(f"the service answered nothing: {errors or 'no request ended'}")
+    of_run = slice(-max(1, int(seconds / SAMPLE_S)), None)  # without its start and warm-up
+    cpu_ms, (pss_mib, rss_mib) = run["service_cpu_ms"] or 0.0, _memory_mib(pid)
+    return Figures(
+        images_per_s=run["images_per_s"],
+        p50_ms=run["p50_ms"],
+        cpu_ms_per_image=cpu_ms,
+        utilisation=round(run["images_per_s"] * cpu_ms / 1e3 / job.cores, 4),
+        utilisation_spread=round(pstdev(shares[of_run] or [0.0]), 4),
+        pss_mib=pss_mib,
+        rss_mib=rss_mib,
+        num_images=run["num_ok"],
+        seconds=run["duration_s"],
+        watts=round(fmean(watts[of_run]), 2) if watts else None,
+    )
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """Return a process and its descendants; nothing if it has ended."""
+    with suppress(psutil.Error):
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time so far of the service's processes, in s."""
+    spent_s = 0.0
+    for process in _family(pid):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            spent_s += times.user + times.system
+    return spent_s
+
+
+def _memory_mib(pid: int) -> tuple[float, float]:
+    """Return PSS and RSS of the service's processes, in MiB."""
+    pss = rss = 0
+    for process in _family(pid):
+        with suppress(psutil.Error):
+            info = process.memory_full_info()
+            pss, rss = pss + info.pss, rss + info.rss
+    return round(pss / MIB, 1), round(rss / MIB, 1)
+
+
+def _labelled(work: Path) -> list[tuple[Path, int]]:
+    """Return the labelled files and their classes, as stored by the preparation."""
+    with suppress(OSError, ValueError):
+        noted: list[Any] = json.loads((work / LABELLED).read_text("utf-8"))
+        return [(Path(path), int(index)) for path, index in noted]
+    return []
+
+
+@contextmanager
+def _photos(work: Path) -> Iterator[list[str]]:
+    """Yield bench's options for the photos: the labelled ones, or generated ones."""
+    files, folder = _labelled(work), work / "photos"
+    shutil.rmtree(folder, ignore_errors=True)
+    if not files:
+        yield []
+        return
+    folder.mkdir()
+    for number, (path, _) in enumerate(files):
+        (folder / f"{number:06}{path.suffix}").symlink_to(path)
+    try:
+        yield ["--images", str(folder)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _top1(url: str, work: Path) -> dict[str, float | int]:
+    """Send every labelled image to the service; return the fields of :class:`Figures`."""
+    files = _labelled(work)
+    if not files:
+        return {}
+    num_right = 0
+    with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+        for path, index in files:
+            answer = client.post("/v1/classify", params={"top_k": 1}, content=path.read_bytes())
+            if answer.status_code != 200:
+                raise LadderError(f"{path}: the service answers {answer.text[:300]}")
+            num_right += answer.json()["predictions"][0]["index"] == index
+    return {"top1": round(num_right / len(files), 4), "num_labelled": len(files)}

@@ -1,0 +1,335 @@
+"""A ladder's run: the order of its processes, what they build on, how they and the service end."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from calibration.ladder import ladder as module
+from calibration.ladder.ladder import WORKER, Ladder, LadderStep, run_service_rung, run_task
+from calibration.ladder.rungs import (
+    LABELLED,
+    TASKS,
+    LadderError,
+    LadderJob,
+    RungOptions,
+    RungResult,
+    RungTask,
+    Store,
+)
+from tests.support.calibration.ladders import FakeProcesses, job_of, measured, tiny_task
+
+RANDOM = {"is_random": True, "size": 64}
+FAILED = RungResult(outcome="failed", reason="its process died")
+SKIPPED = RungResult(outcome="skipped", reason="no compiler")
+
+
+def run(
+    job: LadderJob,
+    fakes: FakeProcesses,
+    *,
+    is_resumed: bool = False,
+    steps: list[LadderStep] | None = None,
+) -> dict[str, RungResult]:
+    store = Store(job.work)
+    report = (lambda _: None) if steps is None else steps.append
+    with store.opened(job.facts, is_resumed=is_resumed):
+        return dict(Ladder(job, store, report, fakes, fakes.service, clock=lambda: 0.0).run())
+
+
+def test_every_rung_in_its_order_after_the_preparations(tmp_path):
+    job, fakes = job_of("resnet18", tmp_path, **RANDOM), FakeProcesses()
+    results = run(job, fakes)
+    assert list(results) == [rung.name for rung in job.rungs]
+    asked = list(fakes.tasks)
+    assert asked[0] == "prepare-make_set"
+    assert asked.index("prepare-export") == asked.index("onnxruntime") - 1
+    assert asked.index("prepare-quantize") == asked.index("int8") - 1
+    assert results["ensemble"].outcome == "skipped"
+    assert "ensemble" not in asked
+    assert fakes.margins == [None]  # one network has no cascade
+
+
+def test_a_rung_builds_on_the_fastest_of_its_engine(tmp_path):
+    fast = RungOptions(batch=16, is_inference_mode=True)
+    answers: dict[str, Any] = {"batches": measured(99.0, fast), "channels_last": measured(1.0)}
+    fakes = FakeProcesses(answers)
+    run(job_of("resnet18", tmp_path, **RANDOM), fakes)
+    (scripted,) = fakes.tasks["torchscript"].choices
+    assert scripted == fast.model_copy(update={"mode": "script"})
+    assert all(options.is_inference_mode is False for options in fakes.tasks["openvino"].choices)
+
+
+def test_what_fails_or_is_skipped_does_not_end_the_ladder(tmp_path):
+    fakes = FakeProcesses({"compile": SKIPPED, "streams": FAILED, "prepare-export": SKIPPED})
+    results = run(job_of("resnet18", tmp_path, **RANDOM), fakes)
+    assert results["compile"] == SKIPPED
+    assert results["streams"] == FAILED
+    assert results["onnxruntime"].reason == "no compiler"  # what it needs could not be made
+    assert "onnxruntime" not in fakes.tasks
+    assert results["service"].outcome == "measured"
+
+
+def test_an_error_of_our_own_is_the_rungs_result(tmp_path):
+    fakes = FakeProcesses({"latency": LadderError("no memory")})
+    results = run(job_of("resnet18", tmp_path, **RANDOM), fakes)
+    assert (results["latency"].outcome, results["latency"].reason) == ("failed", "no memory")
+
+
+def test_a_network_that_cannot_be_made_ends_it_at_once(tmp_path):
+    reason = "torchvision has no classification network 'resnet17'"
+    fakes = FakeProcesses({"prepare-make_set": RungResult(outcome="failed", reason=reason)})
+    with pytest.raises(LadderError, match="resnet17"):
+        run(job_of("resnet17", tmp_path, **RANDOM), fakes)
+    assert list(fakes.tasks) == ["prepare-make_set"]
+
+
+def test_ctrl_c_leaves_what_was_measured_and_resume_goes_on(tmp_path):
+    job = job_of("resnet18", tmp_path, **RANDOM)
+    first = FakeProcesses({"threads": KeyboardInterrupt()})
+    with pytest.raises(KeyboardInterrupt):
+        run(job, first)
+    assert {p.stem for p in (tmp_path / "results").glob("[a-z]*.json")} == {
+        "prepare-make_set",
+        "eager",
+        "inference_mode",
+        "batches",
+    }
+    again = FakeProcesses()
+    results = run(job, again, is_resumed=True)
+    assert next(iter(again.tasks)) == "threads"
+    assert list(results) == [rung.name for rung in job.rungs]
+
+
+def test_resume_tries_again_what_failed_and_keeps_what_was_skipped(tmp_path):
+    job = job_of("resnet18", tmp_path, **RANDOM)
+    run(job, FakeProcesses({"streams": FAILED, "compile": SKIPPED}))
+    again = FakeProcesses()
+    assert run(job, again, is_resumed=True)["streams"].outcome == "measured"
+    assert set(again.tasks) == {"streams"}
+
+
+def test_without_resume_everything_is_measured_anew(tmp_path):
+    job = job_of("resnet18", tmp_path, **RANDOM)
+    run(job, FakeProcesses())
+    again = FakeProcesses()
+    run(job, again)
+    assert {"eager", "int8"} <= set(again.tasks)
+
+
+def test_the_networks_go_when_all_is_measured_and_stay_for_what_failed(tmp_path):
+    job = job_of("resnet18", tmp_path, **RANDOM)
+
+    class Writing(FakeProcesses):
+        def __call__(self, store, name, task, say):
+            (store.folder / "network.onnx").touch()
+            return super().__call__(store, name, task, say)
+
+    run(job, Writing({"streams": FAILED}))
+    assert (tmp_path / "network.onnx").exists()
+    run(job, Writing(), is_resumed=True)
+    assert not (tmp_path / "network.onnx").exists()
+
+
+def test_the_time_left_is_what_the_rungs_before_took(tmp_path):
+    job = job_of("resnet18", tmp_path, **RANDOM, only=["eager", "batches"])
+    steps: list[LadderStep] = []
+    now = iter(range(0, 1000, 10))
+    store, fakes = Store(job.work), FakeProcesses()
+    with store.opened(job.facts, is_resumed=False):
+        Ladder(job, store, steps.append, fakes, fakes.service, clock=lambda: next(now)).run()
+    last = [step for step in steps if step.rung.name == "batches"][-1]
+    assert (last.number, last.of, last.doing, last.left_s) == (2, 2, "measuring", 10)
+
+
+def test_the_service_has_the_cascade_if_that_was_measured(tiny_set, tmp_path):
+    images: Path = tmp_path / "images"
+    fakes = FakeProcesses()
+    results = run(job_of(tiny_set, tmp_path, images=images, cascade_margin=0.7), fakes)
+    assert fakes.margins == [0.7]
+    assert fakes.tasks["prepare-labelled"].images == images
+    assert results["eager"].outcome == "skipped"
+    assert "no PyTorch source" in results["eager"].reason
+
+
+SAY = "import os, sys, pathlib; say = lambda t: os.write(1, t.encode() + b'\\n');"
+RESULT = measured(7.0).model_dump_json()
+ANSWER = f"pathlib.Path(sys.argv[2]).write_text({RESULT!r});"
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    store = Store(tmp_path)
+    with store.opened({}, is_resumed=False):
+        yield store
+
+
+@pytest.fixture
+def run_code(store: Store, monkeypatch):
+    def run(code: str, say=lambda _: None) -> RungResult:
+        monkeypatch.setattr(module, "WORKER", (sys.executable, "-c", SAY + code))
+        task = tiny_task(store.folder, store.folder, "openvino")
+        return run_task(store, "latency", task, say)
+
+    return run
+
+
+def test_its_module_exists():
+    assert find_spec(WORKER[-1]) is not None
+
+
+def test_it_is_told_its_task_and_its_answer_comes_back(store, run_code):
+    heard: list[str] = []
+    code = "say('measuring'); say('nonsense'); say('');" + ANSWER
+    assert run_code(code, heard.append) == measured(7.0)
+    assert heard == ["measuring"]
+    task_file = store.folder / TASKS / "latency.json"
+    assert RungTask.model_validate_json(task_file.read_bytes()).engine == "openvino"
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        ("os.kill(os.getpid(), 9)", "memory ran out, most likely"),
+        ("os.kill(os.getpid(), 11)", "SIGSEGV"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("sys.exit('no such module')", "no such module"),
+        ("pathlib.Path(sys.argv[2]).write_text('{')", "exit code 0"),
+    ],
+)
+def test_one_that_dies_is_a_failed_rung_that_says_how(run_code, code, how):
+    result = run_code(code)
+    assert result.outcome == "failed"
+    assert how in result.reason
+
+
+def test_one_that_hangs_is_given_up_and_ended(store, run_code, monkeypatch):
+    pid = store.folder / "pid"
+    code = f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); import time; time.sleep(600)"
+    monkeypatch.setattr(module, "START_LIMIT_S", 3.0)
+    result = run_code(code)
+    assert result.outcome == "skipped"
+    assert "not ready to run within 3 s" in result.reason
+    assert not psutil.pid_exists(int(pid.read_text()))
+
+
+def test_ctrl_c_ends_it_and_what_it_started(store, run_code):
+    pids = store.folder / "pids"
+    code = (
+        "import subprocess, time;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        f"pathlib.Path({str(pids)!r}).write_text(f'{{os.getpid()}} {{child.pid}}');"
+        "say('measuring'); time.sleep(600)"
+    )
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_code(code, interrupt)
+    ours, its_child = map(int, pids.read_text().split())
+    assert not psutil.pid_exists(ours)
+    deadline = time.monotonic() + 30  # its child is somebody else's to wait for
+    while psutil.pid_exists(its_child) and time.monotonic() < deadline:
+        if psutil.Process(its_child).status() == psutil.STATUS_ZOMBIE:
+            break
+        time.sleep(0.01)
+    assert time.monotonic() < deadline
+    assert not (store.folder / TASKS / "latency-result.json").exists()
+
+
+def test_a_process_that_cannot_be_started(store, monkeypatch):
+    monkeypatch.setattr(module, "WORKER", (os.devnull,))
+    task = tiny_task(store.folder, store.folder, "openvino")
+    with pytest.raises(LadderError, match="could not be started"):
+        run_task(store, "latency", task, lambda _: None)
+
+
+class Process:
+    """A service that is nobody's: it only says that it was stopped."""
+
+    pid = 1
+    is_stopped = False
+
+    def interrupt(self, _: float) -> None:
+        self.is_stopped = True
+
+
+def answering(answer: Callable[[httpx.Request], httpx.Response]) -> Any:
+    return partial(httpx.Client, transport=httpx.MockTransport(answer))
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    process = Process()
+
+    @contextmanager
+    def child(*_: object, **__: object):
+        yield process
+
+    monkeypatch.setattr(module, "child", child)
+    monkeypatch.setattr(module, "_wait_ready", lambda *_: "")
+    monkeypatch.setattr(module, "_loaded", lambda *_: measured(5.0).figures)
+    return process
+
+
+def run_service(folder: Path, work: Path, photos: list[tuple[Path, int]]) -> RungResult:
+    job, store = job_of(folder, work), Store(work)
+    with store.opened(job.facts, is_resumed=False):
+        noted = json.dumps([[str(path), index] for path, index in photos])
+        (work / LABELLED).write_text(noted)
+        return run_service_rung(job, store, None)
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(b"photo")
+    return path
+
+
+def test_top1_is_of_every_photo(tiny_set, tmp_path, photo, process, monkeypatch) -> None:
+    body = {"predictions": [{"index": 1}]}
+    client = answering(lambda _: httpx.Response(200, json=body))
+    monkeypatch.setattr(httpx, "Client", client)
+    figures = run_service(tiny_set, tmp_path / "work", [(photo, 1), (photo, 0)]).figures
+    assert figures is not None
+    assert (figures.top1, figures.num_labelled) == (0.5, 2)
+    assert process.is_stopped
+
+
+def gone(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("", request=request)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (gone, "not be measured to the end: ConnectError"),
+        (lambda _: httpx.Response(413, text="too large"), "photo.jpg: the service answers too l"),
+    ],
+)
+def test_a_service_that_does_not_answer_is_an_error_of_the_rung(
+    tiny_set, tmp_path, photo, process, monkeypatch, answer, says
+) -> None:
+    monkeypatch.setattr(httpx, "Client", answering(answer))
+    with pytest.raises(LadderError, match=says):
+        run_service(tiny_set, tmp_path / "work", [(photo, 1)])
+    assert process.is_stopped
+
+
+def test_a_photo_that_was_removed_meanwhile_too(tiny_set, tmp_path, photo, process) -> None:
+    photo.unlink()
+    with pytest.raises(LadderError, match=r"to the end: .*No such file.*photo\.jpg"):
+        run_service(tiny_set, tmp_path / "work", [(photo, 1)])
+    assert process.is_stopped
