@@ -159,20 +159,6 @@ class Classifier:
             await asyncio.wait(running)
         del self._network  # at once: the queue and this object form a cycle, collected later
 
-    @property
-    def is_idle(self) -> bool:
-        return not self.usage.num_under_way
-
-    @property
-    def has_backlog(self) -> bool:
-        """Whether enough images wait to fill a batch on every core."""
-        return len(self._queue) >= self._inference_threads.cores * self._queue.max_batch_size
-
-    @property
-    def images_per_s(self) -> float:
-        """Its highest throughput, by the last batches, in images/s; 0 before the first batch."""
-        return self._inference_threads.num / self._image_s if self._image_s else 0.0
-
     def report(self) -> QueueReport:
         return self._queue.report()
 
