@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ class _Outcome(NamedTuple):
 
 
 class Decoder:
-    """Decodes on its own threads (OpenCV releases the GIL), so that the replica's loop stays free."""
+    """Decodes on threads of its own (OpenCV releases the GIL): the replica's loop stays free."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Decoder:
         model_set: ModelSet | None = None,
         queue: "DecodeQueue[_Outcome] | None" = None,
     ) -> None:
-        """Start the threads; ``queue`` is the one that the process's sets share; None: a new one."""
+        """Start the threads; ``queue`` is shared by the sets of a process; None: a new one."""
         cv2.setNumThreads(1)  # one image per core, not one image on every core
         give_back_memory()  # after compiling and checking the members in this process
         keep_freed_memory()
@@ -101,8 +101,13 @@ class Decoder:
         """
         # Heavy files have no lanes: the shadow's would delay those of clients.
         takes_heavy = takes_heavy and lane != SHADOW
-        with self.usage.under_way(len(files)):
+        self.usage.began(len(files))
+        is_done = False
+        try:
             outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
+            is_done = True
+        finally:
+            self.usage.ended(len(files), done=is_done)
         record_decodes([outcome.file for outcome in outcomes])
         return self._stacked(outcomes)
 

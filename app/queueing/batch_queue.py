@@ -135,9 +135,11 @@ class BatchQueue:
         self._check_room(len(images), lane)
         now = self._clock()
         added = [Waiting(image, call, now, now + timeout_s) for image in images]
-        self.images.extend(added, lane)
         if lane == "interactive":
+            self.images.interactive.extend(added)
             self._interactive_at = now
+        else:
+            self.images.extend(added, lane)
         self._scheduler.call()
         return added
 
@@ -271,7 +273,7 @@ class BatchQueue:
     def _executed(
         self, batch: list[Waiting], started: float, ended: float, error: Exception | None = None
     ) -> ExecutedBatch:
-        calls = tuple(entry.call for entry in batch)
+        calls = [entry.call for entry in batch]
         executed = ExecutedBatch(started, ended, calls, error)
         self._on_batch(executed)
         return executed

@@ -91,6 +91,10 @@ class DecodeQueue(Generic[R]):
         """How many cores decoding keeps busy, without heavy files."""
         return min(self.num_coming, self._num_threads)
 
+    def on_decoded(self, call: Callable[[], None]) -> None:
+        """Register a function that is called on the loop whenever a file has been decoded."""
+        self.on_end = call
+
     def submit(self, call: FilesToDecode, run: Callable[[], R | Heavy[R]]) -> asyncio.Future[R]:
         """Queue a file; ``run`` decodes it, or returns a :class:`Heavy`.
 

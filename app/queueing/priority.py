@@ -82,11 +82,11 @@ class PriorityQueue(Generic[T]):
         self.lane(lane).extend(entries)
 
     def pop(self) -> T:
-        if self.is_shadow_only:
+        if not self.interactive and not self.bulk:
             return self.shadow.popleft()
         lane = self._turns.next(interactive=bool(self.interactive), bulk=bool(self.bulk))
         self._turns.taken(lane)
-        return self.lane(lane).popleft()
+        return (self.bulk if lane == "bulk" else self.interactive).popleft()
 
     def forget_the_gone(self) -> bool:
         """Remove the entries whose callers have gone; return whether one was first in its lane."""

@@ -47,12 +47,12 @@ class VirtualClock:
     def taken(self, share: CoreShare | None, seconds: float) -> None:
         """Charge a share for a batch that takes about ``seconds``."""
         if share is not None:
-            self._now = self.begins(share)
+            self._now = max(self._now, share.ends)
             self.charged(share, seconds)
 
     def charged(self, share: CoreShare, seconds: float) -> None:
         """Count more of a share's time, which no turn was taken for."""
-        share.ends = self.begins(share) + seconds / share.weight
+        share.ends = max(self._now, share.ends) + seconds / share.weight
         self._latest_end = max(self._latest_end, share.ends)
 
     def idle(self) -> None:
@@ -199,15 +199,15 @@ class BatchScheduler:
         interactive = [queue for queue in queues if queue.images.interactive]
         bulk = [queue for queue in queues if queue.images.bulk]
         lane = self._turns.next(interactive=bool(interactive), bulk=bool(bulk))
-        return lane, min(interactive if lane == "interactive" else bulk, key=self._order(lane))
+        if lane == "bulk":
+            return lane, min(bulk, key=lambda each: self._order(each, each.images.bulk))
+        if len(interactive) == 1:
+            return lane, interactive[0]
+        return lane, min(interactive, key=lambda each: self._order(each, each.images.interactive))
 
-    def _order(self, lane: Lane) -> Callable[[Queue], tuple[float, float]]:
+    def _order(self, queue: Queue, images: Sequence[Waiting]) -> tuple[float, float]:
         """Return the key by which queues take turns: the share's virtual time, then age."""
-
-        def order(queue: Queue) -> tuple[float, float]:
-            return self._virtual.begins(queue.share), queue.images.lane(lane)[0].arrived
-
-        return order
+        return self._virtual.begins(queue.share), images[0].arrived
 
     def _first_shadow(self, waiting: list[Queue]) -> tuple[Lane, Queue] | None:
         """Return the queue of the oldest image in the shadow lane, if no other lane has images."""
