@@ -47,7 +47,7 @@ class AnswerRule:
         The number of labels that an answer lists does not matter.
         """
         if self.threshold is None:
-            return len({likeliest(row) for row in rows}) == 1
+            return len(set(map(likeliest, rows))) == 1
         first, *others = [above(row, self.threshold) for row in rows]
         return all(bool((first == other).all()) for other in others)
 

@@ -45,7 +45,7 @@ def average(
     """
     if not members:
         raise ValueError("no member answered: there is nothing to average")
-    total = sum(weights[name] for name in members)
+    total = sum([weights[name] for name in members])
     mean: Probabilities | None = None  # (N, C)
     for name, rows in members.items():
         share = rows * np.float32(weights[name] / total)
@@ -75,7 +75,7 @@ def entropy(row: Probabilities) -> float:
     if len(row) < 2:
         return 0.0
     if len(row) <= FEW_CLASSES:
-        total = math.fsum(p * math.log(p) for p in row.tolist() if p > 0)  # 0 ln 0 is 0
+        total = math.fsum([p * math.log(p) for p in row.tolist() if p > 0])  # 0 ln 0 is 0
     else:
         some = row[row > 0]
         total = float(np.sum(some * np.log(some)))

@@ -7,6 +7,7 @@ sRGB, as in torchvision. For an animation it decodes the first picture (for APNG
 picture, which every viewer shows).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -166,15 +167,16 @@ def decode_images(
     crops = [_crop_axes(size, header.orientation, rule, reduction) for rule in rules]
     rows, columns = common_region(crops)
     source = CropSource(lay_over_white(pixels[rows, columns], header), rows.start, columns.start)
-    flat = np.empty(sum(rule.num_bytes for rule in rules), np.uint8)
+    flat = np.empty(sum([rule.num_bytes for rule in rules]), np.uint8)
     start = 0
     for rule, (y, x) in zip(rules, crops, strict=True):
-        out = flat[start : start + rule.num_bytes].reshape(rule.shape)
+        shape = rule.shape
+        out = flat[start : start + math.prod(shape)].reshape(shape)
         if header.orientation == 1:
             source.resize(y, x, out)
         else:
             out[...] = _upright(source.resize(y, x), header.orientation)
-        start += rule.num_bytes
+        start += out.size
     return flat
 
 
@@ -183,7 +185,7 @@ def _choose_reduction(header: ImageHeader, rule: ImageRule) -> int:
     if header.format != "jpeg":
         return 1
     shrink = min(header.width, header.height) / (rule.resize_shorter * _REDUCED_MARGIN)
-    return next((reduction for reduction in (8, 4, 2) if shrink >= reduction), 1)
+    return 8 if shrink >= 8 else 4 if shrink >= 4 else 2 if shrink >= 2 else 1
 
 
 def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np.uint8]:

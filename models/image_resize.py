@@ -101,8 +101,12 @@ class CropSource:
 def common_region(crops: Iterable[tuple[Axis, Axis]]) -> tuple[slice, slice]:
     """Return the source's rows and columns that all crops, each (y, x), need together."""
     taps = [(_taps(y), _taps(x)) for y, x in crops]
-    rows = slice(min(y.first for y, _ in taps), max(y.stop for y, _ in taps))
-    return rows, slice(min(x.first for _, x in taps), max(x.stop for _, x in taps))
+    down, across = taps[0]
+    first, stop, left, right = down.first, down.stop, across.first, across.stop
+    for down, across in taps[1:]:
+        first, stop = min(first, down.first), max(stop, down.stop)
+        left, right = min(left, across.first), max(right, across.stop)
+    return slice(first, stop), slice(left, right)
 
 
 def _block_means(region: Pixels, rows: int, columns: int) -> Pixels:

@@ -180,8 +180,11 @@ class CompiledNetwork(LoadedNetwork):
         return tuple(self._compiled)
 
     def _run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
-        runs = self._runs()
-        return runs[next(size for size in runs if size >= len(images))].run(images)
+        num = len(images)
+        for size, run in self._runs().items():
+            if size >= num:
+                return run.run(images)
+        raise ValueError(f"a batch of {num} images; {self.batch_sizes[-1]} is the largest")
 
     def add_batch_size(self, size: int) -> None:
         """Compile another size while other threads may predict; a fixed batch size stays alone."""

@@ -44,9 +44,9 @@ class InferenceThreads:
         """The cores that the threads keep busy together."""
         return self.num * self.threads_each
 
-    async def run(self, work: Callable[[T], R], value: T) -> R:
-        """Run ``work`` on a thread, in the order of the calls."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, value)
+    def run(self, work: Callable[[T], R], value: T) -> asyncio.Future[R]:
+        """Run ``work`` on a thread, in the order of the calls; return the future of its result."""
+        return asyncio.get_running_loop().run_in_executor(self._executor, work, value)
 
 
 def replica_inference_threads(streams: int, num_sharing: int = 1) -> InferenceThreads:

@@ -34,7 +34,6 @@ from models.stage_costs import MEMBER_APART, member_cpu_ms
 
 logger = logging.getLogger("ray.serve")
 
-LAST_BATCH_SHARE = 0.05  # the weight of the last batch in the moving average of an image's time
 RESERVE_BYTES = 512 * 2**20  # memory that compiling for a backlog must leave free
 
 
@@ -84,7 +83,6 @@ class Classifier:
         self._network.warm_up()
         self._check_golden(model_set, settings.served_precision)
         self._health = Health(f"batch of {member}")
-        self._image_s = 0.0  # a thread's mean time for an image, in the last batches
         self._spans = MemberSpans(self._label)
         self._metrics = MemberMetrics(self._label, self.report, reports)
         expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.served_precision)[member]
@@ -159,20 +157,6 @@ class Classifier:
             await asyncio.wait(running)
         del self._network  # at once: the queue and this object form a cycle, collected later
 
-    @property
-    def is_idle(self) -> bool:
-        return not self.usage.num_under_way
-
-    @property
-    def has_backlog(self) -> bool:
-        """Whether enough images wait to fill a batch on every core."""
-        return len(self._queue) >= self._inference_threads.cores * self._queue.max_batch_size
-
-    @property
-    def images_per_s(self) -> float:
-        """Its highest throughput, by the last batches, in images/s; 0 before the first batch."""
-        return self._inference_threads.num / self._image_s if self._image_s else 0.0
-
     def report(self) -> QueueReport:
         return self._queue.report()
 
@@ -206,11 +190,7 @@ class Classifier:
 
     async def _infer(self, batch: Sequence[Pixels]) -> TimedRows:
         with self._health.run():
-            timed = await self._inference_threads.run(self._predict, batch)
-        taken_s = (timed.ended - timed.started) / len(batch)
-        before = self._image_s or taken_s
-        self._image_s = before + LAST_BATCH_SHARE * (taken_s - before)
-        return timed
+            return await self._inference_threads.run(self._predict, batch)
 
     def _predict(self, batch: Sequence[Pixels]) -> TimedRows:
         """Run a batch; called on a thread, for which the batch may have waited."""

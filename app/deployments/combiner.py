@@ -58,13 +58,17 @@ class Combiner:
         if not members.keys() <= self._weights.keys():
             names = ", ".join(sorted(members))
             raise OtherSetError(f"no such members here: {names}; {UPDATING}")
-        own = self._own
-        with self.usage.under_way(max(map(len, members.values()), default=0)):
-            mean = (
-                await own.rows(members)
-                if own
-                else average(members, self._weights, self._temperature)
-            )
+        own, num_images = self._own, max(map(len, members.values()), default=0)
+        self.usage.began(num_images)
+        is_done = False
+        try:
+            if own is None:
+                mean = average(members, self._weights, self._temperature)
+            else:
+                mean = await own.rows(members)
+            is_done = True
+        finally:
+            self.usage.ended(num_images, done=is_done)
         rule, fingerprint = self._rule.asked(threshold), self._fingerprint
         kinds = {"is_row_kept": own is not None, "is_whole": len(members) == len(self._weights)}
         answers = []

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -13,10 +13,9 @@ import numpy as np
 
 from app.compute.health import Health
 from app.compute.inference_threads import replica_cores
-from app.deployments.classifier import Classifier
 from app.errors import HeavyFileError
 from app.messages import Decoded, Fault
-from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy, LoopTurn
+from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy
 from app.queueing.priority import SHADOW, Lane
 from app.scaling.usage import Usage
 from app.settings import Settings
@@ -32,11 +31,6 @@ from models.stage_costs import decoder_cpu_ms
 # libavif may decode up to 2^28 pixels, whatever the header says: so never on every thread.
 AVIF_PIXELS = 4 * 2**20
 HEAVY_PIXELS = 2 * 2**20  # from this size on an image is heavy: about 0.1 s as PNG
-# Up to this size the event loop may decode a JPEG, in a few milliseconds.
-SMALL_BYTES, SMALL_PIXELS = 256 * 2**10, 2**20
-MAX_ON_LOOP = 8  # images that the loop decodes in one turn, while its other work waits
-# At this rate decoding takes half of the loop's time. If the networks are faster, threads decode.
-LOOP_IMAGES_PER_S = 250
 
 
 class _Outcome(NamedTuple):
@@ -45,26 +39,15 @@ class _Outcome(NamedTuple):
 
 
 class Decoder:
-    """Decodes on its own threads (OpenCV releases the GIL), so that the replica's loop stays free.
-
-    A request's only small photo is decoded on the loop instead, if members in the same process
-    leave it time: a thread would have to wait for the GIL a dozen times per photo, and wake the
-    loop for its result.
-    """
+    """Decodes on threads of its own (OpenCV releases the GIL): the replica's loop stays free."""
 
     def __init__(
         self,
         settings: Settings,
         model_set: ModelSet | None = None,
-        members: Sequence[Classifier] = (),
-        of_process: Sequence[Classifier] | None = None,
         queue: "DecodeQueue[_Outcome] | None" = None,
     ) -> None:
-        """Start the threads; without ``members`` in this process they decode everything.
-
-        ``of_process`` is the list of members of all sets in this process, which may change later;
-        None: ``members``. ``queue`` is the decode queue that these sets share; None: a new one.
-        """
+        """Start the threads; ``queue`` is shared by the sets of a process; None: a new one."""
         cv2.setNumThreads(1)  # one image per core, not one image on every core
         give_back_memory()  # after compiling and checking the members in this process
         keep_freed_memory()
@@ -76,10 +59,7 @@ class Decoder:
         self.queue = queue or DecodeQueue[_Outcome](
             settings.decode_threads, settings.max_heavy_pixels
         )
-        self._loop_turn: LoopTurn[_Outcome | None] = LoopTurn(self._decode_small, MAX_ON_LOOP)
         self._health = Health("file that is decoded", counts_failures=False)
-        self._members = members
-        self._of_process = members if of_process is None else of_process
         cores = replica_cores(settings.decode_threads)
         self.usage = Usage(cores, decoder_cpu_ms(model_set.manifest))
         # For remote callers: one call's files already use several threads.
@@ -87,16 +67,16 @@ class Decoder:
 
     @property
     def num_coming(self) -> int:
-        return self.queue.num_coming + self._loop_turn.num_waiting
+        return self.queue.num_coming
 
     @property
     def num_busy(self) -> int:
         """How many cores decoding keeps busy, with the event loop's if it has files to decode."""
-        return self.queue.num_busy + (self._loop_turn.num_waiting > 0)
+        return self.queue.num_busy
 
     def on_decoded(self, call: Callable[[], None]) -> None:
         """Register a function that is called on the loop whenever a file has been decoded."""
-        self.queue.on_end = self._loop_turn.on_end = call
+        self.queue.on_end = call
 
     async def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if decoding hangs; Serve then replaces the replica."""
@@ -119,47 +99,17 @@ class Decoder:
             TooManyPixelsError: the request's heavy files alone exceed the limit.
 
         """
-        outcome = None
-        with self.usage.under_way(len(files)):
-            if len(files) == 1 and lane == "interactive" and left_s > 0:
-                outcome = await self._on_loop(files[0])
-            if outcome is not None:
-                outcomes = [outcome]
-            else:
-                # Heavy files have no lanes: the shadow's would delay those of clients.
-                takes_heavy = takes_heavy and lane != SHADOW
-                outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
+        # Heavy files have no lanes: the shadow's would delay those of clients.
+        takes_heavy = takes_heavy and lane != SHADOW
+        self.usage.began(len(files))
+        is_done = False
+        try:
+            outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
+            is_done = True
+        finally:
+            self.usage.ended(len(files), done=is_done)
         record_decodes([outcome.file for outcome in outcomes])
         return self._stacked(outcomes)
-
-    async def _on_loop(self, data: bytes) -> _Outcome | None:
-        """Decode a small photo on the event loop; return None if a thread has to decode it."""
-        if len(data) > SMALL_BYTES or not self._loop_turn.has_room or not self._loop_has_time():
-            return None
-        return await self._loop_turn.submit(data)
-
-    def _loop_has_time(self) -> bool:
-        members = self._members
-        if not members or any(member.has_backlog for member in self._of_process):
-            return False
-        if all(member.is_idle for member in self._of_process):
-            return True
-        rates = [member.images_per_s for member in members]
-        if not all(rates):
-            return True
-        # Every image passes all members, which share the cores, so their times add up.
-        return 1 / sum(1 / rate for rate in rates) <= LOOP_IMAGES_PER_S
-
-    def _decode_small(self, data: bytes) -> _Outcome | None:
-        try:
-            checked = self._check(data)
-        except TandemError:
-            return None  # a thread reports the fault
-        header = checked.header
-        is_plain = header.format == "jpeg" and not header.has_many_scans
-        if not is_plain or header.width * header.height > SMALL_PIXELS:
-            return None
-        return self._finish(data, checked)
 
     async def _by_turns(
         self, files: list[bytes], left_s: float, lane: Lane, *, takes_heavy: bool

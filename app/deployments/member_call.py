@@ -77,11 +77,14 @@ class MemberCall(asyncio.Future[MemberAnswer]):
             self._spans.failed(self.parent, self.arrived, error)
 
     def _answer_of(self, results: Sequence[BatchResult]) -> MemberAnswer:
-        rows = [result.probabilities for result in results]
+        if len(results) == 1:  # the usual case
+            row, queued_s, batch = results[0]
+            infer_ms, sizes = (batch.infer_s * 1e3,), (batch.size,)
+            return MemberAnswer(row[None], (queued_s * 1e3,), infer_ms, sizes, self._fingerprint)
         return MemberAnswer(
-            np.stack(rows) if len(rows) > 1 else rows[0][None],
-            tuple(result.queued_s * 1e3 for result in results),
-            tuple(result.batch.infer_s * 1e3 for result in results),
-            tuple(result.batch.size for result in results),
+            np.stack([result.probabilities for result in results]),
+            tuple([result.queued_s * 1e3 for result in results]),
+            tuple([result.batch.infer_s * 1e3 for result in results]),
+            tuple([result.batch.size for result in results]),
             self._fingerprint,
         )

@@ -101,7 +101,7 @@ class StageBuilder:
                 RemoteCombiner(self._combiner) if self._combiner else Combiner(settings, model_set)
             )
             own_members = tuple(members.values())
-            decoding = self._decoding(settings, model_set, own_members)
+            decoding = self._decoding(settings, model_set)
             remote = None if self._members is None else self._remote(self._members)
             ensemble = Ensemble(settings, model_set, decoding, remote or members, combining)
             on_error.pop_all()
@@ -158,13 +158,11 @@ class StageBuilder:
             is_alone = len(self.joined) == 1
             self._threads.scheduler.share_cores_with(self.joined[0].decoder if is_alone else None)
 
-    def _decoding(
-        self, settings: Settings, model_set: ModelSet, members: tuple[Classifier, ...]
-    ) -> Decoder | RemoteDecoder:
+    def _decoding(self, settings: Settings, model_set: ModelSet) -> Decoder | RemoteDecoder:
         if self._decoder is None:
             decoders: Iterable[Decoder | None] = (stages.decoder for stages in self.joined)
             queue = next((decoder.queue for decoder in decoders if decoder is not None), None)
-            return Decoder(settings, model_set, members, self.members, queue)
+            return Decoder(settings, model_set, queue)
         image_bytes = model_set.manifest.inputs.num_bytes
         return RemoteDecoder(self._decoder, image_bytes, self._channels(self._decoder))
 

@@ -75,7 +75,7 @@ class _Run:
         self._graph, self._cache, self._request = graph, graph.cache, request
         self._answers: dict[int, Classified | Fault] = {}
         self._keys: list[bytes] = []
-        self._caching = Interval()
+        self._start_ms = 0.0  # of the lookup
         self._is_noted = False
         self._lookups: dict[int, str] = {}
         # Files that this request computes even if another request computes them too.
@@ -89,7 +89,7 @@ class _Run:
         A second round is for files that another request computed without a result.
         """
         observer, files = self._request.observer, self._request.files
-        self._caching = Interval(observer.elapsed_ms())
+        self._start_ms = observer.elapsed_ms()
         self._keys = await self._graph.keys.of(files)
         left = list(range(len(files)))
         try:
@@ -177,7 +177,7 @@ class _Run:
             self._answers[place] = outcome
             return
         observer = self._request.observer
-        caching = Interval(self._caching.start_ms, observer.elapsed_ms())
+        caching = Interval(self._start_ms, observer.elapsed_ms())
         timings = observer.timings_of_cached(caching)
         self._answers[place] = self._graph.ensemble.answer_of(outcome, self._request, timings)
 
@@ -186,7 +186,6 @@ class _Run:
         if self._is_noted:
             return
         self._is_noted = True
-        self._caching.end_ms = self._request.observer.elapsed_ms()
         counts = Counter(self._lookups.values())
         attributes = {f"tandem.cache.{name}": counts[name] for name in ("hit", "miss", "shared")}
-        self._request.observer.stage_ended("cache", self._caching, attributes)
+        self._request.observer.stage_ended("cache", self._start_ms, attributes)

@@ -16,7 +16,6 @@ from app.functions.stages import OwnPreprocess
 from app.graph.cascade import Cascade
 from app.graph.members import MemberResults, Members, says_nothing_of_others
 from app.graph.request import ClassifyRequest, RequestAnswers
-from app.graph.rolling_update import check_same_model_set
 from app.graph.set_checks import check_task
 from app.graph.stages import CombinerStage, DecoderStage, MemberStage, ViewedMember
 from app.messages import Combined, Decoded, Fault
@@ -81,24 +80,38 @@ class Ensemble:
 
     async def compute(self, request: ClassifyRequest) -> Computed:
         """Send a request through Decoder, members and Combiner; raises as :meth:`run` does."""
-        observer = request.observer
-        with observer.stage("decode", is_recorded=False):  # the Decoder records each file
-            decoded = await self._decode(request)
-        check_same_model_set(decoded.model_set_fingerprint, self._fingerprint)
+        observer, tensors = request.observer, request.tensors
+        start_ms = observer.elapsed_ms()
+        if tensors is None or tensors.pixels is None:
+            decoded = await self._decoder.decode(request.files, request.left_s, request.lane)
+        else:
+            decode_ms = (0.0,) * len(tensors.pixels)
+            decoded = Decoded(tensors.pixels, {}, decode_ms, self._fingerprint)
+        observer.timed("decode", start_ms)  # the Decoder records each file
+        if decoded.model_set_fingerprint != self._fingerprint:
+            raise OtherSetError(UPDATING)
         images = decoded.images
         if self._preprocess is not None and len(images):
-            with observer.stage("preprocess"):
+            start_ms = observer.elapsed_ms()
+            try:
                 images = await self._preprocess.views(images)
+            finally:
+                observer.stage_ended("preprocess", start_ms)
         results = await self._ask_members(images, request)
-        with observer.stage("combine"):
+        start_ms = observer.elapsed_ms()
+        try:
             combined = [await self._combine(result, request) for result in results]
+        finally:
+            observer.stage_ended("combine", start_ms)
         return Computed(decoded, results, combined)
 
     def answers(self, request: ClassifyRequest, computed: Computed) -> RequestAnswers:
         """Return the answer of every file, in order, or its fault."""
-        decoded = computed.decoded
-        in_order = iter(self._answers_of_good(request, computed))
-        return [decoded.faults.get(i) or next(in_order) for i in range(request.num_images)]
+        good, faults = self._answers_of_good(request, computed), computed.decoded.faults
+        if not faults:
+            return [*good]
+        in_order = iter(good)
+        return [faults.get(i) or next(in_order) for i in range(request.num_images)]
 
     def outcomes(self, request: ClassifyRequest, computed: Computed) -> dict[int, Outcome | Fault]:
         """Return the outcomes that other requests can share, by the file's place in this request.
@@ -156,12 +169,6 @@ class Ensemble:
         if self._preprocess is not None:
             self._preprocess.calls.check_health()
 
-    async def _decode(self, request: ClassifyRequest) -> Decoded:
-        tensors = request.tensors
-        if tensors is None or tensors.pixels is None:
-            return await self._decoder.decode(request.files, request.left_s, request.lane)
-        return Decoded(tensors.pixels, {}, (0.0,) * len(tensors.pixels), self._fingerprint)
-
     async def _ask_members(self, images: Pixels, request: ClassifyRequest) -> list[MemberResults]:
         if not len(images):
             return []
@@ -181,7 +188,8 @@ class Ensemble:
         combined = await self._combiner.combine(
             rows, request.top_k, request.left_s, request.threshold
         )
-        check_same_model_set(combined[0].model_set_fingerprint, self._combined_fingerprint)
+        if combined[0].model_set_fingerprint != self._combined_fingerprint:
+            raise OtherSetError(UPDATING)
         return combined
 
     def _of_one(

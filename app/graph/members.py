@@ -8,11 +8,12 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from app.calls.attempts import as_tandem
 from app.errors import MORE_TIME, UPDATING, DeadlineError, OtherSetError, OverloadedError
-from app.graph.observer import Interval
+from app.graph.observer import Interval, RequestObserver
 from app.graph.request import ClassifyRequest
 from app.graph.stages import MemberStage
 from app.messages import MemberAnswer
@@ -132,18 +133,32 @@ class Members:
             needed = self.needed
         chosen = self._chosen(names, needed)
         times: dict[str, Interval] = {}
-        asked = {name: self._ask(name, images, request, times) for name in chosen}
+        sent_ms, left_s = request.observer.elapsed_ms(), request.left_s
+        asked: dict[str, Answering] = {}
+        for name in chosen:
+            times[name] = interval = Interval(sent_ms)
+            part = self._inputs.of(name, images)
+            call = self._members[name].classify(part, left_s, request.lane)
+            # A call in this process is a future already, and its interval has no end: there is no
+            # transport whose time could be subtracted.
+            if not isinstance(call, asyncio.Future):
+                call = asyncio.ensure_future(call)
+                call.add_done_callback(partial(_ended, interval, request.observer))
+            asked[name] = call
         were_waited_for = False
         try:
             if asked and needed >= len(asked):  # the first failure or the deadline ends the wait
                 await asyncio.wait(asked.values(), return_when=asyncio.FIRST_EXCEPTION)
             else:
-                were_waited_for = await enough_of(asked, needed, self.patience_s, request.left_s)
+                were_waited_for = await enough_of(asked, needed, self.patience_s, left_s)
         finally:  # the remaining calls are not needed any more
             for call in asked.values():
                 if not call.done():
                     call.add_done_callback(_error_of)  # retrieved, or asyncio would log it
                     call.cancel()
+        if not is_copy and self._all_answered(asked) and len(asked) == len(names):
+            answers = {name: call.result() for name, call in asked.items()}
+            return [MemberResults(tuple(range(len(images))), answers, times)]
         missing = self._judge(asked, were_waited_for, is_copy=is_copy)
         if len(asked) - len(missing) < needed:
             late = DeadlineError(f"too few members answered in time; {MORE_TIME}")
@@ -152,37 +167,23 @@ class Members:
         answers = {name: call.result() for name, call in asked.items() if name not in missing}
         return [MemberResults(tuple(range(len(images))), answers, times, missing=missing)]
 
-    def _ask(
-        self,
-        name: str,
-        images: Pixels,
-        request: ClassifyRequest,
-        times: dict[str, Interval],
-    ) -> Answering:
-        """Begin a call and record its interval in ``times``.
-
-        A call in this process is a future already, and its interval has no end: there is no
-        transport whose time could be subtracted.
-        """
-        observer = request.observer
-        images = self._inputs.of(name, images)
-        times[name] = interval = Interval(observer.elapsed_ms())
-        asked = self._members[name].classify(images, request.left_s, request.lane)
-        call = asyncio.ensure_future(asked)
-
-        def ended(_: Answering) -> None:
-            interval.end_ms = observer.elapsed_ms()
-
-        if call is not asked:
-            call.add_done_callback(ended)
-        return call
-
     def _chosen(self, names: Sequence[str], needed: int) -> Sequence[str]:
         """Return the members to ask: all, or without those that failed lately if others suffice."""
         if needed == len(names):
             return names
         chosen = [name for name in names if self.breakers[name].allows()]
         return chosen if len(chosen) >= needed else names
+
+    def _all_answered(self, asked: Mapping[str, Answering]) -> bool:
+        """Whether every call has an answer of this model set, and no circuit is open."""
+        for name, call in asked.items():
+            if not call.done() or call.cancelled() or call.exception() is not None:
+                return False
+            if call.result().model_set_fingerprint != self._fingerprint:
+                return False
+            if self.breakers[name].is_open:
+                return False
+        return True
 
     def _judge(
         self, tasks: Mapping[str, Answering], were_waited_for: bool, *, is_copy: bool
@@ -224,3 +225,7 @@ class Members:
 
 def _error_of(task: Answering) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
+
+
+def _ended(interval: Interval, observer: RequestObserver, _: Answering) -> None:
+    interval.end_ms = observer.elapsed_ms()

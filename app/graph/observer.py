@@ -5,12 +5,11 @@ reports is placed in the middle of the call that the Gateway timed; the rest is 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from app.messages import MemberAnswer
-from app.metrics.requests import StageDuration, record_answers, record_stage
+from app.metrics.requests import StageDuration, record_answers, record_stage, stage_tags
 from app.responses import Classified, StageTiming, Timings
 from app.tracing.parents import current_parent, name_version
 from app.tracing.spans import Value, record
@@ -23,13 +22,9 @@ class Interval:
     start_ms: float = 0.0
     end_ms: float = 0.0
 
-    @property
-    def duration_ms(self) -> float:
-        return self.end_ms - self.start_ms
-
     def centred(self, duration_ms: float) -> float:
         """Return the start of a duration that is centred in this interval."""
-        return self.start_ms + max(0.0, self.duration_ms - duration_ms) / 2
+        return self.start_ms + max(0.0, self.end_ms - self.start_ms - duration_ms) / 2
 
 
 class RequestObserver:
@@ -52,31 +47,26 @@ class RequestObserver:
         return self._clock() - self._arrived
 
     def elapsed_ms(self) -> float:
-        return self.elapsed_s() * 1e3
-
-    @contextmanager
-    def stage(self, name: str, *, is_recorded: bool = True) -> Iterator[Interval]:
-        """Time a block; record its metric, and its span if the request is traced."""
-        interval = Interval(self.elapsed_ms())
-        try:
-            yield interval
-        finally:
-            interval.end_ms = self.elapsed_ms()
-            if is_recorded:
-                self.stage_ended(name, interval)
-            else:
-                self._stages[name] = interval
+        return (self._clock() - self._arrived) * 1e3
 
     def stage_ended(
-        self, name: str, interval: Interval, attributes: Mapping[str, Value] | None = None
+        self, name: str, start_ms: float, attributes: Mapping[str, Value] | None = None
     ) -> None:
-        """Record the time and span of a stage of the whole request."""
-        self._stages[name] = interval
-        self._note(name, None, interval.duration_ms)
+        """Record the metric and the span of a stage of the whole request, which ends now.
+
+        ``start_ms`` is what :meth:`elapsed_ms` was at its start.
+        """
+        interval = self.timed(name, start_ms)
+        self._note(name, None, interval.end_ms - start_ms)
         if self._parent is not None:
             start = self._arrived
-            started, ended = start + interval.start_ms / 1e3, start + interval.end_ms / 1e3
+            started, ended = start + start_ms / 1e3, start + interval.end_ms / 1e3
             record(name, self._parent, started, ended, attributes)
+
+    def timed(self, name: str, start_ms: float) -> Interval:
+        """Keep a stage that ends now for the timings; it gets neither metric nor span here."""
+        interval = self._stages[name] = Interval(start_ms, self.elapsed_ms())
+        return interval
 
     def timings_of_image(
         self,
@@ -86,10 +76,12 @@ class RequestObserver:
         answers: Mapping[str, MemberAnswer],
     ) -> Timings:
         """Return the timings of one image, the ``row``-th of the members' answers."""
-        stages = self._bars("read", "cache")
+        stages: list[StageTiming] = []
+        self._add_bar(stages, "read")
+        self._add_bar(stages, "cache")
         self._note("decode", None, decode_ms)
         stages.append(_bar("decode", self._stages["decode"].centred(decode_ms), decode_ms))
-        stages += self._bars("preprocess")
+        self._add_bar(stages, "preprocess")
         for name, answer in answers.items():
             queue_ms, infer_ms = answer.queue_ms[row], answer.infer_ms[row]
             start = call_times[name].centred(queue_ms + infer_ms)
@@ -98,13 +90,15 @@ class RequestObserver:
             size = answer.batch_size[row]
             stages.append(_bar("queue", start, queue_ms, name))
             stages.append(_bar("infer", start + queue_ms, infer_ms, name, size))
-        stages += self._bars("combine")
-        return self._timings(stages)
+        self._add_bar(stages, "combine")
+        return Timings(round(self.elapsed_ms(), 3), stages)
 
     def timings_of_cached(self, caching: Interval) -> Timings:
         """Return the timings of an image that was answered from the cache."""
-        cache = _bar("cache", caching.start_ms, caching.duration_ms)
-        return self._timings([*self._bars("read"), cache])
+        stages: list[StageTiming] = []
+        self._add_bar(stages, "read")
+        stages.append(_bar("cache", caching.start_ms, caching.end_ms - caching.start_ms))
+        return Timings(round(self.elapsed_ms(), 3), stages)
 
     def classified(self, answer: Classified, entropy: float) -> None:
         """Count an image's answer, with its normalised entropy, 0..1."""
@@ -119,18 +113,18 @@ class RequestObserver:
                 name_version(self._answers[0].model_version)
             record_answers(self._answers, self._entropy, self._durations)
 
-    def _bars(self, *names: str) -> list[StageTiming]:
-        intervals = ((name, self._stages.get(name)) for name in names)
-        return [_bar(n, i.start_ms, i.duration_ms) for n, i in intervals if i is not None]
-
-    def _timings(self, stages: list[StageTiming]) -> Timings:
-        return Timings(total=round(self.elapsed_ms(), 3), stages=stages)
+    def _add_bar(self, stages: list[StageTiming], name: str) -> None:
+        """Append the bar of a stage of the whole request, if it had that stage."""
+        if (interval := self._stages.get(name)) is not None:
+            start_ms = interval.start_ms
+            stages.append(_bar(name, start_ms, interval.end_ms - start_ms))
 
     def _note(self, stage: str, member: str | None, duration_ms: float) -> None:
+        tags = stage_tags(stage, member)
         if self._is_over:  # the metrics are recorded already; this is rendering
-            record_stage(stage, member, duration_ms)
+            record_stage(tags, duration_ms)
         else:
-            self._durations.append((stage, member, duration_ms))
+            self._durations.append((tags, duration_ms))
 
 
 def _bar(

@@ -7,7 +7,6 @@ from typing import NamedTuple, Protocol
 from app.caching.response_cache import CacheUse
 from app.graph.observer import RequestObserver
 from app.messages import Fault
-from app.queueing.byte_budget import Share
 from app.queueing.priority import Lane
 from app.responses import Classified
 from models.runtime import Pixels
@@ -51,17 +50,12 @@ class RequestBody(NamedTuple):
     model_set: str | None = None  # for interfaces whose options cannot name it
 
     def options(self, options: RequestOptions) -> RequestOptions:
-        """Return ``options`` with those of the body in their place."""
+        """Return ``options`` with those of the body in their place; unchanged if it has none."""
+        if self[1:4] == (None, None, None) and self.threshold is None:
+            return options
         own = self._asdict()
         names = ("top_k", "timeout_s", "priority", "threshold")
         return options._replace(**{name: own[name] for name in names if own[name] is not None})
-
-
-class BodyReader(Protocol):
-    """Reads a request's body under its interface's limits, once the request is admitted."""
-
-    async def read(self, share: Share) -> RequestBody:
-        """Return the body, or raise a TandemError; its bytes are counted in ``share``."""
 
 
 class AnswerListener(Protocol):
@@ -103,6 +97,7 @@ class ClassifyRequest(NamedTuple):
 
     @property
     def left_s(self) -> float:
+        """The time that is left, in s; negative once it is over."""
         return self.timeout_s - self.observer.elapsed_s()
 
     def forwarded(self) -> "ClassifyRequest":

@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from app.calls.attempts import CALL_ERRORS, HEDGE_AFTER_SHARE, HedgeBudget, as_tandem, hedged
-from app.errors import MORE_TIME, UPDATING, DeadlineError, OtherSetError
+from app.errors import MORE_TIME, DeadlineError, OtherSetError
 from app.graph.request import ClassifyRequest, RequestAnswers
 from models.errors import TandemError
 
@@ -27,15 +27,6 @@ class Graph(Protocol):
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file of a request."""
-
-
-def check_same_model_set(theirs: str, ours: str) -> None:
-    """Raise :class:`OtherSetError` if a stage serves another model set than this one.
-
-    Both are fingerprints (:meth:`models.manifest.Manifest.fingerprint`).
-    """
-    if theirs != ours:
-        raise OtherSetError(UPDATING)
 
 
 async def run_in_time(graph: Graph, request: ClassifyRequest) -> RequestAnswers:

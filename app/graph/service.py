@@ -6,6 +6,8 @@ deadlines, the graph, readiness, and the description for ``/v1/models``.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from app.caching.response_cache import cache_use_of
 from app.environment import GATEWAY_TIMEOUT, gateway_timeout_s
@@ -25,7 +27,6 @@ from app.graph.parameters import checked_threshold, checked_top_k, lane_of
 from app.graph.readiness import Readiness
 from app.graph.request import (
     AnswerListener,
-    BodyReader,
     ClassifyRequest,
     RequestAnswers,
     RequestBody,
@@ -36,11 +37,10 @@ from app.graph.served_models import ServedModels, describe
 from app.messages import Fault
 from app.metrics.meter import meter
 from app.metrics.table import REFUSED_BEFORE
-from app.queueing.admission import Admission
-from app.queueing.byte_budget import ByteBudget
+from app.queueing.admission import Admission, Arriving
+from app.queueing.byte_budget import ByteBudget, Share
 from app.queueing.concurrency_limit import limit_of
 from app.queueing.haproxy_headers import refused_before
-from app.responses import Classified
 from app.scaling.usage import Usage
 from app.settings import Settings
 from models.model_set import ModelSet
@@ -100,7 +100,7 @@ class EnsembleService:
             limit=limit_of(settings, cores),
             of_all=not settings.has_several_sets,
         )
-        self._byte_budget = ByteBudget(settings.max_bytes_in_flight)
+        self.byte_budget = ByteBudget(settings.max_bytes_in_flight)
         if first is not None:
             first.admission.is_of_all = False
         self._graph = graph or with_cache(ensemble, settings, model_set)
@@ -130,56 +130,31 @@ class EnsembleService:
             name for name, labels in {**sets, **self.version_labels()}.items() if label in labels
         ]
 
-    async def answer(
-        self, reader: BodyReader, options: RequestOptions, observer: RequestObserver
-    ) -> RequestAnswers:
-        """Answer every file of a request, in order; a bad file is answered by a :class:`Fault`.
+    def admit(self, options: RequestOptions, observer: RequestObserver) -> "AdmittedRequest":
+        """Return a context manager in which a request counts in the limits of its set.
 
-        The time limit ``timeout_s`` includes reading the body. After that the answer may take
-        ``answer_timeout_s`` of the settings. ``observer`` was made when the request arrived.
-
-        Raises:
-            TandemError: the whole request failed. The body of a refused request is not read,
-                unless only the body names the set whose limit refused it.
+        ``observer`` was made when the request arrived. Entering the block raises:
+            TandemError: the request is refused; nothing of its body should be read.
 
         """
-        if (service := self.of_set(options.model_set)) is not self:
-            return await service.answer(reader, options, observer)
-        if options.refused_before and (number := refused_before(options.refused_before)):
-            meter.count(REFUSED_BEFORE, number)
-            self.admission.refused_before(number)
-        *_, timeout_s = self._checked(options)
-        with self.admission.admit(), self._byte_budget.share() as share:
-            with observer.stage("read"):
-                async with self.admission.arriving(timeout_s):
-                    body = await reader.read(share)
-            # The set may have been loaded again, or unloaded, while the body came.
-            name = body.model_set
-            is_ours = name is not None and name == self.model_set.name
-            service = self if is_ours else self.of_set(name)
-            if service is self:
-                return await self.classify(self._request(body, options, observer, timeout_s))
-            if options.model_set is not None:
-                raise BadParameterError(
-                    f"the metadata model-set says {options.model_set!r}, the message "
-                    f"{service.name!r}; name the same set in both, or leave the metadata out"
-                )
-            num_bytes = share.num_held
-        # Only the body named the set: from here on the request counts in that set's limits.
-        with service.admission.admit(), service._byte_budget.share() as share:
-            share.grow(num_bytes)
-            return await service.classify(service._request(body, options, observer, timeout_s))
+        return AdmittedRequest(self.of_set(options.model_set), options, observer)
 
     async def classify(self, request: ClassifyRequest) -> RequestAnswers:
         """Send an admitted request, whose body has been read, through the graph."""
-        with self.usage.under_way(request.num_images):
+        num_images = request.num_images
+        self.usage.began(num_images)
+        is_done = False
+        try:
             answers = await run_in_time(self._forwarding_graph, request)
+            is_done = True
+        finally:
+            self.usage.ended(num_images, done=is_done)
         request.observer.answered()
-        if request.is_of_files:
+        if self.listeners and request.is_of_files:
             for listener in self.listeners:
                 listener.note(request.request_id, request.files, answers)
         is_of_all = request.tensors is None or request.tensors.member is None
-        if is_of_all and any(map(_is_whole, answers)):
+        if is_of_all and _has_whole(answers):
             self._readiness.note_answer()
         return answers
 
@@ -196,41 +171,40 @@ class EnsembleService:
         request.observer.answered()
         return answers
 
-    def _checked(self, options: RequestOptions) -> tuple[int, float | None, float]:
+    def checked(self, options: RequestOptions) -> "CheckedOptions":
         """Return ``top_k``, ``threshold`` and ``timeout_s`` after checks, or their defaults."""
         top_k = self._default_top_k if options.top_k is None else options.top_k
         timeout_s = self.settings.request_timeout_s
-        return (
+        return CheckedOptions(
             checked_top_k(top_k, self.num_classes),
             checked_threshold(options.threshold, is_multi_label=self._is_multi_label),
             timeout_s if options.timeout_s is None else min(timeout_s, options.timeout_s),
         )
 
-    def _request(
+    def request(
         self,
         body: RequestBody,
         options: RequestOptions,
+        checked: "CheckedOptions",
         observer: RequestObserver,
-        timeout_s: float,
     ) -> ClassifyRequest:
-        """Return the request for the graph, with ``timeout_s`` or the settings' shorter limit."""
-        answer_s = min(timeout_s, self._answer_timeout_s)
-        options = body.options(options)
-        top_k, threshold, most_s = self._checked(options)
-        control = options.cache_control
-        request = ClassifyRequest(
+        """Return the request for the graph, with its time limit or the settings' shorter one."""
+        control, tensors = options.cache_control, body.tensors
+        has_pixels = tensors is not None and tensors.pixels is not None
+        num_images = len(tensors.pixels) if has_pixels else len(body.files)  # type: ignore[union-attr, arg-type]
+        self.admission.holds(num_images)
+        return ClassifyRequest(
             body.files,
-            top_k,
-            min(most_s, observer.elapsed_s() + answer_s),
+            checked.top_k,
+            min(checked.timeout_s, observer.elapsed_s() + self._answer_timeout_s),
             options.request_id,
             observer,
-            tensors=body.tensors,
+            lane_of(options.priority, num_images),
+            tensors=tensors,
             cache_use="use" if control is None else cache_use_of(control),
-            threshold=threshold,
+            threshold=checked.threshold,
             traffic_key=options.traffic_key,
         )
-        self.admission.holds(request.num_images)
-        return request._replace(lane=lane_of(options.priority, request.num_images))
 
     async def wait_ready(self) -> None:
         await self._readiness.wait()
@@ -272,11 +246,137 @@ class EnsembleService:
         return describe(self.model_set, self.settings, list(self.sets))
 
 
-def _is_whole(answer: Classified | Fault) -> bool:
+class CheckedOptions(NamedTuple):
+    """The options of a request after checks, with the defaults in place of those left out."""
+
+    top_k: int
+    threshold: float | None  # of a multi-label set's scores; None: the set's own
+    timeout_s: float  # from the request's arrival
+
+
+class AdmittedRequest:
+    """A request that counts in its set's limits, from before its body is read to its answer.
+
+    A context manager::
+
+        with service.admit(options, observer) as admitted:
+            async with admitted.arriving():
+                body = ...  # read by the interface; its bytes count in admitted.share
+            answers = await admitted.answer(body)
+
+    """
+
+    __slots__ = ("_checked", "_is_counted", "_observer", "_options", "_service", "share")
+
+    share: Share  # the bytes of the body that are held
+
+    def __init__(
+        self, service: EnsembleService, options: RequestOptions, observer: RequestObserver
+    ) -> None:
+        self._service, self._options, self._observer = service, options, observer
+        self._is_counted = False
+
+    def __enter__(self) -> Self:
+        service, options = self._service, self._options
+        if options.refused_before and (number := refused_before(options.refused_before)):
+            meter.count(REFUSED_BEFORE, number)
+            service.admission.refused_before(number)
+        self._checked = service.checked(options)
+        self._begin(service)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end(is_answered=kind is None)
+
+    def _begin(self, service: EnsembleService) -> None:
+        service.admission.begin()
+        self._is_counted = True
+        self._service, self.share = service, Share(service.byte_budget)
+
+    def _end(self, *, is_answered: bool) -> None:
+        if self._is_counted:
+            self._is_counted = False
+            self.share.free()
+            self._service.admission.end(is_answered=is_answered)
+
+    def arriving(self) -> "ArrivingBody":
+        """Return an asynchronous context manager that times and limits the body's arrival.
+
+        Leaving the block raises:
+            SlowBodyError: the body took longer than the request's time limit, or it was slow and
+                another request needed its place.
+
+        """
+        arriving = self._service.admission.arriving(self._checked.timeout_s)
+        return ArrivingBody(arriving, self._observer)
+
+    async def answer(self, body: RequestBody) -> RequestAnswers:
+        """Answer every file of the body, in order; a bad file is answered by a :class:`Fault`.
+
+        The time limit ``timeout_s`` includes reading the body. After that the answer may take
+        ``answer_timeout_s`` of the settings.
+
+        Raises:
+            TandemError: the whole request failed.
+
+        """
+        # The set may have been loaded again, or unloaded, while the body came.
+        name, before = body.model_set, self._service
+        service = before if name == before.model_set.name else before.of_set(name)
+        if service is not before:
+            self._move_to(service)
+        options, checked = body.options(self._options), self._checked
+        if options is not self._options or service is not before:
+            checked = service.checked(options)
+            checked = checked._replace(timeout_s=min(checked.timeout_s, self._checked.timeout_s))
+        request = service.request(body, options, checked, self._observer)
+        return await service.classify(request)
+
+    def _move_to(self, service: EnsembleService) -> None:
+        """Count from here on in the limits of the set that only the body named."""
+        if self._options.model_set is not None:
+            raise BadParameterError(
+                f"the metadata model-set says {self._options.model_set!r}, the message "
+                f"{service.name!r}; name the same set in both, or leave the metadata out"
+            )
+        num_bytes = self.share.num_held
+        self._end(is_answered=True)
+        self._begin(service)
+        self.share.grow(num_bytes)
+
+
+class ArrivingBody:
+    """Times the arrival of a body, as the stage ``read``, and limits it (see ``Arriving``)."""
+
+    __slots__ = ("_arriving", "_observer", "_start_ms")
+
+    def __init__(self, arriving: Arriving, observer: RequestObserver) -> None:
+        self._arriving, self._observer = arriving, observer
+        self._start_ms = observer.elapsed_ms()
+
+    async def __aenter__(self) -> None:
+        await self._arriving.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._arriving.__aexit__(kind, error, trace)
+        finally:
+            self._observer.stage_ended("read", self._start_ms)
+
+
+def _has_whole(answers: RequestAnswers) -> bool:
     """Whether an answer is complete: from every member, and not from the cache."""
-    if isinstance(answer, Fault) or answer.cached:
-        return False
-    return not (answer.degraded or answer.skipped_members)
+    for answer in answers:
+        if isinstance(answer, Fault) or answer.cached:
+            continue
+        if not (answer.degraded or answer.skipped_members):
+            return True
+    return False
 
 
 def answer_timeout_s(settings: Settings) -> float:

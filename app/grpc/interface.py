@@ -1,7 +1,6 @@
 """The gRPC interface: parses ``Ensemble.Classify`` messages and renders the reply."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
@@ -16,7 +15,6 @@ from app.grpc.servicer import METHOD, SERVICE, Message
 from app.messages import Fault
 from app.queueing.byte_budget import Share
 from app.responses import Classified, as_values
-from app.settings import Settings
 
 # A message that is still to come (:func:`app.grpc.servicer.add_servicer`), or with the generated
 # function one that was received before the call.
@@ -39,30 +37,26 @@ class GrpcInterface:
     async def _classify(self, incoming: Incoming, call: GrpcCall) -> messages.ClassifyReply:
         observer, service = RequestObserver(), self._service
         service.keys.check(call.authorization)
-        body = GrpcBody(incoming, call.announced_bytes, self._receiver, service.settings)
         options = call.options(service.settings.traffic_header)
-        answers = await service.answer(body, options, observer)
-        with observer.stage("encode"):
-            return reply_of(answers, call.request_id)
+        with service.admit(options, observer) as admitted:
+            async with admitted.arriving():
+                body = await self._body(incoming, call, admitted.share)
+            answers = await admitted.answer(body)
+        start_ms = observer.elapsed_ms()
+        reply = reply_of(answers, call.request_id)
+        observer.stage_ended("encode", start_ms)
+        return reply
 
-
-@dataclass(slots=True)
-class GrpcBody:
-    """The message of a call, which may still be to come."""
-
-    incoming: Incoming
-    announced: int | None
-    receiver: Receiver
-    settings: Settings
-
-    async def read(self, share: Share) -> RequestBody:
-        request = self.incoming
-        if isinstance(request, messages.ClassifyRequest):
+    async def _body(self, incoming: Incoming, call: GrpcCall, share: Share) -> RequestBody:
+        """Read the message of a call, which may still be to come."""
+        settings = self._service.settings
+        if isinstance(incoming, messages.ClassifyRequest):
+            request = incoming
             share.grow(request.ByteSize())
         else:
-            data = await self.receiver.receive_into(share, request, self.announced)
+            data = await self._receiver.receive_into(share, incoming, call.announced_bytes)
             request = parsed(data, messages.ClassifyRequest)
-        images = images_of(request, self.settings.max_files, self.settings.max_body_bytes)
+        images = images_of(request, settings.max_files, settings.max_body_bytes)
         return RequestBody(
             images,
             request.top_k if request.HasField("top_k") else None,

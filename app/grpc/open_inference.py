@@ -18,7 +18,6 @@ from app.messages import Fault
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import server_metadata
 from app.oip.shared_memory import NO_CUDA, for_caller
-from app.queueing.byte_budget import Share
 from models.errors import TandemError
 
 Stream = gRPCInputStream[Message]
@@ -59,16 +58,35 @@ class OpenInferenceInterface:
         return getattr(messages, f"{method}Response")(**fields)
 
     async def _infer(self, _: str, incoming: Stream, call: GrpcCall) -> messages.ModelInferResponse:
-        observer = RequestObserver()
+        observer, inference = RequestObserver(), self._inference
         self._service.keys.check(call.authorization)
-        body = InferMessage(self._inference, self._receiver, incoming, call)
         options = call.options(self._service.settings.traffic_header)
-        answer = await self._inference.answer(body, options, observer)
+        with inference.admit(options, observer) as admitted:
+            async with admitted.arriving():
+                data = await self._receiver.receive_into(
+                    admitted.share, incoming, call.announced_bytes
+                )
+                asked = self._asked(data, call)
+                await admitted.ask(asked)
+            answer = await admitted.answer()
         if isinstance(answer, Fault):
             call.refuse(answer)
             return messages.ModelInferResponse()
-        with observer.stage("encode"):
-            return infer_response_of(answer, is_raw=body.is_raw)
+        # Answers are raw bytes if the tensors of the request are.
+        is_raw = any(tensor.raw is not None or tensor.region for tensor in asked.request.inputs)
+        start_ms = observer.elapsed_ms()
+        response = infer_response_of(answer, is_raw=is_raw)
+        observer.stage_ended("encode", start_ms)
+        return response
+
+    def _asked(self, data: bytes, call: GrpcCall) -> ModelRequest:
+        """Return the request in a message, and the model that it names."""
+        message = parsed(data, messages.ModelInferRequest)
+        model = self._inference.models.find(message.model_name, message.model_version)
+        request, regions = infer_request_of(message), None
+        if request.uses_regions:
+            regions = for_caller(self._inference.regions, is_local=call.is_local)
+        return ModelRequest(model, request, regions)
 
     async def _of_server(self, method: str) -> dict[str, Any]:
         """Return the fields of a reply about the server."""
@@ -115,27 +133,6 @@ class OpenInferenceInterface:
         else:
             regions.unregister(request.name)
         return {}
-
-
-class InferMessage:
-    """The message of an inference call, which is still to come."""
-
-    def __init__(
-        self, inference: Inference, receiver: Receiver, incoming: Stream, call: GrpcCall
-    ) -> None:
-        self._inference, self._receiver = inference, receiver
-        self._incoming, self._call = incoming, call
-        self.is_raw = False  # whether the tensors are raw bytes; then the answer's are too
-
-    async def read(self, share: Share) -> ModelRequest:
-        data = await self._receiver.receive_into(share, self._incoming, self._call.announced_bytes)
-        message = parsed(data, messages.ModelInferRequest)
-        model = self._inference.models.find(message.model_name, message.model_version)
-        request, regions = infer_request_of(message), None
-        if request.uses_regions:
-            regions = for_caller(self._inference.regions, is_local=self._call.is_local)
-        self.is_raw = any(tensor.raw is not None or tensor.region for tensor in request.inputs)
-        return ModelRequest(model, request, regions)
 
 
 async def _is_ready(checking: Awaitable[None]) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
@@ -118,20 +119,19 @@ class TandemAPI(FastAPI):
         front = AllowedOrigins(keyed, origins) if origins else keyed
         self._front = ClosedUnread(ObservedRequests(front))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._front(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
+        return self._front(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI description; a service with keys has them in it."""
         return with_security(super().openapi()) if self._keys else super().openapi()
 
-    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if self.classify.takes(scope):
-            await self.classify(scope, receive, send)
-        elif scope["type"] == "http" and scope["method"] == "HEAD":
-            await self._answer_head(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+            return self.classify(scope, receive, send)
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            return self._answer_head(scope, receive, send)
+        return super().__call__(scope, receive, send)
 
     async def _answer_head(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a HEAD request as GET, without the content."""

@@ -24,7 +24,7 @@ from app.queueing.haproxy_headers import CLOSE_HEADER
 DRAIN_FACTOR = 4
 # zlib's windowBits: 31 for gzip's header and trailer, 15 for zlib's, which HTTP calls deflate.
 WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-LENGTH = b"content-length"
+LENGTH, CODING, EXPECT = b"content-length", b"content-encoding", b"expect"
 SENT_AS = "send one gzip or deflate stream, or the body as it is"
 STEP_BYTES = 2**18  # inflated at a time, between turns of the event loop
 CLOSING = [(b"connection", b"close"), (CLOSE_HEADER.encode("ascii"), b"1")]
@@ -111,12 +111,13 @@ async def read_coded_chunks(
         BadCodingError: the coded bytes are damaged.
 
     """
-    coding, length = headers.text(b"content-encoding").strip().lower(), headers.text(LENGTH)
+    length = headers.text(LENGTH)
+    coding = headers.text(CODING).strip().lower() if CODING in headers else ""
     if coding not in ("", "identity", *WINDOW_BITS):
         raise UnsupportedCodingError(
             f"Content-Encoding is {coding[:MAX_SHOWN]!r}; send gzip, deflate, or the body as it is"
         )
-    if headers.get(b"expect") is not None and (size := announced_bytes(length)) > max_bytes:
+    if EXPECT in headers and (size := announced_bytes(length)) > max_bytes:
         raise too_large(size, max_bytes)
     if coding in WINDOW_BITS:
         chunks: list[bytes] = []
@@ -192,10 +193,10 @@ class ClosedUnread:
 
 
 def _has_body(scope: Scope) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value not in NO_BODY)
-        for name, value in scope["headers"]
-    )
+    for name, value in scope["headers"]:
+        if name == b"transfer-encoding" or (name == b"content-length" and value not in NO_BODY):
+            return True
+    return False
 
 
 def asks_to_continue(scope: Scope) -> bool:

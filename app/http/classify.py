@@ -1,7 +1,7 @@
 """POST /v1/classify, as an ASGI application: reads query and body, writes the answer."""
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from urllib.parse import parse_qsl
 
 from starlette.responses import Response
@@ -14,7 +14,7 @@ from app.graph.parameters import TIMEOUT_HEADER, parse_timeout_s
 from app.graph.request import RequestAnswers, RequestBody, RequestOptions
 from app.graph.service import EnsembleService
 from app.http.body import read_coded_body, read_coded_chunks
-from app.http.disconnect import DisconnectWatch
+from app.http.disconnect import WatchedRequest
 from app.http.errors import error_response, response_of
 from app.http.form import FileForm
 from app.http.headers import Headers
@@ -38,6 +38,7 @@ VERB, PATH = "POST", "/v1/classify"
 # Without HAProxy, which renames the header, Serve applies the same limit from a moment earlier and
 # would answer 408 in plain text. The answer also takes time to travel.
 CLIENT_TIME_SHARE = 0.9
+CONTENT_TYPE = b"content-type"
 CACHE, REFUSED = CACHE_CONTROL.encode("ascii"), REFUSED_HEADER.encode("ascii")
 MOVED, TIMEOUT = TIMEOUT_COPY.encode("ascii"), TIMEOUT_HEADER.encode("ascii")
 
@@ -50,7 +51,6 @@ class ClassifyRoute:
     def __init__(self, service: EnsembleService) -> None:
         self._service = service
         self.default_top_k = min(service.settings.default_top_k, service.num_classes)
-        self._watch = DisconnectWatch()
 
     def takes(self, scope: Scope) -> bool:
         """Whether a request is for this route."""
@@ -62,64 +62,56 @@ class ClassifyRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["route"] = self
         try:
-            response = await self._response(scope, receive)
+            answer = await self._answer(scope, receive)
+        except TandemError as error:
+            response = response_of(scope, error)
         except Exception as error:
             await response_of(scope, error)(scope, receive, send)
             raise  # so that the server logs it
+        else:
+            if isinstance(answer, Fault):
+                response = error_response(scope, answer)
+            else:
+                response = Response(answer, media_type="application/json")
         await response(scope, receive, send)
-
-    async def _response(self, scope: Scope, receive: Receive) -> Response:
-        try:
-            answer = await self._answer(scope, receive)
-        except TandemError as error:
-            return response_of(scope, error)
-        if isinstance(answer, Fault):
-            return error_response(scope, answer)
-        return Response(answer, media_type="application/json")
 
     async def _answer(self, scope: Scope, receive: Receive) -> bytes | Fault:
         """Return the answer as JSON, or the fault of the body's only image."""
         observer = RequestObserver()
-        headers, query = Headers(scope), _query(scope["query_string"])
-        settings = self._service.settings
-        options = request_options(
-            headers,
-            settings.traffic_header,
-            top_k=_whole("top_k", query["top_k"]) if "top_k" in query else None,
-            threshold=_number("threshold", query["threshold"]) if "threshold" in query else None,
-            model_set=query.get("model_set"),
-        )
-        with self._watch.request(receive) as watched:
-            body = HttpBody(headers, watched, settings)
-            answers = await self._service.answer(body, options, observer)
-        with observer.stage("encode"):
-            if body.is_form:
+        headers, service = Headers(scope), self._service
+        options = _options_of(scope, headers, service.settings.traffic_header)
+        is_form = headers.text(CONTENT_TYPE)[:10].lower() == "multipart/"
+        with WatchedRequest(receive) as watched, service.admit(options, observer) as admitted:
+            async with admitted.arriving():
+                read = read_form if is_form else read_image
+                body = await read(watched, headers, service.settings, admitted.share)
+            answers = await admitted.answer(body)
+        start_ms = observer.elapsed_ms()
+        try:
+            if is_form:
                 return _form_of(answers, headers.request_id)
             (answer,) = answers
             return _with_hint(answer, headers) if isinstance(answer, Fault) else as_json(answer)
+        finally:
+            observer.stage_ended("encode", start_ms)
 
 
-@dataclass(slots=True)
-class HttpBody:
-    """The unread body of a request: an image, or a multipart form of images."""
+async def read_image(
+    receive: Receive, headers: Headers, settings: Settings, share: Share
+) -> RequestBody:
+    """Read a body that is an image; raise :class:`NotAnImageError` if it is a text about one."""
+    body = await read_coded_body(receive, headers, settings.max_body_bytes, share)
+    _check_no_text(body)
+    return RequestBody([body])
 
-    headers: Headers
-    receive: Receive
-    settings: Settings
 
-    @property
-    def is_form(self) -> bool:
-        return self.headers.text(b"content-type")[:10].lower() == "multipart/"
-
-    async def read(self, share: Share) -> RequestBody:
-        most = self.settings.max_body_bytes
-        if not self.is_form:
-            body = await read_coded_body(self.receive, self.headers, most, share)
-            _check_no_text(body)
-            return RequestBody([body])
-        form = FileForm(self.headers.text(b"content-type"), self.settings.max_files)
-        await read_coded_chunks(self.receive, self.headers, most, share, form.write)
-        return RequestBody(form.files())
+async def read_form(
+    receive: Receive, headers: Headers, settings: Settings, share: Share
+) -> RequestBody:
+    """Read a multipart form of images."""
+    form = FileForm(headers.text(CONTENT_TYPE), settings.max_files)
+    await read_coded_chunks(receive, headers, settings.max_body_bytes, share, form.write)
+    return RequestBody(form.files())
 
 
 def _check_no_text(body: bytes) -> None:
@@ -145,6 +137,20 @@ def _with_hint(fault: Fault, headers: Headers) -> Fault:
     if fault.code != CorruptImageError.code or not is_of_curl:
         return fault
     return replace(fault, message=f"{fault.message} With curl: --data-binary, since -d alters it.")
+
+
+def _options_of(scope: Scope, headers: Headers, traffic_header: str | None) -> RequestOptions:
+    """Return the options in the query and the headers."""
+    if not (text := scope["query_string"]):
+        return request_options(headers, traffic_header)
+    query = _query(text)
+    return request_options(
+        headers,
+        traffic_header,
+        top_k=_whole("top_k", query["top_k"]) if "top_k" in query else None,
+        threshold=_number("threshold", query["threshold"]) if "threshold" in query else None,
+        model_set=query.get("model_set"),
+    )
 
 
 def request_options(
@@ -182,8 +188,6 @@ def _timeout_s_of(headers: Headers) -> float | None:
 
 def _query(text: bytes) -> dict[str, str]:
     """Return the query parameters; of repeated ones the last."""
-    if not text:
-        return {}
     return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True))
 
 

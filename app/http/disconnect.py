@@ -1,50 +1,20 @@
 """Notices clients that hang up while their request is answered, and cancels its task.
 
-A waiting task per request would cost CPU time, though few requests live long enough to need it. So
-all requests under way are checked together, every ``LOOK_EVERY_S``.
+After the body the server's ``receive`` only ends with a disconnect. A waiting task per request
+would cost CPU time. So requests that take longer run ``receive`` up to its first wait, and go on
+when the future that it waits for is done.
 """
 
 import asyncio
+from collections.abc import Generator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from starlette.types import Message, Receive
 
 from app.errors import ClientGoneError
 
-LOOK_EVERY_S = 0.05
-
-
-class DisconnectWatch:
-    """Watches the requests of a process; all methods must be called on its event loop."""
-
-    def __init__(self) -> None:
-        self._watched: set[WatchedRequest] = set()
-        self._is_looking = False
-
-    def request(self, receive: Receive) -> "WatchedRequest":
-        """Return a context manager that cancels its block once the client has hung up."""
-        return WatchedRequest(self, receive)
-
-    def add(self, request: "WatchedRequest") -> None:
-        self._watched.add(request)
-        if not self._is_looking:
-            self._look_later()
-
-    def remove(self, request: "WatchedRequest") -> None:
-        self._watched.discard(request)
-
-    def _look_later(self) -> None:
-        self._is_looking = True
-        asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
-
-    def _look(self) -> None:
-        self._is_looking = False
-        for request in [request for request in self._watched if request.has_hung_up()]:
-            self._watched.discard(request)
-            request.cancel()
-        if self._watched:
-            self._look_later()
+WATCHED_AFTER_S = 0.05  # from the body on; few requests live as long
 
 
 class WatchedRequest:
@@ -57,9 +27,13 @@ class WatchedRequest:
 
     """
 
-    def __init__(self, watch: DisconnectWatch, receive: Receive) -> None:
-        self._watch, self._receive = watch, receive
+    __slots__ = ("_is_cancelled", "_later", "_receive", "_task", "_waiting")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
         self._task: asyncio.Task[object] | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self._waiting: Generator[Any, None, Message] | None = None
         self._is_cancelled = False
 
     def __enter__(self) -> Self:
@@ -71,7 +45,11 @@ class WatchedRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._watch.remove(self)
+        if self._later is not None:
+            self._later.cancel()
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
         if not self._is_cancelled or self._task is None:
             return
         # A cancellation by others must be passed on.
@@ -83,20 +61,27 @@ class WatchedRequest:
         message = await self._receive()
         if message["type"] == "http.request" and not message.get("more_body", False):
             self._task = asyncio.current_task()
-            self._watch.add(self)
+            self._later = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, self._watch)
         return message
 
-    def has_hung_up(self) -> bool:
-        """Whether a disconnect has arrived; runs ``receive`` only up to its first wait."""
-        step = self._receive()
-        try:
-            step.send(None)  # type: ignore[attr-defined]  # a coroutine, by ASGI an awaitable
-        except StopIteration as message:
-            return bool(message.value["type"] == "http.disconnect")
-        step.close()  # type: ignore[attr-defined]  # it would wait, since nothing has happened
-        return False
+    def _watch(self) -> None:
+        self._waiting = self._receive().__await__()
+        self._go_on()
 
-    def cancel(self) -> None:
-        self._is_cancelled = True
-        if self._task is not None:
-            self._task.cancel()
+    def _go_on(self, _: object = None) -> None:
+        """Run ``receive`` up to its next wait; cancel the task if it ended with a disconnect."""
+        if self._waiting is None:  # the block has ended
+            return
+        try:
+            future = next(self._waiting)
+        except StopIteration as end:
+            self._waiting = None
+            if end.value["type"] == "http.disconnect" and self._task is not None:
+                self._is_cancelled = True
+                self._task.cancel()
+            return
+        if future is None:  # a bare yield: go on in the loop's next turn
+            asyncio.get_running_loop().call_soon(self._go_on)
+        else:
+            future._asyncio_future_blocking = False  # as a task does with a future that it got
+            future.add_done_callback(self._go_on)

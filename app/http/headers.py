@@ -20,6 +20,9 @@ class Headers:
         value = self._values.get(name)
         return None if value is None else value.decode("latin-1")
 
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._values
+
     def joined(self, name: bytes) -> str | None:
         """Return the values of a header that may be repeated, joined; None if it is absent."""
         if name not in self._values:

@@ -7,7 +7,7 @@ is logged and stops the meter, so that requests are not affected.
 import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -61,6 +61,16 @@ class Meter:
             with self._lock:
                 if (histogram := self._histograms.get(series)) is None:
                     histogram = self._histograms[series] = _Histogram()
+                histogram.add(value)
+
+    def observe_all(self, metric: Metric, values: Iterable[tuple[Tags, float]]) -> None:
+        """Add values to a metric's histograms, each to that of its tags."""
+        if not self.is_on:
+            return
+        with self._lock:
+            for tags, value in values:
+                if (histogram := self._histograms.get((metric.name, tags))) is None:
+                    histogram = self._histograms[metric.name, tags] = _Histogram()
                 histogram.add(value)
 
     def flush(self, record: Callable[[], None] = lambda: None) -> None:

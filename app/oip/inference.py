@@ -1,13 +1,13 @@
 """Answers inference requests through the application's service, under its limits."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Self
 
 from app.errors import BadTensorError, TooManyFilesError
 from app.graph.observer import RequestObserver
 from app.graph.parameters import checked_threshold, checked_top_k
 from app.graph.request import RequestAnswers, RequestBody, RequestOptions, TensorRequest
-from app.graph.service import EnsembleService
+from app.graph.service import ArrivingBody, EnsembleService
 from app.messages import Fault
 from app.oip.answer import InferAnswer, answer_of, check_outputs_fit
 from app.oip.documents import AllStatistics, ModelStatistics
@@ -28,13 +28,6 @@ class ModelRequest:
     model: ServedModel
     request: InferRequest
     regions: Regions | None = None  # if the request uses regions
-
-
-class InferReader(Protocol):
-    """Reads an inference request within its interface's limits, after admission."""
-
-    async def read(self, share: Share) -> ModelRequest:
-        """Return the request; the bytes that arrive count in ``share``."""
 
 
 class Inference:
@@ -77,49 +70,66 @@ class Inference:
     def _models_of_sets(self) -> Models:
         return Models(*(of_set.served_models() for of_set, _ in self._sets))
 
-    async def answer(
-        self, reader: InferReader, options: RequestOptions, observer: RequestObserver
-    ) -> InferAnswer | Fault:
-        """Return the answer, or the fault of the first bad image; raise if the request fails."""
-        limits = self.service.settings
-        body = _InferBody(reader, limits.max_files, limits.max_body_bytes)
-        images: list[Classified] = []
-        is_answered = False
-        try:
-            images, fault = _images_of(await self.service.answer(body, options, observer))
-            if fault is not None:
-                return fault
-            asked = body.asked
-            assert asked is not None
-            answer = placed(answer_of(asked.request, asked.model, images), asked.regions)
-            is_answered = True
-            return answer
-        finally:
-            if body.asked is not None:
-                statistics = self._of(body.asked.model)
-                if is_answered:
-                    statistics.succeeded(observer.elapsed_ms(), images)
-                else:
-                    statistics.failed(observer.elapsed_ms())
+    def admit(self, options: RequestOptions, observer: RequestObserver) -> "AdmittedInference":
+        """Return a context manager in which a request counts in the limits of its set.
+
+        Raises as :meth:`EnsembleService.admit` does.
+        """
+        return AdmittedInference(self, options, observer)
+
+    def statistics_of(self, model: ServedModel) -> ModelStatistics:
+        """Return the statistics that a model's requests are counted in."""
+        return self._of(model)
 
 
-class _InferBody:
-    """Gives the service the parts of an inference request that it reads, and keeps the request."""
+class AdmittedInference:
+    """An admitted inference request: :class:`~app.graph.service.AdmittedRequest` with tensors.
 
-    def __init__(self, reader: InferReader, max_files: int, max_bytes: int) -> None:
-        self._reader, self._max_files, self._max_bytes = reader, max_files, max_bytes
-        self.asked: ModelRequest | None = None  # without its inputs, which the graph gets
+    The interface reads it in the block of :meth:`arriving`, and calls :meth:`ask` there.
+    """
 
-    async def read(self, share: Share) -> RequestBody:
-        """Check the request and return its images; see :class:`app.graph.request.BodyReader`."""
-        asked = await self._reader.read(share)
+    def __init__(
+        self, inference: Inference, options: RequestOptions, observer: RequestObserver
+    ) -> None:
+        self._inference, self._observer = inference, observer
+        self._admitted = inference.service.admit(options, observer)
+        self._asked: ModelRequest | None = None  # without its inputs, which the graph gets
+        self._body: RequestBody | None = None
+        self._images: list[Classified] = []
+        self._is_answered = False
+
+    def __enter__(self) -> Self:
+        self._admitted.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._admitted.__exit__(kind)
+        if self._asked is None:
+            return
+        statistics = self._inference.statistics_of(self._asked.model)
+        if self._is_answered:
+            statistics.succeeded(self._observer.elapsed_ms(), self._images)
+        else:
+            statistics.failed(self._observer.elapsed_ms())
+
+    @property
+    def share(self) -> Share:
+        """The bytes of the body that are held."""
+        return self._admitted.share
+
+    def arriving(self) -> ArrivingBody:
+        return self._admitted.arriving()
+
+    async def ask(self, asked: ModelRequest) -> None:
+        """Check the request and take its images; raise :class:`TandemError` if it is refused."""
         request, model = asked.request, asked.model
+        limits = self._inference.service.settings
         tensor = model.input_of(request)
         model.check_outputs(request)
         if request.top_k is not None:
             checked_top_k(request.top_k, len(model.labels))
         checked_threshold(request.threshold, is_multi_label=model.threshold is not None)
-        count, most = tensor.shape[0], self._max_files
+        count, most = tensor.shape[0], limits.max_files
         if not count:
             raise BadTensorError(f"input {tensor.name} has no image; send one or more")
         if count > most:
@@ -128,16 +138,29 @@ class _InferBody:
                 "send them in several requests"
             )
         check_outputs_fit(request, model, count, asked.regions)
-        tensor = await loaded(tensor, asked.regions, self._max_bytes, share)
+        tensor = await loaded(tensor, asked.regions, limits.max_body_bytes, self.share)
         is_files = tensor.name == IMAGE
         version = model.version if model.is_asked_by_version else None
         pixels = None if is_files else uint8_array(tensor)
         tensors = TensorRequest(pixels, model.member, version, model.version)
         files = bytes_elements(tensor) if is_files else []
-        self.asked = replace(asked, request=replace(request, inputs=()))
-        return RequestBody(
+        self._asked = replace(asked, request=replace(request, inputs=()))
+        self._body = RequestBody(
             files, 1, request.timeout_s, request.priority, tensors, model_set=model.model_set
         )
+
+    async def answer(self) -> InferAnswer | Fault:
+        """Return the answer, or the fault of the first bad image; raise if the request fails."""
+        asked, body = self._asked, self._body
+        assert asked is not None
+        assert body is not None
+        self._body = None  # its pixels go with the graph's request
+        self._images, fault = _images_of(await self._admitted.answer(body))
+        if fault is not None:
+            return fault
+        answer = placed(answer_of(asked.request, asked.model, self._images), asked.regions)
+        self._is_answered = True
+        return answer
 
 
 def _images_of(

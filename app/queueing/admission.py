@@ -1,8 +1,9 @@
 """Admission control: refuses requests beyond the limits, before their bodies are read."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
 
 from app.errors import IN_A_SECOND, OverloadedError
 from app.queueing.concurrency_limit import ConcurrencyLimit
@@ -43,49 +44,43 @@ class Admission:
     def num_under_way(self) -> int:
         return self._num_answering + self.uploads.num
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Count a request while it is under way, its body included.
+    def begin(self) -> None:
+        """Count a request from now until :meth:`end`, its body included.
 
         Raises:
             OverloadedError: the limit is reached, and no slow upload can be cancelled instead.
 
         """
         try:
-            self._check_limit()
+            if self._limit is not None and self._limit.is_on:
+                self._check_limit(self._limit)
             self._check_places()
         except OverloadedError:
             self._note_refusal()
             self._on_refused(self._images_per_request)
             raise
         self._num_answering += 1
+
+    def end(self, *, is_answered: bool) -> None:
+        """Count a request no more; one that was not answered says nothing of what is possible."""
+        self._num_answering -= 1
+        if is_answered and self._limit is not None and self._limit.crowd:
+            self._limit.answered(self._clock(), self._num_answering)
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Count a request during the block; raises as :meth:`begin` does."""
+        self.begin()
         is_answered = False
         try:
             yield
             is_answered = True
         finally:
-            self._num_answering -= 1
-            if is_answered and self._limit is not None and self._limit.crowd:
-                self._limit.answered(self._clock(), self._num_answering)
+            self.end(is_answered=is_answered)
 
-    @asynccontextmanager
-    async def arriving(self, within_s: float) -> AsyncIterator[None]:
-        """Limit the time in which the body of an admitted request arrives, in the block.
-
-        During the upload the request does not count as being answered: how long it takes depends
-        on its client.
-
-        Raises:
-            SlowBodyError: the body took over ``within_s`` seconds, or its upload was cancelled to
-                make room for another request.
-
-        """
-        async with self.uploads.arriving(within_s):
-            self._num_answering -= 1
-            try:
-                yield
-            finally:
-                self._num_answering += 1
+    def arriving(self, within_s: float) -> "Arriving":
+        """Return a context manager of the block in which an admitted request's body arrives."""
+        return Arriving(self, within_s)
 
     def holds(self, num_images: int) -> None:
         """Record how many images an admitted request has, once its body is read."""
@@ -109,23 +104,21 @@ class Admission:
 
         Without that, slow clients could fill the service before a request reaches it.
         """
-        while 2 * self.uploads.num > self._max_requests:
+        while 2 * len(self.uploads.under_way) > self._max_requests:
             if not self.uploads.cut_slowest():
                 return
 
-    def _check_limit(self) -> None:
+    def _check_limit(self, limit: ConcurrencyLimit) -> None:
         """Refuse a request beyond the present limit under overload.
 
         Uploads do not count: no core works on them.
         """
-        if self._limit is None or not self._limit.is_on:
+        limit.arrived(self._clock())
+        if not limit.is_on:
             return
-        self._limit.arrived(self._clock())
-        if not self._limit.is_on:
-            return
-        num, most = self._num_answering, self._limit.value
+        num, most = self._num_answering, limit.value
         if num < most:
-            self._limit.admitted(self._clock())
+            limit.admitted(self._clock())
             return
         text = f"overload: {num} requests are under way, the limit while more come than it answers"
         of_all = (min(self._max_requests, most + self.uploads.num),) if self.is_of_all else ()
@@ -133,7 +126,39 @@ class Admission:
 
     def _check_places(self) -> None:
         # An upload is cancelled only for a request that is then admitted.
-        if self.num_under_way >= self._max_requests and not self.uploads.cut_slowest():
-            text = f"{self.num_under_way} requests are under way, the limit"
+        num_under_way = self._num_answering + len(self.uploads.under_way)
+        if num_under_way >= self._max_requests and not self.uploads.cut_slowest():
+            text = f"{num_under_way} requests are under way, the limit"
             raise OverloadedError(f"{text}; {IN_A_SECOND}")
         self._make_room()
+
+
+class Arriving:
+    """Limits the time in which the body of an admitted request arrives, in the block.
+
+    During the upload the request does not count as being answered: how long it takes depends on its
+    client.
+
+    Raises:
+        SlowBodyError: the body took over ``within_s`` seconds, or its upload was cancelled to make
+            room for another request.
+
+    """
+
+    __slots__ = ("_admission", "_upload")
+
+    def __init__(self, admission: Admission, within_s: float) -> None:
+        self._admission, self._upload = admission, admission.uploads.arriving(within_s)
+
+    async def __aenter__(self) -> None:
+        await self._upload.__aenter__()
+        self._admission._num_answering -= 1
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._admission._num_answering += 1
+        await self._upload.__aexit__(kind, error, trace)

@@ -8,6 +8,7 @@ next batch grows while one runs. Each network has a queue with three lanes.
 import asyncio
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -79,7 +80,7 @@ class BatchQueue:
         self.max_batch_size = self._sizes[-1]  # this and max_queued may be changed at any time
         self.max_queued = max_queued
         self._clock = clock
-        self._waiting: PriorityQueue[Waiting] = PriorityQueue()
+        self.images: PriorityQueue[Waiting] = PriorityQueue()  # that wait
         self._interactive_at = -math.inf  # when the last interactive image arrived
         self.fastest_s = 0.0  # the shortest time of a batch so far
         self.mean_s = 0.0  # the moving average of the time of a batch
@@ -91,26 +92,21 @@ class BatchQueue:
         """Leave the scheduler, and fail the waiting images; return the running batches."""
         self._backlog = None
         running = self._scheduler.leave(self)
-        for entry in self._waiting:
+        for entry in self.images:
             entry.end(None, NotReadyError("the model set was unloaded before the image's turn"))
         return running
 
     def __len__(self) -> int:
-        return len(self._waiting)
-
-    def waiting_since(self, lane: Lane) -> float | None:
-        """When the oldest image in a lane arrived, by the clock; None if the lane is empty."""
-        head = self._waiting.head(lane)
-        return None if head is None else head.arrived
+        return len(self.images)
 
     @property
     def oldest_age_s(self) -> float:
         """How long the oldest image of a client has waited; 0 if none waits, or only copies do."""
-        arrived = (entry.arrived for entry in self._waiting.answered if not entry.is_gone())
+        arrived = (entry.arrived for entry in self.images.answered if not entry.is_gone())
         return max(0.0, self._clock() - min(arrived, default=math.inf))
 
     def report(self) -> QueueReport:
-        return QueueReport(self._waiting.num_answered, self.oldest_age_s)
+        return QueueReport(self.images.num_answered, self.oldest_age_s)
 
     def submit(
         self,
@@ -139,9 +135,11 @@ class BatchQueue:
         self._check_room(len(images), lane)
         now = self._clock()
         added = [Waiting(image, call, now, now + timeout_s) for image in images]
-        self._waiting.extend(added, lane)
         if lane == "interactive":
+            self.images.interactive.extend(added)
             self._interactive_at = now
+        else:
+            self.images.extend(added, lane)
         self._scheduler.call()
         return added
 
@@ -151,25 +149,26 @@ class BatchQueue:
         Images of the shadow lane do not take the room of images in other lanes.
         """
         places = self.max_queued if num_images == 1 else form_places(self.max_queued)
-        if num_images > places - self._num_queued(lane):
-            self._waiting.forget_the_gone()
+        if num_images <= places - self._num_queued(lane):
+            return
+        self.images.forget_the_gone()
         if num_images > places - (num_queued := self._num_queued(lane)):
             text = f"{num_queued} images are queued, and {num_images} more exceed the limit of"
             kept = " (the rest is kept for single images)" if places < self.max_queued else ""
             raise OverloadedError(f"{text} {places}{kept}; {IN_A_SECOND}")
 
     def _num_queued(self, lane: Lane) -> int:
-        return len(self._waiting) if lane == SHADOW else self._waiting.num_answered
+        return len(self.images) if lane == SHADOW else self.images.num_answered
 
     def would_grow(self, num_more: int, within_s: float) -> bool:
         """Whether the next batch would be larger if ``num_more`` images arrived ``within_s``.
 
         False if a waiting image would miss its deadline by then.
         """
-        if self._size_for(len(self._waiting) + num_more) <= self._size_for(len(self._waiting)):
+        if self._size_for(len(self.images) + num_more) <= self._size_for(len(self.images)):
             return False
         ends = self._clock() + within_s + self.fastest_s
-        return all(entry.expires > ends for entry in self._waiting)
+        return all(entry.expires > ends for entry in self.images)
 
     @property
     def has_whole_batch(self) -> bool:
@@ -177,7 +176,7 @@ class BatchQueue:
 
         With a backlog size, waiting helps if they fill even twice that: a larger batch is near.
         """
-        num = self._waiting.num_interactive
+        num = len(self.images.interactive)
         is_one = num >= self.max_batch_size
         return is_one and (self._backlog is None or num < 2 * self.max_batch_size)
 
@@ -186,26 +185,26 @@ class BatchQueue:
 
         None without any; or if the first image of a lane has gone, as the turn may be another's.
         """
-        heads = self._waiting.heads()
-        self._drop_the_late()
-        self._waiting.forget_the_gone()
-        if any(entry.is_gone() for entry in heads):
+        self._end_the_late()
+        images = self.images
+        if images.forget_the_gone():
             return None
-        if self._waiting.is_shadow_only:  # a small batch: clients' images may have to wait for it
-            of_shadow = [self._waiting.pop() for _ in range(min(len(self), self._sizes[0]))]
+        num_waiting, num_bulk = images.num_answered, len(images.bulk)
+        if not num_waiting and images.shadow:  # few: clients' images may have to wait for them
+            of_shadow = [images.pop() for _ in range(min(len(images.shadow), self._sizes[0]))]
             return self._answer_shadow(of_shadow)
-        num_waiting, num_beside = len(self._waiting), self._num_bulk_beside()
         size = self._size_for(num_waiting)
-        if not (batch := [self._waiting.pop() for _ in range(size)]):
+        if not (batch := [images.pop() for _ in range(size)]):
             return None
         if self._backlog is not None and num_waiting > size:
-            self._backlog.waited(num_waiting - num_beside)
+            self._backlog.waited(num_waiting - (num_bulk if self._is_beside_interactive() else 0))
         return self._answer(batch)
 
-    def _drop_the_late(self) -> None:
+    def _end_the_late(self) -> None:
         now = self._clock()
-        for entry in self._waiting:
-            if entry.expires - self.fastest_s <= now:
+        latest = now + self.fastest_s
+        for entry in self.images:
+            if entry.expires <= latest:
                 waited = now - entry.arrived
                 text = f"the deadline passed, or is too close, after {waited:.3f} s in the queue"
                 entry.end(None, DeadlineError(f"{text}; {MORE_TIME}"))
@@ -213,20 +212,17 @@ class BatchQueue:
     def _size_for(self, num_waiting: int) -> int:
         """Return the largest size that ``num_waiting`` images fill, or their number if none."""
         backlog = self._backlog
-        if (
-            backlog
-            and backlog.usual <= self.max_batch_size < num_waiting
-            and backlog.is_due(num_waiting - self._num_bulk_beside())
-        ):
-            return backlog.size
+        if backlog and backlog.usual <= self.max_batch_size < num_waiting:
+            num_beside = len(self.images.bulk) if self._is_beside_interactive() else 0
+            if backlog.is_due(num_waiting - num_beside):
+                return backlog.size
         most = min(num_waiting, self.max_batch_size)
-        return max((size for size in self._sizes if size <= most), default=most)
+        num_filled = bisect_right(self._sizes, most)
+        return self._sizes[num_filled - 1] if num_filled else most
 
-    def _num_bulk_beside(self) -> int:
-        """Return how many bulk images wait; 0 if no interactive image arrived for a while."""
-        if self._clock() - self._interactive_at >= ALONE_S:
-            return 0
-        return len(self._waiting) - self._waiting.num_interactive
+    def _is_beside_interactive(self) -> bool:
+        """Whether interactive images arrived lately, which would wait for larger batches."""
+        return self._clock() - self._interactive_at < ALONE_S
 
     async def _answer(self, batch: list[Waiting], *, is_again: bool = False) -> None:
         started = self._clock()
@@ -277,7 +273,7 @@ class BatchQueue:
     def _executed(
         self, batch: list[Waiting], started: float, ended: float, error: Exception | None = None
     ) -> ExecutedBatch:
-        calls = tuple(entry.call for entry in batch)
+        calls = [entry.call for entry in batch]
         executed = ExecutedBatch(started, ended, calls, error)
         self._on_batch(executed)
         return executed

@@ -1,28 +1,27 @@
 """Records of the batch queue: an image's result, an executed batch, the queue's state."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ExecutedBatch:
-    """A batch that has been run; compared by identity."""
+    """A batch that has been run; compared by identity. Times are by the queue's clock."""
 
-    started: float  # both times are by the queue's clock
-    ended: float
-    calls: tuple["QueueCall", ...]  # for each image, the call that queued it
-    error: Exception | None = None
+    __slots__ = ("__weakref__", "calls", "ended", "error", "infer_s", "size", "started")
 
-    @property
-    def size(self) -> int:
-        return len(self.calls)
-
-    @property
-    def infer_s(self) -> float:
-        return self.ended - self.started
+    def __init__(
+        self,
+        started: float,
+        ended: float,
+        calls: Sequence["QueueCall"],
+        error: Exception | None = None,
+    ) -> None:
+        self.started, self.ended, self.error = started, ended, error
+        self.calls = calls  # for each image, the call that queued it
+        self.size, self.infer_s = len(calls), ended - started
 
 
 class TimedRows(NamedTuple):

@@ -30,7 +30,12 @@ class Share:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.free()
+
+    def free(self) -> None:
+        """Give the bytes back; from then on the share holds none."""
         self._budget.num_held -= self.num_held
+        self.num_held = 0
 
     def expect(self, num_bytes: int) -> None:
         """Raise :class:`OverloadedError` if ``num_bytes`` more would not fit now."""
@@ -43,6 +48,8 @@ class Share:
 
     def grow(self, num_bytes: int) -> None:
         """Add bytes that have arrived; raises as :meth:`expect` does."""
-        self.expect(num_bytes)
-        self._budget.num_held += num_bytes
+        budget = self._budget
+        if budget.num_held + num_bytes > budget.limit:
+            self.expect(num_bytes)  # raises
+        budget.num_held += num_bytes
         self.num_held += num_bytes

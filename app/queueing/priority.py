@@ -43,59 +43,59 @@ class LaneTurns:
 
 
 class PriorityQueue(Generic[T]):
-    """A queue for each lane, in order of arrival."""
+    """A queue for each lane, in order of arrival; the lanes are attributes, to be looked at."""
 
     def __init__(self) -> None:
-        self._lanes: dict[Lane, deque[T]] = {lane: deque() for lane in (*LANES, SHADOW)}
+        self.interactive: deque[T] = deque()
+        self.bulk: deque[T] = deque()
+        self.shadow: deque[T] = deque()
         self._turns = LaneTurns()
+
+    def lane(self, name: Lane) -> deque[T]:
+        if name == "interactive":
+            return self.interactive
+        return self.bulk if name == "bulk" else self.shadow
 
     def __len__(self) -> int:
         """How many entries compete for the next turns; the shadow lane's only if no others wait."""
-        return self.num_answered or len(self._lanes[SHADOW])
+        return len(self.interactive) + len(self.bulk) or len(self.shadow)
 
     @property
     def num_answered(self) -> int:
         """How many entries wait outside of the shadow lane."""
-        return sum(len(self._lanes[lane]) for lane in LANES)
+        return len(self.interactive) + len(self.bulk)
 
     @property
     def answered(self) -> Iterator[T]:
         """Those of :attr:`num_answered`."""
-        return chain.from_iterable(self._lanes[lane] for lane in LANES)
+        return chain(self.interactive, self.bulk)
 
     @property
     def is_shadow_only(self) -> bool:
         """Whether entries wait in the shadow lane and in no other."""
-        return bool(self._lanes[SHADOW]) and not self.num_answered
+        return bool(self.shadow) and not self.interactive and not self.bulk
 
     def __iter__(self) -> Iterator[T]:
-        return chain.from_iterable(self._lanes.values())
-
-    def head(self, lane: Lane) -> T | None:
-        """Return the oldest entry of a lane; None if the lane is empty."""
-        entries = self._lanes[lane]
-        return entries[0] if entries else None
-
-    def heads(self) -> list[T]:
-        """Return the oldest entry of each lane that is not empty."""
-        return [entries[0] for entries in self._lanes.values() if entries]
-
-    @property
-    def num_interactive(self) -> int:
-        return len(self._lanes["interactive"])
+        return chain(self.interactive, self.bulk, self.shadow)
 
     def extend(self, entries: Iterable[T], lane: Lane) -> None:
-        self._lanes[lane].extend(entries)
+        self.lane(lane).extend(entries)
 
     def pop(self) -> T:
-        if self.is_shadow_only:
-            return self._lanes[SHADOW].popleft()
-        lane = self._turns.next(**{lane: bool(self._lanes[lane]) for lane in LANES})
+        if not self.interactive and not self.bulk:
+            return self.shadow.popleft()
+        lane = self._turns.next(interactive=bool(self.interactive), bulk=bool(self.bulk))
         self._turns.taken(lane)
-        return self._lanes[lane].popleft()
+        return (self.bulk if lane == "bulk" else self.interactive).popleft()
 
-    def forget_the_gone(self) -> None:
-        """Remove the entries whose callers have gone."""
-        if any(entry.is_gone() for entry in self):
-            for lane, entries in self._lanes.items():
-                self._lanes[lane] = deque(entry for entry in entries if not entry.is_gone())
+    def forget_the_gone(self) -> bool:
+        """Remove the entries whose callers have gone; return whether one was first in its lane."""
+        lanes = (self.interactive, self.bulk, self.shadow)
+        is_first_gone = False
+        for entries in lanes:
+            if entries and any(entry.is_gone() for entry in entries):
+                is_first_gone = is_first_gone or entries[0].is_gone()
+                left = [entry for entry in entries if not entry.is_gone()]
+                entries.clear()
+                entries.extend(left)
+        return is_first_gone

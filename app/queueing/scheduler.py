@@ -16,10 +16,11 @@ present virtual time, so that it gets no credit for being idle.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from app.queueing.priority import LANES, SHADOW, Lane, LaneTurns
+from app.queueing.batch_records import Waiting
+from app.queueing.priority import SHADOW, Lane, LaneTurns, PriorityQueue
 
 MAX_HOLD_S = 0.05  # how long a batch waits; one core decodes eight photos in half of it
 
@@ -46,12 +47,12 @@ class VirtualClock:
     def taken(self, share: CoreShare | None, seconds: float) -> None:
         """Charge a share for a batch that takes about ``seconds``."""
         if share is not None:
-            self._now = self.begins(share)
+            self._now = max(self._now, share.ends)
             self.charged(share, seconds)
 
     def charged(self, share: CoreShare, seconds: float) -> None:
         """Count more of a share's time, which no turn was taken for."""
-        share.ends = self.begins(share) + seconds / share.weight
+        share.ends = max(self._now, share.ends) + seconds / share.weight
         self._latest_end = max(self._latest_end, share.ends)
 
     def idle(self) -> None:
@@ -64,9 +65,7 @@ class Queue(Protocol):
 
     share: CoreShare | None  # the set's share of the cores; None: turns go by age alone
     mean_s: float  # the mean time of its latest batches
-
-    def waiting_since(self, lane: Lane) -> float | None:
-        """When the oldest image in a lane arrived; None if the lane is empty."""
+    images: PriorityQueue[Waiting]  # that wait
 
     def take(self) -> Coroutine[Any, Any, None] | None:
         """Form the next batch and return its run, not yet started.
@@ -180,37 +179,48 @@ class BatchScheduler:
     def _next(self) -> tuple[Lane, Queue] | None:
         """Return the lane and queue of the next batch; None if no place is free."""
         num_over = len(self._running) - self._num_at_once
-        if num_over < 0:
-            return self._first(self._ready()) or self._first_shadow()
-        if num_over >= self.num_ahead:
+        if num_over >= self.num_ahead and num_over >= 0:
             return None
+        waiting = self._with_images()
+        if num_over < 0:
+            return self._first(self._ready(waiting)) or self._first_shadow(waiting)
         # Only the queue that is next may form a batch ahead; otherwise one could delay all others.
-        turn = self._first(self._queues)
+        turn = self._first(waiting)
         return turn if turn and turn[1].has_whole_batch else None
+
+    def _with_images(self) -> list[Queue]:
+        """Return the queues with images that clients wait for."""
+        return [each for each in self._queues if each.images.interactive or each.images.bulk]
 
     def _first(self, queues: Sequence[Queue]) -> tuple[Lane, Queue] | None:
         """Return the lane and queue of the image that is next among ``queues``."""
-        heads = {lane: _heads(queues, lane) for lane in LANES}
-        if not any(heads.values()):
+        if not queues:
             return None
-        lane = self._turns.next(interactive=bool(heads["interactive"]), bulk=bool(heads["bulk"]))
-        return lane, min(heads[lane], key=self._order)[1]
+        interactive = [queue for queue in queues if queue.images.interactive]
+        bulk = [queue for queue in queues if queue.images.bulk]
+        lane = self._turns.next(interactive=bool(interactive), bulk=bool(bulk))
+        if lane == "bulk":
+            return lane, min(bulk, key=lambda each: self._order(each, each.images.bulk))
+        if len(interactive) == 1:
+            return lane, interactive[0]
+        return lane, min(interactive, key=lambda each: self._order(each, each.images.interactive))
 
-    def _order(self, head: tuple[float, Queue]) -> tuple[float, float]:
-        arrived, queue = head
-        return self._virtual.begins(queue.share), arrived
+    def _order(self, queue: Queue, images: Sequence[Waiting]) -> tuple[float, float]:
+        """Return the key by which queues take turns: the share's virtual time, then age."""
+        return self._virtual.begins(queue.share), images[0].arrived
 
-    def _first_shadow(self) -> tuple[Lane, Queue] | None:
+    def _first_shadow(self, waiting: list[Queue]) -> tuple[Lane, Queue] | None:
         """Return the queue of the oldest image in the shadow lane, if no other lane has images."""
-        if self._of_shadow is not None or self._has_heads():
+        if self._of_shadow is not None or waiting:
             return None
-        heads = _heads(self._queues, SHADOW)
-        return (SHADOW, min(heads, key=lambda head: head[0])[1]) if heads else None
+        of_shadow = [queue for queue in self._queues if queue.images.shadow]
+        if not of_shadow:
+            return None
+        return SHADOW, min(of_shadow, key=lambda queue: queue.images.shadow[0].arrived)
 
-    def _ready(self) -> list[Queue]:
-        """Return the queues whose batch would not get larger by waiting a little."""
-        waiting = [queue for queue in self._queues if any(_heads([queue], lane) for lane in LANES)]
-        if self._held not in waiting:
+    def _ready(self, waiting: list[Queue]) -> list[Queue]:
+        """Return those of ``waiting`` whose batch would not get larger by waiting a little."""
+        if self._held is not None and self._held not in waiting:
             self._end_hold()  # the images that it was for are gone
         if not waiting or not (num_coming := self._num_worth_waiting_for()):
             return waiting
@@ -245,14 +255,5 @@ class BatchScheduler:
             self._of_shadow = None
         self._running.pop(task, None)
         self._give_turns()
-        if not self._running and not self._has_heads():
+        if not self._running and not self._with_images():
             self._virtual.idle()
-
-    def _has_heads(self) -> bool:
-        return any(_heads(self._queues, lane) for lane in LANES)
-
-
-def _heads(queues: Iterable[Queue], lane: Lane) -> list[tuple[float, Queue]]:
-    """Return the queues with images in ``lane``, each after the arrival of its oldest image."""
-    since = ((queue.waiting_since(lane), queue) for queue in queues)
-    return [(arrived, queue) for arrived, queue in since if arrived is not None]

@@ -2,9 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from app.environment import MIB
 from app.errors import SlowBodyError
@@ -14,20 +13,51 @@ SLOW_AFTER_S = 1.0
 SLOW_S_PER_MIB = 0.25
 
 
-@dataclass(slots=True, eq=False)
 class Upload:
-    """An upload under way; times are by the loop's clock."""
+    """An upload under way: an asynchronous context manager of the block in which it arrives.
 
-    timeout: asyncio.Timeout
-    num_bytes: int  # announced; 0 if only the number of uploads matters
-    slow_from: float
-    is_cut: bool = False  # cancelled to make room for another
+    Times are by the loop's clock. ``num_bytes`` is its announced length; 0 if only the number of
+    uploads matters.
+
+    Raises:
+        SlowBodyError: the upload took over ``within_s`` seconds, or gave its place to another.
+
+    """
+
+    __slots__ = ("_started", "_uploads", "_within_s", "is_cut", "num_bytes", "slow_from", "timeout")
+
+    def __init__(self, uploads: "Uploads", within_s: float, num_bytes: int) -> None:
+        self._uploads, self._within_s, self.num_bytes = uploads, within_s, num_bytes
+        self.timeout = asyncio.timeout(within_s if math.isfinite(within_s) else None)
+        self._started = asyncio.get_running_loop().time()
+        slow_after_s = max(uploads.slow_after_s, num_bytes / MIB * SLOW_S_PER_MIB)
+        self.slow_from = self._started + slow_after_s
+        self.is_cut = False  # cancelled to make room for another
 
     @property
     def is_slow(self) -> bool:
         """Whether its place may go to another: it is slow, or its time is over."""
         now = asyncio.get_running_loop().time()
         return self.timeout.expired() or now >= self.slow_from
+
+    async def __aenter__(self) -> Self:
+        await self.timeout.__aenter__()
+        self._uploads.under_way[self] = None
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._uploads.under_way.pop(self, None)
+        try:
+            await self.timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            took_s = asyncio.get_running_loop().time() - self._started
+            why = _cut_after(took_s) if self.is_cut else _late_after(self._within_s)
+            raise SlowBodyError(why) from late
 
 
 class Uploads:
@@ -50,31 +80,9 @@ class Uploads:
         """The upload that counts as slow first, or has for the longest time."""
         return min(self.under_way, key=lambda upload: upload.slow_from, default=None)
 
-    @asynccontextmanager
-    async def arriving(self, within_s: float = math.inf, num_bytes: int = 0) -> AsyncIterator[None]:
-        """Limit the time of the block, in which an upload arrives.
-
-        Raises:
-            SlowBodyError: the upload took over ``within_s`` seconds, or gave its place to another.
-
-        """
-        timeout = asyncio.timeout(within_s if math.isfinite(within_s) else None)
-        started = asyncio.get_running_loop().time()
-        slow_after_s = max(self.slow_after_s, num_bytes / MIB * SLOW_S_PER_MIB)
-        upload = Upload(timeout, num_bytes, started + slow_after_s)
-        try:
-            async with timeout:
-                self.under_way[upload] = None
-                try:
-                    yield
-                finally:
-                    self.under_way.pop(upload, None)
-        except TimeoutError as error:
-            if not timeout.expired():  # of another timeout, inside the block
-                raise
-            took_s = asyncio.get_running_loop().time() - started
-            why = _cut_after(took_s) if upload.is_cut else _late_after(within_s)
-            raise SlowBodyError(why) from error
+    def arriving(self, within_s: float = math.inf, num_bytes: int = 0) -> Upload:
+        """Return an upload, which limits the time of the block in which it arrives."""
+        return Upload(self, within_s, num_bytes)
 
     def cut_slowest(self) -> bool:
         """Cancel the slowest upload, if it is slow, to free its place.

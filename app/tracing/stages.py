@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry.trace import SpanContext
 
 from app.messages import Fault
-from app.queueing.batch_records import BatchResult, ExecutedBatch, QueueCall
+from app.queueing.batch_records import BatchResult, ExecutedBatch
 from app.tracing.parents import current_parent
 from app.tracing.spans import Value, record
 from models.image_header import ImageHeader
@@ -23,7 +23,9 @@ class MemberSpans:
 
     def executed(self, batch: ExecutedBatch) -> None:
         """Record an executed batch if a request in it is traced."""
-        parents = [parent for call in batch.calls if (parent := _parent_of(call)) is not None]
+        # The queue itself does not use the span of a call's request.
+        of_calls = [getattr(call, "parent", None) for call in batch.calls]
+        parents: list[SpanContext] = [parent for parent in of_calls if parent is not None]
         if not parents:
             return
         linked = {parent.span_id: parent for parent in parents}  # each request once
@@ -49,11 +51,6 @@ class MemberSpans:
         facts: dict[str, Value] = {"tandem.member": self._member}
         text = f"{type(error).__name__}: {error}"
         record("queue", parent, arrived, time.monotonic(), facts, error=text)
-
-
-def _parent_of(call: QueueCall) -> SpanContext | None:
-    """Return the span of a call's request; the queue itself does not use it."""
-    return getattr(call, "parent", None)
 
 
 class DecodedFile(NamedTuple):

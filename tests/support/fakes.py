@@ -3,9 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,12 +17,12 @@ from app.errors import OverloadedError
 from app.graph.ensemble import Ensemble
 from app.graph.keys import read_keys
 from app.graph.observer import RequestObserver
-from app.graph.request import ClassifyRequest, RequestAnswers, RequestBody
+from app.graph.request import ClassifyRequest, RequestAnswers, RequestBody, RequestOptions
 from app.graph.served_models import ServedMember, ServedModels, ServedRuntime
 from app.graph.service import EnsembleService
 from app.messages import Combined, Decoded, Fault, MemberAnswer
 from app.queueing.admission import Admission
-from app.queueing.byte_budget import ByteBudget, Share
+from app.queueing.byte_budget import ByteBudget
 from app.queueing.priority import Lane
 from app.responses import (
     Classified,
@@ -48,13 +48,11 @@ class FakeAdmission(Admission):
     def refused_before(self, num: int) -> None:
         self.num_refused_before += num
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
+    def begin(self) -> None:
         if self.is_full:
             limit = () if self.limit is None else (self.limit,)
             raise OverloadedError("as many as the limit are under way", *limit)
-        with super().admit():
-            yield
+        super().begin()
 
 
 class FakeService(EnsembleService):
@@ -68,6 +66,7 @@ class FakeService(EnsembleService):
         self.num_classes = num_classes
         self._graph: Any = None  # its networks are always there
         self.sets, self.version = {"fake": self}, "0123456789ab"
+        self.model_set: Any = SimpleNamespace(name="fake")
         self._is_multi_label = False
         self._default_top_k = min(self.settings.default_top_k, num_classes)
         self._answer_timeout_s = self.settings.request_timeout_s
@@ -77,11 +76,7 @@ class FakeService(EnsembleService):
         self.skipped: list[str] | None = None
         self.requests: list[ClassifyRequest] = []
         self.admission = FakeAdmission(self.settings.max_concurrent_requests)
-        self._byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
-
-    @property
-    def byte_budget(self) -> ByteBudget:
-        return self._byte_budget
+        self.byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
 
     def answer_within(self, seconds: float) -> None:
         """Set the time that the answer has once the body is there."""
@@ -227,20 +222,20 @@ class FakeCombiner:
 def arrived(clock: Callable[[], float] = time.monotonic, read_s: float = 0.0) -> RequestObserver:
     """Return the observer of a request whose body has been read; that took ``read_s``."""
     observer = RequestObserver(clock)
-    with observer.stage("read") as reading:
-        pass
+    observer.stage_ended("read", observer.elapsed_ms())
+    reading = observer._stages["read"]
     reading.end_ms = reading.start_ms + read_s * 1e3
     return observer
 
 
-class BodyAtHand:
-    """The body of a request that is there already."""
-
-    def __init__(self, *files: bytes) -> None:
-        self._files = list(files)
-
-    async def read(self, share: Share) -> RequestBody:
-        return RequestBody(self._files)
+async def answers_of(
+    service: EnsembleService, options: RequestOptions, *files: bytes
+) -> RequestAnswers:
+    """Return the answers to files that are there already."""
+    with service.admit(options, RequestObserver()) as admitted:
+        async with admitted.arriving():
+            body = RequestBody(list(files))
+        return await admitted.answer(body)
 
 
 def of_model_set(settings: Settings, *stages: object) -> None:

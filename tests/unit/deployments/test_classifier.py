@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from app.deployments import classifier as module
-from app.deployments.classifier import LAST_BATCH_SHARE, Classifier
+from app.deployments.classifier import Classifier
 from app.errors import ConfigError, DeadlineError, OverloadedError
-from app.queueing.batch_records import TimedRows
 from app.settings import Settings
 from calibration.evaluation.temperatures import with_temperatures
 from calibration.sets.durable import write_manifest
@@ -45,25 +44,6 @@ async def test_every_image_has_its_own_row(tiny_set):
     assert answer.batch_size == (4, 4, 4, 4, 1, 1)  # 1 and 4 are compiled: nothing is padded
     assert all(ms > 0 for ms in answer.infer_ms)
     assert all(ms >= 0 for ms in answer.queue_ms)
-
-
-async def test_it_knows_what_an_image_takes(tiny_set, monkeypatch):
-    classifier = Classifier(settings(tiny_set), "sure")
-    assert classifier.images_per_s == 0  # nothing has run
-    rows = np.full((4, 3), 1 / 3, np.float32)
-    taken_s = [0.4]
-
-    def predict(batch: object) -> TimedRows:
-        return TimedRows(rows, 0.0, taken_s[0])
-
-    monkeypatch.setattr(classifier, "_predict", predict)
-    await classifier.classify(images("red", "red", "red", "red"), 10.0)
-    num_threads = classifier.calls_at_once
-    assert classifier.images_per_s == pytest.approx(num_threads / 0.1)
-    taken_s[0] = 4.0
-    await classifier.classify(images("red", "red", "red", "red"), 10.0)
-    image_s = 0.1 + LAST_BATCH_SHARE * (1.0 - 0.1)
-    assert classifier.images_per_s == pytest.approx(num_threads / image_s)
 
 
 async def test_too_many_images_and_no_time(tiny_set):

@@ -7,7 +7,6 @@ import pytest
 
 from app.deployments.combiner import Combiner
 from app.errors import BadParameterError, ConfigError
-from app.graph.observer import RequestObserver
 from app.graph.request import RequestOptions
 from app.graph.service import EnsembleService
 from app.graph.set_checks import check_task
@@ -15,7 +14,7 @@ from app.responses import Classified, as_json
 from app.settings import Settings
 from models.ensemble import Prediction
 from models.model_set import load_model_set
-from tests.support.fakes import BodyAtHand
+from tests.support.fakes import answers_of
 from tests.support.scored_service import scored_service as service
 from tests.support.scored_sets import (
     GAINS,
@@ -38,7 +37,7 @@ async def ask(
     asked: EnsembleService, name: str, top_k: int | None = None, threshold: float | None = None
 ) -> Classified:
     options = RequestOptions("r", top_k, threshold=threshold)
-    (answer,) = await asked.answer(BodyAtHand(scored_picture(name)), options, RequestObserver())
+    (answer,) = await answers_of(asked, options, scored_picture(name))
     assert isinstance(answer, Classified)
     return answer
 

@@ -15,13 +15,6 @@ from tests.support.fakes import FakeService
 from tests.support.hand_clock import HandClock
 
 
-class Never:
-    """A body that does not come."""
-
-    async def read(self, share: Share) -> RequestBody:
-        return await asyncio.Future()
-
-
 class Taken(FakeService):
     """The service's way into the graph, and the requests that it handed on."""
 
@@ -29,7 +22,7 @@ class Taken(FakeService):
         super().__init__(Settings(**settings), num_classes=3)
         self.answer_within(answer_timeout_s)
         self.clock = HandClock()
-        self._byte_budget = ByteBudget(1000)
+        self.byte_budget = ByteBudget(1000)
         self.admission = Admission(1)
         self.num_read, self.body_s = 0, 0.0
         self.body = RequestBody([])
@@ -37,13 +30,15 @@ class Taken(FakeService):
     async def ask(self, *files: bytes, top_k_of_body: int | None = None, **options: Any) -> None:
         self.body = RequestBody(list(files), top_k_of_body)
         observer = RequestObserver(self.clock.monotonic)
-        await self.answer(self, RequestOptions("id", **options), observer)
+        with self.admit(RequestOptions("id", **options), observer) as admitted:
+            async with admitted.arriving():
+                self.read(admitted.share)
+            await admitted.answer(self.body)
 
-    async def read(self, share: Share) -> RequestBody:
+    def read(self, share: Share) -> None:
         self.num_read += 1
         self.clock.now += self.body_s
         share.grow(sum(map(len, self.body.files)))
-        return self.body
 
     async def classify(self, request: ClassifyRequest) -> list:
         self.requests.append(request)
@@ -118,6 +113,8 @@ async def test_the_lane_is_by_the_number_of_files_unless_the_client_says(files, 
 
 async def test_a_body_that_does_not_come_is_not_waited_for_beyond_the_request():
     taken = Taken()
-    with pytest.raises(SlowBodyError):
-        await taken.answer(Never(), RequestOptions("id", timeout_s=0.01), RequestObserver())
+    options = RequestOptions("id", timeout_s=0.01)
+    with pytest.raises(SlowBodyError), taken.admit(options, RequestObserver()) as admitted:
+        async with admitted.arriving():
+            await asyncio.Future()
     assert taken.admission.num_under_way == 0

@@ -105,7 +105,7 @@ async def test_a_set_that_only_the_message_names_has_its_own_limits(service):
 
     async def classify(request: Any) -> Any:
         seen.append((first.admission.num_under_way, second.admission.num_under_way))
-        seen.append((first._byte_budget.num_held > 0, second._byte_budget.num_held > 0))
+        seen.append((first.byte_budget.num_held > 0, second.byte_budget.num_held > 0))
         return await type(second).classify(second, request)
 
     with ExitStack() as crowd:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app.errors import ClientGoneError
-from app.http.disconnect import DisconnectWatch
+from app.http.disconnect import WATCHED_AFTER_S, WatchedRequest
 
 
 class Channel:
@@ -23,27 +23,27 @@ class Channel:
         return {"type": "http.disconnect"}
 
 
-async def answer(watch: DisconnectWatch, channel: Channel, done: asyncio.Event) -> str:
-    with watch.request(channel.receive) as watched:
+async def answer(channel: Channel, done: asyncio.Event) -> str:
+    with WatchedRequest(channel.receive) as watched:
         assert (await watched())["body"] == b"image"
         await done.wait()
     return "answered"
 
 
 async def test_a_client_that_stays_gets_its_answer():
-    watch, channel, done = DisconnectWatch(), Channel(), asyncio.Event()
-    task = asyncio.create_task(answer(watch, channel, done))
-    await asyncio.sleep(0.12)  # it has been looked at twice
+    channel, done = Channel(), asyncio.Event()
+    task = asyncio.create_task(answer(channel, done))
+    await asyncio.sleep(2 * WATCHED_AFTER_S)  # it is watched
     assert not task.done()
     done.set()
     assert await task == "answered"
 
 
 async def test_a_client_that_hangs_up_ends_its_request_and_no_other():
-    watch, done = DisconnectWatch(), asyncio.Event()
+    done = asyncio.Event()
     stays, goes = Channel(), Channel()
-    staying = asyncio.create_task(answer(watch, stays, done))
-    going = asyncio.create_task(answer(watch, goes, done))
+    staying = asyncio.create_task(answer(stays, done))
+    going = asyncio.create_task(answer(goes, done))
     goes.gone.set()
     async with asyncio.timeout(10):
         with pytest.raises(ClientGoneError):
@@ -53,16 +53,37 @@ async def test_a_client_that_hangs_up_ends_its_request_and_no_other():
 
 
 async def test_what_ended_before_is_not_cancelled():
-    watch, channel, done = DisconnectWatch(), Channel(), asyncio.Event()
+    channel, done = Channel(), asyncio.Event()
     done.set()
-    assert await answer(watch, channel, done) == "answered"
+    assert await answer(channel, done) == "answered"
     channel.gone.set()
-    await asyncio.sleep(0.12)  # cancelled, this would raise
+    await asyncio.sleep(2 * WATCHED_AFTER_S)  # cancelled, this would raise
+
+
+async def test_a_client_that_hangs_up_later_ends_its_request():
+    channel, done = Channel(), asyncio.Event()
+    task = asyncio.create_task(answer(channel, done))
+    await asyncio.sleep(2 * WATCHED_AFTER_S)  # it is watched
+    channel.gone.set()
+    async with asyncio.timeout(10):
+        with pytest.raises(ClientGoneError):
+            await task
+
+
+async def test_what_ends_while_it_is_watched_leaves_nothing_that_waits():
+    channel, done = Channel(), asyncio.Event()
+    task = asyncio.create_task(answer(channel, done))
+    await asyncio.sleep(2 * WATCHED_AFTER_S)
+    done.set()
+    assert await task == "answered"
+    assert not channel.gone._waiters
+    channel.gone.set()
+    await asyncio.sleep(0)  # cancelled, this would raise
 
 
 async def test_a_cancellation_from_elsewhere_stays_one():
-    watch, channel, done = DisconnectWatch(), Channel(), asyncio.Event()
-    task = asyncio.create_task(answer(watch, channel, done))
+    channel, done = Channel(), asyncio.Event()
+    task = asyncio.create_task(answer(channel, done))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -71,13 +92,13 @@ async def test_a_cancellation_from_elsewhere_stays_one():
 
 async def test_while_its_body_still_comes_a_request_is_not_looked_at():
     """A disconnect is the reader's to see then: the watch would take a chunk of the body."""
-    watch, messages = DisconnectWatch(), [b"first", b"last"]
+    messages = [b"first", b"last"]
 
     async def receive() -> dict:
         return {"type": "http.request", "body": messages.pop(0), "more_body": bool(messages)}
 
-    with watch.request(receive) as watched:
+    with WatchedRequest(receive) as watched:
         await watched()
-        await asyncio.sleep(0.12)
+        await asyncio.sleep(2 * WATCHED_AFTER_S)
         assert messages == [b"last"]
         assert not (await watched())["more_body"]

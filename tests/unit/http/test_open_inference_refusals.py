@@ -124,7 +124,7 @@ async def test_a_bomb_is_refused_before_it_is_inflated(graph, client):
     bomb = gzip.compress(bytes(200 * 2**20))
     answer = await infer(client, (bomb, {HEADER_LENGTH: "0"}), **{"content-encoding": "gzip"})
     assert "more than 500000 bytes" in error_of(answer, 413)
-    assert graph.service._byte_budget.num_held == 0
+    assert graph.service.byte_budget.num_held == 0
 
 
 ZIPPED = gzip.compress(IMAGE, mtime=0)  # else the time would be in the test's name

@@ -186,7 +186,7 @@ async def test_what_waits_next_waits_as_long_as_if_none_had_waited_before():
     (future,) = await cores.submit(0, 1)
     assert cores.scheduler._hold is not None
     future.cancel()
-    cores.queues[0]._waiting.forget_the_gone()
+    cores.queues[0].images.forget_the_gone()
     cores.decoding.end()
     await settle()
     assert cores.scheduler._hold is None

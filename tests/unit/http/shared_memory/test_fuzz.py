@@ -61,7 +61,7 @@ class Service:
         self.memory, graph = Memory(Path(self._folder.name)), Graph()
         (self.memory.folder / "link").symlink_to("k")
         inference = Inference(graph.service, self.memory.regions)
-        self.budget = graph.service._byte_budget
+        self.budget = graph.service.byte_budget
         self.api = create_api(graph.service, inference)
 
     def restored(self) -> "Service":

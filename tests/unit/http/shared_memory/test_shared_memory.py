@@ -87,7 +87,7 @@ async def test_one_of_both_may_be_in_a_region(client, memory):
 async def test_bytes_in_regions_count_until_the_answer_as_a_bodys_do(graph, client, memory):
     data = elements(*[IMAGE + bytes(1000)] * 2)
     memory.region(data)
-    budget = graph.service._byte_budget
+    budget = graph.service.byte_budget
     gate = graph.members["resnet50"].gate = asyncio.Event()
     sent = image_in(in_region(len(data)), [2])
     task = asyncio.create_task(infer(client, sent))
@@ -134,7 +134,7 @@ async def test_inputs_that_no_region_has(graph, client, memory, parameters, stat
     else:
         assert says in error_of(answer, status)
     assert graph.decoder.lanes == []
-    assert graph.service._byte_budget.num_held == 0
+    assert graph.service.byte_budget.num_held == 0
     assert (await infer(client, image_in(in_region(len(FILE))))).status_code == 200
 
 
