@@ -8,7 +8,7 @@ import pytest
 
 from app.errors import OverloadedError
 from app.http.api import ObservedRequests
-from app.metrics.requests import record_answers
+from app.metrics.requests import record_answers, stage_tags
 from app.metrics.table import ANSWERS, ENTROPY, REQUEST_MS, REQUESTS, SKIPPED, STAGE_MS
 from tests.support.answers import VERSION, answer_of
 from tests.support.fakes import FakeService
@@ -71,7 +71,7 @@ async def test_without_metrics_requests_are_answered_all_the_same(
 
 
 def test_durations_are_observed_by_stage_and_member(told: Instruments) -> None:
-    durations = [("read", None, 2.0), ("infer", "a", 3.0)]
+    durations = [(stage_tags("read", None), 2.0), (stage_tags("infer", "a"), 3.0)]
     record_answers([answer_of()], 0.1, durations)
     assert told.observed(STAGE_MS) == {("read", "none"): 1, ("infer", "a"): 1}
 
