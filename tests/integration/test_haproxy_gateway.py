@@ -3,21 +3,15 @@
 import asyncio
 import gzip
 import itertools
-import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
-from starlette.types import Receive, Scope, Send
 
-from app.http.api import create_api
-from app.launch.haproxy.command import HaproxyCommand
+from app.launch.http_options import HttpOptions
 from tests.support.fakes import FakeService
-from tests.support.haproxy_configs import write_serves_config
+from tests.support.gateway_behind_haproxy import gateway_of, haproxy_of
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
 MAX_REQUESTS = 12
@@ -29,51 +23,19 @@ UPGRADE = (
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[int]:
-    """Return the port of a Gateway's HTTP interface."""
-    api = create_api(FakeService())
-
-    async def as_serve_has_it(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/-/healthz":  # HAProxy's own check
-            scope["path"] = "/healthz"
-        if scope["type"] == "http":
-            await api(scope, receive, send)
-
-    config = uvicorn.Config(as_serve_has_it, port=0, lifespan="off", log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started, EVENTUALLY_S, "uvicorn starts")
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join()
-
-
-@pytest.fixture(scope="module")
-def port(
-    gateway: int, free_port: Callable[[], int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[int]:
+def port(free_port: Callable[[], int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Return HAProxy's port; it was started as Serve starts it, and finds the Gateway."""
-    folder = tmp_path_factory.mktemp("run")
-    own, front = (free_port(), free_port()), free_port()
-    config = write_serves_config(
-        Path(folder) / "haproxy.cfg", ports=own, http_port=front, replicas={"http": gateway}
-    )
-    command = HaproxyCommand(Path(folder) / "haproxy", own)
-    command.write(max_requests=MAX_REQUESTS)
-    process = subprocess.Popen([command.path, "-db", "-f", config])
+    folder, front = tmp_path_factory.mktemp("run"), free_port()
+    http, own = HttpOptions(host="127.0.0.1", port=front), (free_port(), free_port())
 
     def answers() -> bool:
         with suppress(httpx.HTTPError):
             return httpx.get(f"http://127.0.0.1:{front}/healthz", trust_env=False).is_success
         return False
 
-    try:
+    with gateway_of(FakeService()) as gateway, haproxy_of(http, gateway, folder, own, MAX_REQUESTS):
         wait_until(answers, EVENTUALLY_S, "HAProxy finds the Gateway")
         yield front
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 @pytest.fixture
