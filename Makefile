@@ -79,7 +79,7 @@ ifdef RAY
 test: $(RAY_VENV)/.ray
 	$(RAY_VENV)/bin/python -m pytest -m "not slow" $(OF_RAY)
 else
-test: $(VENV)/.test ## the fast tests, 8 minutes on two cores; with RAY=2.59.0 those that need Ray
+test: $(VENV)/.test ## the fast tests, 5 minutes on two cores; with RAY=2.59.0 those that need Ray
 	$(call run_tests,-m "not slow and not long",,beside)
 endif
 
