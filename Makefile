@@ -43,25 +43,31 @@ tools: $(VENV)/.tools ## add what tandem quantize and evaluate need
 
 training-tools: $(VENV)/.train ## add torch and timm, for tandem models fetch and for training
 
-# $(1) are further arguments of pytest, $(2) a last step. The unit tests and those of the whole
-# command run in two processes. The integration tests share one Ray, and so have one process. With
-# $(3) they run beside the unit tests, since the fast ones mostly wait; three busy processes on two
-# cores would make some of the slow ones late. Each part runs whatever the others say. Without the
-# trap, Ctrl-C would end a part and not the target. A process that died is not replaced:
-# pytest-xdist 3.8 with loadfile then waits for ever for the rest of its file.
+# $(1) are further arguments of pytest, $(2) a last step. The integration tests share one Ray, so they
+# have one process, and mostly wait. The unit tests fill the gaps, and give way to all others: with
+# $(3), the fast ones, in one process beside the whole command too. Without it they are two, and the
+# whole command comes after: three busy processes on two cores would make some of the slow ones late.
+# Each part runs whatever the others say. Without the trap, Ctrl-C would end a part and not the
+# target. A process that died is not replaced: pytest-xdist 3.8 with loadfile then waits for ever for
+# the rest of its file.
 define run_tests
 	@trap 'wait; exit 130' INT; failed=0; \
 	rm -f $(RESULTS)/$@-of-*.xml; mkdir -p $(RESULTS); \
-	{ $(call run_part,integration,$(1)); exit $$failed; } > $(RESULTS)/integration.log 2>&1 & \
-	beside=$$!; $(if $(3),,wait $$beside || failed=1;) \
-	$(call run_part,unit,$(1),$(IN_TWO)); \
-	$(if $(3),wait $$beside || failed=1;) cat $(RESULTS)/integration.log; \
-	$(call run_part,e2e,$(1),$(IN_TWO) --no-loadscope-reorder); \
+	{ $(call run_part,integration,$(1),$(NO_SCHEMAS)); exit $$failed; } > $(RESULTS)/integration.log 2>&1 & \
+	integration=$$!; \
+	{ $(call run_part,unit,$(1),$(if $(3),,$(IN_TWO)),nice); exit $$failed; } \
+		> $(RESULTS)/unit.log 2>&1 & unit=$$!; \
+	$(if $(3),,$(call both_ended)) \
+	$(call run_part,e2e,$(1),$(IN_TWO) --no-loadscope-reorder $(NO_SCHEMAS)); \
+	$(if $(3),$(call both_ended)) \
 	$(BIN)/python -m tests.support.durations $@ || failed=1; \
 	$(2) exit $$failed
 endef
+both_ended = wait $$unit || failed=1; cat $(RESULTS)/unit.log; \
+	wait $$integration || failed=1; cat $(RESULTS)/integration.log;
+NO_SCHEMAS := -p no:schemathesis  # which only unit tests use: a second of each process
 IN_TWO := -n 2 --dist loadfile --max-worker-restart 0
-run_part = $(PYTEST) $(2) $(3) $(CACHE) --cache-clear --junitxml=$(RESULTS)/$@-of-$(1).xml \
+run_part = $(4) $(PYTEST) $(2) $(3) $(CACHE) --cache-clear --junitxml=$(RESULTS)/$@-of-$(1).xml \
 	tests/$(1) || $(call again,$(2) $(CACHE) tests/$(1)) || failed=1
 CACHE = -o cache_dir=$(RESULTS)/cache-$(1) # its own: parts run at a time
 # A test that fails (1; not: all else that ends pytest) runs once more, alone, since a busy machine
@@ -73,7 +79,7 @@ ifdef RAY
 test: $(RAY_VENV)/.ray
 	$(RAY_VENV)/bin/python -m pytest -m "not slow" $(OF_RAY)
 else
-test: $(VENV)/.test ## the fast tests, 8 minutes on two cores; with RAY=2.59.0 those that need Ray
+test: $(VENV)/.test ## the fast tests, 5 minutes on two cores; with RAY=2.59.0 those that need Ray
 	$(call run_tests,-m "not slow and not long",,beside)
 endif
 

@@ -22,7 +22,6 @@ from tests.support.durations import LONG_TESTS  # noqa: E402
 from tests.support.kserve_environment import KSERVE  # noqa: E402
 from tests.support.prometheus_programs import PROMETHEUS, PROMTOOL  # noqa: E402
 from tests.support.redis_server import REDIS  # noqa: E402
-from tests.support.tiny_networks import write_tiny_set  # noqa: E402
 
 SHARED_DATA = Path(
     os.environ.get("TANDEM_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")
@@ -146,4 +145,6 @@ def free_port() -> Callable[[], int]:
 @pytest.fixture(scope="session")
 def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a model set made in code; not to be written to."""
+    from tests.support.tiny_networks import write_tiny_set  # here: most processes need no OpenVINO
+
     return write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny")

@@ -1,14 +1,16 @@
 """The real command as the tests share it: the bundled set, free ports.
 
-The fast tier starts the first three of these services. Each is stopped in one of the ways that
-there are, and what is left of it then is part of the test (tests/support/services/stopping.py):
+The fast tier starts one of these services, ``make test-all`` all three. Each is stopped in one of
+the ways that there are, and what is left of it then is part of the test
+(tests/support/services/stopping.py):
 
-- ``service`` (shipped/conftest.py): serve_config.yaml as it is; stopped as by a terminal's Ctrl-C
-- ``traced`` (traced/conftest.py): with traces and gRPC; stopped as by systemd
+- ``service`` (shipped/conftest.py): with traces and gRPC; stopped as by a terminal's Ctrl-C
 - ``guarded`` (test_access.py): with keys and TLS; stopped as by ``kill``
-- ``second`` (shipped/test_stopping.py): beside the first; stopped by an impatient user
+- ``second`` (shipped/test_stopping.py): serve_config.yaml as it is, beside the first; stopped by an
+  impatient user
 
-A file names the service that its ``client`` and its pages ask, as ``service_url``.
+test_notified.py stops one as systemd does. A file names the service that its ``client`` and its
+pages ask, as ``service_url``.
 """
 
 import tempfile
@@ -24,7 +26,6 @@ import pytest
 from models.ensemble import average, tempered
 from models.image import read_image
 from models.model_set import load_model_set
-from models.runtime import CompiledNetwork, RuntimeOptions
 from tests.support.certificates import Root, Signed
 from tests.support.services.live_service import Service, Start, drawn_photo
 from tests.support.services.page_driver import browser, open_page, photo_file  # noqa: F401 (fixtures)
@@ -33,13 +34,15 @@ FOLDER = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest: the folders that share a service, then the slow files.
+    """Begin with what takes longest: the folder that shares a service, then the slow files.
 
-    Two processes then end at about the same time (Makefile: ``--no-loadscope-reorder``).
+    Two processes then end at about the same time (Makefile: ``--no-loadscope-reorder``). In the
+    folder the metrics are first: later tests give up requests, which then have no answer to count.
     """
 
-    def place(item: pytest.Item) -> tuple[bool, bool]:
-        return item.path.parent == FOLDER, item.get_closest_marker("slow") is None
+    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
+        is_later = item.path.name != "test_metrics.py"
+        return item.path.parent == FOLDER, is_later, item.get_closest_marker("slow") is None
 
     own = [item for item in items if FOLDER in item.path.parents]
     others = [item for item in items if FOLDER not in item.path.parents]
@@ -118,6 +121,8 @@ def photo() -> bytes:
 @pytest.fixture(scope="session")
 def in_process() -> Callable[[bytes], np.ndarray]:
     """Classify without any server: bytes to the ensemble's probabilities (C,)."""
+    from models.runtime import CompiledNetwork, RuntimeOptions  # here: one process needs OpenVINO
+
     model_set = load_model_set("imagenette")
     manifest = model_set.manifest
     options = RuntimeOptions(batch_sizes=(1,))

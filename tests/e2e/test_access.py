@@ -1,9 +1,12 @@
-"""A service with keys and TLS: who gets in, with what, and where a key is never seen."""
+"""A service with keys and TLS: who gets in, with what, and where a key is never seen.
+
+``make test`` has HAProxy with TLS before the interface with keys, without Ray, in
+tests/integration/test_haproxy_access.py.
+"""
 
 import base64
 import os
 import signal
-import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
@@ -34,6 +37,7 @@ from tests.support.services.processes import (
 )
 from tests.support.services.stopping import lent
 
+pytestmark = pytest.mark.slow
 ANY_ROOT = grpc.ssl_channel_credentials()  # of the public ones
 KEY = "e2e-key.0123456789abcdefghij"
 OTHER = "of-the-environment-0123456789"
@@ -178,11 +182,6 @@ def test_grpc_has_the_same_keys_and_tls(
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_large_body_without_a_key_is_refused_and_not_kept(trusting: httpx.Client) -> None:
-    answer = trusting.post("/v1/classify", content=bytes(19 * 10**6))
-    assert answer.status_code == 401
-
-
 def test_the_certificate_is_the_given_one_and_nothing_goes_in_clear(
     url: str, guarded: Service, signed: Signed
 ) -> None:
@@ -192,18 +191,6 @@ def test_the_certificate_is_the_given_one_and_nothing_goes_in_clear(
     assert served.split() == signed.certificate.read_text().split()
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(f"{guarded.url}/healthz")
-
-
-def test_old_tls_is_refused(guarded: Service) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
-        context.maximum_version = ssl.TLSVersion.TLSv1_1
-    with (
-        socket.create_connection(("127.0.0.1", guarded.port), 10) as plain,
-        pytest.raises((ssl.SSLError, ConnectionError)),
-    ):
-        context.wrap_socket(plain)
 
 
 def test_the_command_says_how_to_call_it(guarded: Service, url: str) -> None:

@@ -15,6 +15,7 @@ from app.metrics.table import PROCESS_MEMORY
 from tests.support.exposed_metrics import exposed
 from tests.support.services.live_service import READY_WITHIN_S, Start
 from tests.support.services.processes import EVENTUALLY_S, wait_until
+from tests.support.services.stopping import leaving_nothing
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,6 @@ def test_ready_and_stopping_are_told_and_the_metrics_are_elsewhere(
         assert f"metrics: {url}\n" in service.log.read_text()
         name = exposed(PROCESS_MEMORY)[0]
         wait_until(lambda: name in httpx.get(url, timeout=60).text, EVENTUALLY_S, "no metrics")
-        service.send(signal.SIGTERM)
-        assert systemd.recv(100) == b"STOPPING=1"
-        assert service.process.wait(60) == 0
+        with leaving_nothing(service):
+            service.send(signal.SIGTERM, is_for_all=True)  # as systemd does
+            assert systemd.recv(100) == b"STOPPING=1"

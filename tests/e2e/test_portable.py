@@ -1,6 +1,6 @@
 """``TANDEM_PORTABLE=1``: Serve's own proxy in HAProxy's place, as on a Mac; nothing reachable.
 
-``make test`` has the default settings in test_http.py and traced/test_grpc.py.
+``make test`` has the default settings in shipped/test_http.py and shipped/test_grpc.py.
 """
 
 import signal

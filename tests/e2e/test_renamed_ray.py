@@ -27,7 +27,9 @@ NAMES = {
     GRPC_OPTIONS: "DEFAULT_GRPC_SERVER_OPTIONS",
     STAGE_ROUTER: "on_new_queue_len_info",
 }
-OF_LAUNCH = (FORKS, ONE_MACHINE, LOG_MONITOR, CONTROLLER)
+# Two at a time, of which neither needs the other: a start takes most of a test's time. Unit tests
+# take each away by itself.
+OF_LAUNCH = ((FORKS, LOG_MONITOR), (ONE_MACHINE, CONTROLLER))
 
 
 @pytest.fixture
@@ -63,7 +65,10 @@ def serve(
 
 @pytest.mark.parametrize(
     "features",
-    [pytest.param((f,), id=f.name) for f in OF_LAUNCH] + [pytest.param(tuple(NAMES), id="all")],
+    [
+        *(pytest.param(both, id=" and ".join(f.name for f in both)) for both in OF_LAUNCH),
+        pytest.param(tuple(NAMES), id="all"),
+    ],
 )
 def test_what_leans_on_a_renamed_name_is_left_out(
     monkeypatch: pytest.MonkeyPatch,

@@ -63,6 +63,7 @@ def test_the_typed_builder_refuses_an_argument_it_does_not_know():
         call_user_app_builder_with_args_if_necessary(build, {"modelset": "tiny"})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow  # make test: the builder, above; tests/unit/launch/test_config.py refuses more
 def test_an_application_with_a_wrong_argument_fails_and_leaves_the_other_alone(served, client):
     wrong = {
         "name": "wrong",

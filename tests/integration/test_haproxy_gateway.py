@@ -3,24 +3,24 @@
 import asyncio
 import gzip
 import itertools
-import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
-from starlette.types import Receive, Scope, Send
 
-from app.http.api import create_api
-from app.launch.haproxy.command import HaproxyCommand
+from app.launch.haproxy import edits
+from app.launch.http_options import HttpOptions
+from app.settings import Settings
 from tests.support.fakes import FakeService
-from tests.support.haproxy_configs import write_serves_config
+from tests.support.gateway_behind_haproxy import gateway_of, haproxy_of
 from tests.support.services.processes import EVENTUALLY_S, wait_until
+from tests.support.slow_clients import KINDS, Cut, linger
 
 MAX_REQUESTS = 12
+HASTY_S = 1
+NUM_SLOW_OF_A_KIND, NUM_GOOD = 2, 30
 NUM_SLOW = MAX_REQUESTS + 8
 ROUTES = ("/nothing", "/healthz", "/v1/models", "/v2/models/nothing/infer", "/v1/classify?top_k=x")
 UPGRADE = (
@@ -28,52 +28,39 @@ UPGRADE = (
 )
 
 
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[int]:
-    """Return the port of a Gateway's HTTP interface."""
-    api = create_api(FakeService())
-
-    async def as_serve_has_it(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/-/healthz":  # HAProxy's own check
-            scope["path"] = "/healthz"
-        if scope["type"] == "http":
-            await api(scope, receive, send)
-
-    config = uvicorn.Config(as_serve_has_it, port=0, lifespan="off", log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started, EVENTUALLY_S, "uvicorn starts")
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join()
-
-
-@pytest.fixture(scope="module")
-def port(
-    gateway: int, free_port: Callable[[], int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[int]:
-    """Return HAProxy's port; it was started as Serve starts it, and finds the Gateway."""
-    folder = tmp_path_factory.mktemp("run")
-    own, front = (free_port(), free_port()), free_port()
-    config = write_serves_config(
-        Path(folder) / "haproxy.cfg", ports=own, http_port=front, replicas={"http": gateway}
-    )
-    command = HaproxyCommand(Path(folder) / "haproxy", own)
-    command.write(max_requests=MAX_REQUESTS)
-    process = subprocess.Popen([command.path, "-db", "-f", config])
+@contextmanager
+def running(service: FakeService, free_port: Callable[[], int], folder: Path) -> Iterator[int]:
+    """Yield HAProxy's port; it was started as Serve starts it, and finds the Gateway."""
+    front, own = free_port(), (free_port(), free_port())
+    http = HttpOptions(host="127.0.0.1", port=front)
 
     def answers() -> bool:
         with suppress(httpx.HTTPError):
             return httpx.get(f"http://127.0.0.1:{front}/healthz", trust_env=False).is_success
         return False
 
-    try:
+    with gateway_of(service) as gateway, haproxy_of(http, gateway, folder, own, MAX_REQUESTS):
         wait_until(answers, EVENTUALLY_S, "HAProxy finds the Gateway")
         yield front
-    finally:
-        process.terminate()
-        process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def port(free_port: Callable[[], int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with running(FakeService(), free_port, tmp_path_factory.mktemp("run")) as port:
+        yield port
+
+
+@pytest.fixture
+def hasty_port(
+    free_port: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[int]:
+    """HAProxy's port; a request begins within a second, and its body is there after another."""
+    first_bytes = f"{edits.WAIT} time {HASTY_S}s at-least {edits.BEGIN_BYTES}"
+    monkeypatch.setattr(edits, "BEGIN_WITHIN_S", HASTY_S)
+    monkeypatch.setattr(edits, "BEGIN", f"{first_bytes} if {edits.BODY_COMES}")
+    settings = Settings(max_body_bytes=2_000_000, request_timeout_s=HASTY_S)
+    with running(FakeService(settings), free_port, tmp_path) as port:
+        yield port
 
 
 @pytest.fixture
@@ -118,6 +105,26 @@ async def _until_it_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWri
             with suppress(TimeoutError):
                 await asyncio.wait_for(reader.read(65536), 0.05)
     writer.close()
+
+
+def test_slow_and_idle_clients_are_cut_and_good_ones_served_meanwhile(hasty_port: int) -> None:
+    cuts, good = asyncio.run(_beside_slow_clients(hasty_port))
+    assert good == {200}
+    assert {(cut.kind, cut.status) for cut in cuts} == {(kind, 408) for kind in KINDS}
+    assert len(cuts) == NUM_SLOW_OF_A_KIND * len(KINDS)
+
+
+async def _beside_slow_clients(port: int) -> tuple[list[Cut], set[int]]:
+    slow = [
+        asyncio.create_task(linger("127.0.0.1", port, kind, EVENTUALLY_S, every_s=0.1))
+        for kind in [*KINDS] * NUM_SLOW_OF_A_KIND
+    ]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        good = {
+            (await client.post("/v1/classify", content=b"image")).status_code
+            for _ in range(NUM_GOOD)
+        }
+    return await asyncio.gather(*slow), good
 
 
 @pytest.mark.parametrize("body", [b"", b"image"])

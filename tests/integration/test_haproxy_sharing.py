@@ -29,6 +29,7 @@ class Server:
         self.heads: dict[str, str] = {}
         self.num_arrived = 0
         self.open_for: set[asyncio.StreamWriter] = set()
+        self.reading: set[asyncio.StreamWriter] = set()  # a request's body; not idle
         self.answer: Callable[[str], bytes | None] = lambda _: ok(b"{}")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,7 +41,9 @@ class Server:
                 answer = self.answer(head)
                 length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
                 if length and (answer is None or b"connection: close" not in answer):
+                    self.reading.add(writer)
                     await reader.readexactly(int(length[1]))
+                    self.reading.discard(writer)
                 if answer is None:  # it dies
                     break
                 writer.write(answer)
@@ -51,6 +54,7 @@ class Server:
             pass
         finally:
             self.open_for.discard(writer)
+            self.reading.discard(writer)
             writer.close()
 
 
@@ -191,14 +195,18 @@ def test_who_was_answered_is_not_under_way_and_its_connection_ends(play) -> None
             assert CLOSE_HEADER.encode() not in told.lower()
             ended.append((reader, writer))
         assert await answers_all(clients)
-        for reader, writer in ended:  # whoever sends more is not let
-            with suppress(ConnectionError):
-                while not reader.at_eof():
-                    writer.write(b"a")
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(reader.read(1), 0.05)
+        await asyncio.gather(*(_until_it_ends(*streams) for streams in ended))
 
     play(scenario)
+
+
+async def _until_it_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send a byte now and then: whoever sends more is not let."""
+    with suppress(ConnectionError):
+        while not reader.at_eof():
+            writer.write(b"a")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 0.05)
 
 
 def test_requests_to_classify_are_under_way_until_they_are_answered(play) -> None:
@@ -211,8 +219,9 @@ def test_requests_to_classify_are_under_way_until_they_are_answered(play) -> Non
         assert 429 in statuses
         # Another application's are none of ours, and have no limit of ours.
         assert {(await clients.ask("/other/infer"))[0] for _ in range(9)} == {200}
+        assert len(server.reading) >= MAX_REQUESTS
         clients.close()
-        await until(lambda: not server.open_for)
+        await until(lambda: not server.reading)
         assert await answers_all(clients)
 
     play(scenario)

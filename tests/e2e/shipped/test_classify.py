@@ -1,4 +1,8 @@
-"""``tandem classify`` against the real service: files, folders, globs; a table or JSON."""
+"""``tandem classify`` against the real service: files, folders, globs; a table or JSON.
+
+In the fast tier what is slow here is in tests/unit/cli/test_classify.py, in this process: each
+command is a new one, which takes a second.
+"""
 
 import json
 import subprocess
@@ -43,6 +47,7 @@ def test_a_file_becomes_a_table(classify: Run, photo_label: str) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_members_are_shown_where_they_disagree(classify: Run) -> None:
     files = ("a.JPEG", "b.jpg", "deep/c.jpg")
     for row in rows(classify("--json", *files)):
@@ -55,10 +60,10 @@ def test_members_are_shown_where_they_disagree(classify: Run) -> None:
 @pytest.mark.parametrize(
     ("paths", "files"),
     [
-        (["a.JPEG"], ["a.JPEG"]),
-        (["b.jpg", "a.JPEG"], ["b.jpg", "a.JPEG"]),
-        (["."], ["a.JPEG", "b.jpg", "deep/c.jpg"]),
-        (["*.jpg"], ["b.jpg"]),
+        pytest.param(["a.JPEG"], ["a.JPEG"], marks=pytest.mark.slow),
+        pytest.param(["b.jpg", "a.JPEG"], ["b.jpg", "a.JPEG"], marks=pytest.mark.slow),
+        pytest.param(["."], ["a.JPEG", "b.jpg", "deep/c.jpg"], marks=pytest.mark.slow),
+        pytest.param(["*.jpg"], ["b.jpg"], marks=pytest.mark.slow),
         (["**/*.jpg"], ["b.jpg", "deep/c.jpg"]),
         (["deep", "b.jpg", "deep/c.jpg"], ["deep/c.jpg", "b.jpg"]),
     ],
@@ -72,6 +77,7 @@ def test_paths_become_lines_of_json_in_order(
     assert all(row["predictions"][0]["probability"] > 0 for row in rows(done))
 
 
+@pytest.mark.slow
 def test_top_k(classify: Run) -> None:
     done = classify("--json", "--top-k", "3", "a.JPEG")
     assert len(rows(done)[0]["predictions"]) == 3
@@ -80,6 +86,7 @@ def test_top_k(classify: Run) -> None:
     assert all(label in table for label in labels)
 
 
+@pytest.mark.slow
 def test_the_label_is_the_networks_own(classify: Run, photo_label: str) -> None:
     first = rows(classify("--json", "a.JPEG"))[0]["predictions"]
     assert [prediction["label"] for prediction in first] == [photo_label]
@@ -95,13 +102,17 @@ def test_one_bad_file_is_named_and_the_others_are_answered(classify: Run) -> Non
     assert "failed" in table.stdout
 
 
+@pytest.mark.slow
 def test_a_top_k_that_the_set_has_not(classify: Run) -> None:
     done = classify("--json", "--top-k", "9999", "a.JPEG")
     assert done.returncode == 1
     assert "ask for 1 to" in rows(done)[0]["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["nowhere.jpg", "*.png", "empty"])
+@pytest.mark.parametrize(
+    "path",
+    ["*.png", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nowhere.jpg", "empty"))],
+)
 def test_nothing_to_send(classify: Run, folder: Path, path: str) -> None:
     (folder / "empty").mkdir()
     done = classify(path)
@@ -110,6 +121,7 @@ def test_nothing_to_send(classify: Run, folder: Path, path: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_no_service_there(classify: Run, free_port: Callable[[], int]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     done = classify("--json", "a.JPEG", url=url)

@@ -41,14 +41,6 @@ def test_the_body_counts_and_not_what_it_is_called(
     assert answer.json()["predictions"][0]["label"] == photo_label
 
 
-def test_without_a_collector_nothing_is_traced(client: httpx.Client, photo: bytes) -> None:
-    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
-    answer = client.post("/v1/classify", content=photo, headers={"traceparent": traceparent})
-    assert answer.status_code == 200
-    assert "x-trace-id" not in answer.headers
-    assert answer.json()["timings_ms"]["stages"]  # the page's timeline is made of these
-
-
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_the_answer_is_that_of_the_networks_without_a_service(
     client: httpx.Client, in_process: Classify, labels: tuple[str, ...], seed: int

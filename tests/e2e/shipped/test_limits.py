@@ -1,4 +1,8 @@
-"""Slow clients, idle connections, headers that are too much: cut, and nobody else is harmed."""
+"""Slow clients, idle connections, headers that are too much: cut, and nobody else is harmed.
+
+In the fast tier slow and idle clients are cut after a second in
+tests/integration/test_haproxy_gateway.py.
+"""
 
 import asyncio
 import itertools
@@ -21,6 +25,7 @@ CUT_WITHIN_S = 10 + 10 + 5
 NUM_GOOD = 30
 
 
+@pytest.mark.slow
 def test_slow_and_idle_clients_are_cut_and_good_ones_served_meanwhile(
     service: Service, photo: bytes, photo_label: str
 ) -> None:

@@ -1,6 +1,6 @@
 """More than the service can carry: who is answered, and who is refused.
 
-That a client which goes away stops costing is in traced/test_client_gone.py.
+That a client which goes away stops costing is in test_client_gone.py.
 """
 
 import asyncio

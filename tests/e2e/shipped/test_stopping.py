@@ -1,18 +1,27 @@
-"""Two services on one machine; Ctrl-C on one while requests are under way, and again and again.
+"""Two services on one machine, of which the second loses its Gateway, and is stopped under load.
 
 In the fast tier: other ways to stop a service, where the shared ones end (tests/e2e/conftest.py),
 and the ports of two services (tests/unit/launch/test_ports.py).
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterator
 
 import httpx
+import psutil
 import pytest
 
 from tests.support.services.live_service import Service, Start
-from tests.support.services.processes import descendants, listening
+from tests.support.services.processes import (
+    EVENTUALLY_S,
+    descendants,
+    fork_server,
+    listening,
+    replicas,
+    wait_until,
+)
 from tests.support.services.stopping import leaving_nothing
 
 pytestmark = pytest.mark.slow
@@ -43,6 +52,32 @@ def test_two_services_at_once(
     # Serve's proxies set SO_REUSEPORT: a port of both would answer with either's networks.
     assert not set.intersection(*ports)
     assert label(service, photo) == label(second, photo) == photo_label
+
+
+def test_without_a_collector_nothing_is_traced(second: Service, photo: bytes) -> None:
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    answer = httpx.post(
+        f"{second.url}/v1/classify", content=photo, headers={"traceparent": traceparent}, timeout=60
+    )
+    assert answer.status_code == 200
+    assert "x-trace-id" not in answer.headers
+    assert answer.json()["timings_ms"]["stages"]  # the page's timeline is made of these
+
+
+def test_a_gateway_that_dies_is_replaced(second: Service, photo: bytes) -> None:
+    """By another fork. What the server and its clients do is in tests/unit/launch/test_forks.py."""
+    pid = second.process.pid
+    gateway = replicas(pid)["Gateway"]
+    os.kill(gateway, signal.SIGKILL)
+
+    def answers_again() -> bool:
+        if replicas(pid).get("Gateway", gateway) == gateway:
+            return False
+        with httpx.Client(base_url=second.url, timeout=60) as client:
+            return client.post("/v1/classify", content=photo).status_code == 200
+
+    wait_until(answers_again, EVENTUALLY_S, "another Gateway")
+    assert psutil.Process(replicas(pid)["Gateway"]).parent() == fork_server(pid)
 
 
 def test_what_is_under_way_is_answered_and_nothing_is_left(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from app.launch.forks.running import SERVER_MODULE
+
 EVENTUALLY_S = 300  # for what takes seconds, on a machine that others keep busy
 RUN_FOLDER = "RAY_SERVE_HAPROXY_SERVER_STATE_BASE"  # a variable of all that one run starts
 
@@ -39,6 +41,11 @@ def raylet(pid: int) -> psutil.Process:
     """Return the raylet below ``pid``. Other processes may end while this looks."""
     (raylet,) = (p for p in descendants(pid) if title(p).partition(" ")[0].endswith("/raylet"))
     return raylet
+
+
+def fork_server(pid: int) -> psutil.Process:
+    """Return the process below ``pid`` of which Ray's Python processes are forks."""
+    return next(p for p in descendants(pid) if SERVER_MODULE in title(p))
 
 
 def memory_bytes(pid: int) -> int:

@@ -39,12 +39,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(traced: Service) -> list[list[float]]:
+def expected(service: Service) -> list[list[float]]:
     """What /v1/classify says to each photo, by class."""
     rows = []
     for seed in (3, 4, 5):
         answer = httpx.post(
-            f"{traced.url}/v1/classify?top_k=10", content=drawn_photo(seed), timeout=60
+            f"{service.url}/v1/classify?top_k=10", content=drawn_photo(seed), timeout=60
         ).json()
         predictions = sorted(answer["predictions"], key=lambda one: one["index"])
         rows.append([one["probability"] for one in predictions])
@@ -52,9 +52,9 @@ def expected(traced: Service) -> list[list[float]]:
 
 
 @pytest.fixture(scope="module")
-def told(traced: Service, grpc_port: int, folder: Path) -> dict[str, Any]:
+def told(service: Service, grpc_port: int, folder: Path) -> dict[str, Any]:
     """What Triton's clients were told, by client."""
-    addresses = [f"127.0.0.1:{port}" for port in (traced.port, grpc_port)]
+    addresses = [f"127.0.0.1:{port}" for port in (service.port, grpc_port)]
     return run_client("triton.py", *addresses, folder)
 
 
@@ -94,9 +94,9 @@ def test_classification_strings_of_tritons_clients(told, expected, client):
 
 
 @pytest.mark.parametrize("client", ["http", "grpc"])
-def test_what_tritons_clients_are_told_beside(told, client, traced):
+def test_what_tritons_clients_are_told_beside(told, client, service):
     answers = told[client]
-    over_v1 = httpx.post(f"{traced.url}/v1/classify?top_k=10", content=drawn_photo(), timeout=60)
+    over_v1 = httpx.post(f"{service.url}/v1/classify?top_k=10", content=drawn_photo(), timeout=60)
     own = over_v1.json()["members"]["resnet50"]["predictions"]
     row = [one["probability"] for one in sorted(own, key=lambda one: one["index"])]
     assert answers["member"]["probabilities"] == pytest.approx(np.array([row]), abs=SINGLE)
@@ -112,7 +112,7 @@ def test_what_tritons_clients_are_told_beside(told, client, traced):
 
 
 def test_the_client_that_is_made_from_the_protocols_own_definition(
-    traced: Service, grpc_port: int, folder: Path, expected: list[list[float]]
+    service: Service, grpc_port: int, folder: Path, expected: list[list[float]]
 ) -> None:
     told = run_client("open_inference_grpc.py", f"127.0.0.1:{grpc_port}", folder)
     label = load_model_set("imagenette").labels[int(np.argmax(expected[0]))]
@@ -122,9 +122,9 @@ def test_the_client_that_is_made_from_the_protocols_own_definition(
     assert (told["server"], told["inputs"]) == ("tandem", ["image", "pixels"])
 
 
-def test_an_inference_is_a_trace(traced: Service) -> None:
+def test_an_inference_is_a_trace(service: Service) -> None:
     answer = httpx.post(
-        f"{traced.url}/v2/models/imagenette/infer",
+        f"{service.url}/v2/models/imagenette/infer",
         content=drawn_photo(),
         headers={"inference-header-content-length": "0"},
         timeout=60,
@@ -134,9 +134,9 @@ def test_an_inference_is_a_trace(traced: Service) -> None:
 
 
 @pytest.fixture(scope="module")
-def told_by_memory(traced: Service, grpc_port: int, folder: Path) -> dict[str, Any]:
+def told_by_memory(service: Service, grpc_port: int, folder: Path) -> dict[str, Any]:
     """What Triton's clients were told that pass tensors in shared memory, by client."""
-    addresses = [f"127.0.0.1:{port}" for port in (traced.port, grpc_port)]
+    addresses = [f"127.0.0.1:{port}" for port in (service.port, grpc_port)]
     return run_client("triton_shared_memory.py", *addresses, folder)
 
 
@@ -167,9 +167,9 @@ def test_what_clients_are_told_of_their_regions(told_by_memory, client):
 @pytest.mark.slow  # the protocol itself is tested with the other clients
 @pytest.mark.kserve
 def test_kserves_clients_agree_with_v1(
-    traced: Service, grpc_port: int, folder: Path, expected: list[list[float]]
+    service: Service, grpc_port: int, folder: Path, expected: list[list[float]]
 ) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in (traced.port, grpc_port)]
+    addresses = [f"127.0.0.1:{port}" for port in (service.port, grpc_port)]
     told = run_client("kserve_client.py", *addresses, folder, python=KSERVE)
     labels = load_model_set("imagenette").labels
     for client, third in (("http", "pixels in JSON"), ("grpc", "typed pixels")):

@@ -36,9 +36,9 @@ def test_there_is_code_of_both_kinds() -> None:
 
 @pytest.mark.parametrize(("kind", "code"), BLOCKS)
 def test_the_code_runs(
-    traced: Service, grpc_port: int, folder: Path, photo_label: str, kind: str, code: str
+    service: Service, grpc_port: int, folder: Path, photo_label: str, kind: str, code: str
 ) -> None:
-    for written, port in (("8000", traced.port), ("9000", grpc_port)):
+    for written, port in (("8000", service.port), ("9000", grpc_port)):
         code = re.sub(rf"(localhost|127\.0\.0\.1):{written}\b", rf"127.0.0.1:{port}", code)
     command = [sys.executable, "-c", code] if kind == "python" else ["sh", "-c", code]
     done = subprocess.run(

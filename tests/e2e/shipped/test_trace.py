@@ -34,8 +34,8 @@ def photo_of(seed: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def url(traced: Service) -> str:
-    return traced.url
+def url(service: Service) -> str:
+    return service.url
 
 
 @pytest.fixture
@@ -168,9 +168,9 @@ def test_health_checks_leave_no_trace(url: str, emptied: OtlpGrpc) -> None:
 
 
 def test_the_log_is_json_and_has_no_line_for_a_request(
-    traced: Service, send: Callable[..., httpx.Response]
+    service: Service, send: Callable[..., httpx.Response]
 ) -> None:
-    (log,) = serve_logs(traced.process.pid).glob("replica_tandem_Gateway_*.log")
+    (log,) = serve_logs(service.process.pid).glob("replica_tandem_Gateway_*.log")
     before = log.read_text("utf-8")
     for _ in range(5):
         send()

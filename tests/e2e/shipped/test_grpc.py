@@ -33,7 +33,7 @@ Classify = Callable[..., tuple[ClassifyReply, dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
-def channel(traced: Service, grpc_port: int) -> Iterator[grpc.Channel]:
+def channel(service: Service, grpc_port: int) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
         yield channel
 
@@ -62,14 +62,14 @@ def refused(
     return error.code(), error.details(), dict(error.trailing_metadata())
 
 
-def test_the_service_says_where(traced: Service, grpc_port: int) -> None:
+def test_the_service_says_where(service: Service, grpc_port: int) -> None:
     said = f"gRPC: 127.0.0.1:{grpc_port},"  # after "ready at", which the fixture waits for
-    wait_until(lambda: said in traced.log.read_text(), 60, said)
+    wait_until(lambda: said in service.log.read_text(), 60, said)
 
 
-def test_the_answer_is_that_of_http(traced: Service, classify: Classify) -> None:
+def test_the_answer_is_that_of_http(service: Service, classify: Classify) -> None:
     photo = drawn_photo()
-    answer = httpx.post(f"{traced.url}/v1/classify?top_k=10", content=photo, timeout=60).json()
+    answer = httpx.post(f"{service.url}/v1/classify?top_k=10", content=photo, timeout=60).json()
     reply, _ = classify(photo, top_k=10)
     (result,) = reply.results
     told = MessageToDict(
@@ -116,7 +116,7 @@ def test_too_many_bytes(classify: Classify, num_bytes: int) -> None:
     assert trailing["error-code"] == "too_many_bytes"
 
 
-def test_a_compressed_message_that_is_too_long(traced: Service, grpc_port: int) -> None:
+def test_a_compressed_message_that_is_too_long(service: Service, grpc_port: int) -> None:
     """Nobody knows its length before it is there: grpcio refuses it by its own limit."""
     with (
         grpc.insecure_channel(
@@ -179,7 +179,9 @@ def test_a_malformed_traceparent_begins_a_new_trace(classify: Classify, tracepar
     assert trailing["x-trace-id"] != TRACE
 
 
-def test_a_traceparent_that_is_no_text(traced: Service, grpc_port: int, receiver: OtlpGrpc) -> None:
+def test_a_traceparent_that_is_no_text(
+    service: Service, grpc_port: int, receiver: OtlpGrpc
+) -> None:
     """By hand, since grpcio's client refuses it: Serve's health check, sent to our method."""
     call = bytes.fromhex(build_grpc_healthcheck_request_hex(f"/{METHOD}"))
     start = call.index(b"\x00\x07:method") - 9  # the frame's head: 3 bytes of length, 6 more
@@ -201,6 +203,6 @@ def test_reflection_tells_what_there_is(channel: grpc.Channel) -> None:
     assert "tandem.v1.Ensemble" in ProtoReflectionDescriptorDatabase(channel).get_services()
 
 
-def test_everything_listens_on_loopback_alone(traced: Service) -> None:
-    assert len(listening(descendants(traced.process.pid))) > 10
-    assert reachable_ports(traced.process.pid) == set()
+def test_everything_listens_on_loopback_alone(service: Service) -> None:
+    assert len(listening(descendants(service.process.pid))) > 10
+    assert reachable_ports(service.process.pid) == set()

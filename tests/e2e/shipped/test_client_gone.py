@@ -21,9 +21,9 @@ PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="f"\r\n\r
 
 
 def test_a_client_that_goes_away_stops_costing(
-    traced: Service, emptied: OtlpGrpc, wait_for_spans: Callable[[], None], photo: bytes
+    service: Service, emptied: OtlpGrpc, wait_for_spans: Callable[[], None], photo: bytes
 ) -> None:
-    asyncio.run(send_and_leave(traced.port, photo))
+    asyncio.run(send_and_leave(service.port, photo))
     wait_for_spans()  # after an answer
     sizes = [span.attributes["tandem.batch_size"] for span in batches(emptied.spans).values()]
     num_images = NUM_GONE * NUM_FILES

@@ -7,8 +7,8 @@ from tandem_client.grpc_client import GrpcClient
 from tests.support.services.live_service import Service
 
 
-def test_it_answers_as_over_http(traced: Service, grpc_port: int, photo: bytes) -> None:
-    with Client(traced.url) as client, GrpcClient(f"127.0.0.1:{grpc_port}") as over_grpc:
+def test_it_answers_as_over_http(service: Service, grpc_port: int, photo: bytes) -> None:
+    with Client(service.url) as client, GrpcClient(f"127.0.0.1:{grpc_port}") as over_grpc:
         wanted, said = client.classify(photo), over_grpc.classify(photo)
         first, second = over_grpc.classify([photo, b"no image"])
         with pytest.raises(BadRequest, match="ask for 1 to") as caught:

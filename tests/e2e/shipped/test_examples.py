@@ -48,12 +48,6 @@ def run(service: Service, *command: str | Path, status: int = 0, **variables: st
 
 
 @pytest.fixture(scope="module")
-def service_url(traced: Service) -> str:
-    """Name the service of this folder, for the browser's fixtures."""
-    return traced.url
-
-
-@pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     for seed in range(6):
@@ -62,9 +56,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def labels(traced: Service, photos: Path) -> dict[str, str]:
+def labels(service: Service, photos: Path) -> dict[str, str]:
     """The service's label of each photo, by the file's name."""
-    with httpx.Client(base_url=traced.url, timeout=60) as client:
+    with httpx.Client(base_url=service.url, timeout=60) as client:
         answers = {
             path.name: client.post("/v1/classify", content=path.read_bytes()).json()
             for path in photos.iterdir()
@@ -88,9 +82,9 @@ def test_it_is_short_and_says_how_to_run_it(name: str) -> None:
     assert re.search(rf"[\"'(]{re.escape(name)}\b", Path(__file__).read_text("utf-8")), "no test"
 
 
-def test_curl(traced: Service, photos: Path, labels: dict[str, str], text_file: Path) -> None:
+def test_curl(service: Service, photos: Path, labels: dict[str, str], text_file: Path) -> None:
     names = sorted(labels)
-    printed = run(traced, "classify.sh", *(photos / name for name in names), text_file, status=1)
+    printed = run(service, "classify.sh", *(photos / name for name in names), text_file, status=1)
     *answers, refused = [json.loads(line) for line in printed.splitlines()]
     assert [a["predictions"][0]["label"] for a in answers] == [labels[name] for name in names]
     assert refused["error"]["code"] == "not_an_image"
@@ -134,9 +128,9 @@ def test_curl_prints_the_last_attempts_answer_alone(photos: Path, tmp_path: Path
     assert json.loads(done.stdout) == {"status": 200}
 
 
-def test_python(traced: Service, photos: Path, labels: dict[str, str], text_file: Path) -> None:
+def test_python(service: Service, photos: Path, labels: dict[str, str], text_file: Path) -> None:
     files = [photos / "0.jpg", text_file, photos / "1.jpg"]
-    printed = run(traced, "python_client.py", *files, "--url", traced.url, status=1).splitlines()
+    printed = run(service, "python_client.py", *files, "--url", service.url, status=1).splitlines()
     assert len(printed) == 8  # two photos, three classes each
     assert [printed[n].strip().rsplit(maxsplit=1)[0].strip() for n in (1, 5)] == [
         labels["0.jpg"],
@@ -144,15 +138,15 @@ def test_python(traced: Service, photos: Path, labels: dict[str, str], text_file
     ]
 
 
-def test_asyncio(traced: Service, photos: Path, labels: dict[str, str]) -> None:
-    arguments: list[str | Path] = [photos, "--url", traced.url, "--concurrency", "3"]
-    lines = [json.loads(line) for line in run(traced, "many_photos.py", *arguments).splitlines()]
+def test_asyncio(service: Service, photos: Path, labels: dict[str, str]) -> None:
+    arguments: list[str | Path] = [photos, "--url", service.url, "--concurrency", "3"]
+    lines = [json.loads(line) for line in run(service, "many_photos.py", *arguments).splitlines()]
     assert {Path(line["file"]).name: line["label"] for line in lines} == labels
 
 
 @pytest.mark.browser
 def test_a_page_of_another_origin(
-    traced: Service, browser: Browser, photo_file: File, photo_label: str
+    service: Service, browser: Browser, photo_file: File, photo_label: str
 ) -> None:
     class Site(QuietRequest):
         def do_GET(self) -> None:
@@ -161,7 +155,7 @@ def test_a_page_of_another_origin(
     name, kind, data = photo_file
     with ThreadedServer(Site) as site:
         page = browser.new_page()
-        page.goto(f"{site.url}/page.html?service={quote(traced.url)}")
+        page.goto(f"{site.url}/page.html?service={quote(service.url)}")
         page.locator("#photo").set_input_files({"name": name, "mimeType": kind, "buffer": data})
         expect(page.locator("#label")).to_contain_text(photo_label)
         expect(page.locator("#label")).to_contain_text("%")
@@ -173,10 +167,10 @@ def test_a_page_of_another_origin(
         page.close()
 
 
-def test_triton(traced: Service, photos: Path, labels: dict[str, str]) -> None:
+def test_triton(service: Service, photos: Path, labels: dict[str, str]) -> None:
     files = [photos / name for name in sorted(labels)]
-    host = traced.url.removeprefix("http://")
-    printed = run(traced, "triton_client.py", *files, "--url", host).splitlines()
+    host = service.url.removeprefix("http://")
+    printed = run(service, "triton_client.py", *files, "--url", host).splitlines()
     names = [line.partition(": ")[2].rpartition(" ")[0] for line in printed]
     assert names == [labels[path.name] for path in files]
 
@@ -197,8 +191,8 @@ def video(tmp_path: Path) -> Path:
     return path
 
 
-def test_video(traced: Service, video: Path, photo_label: str) -> None:
-    printed = run(traced, "video_frames.py", video, "--every", "4", "--url", traced.url)
+def test_video(service: Service, video: Path, photo_label: str) -> None:
+    printed = run(service, "video_frames.py", video, "--every", "4", "--url", service.url)
     scenes = [line.rpartition(" ")[0] for line in printed.splitlines()]
     assert [scene.partition(":")[0] for scene in scenes] == ["frame 0", f"frame {SCENE}"]
     assert scenes[1].partition(": ")[2] == photo_label
@@ -206,9 +200,9 @@ def test_video(traced: Service, video: Path, photo_label: str) -> None:
 
 @needs("locust")
 @pytest.mark.parametrize("tag", ["raw", "form", "v2"])
-def test_locust(traced: Service, photos: Path, tag: str) -> None:
+def test_locust(service: Service, photos: Path, tag: str) -> None:
     command = f"-m locust -f {EXAMPLES / 'locustfile.py'} --headless --users 2 --run-time 3s"
-    words = [*command.split(), "--tags", tag, "--host", traced.url, "--json", "--only-summary"]
+    words = [*command.split(), "--tags", tag, "--host", service.url, "--json", "--only-summary"]
     done = subprocess.run(
         [sys.executable, *words],
         env=os.environ | {"TANDEM_PHOTOS": str(photos)},
@@ -224,11 +218,11 @@ def test_locust(traced: Service, photos: Path, tag: str) -> None:
 
 @pytest.mark.slow
 @needs("pandas")
-def test_ray_data(traced: Service, photos: Path, labels: dict[str, str], tmp_path: Path) -> None:
+def test_ray_data(service: Service, photos: Path, labels: dict[str, str], tmp_path: Path) -> None:
     """In the fast tier: the same classes, in tests/unit/calibration/offline."""
     import pyarrow.parquet
 
     out = tmp_path / "answers"
-    run(traced, "ray_data.py", photos, "--out", out, RAY_ADDRESS="local")
+    run(service, "ray_data.py", photos, "--out", out, RAY_ADDRESS="local")
     rows = pyarrow.parquet.read_table(out).to_pylist()
     assert {Path(row["path"]).name: row["label"] for row in rows} == labels

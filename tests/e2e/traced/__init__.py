@@ -1,1 +1,0 @@
-"""A package, so that its fixtures can end with its last test."""
