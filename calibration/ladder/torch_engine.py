@@ -11,7 +11,7 @@ from calibration.ladder.engine import SEED, SkippedError, normalised, random_pix
 from calibration.ladder.measure import NetworkCall
 from calibration.ladder.rung import RungOptions, RungTask
 from calibration.ladder.torch_network import torch_network
-from calibration.training.trainer import has_bf16
+from calibration.training.train import has_bf16
 from models.ensemble import Probabilities
 from models.runtime import Pixels
 

@@ -8,8 +8,8 @@ import torch
 from calibration.ladder.engine import SEED, SkippedError, normalised, random_pixels
 from calibration.ladder.openvino_engine import member_ir
 from calibration.ladder.rung import RungNetwork, RungTask
+from calibration.ladder.unfold import unfold
 from calibration.sets.networks import build_network, torchvision_models
-from calibration.training.unfold import unfold
 from models.errors import ModelSetError
 from models.runtime import CompiledNetwork, RuntimeOptions, read_network
 

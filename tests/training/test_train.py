@@ -4,24 +4,34 @@ import json
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 import pytest
 import torch
+import typer
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from calibration.sets.networks import timm_module
-from calibration.training.augment import mix, random_crop, read_folders
-from calibration.training.recipe import Recipe, parse_sizes
-from calibration.training.train import train
-from calibration.training.trainer import Trainer
+from calibration.sets.convert import convert_module
+from calibration.sets.networks import build_network, timm_module
+from calibration.training.train import (
+    Recipe,
+    Teacher,
+    Trainer,
+    mix,
+    normalised,
+    parse_sizes,
+    random_crop,
+    read_folders,
+    train,
+)
 from models.errors import ModelSetError
 
+SIZE = 64
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 RECIPE = Recipe(sizes=((2, 32),), batch_size=12, warmup_epochs=0.5)
 
 
 def run(*arguments: str) -> str:
-    import typer
-
     app = typer.Typer()
     app.command()(train)
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
@@ -161,3 +171,51 @@ def test_a_network_of_another_publisher_is_trained_by_the_same_steps(
     assert weights.keys() == before.keys()
     after = trainer.network.state_dict()
     assert not torch.equal(after["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"])
+
+
+@pytest.fixture(scope="module")
+def network() -> torch.nn.Module:
+    torch.manual_seed(3)
+    made = build_network("resnet50", 3).train()
+    with torch.no_grad():
+        made(torch.randn(8, 3, SIZE, SIZE))
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def xml(network: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("teacher") / "teacher.xml"
+    ov.save_model(convert_module(network, "resnet50", SIZE), path)
+    return path
+
+
+@pytest.mark.parametrize("size", [SIZE, 32])
+def test_the_teacher_answers_as_its_network_at_any_size(
+    network: torch.nn.Module, xml: Path, size: int
+) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (18, size, size, 3), np.uint8)
+    batch = normalised(pixels)
+    with torch.no_grad():
+        expected = network(batch).softmax(1)
+    answers = Teacher(xml).probabilities(batch)
+    np.testing.assert_allclose(answers.numpy(), expected.numpy(), atol=0.02)
+
+
+def test_a_student_learns_the_teachers_answers_not_the_labels(
+    xml: Path, training_images: Path, tmp_path: Path
+) -> None:
+    data = read_folders([training_images])
+    recipe = Recipe(sizes=((1, 32),), batch_size=12)
+    seen: list[torch.Tensor] = []
+
+    class Remembering(Teacher):
+        def probabilities(self, batch: torch.Tensor) -> torch.Tensor:
+            seen.append(super().probabilities(batch))
+            return seen[-1]
+
+    losses = {}
+    for name, teacher in (("labels", None), ("teacher", Remembering(xml))):
+        trainer = Trainer("resnet50", 3, recipe, tmp_path / name, teacher)
+        losses[name] = next(iter(trainer.run_epoch(data)))
+    assert seen[0].shape == (12, 3)
+    assert losses["teacher"] != losses["labels"]  # the same first step but for the targets

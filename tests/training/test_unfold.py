@@ -7,10 +7,10 @@ import openvino as ov
 import pytest
 import torch
 
+from calibration.ladder.unfold import unfold
 from calibration.sets.convert import convert_module
 from calibration.sets.networks import build_network
-from calibration.training.augment import normalised
-from calibration.training.unfold import unfold
+from calibration.training.train import normalised
 from models.errors import ModelSetError
 
 SIZE = 64

@@ -24,7 +24,7 @@ BREAKS = [
         "app/metrics/meter.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from app.http import errors",
     ),
-    ("calibration-layers", "calibration/sets/fold.py", "from calibration.training import recipe"),
+    ("calibration-layers", "calibration/sets/fold.py", "from calibration.training import train"),
     ("models", "models/cpus.py", "import ray"),
     ("models", "models/record.py", "from app import errors"),
     ("calibration", "calibration/evaluation/tally.py", "from app import settings"),

@@ -19,7 +19,7 @@ import torch
 import typer
 
 from calibration.sets.networks import build_network, save_tensors
-from calibration.training.augment import normalised, read_folders, some_crops
+from calibration.training.train import normalised, read_folders, some_crops
 from models.errors import ModelSetError
 from models.runtime import Pixels, read_network
 
