@@ -11,7 +11,7 @@ from models.cpus import available_cpus
 from models.image_files import first_not_utf8
 from models.model_set import ModelSet, load_model_set, search_path
 
-RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.training.unfold can restore
+RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.ladder.unfold can restore
 SIZES = range(32, 1025)
 MAX_CLASSES = 100_000
 

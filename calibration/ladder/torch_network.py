@@ -70,15 +70,16 @@ def _restored(task: RungTask) -> torch.nn.Module:
     network, ir = task.network, member_ir(task.network, "FP16", task.work)
     module = build_network(network.name, network.num_classes)
     pixels = random_pixels(4, network.size)
+    batch = torch.from_numpy(normalised(pixels))
     try:
-        unfold(module, read_network(ir), np.ascontiguousarray(pixels[..., ::-1]))
+        unfold(module, read_network(ir), batch)
     except (ModelSetError, KeyError, RuntimeError) as error:
         raise SkippedError(f"{no_source(network)} (its IR does not fit: {error})") from error
     module.eval()
     options = RuntimeOptions(num_threads=task.cores, batch_sizes=(len(pixels),))
     expected = CompiledNetwork(ir, options).predict(pixels)
     with torch.inference_mode():
-        answers = module(torch.from_numpy(normalised(pixels))).softmax(1).numpy()
+        answers = module(batch).softmax(1).numpy()
     if (difference := float(np.abs(answers - expected).max())) > ALIKE:
         raise SkippedError(
             f"{no_source(network)} (restored from its IR it answers otherwise, by {difference:.2f})"

@@ -7,7 +7,7 @@ writes one after every epoch, so Ctrl-C costs at most the epoch that was running
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,12 +37,13 @@ from models.errors import ImageError, ModelSetError, TandemError
 from models.image import ImageRule, read_image
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions, read_network
 
-Sizes = tuple[tuple[int, int], ...]
+Sizes = tuple[tuple[int, int], ...]  # (epochs, pixels)
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """AdamW with a trapezoid learning rate and growing image sizes, ((epochs, pixels), ...)."""
+    """Every hyperparameter: AdamW, a trapezoid learning rate, and growing image sizes."""
 
     sizes: Sizes = ((40, 96), (10, 128))
     batch_size: int = 64
@@ -94,7 +95,7 @@ class LabelledImages:
     """Images of any size, uint8 (H, W, 3) RGB, and the index of each one's class."""
 
     images: list[Pixels]
-    labels: npt.NDArray[np.int64]  # (N,)
+    labels: Indices  # (N,)
     classes: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -178,11 +179,15 @@ def mix(
     return mixed, targets.lerp(targets[order], 1 - share)
 
 
-BATCH = 16
-
-
 class Teacher:
-    """A folded IR, which runs at any size that the student trains at."""
+    """Knowledge distillation: a folded IR gives the target probabilities, at any image size.
+
+    Function matching (Beyer et al. 2022, "Knowledge distillation: a good teacher is patient and
+    consistent"): the student sees the same crop and mixture as the teacher, and learns all its
+    probabilities. With a few thousand images these teach more than labels.
+    """
+
+    batch_size = 16
 
     def __init__(self, xml: Path) -> None:
         self._xml = xml
@@ -194,8 +199,8 @@ class Teacher:
         rgb = batch.permute(0, 2, 3, 1) * torch.tensor(SCALE_RGB) + torch.tensor(MEAN_RGB)
         pixels = rgb.round().clamp(0, 255).to(torch.uint8).numpy()[..., ::-1]  # BGR
         rows = [
-            network.predict(np.ascontiguousarray(pixels[i : i + BATCH]))
-            for i in range(0, len(pixels), BATCH)
+            network.predict(np.ascontiguousarray(pixels[i : i + self.batch_size]))
+            for i in range(0, len(pixels), self.batch_size)
         ]
         return torch.from_numpy(np.concatenate(rows))
 
@@ -203,12 +208,9 @@ class Teacher:
         if self._network is None or self._network.input_shape[0] != size:
             model = read_network(self._xml)
             model.reshape([-1, size, size, 3])
-            options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(BATCH,))
+            options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(self.batch_size,))
             self._network = CompiledNetwork(model, options)
         return self._network
-
-
-Indices = npt.NDArray[np.int64]
 
 
 class Trainer:
@@ -221,13 +223,11 @@ class Trainer:
         recipe: Recipe,
         run_dir: Path,
         teacher: Teacher | None = None,
-        build: Callable[[str, int], torch.nn.Module] = build_network,
     ) -> None:
-        """``build(name, num_classes)``: float32 (N, 3, H, W) RGB to logits; torchvision's."""
         torch.manual_seed(recipe.seed)
         self.name, self.recipe, self.run_dir = name, recipe, run_dir
-        self.network = build(name, num_classes).to(memory_format=torch.channels_last)
-        self.average = build(name, num_classes).to(memory_format=torch.channels_last).eval()
+        self.network = build_network(name, num_classes).to(memory_format=torch.channels_last)
+        self.average = build_network(name, num_classes).to(memory_format=torch.channels_last).eval()
         self.average.load_state_dict(self.network.state_dict())
         kernels = [p for p in self.network.parameters() if p.ndim > 1]
         others = [p for p in self.network.parameters() if p.ndim <= 1]
@@ -287,7 +287,9 @@ class Trainer:
         num_steps = self.num_steps(data, max_steps)
         for step in range(num_steps):
             chosen = order[step * self.recipe.batch_size : (step + 1) * self.recipe.batch_size]
-            self._set_rate((self.epoch + step / num_steps) / self.recipe.num_epochs)
+            progress = (self.epoch + step / num_steps) / self.recipe.num_epochs
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.recipe.rate_at(progress)
             yield self._step(data, chosen, rng)
         self.epoch += 1
 
@@ -295,10 +297,6 @@ class Trainer:
         """Return the number of steps of an epoch, without an incomplete last batch."""
         full = max(1, len(data) // self.recipe.batch_size)
         return full if max_steps is None else min(full, max_steps)
-
-    def _set_rate(self, progress: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate_at(progress)
 
     def _step(self, data: LabelledImages, chosen: Indices, rng: np.random.Generator) -> float:
         recipe, size = self.recipe, self.recipe.size_at(self.epoch)
