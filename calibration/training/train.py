@@ -5,10 +5,8 @@ writes one after every epoch, so Ctrl-C costs at most the epoch that was running
 """
 
 import json
-import math
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,12 +31,12 @@ from calibration.sets.networks import (
     save_tensors,
 )
 from models.cpus import available_cpus
-from models.errors import ImageError, ModelSetError, TandemError
-from models.image import ImageRule, read_image
+from models.errors import ModelSetError, TandemError
 from models.runtime import CompiledNetwork, Pixels, RuntimeOptions, read_network
 
 Sizes = tuple[tuple[int, int], ...]  # (epochs, pixels)
 Indices = npt.NDArray[np.int64]
+console = Console(emoji=False)
 
 
 @dataclass(frozen=True)
@@ -236,8 +234,7 @@ class Trainer:
             {"params": others, "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.peak_rate, fused=True)
-        self._is_bf16 = has_bf16()
-        self._teacher = teacher
+        self._teacher, self._is_bf16 = teacher, has_bf16()
         self.epoch = 0  # the next epoch
 
     @property
@@ -280,11 +277,11 @@ class Trainer:
                     own_slots[slot] = torch.empty_like(parameter).copy_(value)
         self.epoch = int(read_metadata(self.checkpoint)["epoch"])
 
-    def run_epoch(self, data: LabelledImages, max_steps: int | None = None) -> Iterator[float]:
+    def run_epoch(self, data: LabelledImages) -> Iterator[float]:
         """Train an epoch, yielding each step's loss; samples depend only on seed and epoch."""
         rng = np.random.default_rng((self.recipe.seed, self.epoch))
         order = rng.permutation(len(data))
-        num_steps = self.num_steps(data, max_steps)
+        num_steps = self.num_steps(data)
         for step in range(num_steps):
             chosen = order[step * self.recipe.batch_size : (step + 1) * self.recipe.batch_size]
             progress = (self.epoch + step / num_steps) / self.recipe.num_epochs
@@ -293,10 +290,9 @@ class Trainer:
             yield self._step(data, chosen, rng)
         self.epoch += 1
 
-    def num_steps(self, data: LabelledImages, max_steps: int | None = None) -> int:
+    def num_steps(self, data: LabelledImages) -> int:
         """Return the number of steps of an epoch, without an incomplete last batch."""
-        full = max(1, len(data) // self.recipe.batch_size)
-        return full if max_steps is None else min(full, max_steps)
+        return max(1, len(data) // self.recipe.batch_size)
 
     def _step(self, data: LabelledImages, chosen: Indices, rng: np.random.Generator) -> float:
         recipe, size = self.recipe, self.recipe.size_at(self.epoch)
@@ -305,7 +301,7 @@ class Trainer:
         targets = torch.nn.functional.one_hot(labels, len(data.classes)).float()
         batch, targets = mix(normalised(crops), targets, rng)
         self.network.train()
-        with self._autocast():
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._is_bf16):  # else float32
             logits = self.network(batch)
         smoothing = recipe.label_smoothing
         if self._teacher is not None:  # its probabilities replace the labels
@@ -318,10 +314,6 @@ class Trainer:
         self._update_average()
         return float(loss.item())
 
-    def _autocast(self) -> torch.autocast:
-        """Compute in bfloat16 if the CPU supports it, else in float32."""
-        return torch.autocast("cpu", torch.bfloat16, enabled=self._is_bf16)
-
     def _update_average(self) -> None:
         """Move the average's weights, and its batch-norm statistics, towards the network's."""
         mine, theirs = self.average.state_dict(), self.network.state_dict()
@@ -333,16 +325,6 @@ class Trainer:
                 1 - self.recipe.ema_decay,
             )
 
-    def accuracy(self, pixels: Pixels, labels: Indices) -> float:
-        """Return the top-1 of the weights' moving average on uint8 (N, H, W, 3) RGB."""
-        right = 0
-        for start in range(0, len(pixels), 64):
-            part = slice(start, start + 64)
-            with torch.no_grad(), self._autocast():
-                logits = self.average(normalised(pixels[part]))
-            right += int((logits.argmax(1).numpy() == labels[part]).sum())
-        return right / len(pixels)
-
 
 def has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether the CPU supports bfloat16 natively; emulated, it is many times slower."""
@@ -353,10 +335,6 @@ def has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return bool(flags & {"avx512_bf16", "amx_bf16"})
 
 
-Files = list[tuple[Path, str]]  # images and their classes
-console = Console(emoji=False)
-
-
 def train(
     network: Annotated[str, typer.Argument(help=f"one of {', '.join(NETWORKS)}")],
     images: Annotated[list[Path], typer.Option(help="ImageFolder(s) to train on", exists=True)],
@@ -364,25 +342,14 @@ def train(
     init: Annotated[
         Path | None, typer.Option(help="state dict (safetensors) to start from", exists=True)
     ] = None,
-    evaluate: Annotated[
-        Path | None, typer.Option(help="ImageFolder measured every few epochs", exists=True)
-    ] = None,
-    evaluate_every: Annotated[int, typer.Option(help="epochs", min=1)] = 5,
     sizes: Annotated[str, typer.Option(help="EPOCHSxPIXELS, comma separated")] = "40x96,10x128",
     peak_rate: Annotated[float, typer.Option(help="learning rate")] = Recipe.peak_rate,
     teacher: Annotated[
         Path | None, typer.Option(help="folded IR whose answers are learnt instead of the labels")
     ] = None,
-    threads: Annotated[int, typer.Option(help="0: all cores", min=0)] = 0,
-    max_steps: Annotated[
-        int | None, typer.Option(help="per epoch; to try things out", min=1)
-    ] = None,
 ) -> None:
     """Train one float network; run again with the same --run-dir to resume."""
-    if threads:
-        torch.set_num_threads(threads)
     data = read_folders(images)
-    files = _checked(evaluate, data.classes) if evaluate else []
     run_dir.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(sizes=parse_sizes(sizes), peak_rate=peak_rate)
     distilled_from = Teacher(teacher) if teacher else None
@@ -393,54 +360,21 @@ def train(
     elif init is not None:
         trainer.start_from(init)
     while trainer.epoch < recipe.num_epochs:
-        line = _train_one_epoch(trainer, data, max_steps)
+        line = _train_one_epoch(trainer, data)
         trainer.save()
-        is_last = trainer.epoch == recipe.num_epochs
-        if files and (is_last or trainer.epoch % evaluate_every == 0):
-            line |= _accuracy(trainer, files, data.classes)
         with (run_dir / f"{network}.jsonl").open("a") as log:
             log.write(json.dumps(line) + "\n")
         console.print(json.dumps(line), soft_wrap=True)
 
 
-def _train_one_epoch(
-    trainer: Trainer, data: LabelledImages, max_steps: int | None
-) -> dict[str, Any]:
+def _train_one_epoch(trainer: Trainer, data: LabelledImages) -> dict[str, Any]:
     started, epoch, size = time.perf_counter(), trainer.epoch, trainer.recipe.size_at(trainer.epoch)
     what = f"epoch {epoch + 1}/{trainer.recipe.num_epochs} at {size} px"
-    steps = trainer.run_epoch(data, max_steps)
-    total = trainer.num_steps(data, max_steps)
+    steps, total = trainer.run_epoch(data), trainer.num_steps(data)
     shown = track(steps, what, total, console=console, transient=True)
     loss = float(np.mean(list(shown)))
     seconds = round(time.perf_counter() - started, 1)
     return {"epoch": epoch + 1, "px": size, "loss": round(loss, 4), "seconds": seconds}
-
-
-def _checked(folder: Path, classes: tuple[str, ...]) -> Files:
-    """Return the files to measure accuracy on; raise if they are of other classes."""
-    files = folder_files(folder)
-    there = tuple(sorted({name for _, name in files}))
-    if there != classes:
-        raise ModelSetError(f"{folder} has classes {there}, the training set {classes}")
-    if not any(_read(files, ImageRule(32, 37))):
-        raise ModelSetError(f"none of the {len(files)} images of {folder} can be read")
-    return files
-
-
-def _accuracy(trainer: Trainer, files: Files, classes: tuple[str, ...]) -> dict[str, float]:
-    """Measure accuracy slightly above the training size, where it is best (Touvron 2019)."""
-    size = math.ceil(trainer.recipe.size_at(trainer.epoch - 1) * 1.15 / 16) * 16
-    rows = list(_read(files, ImageRule(size, round(size * 8 / 7))))
-    pixels = np.stack([image[:, :, ::-1] for image, _ in rows])  # (N, H, W, 3) RGB
-    labels = np.array([classes.index(name) for _, name in rows], np.int64)
-    return {f"top1_at_{size}": round(trainer.accuracy(pixels, labels), 4)}
-
-
-def _read(files: Files, rule: ImageRule) -> Iterator[tuple[Pixels, str]]:
-    """Yield (uint8 (H, W, 3) BGR, class) for each file, without unreadable ones."""
-    for path, name in files:
-        with suppress(ImageError, OSError):
-            yield read_image(path.read_bytes(), rule), name
 
 
 if __name__ == "__main__":

@@ -39,52 +39,17 @@ def run(*arguments: str) -> str:
     return result.output
 
 
-def test_the_script_trains_evaluates_and_resumes(
-    training_images: Path, held_out_images: Path, tmp_path: Path
-) -> None:
+def test_the_script_trains_and_resumes(training_images: Path, tmp_path: Path) -> None:
     common = ["resnet50", "--images", str(training_images), "--run-dir", str(tmp_path)]
-    common += ["--evaluate", str(held_out_images), "--max-steps", "1", "--threads", "2"]
     run(*common, "--sizes", "1x32")
     resumed = run(*common, "--sizes", "2x32")
     assert "resumed after epoch 1 of 2" in resumed
     lines = [json.loads(line) for line in (tmp_path / "resnet50.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
     assert all(np.isfinite(line["loss"]) for line in lines)
-    assert 0 <= lines[-1]["top1_at_48"] <= 1
     weights = load_file(tmp_path / "resnet50.safetensors")
     assert {v.dtype for v in weights.values()} == {torch.float16, torch.int64}
     assert not list(tmp_path.glob("*.partial"))
-
-
-@pytest.mark.parametrize(("content", "says"), [(None, "has classes"), (b"x", "can be read")])
-def test_images_to_evaluate_that_do_not_fit_are_refused_before_the_first_epoch(
-    training_images: Path, tmp_path: Path, content: bytes | None, says: str
-) -> None:
-    folder, run_dir = tmp_path / "images", tmp_path / "run"
-    for place in sorted(training_images.iterdir())[: 1 if content is None else None]:
-        (folder / place.name).mkdir(parents=True)
-        (folder / place.name / "a.png").write_bytes(content or b"")
-    with pytest.raises(ModelSetError, match=says):
-        run(
-            *("resnet50", "--images", str(training_images), "--run-dir", str(run_dir)),
-            *("--evaluate", str(folder), "--max-steps", "1", "--sizes", "1x32"),
-        )
-    assert not run_dir.exists()
-
-
-def test_an_epoch_is_kept_before_it_is_measured(
-    training_images: Path, held_out_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> dict[str, float]:
-        raise ModelSetError("gone")
-
-    monkeypatch.setattr("calibration.training.train._accuracy", fails)
-    with pytest.raises(ModelSetError, match="gone"):
-        run(
-            *("resnet50", "--images", str(training_images), "--run-dir", str(tmp_path)),
-            *("--evaluate", str(held_out_images), "--max-steps", "1", "--sizes", "1x32"),
-        )
-    assert (tmp_path / "resnet50.safetensors").exists()
 
 
 def test_resuming_continues_exactly_where_the_run_was(
@@ -92,13 +57,13 @@ def test_resuming_continues_exactly_where_the_run_was(
 ) -> None:
     data = read_folders([training_images])
     straight = Trainer("resnet50", len(data.classes), RECIPE, tmp_path)
-    first = list(straight.run_epoch(data, max_steps=2))
+    first = list(straight.run_epoch(data))
     straight.save()
     resumed = Trainer("resnet50", len(data.classes), RECIPE, tmp_path)
     resumed.resume()
     assert resumed.epoch == 1
-    second = list(straight.run_epoch(data, max_steps=2))
-    again = list(resumed.run_epoch(data, max_steps=2))
+    second = list(straight.run_epoch(data))
+    again = list(resumed.run_epoch(data))
     assert again == pytest.approx(second, rel=1e-3)  # bf16 sums in another order
     assert again != pytest.approx(first, rel=1e-3)
     ours, theirs = straight.average.state_dict(), resumed.average.state_dict()
