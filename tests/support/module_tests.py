@@ -38,7 +38,7 @@ ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/u
     "app/tracing/stored/jaeger_json.py": ("cli/test_trace.py",),
     "app/tracing/stored/waterfall.py": ("cli/test_trace.py",),
     "calibration/commands/calibrate_run.py": ("calibration/evaluation/test_temperatures.py",),
-    "calibration/commands/fetch.py": ("calibration/recipes/test_imagenet.py",),
+    "calibration/commands/fetch.py": ("calibration/test_imagenet.py",),
     "calibration/commands/versions.py": ("cli/test_history.py",),
     "calibration/evaluation/reports/page.py": ("calibration/evaluation/reports",),
     "calibration/evaluation/subsets/judging.py": ("calibration/evaluation/subsets/test_study.py",),

@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.main import app
+from calibration import imagenet as recipe
 from calibration.quantization import packaged_images, quantize_set
 from calibration.quantization.quantize_set import Request
-from calibration.recipes import imagenet as recipe
 from calibration.sets.packaged.wheels import Wheel
 from calibration.sets.staging import Staging
 from models.image_record import ImageRecord

@@ -182,7 +182,7 @@ def _reporting(report: Report, wheel: Wheel, before: int, total: int) -> ReportP
 
 def _float_set(staging: Staging, wheels: list[Path]) -> Manifest:
     """Write the float networks and the labels."""
-    classes = files("calibration.recipes").joinpath("imagenet_classes.tsv").read_text("utf-8")
+    classes = files("calibration").joinpath("imagenet_classes.tsv").read_text("utf-8")
     rows = [line.split("\t") for line in classes.splitlines()]
     return Manifest(
         name=NAME,
