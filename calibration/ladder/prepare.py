@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import openvino as ov
 
-from calibration.datasets.labelled import Dataset, read_dataset
+from calibration.datasets import Dataset, read_dataset
 from calibration.evaluation.evaluate import check_not_calibrated
 from calibration.ladder.engine import (
     INPUTS_NAME,

@@ -7,7 +7,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from calibration.datasets.labelled import ImageFile
+from calibration.datasets import ImageFile
 from calibration.evaluation.inference import Networks, batches, through_threads
 from models.accuracy import ENSEMBLE
 from models.ensemble import Prediction, Probabilities

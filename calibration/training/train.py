@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from safetensors.torch import load_file
 
-from calibration.datasets.labelled import folder_files
+from calibration.datasets import folder_files
 from calibration.sets.fold import MEAN_RGB, SCALE_RGB
 from calibration.sets.networks import (
     NETWORKS,

@@ -14,7 +14,7 @@ from app.main import build
 from app.settings import Settings
 from app.tune.replica import LoadRequest, closed_loops
 from calibration.commands.models import _problems_running
-from calibration.datasets.labelled import read_dataset
+from calibration.datasets import read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import evaluate
 from calibration.evaluation.inference import Networks
