@@ -34,7 +34,7 @@ BREAKS = [
     ("app", "app/bench/report.py", "from calibration.ladder import rung"),
     ("app", "app/tracing/sink.py", "def late():\n    import torch"),
     ("pure", "app/queueing/priority.py", "import opentelemetry.trace"),
-    ("calibration", "calibration/planning/plan.py", "import fastapi"),
+    ("calibration", "calibration/planning.py", "import fastapi"),
     ("pure", "app/scaling/policy.py", "import ray.serve"),
     ("pure", "app/messages.py", "import grpc"),
     ("pure", "app/access/api_keys.py", "import ray"),
