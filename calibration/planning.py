@@ -47,6 +47,16 @@ WARM_UP_S, COUNTED_S, COUNTED_IMAGES = 2.0, 10.0, 20_000
 SIMULATED_RATE = 5000.0
 MAX_SIMULATED_IMAGES = 100_000  # for a node that takes more; a few seconds
 MAX_NODES = 1000
+AROUND = ("Ray", "HAProxy")  # the names in results of tandem bench
+MAX_CPU_MS = 1e6  # of an image in a stage; higher values are no measurement
+REST = "photos of 15 to 240 KB on two cores with AVX512-VNNI and AMX"
+
+Form = Literal["whole", "members", "stages"]
+FORMS: Mapping[Form, str] = {
+    "whole": "whole graphs side by side",
+    "members": "members apart",
+    "stages": "all stages apart",
+}
 
 
 class PlanError(TandemError):
@@ -205,6 +215,7 @@ def _layouts(needs: Requirements, costs: Costs) -> list[_Layout]:
 
 
 def _fewest_nodes(needs: Requirements, costs: Costs, utilization: float) -> _Layout | None:
+    """Return the layout with the fewest nodes that are at most this busy, or None."""
     needed = {
         name: math.ceil(needs.rate * ms / (1e3 * costs.cores(name) * utilization))
         for name, ms in costs.cpu_ms.items()
@@ -230,6 +241,7 @@ def _utilization(
 def _simulated_p99_ms(
     rate: float, nodes: int, per_node: Mapping[str, int], costs: Costs, seed: int
 ) -> float:
+    """Return the p99 at an HTTP client; infinite if images are refused or late."""
     heavy = {"Gateway"} if costs.is_together else set(costs.members)
     stages = {
         name: SimStage(
@@ -247,18 +259,6 @@ def _simulated_p99_ms(
     if outcome.refused or outcome.late:
         return math.inf
     return HTTP_MS + outcome.p99_ms(since=min(WARM_UP_S, seconds / 4))
-
-
-AROUND = ("Ray", "HAProxy")  # the names in results of tandem bench
-MAX_CPU_MS = 1e6  # of an image in a stage; higher values are no measurement
-REST = "photos of 15 to 240 KB on two cores with AVX512-VNNI and AMX"
-
-Form = Literal["whole", "members", "stages"]
-FORMS: Mapping[Form, str] = {
-    "whole": "whole graphs side by side",
-    "members": "members apart",
-    "stages": "all stages apart",
-}
 
 
 def planned_costs(manifest: Manifest, precision: Precision, form: Form = "whole") -> Costs:
@@ -352,11 +352,11 @@ class PlannedForm:
 
 def compare_forms(needs: Requirements, manifest: Manifest) -> list[PlannedForm]:
     """Plan every form of the graph for the same load, each with its expected costs."""
-    return [_planned(needs, form, planned_costs(manifest, "INT8", form)) for form in FORMS]
-
-
-def _planned(needs: Requirements, form: Form, costs: Costs) -> PlannedForm:
-    try:
-        return PlannedForm(form, costs, plan(needs, costs))
-    except PlanError as error:
-        return PlannedForm(form, costs, None, str(error))
+    forms = []
+    for form in FORMS:
+        costs = planned_costs(manifest, "INT8", form)
+        try:
+            forms.append(PlannedForm(form, costs, plan(needs, costs)))
+        except PlanError as error:
+            forms.append(PlannedForm(form, costs, None, str(error)))
+    return forms
