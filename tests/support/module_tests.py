@@ -43,7 +43,6 @@ ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/u
     "calibration/evaluation/reports/page.py": ("calibration/evaluation/reports",),
     "calibration/evaluation/subsets/judging.py": ("calibration/evaluation/subsets/test_study.py",),
     "calibration/ladder/ensemble_engine.py": ("calibration/ladder/test_worker.py",),
-    "calibration/offline/run.py": ("calibration/offline/test_offline_command.py",),
     "calibration/quantization/nncf_errors.py": ("calibration/quantization/test_quantize_set.py",),
     "calibration/sets/ending.py": ("calibration/sets/import_network",),
     "calibration/sets/pytorch/loaded.py": ("calibration/sets/pytorch",),

@@ -12,8 +12,8 @@ import pytest
 
 from app.samples.places import SampleFolder
 from app.samples.sample import sample_of
+from calibration.answer_files import opened
 from calibration.drift import NO_LABEL, Answers, Drift, Wanted, class_shares, compare, read_answers
-from calibration.offline.answer_files import opened
 from models.errors import ModelSetError
 from tests.support.answers import answer_of
 

@@ -18,8 +18,7 @@ from calibration.datasets import read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import evaluate
 from calibration.evaluation.inference import Networks
-from calibration.offline.local_ensemble import LocalEnsemble
-from calibration.offline.upper_bound import InProcessPipeline, Setup
+from calibration.offline import InProcessPipeline, LocalEnsemble, Setup
 from calibration.quantization.quantize_set import Request, quantize_set
 from models import extras, golden
 from models.errors import ModelSetError
@@ -237,7 +236,7 @@ import sys
 from app.deployments.assembly import assemble
 from app.settings import Settings
 assemble(Settings(model_set=sys.argv[1], compile_cache=None, trace_dir=None))
-import app.main, calibration.offline.upper_bound
+import app.main, calibration.offline
 from app.launch.forks.running import MODULES
 from app.launch.forks.server import import_all
 import_all(MODULES)
