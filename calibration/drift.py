@@ -13,18 +13,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import asin, sqrt
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import chi2_contingency, false_discovery_control, fisher_exact, ks_2samp
 
+from calibration.answer_files import VERSION_KEY, Row
 from models.errors import ModelSetError
 from models.extras import needs_extra
 
 DISAGREES = "disagrees"  # the key in samples on which versions of a set disagree
 NO_LABEL = "(no label)"  # a multi-label answer without any label
-VERSION_KEY = b"tandem.model_version"
 LEVEL = 0.05  # false discovery rate of the three tests (Benjamini and Hochberg 1995)
 MIN_IMAGES = 50  # on each side: with fewer, only extreme differences are significant
 MIN_EXPECTED = 5.0  # images of a class on either side, for the chi-squared test (Cochran 1954)
@@ -32,7 +31,6 @@ NUM_DRAWN = 1999  # random divisions, in place of that test where a class has fe
 MAX_SQUARE = 4.0  # the distance of :func:`_square` between sides that share no class
 # Cohen's (1988) bounds of a small effect; Kolmogorov and Smirnov's D has none, 0.1 is our choice.
 BOUNDS = {"classes": 0.1, "confidence": 0.1, "agreement": 0.2}
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
