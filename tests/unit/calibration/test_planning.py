@@ -21,7 +21,6 @@ from calibration.planning import (
 )
 from calibration.simulator import Simulation
 from models.model_set import load_model_set
-from tests.support.command_line import tandem
 from tests.support.tiny_networks import write_tiny_set
 
 APART = Costs(
@@ -253,55 +252,6 @@ def test_a_file_without_costs_is_refused(tmp_path, content, says):
         read_costs(path, ("one", "other"))
 
 
-def test_the_command_says_what_it_takes_and_what_it_assumed():
-    result = tandem("plan", "--rate", 200, "--p99-ms", 100, "--node-cores", 32)
-    assert result.exit_code == 0, result.output
-    assert "nodes of 32 cores for 200 requests/s, 400 predictions/s" in result.stdout
-    for word in ("record", "SMT", "Poisson", "simulation", "--costs"):
-        assert word in result.stdout
-
-
-def test_brackets_in_the_name_of_the_costs_are_shown(tmp_path):
-    path = tmp_path / "costs[old].json"
-    path.write_text(json.dumps(bench_result(Gateway=9)))
-    result = tandem("plan", "--rate", 20, "--costs", path)
-    assert result.exit_code == 0, result.output
-    assert "costs[old].json" in result.stdout.replace("\n", "")
-
-
-def test_the_command_as_json():
-    result = tandem("plan", "--rate", 100, "--apart", "--survive-nodes", 0, "--json", "-")
-    planned = json.loads(result.stdout)
-    assert planned["nodes"] == 1
-    assert set(planned["stages"]) == {"Gateway", "Decoder", "resnet50", "densenet169"}
-    assert len(planned["assumed"]) == 7
-    assert any("max_replicas_per_node" in line for line in planned["assumed"])
-    together = json.loads(tandem("plan", "--rate", 100, "--json", "-").stdout)
-    assert len(together["assumed"]) == 7
-    assert not any("max_replicas_per_node" in line for line in together["assumed"])
-    assert any("event loop" in line for line in together["assumed"])
-    assert set(together["forms"]) == {"whole", "members", "stages"}
-    assert together["forms"]["whole"]["nodes"] == together["nodes"]
-    assert together["forms"]["stages"]["nodes"] >= together["nodes"]
-
-
-def test_a_form_that_does_not_fit_says_so_beside_those_that_do():
-    result = tandem("plan", "--rate", 100, "--node-cores", 4, "--json", "-")
-    forms = json.loads(result.stdout)["forms"]
-    assert forms["whole"]["nodes"] == 3
-    assert forms["stages"]["nodes"] is None
-    assert "--node-cores 4" in forms["stages"]["why_not"]
-    shown = tandem("plan", "--rate", 100, "--node-cores", 4).stdout
-    assert "all stages apart: 100 images/s do not fit" in shown
-
-
-def test_measured_costs_are_of_one_form_and_compared_with_none(tmp_path):
-    path = tmp_path / "costs.json"
-    path.write_text(json.dumps(bench_result(Gateway=30.0, Ray=1.0, HAProxy=0.5)))
-    result = tandem("plan", "--costs", path, "--json", "-")
-    assert json.loads(result.stdout)["forms"] == {}
-
-
 def test_members_of_one_process_run_side_by_side_where_it_has_cores():
     known = replace(TOGETHER, member_ms={"one": 20.0, "other": 10.0})
     assert known.alone_ms == pytest.approx(TOGETHER.alone_ms - 10.0)
@@ -315,23 +265,6 @@ def test_the_cheaper_the_networks_the_fewer_cores_a_gateway_can_use():
     assert [cores(ms) for ms in (34.0, 10.0, 5.0, 3.0, 2.0)] == [4, 4, 3, 2, 1]
     for ms in (34.0, 10.0, 5.0, 3.0, 2.0):  # the loop is never busier than planned
         assert cores(ms) / ms * SERIAL_CPU_MS <= SERIAL_BUSY
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--rate", "0"),
-        ("--rate", "nan"),
-        ("--rate", "1e-6"),
-        ("--p99-ms", "-1"),
-        ("--p99-ms", "1e9"),
-        ("--node-cores", "100000"),
-        ("--survive-nodes", "1000"),
-        ("--apart", "--costs", "x"),
-    ],
-)
-def test_the_command_refuses(arguments):
-    assert isinstance(tandem("plan", *arguments).exception, PlanError)
 
 
 def test_a_cost_that_was_not_measured_is_called_a_guess():
