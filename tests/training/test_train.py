@@ -1,6 +1,8 @@
 """A few real steps of the training script: it learns, resumes exactly, and writes what it says."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +39,15 @@ def run(*arguments: str) -> str:
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def test_a_mistake_is_a_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "calibration.training.train", "resnet50"]
+    command += ["--images", str(tmp_path), "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.startswith("no images in ")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_script_trains_and_resumes(training_images: Path, tmp_path: Path) -> None:
