@@ -259,8 +259,8 @@ def _check_unambiguous(
     for name in names:
         if counts[name] > 1:
             places = ", ".join(str(i) for i, other in enumerate(known) if other == name)
-            there = known is model_set.labels and model_set.class_ids
-            how = "the class ids" if there else "a list (CSV of file,label) with the numbers"
+            has_ids = known is model_set.labels and model_set.class_ids
+            how = "the class ids" if has_ids else "a list (CSV of file,label) with the numbers"
             raise ModelSetError(
                 f"{source}: {name} is the name of {counts[name]} classes of {model_set.name} "
                 f"(numbers {places}): which is meant? Use {how} instead"

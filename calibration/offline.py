@@ -393,7 +393,11 @@ def measure_upper_bound(
     seconds: float = 2.0,
     report: ReportProgress = lambda _: None,
 ) -> UpperBound:
-    """Try every setup in turn, ``rounds`` times ``seconds`` each; return the best median."""
+    """Try every setup in turn, ``rounds`` times ``seconds`` each; return the best median.
+
+    The bound is of decoder and networks in one process, without a server, on all cores. Every
+    worker thread handles whole batches: it decodes, then runs each member on its own infer request.
+    """
     report("compiling")
     pipelines = [
         InProcessPipeline(model_set, precision, setup) for setup in setups(available_cpus())

@@ -199,8 +199,8 @@ def test_what_is_not_there_is_refused(tmp_path, by_label):
 def test_the_name_of_a_dataset_does_not_depend_on_how_it_is_given(tmp_path, by_label, monkeypatch):
     source = touch(tmp_path / "photos" / "val", "mostly red/a.jpg")
     monkeypatch.chdir(source)
-    given = [source, Path(), Path("../val"), Path("mostly red/..")]
-    assert {read_dataset(path, by_label).name for path in given} == {"photos/val"}
+    paths = [source, Path(), Path("../val"), Path("mostly red/..")]
+    assert {read_dataset(path, by_label).name for path in paths} == {"photos/val"}
 
 
 def test_a_folder_whose_name_is_not_utf8_gives_a_name_that_can_be_written(tmp_path, by_label):
