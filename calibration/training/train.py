@@ -381,5 +381,5 @@ if __name__ == "__main__":
     try:
         typer.run(train)
     except TandemError as error:
-        console.print(f"[red]{error.message}[/]")
+        console.print(error.message, style="red", markup=False, soft_wrap=True)
         raise SystemExit(2) from None
