@@ -33,7 +33,7 @@ def load(name: str = "imagenette", precision: Literal["INT8", "FP16"] = "INT8") 
     """Load a model set's ensemble into this process: ``load().classify("photo.jpg").label``.
 
     ``name`` is a set's name or its folder. Returns a ``LocalEnsemble``
-    (``calibration/offline/local_ensemble.py``). Modules of the program precede those of the wheel.
+    (``calibration/offline.py``). Modules of the program precede those of the wheel.
 
     Raises:
         ImportError: the program has its own module ``models`` or ``calibration``.

@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from calibration.commands.evaluate_options import EvaluateOptions
 from calibration.commands.options import err, out
-from calibration.datasets.labelled import Dataset, LabelledImage
+from calibration.datasets import Dataset, LabelledImage
 from calibration.evaluation.evaluate import evaluate
 from calibration.evaluation.inference import Track
 from calibration.evaluation.reports.figures_table import figures_table

@@ -1,14 +1,28 @@
-"""``tandem drift``: compares samples of a service with a reference."""
+"""``tandem drift``: compares samples of a service with a reference, as a table, JSON and a page."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from calibration.commands.options import JsonFile, check_file, out
 from models.errors import ModelSetError
+from models.extras import needs_extra
 from models.result_files import check_can_write, write_json, write_result
+
+if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
+    from collections.abc import Sequence
+
+    from calibration.drift import Answers, ClassShare, Difference, Drift
+
+MAX_LISTED = 10  # classes in the table
+MAX_DRAWN = 20  # classes on the page
+COLORS = {"reference": "#4a6fa5", "samples": "#c8703a"}
+HEIGHT = 0.38  # of a bar, of the row that a class's two bars share
 
 
 def drift(
@@ -46,9 +60,7 @@ def drift(
 
     Exit code 1: there is drift.
     """
-    from calibration.drift import report
-    from calibration.drift.answers import Wanted, read_answers
-    from calibration.drift.comparison import compare
+    from calibration.drift import Wanted, compare, read_answers
 
     check_can_write(json_file)
     check_file(html, "--html")
@@ -57,11 +69,10 @@ def drift(
     now = read_answers(samples, Wanted(model_set, version, since=when))
     result = compare(before, now)
     if str(json_file) != "-":
-        report.show(out, before, now, result)
-    write_json(json_file, report.as_json(before, now, result))
+        _show(result)
+    write_json(json_file, as_json(result))
     if html is not None:
-        page = report.render(f"Drift of {samples} from {reference}", before, now, result)
-        write_result(html, page)
+        write_result(html, _page(f"Drift of {samples} from {reference}", result))
     if result.is_drift:
         raise typer.Exit(1)
 
@@ -74,3 +85,154 @@ def _time(text: str) -> datetime:
             f"--since {text!r}: write a time as 2026-11-26 or 2026-11-26T08:00"
         ) from None
     return when.replace(tzinfo=when.tzinfo or UTC)
+
+
+def as_json(result: "Drift") -> dict[str, Any]:
+    """Return the comparison as JSON values: verdict, tests, and every class."""
+    from calibration.drift import LEVEL
+
+    return {
+        "drift": result.is_drift,
+        "verdict": _verdict(result),
+        "notes": _notes(result),
+        "level": LEVEL,
+        **{name: _side_as_json(side) for name, side in result.sides.items()},
+        "differences": [asdict(each) | {"is_drift": each.is_drift} for each in result.differences],
+        "classes": [asdict(share) | {"change": share.change} for share in result.classes],
+    }
+
+
+def _side_as_json(side: "Answers") -> dict[str, Any]:
+    times = {"first": side.first, "last": side.last}
+    shown = {name: time.isoformat() for name, time in times.items() if time is not None}
+    return {"images": side.num, "versions": side.versions, **shown}
+
+
+def _verdict(result: "Drift") -> str:
+    """Return a sentence that says whether there is drift, and in which of the tests."""
+    named = [each.name for each in result.differences if each.is_drift]
+    if named:
+        return f"drift: {', '.join(named)}"
+    return (
+        f"no drift: {result.samples.num} samples and {result.reference.num} references differ by "
+        "no more than chance, or by too little to matter"
+    )
+
+
+def _notes(result: "Drift") -> list[str]:
+    """Return notes on causes of a difference other than the photos: other versions answered."""
+    if set(result.reference.versions) == set(result.samples.versions):
+        return []
+    versions = (f"{name} {', '.join(sorted(side.versions))}" for name, side in result.sides.items())
+    return [
+        "different versions answered, so a difference may come from the networks: "
+        + "; ".join(versions)
+    ]
+
+
+def _show(result: "Drift") -> None:
+    """Print the tests, the classes that changed most, and the verdict."""
+    for name, side in result.sides.items():
+        out.print(f"{name}: {_described(side)}", markup=False)
+    table = Table("", "reference", "samples", "test", "p", "effect", "matters from", "drift")
+    for each in result.differences:
+        table.add_row(*_cells(each), style="red" if each.is_drift else "")
+    out.print(table)
+    changed = Table("class", "reference", "samples", "change")
+    for share in result.classes[:MAX_LISTED]:
+        figures = f"{share.reference:.1%}", f"{share.samples:.1%}", f"{share.change * 100:+.1f}"
+        changed.add_row(escape(share.label), *figures)
+    out.print(changed)
+    if (num_more := len(result.classes) - MAX_LISTED) > 0:
+        out.print(f"{num_more} more classes changed less; --json has all")
+    for note in _notes(result):
+        out.print(f"[yellow]note:[/] {escape(note)}")
+    color = "red" if result.is_drift else "green"
+    out.print(f"[{color}]{_verdict(result)}[/]")
+
+
+def _described(side: "Answers") -> str:
+    """Return a sentence with a side's number of images, their times, and the versions."""
+    times = ""
+    if side.first is not None and side.last is not None:
+        times = f", {side.first:%Y-%m-%d %H:%M} to {side.last:%Y-%m-%d %H:%M} UTC"
+    return f"{side.num} images{times}, answered by {', '.join(sorted(side.versions))}"
+
+
+def _cells(each: "Difference") -> tuple[str, ...]:
+    return (
+        each.name,
+        *("" if value is None else f"{value:.3f}" for value in (each.reference, each.samples)),
+        each.test,
+        "< 0.0001" if each.adjusted_p < 1e-4 else f"{each.adjusted_p:.4f}",
+        f"{each.effect_name} {each.effect:.2f}",
+        f"{each.bound:g}",
+        "yes" if each.is_drift else "no",
+    )
+
+
+def _page(title: str, result: "Drift") -> bytes:
+    """Return the HTML page, which loads nothing over the network."""
+    from calibration.drift import LEVEL
+
+    with needs_extra("calibrate", "drift --html"):
+        from markupsafe import Markup
+
+        from calibration.evaluation.reports.html import rendered
+    return rendered(
+        "calibration.commands",
+        "drift.html.j2",
+        title=title,
+        is_drift=result.is_drift,
+        verdict=_verdict(result),
+        notes=_notes(result),
+        sides={name: _described(side) for name, side in result.sides.items()},
+        rows=[(_cells(each), each.is_drift) for each in result.differences],
+        level=LEVEL,
+        num_more=max(0, len(result.classes) - MAX_DRAWN),
+        # matplotlib escapes what it draws
+        classes=Markup(_class_plot(result.classes[:MAX_DRAWN])),
+        confidence=Markup(_confidence_plot(result)),
+    )
+
+
+def _class_plot(classes: "Sequence[ClassShare]") -> str:
+    """Plot each class's share of the images on both sides, as bars, as inline SVG."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    from calibration.evaluation.reports.plots import STYLE, svg_of
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 1.2 + 0.42 * len(classes)))
+        axes = figure.add_subplot()
+        for name, shift in (("reference", -HEIGHT / 2), ("samples", HEIGHT / 2)):
+            places = [place + shift for place in range(len(classes))]
+            percents = [100 * getattr(share, name) for share in classes]
+            axes.barh(places, percents, HEIGHT * 0.95, label=name, color=COLORS[name])
+        # matplotlib takes no lone surrogates, which JSON's labels may have
+        labels = [share.label.encode("utf-8", "replace").decode() for share in classes]
+        axes.set_yticks(range(len(classes)), labels)
+        axes.invert_yaxis()
+        axes.set_xlabel("% of the images")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+        return svg_of(figure)
+
+
+def _confidence_plot(result: "Drift") -> str:
+    """Plot the cumulative distribution of the confidence; the test's D is the widest gap."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    from calibration.evaluation.reports.plots import STYLE, svg_of
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7, 3.6))
+        axes = figure.add_subplot()
+        for name, side in result.sides.items():
+            axes.ecdf(side.confidence, label=name, color=COLORS[name])
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("confidence (probability of the first class)")
+        axes.set_ylabel("share of images up to it")
+        axes.legend(frameon=False, loc="upper left")
+        return svg_of(figure)

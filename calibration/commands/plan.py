@@ -12,8 +12,7 @@ from models.result_files import check_can_write, write_json
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
     from collections.abc import Sequence
 
-    from calibration.planning.costs import Form, PlannedForm
-    from calibration.planning.plan import Costs, Plan, Requirements
+    from calibration.planning import Costs, Form, Plan, PlannedForm, Requirements
 
 
 def plan(
@@ -40,9 +39,14 @@ def plan(
     what tandem bench measured on a machine like your nodes. From the record the
     forms of the graph are compared: whole, members apart, all stages apart.
     """
-    from calibration.planning.costs import compare_forms, planned_costs, read_costs
-    from calibration.planning.plan import PlanError, Requirements
-    from calibration.planning.plan import plan as make_plan
+    from calibration.planning import (
+        PlanError,
+        Requirements,
+        compare_forms,
+        planned_costs,
+        read_costs,
+    )
+    from calibration.planning import plan as make_plan
     from models.model_set import load_model_set
 
     check_can_write(json_file)
@@ -112,7 +116,7 @@ def _show_forms(forms: "Sequence[PlannedForm]") -> None:
 
 def assumptions(needs: "Requirements", costs: "Costs") -> list[str]:
     """Return what the plan takes for granted."""
-    from calibration.planning.plan import (
+    from calibration.planning import (
         HTTP_MS,
         SERIAL_BUSY,
         SERIAL_CPU_MS,

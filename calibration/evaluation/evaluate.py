@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from calibration.datasets.labelled import (
+from calibration.datasets import (
     Dataset,
     ImageFile,
     LabelledImage,

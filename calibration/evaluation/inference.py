@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from calibration.datasets.labelled import ImageFile
+from calibration.datasets import ImageFile
 from models.accuracy import ENSEMBLE
 from models.cpus import available_cpus
 from models.ensemble import Probabilities, average, tempered

@@ -13,7 +13,7 @@ from tandem_client.addresses import checked_url, is_loopback
 from tandem_client.exchange import cause_of
 
 from app.access.api_keys import key_headers
-from calibration.datasets.labelled import ImageFile, LabelledImage
+from calibration.datasets import ImageFile, LabelledImage
 from calibration.evaluation.inference import AnsweredBatch
 from models.accuracy import ENSEMBLE
 from models.ensemble import Probabilities, average

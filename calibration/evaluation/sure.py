@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 
-from calibration.datasets.labelled import LabelledImage, truth_of
+from calibration.datasets import LabelledImage, truth_of
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.split import is_for_fitting
 from models.accuracy import ENSEMBLE, SureRecord, wilson_interval

@@ -12,7 +12,7 @@ from math import exp, log, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from calibration.datasets.labelled import LabelledImage, truth_of
+from calibration.datasets import LabelledImage, truth_of
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.split import is_for_fitting
 from calibration.statistics import Reliability

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from calibration.datasets.labelled import read_dataset
+from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import check_not_calibrated
 from calibration.ladder.rungs import LABELLED, RungNetwork, RungOptions, RungTask, SkippedError
 from calibration.sets.fold import MEAN_RGB, SCALE_RGB
@@ -257,7 +257,7 @@ def torch_network(task: RungTask, options: RungOptions) -> ReadyNetwork:
 
 def check_possible(options: RungOptions) -> None:
     """Raise :class:`SkippedError` if this machine's PyTorch cannot run these options."""
-    from calibration.training.trainer import has_bf16
+    from calibration.training.train import has_bf16
 
     if options.float_type == "bf16" and not has_bf16():
         raise SkippedError(
@@ -308,21 +308,22 @@ def random_module(network: RungNetwork) -> Any:
 def _restored(task: RungTask, no_source: str) -> Any:
     """Load the float IR's weights into the architecture, and check that the answers are equal."""
     torch = import_torch()
+    from calibration.ladder.unfold import unfold
     from calibration.sets.networks import build_network
-    from calibration.training.unfold import unfold
 
     network, ir = task.network, member_ir(task.network, "FP16", task.work)
     module = build_network(network.name, network.num_classes)
     pixels = random_pixels(4, network.size)
+    batch = torch.from_numpy(normalised(pixels))
     try:
-        unfold(module, read_network(ir), np.ascontiguousarray(pixels[..., ::-1]))
+        unfold(module, read_network(ir), batch)
     except (ModelSetError, KeyError, RuntimeError) as error:
         raise SkippedError(f"{no_source} (its IR does not fit: {error})") from error
     module.eval()
     options = RuntimeOptions(num_threads=task.cores, batch_sizes=(len(pixels),))
     expected = CompiledNetwork(ir, options).predict(pixels)
     with torch.inference_mode():
-        answers = module(torch.from_numpy(normalised(pixels))).softmax(1).numpy()
+        answers = module(batch).softmax(1).numpy()
     if (by := float(np.abs(answers - expected).max())) > ALIKE:
         raise SkippedError(f"{no_source} (restored from its IR it answers otherwise, by {by:.2f})")
     return module

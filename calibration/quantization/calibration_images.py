@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.datasets.labelled import (
+from calibration.datasets import (
     LabelledImage,
     file_hashes,
     find_images,

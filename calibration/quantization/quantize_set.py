@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from calibration.datasets.labelled import images_digest
+from calibration.datasets import images_digest
 from calibration.quantization.calibration_images import Chosen, HeldOut, draw_images, held_out
 from calibration.quantization.merge import merged
 from calibration.quantization.nncf_errors import check_ignored, nncf_errors

@@ -13,7 +13,7 @@ import typer
 from safetensors.torch import load_file
 
 from calibration.sets.networks import build_network, save_tensors
-from calibration.training.augment import LabelledImages, normalised, read_folders, some_crops
+from calibration.training.train import LabelledImages, normalised, read_folders, some_crops
 from models.errors import ModelSetError
 
 BATCH = 64

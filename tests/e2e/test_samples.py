@@ -1,6 +1,6 @@
 """Samples, drift and feedback of a real service with two Gateways.
 
-In the fast tier: tests/unit/samples, and tests/unit/calibration/drift.
+In the fast tier: tests/unit/samples, and tests/unit/calibration/test_drift.py.
 """
 
 import json

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from calibration.offline.upper_bound import InProcessPipeline, measure_upper_bound
+from calibration.offline import InProcessPipeline, measure_upper_bound
 from models.model_set import load_model_set
 
 KEPT = 3  # setups whose difference is within the noise; the best of them counts, each time anew

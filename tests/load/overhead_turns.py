@@ -17,7 +17,7 @@ from app.bench.client import Target
 from app.bench.load import Load
 from app.bench.process_tree import cpu_seconds as cpu_by_stage
 from app.bench.samples import Run, summarise
-from calibration.offline.upper_bound import OneImage
+from calibration.offline import OneImage
 from models.cpus import available_cpus
 from models.model_set import load_model_set
 

@@ -20,7 +20,7 @@ from app.bench.client import Target
 from app.bench.generator import run_load
 from app.bench.load import Load, photos_in
 from app.bench.samples import Summary, summarise
-from calibration.offline.upper_bound import OneImage
+from calibration.offline import OneImage
 from models.model_set import load_model_set
 
 FILES = 16  # of the forms

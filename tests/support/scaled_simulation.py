@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from app.scaling.usage import UsageReport
-from calibration.planning.simulator import (
+from calibration.simulator import (
     Service,
     SimImage,
     SimReplica,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from calibration.imagenet import NETWORKS, Lite
 from calibration.quantization.packaged_images import packaged_images
-from calibration.recipes.imagenet import NETWORKS, Lite
 from calibration.sets.networks import timm_module
 from calibration.sets.packaged.efficientnet_lite import NORMALISATION, efficientnet_lite
 from calibration.sets.packaged.tensors_file import read_tensors

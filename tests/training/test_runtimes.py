@@ -9,7 +9,7 @@ import torch
 from calibration.sets.file_options import FileOptions
 from calibration.sets.networks import build_network
 from calibration.sets.runtimes.importing import import_member
-from calibration.training.augment import normalised
+from calibration.training.train import normalised
 from models.runtime import CompiledNetwork, RuntimeOptions
 from tests.support.runtime_files import export_module
 from tests.support.script_files import frozen, save_script, scripted, traced

@@ -9,7 +9,7 @@ import torch
 from calibration.sets.add_set import NewSet, add_set
 from calibration.sets.member_options import MemberOptions
 from calibration.sets.networks import build_network, save_tensors
-from calibration.training.augment import normalised
+from calibration.training.train import normalised
 from models.errors import ModelSetError
 from models.model_set import ModelSet
 from models.record import RuntimeName

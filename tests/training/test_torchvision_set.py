@@ -21,7 +21,7 @@ from calibration.sets.published.fetched_set import fetch_set
 from calibration.sets.published.interface import WeightsSource
 from calibration.sets.published.members import read_members
 from calibration.sets.published.torchvision_weights import TorchvisionWeights, usual_weights
-from calibration.training.augment import normalised
+from calibration.training.train import normalised
 from models.ensemble import average
 from models.errors import ModelSetError
 from models.image_record import ImageRecord

@@ -6,11 +6,11 @@ import numpy as np
 import openvino as ov
 import pytest
 import torch
+from calibration.ladder.engine import normalised
 
+from calibration.ladder.unfold import unfold
 from calibration.sets.convert import convert_module
 from calibration.sets.networks import build_network
-from calibration.training.augment import normalised
-from calibration.training.unfold import unfold
 from models.errors import ModelSetError
 
 SIZE = 64
@@ -32,25 +32,26 @@ def trained(name: str) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def pixels() -> np.ndarray:
-    return np.random.default_rng(1).integers(0, 256, (8, SIZE, SIZE, 3), np.uint8)  # RGB
+def batch() -> torch.Tensor:
+    pixels = np.random.default_rng(1).integers(0, 256, (8, SIZE, SIZE, 3), np.uint8)
+    return torch.from_numpy(normalised(pixels))
 
 
-def test_the_unfolded_network_answers_as_the_ir(pixels: np.ndarray, tmp_path: Path) -> None:
+def test_the_unfolded_network_answers_as_the_ir(batch: torch.Tensor, tmp_path: Path) -> None:
     original = trained("resnet50")
     ov.save_model(convert_module(original, "resnet50", SIZE), tmp_path / "x.xml")
     again = build_network("resnet50", 3)
-    unfold(again, ov.Core().read_model(tmp_path / "x.xml"), pixels)
+    unfold(again, ov.Core().read_model(tmp_path / "x.xml"), batch)
     with torch.no_grad():
-        expected = original(normalised(pixels)).softmax(1).numpy()
-        found = again.eval()(normalised(pixels)).softmax(1).numpy()
-        in_training = again.train()(normalised(pixels)).softmax(1).numpy()
-    np.testing.assert_allclose(found, expected, atol=0.02)  # the IR holds FP16
+        expected = original(batch).softmax(1).numpy()
+        restored = again.eval()(batch).softmax(1).numpy()
+        in_training = again.train()(batch).softmax(1).numpy()
+    np.testing.assert_allclose(restored, expected, atol=0.02)  # the IR holds FP16
     # The statistics it was given are those of these images: training starts where it was.
     np.testing.assert_allclose(in_training, expected, atol=0.05)
 
 
-def test_a_densenet_is_refused(pixels: np.ndarray) -> None:
+def test_a_densenet_is_refused(batch: torch.Tensor) -> None:
     model = convert_module(trained("densenet169"), "densenet169", SIZE)
     with pytest.raises(ModelSetError, match="only networks that normalise after a convolution"):
-        unfold(build_network("densenet169", 3), model, pixels)
+        unfold(build_network("densenet169", 3), model, batch)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from calibration.datasets.label_sets import LabelSets, MultiLabelledImage, truth_of
+from calibration.datasets import LabelSets, MultiLabelledImage, label_truth_of
 from calibration.evaluation.evaluate import check_not_calibrated
 from calibration.evaluation.inference import Networks, Observer, Track
 from calibration.evaluation.multi_label.figures import Labels, Resampled, drop_of, measured
@@ -89,7 +89,7 @@ def evaluate_label_sets(
         for precision, by_name in answered.probabilities.items():
             for name, scores in by_name.items():
                 rows.setdefault(precision, {}).setdefault(name, []).append(scores)
-    _measure(result, rows, truth_of(images, model_set.manifest.num_classes))
+    _measure(result, rows, label_truth_of(images, model_set.manifest.num_classes))
     return result
 
 

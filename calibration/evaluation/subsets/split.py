@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from calibration.datasets.labelled import LabelledImage
+from calibration.datasets import LabelledImage
 from models.errors import ModelSetError
 from models.record import sha256_of
 

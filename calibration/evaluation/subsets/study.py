@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from calibration.datasets.labelled import LabelledImage, truth_of
+from calibration.datasets import LabelledImage, truth_of
 from calibration.evaluation.cascade import CascadeTally
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.candidates import FitData, candidates_of, subsets_of

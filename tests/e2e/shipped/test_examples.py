@@ -219,7 +219,7 @@ def test_locust(service: Service, photos: Path, tag: str) -> None:
 @pytest.mark.slow
 @needs("pandas")
 def test_ray_data(service: Service, photos: Path, labels: dict[str, str], tmp_path: Path) -> None:
-    """In the fast tier: the same classes, in tests/unit/calibration/offline."""
+    """In the fast tier: the same classes, in tests/unit/calibration/test_offline.py."""
     import pyarrow.parquet
 
     out = tmp_path / "answers"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from calibration.datasets.labelled import Dataset
+from calibration.datasets import Dataset
 from models.manifest import read_manifest
 from models.model_set import ModelSet
 from models.record import FileRecord

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.datasets.labelled import Dataset, LabelledImage
+from calibration.datasets import Dataset, LabelledImage
 from calibration.evaluation.accuracy_record import record_of
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.inference import AnsweredBatch

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.datasets.labelled import LabelledImage
+from calibration.datasets import LabelledImage
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.costs import MemberCost
 from calibration.evaluation.subsets.scores import SubsetsResult

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.datasets.labelled import read_dataset
+from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate
 from calibration.evaluation.inference import Networks
 from calibration.sets.add_set import NewSet, add_set

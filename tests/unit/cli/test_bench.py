@@ -11,7 +11,7 @@ from typer.testing import Result
 
 from app.bench.load import NothingToClassifyError, drawn_photos
 from app.errors import ConfigError
-from calibration.offline.upper_bound import Setup, setups
+from calibration.offline import Setup, setups
 from tests.support.command_line import tandem
 from tests.support.http_server import FakeServer
 from tests.support.tiny_networks import picture, write_tiny_set

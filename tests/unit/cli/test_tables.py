@@ -12,8 +12,7 @@ from rich.console import Console
 from app.bench.report import show_runs
 from app.bench.samples import Summary
 from calibration.commands import quantize
-from calibration.offline.limit import show as show_limit
-from calibration.offline.upper_bound import Setup, UpperBound
+from calibration.offline import Setup, UpperBound, show_bound
 from calibration.quantization.quantize import Quantized
 from calibration.quantization.quantize_set import MemberQuantization
 from calibration.statistics import Paired
@@ -89,7 +88,7 @@ def test_bench_of_a_large_service_and_of_one_that_is_overrun():
 def test_bench_limit():
     best = Setup(batch_size=16, streams=128, threads=1)
     found = UpperBound("INT8", 4, best, 12345.6, 40.1, {best: 12345.6})
-    text = printed(lambda console: show_limit(console, found))
+    text = printed(lambda console: show_bound(console, found))
     assert_whole(text, "streams", "threads", "batch", "images/s", "128", "12345.6")
 
 

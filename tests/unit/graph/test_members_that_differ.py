@@ -16,7 +16,7 @@ from app.oip.inference import Inference
 from app.oip.models import Models
 from app.responses import Classified
 from app.settings import Settings
-from calibration.offline.upper_bound import InProcessPipeline, OneImage, Setup
+from calibration.offline import InProcessPipeline, OneImage, Setup
 from models.ensemble import average
 from models.image import read_image
 from models.image_record import ImageRecord

@@ -10,9 +10,9 @@ from openvino import opset13 as ops
 
 from app.deployments import classifier
 from app.settings import Settings
+from calibration import offline
 from calibration.commands.models import _problems_running
 from calibration.evaluation import inference
-from calibration.offline import upper_bound
 from models import golden, runtime
 from models.model_set import ModelSet, load_model_set
 from models.record import Precision
@@ -94,7 +94,7 @@ def serve(model_set: ModelSet, precision: Precision) -> None:
 
 
 def bound(model_set: ModelSet, precision: Precision) -> None:
-    upper_bound.InProcessPipeline(model_set, precision, upper_bound.Setup(1, 1, 1))
+    offline.InProcessPipeline(model_set, precision, offline.Setup(1, 1, 1))
 
 
 def verify(model_set: ModelSet, _: Precision) -> None:
@@ -111,7 +111,7 @@ def evaluate(model_set: ModelSet, precision: Precision) -> None:
         (serve, "INT8", "bf16"),
         (serve, "FP16", "bf16"),
         (bound, "INT8", "bf16"),
-        (upper_bound.OneImage, "INT8", "bf16"),
+        (offline.OneImage, "INT8", "bf16"),
         (verify, "INT8", "bf16"),
         (evaluate, "INT8", "bf16"),
         (evaluate, "FP16", "f32"),  # what INT8 is compared with is the same for every set

@@ -10,7 +10,7 @@ import yaml
 
 from calibration.commands import evaluate_run
 from calibration.commands.evaluate_options import EvaluateOptions
-from calibration.datasets.labelled import read_dataset
+from calibration.datasets import read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import evaluate
 from calibration.sets.durable import write_manifest

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from calibration.datasets.labelled import read_dataset
+from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate
 from models.accuracy import ENSEMBLE, SureRecord
 from models.errors import ModelSetError

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.datasets.labelled import read_dataset
+from calibration.datasets import read_dataset
 from calibration.evaluation.inference import Networks, batches, through_threads
 from models.image import read_image
 from models.image_record import ImageRecord

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from calibration.commands import calibrate_run
-from calibration.datasets.labelled import LabelledImage
+from calibration.datasets import LabelledImage
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.split import is_for_fitting
 from calibration.evaluation.sure import SureFit

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.datasets.labelled import LabelledImage
+from calibration.datasets import LabelledImage
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.subsets.split import is_for_fitting
 from calibration.evaluation.temperatures import TemperatureFit, fit_temperature, with_temperatures

@@ -13,12 +13,11 @@ from app.graph.request import ClassifyRequest
 from app.main import build
 from app.settings import Settings
 from calibration.commands.models import _problems_running
-from calibration.datasets.labelled import read_dataset
+from calibration.datasets import read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
 from calibration.evaluation.evaluate import evaluate
 from calibration.evaluation.inference import Networks
-from calibration.offline.local_ensemble import LocalEnsemble
-from calibration.offline.upper_bound import InProcessPipeline, Setup
+from calibration.offline import InProcessPipeline, LocalEnsemble, Setup
 from calibration.quantization.quantize_set import Request, quantize_set
 from models import extras, golden
 from models.errors import ModelSetError
@@ -221,7 +220,7 @@ import sys
 from app.deployments.assembly import assemble
 from app.settings import Settings
 assemble(Settings(model_set=sys.argv[1], compile_cache=None))
-import app.main, calibration.offline.upper_bound
+import app.main, calibration.offline
 from app.launch.forks.running import MODULES
 from app.launch.forks.server import import_all
 import_all(MODULES)

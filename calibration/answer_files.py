@@ -20,7 +20,7 @@ from models.image_files import first_not_utf8, is_store, opened_store
 Row = dict[str, Any]  # {"file": str, **answer}
 ROWS_A_PART = 4096
 ROW_BEGINS = b'{"file": '  # in JSON lines
-VERSION_KEY = b"tandem.model_version"
+VERSION_KEY = b"tandem.model_version"  # in the metadata of a Parquet file
 PART = re.compile(r"part-\d{6,}\.parquet")
 
 

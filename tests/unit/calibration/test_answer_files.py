@@ -1,17 +1,15 @@
-"""``tandem classify --offline``: tables, kept answers, and runs that go on."""
+"""Kept answers of ``tandem classify --offline --out``, and runs that go on."""
 
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
-from calibration.offline import answer_files
+from calibration import answer_files
 from models.errors import ModelSetError
 from models.image_files import opened_store
 from tests.support.command_line import tandem
@@ -35,23 +33,6 @@ def classify(tiny_set: Path, *arguments: object, exit_code: int = 0) -> str:
 
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-def test_a_table(tiny_set: Path, pictures: Path) -> None:
-    said = classify(tiny_set, pictures, exit_code=1)
-    assert "1 of 10 failed" in said
-    assert all(folder.name in said for folder in pictures.iterdir() if folder.is_dir())
-
-
-def test_json_is_that_of_a_service(tiny_set: Path, pictures: Path) -> None:
-    file = sorted(pictures.rglob("*.png"))[0]
-    (row,) = map(json.loads, classify(tiny_set, "--json", "--top-k", 2, file).splitlines())
-    assert row["file"] == str(file)
-    assert (row["model_set"], row["degraded"], row["agreement"]) == ("tiny", False, True)
-    assert row["predictions"][0]["label"] == file.parent.name
-    assert len(row["predictions"]) == 2
-    own = row["members"]["sure"]
-    assert (own["label"], own["predictions"][0]["label"]) == (file.parent.name,) * 2
 
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet", "answers[b]:cat:.jsonl"])
@@ -78,17 +59,6 @@ def test_a_run_goes_on_where_another_ended(
         (bad,) = [row["error"]["code"] for row in rows if "error" in row]
         assert bad == "not_an_image"
     assert labels == {str(file): file.parent.name for file in files}
-
-
-def test_a_log_gets_a_line_now_and_then(
-    tiny_set: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files, out = sorted(pictures.rglob("*.png")), tmp_path / "answers.jsonl"
-    assert "of 9 classified" not in classify(tiny_set, "--out", out, *files)
-    out.unlink()
-    monkeypatch.setattr("app.cli.classify.LINE_EVERY_S", 0)
-    said = classify(tiny_set, "--out", out, *files)
-    assert re.findall(r"^(\d) of 9 classified$", said, re.M) == list("123456789")
 
 
 def test_answers_are_kept_in_a_store(
@@ -166,29 +136,6 @@ def test_a_second_run_does_not_write_into_the_first_ones_file(
     with answer_files.opened(out, "0" * 12):
         done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, pictures)
     assert "another run is writing there" in str(done.exception)
-
-
-def test_out_is_for_offline_alone(pictures: Path, tmp_path: Path) -> None:
-    done = tandem("classify", "--out", tmp_path / "answers.jsonl", pictures)
-    assert "--out goes with --offline" in str(done.exception)
-
-
-def test_more_classes_than_there_are(tiny_set: Path, pictures: Path) -> None:
-    done = tandem("classify", "--offline", "--model-set", tiny_set, "--top-k", 4, pictures)
-    assert "this model set has 3 classes" in str(done.exception)
-
-
-def test_without_ray(tiny_set: Path, pictures: Path) -> None:
-    """Neither Ray nor a web framework is imported to classify in process."""
-    script = (
-        "import sys\n"
-        "from app.cli.main import app\n"
-        f"app(['classify', '--offline', '--model-set', {str(tiny_set)!r}, '--json', "
-        f"{str(sorted(pictures.rglob('*.png'))[0])!r}], standalone_mode=False)\n"
-        "sys.exit(', '.join({'ray', 'fastapi'} & set(sys.modules)) or 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet"])

@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.main import app
+from calibration import imagenet as recipe
 from calibration.quantization import packaged_images, quantize_set
 from calibration.quantization.quantize_set import Request
-from calibration.recipes import imagenet as recipe
 from calibration.sets.packaged.wheels import Wheel
 from calibration.sets.staging import Staging
 from models.image_record import ImageRecord
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 def photographs() -> dict[str, bytes]:
     """Return what scikit-image's wheel has, small."""
-    found = {}
+    images = {}
     for number, name in enumerate(packaged_images.OF_SCIKIT_IMAGE):
         pixels = np.random.default_rng(number).integers(0, 256, (40, 56, 3)).astype(np.uint8)
         _, encoded = cv2.imencode(Path(name).suffix, pixels)
-        found[f"skimage/data/{name}"] = encoded.tobytes()
-    return found
+        images[f"skimage/data/{name}"] = encoded.tobytes()
+    return images
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.bench.load import poisson_arrivals
-from calibration.planning.simulator import Service, SimStage, Simulation
+from calibration.simulator import Service, SimStage, Simulation
 from tests.support.scaled_simulation import ScaledService, ScaledSimulation, ScaledStage
 from tests.support.simulated_policy import PolicyAutoscaler
 
@@ -70,8 +70,8 @@ CHANGES = st.lists(
 def test_every_image_is_answered_refused_or_late_however_replicas_come_and_go(wants, seed, rate):
     arrivals = poisson_arrivals(rate, 20, seed).tolist()
     outcome = ScaledSimulation(service(start_s=3), Script(wants), seed).run(arrivals, 20)
-    told = [at for at, _ in outcome.answered] + outcome.refused + outcome.late
-    assert sorted(told) == arrivals
+    ended = [at for at, _ in outcome.answered] + outcome.refused + outcome.late
+    assert sorted(ended) == arrivals
 
 
 def test_scaling_down_loses_nothing_while_there_is_room():
@@ -85,10 +85,10 @@ def test_scaling_down_loses_nothing_while_there_is_room():
 
 def test_the_same_seed_plays_the_same():
     arrivals = poisson_arrivals(100, 20, seed=2).tolist()
-    one, other = (
+    first, second = (
         ScaledSimulation(service(), PolicyAutoscaler(service()), 7).run(arrivals, 20) for _ in "ab"
     )
-    assert one == other
+    assert first == second
 
 
 def test_the_policy_follows_a_step_within_15_s_and_comes_back():

@@ -1,36 +1,27 @@
-"""Restores torch weights from a float OpenVINO IR, so that training can continue.
+"""Restores torch weights from a float OpenVINO IR, for networks that normalise after convolving.
 
 Conversion folds each batch normalisation into the convolution before it, which loses its scale and
 statistics. Here the folded kernel and bias are restored to the convolution. The normalisation gets
-the statistics of its inputs on training images, with the scale and shift that cancel them. The
-network computes the same as the IR, and its normalisations can be trained again.
+the statistics of its inputs on images, with the scale and shift that cancel them. The network
+computes the same as the IR, and its normalisations can be trained again.
 
-Run: ``python -m calibration.training.unfold --help``. It works for networks that normalise after
-convolving (ResNet). DenseNet normalises first, and its concatenated inputs cannot be separated
-again.
+ResNet can be restored. DenseNet normalises first, and its concatenated inputs cannot be separated.
 """
-
-from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import openvino as ov
 import torch
-import typer
 
-from calibration.sets.networks import build_network, save_tensors
-from calibration.training.augment import normalised, read_folders, some_crops
 from models.errors import ModelSetError
-from models.runtime import Pixels, read_network
 
 BATCH_NORM = "/aten::batch_norm/BatchNormInference"
 FULLY_CONNECTED = "/aten::linear/MatMul"
 
 
-def unfold(network: torch.nn.Module, model: ov.Model, pixels: Pixels) -> None:
+def unfold(network: torch.nn.Module, model: ov.Model, batch: torch.Tensor) -> None:
     """Load the weights of ``model`` into ``network``.
 
-    ``pixels``, uint8 (N, H, W, 3) RGB, determine the statistics of normalisations.
+    ``batch``, normalised float32 (N, 3, H, W) RGB, determines the statistics of normalisations.
 
     Raises:
         ModelSetError: the IR does not have the network's layers.
@@ -63,7 +54,7 @@ def unfold(network: torch.nn.Module, model: ov.Model, pixels: Pixels) -> None:
         (follower,) = product.output(0).get_target_inputs()
         _fill(modules[name].weight, _constant(product.input_value(1).get_node()))
         _fill(modules[name].bias, _constant(follower.get_node().input_value(1).get_node()))
-    _give_statistics(network, norms, pixels)
+    _give_statistics(network, norms, batch)
 
 
 def _convolution_of(norm: str) -> str:
@@ -86,7 +77,7 @@ def _fill(tensor: torch.Tensor, value: np.ndarray) -> None:
 
 
 def _give_statistics(
-    network: torch.nn.Module, norms: dict[str, torch.nn.Module], pixels: Pixels
+    network: torch.nn.Module, norms: dict[str, torch.nn.Module], batch: torch.Tensor
 ) -> None:
     """Measure each normalisation's input; set scale and shift so that the output is unchanged."""
     statistics: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -100,7 +91,7 @@ def _give_statistics(
 
     hooks = [norm.register_forward_pre_hook(record(name)) for name, norm in norms.items()]
     with torch.no_grad():
-        network.eval()(normalised(pixels))
+        network.eval()(batch)
         for hook in hooks:
             hook.remove()
         for name, norm in norms.items():
@@ -109,24 +100,3 @@ def _give_statistics(
             norm.running_var.copy_(variance)
             norm.weight.copy_((variance + norm.eps).sqrt())
             norm.bias.add_(mean)
-
-
-def main(
-    network: Annotated[str, typer.Argument(help="resnet50")],
-    xml: Annotated[Path, typer.Option(help="its float IR", exists=True)],
-    images: Annotated[Path, typer.Option(help="ImageFolder of training images", exists=True)],
-    out: Annotated[Path, typer.Option(help="state dict (safetensors) for train --init")],
-    size: Annotated[int, typer.Option(help="px")] = 128,
-) -> None:
-    """Write the torch state dict that a float IR was made from, to go on training."""
-    data = read_folders([images])
-    module = build_network(network, len(data.classes))
-    unfold(module, read_network(xml), some_crops(data, 256, size))
-    save_tensors(module.state_dict(), out)
-
-
-if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except ModelSetError as error:
-        raise SystemExit(error.message) from None

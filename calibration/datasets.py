@@ -1,9 +1,14 @@
-"""Reads labelled datasets (ImageFolder, or CSV of file and label) and maps labels to classes."""
+"""Reads datasets: labelled images (ImageFolder, or CSV of file and label), mapped to classes.
+
+The images of a multi-label set have any number of labels. In the list they stand between
+semicolons, ``photo.jpg,cat;dog``; an image may have none. In an ImageFolder
+(``DIR/<class>/<file>``) each has one.
+"""
 
 import csv
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +22,7 @@ from models.model_set import ModelSet
 from models.record import sha256_of
 
 HEADERS = (["file", "label"], ["file", "labels"])  # of a list; it may have no header
+SEPARATOR = ";"  # of the labels of an image
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,22 @@ class Dataset:
     notes: tuple[str, ...]  # for readers of the figures: classes without images
 
 
+@dataclass(frozen=True)
+class MultiLabelledImage(ImageFile):
+    """One image file and the indices of its labels, ascending; it may have none."""
+
+    classes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LabelSets:
+    """Images of a multi-label set's classes, sorted by path; at least one has a label."""
+
+    name: str
+    images: tuple[MultiLabelledImage, ...]
+    notes: tuple[str, ...]
+
+
 def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
     """Read an ImageFolder (``source/<class>/<file>``) or a list with ``file,label`` lines.
 
@@ -60,23 +82,61 @@ def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
         named = folder_files(source)
         names = sorted(p.name for p in source.iterdir() if p.is_dir() and not is_hidden(p.name))
     elif source.is_file():
-        named = listed_files(source)
+        named = _listed_files(source)
         names = sorted({label for _, label in named})
     else:
         raise ModelSetError(
             f"{source} is neither a folder nor a list; give an ImageFolder or a CSV"
         )
-    index_of, note = class_indices(names, model_set, source)
+    index_of, note = _class_indices(names, model_set, source)
     single = _each_once(named, source)
     images = tuple(LabelledImage(path, index_of[label]) for path, label in single)
-    counts = Counter(image.class_index for image in images)
-    absent = [label for i, label in enumerate(model_set.labels) if i not in counts]
-    notes = [note] if note else []
+    notes = [*note]
     if num_again := len(named) - len(single):
         notes.append(f"{num_again} entries name a file that stands before them: it counts once")
-    if absent:
-        notes.append(f"no images of {len(absent)} classes: {some(absent)}")
+    notes += _absent(model_set, {image.class_index for image in images})
     return Dataset(short_name(source), images, tuple(notes))
+
+
+def read_label_sets(source: Path, model_set: ModelSet) -> LabelSets:
+    """Read a list with ``file,labels`` lines, or an ImageFolder.
+
+    A class is named by its id, its label, or its number, as in :func:`read_dataset`.
+
+    Raises:
+        ModelSetError: no images, none with a label, a file twice, or labels that are no classes.
+
+    """
+    if not source.is_file():
+        of_one = read_dataset(source, model_set)
+        images = tuple(
+            MultiLabelledImage(image.path, (image.class_index,)) for image in of_one.images
+        )
+        return LabelSets(of_one.name, images, of_one.notes)
+    split = [
+        (path, {label.strip() for label in text.split(SEPARATOR)} - {""})
+        for path, text in _listed_files(source)
+    ]
+    _check_once([path.resolve() for path, _ in split], source)
+    names = sorted({label for _, labels in split for label in labels})
+    if not names:
+        raise ModelSetError(
+            f"{source}: no image has a label; each line is file,labels, as photo.jpg,cat;dog"
+        )
+    index_of, note = _class_indices(names, model_set, source)
+    images = tuple(
+        MultiLabelledImage(path, tuple(sorted(index_of[label] for label in labels)))
+        for path, labels in split
+    )
+    present = {index for image in images for index in image.classes}
+    absent = [f"{text}; not in the means" for text in _absent(model_set, present)]
+    return LabelSets(short_name(source), images, (*note, *absent))
+
+
+def _absent(model_set: ModelSet, present: Container[int]) -> list[str]:
+    """Return a note that names the classes without images, if there are any."""
+    absent = [label for index, label in enumerate(model_set.labels) if index not in present]
+    return [f"no images of {len(absent)} classes: {some(absent)}"] if absent else []
 
 
 def _each_once(named: list[tuple[Path, str]], source: Path) -> list[tuple[Path, str]]:
@@ -95,9 +155,26 @@ def _each_once(named: list[tuple[Path, str]], source: Path) -> list[tuple[Path, 
     return single
 
 
+def _check_once(paths: list[Path], source: Path) -> None:
+    doubled = sorted(str(path) for path, count in Counter(paths).items() if count > 1)
+    if doubled:
+        raise ModelSetError(
+            f"{source} lists {len(doubled)} files twice, as {doubled[0]}: write all labels of a "
+            f"file on one line, with {SEPARATOR} between them"
+        )
+
+
 def truth_of(images: Iterable[LabelledImage]) -> npt.NDArray[np.int64]:
     """Return the class of each image: (N,)."""
     return np.array([image.class_index for image in images], np.int64)
+
+
+def label_truth_of(images: list[MultiLabelledImage], num_classes: int) -> npt.NDArray[np.bool_]:
+    """Return which labels each image has: (N, C)."""
+    truth = np.zeros((len(images), num_classes), np.bool_)
+    for row, image in enumerate(images):
+        truth[row, list(image.classes)] = True
+    return truth
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -124,7 +201,7 @@ def folder_files(folder: Path) -> list[tuple[Path, str]]:
     return [(path, path.parent.name) for path in paths]
 
 
-def listed_files(path: Path) -> list[tuple[Path, str]]:
+def _listed_files(path: Path) -> list[tuple[Path, str]]:
     """Read ``file,label`` lines, with or without a header; file names are relative to the list."""
     listed: list[tuple[Path, str]] = []
     try:
@@ -144,9 +221,9 @@ def listed_files(path: Path) -> list[tuple[Path, str]]:
     return sorted(listed)
 
 
-def class_indices(
+def _class_indices(
     names: list[str], model_set: ModelSet, source: Path
-) -> tuple[dict[str, int], str | None]:
+) -> tuple[dict[str, int], list[str]]:
     """Return the class index of each name, and a note if only the names' order decided."""
     labels = model_set.labels
     schemes = [model_set.class_ids or (), labels]
@@ -155,11 +232,11 @@ def class_indices(
     for known in schemes:
         if set(names) <= set(known):
             _check_unambiguous(names, known, model_set, source)
-            return {name: known.index(name) for name in names}, None
+            return {name: known.index(name) for name in names}, []
     is_by_order = source.is_dir() and len(names) == len(labels) and model_set.class_ids is None
     if is_by_order and not set(names) & set(labels):
         note = "folder names are no classes of the set: taken as its classes in sorted order"
-        return {name: index for index, name in enumerate(names)}, note
+        return {name: index for index, name in enumerate(names)}, [note]
     strangers = sorted(set(names) - {name for known in schemes for name in known})
     if not strangers:
         raise ModelSetError(
@@ -182,8 +259,8 @@ def _check_unambiguous(
     for name in names:
         if counts[name] > 1:
             places = ", ".join(str(i) for i, other in enumerate(known) if other == name)
-            there = known is model_set.labels and model_set.class_ids
-            how = "the class ids" if there else "a list (CSV of file,label) with the numbers"
+            has_ids = known is model_set.labels and model_set.class_ids
+            how = "the class ids" if has_ids else "a list (CSV of file,label) with the numbers"
             raise ModelSetError(
                 f"{source}: {name} is the name of {counts[name]} classes of {model_set.name} "
                 f"(numbers {places}): which is meant? Use {how} instead"

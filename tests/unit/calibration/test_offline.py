@@ -1,17 +1,20 @@
-"""The ensemble in this process: one image, many, and what it refuses."""
+"""The ensemble in this process: one image, many, and ``tandem classify --offline``."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from calibration.offline.local_ensemble import Answer, LocalEnsemble, load
+from calibration.offline import Answer, LocalEnsemble, load
 from calibration.sets.durable import write_manifest
 from models.errors import ImageError, ModelSetError, NotAnImageError
 from models.golden import GoldenMismatchError
 from models.manifest import read_manifest
 from models.model_set import load_model_set
+from tests.support.command_line import tandem
 from tests.support.scored_sets import scored_picture, write_scored_set
 from tests.support.tiny_networks import (
     take_golden,
@@ -68,7 +71,7 @@ def test_compiled_networks_are_kept_for_the_next_time(
 
 def test_a_start_does_not_wait_for_statistics() -> None:
     """Their import takes as long as reading both networks from the cache."""
-    code = "import calibration.offline.run, sys; print('scipy.stats' in sys.modules)"
+    code = "import calibration.offline, sys; print('scipy.stats' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -115,3 +118,68 @@ def test_a_network_that_answers_otherwise_here_is_refused(tmp_path: Path) -> Non
     take_golden(folder, other)
     with pytest.raises(GoldenMismatchError, match="does not answer as where the set was made"):
         load(str(folder))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nine pictures, and one file that is none."""
+    folder = write_pictures(tmp_path_factory.mktemp("pictures"), 3)
+    (folder / "bad.jpg").write_text("no image")
+    return folder
+
+
+def classify(tiny_set: Path, *arguments: object, exit_code: int = 0) -> str:
+    done = tandem("classify", "--offline", "--model-set", tiny_set, *arguments)
+    assert done.exit_code == exit_code, done.output
+    return done.output
+
+
+def test_a_table(tiny_set: Path, pictures: Path) -> None:
+    said = classify(tiny_set, pictures, exit_code=1)
+    assert "1 of 10 failed" in said
+    assert all(folder.name in said for folder in pictures.iterdir() if folder.is_dir())
+
+
+def test_json_is_that_of_a_service(tiny_set: Path, pictures: Path) -> None:
+    file = sorted(pictures.rglob("*.png"))[0]
+    (row,) = map(json.loads, classify(tiny_set, "--json", "--top-k", 2, file).splitlines())
+    assert row["file"] == str(file)
+    assert (row["model_set"], row["degraded"], row["agreement"]) == ("tiny", False, True)
+    assert row["predictions"][0]["label"] == file.parent.name
+    assert len(row["predictions"]) == 2
+    own = row["members"]["sure"]
+    assert (own["label"], own["predictions"][0]["label"]) == (file.parent.name,) * 2
+
+
+def test_a_log_gets_a_line_now_and_then(
+    tiny_set: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, out = sorted(pictures.rglob("*.png")), tmp_path / "answers.jsonl"
+    assert "of 9 classified" not in classify(tiny_set, "--out", out, *files)
+    out.unlink()
+    monkeypatch.setattr("app.cli.classify.LINE_EVERY_S", 0)
+    said = classify(tiny_set, "--out", out, *files)
+    assert re.findall(r"^(\d) of 9 classified$", said, re.M) == list("123456789")
+
+
+def test_out_is_for_offline_alone(pictures: Path, tmp_path: Path) -> None:
+    done = tandem("classify", "--out", tmp_path / "answers.jsonl", pictures)
+    assert "--out goes with --offline" in str(done.exception)
+
+
+def test_more_classes_than_there_are(tiny_set: Path, pictures: Path) -> None:
+    done = tandem("classify", "--offline", "--model-set", tiny_set, "--top-k", 4, pictures)
+    assert "this model set has 3 classes" in str(done.exception)
+
+
+def test_without_ray(tiny_set: Path, pictures: Path) -> None:
+    """Neither Ray nor a web framework is imported to classify in process."""
+    script = (
+        "import sys\n"
+        "from app.cli.main import app\n"
+        f"app(['classify', '--offline', '--model-set', {str(tiny_set)!r}, '--json', "
+        f"{str(sorted(pictures.rglob('*.png'))[0])!r}], standalone_mode=False)\n"
+        "sys.exit(', '.join({'ray', 'fastapi'} & set(sys.modules)) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

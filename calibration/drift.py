@@ -1,20 +1,29 @@
-"""Tests whether two sets of answers differ in classes, confidence or the members' agreement.
+"""Compares two sets of answers, to show whether the photos that a service sees have changed.
 
-A difference is drift if it is statistically significant and its effect size reaches a bound. With
-many images the smallest difference is significant; with few, large ones arise by chance.
+Answers are read from samples of a service (``sample_dir``), or from the files of ``tandem
+classify``. Three tests compare classes, confidence and the members' agreement. A difference is
+drift if it is statistically significant and its effect size reaches a bound. With many images the
+smallest difference is significant; with few, large ones arise by chance.
 """
 
+import json
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from math import asin, sqrt
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import chi2_contingency, false_discovery_control, fisher_exact, ks_2samp
 
-from calibration.drift.answers import Answers
+from calibration.answer_files import VERSION_KEY, Row
 from models.errors import ModelSetError
+from models.extras import needs_extra
 
+DISAGREES = "disagrees"  # the key in samples on which versions of a set disagree
+NO_LABEL = "(no label)"  # a multi-label answer without any label
 LEVEL = 0.05  # false discovery rate of the three tests (Benjamini and Hochberg 1995)
 MIN_IMAGES = 50  # on each side: with fewer, only extreme differences are significant
 MIN_EXPECTED = 5.0  # images of a class on either side, for the chi-squared test (Cochran 1954)
@@ -22,6 +31,47 @@ NUM_DRAWN = 1999  # random divisions, in place of that test where a class has fe
 MAX_SQUARE = 4.0  # the distance of :func:`_square` between sides that share no class
 # Cohen's (1988) bounds of a small effect; Kolmogorov and Smirnov's D has none, 0.1 is our choice.
 BOUNDS = {"classes": 0.1, "confidence": 0.1, "agreement": 0.2}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of N images."""
+
+    labels: tuple[str, ...]  # (N,), the first label of each answer
+    confidence: npt.NDArray[np.float64]  # (N,), that label's probability
+    agreement: npt.NDArray[np.bool_]  # (N,), whether all members agreed
+    versions: dict[str, int]  # number of images by the version that answered
+    first: datetime | None = None  # time of the first answer; None if no time is recorded
+    last: datetime | None = None
+    model_set: str | None = None  # None if no set is recorded
+
+    @property
+    def num(self) -> int:
+        return len(self.labels)
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> "Answers":
+        """Collect rows that have the fields of ``/v1/classify``; rows with an error are skipped."""
+        labels, confidence, agreement = list[str](), list[float](), list[bool]()
+        versions, times = Counter[str](), list[datetime]()
+        for row in rows:
+            if row.get("error") is not None:
+                continue
+            label, probability = _first(row)
+            labels.append(label)
+            confidence.append(probability)
+            agreement.append(row["agreement"])
+            versions[str(row.get("model_version") or "unknown")] += 1
+            if (when := time_of(row)) is not None:
+                times.append(when)
+        return cls(
+            tuple(labels),
+            np.array(confidence, np.float64),
+            np.array(agreement, np.bool_),
+            dict(versions),
+            min(times, default=None),
+            max(times, default=None),
+        )
 
 
 @dataclass(frozen=True)
@@ -67,8 +117,14 @@ class ClassShare:
 class Drift:
     """How samples differ from the reference."""
 
+    reference: Answers
+    samples: Answers
     differences: tuple[Difference, ...]
     classes: tuple[ClassShare, ...]  # all labels on either side, the largest change first
+
+    @property
+    def sides(self) -> dict[str, Answers]:
+        return {"reference": self.reference, "samples": self.samples}
 
     @property
     def is_drift(self) -> bool:
@@ -101,7 +157,7 @@ def compare(reference: Answers, samples: Answers) -> Drift:
     differences = (
         replace(test, adjusted_p=float(p)) for test, p in zip(tests, adjusted, strict=True)
     )
-    return Drift(tuple(differences), shares)
+    return Drift(reference, samples, tuple(differences), shares)
 
 
 def class_shares(reference: tuple[str, ...], samples: tuple[str, ...]) -> tuple[ClassShare, ...]:
@@ -217,3 +273,130 @@ def _agreement(reference: Answers, samples: Answers) -> Difference:
         BOUNDS["agreement"],
         *shares,
     )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A filter of rows; None in a field admits every row."""
+
+    model_set: str | None = None
+    version: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def takes(self, row: Row) -> bool:
+        """Whether a row passes; a row without a set, version or time passes the filter of it."""
+        when = time_of(row)
+        return (
+            self.model_set in (None, row.get("model_set", self.model_set))
+            and self.version in (None, row.get("model_version", self.version))
+            and (self.since is None or when is None or when >= self.since)
+            and (self.until is None or when is None or when < self.until)
+        )
+
+
+def read_answers(path: Path, wanted: Wanted) -> Answers:
+    """Read the answers of a JSON Lines or Parquet file, or of a folder of samples.
+
+    Raises:
+        ModelSetError: it cannot be read as answers, or has answers of several model sets.
+
+    """
+    names, rows = set[str](), list[Row]()
+    try:
+        for row in _rows(path):
+            if row.get("error") is None and wanted.takes(row):
+                names |= {str(row["model_set"])} if "model_set" in row else set()
+                rows.append(row)
+        answers = replace(Answers.of(rows), model_set=next(iter(names), None))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelSetError(
+            f"{path}: a row is not an answer of tandem: {error}; remove the row, or write the file "
+            "again with tandem classify --offline"
+        ) from error
+    if len(names) > 1:
+        raise ModelSetError(
+            f"{path} has answers of {', '.join(sorted(names))}: choose one with --model-set"
+        )
+    return answers
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    if not path.exists():
+        raise ModelSetError(f"{path}: no such file or folder")
+    try:
+        if path.suffix == ".parquet":
+            yield from _parquet_rows(path)
+        elif path.is_dir():
+            yield from _samples(path)
+        else:
+            with path.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    yield _parsed(line, f"{path}, line {number}")
+    except OSError as error:
+        raise ModelSetError(f"{path}: {error.strerror or error}") from error
+
+
+def _samples(folder: Path) -> Iterator[Row]:
+    """Yield the answers in a folder of samples, without those that are removed meanwhile."""
+    paths = sorted(folder.rglob("*.json"))
+    if not paths:
+        raise ModelSetError(
+            f"{folder} has no samples. If it is a folder of images, run tandem classify --offline "
+            f"{folder} --out answers.jsonl, and give answers.jsonl"
+        )
+    for path in paths:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            continue
+        row = _parsed(content, str(path))
+        if DISAGREES not in row:  # those were chosen for what they are
+            yield row
+
+
+def _parsed(text: bytes, place: str) -> Row:
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise ModelSetError(f"{place}: not JSON: {error}") from error
+    if not isinstance(row, dict) or not ({"predictions", "error"} & row.keys()):
+        raise ModelSetError(f"{place}: not an answer of tandem: it has no predictions")
+    return row
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    with needs_extra("parquet", "drift --reference FILE.parquet"):
+        import pyarrow.parquet
+    columns = ["predictions", "agreement", "error"]
+    parts = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    for part in parts:
+        try:
+            table = pyarrow.parquet.read_table(part, columns=columns)
+        except (ValueError, KeyError) as error:  # the base classes of Arrow's errors
+            raise ModelSetError(f"{part}: not answers of tandem: {error}") from error
+        version = (table.schema.metadata or {}).get(VERSION_KEY, b"unknown").decode()
+        for row in table.to_pylist():
+            yield {**row, "model_version": version}
+
+
+def _first(row: Row) -> tuple[str, float]:
+    """Return the label and probability of a row's first class."""
+    first: Row = next(iter(row["predictions"] or ()), {"label": NO_LABEL, "probability": 0.0})
+    label, probability = first["label"], first["probability"]
+    if not isinstance(label, str):
+        raise ValueError(f"label is {label!r}, not a string")
+    if not isinstance(probability, int | float) or not 0 <= probability <= 1:
+        raise ValueError(f"probability is {probability!r}, not a number from 0 to 1")
+    return label, float(probability)
+
+
+def time_of(row: Row) -> datetime | None:
+    """Return when a row was answered, or None if the row has no time."""
+    text = row.get("time")
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"time is {text!r}, not like 2026-11-26T08:00+00:00") from None

@@ -1,1 +1,0 @@
-"""Reads images from disk, with and without labels."""

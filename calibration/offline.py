@@ -1,0 +1,464 @@
+"""A model set in this process, without a service: its ensemble, many files, the upper bound.
+
+:func:`load` is ``tandem.load``, :class:`OfflineRun` is ``tandem classify --offline``, and
+:func:`limit` is ``tandem bench --limit``. Answers are those that a service would give.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol, Self
+
+import numpy as np
+from platformdirs import user_cache_path
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from calibration.answer_files import AnswerFile, Row, opened
+from calibration.datasets import ImageFile
+from calibration.evaluation.inference import Networks, batches, through_threads
+from models.accuracy import ENSEMBLE
+from models.cpus import available_cpus
+from models.ensemble import Prediction, Probabilities, average
+from models.errors import ImageError, ModelSetError
+from models.golden import check
+from models.ledger import judge
+from models.manifest import Manifest
+from models.model_set import ModelSet, load_model_set, search_path
+from models.record import Precision
+from models.runtimes.load import load as load_network
+from models.runtimes.options import RuntimeOptions
+from models.user_folders import user_folder
+
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
+
+WARM_UP = 5  # images of :class:`OneImage`
+ReportProgress = Callable[[str], None]
+Map = Callable[..., Any]  # the built-in map, or a pool's
+NetworkRows = Mapping[str, Probabilities]  # (N, C) of each member and of the ensemble
+
+
+@dataclass(frozen=True)
+class ImageInMemory(ImageFile):
+    """An image whose file was read before, or the error of reading it; it has no path."""
+
+    content: bytes | OSError
+
+    def read_bytes(self) -> bytes:
+        if isinstance(self.content, OSError):
+            raise self.content
+        return self.content
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The ensemble's answer for an image; every list has the likeliest class first.
+
+    ``sure`` is None if the set has no bound for sure answers. ``threshold`` is None unless the set
+    is multi-label.
+    """
+
+    model_set: str
+    model_version: str
+    predictions: list[Prediction]
+    members: dict[str, list[Prediction]]
+    agreement: bool
+    sure: bool | None = None
+    threshold: float | None = None
+
+    @property
+    def label(self) -> str | None:
+        """The first label; None if a multi-label answer lists none."""
+        return self.predictions[0].label if self.predictions else None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of ``/v1/classify``'s answer, without those of a request."""
+        values = asdict(self)
+        for name, listed in values["members"].items():
+            first = {key: listed[0][key] for key in ("label", "probability")} if listed else {}
+            values["members"][name] = {**first, "predictions": listed}
+        values = {name: value for name, value in values.items() if value is not None}
+        return {**values, "degraded": False}
+
+
+class LocalEnsemble:
+    """Classifies images with a set's networks on ``num_threads`` cores; None: on all cores.
+
+    Raises:
+        GoldenMismatchError: a network's answers on this CPU differ from those when the set was
+            made.
+        ModelSetError: a network cannot be loaded, or INT8 lost more accuracy than the set allows.
+
+    """
+
+    def __init__(
+        self,
+        model_set: ModelSet,
+        precision: Precision = "INT8",
+        num_threads: int | None = None,
+    ) -> None:
+        verdict = judge(model_set.manifest, precision, model_set.argument)
+        if verdict.status == "dropped":
+            raise ModelSetError(f"{verdict.message}. Only tandem serve has --allow-unverified")
+        self.model_set, self._precision = model_set, precision
+        self.model_version = model_set.fingerprint(precision)
+        self._rule = model_set.answer_rule
+        cache = user_folder(user_cache_path, "openvino")
+        self._networks = Networks(model_set, [precision], cache, num_threads)
+        if (golden := model_set.golden) is not None:
+            for name, network in self._networks.compiled[precision].items():
+                check(
+                    golden, name, model_set.manifest.member(name).precision_of(precision), network
+                )
+
+    def classify(
+        self, image: bytes | str | Path, top_k: int = 1, threshold: float | None = None
+    ) -> Answer:
+        """Classify an image: an encoded file's bytes, or its path.
+
+        Raises:
+            ImageError: the file is damaged, not an image, or larger than the limits.
+            OSError: the file cannot be read.
+
+        """
+        data = image if isinstance(image, bytes) else Path(image).read_bytes()
+        rows = self._networks.run(self._networks.read(data)[None])[self._precision]
+        return self._answer(rows, 0, top_k, threshold)
+
+    def classify_many(
+        self,
+        files: Sequence[bytes | Path | OSError],
+        top_k: int = 1,
+        threshold: float | None = None,
+    ) -> Iterator[Answer | ImageError | OSError]:
+        """Yield for each file, bytes or path, its answer or its error, in order.
+
+        A thread per core handles batches of 8 files, with few batches started ahead.
+        """
+
+        def answered(batch: Sequence[ImageFile]) -> list[Answer | ImageError | OSError]:
+            done = self._networks.answer(batch)
+            rows = done.probabilities.get(self._precision, {})
+            outcomes: dict[int, Answer | ImageError | OSError] = {
+                id(image): error for image, error in done.unreadable
+            }
+            for place, image in enumerate(done.images):
+                outcomes[id(image)] = self._answer(rows, place, top_k, threshold)
+            return [outcomes[id(image)] for image in batch]
+
+        images = [
+            ImageFile(file) if isinstance(file, Path) else ImageInMemory(Path(), file)
+            for file in files
+        ]
+        for batch in through_threads(answered, batches(images), self._networks.num_threads):
+            yield from batch
+
+    def _answer(self, rows: NetworkRows, place: int, top_k: int, threshold: float | None) -> Answer:
+        rule = self._rule.asked(threshold)
+        members = {name: own[place] for name, own in rows.items() if name != ENSEMBLE}
+        mean = rows[ENSEMBLE][place]
+        return Answer(
+            self.model_set.name,
+            self.model_version,
+            rule.predictions(mean, top_k),
+            {name: rule.predictions(row, top_k) for name, row in members.items()},
+            rule.agree(members.values()),
+            rule.is_sure(mean),
+            rule.threshold,
+        )
+
+
+def load(name: str = "imagenette", precision: Precision = "INT8") -> LocalEnsemble:
+    """Load a model set's ensemble by name or folder.
+
+    Raises:
+        ModelSetError: there is no such set, or it may not answer here; see the class.
+
+    """
+    return LocalEnsemble(load_model_set(name), precision)
+
+
+class Rows(Protocol):
+    """Classifies files: in this process, or on a cluster.
+
+    Attributes:
+        manifest: the set's.
+        model_version: the networks' fingerprint.
+
+    """
+
+    manifest: Manifest
+    model_version: str
+
+    def rows(self, files: Sequence[str], top_k: int, threshold: float | None) -> Iterator[Row]:
+        """Yield a row per file."""
+        ...
+
+
+class LocalRows:
+    """Classifies files with a set's INT8 networks in this process.
+
+    Args:
+        name: of a model set, or its folder.
+        num_threads: the number of cores; None: all.
+
+    Raises:
+        ModelSetError: there is no such set, or it may not answer here.
+
+    """
+
+    def __init__(self, name: str, num_threads: int | None = None) -> None:
+        self._ensemble = LocalEnsemble(load_model_set(name), num_threads=num_threads)
+        self.manifest = self._ensemble.model_set.manifest
+        self.model_version = self._ensemble.model_version
+
+    def rows(
+        self,
+        files: Sequence[str],
+        top_k: int,
+        threshold: float | None,
+        contents: Sequence[bytes | OSError] | None = None,
+    ) -> Iterator[Row]:
+        """Yield a row per file, in order; ``contents``: the files' bytes, if read before."""
+        read = list(map(Path, files)) if contents is None else contents
+        answers = self._ensemble.classify_many(read, top_k, threshold)
+        for file, answer in zip(files, answers, strict=True):
+            yield {"file": file, **_fields(answer)}
+
+
+class OfflineRun:
+    """Stores the rows of files, skipping files that have one; a context manager.
+
+    Args:
+        source: classifies the files.
+        out: a file, folder or store's URL for the rows, also of earlier runs; None: rows are not
+            stored.
+
+    Raises:
+        ModelSetError: the place is not writable, or has other networks' answers.
+
+    """
+
+    def __init__(self, source: Rows, out: str | None) -> None:
+        self._source = source
+        self._out = AnswerFile() if out is None else opened(out, source.model_version)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._out.close()
+
+    def left(self, files: list[str]) -> list[str]:
+        """Return the files without a row from earlier runs.
+
+        Raises:
+            ModelSetError: the row of one could not be stored.
+
+        """
+        left = [file for file in files if file not in self._out.done]
+        self._out.check_names(left)
+        return left
+
+    def num_failed_before(self, files: list[str]) -> int:
+        """Return how many of the files have an error in a row of an earlier run."""
+        return len(self._out.failed.intersection(files))
+
+    def rows(self, files: list[str], top_k: int, threshold: float | None) -> Iterator[Row]:
+        """Yield a row per file, after storing it."""
+        for row in self._source.rows(files, top_k, threshold):
+            self._out.add(row)
+            yield row
+
+
+def _fields(answer: Answer | ImageError | OSError) -> dict[str, Any]:
+    """Return an answer, or an error in the service's form."""
+    if isinstance(answer, Answer):
+        return answer.fields()
+    code = answer.code if isinstance(answer, ImageError) else "unreadable"
+    return {"error": {"code": code, "message": str(answer)}}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A way to use the cores: ``streams`` batches at a time, with ``threads`` cores each."""
+
+    batch_size: int
+    streams: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class UpperBound:
+    """The throughput of this machine without a server."""
+
+    precision: Precision
+    num_photos: int
+    best: Setup
+    images_per_s: float
+    latency_ms: float  # of an image: decode, then the members in parallel or one by one
+    setups: dict[Setup, float]  # images/s of each setup
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        rows = [{**asdict(setup), "images_per_s": rate} for setup, rate in self.setups.items()]
+        return {**vars(self), "best": asdict(self.best), "setups": rows}
+
+
+class InProcessPipeline:
+    """The networks compiled for a setup, and the loop that keeps them busy.
+
+    ``over_members`` calls a function for every member: one by one, or in parallel.
+    """
+
+    def __init__(
+        self, model_set: ModelSet, precision: Precision, setup: Setup, over_members: Map = map
+    ) -> None:
+        self.setup, self._map = setup, over_members
+        self._inputs = model_set.manifest.inputs
+        self._weights = model_set.manifest.weights
+        options = RuntimeOptions(
+            num_threads=setup.streams * setup.threads,
+            num_streams=setup.streams,
+            batch_sizes=(setup.batch_size,),
+            float_type=model_set.manifest.float_type,
+        )
+        self._networks = {
+            name: load_network(model_set.network_path(name, precision), options)
+            for name in self._weights
+        }
+
+    def run(self, bodies: Sequence[bytes], num_batches: int) -> float:
+        """Run ``num_batches`` batches on all streams; return images per second."""
+        size = self.setup.batch_size
+
+        def run_batch(number: int) -> None:
+            first = number * size
+            self.answer([bodies[(first + i) % len(bodies)] for i in range(size)])
+
+        with ThreadPoolExecutor(self.setup.streams) as pool:
+            started = time.perf_counter()
+            for _ in pool.map(run_batch, range(num_batches)):
+                pass
+            return num_batches * size / (time.perf_counter() - started)
+
+    def answer(self, batch: Sequence[bytes]) -> np.ndarray:
+        """Decode a batch and return the ensemble's float32 (N, C)."""
+        pixels = np.stack([self._inputs.read(body) for body in batch])
+        names = list(self._networks)
+        rows = self._map(lambda n: self._networks[n].predict(self._inputs.of(n, pixels)), names)
+        return average(dict(zip(names, rows, strict=True)), self._weights)
+
+
+class OneImage:
+    """Latency of a single image, with the cores used in two ways.
+
+    The members run in parallel with a share of the cores each, or one by one with all cores.
+    """
+
+    def __init__(self, model_set: ModelSet, precision: Precision) -> None:
+        cores, num_members = available_cpus(), len(model_set.manifest.members)
+        all_cores, share = (Setup(1, 1, n) for n in (cores, max(1, cores // num_members)))
+        at_once = ThreadPoolExecutor(num_members).map
+        self._ways = (
+            InProcessPipeline(model_set, precision, all_cores),
+            InProcessPipeline(model_set, precision, share, at_once),
+        )
+
+    def measure(self, bodies: Sequence[bytes], num_images: int = 60) -> float:
+        """Return the median ms per image, of the better way."""
+        return min(_median_ms(way, bodies, num_images) for way in self._ways)
+
+
+def _median_ms(pipeline: InProcessPipeline, bodies: Sequence[bytes], num_images: int) -> float:
+    times = []
+    for number in range(WARM_UP + num_images):
+        started = time.perf_counter()
+        pipeline.answer([bodies[number % len(bodies)]])
+        times.append((time.perf_counter() - started) * 1e3)
+    return median(times[WARM_UP:])
+
+
+def measure_upper_bound(
+    model_set: ModelSet,
+    bodies: Sequence[bytes],
+    precision: Precision = "INT8",
+    *,
+    rounds: int = 3,
+    seconds: float = 2.0,
+    report: ReportProgress = lambda _: None,
+) -> UpperBound:
+    """Try every setup in turn, ``rounds`` times ``seconds`` each; return the best median.
+
+    The bound is of decoder and networks in one process, without a server, on all cores. Every
+    worker thread handles whole batches: it decodes, then runs each member on its own infer request.
+    """
+    report("compiling")
+    pipelines = [
+        InProcessPipeline(model_set, precision, setup) for setup in setups(available_cpus())
+    ]
+    num_batches = [_batches_for(p, bodies, seconds) for p in pipelines]
+    measured: dict[Setup, list[float]] = {pipeline.setup: [] for pipeline in pipelines}
+    for number in range(rounds):
+        for pipeline, num in zip(pipelines, num_batches, strict=True):
+            report(f"round {number + 1} of {rounds}: {pipeline.setup}")
+            measured[pipeline.setup].append(pipeline.run(bodies, num))
+    report("latency of one image")
+    rates = {setup: round(median(values), 2) for setup, values in measured.items()}
+    best = max(rates, key=lambda setup: rates[setup])
+    latency_ms = round(OneImage(model_set, precision).measure(bodies), 2)
+    return UpperBound(precision, len(bodies), best, rates[best], latency_ms, rates)
+
+
+def setups(cores: int) -> list[Setup]:
+    """Return the setups to try: from one stream on all cores to one per core, small to large."""
+    streams = {1, cores} | {n for n in (2, 4, 8, 16, 32) if cores % n == 0}
+    return [
+        Setup(size, count, cores // count) for count in sorted(streams) for size in (1, 4, 8, 16)
+    ]
+
+
+def _batches_for(pipeline: InProcessPipeline, bodies: Sequence[bytes], seconds: float) -> int:
+    """Return how many batches take about ``seconds``; running a few also warms up."""
+    streams, size = pipeline.setup.streams, pipeline.setup.batch_size
+    rate = pipeline.run(bodies, 2 * streams)
+    return max(streams, round(rate * seconds / size / streams) * streams)
+
+
+def limit(
+    bodies: list[bytes], model_set: str, precision: str, duration_s: float, *, quiet: bool
+) -> dict[str, Any]:
+    """Measure the bound, show it unless ``quiet``, and return it as plain values."""
+    if precision not in ("INT8", "FP16"):
+        raise ModelSetError(f"--precision {precision!r}: INT8 or FP16")
+    chosen: Precision = "INT8" if precision == "INT8" else "FP16"
+    loaded = load_model_set(model_set, search_path())
+    with err.status("measuring") as status:
+        bound = measure_upper_bound(
+            loaded,
+            bodies,
+            chosen,
+            seconds=duration_s / 5,
+            report=lambda text: status.update(escape(text)),
+        )
+    if not quiet:
+        show_bound(out, bound)
+    return {"model_set": loaded.name, "limit": bound.as_json()}
+
+
+def show_bound(console: Console, bound: UpperBound) -> None:
+    """Print every setup that was tried, and the bound."""
+    table = Table("streams", "threads each", "batch", "images/s")
+    for setup, rate in bound.setups.items():
+        cells = (str(setup.streams), str(setup.threads), str(setup.batch_size), f"{rate:.1f}")
+        table.add_row(*cells, style="bold" if setup == bound.best else "")
+    console.print(table)
+    console.print(
+        f"the bound of this machine, no server: [bold]{bound.images_per_s:.1f} images/s[/] "
+        f"({bound.precision}, decode and every member); one image alone {bound.latency_ms:.1f} ms"
+    )

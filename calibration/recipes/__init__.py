@@ -1,1 +1,0 @@
-"""Makes whole sets with one command: networks, labels and INT8."""

@@ -1,0 +1,80 @@
+"""``tandem plan``: what it says, as text and as JSON, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from calibration.planning import PlanError
+from tests.support.command_line import tandem
+
+
+def write_costs(path: Path, **by_stage: float) -> None:
+    """Write a result of ``tandem bench --json``."""
+    path.write_text(json.dumps({"runs": [{"service_cpu_ms_by_stage": by_stage}]}))
+
+
+def test_the_command_says_what_it_takes_and_what_it_assumed() -> None:
+    result = tandem("plan", "--rate", 200, "--p99-ms", 100, "--node-cores", 32)
+    assert result.exit_code == 0, result.output
+    assert "nodes of 32 cores for 200 requests/s, 400 predictions/s" in result.stdout
+    for word in ("record", "SMT", "Poisson", "simulation", "--costs"):
+        assert word in result.stdout
+
+
+def test_brackets_in_the_name_of_the_costs_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "costs[old].json"
+    write_costs(path, Gateway=9)
+    result = tandem("plan", "--rate", 20, "--costs", path)
+    assert result.exit_code == 0, result.output
+    assert "costs[old].json" in result.stdout.replace("\n", "")
+
+
+def test_the_command_as_json() -> None:
+    result = tandem("plan", "--rate", 100, "--apart", "--survive-nodes", 0, "--json", "-")
+    planned = json.loads(result.stdout)
+    assert planned["nodes"] == 1
+    assert set(planned["stages"]) == {"Gateway", "Decoder", "resnet50", "densenet169"}
+    assert len(planned["assumed"]) == 7
+    assert any("max_replicas_per_node" in line for line in planned["assumed"])
+    together = json.loads(tandem("plan", "--rate", 100, "--json", "-").stdout)
+    assert len(together["assumed"]) == 7
+    assert not any("max_replicas_per_node" in line for line in together["assumed"])
+    assert any("event loop" in line for line in together["assumed"])
+    assert set(together["forms"]) == {"whole", "members", "stages"}
+    assert together["forms"]["whole"]["nodes"] == together["nodes"]
+    assert together["forms"]["stages"]["nodes"] >= together["nodes"]
+
+
+def test_a_form_that_does_not_fit_says_so_beside_those_that_do() -> None:
+    result = tandem("plan", "--rate", 100, "--node-cores", 4, "--json", "-")
+    forms = json.loads(result.stdout)["forms"]
+    assert forms["whole"]["nodes"] == 3
+    assert forms["stages"]["nodes"] is None
+    assert "--node-cores 4" in forms["stages"]["why_not"]
+    shown = tandem("plan", "--rate", 100, "--node-cores", 4).stdout
+    assert "all stages apart: 100 images/s do not fit" in shown
+
+
+def test_measured_costs_are_of_one_form_and_compared_with_none(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    write_costs(path, Gateway=30.0, Ray=1.0, HAProxy=0.5)
+    result = tandem("plan", "--costs", path, "--json", "-")
+    assert json.loads(result.stdout)["forms"] == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--rate", "0"),
+        ("--rate", "nan"),
+        ("--rate", "1e-6"),
+        ("--p99-ms", "-1"),
+        ("--p99-ms", "1e9"),
+        ("--node-cores", "100000"),
+        ("--survive-nodes", "1000"),
+        ("--apart", "--costs", "x"),
+    ],
+)
+def test_the_command_refuses(arguments: tuple[str, ...]) -> None:
+    assert isinstance(tandem("plan", *arguments).exception, PlanError)

@@ -1,0 +1,384 @@
+"""Datasets: folders per class, lists of files and labels, images with any number of labels."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.datasets import (
+    LabelledImage,
+    find_images,
+    label_truth_of,
+    read_dataset,
+    read_label_sets,
+)
+from models.errors import ModelSetError
+from models.model_set import ModelSet, load_model_set
+from tests.support.calibration.labelled_files import IDS, listed, pairs, touch, with_names
+from tests.support.scored_sets import write_scored_images, write_scored_set
+from tests.support.tiny_networks import LABELS, write_pictures
+
+
+@pytest.fixture(scope="module")
+def by_label(tmp_path_factory: pytest.TempPathFactory) -> ModelSet:
+    return with_names(tmp_path_factory.mktemp("sets") / "labels")
+
+
+@pytest.fixture(scope="module")
+def by_id(tmp_path_factory: pytest.TempPathFactory) -> ModelSet:
+    """Ids sort otherwise than the labels do, so that a mistaken order shows."""
+    return with_names(tmp_path_factory.mktemp("sets") / "ids", ids=("n03", "n01", "n02"))
+
+
+def test_folders_called_as_the_labels(tmp_path, by_label):
+    source = write_pictures(tmp_path / "colours" / "eval", num_per_color=2)
+    dataset = read_dataset(source, by_label)
+    assert dataset.name == "colours/eval"
+    assert dataset.notes == ()
+    assert pairs(dataset, source) == [
+        (f"{label}/{number}.png", index) for index, label in enumerate(LABELS) for number in (0, 1)
+    ]
+    assert dataset.images[0] == LabelledImage(source / "mostly blue" / "0.png", 0)
+
+
+def test_folders_called_as_the_class_ids_are_in_the_sets_order_not_in_theirs(tmp_path, by_id):
+    source = touch(tmp_path, "n01/a.jpg", "n02/a.jpg", "n03/a.jpg")
+    dataset = read_dataset(source, by_id)
+    assert pairs(dataset, source) == [("n01/a.jpg", 1), ("n02/a.jpg", 2), ("n03/a.jpg", 0)]
+    assert dataset.notes == ()
+
+
+def test_labels_name_the_classes_of_a_set_with_ids_too(tmp_path, by_id):
+    source = touch(tmp_path, "mostly red/a.jpg", "mostly blue/a.jpg", "mostly green/a.jpg")
+    assert [i.class_index for i in read_dataset(source, by_id).images] == [0, 1, 2]
+
+
+def test_what_is_both_an_id_and_a_label_is_an_id(tmp_path):
+    model_set = with_names(tmp_path / "set", ("a", "b", "c"), ids=("c", "a", "b"))
+    source = touch(tmp_path / "images", "a/x.jpg", "b/x.jpg")
+    assert [i.class_index for i in read_dataset(source, model_set).images] == [1, 2]
+
+
+def test_a_class_without_images_is_noted(tmp_path, by_label):
+    source = touch(tmp_path, "mostly green/a.jpg")
+    dataset = read_dataset(source, by_label)
+    assert pairs(dataset, source) == [("mostly green/a.jpg", 1)]
+    assert dataset.notes == ("no images of 2 classes: mostly blue, mostly red",)
+
+
+def test_an_empty_folder_of_a_class_is_a_class_without_images(tmp_path, by_label):
+    source = touch(tmp_path, "mostly green/a.jpg", "mostly red/a.jpg", "mostly blue/notes.txt")
+    assert read_dataset(source, by_label).notes == ("no images of 1 classes: mostly blue",)
+
+
+def test_many_classes_without_images_are_not_all_listed(tmp_path):
+    model_set = with_names(tmp_path / "set", tuple(f"class {i:03}" for i in range(40)))
+    source = touch(tmp_path / "images", "class 039/a.jpg")
+    (note,) = read_dataset(source, model_set).notes
+    assert note.startswith("no images of 39 classes: class 000, class 001")
+    assert "class 004, ... (39 in all)" in note
+
+
+def test_strange_folders_are_taken_in_sorted_order_and_that_is_noted(tmp_path, by_label):
+    source = touch(tmp_path, "c/a.jpg", "a/a.jpg", "b/a.jpg")
+    dataset = read_dataset(source, by_label)
+    assert pairs(dataset, source) == [("a/a.jpg", 0), ("b/a.jpg", 1), ("c/a.jpg", 2)]
+    assert len(dataset.notes) == 1
+    assert "in sorted order" in dataset.notes[0]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a", "b"),  # one too few
+        ("a", "b", "c", "d"),
+        ("a", "b", "mostly red"),  # the third is a class by name, then the others should be too
+    ],
+)
+def test_strange_folders_that_do_not_fit_are_refused(tmp_path, by_label, names):
+    source = touch(tmp_path, *(f"{name}/a.jpg" for name in names))
+    with pytest.raises(ModelSetError, match="are no classes of tiny, as a, b") as caught:
+        read_dataset(source, by_label)
+    assert "it has 3: mostly blue, mostly green, mostly red" in caught.value.message
+    assert "for names by id add the set again: tandem models add --class-ids" in str(caught.value)
+
+
+def test_sorted_order_is_not_guessed_where_the_ids_are_known(tmp_path, by_id):
+    source = touch(tmp_path, "a/a.jpg", "b/a.jpg", "c/a.jpg")
+    says = r"3 labels are no classes.*it has 3: n03, n01, n02.* as the set does$"
+    with pytest.raises(ModelSetError, match=says):
+        read_dataset(source, by_id)
+
+
+def test_one_stranger_is_named(tmp_path, by_label):
+    source = touch(tmp_path, *(f"{label}/a.jpg" for label in LABELS), "mostly pink/a.jpg")
+    with pytest.raises(ModelSetError, match="1 labels are no classes of tiny, as mostly pink;"):
+        read_dataset(source, by_label)
+
+
+def test_ids_beside_labels_are_refused_for_what_they_are(tmp_path, by_id):
+    source = touch(tmp_path, "n01/a.jpg", "mostly red/a.jpg")
+    with pytest.raises(ModelSetError, match="more than one way, as mostly red, n01"):
+        read_dataset(source, by_id)
+
+
+def test_a_label_of_two_classes_is_refused(tmp_path):
+    """ImageNet has two classes called crane."""
+    model_set = with_names(tmp_path / "set", ("crane", "duck", "crane"))
+    source = touch(tmp_path / "images", "crane/a.jpg", "duck/a.jpg")
+    with pytest.raises(ModelSetError, match=r"crane is the name of 2 classes .*numbers 0, 2"):
+        read_dataset(source, model_set)
+
+
+def test_a_label_of_two_classes_hurts_only_if_it_is_used(tmp_path):
+    model_set = with_names(tmp_path / "set", ("crane", "duck", "crane"))
+    source = touch(tmp_path / "images", "duck/a.jpg")
+    assert [i.class_index for i in read_dataset(source, model_set).images] == [1]
+
+
+def test_with_ids_or_numbers_two_classes_may_share_a_label(tmp_path):
+    model_set = with_names(tmp_path / "set", ("crane", "duck", "crane"), ids=IDS)
+    source = touch(tmp_path / "images", "n01/a.jpg", "n02/a.jpg", "n03/a.jpg")
+    assert [i.class_index for i in read_dataset(source, model_set).images] == [0, 1, 2]
+    numbers = listed(tmp_path, "images/n03/a.jpg,2\nimages/n01/a.jpg,0\n")
+    assert [i.class_index for i in read_dataset(numbers, model_set).images] == [0, 2]
+    labels = listed(tmp_path, "images/n03/a.jpg,crane\n")
+    with pytest.raises(ModelSetError, match="Use the class ids instead"):
+        read_dataset(labels, model_set)
+
+
+def test_hidden_folders_are_no_classes(tmp_path, by_label):
+    source = touch(tmp_path, *(f"{label}/a.jpg" for label in LABELS))
+    touch(source, ".ipynb_checkpoints/a.jpg", ".git/b.png")
+    dataset = read_dataset(source, by_label)
+    assert [i.class_index for i in dataset.images] == [0, 1, 2]
+    assert dataset.notes == ()
+
+
+def test_a_hidden_folder_above_the_images_does_not_hide_them(tmp_path, by_label):
+    source = touch(tmp_path / ".cache" / "images", "mostly red/a.jpg")
+    assert len(read_dataset(source, by_label).images) == 1
+    assert len(find_images(source)) == 1
+
+
+def test_files_of_macos_are_no_images_and_its_folder_is_no_class(tmp_path, by_label):
+    touch(tmp_path, *(f"{label}/a.jpg" for label in by_label.labels), "__MACOSX/mostly red/._a.jpg")
+    touch(tmp_path, "__MACOSX/._a.jpg", "mostly red/._a.jpg", "mostly red/b.jfif")
+    assert [i.path.name for i in read_dataset(tmp_path, by_label).images] == [
+        "a.jpg", "a.jpg", "a.jpg", "b.jfif",
+    ]  # fmt: skip
+
+
+def test_a_class_that_is_a_link_to_another_is_refused(tmp_path, by_label):
+    touch(tmp_path, *(f"{label}/a.jpg" for label in by_label.labels[:2]))
+    (tmp_path / by_label.labels[2]).symlink_to(tmp_path / by_label.labels[0])
+    with pytest.raises(ModelSetError, match="stands under the labels"):
+        read_dataset(tmp_path, by_label)
+
+
+def test_only_image_files_of_a_class_folder_are_taken(tmp_path, by_label):
+    wanted = ["a.jpg", "b.JPEG", "c.png", "d.webp"]
+    source = touch(tmp_path, *(f"mostly red/{name}" for name in wanted))
+    touch(source, "mostly red/e.txt", "mostly red/deeper/f.jpg", "g.jpg")
+    (source / "mostly red" / "folder.jpg").mkdir()
+    assert [i.path.name for i in read_dataset(source, by_label).images] == wanted
+
+
+@pytest.mark.parametrize("content", [[], ["a.jpg"], ["mostly red/a.txt"], [".hidden/a.jpg"]])
+def test_a_folder_without_labelled_images_is_refused(tmp_path, by_label, content):
+    touch(tmp_path, *content)
+    with pytest.raises(ModelSetError, match=r"no images in .*<class>/<name>\.jpg"):
+        read_dataset(tmp_path, by_label)
+
+
+def test_what_is_not_there_is_refused(tmp_path, by_label):
+    with pytest.raises(ModelSetError, match="none is neither a folder nor a list"):
+        read_dataset(tmp_path / "none", by_label)
+
+
+def test_the_name_of_a_dataset_does_not_depend_on_how_it_is_given(tmp_path, by_label, monkeypatch):
+    source = touch(tmp_path / "photos" / "val", "mostly red/a.jpg")
+    monkeypatch.chdir(source)
+    paths = [source, Path(), Path("../val"), Path("mostly red/..")]
+    assert {read_dataset(path, by_label).name for path in paths} == {"photos/val"}
+
+
+def test_a_folder_whose_name_is_not_utf8_gives_a_name_that_can_be_written(tmp_path, by_label):
+    source = touch(tmp_path / "photos\udcff", "mostly red/a.jpg")
+    name = read_dataset(source, by_label).name
+    assert name.encode().endswith(b"/photos?")
+
+
+@pytest.mark.parametrize("header", ["", "file,label\n", "File, Label\r\n", "\ufefffile,label\n"])
+def test_a_list_with_and_without_a_header(tmp_path, by_label, header):
+    source = listed(tmp_path, f"{header}b.jpg,mostly red\na.jpg, mostly blue \n\n")
+    dataset = read_dataset(source, by_label)
+    assert pairs(dataset, tmp_path) == [("a.jpg", 0), ("b.jpg", 2)]
+    assert dataset.name == f"{tmp_path.name}/list.csv"
+    assert dataset.notes == ("no images of 1 classes: mostly green",)
+
+
+def test_files_are_relative_to_the_list_not_to_where_one_stands(tmp_path, by_label, monkeypatch):
+    (tmp_path / "lists").mkdir()
+    monkeypatch.chdir(tmp_path)
+    text = f"../images/a.jpg,mostly red\n{tmp_path}/b.jpg,mostly red\n"
+    dataset = read_dataset(listed(tmp_path / "lists", text), by_label)
+    resolved = {image.path.resolve() for image in dataset.images}
+    assert resolved == {tmp_path / "images" / "a.jpg", tmp_path / "b.jpg"}
+
+
+@pytest.mark.parametrize("labels", [("2", "0"), ("n02", "n03"), ("mostly red", "mostly blue")])
+def test_a_list_names_classes_by_number_id_or_label(tmp_path, by_id, labels):
+    source = listed(tmp_path, f"a.jpg,{labels[0]}\nb.jpg,{labels[1]}\n")
+    assert [i.class_index for i in read_dataset(source, by_id).images] == [2, 0]
+
+
+def test_labels_that_are_digits_are_labels_before_they_are_numbers(tmp_path):
+    model_set = with_names(tmp_path / "set", ("1", "2", "3"))
+    source = listed(tmp_path, "a.jpg,1\nb.jpg,2\n")
+    assert [i.class_index for i in read_dataset(source, model_set).images] == [0, 1]
+
+
+@pytest.mark.parametrize("label", ["3", "-1", "02", "1.0", "Mostly Red", ""])
+def test_what_names_no_class_in_a_list_is_refused(tmp_path, by_label, label):
+    source = listed(tmp_path, f"a.jpg,0\nb.jpg,{label}\n")
+    with pytest.raises(ModelSetError, match=f"1 labels are no classes of tiny, as {label};"):
+        read_dataset(source, by_label)
+
+
+def test_a_list_is_never_taken_in_sorted_order(tmp_path, by_label):
+    source = listed(tmp_path, "a.jpg,x\nb.jpg,y\nc.jpg,z\n")
+    with pytest.raises(ModelSetError, match="3 labels are no classes"):
+        read_dataset(source, by_label)
+
+
+@pytest.mark.parametrize(("line", "columns"), [("a.jpg", 1), ("a.jpg,0,0.9", 3), ("a,b.jpg,0", 3)])
+def test_a_line_with_other_columns_is_named(tmp_path, by_label, line, columns):
+    source = listed(tmp_path, f"file,label\nb.jpg,1\n{line}\n")
+    with pytest.raises(ModelSetError, match=f"list.csv, line 3: {columns} columns; file,label"):
+        read_dataset(source, by_label)
+
+
+def test_a_comma_in_a_files_name_is_quoted(tmp_path, by_label):
+    source = listed(tmp_path, '"a, b.jpg",0\n')
+    assert read_dataset(source, by_label).images[0].path == tmp_path / "a, b.jpg"
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "file,label\n"])
+def test_a_list_without_images_is_refused(tmp_path, by_label, text):
+    with pytest.raises(ModelSetError, match=r"list\.csv lists no image; each line is file,label"):
+        read_dataset(listed(tmp_path, text), by_label)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "größe.jpg,0\n".encode("latin-1"),
+        b"\x89PNG\r\n\x1a\n",
+        b"x" * 200_000,
+        "a.jpg,0\n".encode("utf-16-le"),
+        b"a\0.jpg,0\n",
+    ],
+    ids=["latin-1", "image", "field too long", "utf-16", "nul"],
+)
+def test_a_file_that_is_no_list_is_refused(tmp_path, by_label, content):
+    with pytest.raises(ModelSetError, match="is not a UTF-8 text of file,label lines"):
+        read_dataset(listed(tmp_path, content), by_label)
+
+
+def test_files_that_are_not_there_are_left_to_the_evaluation(tmp_path, by_label):
+    """It lists them as unreadable; one absent file must not stop a list of thousands."""
+    dataset = read_dataset(listed(tmp_path, "none.jpg,0\n"), by_label)
+    assert pairs(dataset, tmp_path) == [("none.jpg", 0)]
+
+
+def test_a_file_under_two_labels_is_refused(tmp_path, by_label):
+    source = listed(tmp_path, "a.jpg,0\n./a.jpg,1\na.jpg,2\n")
+    with pytest.raises(ModelSetError, match=r"a\.jpg stands under the labels 0 and 1; an image of"):
+        read_dataset(source, by_label)
+
+
+def test_a_file_that_is_listed_twice_counts_once(tmp_path, by_label):
+    dataset = read_dataset(listed(tmp_path, "a.jpg,0\nb.jpg,1\na.jpg,0\nc.jpg,2\n"), by_label)
+    assert [image.path.name for image in dataset.images] == ["a.jpg", "b.jpg", "c.jpg"]
+    assert dataset.notes == ("1 entries name a file that stands before them: it counts once",)
+
+
+def test_images_are_found_at_any_depth_but_not_in_hidden_folders(tmp_path):
+    touch(tmp_path, "b.jpg", "a/c.PNG", "a/b/d.webp", "e.txt", ".trash/f.jpg", "a/.cache/b/g.jpg")
+    (tmp_path / "h.jpg").mkdir()
+    paths = [str(path.relative_to(tmp_path)) for path in find_images(tmp_path)]
+    assert paths == ["a/b/d.webp", "a/c.PNG", "b.jpg"]
+
+
+def test_images_of_classes_that_are_links_are_found(tmp_path):
+    touch(tmp_path / "store", "cat/a.jpg", "dog/b.jfif", "dog/._b.jpg", "__MACOSX/c.jpg")
+    folder = tmp_path / "classes"
+    folder.mkdir()
+    for name in ("cat", "dog", "__MACOSX"):
+        (folder / name).symlink_to(tmp_path / "store" / name)
+    paths = [str(path.relative_to(folder)) for path in find_images(folder)]
+    assert paths == ["cat/a.jpg", "dog/b.jfif"]
+
+
+def test_a_folder_without_images_to_find_is_refused(tmp_path):
+    with pytest.raises(ModelSetError, match=r"no images in .*: expected \.jpg"):
+        find_images(touch(tmp_path, "a.txt"))
+
+
+def test_a_file_is_no_folder_to_find_images_in(tmp_path):
+    with pytest.raises(ModelSetError, match="is not a folder; give one with images"):
+        find_images(touch(tmp_path, "a.jpg") / "a.jpg")
+
+
+@pytest.fixture(scope="module")
+def scored_set(tmp_path_factory: pytest.TempPathFactory) -> ModelSet:
+    return load_model_set(str(write_scored_set(tmp_path_factory.mktemp("scored"))))
+
+
+def test_a_list_of_files_and_their_labels(tmp_path, scored_set):
+    dataset = read_label_sets(write_scored_images(tmp_path / "x", 2), scored_set)
+    assert [(image.path.name, image.classes) for image in dataset.images] == [
+        ("black0.png", ()),
+        ("black1.png", ()),
+        ("cyan0.png", (0, 1)),
+        ("cyan1.png", (0, 1)),
+        ("red0.png", (2,)),
+        ("red1.png", (2,)),
+        ("white0.png", (0, 1, 2)),
+        ("white1.png", (0, 1, 2)),
+    ]
+    assert dataset.notes == ()
+    assert all(image.path.is_file() for image in dataset.images)
+    expected = np.array([[0, 0, 0]] * 2 + [[1, 1, 0]] * 2 + [[0, 0, 1]] * 2 + [[1, 1, 1]] * 2)
+    np.testing.assert_array_equal(label_truth_of(list(dataset.images), 3), expected)
+
+
+def test_labels_by_number_with_spaces_and_twice(tmp_path, scored_set):
+    dataset = read_label_sets(listed(tmp_path, "b.png, 2 ; 0;2\na.png,;\n"), scored_set)
+    assert [image.classes for image in dataset.images] == [(), (0, 2)]
+    assert dataset.notes == ("no images of 1 classes: has green; not in the means",)
+
+
+def test_folders_give_each_image_one_label(tmp_path, scored_set):
+    for label in scored_set.labels[:2]:
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "x.png").write_bytes(b"")
+    dataset = read_label_sets(tmp_path, scored_set)
+    assert [image.classes for image in dataset.images] == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a.png,\nb.png,;\n", "no image has a label; each line is file,labels"),
+        ("a.png,has blue;has yellow\n", "1 labels are no classes of scored, as has yellow"),
+        ("a.png,has blue;1\n", "names classes in more than one way"),
+        ("a.png,0\nb.png,1\na.png,1\n", r"lists 1 files twice, as .*a\.png.*with ; between"),
+        ("a.png\n", "1 columns; file,label"),
+        ("", "lists no image"),
+    ],
+)
+def test_a_list_that_is_none(tmp_path, scored_set, text, says):
+    with pytest.raises(ModelSetError, match=says):
+        read_label_sets(listed(tmp_path, text), scored_set)
