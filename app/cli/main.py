@@ -17,7 +17,6 @@ from app.cli.environment import environment
 from app.cli.serve import serve
 from app.cli.trace import trace
 from app.cli.traffic import traffic
-from app.cli.tune import tune
 from models.errors import TandemError
 from models.extras import DISTRIBUTION
 
@@ -62,7 +61,7 @@ models_app = typer.Typer(
 )
 # TANDEM_ is the settings' prefix.
 app.command(cls=Command, context_settings={"auto_envvar_prefix": "TANDEM"})(serve)
-for _command in (classify, bench, tune, trace, traffic, environment):
+for _command in (classify, bench, trace, traffic, environment):
     app.command(cls=Command)(_command)
 app.add_typer(models_app, name="models")
 for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):

@@ -1,6 +1,6 @@
 """A child process that runs one of our functions, and ends with its parent.
 
-The load generator and the replicas of ``tandem tune`` are children.
+``tandem bench`` runs its load generator in it.
 """
 
 import os
@@ -15,31 +15,24 @@ from typing import Any
 from app.errors import ConfigError
 from models.child_process import Child
 
-MEMORY_REMEDY = "is memory left?"
+REMEDY = "is memory left?"
 
 
 class FunctionChild(Child):
     """A child that runs one of our functions, and exchanges objects with it.
 
     Args:
-        name: for errors: "a replica".
+        name: for errors: "the load generator".
         function: gets the arguments and its end of the connection; all must be picklable.
         arguments: for the function.
-        remedy: advice for the error if it cannot be started, or dies.
 
     Raises:
         ConfigError: it could not be started.
 
     """
 
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., None],
-        *arguments: object,
-        remedy: str = MEMORY_REMEDY,
-    ) -> None:
-        self._name, self._remedy = name, remedy
+    def __init__(self, name: str, function: Callable[..., None], *arguments: object) -> None:
+        self._name = name
         self._connection, theirs = Pipe()
         with theirs:
             number = theirs.fileno()
@@ -48,7 +41,7 @@ class FunctionChild(Child):
                     [sys.executable, "-P", "-m", __name__, str(number)], descriptors=[number]
                 )
             except OSError as error:
-                raise ConfigError(f"{name} could not be started: {error}; {remedy}") from error
+                raise ConfigError(f"{name} could not be started: {error}; {REMEDY}") from error
         try:
             self.send(sys.path)
             self.send((function, arguments))
@@ -58,7 +51,7 @@ class FunctionChild(Child):
 
     def death(self) -> ConfigError:
         """Return the error for a child that ended too early."""
-        return ConfigError(f"{self._name} died ({self.how_ended()}); {self._remedy}")
+        return ConfigError(f"{self._name} died ({self.how_ended()}); {REMEDY}")
 
     def send(self, message: object) -> None:
         """Send an object; raise :class:`ConfigError` if the child died."""

@@ -137,7 +137,7 @@ def check_capacity(deployments: Sequence[Mapping[str, Any]], cpus: int) -> None:
         shares = ", ".join(f"{name} {share:g}" for name, share in needed.items())
         raise ConfigError(
             f"the configuration asks for {total:g} CPUs ({shares}), this machine has {cpus}: take "
-            "configs/laptop.yaml, lower num_replicas or num_cpus, or let tandem tune write one"
+            "configs/laptop.yaml, or lower num_replicas or num_cpus"
         )
 
 

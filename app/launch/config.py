@@ -175,17 +175,6 @@ class ServeConfig:
         args = self._application.get("args", {})
         return self._with_application(args=changed_arguments(args, arguments))
 
-    def deployment(self, name: str) -> dict[str, Any]:
-        """Return a copy of a deployment's options; only its name if the file has none for it."""
-        named = (d for d in self._application.get("deployments", []) if d["name"] == name)
-        return copy.deepcopy(next(named, {"name": name}))
-
-    def with_deployment(self, options: Mapping[str, Any]) -> Self:
-        """Replace or add the options of the deployment that ``options`` names."""
-        deployments = {d["name"]: d for d in self._application.get("deployments", [])}
-        deployments[options["name"]] = options  # in the place of the old ones
-        return self._with_application(deployments=[*deployments.values()])
-
     def fitted_to(self, manifest: Manifest) -> Self:
         """Fit the deployments to the set's members and to the places where the stages run.
 

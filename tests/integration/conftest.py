@@ -17,6 +17,7 @@ from app.launch.config import ServeConfig
 from app.launch.deploy import client_of, deploy, wait_ready
 from app.launch.stop_request import StopRequest
 from models.manifest import read_manifest
+from tests.support.configurations import with_deployment
 from tests.support.services.deployed import MAX_BATCH_SIZE, MEMBERS, Served
 from tests.support.tiny_networks import write_tiny_set
 from tests.support.trace_receivers import OtlpHttp
@@ -84,7 +85,7 @@ def served(
         options = {**deployment, "health_check_period_s": 1}
         if deployment["name"] in MEMBERS:
             options["user_config"] = {"max_batch_size": MAX_BATCH_SIZE}
-        config = config.with_deployment(options)
+        config = with_deployment(config, options)
     deploy(config)
     client = client_of(config.url)
     assert wait_ready(client, StopRequest(), lambda _: None, 120, applications=["tandem"])

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from app.launch.config import ServeConfig
+
 ROOT = Path(__file__).parents[2]
 SHIPPED = [
     path
@@ -38,3 +40,18 @@ def with_key(
         target = target[step]
     target[key] = value
     return changed
+
+
+def deployment_of(config: ServeConfig, name: str) -> dict[str, Any]:
+    """Return the options of a deployment; StopIteration if the configuration has none."""
+    return next(dict(d) for d in config.deployments if d["name"] == name)
+
+
+def with_deployment(config: ServeConfig, options: dict[str, Any]) -> ServeConfig:
+    """Return a copy with other options of the deployment that ``options`` names."""
+    content = config.as_dict()
+    (application,) = content["applications"]
+    application["deployments"] = [
+        options if d["name"] == options["name"] else d for d in application["deployments"]
+    ]
+    return ServeConfig.of(content)

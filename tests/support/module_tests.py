@@ -19,7 +19,7 @@ ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/u
     "app/bench/generator.py": ("cli/test_bench.py",),
     "app/bench/runs.py": ("cli/test_bench.py",),
     "app/cli/options.py": ("cli/test_bench.py", "cli/test_traffic.py"),
-    "app/cli/output.py": ("cli/test_bench.py", "cli/test_tune.py"),
+    "app/cli/output.py": ("cli/test_bench.py",),
     "app/cli/traffic_tables.py": ("cli/test_traffic.py",),
     "app/deployments/versions.py": ("http/test_traffic.py",),
     "app/functions/signatures.py": ("functions/test_trial.py",),

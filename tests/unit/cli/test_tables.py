@@ -13,7 +13,6 @@ from rich.console import Console
 
 from app.bench.report import show_runs
 from app.bench.samples import Summary
-from app.tune.report import show as show_tuning
 from calibration.commands import quantize
 from calibration.offline.limit import show as show_limit
 from calibration.offline.upper_bound import Setup, UpperBound
@@ -23,7 +22,6 @@ from calibration.statistics import Paired
 from tests.support.calibration.made_evaluations import measure, model_set_of
 from tests.support.calibration.report_output import shown
 from tests.support.command_line import tandem
-from tests.support.points import point
 from tests.support.tiny_networks import write_tiny_set
 
 WIDTH = 80
@@ -95,17 +93,6 @@ def test_bench_limit():
     found = UpperBound("INT8", 4, best, 12345.6, 40.1, {best: 12345.6})
     text = printed(lambda console: show_limit(console, found))
     assert_whole(text, "streams", "threads", "batch", "images/s", "128", "12345.6")
-
-
-def test_tune():
-    large = point(
-        12345.6, 12345.0, replicas=8, cores=128, sizes=(1, 2, 4, 8, 16), clients=1024
-    )  # fmt: skip
-    chosen = point(100.0, 80.0)
-    text = printed(lambda console: show_tuning(console, [chosen, large], chosen))
-    headings = ("replicas", "streams", "batch", "sizes", "clients", "images", "p50", "p99")
-    assert_whole(text, *headings, "chosen", "100.0", "80", "12345.6", "12345", "1024")
-    assert "1 2 4 8 16" in text
 
 
 @pytest.mark.parametrize("how", [("--apart",), ("--rate", "5000", "--survive-nodes", "100")])

@@ -46,8 +46,8 @@ def test_a_function_that_says_nothing():
 
 
 def test_a_function_that_dies():
-    with FunctionChild("a child", children.dies, 3, remedy="do that") as child:
-        with pytest.raises(ConfigError, match=r"a child died \(exit code 3\); do that"):
+    with FunctionChild("a child", children.dies, 3) as child:
+        with pytest.raises(ConfigError, match=r"a child died \(exit code 3\); is memory left\?"):
             child.receive(deadline())
         with pytest.raises(ConfigError, match="exit code 3"):
             child.send(1)

@@ -32,7 +32,7 @@ WRITTEN = sorted(
     ]
 )
 OF_GITHUB = ".github/PULL_REQUEST_TEMPLATE.md"  # shown where it is needed
-COMMANDS = "serve|classify|plan|drift|evaluate|quantize|trace|tune|bench|environment"
+COMMANDS = "serve|classify|plan|drift|evaluate|quantize|trace|bench|environment"
 COMMAND = re.compile(rf"^\S*\btandem ({COMMANDS})\b([^#\n]*)", re.M)
 HOW_TO = [page for page in WRITTEN if page.parent.name == "how-to"]
 MAX_WORDS = 500  # of a page that says how to do a task

@@ -7,6 +7,7 @@ import pytest
 from app.errors import ConfigError
 from app.launch.application_check import check_capacity, oversubscribed
 from app.launch.config import ServeConfig
+from tests.support.configurations import with_deployment
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -73,5 +74,5 @@ def test_a_clusters_configuration_is_not_for_one_machine() -> None:
         check_capacity(served.deployments, 1000)
     for deployment in served.deployments:
         options = {k: v for k, v in deployment.items() if k != "max_replicas_per_node"}
-        served = served.with_deployment(options)
+        served = with_deployment(served, options)
     check_capacity(served.deployments, 1000)

@@ -99,16 +99,6 @@ def test_a_configuration_without_applications():
 def test_changed_copies_leave_a_configuration_as_it_is():
     config = ServeConfig.of(GOOD)
     config.as_dict()["applications"][0]["args"]["model_set"] = "other"
-    config.deployment("Gateway")["autoscaling_config"]["min_replicas"] = 7
-    assert config.as_dict() == GOOD
-
-
-def test_the_options_of_a_deployment_are_replaced_or_added():
-    config = ServeConfig.of(GOOD)
-    gateway, other = {"name": "Gateway", "num_replicas": 2}, {"name": "other"}
-    assert config.deployment("other") == other
-    changed = config.with_deployment(gateway).with_deployment(other)
-    assert changed.as_dict()["applications"][0]["deployments"] == [gateway, other]
     assert config.as_dict() == GOOD
 
 

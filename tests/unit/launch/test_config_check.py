@@ -8,7 +8,15 @@ from ray import serve
 from app.errors import ConfigError
 from app.launch.application_check import SERVE_DEFAULT_GRACE_S
 from app.launch.config import ServeConfig
-from tests.support.configurations import APPLICATION, GOOD, ROOT, SHIPPED, with_key, write
+from tests.support.configurations import (
+    APPLICATION,
+    GOOD,
+    ROOT,
+    SHIPPED,
+    deployment_of,
+    with_key,
+    write,
+)
 
 
 def test_there_is_something_to_check():
@@ -161,7 +169,7 @@ def test_numbers_that_are_text_are_numbers_from_then_on(tmp_path):
     content = with_key(content, ("http_options",), "port", "8100")
     config = ServeConfig.read(write(tmp_path, content))
     assert config.http.port == 8100
-    assert config.deployment("Gateway") == {
+    assert deployment_of(config, "Gateway") == {
         "name": "Gateway",
         "graceful_shutdown_timeout_s": 12.0,
         "max_ongoing_requests": 512,

@@ -7,7 +7,7 @@ from app.launch.application_check import check_capacity
 from app.launch.config import ServeConfig
 from models.manifest import Manifest, read_manifest
 from models.model_set import BUNDLED_DIR
-from tests.support.configurations import ROOT
+from tests.support.configurations import ROOT, deployment_of
 from tests.support.tiny_networks import write_tiny_set
 
 
@@ -37,7 +37,7 @@ def test_other_members_take_over_the_options_of_those_that_are_not_there(other_m
     stages = [n for n in names(config) if n[0].isupper()]
     assert names(fitted) == [*stages, "first", "second", "third"]
     deployments = {d["name"]: d for d in fitted.deployments}
-    was = config.deployment("resnet50")
+    was = deployment_of(config, "resnet50")
     for name in ("first", "second", "third"):
         assert {**deployments[name], "name": "resnet50"} == was
     own = {id(deployments[name]["ray_actor_options"]) for name in ("first", "second", "third")}

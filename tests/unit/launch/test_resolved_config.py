@@ -185,7 +185,7 @@ def test_a_file_that_can_be_read_once_is(tmp_path):
 
 
 def test_no_other_reader_of_a_file_takes_variables(monkeypatch):
-    """tandem tune writes what it reads; replicas read nothing but what they are given."""
+    """Only the start applies variables; replicas read nothing but their arguments."""
     monkeypatch.setenv("TANDEM_CACHE_MIB", "9")
     assert ServeConfig.read(ROOT / "serve_config.yaml").settings.cache_mib == 64
     assert Settings().cache_mib == 64

@@ -26,7 +26,7 @@ OF_CI = ("CI", "TF_BUILD", "JENKINS_URL", "NNCF_CI", "NNCF_DEV")
 @pytest.mark.parametrize(
     "modules",
     [
-        ("models.runtime",),  # tandem models verify, bench --limit, tune, every replica
+        ("models.runtime",),  # tandem models verify, bench --limit, every replica
         ("app.main", "app.launch.serve"),
         ("calibration.sets.rewrite",),  # imports openvino alone
         ("calibration.quantization.quantize",),  # nncf too

@@ -12,7 +12,6 @@ from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.main import build
 from app.settings import Settings
-from app.tune.replica import LoadRequest, closed_loops
 from calibration.commands.models import _problems_running
 from calibration.datasets.labelled import read_dataset
 from calibration.evaluation.accuracy_record import keep, record_of
@@ -112,19 +111,6 @@ async def test_the_service_in_process_answers_as_the_networks_do(mixed):
     for name, network in networks.items():
         assert told[name].name == network.runtime
         assert network.version.startswith(told[name].version)  # OpenVINO's own tells the build too
-
-
-@pytest.mark.parametrize("sizes", [(1,), (1, 2, 4)], ids=str)
-async def test_tune_loads_any_runtime_with_any_batch_sizes(mixed, sizes):
-    settings = Settings(
-        model_set=str(mixed.folder), compile_cache=None, trace_dir=None, batch_sizes=(1, 2, 4)
-    )
-    graph = assemble(settings)
-    for member in graph.stages.members:  # as a tuning run's child does for each candidate
-        member.reconfigure({"max_batch_size": max(sizes)})
-    bodies = [picture("red"), picture("blue")]
-    measured = await closed_loops(graph, bodies, LoadRequest(4, 0.1, max(sizes)))
-    assert measured.throughput > 0
 
 
 @pytest.mark.parametrize(("num_threads", "num_streams", "pool"), [(1, 1, 1), (2, 2, 1), (4, 2, 3)])
