@@ -146,7 +146,7 @@ def run_apart(
            process, when it gets a KeyboardInterrupt. At 0 it is killed at once.
 
     Raises:
-        ChildDiedError: the process did not start, crashed, or raised what is no TandemError.
+        ChildDiedError: the process did not start, crashed, or raised an error of another class.
         TandemError: as raised by the function.
         TimeoutError: the limit has passed.
 
