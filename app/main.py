@@ -16,19 +16,20 @@ from ray.serve import Application
 
 from app.calls.ray_compatibility import check_ray
 from app.calls.ray_features import STAGE_ROUTER
-from app.deployments.feedback import FeedbackReplica
 from app.deployments.gateway import Gateway
+from app.deployments.hub import Hub
 from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
-from app.deployments.sets import Sets
-from app.deployments.traffic import Traffic
+from app.deployments.shared_sets import SetBook, SetChanges
 from app.functions.trial import check_functions
 from app.graph.service import answer_timeout_s
 from app.graph.set_checks import check_task
 from app.oip.shared_memory import regions_of
 from app.precision import decided
+from app.samples.feedback_book import FeedbackBook
 from app.samples.places import check_sample_store
 from app.setting_values import check_redis_client
 from app.settings import Settings
+from app.traffic.book import TrafficBook
 from app.traffic.plan import Plan
 from app.traffic.versions import accuracy_warnings, first_split, loaded_sets
 from models.extras import check_installed
@@ -74,22 +75,22 @@ def build(settings: Settings) -> Application:
 
 
 def _hubs(settings: Settings, model_sets: list[ModelSet]) -> dict[str, Application]:
-    """Bind what knows something for all Gateways, by the Gateway's argument: a replica each."""
-    hubs = {}
+    """Bind the books that all Gateways share, by the Gateway's argument: a replica each."""
+    books: dict[str, object] = {}
     if settings.feedback:
-        hubs["feedback"] = _hub("Feedback", FeedbackReplica, settings)
+        books["feedback"] = FeedbackBook(settings.feedback_answers)
     if settings.has_versions:
         plan = Plan.first(first_split(settings, model_sets))
-        hubs["traffic"] = _hub("Traffic", Traffic, settings, plan)
+        books["traffic"] = TrafficBook(plan)
     if settings.model_sets is not None:
-        hubs["sets"] = _hub("Sets", Sets, settings, ",".join(settings.model_sets))
-    return hubs
+        books["sets"] = SetBook(SetChanges(",".join(settings.model_sets)))
+    return {name: _hub(name.capitalize(), settings, book) for name, book in books.items()}
 
 
-def _hub(name: str, owner: type, *args: object) -> Application:
+def _hub(name: str, settings: Settings, book: object) -> Application:
     options = {"num_cpus": 0}  # it takes no core from the others
     deployment = serve.deployment(name=name, max_ongoing_requests=1000, ray_actor_options=options)
-    return deployment(owner).bind(*args)
+    return deployment(Hub).bind(settings, book)
 
 
 def _check(settings: Settings, model_set: ModelSet) -> None:

@@ -1,4 +1,4 @@
-"""A child process: starts it, reads its output, ends it, and makes it end with its parent.
+"""Child processes that end with their parent: a command, or a function of ours run apart.
 
 A child has its own session: Ctrl-C only reaches the parent, which ends the child and its
 descendants. The child's standard input is closed when the parent ends in any way.
@@ -9,12 +9,24 @@ import os
 import select
 import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
+
+from models.errors import TandemError
 
 REAPED_WITHIN_S = 15.0  # for a child that has closed its end, or was killed
+OUT_OF_MEMORY = "SIGKILL: memory ran out, most likely"
+Send = Callable[[Any], None]  # sends an object to the parent
+
+
+class ChildDiedError(Exception):
+    """A child ended without a result; the message names its signal or exit code."""
 
 
 class Child:
@@ -34,13 +46,14 @@ class Child:
         printed: IO[bytes] | None = None,
         *,
         is_heard: bool = False,
+        output: IO[bytes] | int | None = None,  # its standard output, if not ``printed``
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),  # of files that it inherits
     ) -> None:
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if is_heard else printed,
+            stdout=subprocess.PIPE if is_heard else output or printed,
             stderr=printed,
             pass_fds=descriptors,
             env=environment,
@@ -63,7 +76,7 @@ class Child:
             return "it no longer answers"
         code = self._process.returncode
         if code == -signal.SIGKILL:
-            return "SIGKILL: memory ran out, most likely"
+            return OUT_OF_MEMORY
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def read_line(self, deadline: float) -> bytes | None:
@@ -90,20 +103,97 @@ class Child:
             self._process.send_signal(signal.SIGINT)
         self.has_ended(patience_s)
 
-    def end(self) -> None:
-        """Kill the child and its descendants."""
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+    def end(self, patience_s: float = 0.0) -> None:
+        """Close the child's standard input, wait ``patience_s``, and kill what still runs."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self.has_ended(patience_s)
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # its descendants too
+            self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+
+def run_apart(
+    function: Callable[..., Any],
+    *arguments: object,
+    heard: Callable[[Any], float | None] | None = None,
+    limit_s: float | None = None,
+    printed: IO[bytes] | None = None,
+    patience_s: float = 0.0,
+) -> Any:
+    """Return ``function(*arguments)``, computed in a new process that ends before this returns.
+
+    Function, arguments and result are pickled, so the function must be a module's.
+
+    Args:
+        function: runs on the main thread of the process.
+        arguments: for the function.
+        heard: if not None, the function gets a :data:`Send` as its last argument, whose objects
+           ``heard`` gets here. If ``heard`` returns a number, that is the limit from then on.
+        limit_s: the time until the result, in seconds; None: no limit.
+        printed: the log of the process; by default it has this process's standard error.
+        patience_s: how long the function may clean up after Ctrl-C, a limit, or the end of this
+           process, when it gets a KeyboardInterrupt. At 0 it is killed at once.
+
+    Raises:
+        ChildDiedError: the process did not start, crashed, or raised an error of another class.
+        TandemError: as raised by the function.
+        TimeoutError: the limit has passed.
+
+    """
+    ours, theirs = Pipe()
+    line = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(patience_s)]
+    with ours:
+        try:
+            with theirs:
+                numbers = [theirs.fileno()]
+                nowhere = subprocess.DEVNULL
+                child = Child(line, printed, output=printed or nowhere, descriptors=numbers)
+        except OSError as error:
+            raise ChildDiedError(f"it could not be started: {error}") from error
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it died, and receiving says how
+                ours.send(sys.path)
+                ours.send((function, arguments, heard is not None))
+            return _result(child, ours, heard, limit_s)
+        finally:
+            child.end(patience_s)
+
+
+def _result(
+    child: Child,
+    pipe: Connection,
+    heard: Callable[[Any], float | None] | None,
+    limit_s: float | None,
+) -> Any:
+    """Pass on what the child says until its result comes; raises as :func:`run_apart` does."""
+    since = time.monotonic()
+    kind: str
+    value: Any
+    while True:
+        left_s = None if limit_s is None else max(0.0, since + limit_s - time.monotonic())
+        try:
+            kind, value = pipe.recv() if pipe.poll(left_s) else ("late", None)
+        except Exception as error:  # its end, or no pickle
+            raise ChildDiedError(child.how_ended()) from error
+        if kind == "late":
+            raise TimeoutError(f"no result within {limit_s:g} s")
+        if kind == "failed":
+            raise value
+        if kind == "returned":
+            return value
+        if heard is not None and (new_limit_s := heard(value)) is not None:
+            limit_s, since = new_limit_s, time.monotonic()
 
 
 def last_words(log: Path) -> str:
@@ -114,3 +204,38 @@ def last_words(log: Path) -> str:
         lines = []
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
     return "".join(character for character in last if character.isprintable())[:200]
+
+
+def _run(descriptor: int, patience_s: float) -> None:
+    """Run in the process of :func:`run_apart`: receive the function, call it, send its result."""
+    threading.Thread(target=_end_with_parent, args=[patience_s], daemon=True).start()
+    try:
+        with Connection(descriptor) as pipe:
+            sys.path[:] = pipe.recv()  # before the function, whose module may be in one of these
+            function, arguments, is_heard = pipe.recv()
+            send: list[Send] = [lambda value: pipe.send(("said", value))] if is_heard else []
+            try:
+                answer = "returned", function(*arguments, *send)
+            except TandemError as error:
+                answer = "failed", error
+            pipe.send(answer)
+    except (KeyboardInterrupt, BrokenPipeError):  # nobody waits for the result
+        os.killpg(0, signal.SIGKILL)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # without waiting for the threads of a runtime
+
+
+def _end_with_parent(patience_s: float) -> None:
+    """Interrupt, then kill this process and its descendants once its standard input is closed."""
+    while os.read(0, 1):
+        pass
+    if patience_s:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(patience_s)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _run(int(sys.argv[1]), float(sys.argv[2]))

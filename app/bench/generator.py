@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
 import psutil
 
@@ -12,8 +11,8 @@ from app.bench.client import closed_loop, open_loop
 from app.bench.load import Load, poisson_arrivals
 from app.bench.process_tree import cpu_seconds
 from app.bench.samples import Run, TimedRequest
-from app.compute.child_process import FunctionChild
 from app.errors import ConfigError
+from models.child_process import ChildDiedError, Send, run_apart
 
 REPORT_EVERY_S = 0.25
 LATE_S = 30.0  # after a run's time and its requests' time limit, before it is given up
@@ -40,34 +39,33 @@ def run_load(
         ConfigError: the generator died, or did not end in time.
 
     """
-    before: dict[str, float] | None = None
-    deadline = time.monotonic() + load.duration_s + load.target.timeout_s + LATE_S
-    with FunctionChild("the load generator", _generate, load) as child:
-        while isinstance(message := _next(child, load, deadline), Progress):
-            if before is None:  # the service was idle while the child started
-                before = cpu_seconds(service) if service else {}
-            report(message)
-    run = message
-    run.files_per_request = load.target.files_per_request
-    if service is not None:
-        after, before = cpu_seconds(service), before or {}
-        run.service_cpu_s = {stage: after[stage] - before.get(stage, 0.0) for stage in after}
-    return run
+    before: dict[str, float] = {}
 
+    def heard(progress: Progress) -> None:
+        if service is not None and not before:  # the service was idle while the child started
+            before.update(cpu_seconds(service))
+        report(progress)
 
-def _next(child: FunctionChild, load: Load, deadline: float) -> Progress | Run:
-    message: Progress | Run | None = child.receive(deadline)
-    if message is None:
+    limit_s = load.duration_s + load.target.timeout_s + LATE_S
+    try:
+        run: Run = run_apart(_generate, load, heard=heard, limit_s=limit_s)
+    except ChildDiedError as error:
+        raise ConfigError(f"the load generator died ({error}); is memory left?") from error
+    except TimeoutError:
         raise ConfigError(
             f"the load generator gave no result within {load.duration_s:g} s and its requests' "
             "time; does the service close its connections, and is nothing else busy on this "
             "machine?"
-        )
-    return message
+        ) from None
+    run.files_per_request = load.target.files_per_request
+    if service is not None:
+        after = cpu_seconds(service)
+        run.service_cpu_s = {stage: after[stage] - before.get(stage, 0.0) for stage in after}
+    return run
 
 
-def _generate(load: Load, pipe: Connection) -> None:
-    """Run in the child: receive a load, send progress now and then, at the end the run."""
+def _generate(load: Load, send: Send) -> Run:
+    """Run the load in the child; send the progress now and then."""
     samples: list[TimedRequest] = []
     num_failed, report_at = 0, 0.0
 
@@ -77,9 +75,9 @@ def _generate(load: Load, pipe: Connection) -> None:
         num_failed += sample.error is not None
         if sample.finished >= report_at:
             report_at = sample.finished + REPORT_EVERY_S
-            pipe.send(Progress(sample.finished, len(samples), num_failed))
+            send(Progress(sample.finished, len(samples), num_failed))
 
-    pipe.send(Progress())
+    send(Progress())
     before = time.process_time()
     if load.rate:
         arrivals = poisson_arrivals(load.rate, load.duration_s, load.seed).tolist()
@@ -87,4 +85,4 @@ def _generate(load: Load, pipe: Connection) -> None:
     else:
         asyncio.run(closed_loop(load.target, load.clients, load.duration_s, heard))
     spent = time.process_time() - before
-    pipe.send(Run(load.kind, load.offered, load.duration_s, samples, spent))
+    return Run(load.kind, load.offered, load.duration_s, samples, spent)

@@ -1,11 +1,11 @@
 """The cache of one process: answers, and computations under way, so that one image runs once."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Literal
 
 from app.caching.redis_store import RedisStore
-from app.caching.s3_fifo import S3Fifo
 from app.caching.values import Outcome, Rows
 from app.messages import Fault
 from app.queueing.priority import Lane
@@ -13,6 +13,35 @@ from app.queueing.priority import Lane
 CACHE_CONTROL = "cache-control"
 # use: read and store; renew: store, do not read (no-cache); off: neither (no-store).
 CacheUse = Literal["use", "renew", "off"]
+# Memory of stored rows besides their values: key, array, tuple, place in the table
+# (tests/unit/caching/test_memory.py).
+ENTRY_BYTES = 512
+
+
+class RowStore:
+    """Rows by key, in at most ``max_bytes`` with their overhead; evicts the least recently used."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.num_bytes, self.num_evicted = max_bytes, 0, 0
+        self._rows: OrderedDict[bytes, Rows] = OrderedDict()  # the most recently used last
+
+    def get(self, key: bytes) -> Rows | None:
+        if (rows := self._rows.get(key)) is not None:
+            self._rows.move_to_end(key)
+        return rows
+
+    def put(self, key: bytes, rows: Rows) -> None:
+        """Store rows in place of earlier ones; rows larger than the whole store are not stored."""
+        if (old := self._rows.pop(key, None)) is not None:
+            self.num_bytes -= old.nbytes + ENTRY_BYTES
+        if (num_bytes := rows.nbytes + ENTRY_BYTES) > self.max_bytes:
+            return
+        self._rows[key] = rows
+        self.num_bytes += num_bytes
+        while self.num_bytes > self.max_bytes:
+            _, evicted = self._rows.popitem(last=False)
+            self.num_bytes -= evicted.nbytes + ENTRY_BYTES
+            self.num_evicted += 1
 
 
 class ImageFlight:
@@ -43,10 +72,10 @@ class ResponseCache:
         self,
         max_bytes: int,
         shared: RedisStore | None = None,
-        store: S3Fifo[Rows] | None = None,
+        store: RowStore | None = None,
     ) -> None:
         self._shared = shared
-        self._store: S3Fifo[Rows] = S3Fifo(max_bytes) if store is None else store
+        self._store = RowStore(max_bytes) if store is None else store
         self._flights: dict[bytes, ImageFlight] = {}  # the computations under way
 
     @property
@@ -76,7 +105,7 @@ class ResponseCache:
 
     def keep(self, key: bytes, rows: Rows) -> None:
         """Keep an image's rows, which must not be changed afterwards."""
-        self._store.put(key, rows, rows.nbytes)
+        self._store.put(key, rows)
         if self._shared is not None:
             self._shared.write(key, rows)
 
@@ -93,7 +122,7 @@ class ResponseCache:
         for (number, flight), rows in zip(wanted.items(), shared, strict=True):
             if rows is not None:
                 fetched[number] = rows
-                self._store.put(flight.key, rows, rows.nbytes)
+                self._store.put(flight.key, rows)
                 self.end(flight, Outcome(rows))
         return fetched
 

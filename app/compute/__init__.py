@@ -1,1 +1,1 @@
-"""The cores and threads of a process, the liveness of its stages, and child processes."""
+"""The cores and threads of a process, and the liveness of its stages."""

@@ -4,8 +4,7 @@ import asyncio
 import logging
 from functools import cache, partial
 
-from app.caching.s3_fifo import S3Fifo
-from app.caching.values import Rows
+from app.caching.response_cache import RowStore
 from app.calls.remote import StageHandle
 from app.compute.inference_threads import on_own_thread
 from app.deployments.set_stages import SetStages, StageBuilder
@@ -46,7 +45,7 @@ class Versions:
         """
         self._settings, self._stages = settings, stages
         self._built: dict[str, SetStages] = {}
-        self._cached: S3Fifo[Rows] = S3Fifo(settings.cache_mib * MIB)  # all versions' answers
+        self._cached = RowStore(settings.cache_mib * MIB)  # all versions' answers
         self._refused: dict[str, str | None] = {}
         self._loading = asyncio.Lock()
         self._loads: dict[tuple[str, bool], asyncio.Task[None]] = {}

@@ -8,8 +8,7 @@ from collections import Counter
 
 from app.caching.keys import FORMAT, ImageKeys
 from app.caching.redis_store import RedisStore
-from app.caching.response_cache import ImageFlight, ResponseCache
-from app.caching.s3_fifo import S3Fifo
+from app.caching.response_cache import ImageFlight, ResponseCache, RowStore
 from app.caching.values import Outcome, Rows, RowsFormat
 from app.environment import MIB
 from app.functions.loading import identities
@@ -29,7 +28,7 @@ def with_cache(
     ensemble: Ensemble,
     settings: Settings,
     model_set: ModelSet,
-    store: S3Fifo[Rows] | None = None,
+    store: RowStore | None = None,
 ) -> Graph:
     """Return the graph that answers requests: the ensemble itself if the settings name no cache.
 

@@ -119,7 +119,7 @@ CACHE_BYTES = Metric(
 CACHE_EVICTIONS = Metric(
     "tandem_cache_evictions",
     "counter",
-    "images that had to leave a Gateway's response cache for others",
+    "images that a Gateway's response cache evicted, least recently used first",
     when="cache is set",
 )
 TRAFFIC_SHARE = Metric(

@@ -6,12 +6,11 @@ Answers are collected and sent a few times a second, so that no client waits for
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from app.calls.attempts import CALL_ERRORS, as_tandem
-from app.errors import NotReadyError, UnknownRequestError
+from app.calls.hub_link import HubHandle
+from app.errors import UnknownRequestError
 from app.messages import Fault
 from app.metrics.meter import meter
 from app.metrics.table import FEEDBACK
@@ -27,11 +26,11 @@ MAX_UNSENT = 10_000  # requests; the oldest beyond it are dropped
 logger = logging.getLogger("ray.serve")
 
 
-class Feedback:
+class Feedback(HubHandle):
     """Reports answers and feedback to the book behind ``handle``."""
 
     def __init__(self, handle: Any) -> None:
-        self._handle = handle
+        super().__init__(handle, "Feedback")
         self._unsent: deque[AnsweredRequest] = deque(maxlen=MAX_UNSENT)
         self._sending: asyncio.Task[None] | None = None
         self._breaker = CircuitBreaker()
@@ -54,13 +53,13 @@ class Feedback:
 
         """
         asked = request_id, label, image, list(sets)
-        async with _in_time():
+        async with self.in_time(ANSWERS_WITHIN_S):
             await self._send_now()
             try:
-                judgement: Judgement = await self._ask("judge", *asked)
+                judgement: Judgement = await self.call("judge", *asked)
             except UnknownRequestError:  # another Gateway may have answered, and not yet reported
                 await asyncio.sleep(2 * SEND_EVERY_S)
-                judgement = await self._ask("judge", *asked)
+                judgement = await self.call("judge", *asked)
         if judgement.is_new:
             right = "yes" if judgement.is_right else "no"
             meter.count(FEEDBACK, right=right, model_version=judgement.answer.version[1])
@@ -68,16 +67,10 @@ class Feedback:
 
     async def figures(self) -> FeedbackFigures:
         """Return the accuracy by version; see :meth:`FeedbackBook.figures`."""
-        async with _in_time():
+        async with self.in_time(ANSWERS_WITHIN_S):
             await self._send_now()
-            figures: FeedbackFigures = await self._ask("figures")
+            figures: FeedbackFigures = await self.call("figures")
         return figures
-
-    async def _ask(self, method: str, *arguments: object) -> Any:
-        try:
-            return await getattr(self._handle, method).remote(*arguments)
-        except (TandemError, *CALL_ERRORS) as error:
-            raise as_tandem(error) from None
 
     async def _send_now(self) -> None:
         """Report the unsent answers, of other requests too: all of it if this request ends."""
@@ -96,22 +89,10 @@ class Feedback:
         requests = list(self._unsent)
         self._unsent.clear()
         try:
-            async with _in_time():
-                await self._ask("remember", requests)
+            async with self.in_time(ANSWERS_WITHIN_S):
+                await self.call("remember", requests)
         except TandemError as error:
             if self._breaker.failed():
                 logger.error("answers were not recorded for feedback: %s", error.message)
         else:
             self._breaker.succeeded()
-
-
-@asynccontextmanager
-async def _in_time() -> AsyncIterator[None]:
-    """Turn a block that takes too long into a :class:`NotReadyError`."""
-    try:
-        async with asyncio.timeout(ANSWERS_WITHIN_S):
-            yield
-    except TimeoutError as error:
-        raise NotReadyError(
-            f"the deployment Feedback did not answer within {ANSWERS_WITHIN_S:g} s: try again"
-        ) from error

@@ -5,15 +5,14 @@ the newest plan.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
-from app.calls.hub_link import EXCHANGE_EVERY_S, HubLink
+from app.calls.hub_link import HubLink
 from app.errors import BadParameterError, PlanChangedError
-from app.tracing.parents import untraced_task
 from app.traffic.book import BookStatus
 from app.traffic.graph import TrafficGraph
 from app.traffic.plan import Plan, Split
@@ -90,13 +89,9 @@ class TrafficControl(HubLink):
     async def _change(self, split: Split | None, revision: int | None) -> None:
         """Change the plan and wait for all Gateways; ``split`` None rolls the last change back."""
         await self._exchange()  # a restarted book learns the newest plan from this report
-        new = await self._call("change", split, revision)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(EVERYWHERE_S):
-                while min((await self._book()).gateways, default=new) < new:
-                    await asyncio.sleep(EXCHANGE_EVERY_S / 4)
-        status: BookStatus = await self._call("status")
-        plan = status.plan
+        new = await self.call("change", split, revision)
+        await self._everywhere(new, EVERYWHERE_S)
+        plan = (await self.call("status")).plan
         if plan.revision != new and (split is None or plan.split != split):
             raise PlanChangedError(
                 f"revision {plan.revision} replaced this change, revision {new}: look at the "
@@ -111,7 +106,7 @@ class TrafficControl(HubLink):
 
         """
         await self._exchange()
-        status: BookStatus = await self._call("status")
+        status: BookStatus = await self.call("status")
         return status
 
     async def _exchange(self) -> None:
@@ -125,14 +120,14 @@ class TrafficControl(HubLink):
         """Report; return the newest plan, or None if the deployment belongs to a newer service."""
         # A copy, since Serve serialises it later on another thread.
         figures = deepcopy(self._graph.figures)
-        newest: Plan | None = await self._call("report", self._gateway, self._graph.plan, figures)
+        newest: Plan | None = await self.call("report", self._gateway, self._graph.plan, figures)
         return newest
 
     def _has_all(self, plan: Plan) -> bool:
         """Whether all versions of a plan are loaded; if not, begin to load them."""
         missing = [name for name in plan.split.versions if name not in self._graph.versions]
-        if missing and (self._loading is None or self._loading.done()):
-            self._loading = untraced_task(self._load_all(missing))
+        if missing:
+            self._load_soon(partial(self._load_all, missing))
         return not missing
 
     async def _load_all(self, names: list[str]) -> None:

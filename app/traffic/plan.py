@@ -105,6 +105,10 @@ class Plan:
         """
         return self.revision, repr(self)  # of strings and numbers: the same in every process
 
+    def merged(self, other: Self) -> Self:
+        """Return the newer of two plans."""
+        return max(self, other, key=lambda plan: plan.order)
+
     def check_seen(self, revision: int | None) -> None:
         """Raise :class:`PlanChangedError` if a change was made from another revision."""
         if revision not in (None, self.revision):

@@ -3,22 +3,17 @@
 For example, OpenVINO 2026.4 crashes on a convolution without weights.
 """
 
-import os
-import pickle
-import signal
-import subprocess
-import sys
-import threading
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
 
 from pydantic import ValidationError
 
 from calibration.sets.add_set import NewSet, Say, add_set
-from models.errors import ModelSetError, TandemError
+from models.child_process import OUT_OF_MEMORY, ChildDiedError, Send, run_apart
+from models.errors import ModelSetError
 from models.manifest import read_manifest
 from models.model_set import ModelSet
+
+CLEAN_UP_S = 60.0  # after Ctrl-C: removing a staged set waits until a runtime's call returns
 
 
 def add_set_apart(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> ModelSet:
@@ -28,56 +23,29 @@ def add_set_apart(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> Mo
         ModelSetError: what that function raises, or a file crashed the process.
 
     """
-    reader, writer = os.pipe()
-    line = [sys.executable, "-P", "-m", "calibration.sets.own_process", str(writer)]
-    process = subprocess.Popen(
-        line,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,  # some parsers print there
-        pass_fds=[writer],
-    )
-    os.close(writer)
-    assert process.stdin is not None
     try:
-        with os.fdopen(reader, "rb") as messages:
-            with suppress(BrokenPipeError):
-                process.stdin.write(pickle.dumps((new, into, is_replaced)))
-                process.stdin.flush()
-            made = _followed(messages, say)
-    finally:
-        with suppress(BrokenPipeError):
-            process.stdin.close()  # if it still works, that interrupts it
-        code = process.wait()
-    if made is None:
-        raise ModelSetError(_death(new, code))
+        made: Path = run_apart(
+            _folder_of_added,
+            *(new, into, is_replaced),
+            heard=lambda said: say(*said),
+            patience_s=CLEAN_UP_S,
+        )
+    except ChildDiedError as error:
+        files = ", ".join(str(path) for _, path in new.members)
+        what_died = f"{files}: the process that read this died ({error})"
+        if str(error) == OUT_OF_MEMORY:
+            raise ModelSetError(what_died) from None
+        which = "" if len(new.members) == 1 else " Add them one by one to see which"
+        raise ModelSetError(
+            f"{what_died}: a file is damaged, or its runtime cannot take it. Export it again, or "
+            f"try another --runtime.{which}"
+        ) from None
     return ModelSet(made, read_manifest(made))
 
 
-def _followed(messages: IO[bytes], say: Say) -> Path | None:
-    """Pass on the process's messages and error; return the set's folder, or None if it died."""
-    while True:
-        try:
-            kind, value = pickle.load(messages)
-        except (EOFError, pickle.UnpicklingError):
-            return None
-        if kind == "said":
-            say(*value)
-        elif kind == "failed":
-            raise value
-        else:
-            return Path(value)
-
-
-def _death(new: NewSet, code: int) -> str:
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    files = ", ".join(str(path) for _, path in new.members)
-    if code == -signal.SIGKILL:
-        return f"{files}: the process that read this was killed: memory ran out, most likely"
-    which = "" if len(new.members) == 1 else " Add them one by one to see which"
-    return (
-        f"{files}: the process that read this died ({how}): a file is damaged, or its runtime "
-        f"cannot take it. Export it again, or try another --runtime.{which}"
-    )
+def _folder_of_added(new: NewSet, into: Path, is_replaced: bool, send: Send) -> Path:
+    made = add_set_here(new, into, is_replaced=is_replaced, say=lambda *said: send(said))
+    return made.folder
 
 
 def add_set_here(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> ModelSet:
@@ -100,35 +68,3 @@ def _in_a_line(error: ValidationError) -> str:
     value = first["input"]
     shown = f" (given: {value!r})" if isinstance(value, str | int | float) else ""
     return f"{where}: {first['msg']}{shown}"
-
-
-def _interrupt_at_end_of_stdin() -> None:
-    while os.read(0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGINT)  # the parent is gone, or was interrupted
-
-
-def main() -> None:
-    """Run the task from stdin; write messages to the file descriptor in the argument."""
-    writer = int(sys.argv[1])
-
-    def send(kind: str, value: Any) -> None:
-        with os.fdopen(os.dup(writer), "wb") as messages:
-            pickle.dump((kind, value), messages)
-
-    try:
-        new, into, is_replaced = pickle.load(sys.stdin.buffer)
-        threading.Thread(target=_interrupt_at_end_of_stdin, daemon=True).start()
-        made = add_set_here(
-            new, into, is_replaced=is_replaced, say=lambda *said: send("said", said)
-        )
-        send("made", str(made.folder))
-    except TandemError as error:
-        send("failed", error)
-    except KeyboardInterrupt:
-        os._exit(130)
-    os._exit(0)  # no thread of a runtime's is waited for
-
-
-if __name__ == "__main__":
-    main()

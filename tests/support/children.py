@@ -1,24 +1,54 @@
 """What runs in a child process: it answers, dies or hangs."""
 
 import os
+import signal
+import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
+from pathlib import Path
+
+from models.child_process import Send
+from models.errors import ModelSetError
+
+SLEEPS = "import time; time.sleep(600)"
 
 
-def adds(number: int, connection: Connection) -> None:
-    while True:
-        connection.send(number + connection.recv())
+def adds(first: int, second: int) -> int:
+    return first + second
 
 
-def dies(code: int, _: Connection) -> None:
-    sys.exit(code)
+def tells_and_adds(first: int, second: int, send: Send) -> int:
+    for number in (first, second):
+        send(number)
+    return first + second
 
 
-def hangs(_: Connection) -> None:
-    time.sleep(600)
+def refuses(message: str) -> None:
+    raise ModelSetError(message)
 
 
-def tells_and_hangs(connection: Connection) -> None:
-    connection.send(os.getpid())
-    time.sleep(600)
+def runs(code: str, *arguments: object) -> object:
+    """Run ``code``, which may use ``arguments`` and set ``result``."""
+    names = {"arguments": arguments, "result": None}
+    exec(code, names)  # a test's own
+    return names["result"]
+
+
+def tells_and_hangs(send: Send) -> None:
+    """Send the numbers of this process and of its own child, then hang."""
+    with subprocess.Popen([sys.executable, "-c", SLEEPS]) as child:
+        send((os.getpid(), child.pid))
+        time.sleep(600)
+
+
+def cleans_up(folder: Path, send: Send) -> None:
+    """Leave a file that says how this ended."""
+    try:
+        tells_and_hangs(send)
+    finally:
+        (folder / "cleaned-up").touch()
+
+
+def ignores_ctrl_c(send: Send) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tells_and_hangs(send)

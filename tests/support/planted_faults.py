@@ -43,7 +43,7 @@ CORE = (
         "cascade", "ensemble", "members", "parameters", "readiness",
     )),
     *(f"app/caching/{name}.py" for name in (
-        "keys", "response_cache", "s3_fifo", "values",
+        "keys", "response_cache", "values",
     )),
     "app/access/api_keys.py",
     *(f"models/{name}.py" for name in (

@@ -1,22 +1,15 @@
-"""The process that loads a PyTorch file: ``python -P -m calibration.sets.pytorch.child TASK OUT``.
+"""Loads a PyTorch file in the child process of :mod:`calibration.sets.pytorch.conversion`.
 
-It writes the network as IR or ONNX, if the result answers as PyTorch does. It ends when its stdin
-is closed, since the parent is gone then.
+It writes the network as IR or ONNX, if the result answers as PyTorch does.
 """
 
-import os
-import signal
-import sys
-import threading
-import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import torch
 
-from calibration.sets.pytorch.conversion import ConversionResult, ConversionTask
+from calibration.sets.pytorch.conversion import ConversionTask
 from calibration.sets.pytorch.loaded import LoadedModule, last_line, load_module
 from models.errors import ModelSetError
 from models.runtime import compile_with
@@ -94,35 +87,3 @@ def _check_alike(expected: np.ndarray, answers: np.ndarray, task: ConversionTask
             f"{task.path} answers otherwise once it is converted: it was made for another PyTorch, "
             "or has operators that are converted wrongly. Export ONNX, and give that"
         )
-
-
-def main(task_file: Path, result_file: Path) -> None:
-    """Run the task, then end the process without waiting for threads."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-    warnings.simplefilter("ignore")  # torch.jit is deprecated
-    work(task_file, result_file)
-    os._exit(0)  # without waiting for the file's own threads
-
-
-def work(task_file: Path, result_file: Path) -> None:
-    """Read the task, run it, and write the result."""
-    task = ConversionTask.model_validate_json(task_file.read_bytes())
-    result = ConversionResult()
-    try:
-        convert(task)
-    except ModelSetError as error:
-        result = ConversionResult(error=error.message)
-    partial = result_file.with_suffix(".partial")
-    partial.write_text(result.model_dump_json(), "utf-8")
-    partial.replace(result_file)
-
-
-def _end_with_stdin() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

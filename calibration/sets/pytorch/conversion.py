@@ -1,30 +1,28 @@
 """Converts a PyTorch file in a child process; a crash or timeout becomes a one-line error.
 
-Only this child loads the file, never a service. It has its own session, so that all processes that
-it starts end with it.
+Only this child loads the file, never a service. Processes that the file starts end with it.
 """
 
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from calibration.sets.batch import TensorLayout
 from calibration.sets.pytorch.files import INSTEAD, Kind, check_trusted, kind_of
-from models.child_process import Child, last_words
+from models.child_process import ChildDiedError, last_words, run_apart
 from models.errors import ModelSetError
 from models.extras import check_installed
-from models.record import SUFFIXES, Record, RuntimeName
+from models.record import SUFFIXES, RuntimeName
 
-CHILD = "calibration.sets.pytorch.child"
 LIMIT_S = 900.0  # the largest networks convert in two minutes, on a slow machine in ten
 EXTRA = "torch"
 
 
-class ConversionTask(Record):
+@dataclass(frozen=True)
+class ConversionTask:
     """The task of the child process."""
 
     path: Path
@@ -32,17 +30,6 @@ class ConversionTask(Record):
     made: Path  # the IR (.xml) or ONNX file to write
     input_size: int | None
     layout: TensorLayout | None
-
-
-class ConversionResult(Record):
-    """The result of the child process."""
-
-    error: str | None = None
-
-
-def command(task_file: Path, result_file: Path) -> list[str]:
-    """Return the child's command; -P keeps the working folder off its module path."""
-    return [sys.executable, "-P", "-m", CHILD, str(task_file), str(result_file)]
 
 
 @contextmanager
@@ -66,36 +53,27 @@ def converted(
     check_trusted(path, is_trusted=is_trusted)
     check_installed("torch", EXTRA, f"models add of {path.name}")
     with tempfile.TemporaryDirectory(prefix="tandem-add-") as name:
-        folder = Path(name)
-        made = folder / f"network{SUFFIXES[runtime]}"
-        task = ConversionTask(
-            path=path.absolute(), kind=kind, made=made, input_size=input_size, layout=layout
-        )
-        task_file, result_file = folder / "task.json", folder / "result.json"
-        task_file.write_text(task.model_dump_json(), "utf-8")
-        how = _run(command(task_file, result_file), folder / "log", path, limit_s)
-        _check(path, how, result_file, folder / "log")
+        made = Path(name) / f"network{SUFFIXES[runtime]}"
+        task = ConversionTask(path.absolute(), kind, made, input_size, layout)
+        log = Path(name) / "log"
+        try:
+            with log.open("wb") as printed:
+                run_apart(convert_here, task, limit_s=limit_s, printed=printed)
+        except TimeoutError:
+            raise ModelSetError(
+                f"{path} was not converted within {limit_s:g} s, and was given up. {INSTEAD}"
+            ) from None
+        except ChildDiedError as error:
+            raise ModelSetError(
+                f"{path}: the process that loaded it died ({error}; {last_words(log)}): the file "
+                f"is damaged, or of another PyTorch. {INSTEAD}"
+            ) from None
         yield made
 
 
-def _run(line: Sequence[str], log: Path, path: Path, limit_s: float) -> str:
-    """Run the child and return how it ended; on Ctrl-C or timeout, kill it and its processes."""
-    with log.open("wb") as printed, Child(line, printed) as process:
-        if not process.has_ended(limit_s):
-            raise ModelSetError(
-                f"{path} was not converted within {limit_s:g} s, and was given up. {INSTEAD}"
-            )
-        return process.how_ended()
+def convert_here(task: ConversionTask) -> None:
+    """Convert in this process, which runs code of the file; see :func:`child.convert`."""
+    warnings.simplefilter("ignore")  # torch.jit is deprecated
+    from calibration.sets.pytorch.child import convert
 
-
-def _check(path: Path, how: str, result_file: Path, log: Path) -> None:
-    """Raise :class:`ModelSetError` unless the child reported success."""
-    try:
-        result = ConversionResult.model_validate_json(result_file.read_bytes())
-    except (OSError, ValidationError):
-        raise ModelSetError(
-            f"{path}: the process that loaded it died ({how}; {last_words(log)}): the file "
-            f"is damaged, or of another PyTorch. {INSTEAD}"
-        ) from None
-    if result.error is not None:
-        raise ModelSetError(result.error)
+    convert(task)

@@ -1,7 +1,7 @@
 """Loads PyTorch's two kinds of networks, and determines their input and answers to noise.
 
-Loading runs the file's code, so only the child process of :mod:`calibration.sets.pytorch.child` may
-do it.
+Loading runs the file's code, so only the child process of
+:mod:`calibration.sets.pytorch.conversion` may do it.
 """
 
 import json

@@ -45,7 +45,7 @@ def test_ctrl_c_ends_the_load_generator_as_well(service: Service) -> None:
         start_new_session=True,
     ) as running:
         parent = psutil.Process(running.pid)
-        while not any("app.compute.child_process" in title(child) for child in parent.children()):
+        while not any("models.child_process" in title(child) for child in parent.children()):
             assert running.poll() is None
         everything = [parent, *parent.children(recursive=True)]
         running.send_signal(signal.SIGINT)

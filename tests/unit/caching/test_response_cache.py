@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.caching.redis_store import RedisStore
-from app.caching.response_cache import ImageFlight, ResponseCache
+from app.caching.response_cache import ENTRY_BYTES, ImageFlight, ResponseCache, RowStore
 from app.caching.values import Outcome
 
 KIB = 2**10
@@ -20,6 +20,50 @@ RESULT = Outcome(np.ones((1, 2), np.float32))
 
 def rows() -> np.ndarray:
     return np.full((2, 64), 0.5, np.float32)  # 512 bytes
+
+
+PUTS = st.tuples(st.just("put"), st.integers(0, 30), st.integers(0, 1000))
+GETS = st.tuples(st.just("get"), st.integers(0, 30), st.just(0))
+
+
+@settings(max_examples=300, database=None)
+@given(steps=st.lists(PUTS | GETS, max_size=200), max_bytes=st.integers(0, 20_000))
+def test_the_store_keeps_the_most_recently_used_that_fit(
+    steps: list[tuple[str, int, int]], max_bytes: int
+):
+    """Compares the store with a list of (key, rows), the most recently used last."""
+    store, num_evicted = RowStore(max_bytes), 0
+    kept: list[tuple[int, np.ndarray]] = []
+    for what, number, size in steps:
+        used = [rows for key, rows in kept if key == number]
+        kept = [entry for entry in kept if entry[0] != number]
+        if what == "get":
+            assert store.get(KEYS[number]) is (used[0] if used else None)
+            kept += [(number, rows) for rows in used]
+            continue
+        rows = np.zeros((1, size), np.float32)
+        store.put(KEYS[number], rows)
+        kept += [(number, rows)] if rows.nbytes + ENTRY_BYTES <= max_bytes else []
+        while taken(kept) > max_bytes:
+            del kept[0]
+            num_evicted += 1
+        assert store.num_bytes == taken(kept)
+        assert store.num_evicted == num_evicted
+    assert all(store.get(KEYS[number]) is rows for number, rows in kept)
+
+
+def taken(kept: list[tuple[int, np.ndarray]]) -> int:
+    return sum(rows.nbytes + ENTRY_BYTES for _, rows in kept)
+
+
+def test_rows_larger_than_the_store_take_the_old_ones_away_and_evict_nothing():
+    store = RowStore(2 * (rows().nbytes + ENTRY_BYTES))
+    for key in KEYS[:2]:
+        store.put(key, rows())
+    store.put(KEYS[1], np.zeros((2, 4096), np.float32))  # the old rows are no answer any more
+    assert store.get(KEYS[0]) is not None
+    assert store.get(KEYS[1]) is None
+    assert store.num_evicted == 0
 
 
 def test_what_is_kept_is_there_for_the_next_request():

@@ -1,7 +1,6 @@
 """gRPC servers as Serve makes them: on loopback where Ray is, else as they would be."""
 
 import gc
-from collections.abc import Callable
 
 import grpc
 import psutil
@@ -12,11 +11,9 @@ from ray.serve._private import haproxy_templates
 
 from app.deployments import replica
 from app.deployments.grpc_server import keep_to_loopback
-from app.deployments.sets import Sets
-from app.deployments.traffic import Traffic
+from app.deployments.hub import Hub
 from app.settings import Settings
 from app.tracing.pipeline import pipeline
-from app.traffic.plan import Plan, Split
 
 
 @pytest.fixture
@@ -47,21 +44,14 @@ async def test_a_node_on_loopback(node: list[str]) -> None:
     assert (await listening_on("[::]:0")).removeprefix("::ffff:") == "127.0.0.1"
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        pytest.param(lambda: Sets(Settings(), "two sets"), id="Sets"),
-        pytest.param(lambda: Traffic(Settings(), Plan.first(Split({"tiny@1": 100}))), id="Traffic"),
-    ],
-)
 async def test_replicas_that_all_gateways_share(
-    node: list[str], monkeypatch: pytest.MonkeyPatch, start: Callable[[], object]
+    node: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("start_metrics", "write_to_stderr_as_to_files"):
         monkeypatch.setattr(replica, name, lambda: None)
     monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
     monkeypatch.setattr(pipeline, "start", lambda *_, **__: None)
-    start()
+    Hub(Settings(), None)
     assert (await listening_on("[::]:0")).removeprefix("::ffff:") == "127.0.0.1"
 
 

@@ -9,8 +9,8 @@ import pytest
 from app.calls import hub_link
 from app.deployments import shared_sets
 from app.deployments.assembly import Assembly, assemble
-from app.deployments.sets import Sets
-from app.deployments.shared_sets import SharedSets
+from app.deployments.hub import Hub
+from app.deployments.shared_sets import SetBook, SetChanges, SharedSets
 from app.errors import NotReadyError, SetStateError, UnknownModelError
 from app.settings import Settings
 from models.errors import ModelSetError
@@ -50,16 +50,15 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def handle(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> LocalHandle:
-    monkeypatch.setattr("app.deployments.sets.start_replica", lambda _: None)
-    return LocalHandle(Sets(settings, ORIGIN))
+    monkeypatch.setattr("app.deployments.hub.start_replica", lambda _: None)
+    return LocalHandle(Hub(settings, SetBook(SetChanges(ORIGIN))))
 
 
 @pytest.fixture
 async def start(
     settings: Settings, handle: LocalHandle, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Callable[[], Gateway]]:
-    for module in (hub_link, shared_sets):
-        monkeypatch.setattr(module, "EXCHANGE_EVERY_S", 0.02)
+    monkeypatch.setattr(hub_link, "EXCHANGE_EVERY_S", 0.02)
     gateways: list[Gateway] = []
 
     def gateway(origin: str = ORIGIN) -> Gateway:
@@ -106,7 +105,7 @@ async def test_a_deployment_that_begins_anew_learns_the_sets_from_the_gateways(
     settings: Settings,
 ) -> None:
     await two[0].sets.unload(SECOND)
-    handle.deployment = Sets(settings, ORIGIN)
+    handle.deployment = Hub(settings, SetBook(SetChanges(ORIGIN)))
     await two[1].sets._exchange()
     third = start()
     await third.sets.start()
@@ -122,7 +121,7 @@ async def test_a_service_of_other_settings_keeps_its_sets(
     other = start("other settings")
     await other.sets.start()
     assert other.names == [FIRST, SECOND]
-    assert await two[0].sets._call("revisions") == [1, 1]
+    assert await two[0].sets.call("revisions") == [1, 1]
 
 
 async def test_what_is_refused_here_changes_nothing_elsewhere(
@@ -134,7 +133,7 @@ async def test_what_is_refused_here_changes_nothing_elsewhere(
     with pytest.raises(UnknownModelError):
         await first.sets.load("nobody")
     await second.sets._exchange()
-    assert second.sets._changes == {}
+    assert second.sets._facts.by_set == {}
     assert first.names == second.names == [FIRST, SECOND]
 
 

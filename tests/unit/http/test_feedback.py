@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from app.deployments.feedback import FeedbackReplica
+from app.deployments.hub import Hub
 from app.errors import MAX_SHOWN
 from app.http.api import create_api
 from app.metrics.table import FEEDBACK
 from app.samples import feedback as gateways
 from app.samples.feedback import Feedback
+from app.samples.feedback_book import FeedbackBook
 from app.settings import Settings
 from tests.support.answers import answer_of
 from tests.support.fakes import FakeHandle, FakeService
@@ -26,9 +27,9 @@ class Labelled(FakeService):
 
 @pytest.fixture
 def feedback(monkeypatch: pytest.MonkeyPatch) -> Feedback:
-    monkeypatch.setattr("app.deployments.feedback.start_replica", lambda _: None)
+    monkeypatch.setattr("app.deployments.hub.start_replica", lambda _: None)
     monkeypatch.setattr(gateways, "SEND_EVERY_S", 0.01)
-    return Feedback(FakeHandle(FeedbackReplica(Settings(feedback=True))))
+    return Feedback(FakeHandle(Hub(Settings(), FeedbackBook(50_000))))
 
 
 @pytest.fixture

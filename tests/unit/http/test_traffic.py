@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from app.deployments.assembly import Assembly, assemble
-from app.deployments.traffic import Traffic
+from app.deployments.hub import Hub
 from app.environment import MIB
 from app.errors import UnknownModelError
 from app.graph.cached import CachedEnsemble
@@ -20,6 +20,7 @@ from app.http.api import create_api
 from app.metrics.table import TRAFFIC_COMPARED, TRAFFIC_SHARE
 from app.queueing import batch_queue
 from app.settings import Settings
+from app.traffic.book import TrafficBook
 from app.traffic.comparison import Figures
 from app.traffic.control import TrafficControl
 from app.traffic.plan import Plan, Split
@@ -50,7 +51,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.deployments.traffic.start_replica", lambda _: None)
+    monkeypatch.setattr("app.deployments.hub.start_replica", lambda _: None)
 
 
 class Served:
@@ -60,7 +61,7 @@ class Served:
         self.graph: Assembly = assemble(settings)
         assert self.graph.versions is not None
         plan = self.graph.versions.graph.plan
-        self.handle = LocalHandle(Traffic(settings, plan))
+        self.handle = LocalHandle(Hub(settings, TrafficBook(plan)))
         self.control: TrafficControl = self.graph.versions.control(cast("Any", self.handle))
         api = create_api(self.graph.service, traffic=self.control)
         self.client = httpx.AsyncClient(
@@ -394,8 +395,8 @@ async def test_requests_are_answered_while_the_deployment_is_away(
     assert (await served.client.get("/v1/traffic")).status_code == 503
     assert await served.versions_of(3) == {better[-12:]: 3}
     # It comes back knowing nothing, and learns the plan from the Gateway.
-    first = Plan.first(away._book.plan.earlier[0])
-    served.handle.deployment = Traffic(Settings(), first)
+    first = Plan.first(away._book.facts.earlier[0])
+    served.handle.deployment = Hub(Settings(), TrafficBook(first))
     status = (await served.client.get("/v1/traffic")).json()
     assert (status["revision"], status["shares"]) == (1, {better: 100})
     assert await served.versions_of(3) == {better[-12:]: 3}
@@ -405,10 +406,10 @@ async def test_a_change_after_the_deployments_restart_is_made_from_the_gateways_
     served: Served, names: list[str]
 ) -> None:
     good, better, _ = map(name_of, names)
-    first = served.handle.deployment._book.plan
+    first = served.handle.deployment._book.facts
     for shares in ({better: 100}, {good: 50, better: 50}):
         await served.client.put("/v1/traffic", json={"shares": shares})
-    served.handle.deployment = Traffic(Settings(), first)
+    served.handle.deployment = Hub(Settings(), TrafficBook(first))
     answer = await served.client.put("/v1/traffic", json={"shares": {good: 90, better: 10}})
     assert (answer.status_code, answer.json()["revision"]) == (200, 3)
     assert answer.json()["shares"] == {good: 90, better: 10}
@@ -420,7 +421,7 @@ async def test_a_change_that_another_gateways_plan_replaces_is_a_conflict(
     """This Gateway was away for two changes, and the deployment began anew after them."""
     good, better, _ = map(name_of, names)
     book = served.handle.deployment._book
-    newer = book.plan.changed(Split({better: 100.0})).changed(Split({good: 50.0, better: 50.0}))
+    newer = book.facts.changed(Split({better: 100.0})).changed(Split({good: 50.0, better: 50.0}))
     change = book.change
 
     def changed(split: object, revision: int | None) -> int:

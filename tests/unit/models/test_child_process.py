@@ -1,7 +1,8 @@
-"""Children: heard, interrupted, killed with all that they started."""
+"""Children: commands and functions that are heard, interrupted, and killed with their own."""
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,10 +10,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from models.child_process import Child, last_words
+from models.child_process import OUT_OF_MEMORY, Child, ChildDiedError, last_words, run_apart
+from models.errors import ModelSetError
+from tests.support import children
 
 SOON_S = 30.0
-SLEEPS = "import time; time.sleep(600)"
+LONG_S = 600.0
+SLEEPS = children.SLEEPS
+NOTHING = "it said nothing"
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -23,6 +29,14 @@ def python(tmp_path: Path):
 
 def deadline(seconds: float = SOON_S) -> float:
     return time.monotonic() + seconds
+
+
+def wait_gone(*pids: int) -> None:
+    until = deadline()
+    for pid in pids:
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < until, f"{pid} still runs"
+            time.sleep(0.01)
 
 
 def test_its_lines_are_read_until_its_output_ends(python):
@@ -39,15 +53,18 @@ def test_a_line_that_does_not_come_is_not_waited_for(python):
     assert child.has_ended()
 
 
-@pytest.mark.parametrize(
-    ("code", "how"),
-    [
-        ("import os; os.kill(os.getpid(), 9)", "SIGKILL: memory ran out, most likely"),
-        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
-        ("raise SystemExit(3)", "exit code 3"),
-    ],
-)
-def test_how_it_ended(python, code, how):
+DEATHS = [
+    ("import os; os.kill(os.getpid(), 9)", OUT_OF_MEMORY),
+    ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
+    ("import os; os.abort()", "SIGABRT"),
+    ("raise SystemExit(3)", "exit code 3"),
+    ("raise ValueError('no')", "exit code 1"),
+    ("import os; os._exit(0)", "exit code 0"),
+]
+
+
+@pytest.mark.parametrize(("code", "how"), DEATHS)
+def test_how_it_ended(python, code: str, how: str):
     with python(code) as child:
         assert child.how_ended() == how
 
@@ -71,10 +88,7 @@ def test_what_it_started_ends_with_it(python):
     )
     with python(code, is_heard=True) as child:
         pid = int(child.read_line(deadline()) or b"")
-    until = deadline()
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until, f"{pid} still runs"
-        time.sleep(0.01)
+    wait_gone(pid)
 
 
 def test_ctrl_c_of_the_terminal_is_not_its(python):
@@ -102,5 +116,127 @@ def test_it_has_the_environment_that_it_is_given(python, tmp_path):
 def test_last_words(tmp_path):
     log = tmp_path / "log"
     assert last_words(log) == "it said nothing"
-    log.write_text("first\n  no such module \n\n")
-    assert last_words(log) == "no such module"
+    log.write_text("first\n  no such \x1b[2J module \n\n")
+    assert last_words(log) == "no such [2J module"
+
+
+def test_a_function_returns_its_result_and_is_heard_meanwhile():
+    heard: list[int] = []
+    assert run_apart(children.adds, 1, 2) == 3
+    assert run_apart(children.tells_and_adds, 1, 2, heard=heard.append) == 3
+    assert heard == [1, 2]
+    assert psutil.Process().children() == []
+
+
+@pytest.mark.parametrize(("code", "how"), DEATHS)
+def test_a_function_that_dies(code: str, how: str, tmp_path: Path):
+    with (tmp_path / "log").open("wb") as log, pytest.raises(ChildDiedError) as died:
+        run_apart(children.runs, code, printed=log)
+    assert str(died.value) == how
+    assert last_words(tmp_path / "log") == ("ValueError: no" if "ValueError" in code else NOTHING)
+
+
+def test_an_error_of_ours_is_the_callers():
+    with pytest.raises(ModelSetError) as refused:
+        run_apart(children.refuses, "no classifier")
+    assert refused.value.message == "no classifier"
+
+
+def test_a_result_that_cannot_be_sent_is_a_death(tmp_path: Path):
+    with (tmp_path / "log").open("wb") as log, pytest.raises(ChildDiedError, match="exit code 1"):
+        run_apart(children.runs, "result = lambda: 0", printed=log)
+    assert "pickle" in last_words(tmp_path / "log")
+
+
+def test_one_whose_python_cannot_be_started(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", "/dev/null")
+    with pytest.raises(ChildDiedError, match=r"it could not be started: .*Permission denied"):
+        run_apart(children.adds, 1, 2)
+
+
+def test_a_function_that_cannot_be_sent_leaves_no_child():
+    with pytest.raises(Exception, match="local object"):
+        run_apart(lambda: None)
+    assert psutil.Process().children() == []
+
+
+def test_after_the_limit_it_is_ended_with_what_it_started():
+    pids: list[int] = []
+
+    def heard(numbers: tuple[int, int]) -> float:
+        pids.extend(numbers)
+        return 0.1  # the new limit
+
+    with pytest.raises(TimeoutError, match=r"no result within 0\.1 s"):
+        run_apart(children.tells_and_hangs, heard=heard, limit_s=LONG_S)
+    wait_gone(*pids)
+
+
+@pytest.mark.parametrize("patience_s", [0.0, SOON_S])
+def test_ctrl_c_ends_it_and_lets_it_clean_up_if_asked_to(tmp_path: Path, patience_s: float):
+    pids: list[int] = []
+
+    def interrupted(numbers: tuple[int, int]) -> None:
+        pids.extend(numbers)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_apart(children.cleans_up, tmp_path, heard=interrupted, patience_s=patience_s)
+    wait_gone(*pids)
+    assert (tmp_path / "cleaned-up").exists() is (patience_s > 0)
+
+
+def test_one_that_does_not_clean_up_in_time_is_killed():
+    def interrupted(numbers: tuple[int, int]) -> None:
+        pids.extend(numbers)
+        raise KeyboardInterrupt
+
+    pids: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_apart(children.ignores_ctrl_c, heard=interrupted, patience_s=0.3)
+    wait_gone(*pids)
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from models.child_process import run_apart
+from tests.support import children
+
+def heard(numbers):
+    print(*numbers, flush=True)
+
+run_apart(children.cleans_up, Path(sys.argv[1]), heard=heard, patience_s=float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("patience_s", [0.0, SOON_S])
+def test_it_ends_quietly_with_a_parent_that_is_killed(tmp_path: Path, patience_s: float):
+    command = [sys.executable, "-c", PARENT, str(tmp_path), str(patience_s)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stderr is not None
+        pids = map(int, parent.stdout.readline().split())
+        parent.kill()
+        wait_gone(*pids)
+        assert parent.stderr.read() == b""
+    assert (tmp_path / "cleaned-up").exists() is (patience_s > 0)
+
+
+def test_its_output_is_none_of_the_parents(capfd: pytest.CaptureFixture[str], tmp_path: Path):
+    code = "import os; os.write(1, b'parser'); os.write(2, b'warning')"
+    run_apart(children.runs, code)
+    assert capfd.readouterr() == ("", "warning")
+    with (tmp_path / "log").open("wb") as log:
+        run_apart(children.runs, code, printed=log)
+    assert (tmp_path / "log").read_text() == "parserwarning"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_working_folder_holds_none_of_its_modules(tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").write_text("raise SystemExit('not ours')")
+    monkeypatch.chdir(tmp_path)
+    assert run_apart(children.adds, 1, 2) == 3

@@ -1,40 +1,40 @@
 """The Gateways' way to the book of feedback."""
 
 import asyncio
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from opentelemetry import trace
 
-from app.deployments.feedback import FeedbackReplica
+from app.deployments.hub import Hub
 from app.errors import NotReadyError, UnknownRequestError
 from app.samples import feedback as gateways
 from app.samples.feedback import Feedback
-from app.samples.feedback_book import AnsweredRequest
+from app.samples.feedback_book import FeedbackBook
 from app.settings import Settings
 from tests.support.answers import answer_of
 from tests.support.fakes import FakeHandle
 
 
-class Replica(FeedbackReplica):
+class Replica(Hub):
     """The book's replica in this process; it may be gone."""
 
     is_gone = False
     gate: asyncio.Event | None = None  # it hangs until this is set
 
-    async def remember(self, requests: Sequence[AnsweredRequest]) -> None:
-        if self.is_gone:
+    async def ask(self, method: str, *arguments: object) -> Any:
+        if method == "remember" and self.is_gone:
             raise NotReadyError("it is gone")
-        if self.gate is not None:
+        if method == "remember" and self.gate is not None:
             await self.gate.wait()
-        await super().remember(requests)
+        return await super().ask(method, *arguments)
 
 
 @pytest.fixture
 def replica(monkeypatch: pytest.MonkeyPatch) -> Replica:
-    monkeypatch.setattr("app.deployments.feedback.start_replica", lambda _: None)
+    monkeypatch.setattr("app.deployments.hub.start_replica", lambda _: None)
     monkeypatch.setattr(gateways, "SEND_EVERY_S", 0.01)
-    return Replica(Settings(feedback=True))
+    return Replica(Settings(), FeedbackBook(100))
 
 
 @pytest.fixture
@@ -52,10 +52,11 @@ async def test_a_report_begins_no_trace(
 ) -> None:
     spans = []
 
-    async def remember(requests: Sequence[AnsweredRequest]) -> None:
-        spans.append(trace.get_current_span().get_span_context())
+    async def ask(method: str, *_: object) -> None:
+        if method == "remember":
+            spans.append(trace.get_current_span().get_span_context())
 
-    monkeypatch.setattr(replica, "remember", remember)
+    monkeypatch.setattr(replica, "ask", ask)
     feedback.note("1", [b""], [answer_of()])
     await feedback.figures()  # reports at once
     (span,) = spans
@@ -69,11 +70,11 @@ async def test_answers_are_reported_without_being_asked_for(
 ) -> None:
     feedback.note("1", [b""], [answer_of()])
     async with asyncio.timeout(30):
-        while not (await replica.figures()).remembered_answers:
+        while not (await replica.ask("figures")).remembered_answers:
             await asyncio.sleep(0.005)
     feedback.note("2", [b""], [answer_of()])  # after the first task has ended
     async with asyncio.timeout(30):
-        while (await replica.figures()).remembered_answers < 2:
+        while (await replica.ask("figures")).remembered_answers < 2:
             await asyncio.sleep(0.005)
 
 
@@ -103,7 +104,11 @@ async def test_a_replica_that_hangs_is_an_error(
     feedback: Feedback, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateways, "ANSWERS_WITHIN_S", 0.05)
-    monkeypatch.setattr(replica, "figures", asyncio.Event().wait)
+
+    async def hangs(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(replica, "ask", hangs)
     async with asyncio.timeout(30):
         with pytest.raises(NotReadyError, match="the deployment Feedback did not answer within"):
             await feedback.figures()

@@ -2,8 +2,9 @@
 
 import pytest
 
+from app.calls.hub_link import IS_THERE_S, MAX_REPORTS
 from app.errors import PlanChangedError
-from app.traffic.book import IS_THERE_S, MAX_REPORTS, TrafficBook
+from app.traffic.book import TrafficBook
 from app.traffic.comparison import Figures
 from app.traffic.plan import Plan, Split
 from tests.support.hand_clock import HandClock
@@ -34,15 +35,15 @@ def test_a_gateway_gets_the_newest_plan(book: TrafficBook) -> None:
     plan = book.report("g", FIRST, NO_FIGURES)
     assert plan is not None
     assert plan.split == Split({A: 95.0, B: 5.0})
-    assert book.gateways == [0]
+    assert book.revisions() == [0]
     book.report("g", plan, NO_FIGURES)
-    assert book.gateways == [1]
+    assert book.revisions() == [1]
 
 
 def test_a_book_that_begins_anew_takes_the_gateways_plan(book: TrafficBook) -> None:
     newer = FIRST.changed(Split({A: 95.0, B: 5.0})).changed(Split({B: 100.0}))
     book.report("g", newer, NO_FIGURES)
-    assert book.plan == newer
+    assert book.facts == newer
     assert book.report("late", FIRST, NO_FIGURES) == newer
 
 
@@ -56,7 +57,7 @@ def test_two_plans_of_one_revision_are_settled_alike_whoever_reports_first(
         book = TrafficBook(FIRST, clock)
         for number, plan in enumerate(reported):
             book.report(f"g{number}", plan, NO_FIGURES)
-        taken.append(book.plan)
+        taken.append(book.facts)
     assert taken[0] == taken[1]
     assert taken[0] in plans
 
@@ -64,21 +65,21 @@ def test_two_plans_of_one_revision_are_settled_alike_whoever_reports_first(
 def test_the_plan_of_a_service_that_is_being_replaced_is_not_taken(book: TrafficBook) -> None:
     others = Plan.first(Split({B: 100.0})).changed(Split({A: 50.0, B: 50.0}))
     assert book.report("old", others, NO_FIGURES) is None
-    assert book.plan == FIRST
-    assert book.gateways == []
+    assert book.facts == FIRST
+    assert book.revisions() == []
 
 
 def test_a_change_from_an_old_plan_is_refused(book: TrafficBook) -> None:
     book.change(Split({A: 95.0, B: 5.0}), 0)
     with pytest.raises(PlanChangedError, match="at revision 1, and yours was made from 0"):
         book.change(Split({B: 100.0}), 0)
-    assert book.plan.revision == 1
+    assert book.facts.revision == 1
 
 
 def test_rollback_makes_the_split_before_the_newest(book: TrafficBook) -> None:
     book.change(Split({B: 100.0}), None)
     assert book.change(None, 1) == 2
-    assert book.plan.split == FIRST.split
+    assert book.facts.split == FIRST.split
 
 
 def test_a_silent_gateway_is_not_waited_for_and_its_figures_stay(
@@ -87,7 +88,7 @@ def test_a_silent_gateway_is_not_waited_for_and_its_figures_stay(
     book.report("gone", FIRST, answered(3))
     clock.now += IS_THERE_S
     book.report("here", FIRST, answered(4))
-    assert book.gateways == [0]
+    assert book.revisions() == [0]
     assert book.status().figures.versions[A].answered == 7
 
 
@@ -126,4 +127,4 @@ def test_however_many_gateways_report_their_figures_count_once(
             book.report(f"g{number}", FIRST, answered(second))
         clock.now += 1.0
     assert book.status().figures.versions[A].answered == 100 * 99
-    assert len(book.gateways) == 100
+    assert len(book.revisions()) == 100

@@ -3,10 +3,6 @@
 The first tests make the networks; the last one adds the files kept beside the project.
 """
 
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -539,16 +535,3 @@ def test_what_the_manifest_refuses_is_an_error_of_a_line(tmp_path):
     assert isinstance(result.exception, ModelSetError)
     assert "name: String should match pattern" in result.exception.message
     assert "\n" not in result.exception.message
-
-
-def test_the_process_that_makes_a_set_ends_when_nobody_waits_for_it(tmp_path):
-    """It waits for labels that never come, until its stdin ends."""
-    labels = tmp_path / "labels.txt"
-    os.mkfifo(labels)
-    line = [sys.executable, "-P", "-m", "calibration.sets.own_process", "2"]
-    working = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert working.stdin is not None
-    new = NewSet("made", [("a", tmp_path / "net.onnx")], labels)
-    working.stdin.write(pickle.dumps((new, tmp_path, False)))
-    working.stdin.close()
-    assert working.wait(60) == 130

@@ -1,16 +1,12 @@
-"""The process that loads a PyTorch file: which files get one, and every way in which it may end.
+"""The process that loads a PyTorch file: which files get one, and how its end is said.
 
 None of these tests needs torch: the processes are stand-ins. Real files are in test_networks.py.
 """
 
-import os
-import signal
-import sys
 import tempfile
-import threading
-import time
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -22,6 +18,7 @@ from calibration.sets.pytorch.files import kind_of
 from models import extras
 from models.errors import ModelSetError
 from models.extras import MissingExtraError
+from tests.support import children
 from tests.support.script_files import pickled_attack
 
 SCRIPT = ("net/data.pkl", "net/constants.pkl", "net/code/__torch__.py", "net/version")
@@ -39,15 +36,11 @@ def archive(path: Path, names: tuple[str, ...] = SCRIPT, content: bytes = b"") -
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
-    """Let the child run other code; OUT is the file of its result."""
+    """Let the child run other code; its argument is the task."""
     monkeypatch.setattr(extras, "find_spec", lambda name: name)
 
     def with_code(code: str) -> None:
-        def command(task_file: Path, result_file: Path) -> list[str]:
-            before = f"OUT = {str(result_file)!r}\nMADE = {str(result_file.parent)!r}\n"
-            return [sys.executable, "-c", before + code]
-
-        monkeypatch.setattr(conversion, "command", command)
+        monkeypatch.setattr(conversion, "convert_here", partial(children.runs, code))
 
     return with_code
 
@@ -97,10 +90,10 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
 def test_without_trust_no_process_starts(
     tmp_path: Path, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def started(*_: object) -> list[str]:
+    def started(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(conversion, "command", started)
+    monkeypatch.setattr(conversion, "run_apart", started)
     path = archive(tmp_path / "net.pt2", names)
     says = r"net\.pt2 is a PyTorch file, and to load it is to run code that it holds.*--trust"
     with (
@@ -119,7 +112,7 @@ def test_torch_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_the_process_made_is_there_while_the_block_lasts(
     tmp_path: Path, ends: Ends, temporary: Path
 ) -> None:
-    ends("open(MADE + '/network.xml', 'w').write('made'); open(OUT, 'w').write('{}')")
+    ends("arguments[0].made.write_text('made')")
     assert convert(archive(tmp_path / "net.pt")) == b"made"
     assert list(temporary.iterdir()) == []
 
@@ -135,10 +128,9 @@ def test_what_the_process_made_is_there_while_the_block_lasts(
             "print('\\x1b[2J all is well', flush=True); import os; os.abort()",
             r"SIGABRT; \[2J all is well\)",
         ),
-        ("open(OUT, 'w').write('nonsense')", r"died \(exit code 0"),
-        ("open(OUT, 'w').write('{\"error\": \"no classifier\"}')", "^no classifier$"),
+        ("from models.errors import ModelSetError as No; raise No('no classifier')", "^no class"),
     ],
-    ids=["segfault", "killed", "raises", "ends", "aborts", "nonsense", "says"],
+    ids=["segfault", "killed", "raises", "ends", "aborts", "says"],
 )
 def test_a_process_that_dies_is_an_error_of_one_line(
     tmp_path: Path, ends: Ends, temporary: Path, code: str, says: str
@@ -150,51 +142,11 @@ def test_a_process_that_dies_is_an_error_of_one_line(
     assert list(temporary.iterdir()) == []
 
 
-SLEEPS_WITH_A_CHILD = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-partial = {pids!r} + ".partial"
-open(partial, "w").write(f"{{child.pid}} {{__import__('os').getpid()}}")
-__import__("os").replace(partial, {pids!r})
-time.sleep(600)
-"""
-
-
-def gone(pids: Path) -> bool:
-    """Whether the processes that wrote their numbers have ended, within a while."""
-    numbers = [int(number) for number in pids.read_text("ascii").split()]
-    deadline = time.monotonic() + 30
-    while any(psutil.pid_exists(number) for number in numbers):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def test_a_process_that_does_not_end_is_given_up_with_its_children(
+def test_a_process_that_does_not_end_is_given_up(
     tmp_path: Path, ends: Ends, temporary: Path
 ) -> None:
-    ends(SLEEPS_WITH_A_CHILD.format(pids=str(tmp_path / "pids")))
-    with pytest.raises(ModelSetError, match="was not converted within 3 s, and was given up"):
-        convert(archive(tmp_path / "net.pt"), limit_s=3.0)
-    assert gone(tmp_path / "pids")
-    assert list(temporary.iterdir()) == []
-
-
-def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path, ends: Ends, temporary: Path) -> None:
-    pids = tmp_path / "pids"
-    ends(SLEEPS_WITH_A_CHILD.format(pids=str(pids)))
-
-    def press() -> None:
-        deadline = time.monotonic() + 30
-        while not pids.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        convert(archive(tmp_path / "net.pt"))
-    thread.join()
-    assert gone(pids)
+    ends(children.SLEEPS)
+    with pytest.raises(ModelSetError, match=r"was not converted within 0\.5 s, and was given up"):
+        convert(archive(tmp_path / "net.pt"), limit_s=0.5)
+    assert psutil.Process().children() == []
     assert list(temporary.iterdir()) == []

@@ -1,7 +1,6 @@
 """``models add --trust`` of real PyTorch files: what they answer once converted, and refusals."""
 
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from calibration.sets.add_set import NewSet, add_set
 from calibration.sets.member_options import MemberOptions
 from calibration.sets.pytorch import conversion
+from calibration.sets.pytorch.conversion import ConversionTask
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.model_set import ModelSet
@@ -48,14 +48,13 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     the processes, and test_conversion.py how they may end.
     """
 
-    def run(line: Sequence[str], *_: Any) -> str:
-        from calibration.sets.pytorch import child
+    def run(_: object, task: ConversionTask, **__: Any) -> None:
+        from calibration.sets.pytorch.child import convert
 
         with quiet():
-            child.work(Path(line[-2]), Path(line[-1]))
-        return "exit code 0"
+            convert(task)
 
-    monkeypatch.setattr(conversion, "_run", run)
+    monkeypatch.setattr(conversion, "run_apart", run)
 
 
 here = pytest.mark.usefixtures("in_this_process")
