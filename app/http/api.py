@@ -119,8 +119,8 @@ class TandemAPI(FastAPI):
         front = AllowedOrigins(keyed, origins) if origins else keyed
         self._front = ClosedUnread(ObservedRequests(front))
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
-        return self._front(scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._front(scope, receive, send)  # a coroutine function: servers ask for that
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI description; a service with keys has them in it."""
