@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import itertools
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,12 +14,12 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from app.http.api import create_api
-from app.launch.haproxy.command import HaproxyCommand
+from app.launch.haproxy import HaproxyCommand
 from tests.support.fakes import FakeService
 from tests.support.haproxy_configs import write_serves_config
+from tests.support.haproxy_process import MAX_REQUESTS, OPTIONS, running
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
-MAX_REQUESTS = 12
 NUM_SLOW = MAX_REQUESTS + 8
 ROUTES = ("/nothing", "/healthz", "/v1/models", "/v2/models/nothing/infer", "/v1/classify?top_k=x")
 UPGRADE = (
@@ -60,20 +59,16 @@ def port(
         Path(folder) / "haproxy.cfg", ports=own, http_port=front, replicas={"http": gateway}
     )
     command = HaproxyCommand(Path(folder) / "haproxy", own)
-    command.write(max_requests=MAX_REQUESTS)
-    process = subprocess.Popen([command.path, "-db", "-f", config])
+    command.write(OPTIONS)
 
     def answers() -> bool:
         with suppress(httpx.HTTPError):
             return httpx.get(f"http://127.0.0.1:{front}/healthz", trust_env=False).is_success
         return False
 
-    try:
+    with running(command, config):
         wait_until(answers, EVENTUALLY_S, "HAProxy finds the Gateway")
         yield front
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from ray.serve._private import constants
 
 from app.environment import node_environment, serve_environment
 from app.errors import ConfigError
-from app.launch.haproxy.command import max_connections
+from app.launch.haproxy import max_connections
 from tests.support.command_line import tandem
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from app.launch.haproxy.command import HaproxyCommand
+
 from tests.support.fake_haproxy import write_fake_haproxy
 from tests.support.haproxy_configs import PORTS
 

@@ -4,11 +4,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from app.launch.front import check_shared_memory, check_unprotected, put_haproxy_in_front
+from app.launch.haproxy.command import HaproxyCommand
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.front import check_shared_memory, check_unprotected, put_haproxy_in_front
-from app.launch.haproxy.command import HaproxyCommand
 from tests.support.certificates import Root
 from tests.support.configurations import GOOD
 from tests.support.haproxy_configs import PORTS, write_serves_config

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from app.launch.haproxy.command import EX_CONFIG, HaproxyCommand, max_connections
 from ray.serve._private import constants
 
 from app.errors import ConfigError
-from app.launch.haproxy.command import EX_CONFIG, HaproxyCommand, max_connections
 from app.launch.isolated_environment import fast_serve
 from tests.support.fake_haproxy import STARTED, write_fake_haproxy
 from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config

@@ -6,16 +6,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ray.serve._private.haproxy import HAProxyManager
-
-from app.environment import GATEWAY_TIMEOUT, node_environment
-from app.errors import OverloadedError
-from app.launch.haproxy import grpc_rules
 from app.launch.haproxy.answers import WITHOUT_PATH, answers
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.edits import BEGIN, OVERLONG, PATIENT, UNWATCHED, WHOLE, backend_of
 from app.launch.haproxy.grpc_rules import COPY_DEADLINE
 from app.launch.haproxy.refusals import IS_CLASSIFY
+from ray.serve._private.haproxy import HAProxyManager
+
+from app.environment import GATEWAY_TIMEOUT, node_environment
+from app.errors import OverloadedError
+from app.launch.haproxy import grpc_rules
 from app.queueing.haproxy_headers import INTERNAL_HEADERS
 from tests.support.fake_haproxy import STARTED
 from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config

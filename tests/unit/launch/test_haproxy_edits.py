@@ -4,15 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
-from ray.serve._private import haproxy_templates
-
-from app.errors import ConfigError
-from app.launch.haproxy import command
 from app.launch.haproxy.addresses import listening_on, on_loopback, with_tls
 from app.launch.haproxy.command import HaproxyCommand
 from app.launch.haproxy.edit import Edit, unanchored
 from app.launch.haproxy.edits import always, for_clusters, for_own, of_requests, unlogged
 from app.launch.haproxy.grpc_rules import of_calls, of_frontend
+from ray.serve._private import haproxy_templates
+
+from app.errors import ConfigError
+from app.launch.haproxy import command
 
 TEMPLATE = Path(haproxy_templates.__file__).read_text("utf-8")
 HTTP, GRPC = "backend http-tandem", "backend grpc-tandem"

@@ -5,11 +5,11 @@ import subprocess
 
 import pytest
 import uvicorn
+from app.launch.front import put_haproxy_in_front
+from app.launch.haproxy.command import EX_CONFIG, HaproxyCommand
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.front import put_haproxy_in_front
-from app.launch.haproxy.command import EX_CONFIG, HaproxyCommand
 from app.launch.http_options import HttpOptions, Tls, tls_of
 from tests.support.certificates import Root
 from tests.support.haproxy_configs import write_serves_config

@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-
-from app.calls.ray_features import REPLICA_FEATURES
 from app.launch.haproxy.addresses import locally, on_loopback, with_tls
 from app.launch.haproxy.edits import always, for_clusters, for_own, of_requests, unlogged
 from app.launch.haproxy.grpc_rules import of_calls, of_frontend
+
+from app.calls.ray_features import REPLICA_FEATURES
 from app.launch.ray_features import LAUNCH_FEATURES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "upstream.md").read_text("utf-8")
