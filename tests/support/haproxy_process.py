@@ -52,14 +52,20 @@ backend http-tandem
 
 @contextmanager
 def haproxy_before(
-    front: int, back: int, folder: Path, options: RuleOptions = OPTIONS, sections: str = HTTP
+    front: int,
+    back: int,
+    folder: Path,
+    options: RuleOptions = OPTIONS,
+    sections: str = HTTP,
+    *,
+    is_cluster: bool = False,
 ) -> Iterator[None]:
     """Run it at port ``front``; both applications' servers are at port ``back``."""
     ports = (free_port(), free_port())
     config = folder / "haproxy.cfg"
     text = CONFIG.format(metrics=ports[0], stats=ports[1]) + sections
     config.write_text(text.format(front=front, back=back), "ascii")
-    command = HaproxyCommand(folder / "haproxy", ports)
+    command = HaproxyCommand(folder / "haproxy", None if is_cluster else ports)
     command.write(options)
     with running(command, config):
         yield
