@@ -54,7 +54,7 @@ ADMIN_SOCKETS = ("admin.sock", "*/admin.sock")  # Serve's HAProxy: a single one,
 
 
 class HaproxyCommand:
-    """A shell script that edits HAProxy's configuration and starts it, with its files beside it.
+    """A shell script that edits HAProxy's configuration and starts it.
 
     ``ports`` (metrics, statistics) are bound to loopback, and HAProxy also listens on
     ``local_socket`` and ``local_grpc_socket``. Without ``ports`` the command is for a cluster:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 
 from app.queueing import haproxy_headers
 from app.queueing.haproxy_headers import CLOSE_HEADER, INTERNAL_HEADERS
-from tests.support.haproxy_process import MAX_REQUESTS, haproxy_before
+from tests.support.haproxy_process import MAX_REQUESTS, OPTIONS, haproxy_before
+from tests.support.services.processes import EVENTUALLY_S, wait_until
+from tests.support.slow_clients import linger
 
 APP = Path(haproxy_headers.__file__).parents[1]
 CLASSIFY = "/v1/classify"
@@ -210,8 +213,8 @@ def test_requests_to_classify_are_under_way_until_they_are_answered(play) -> Non
         # Another application's are none of ours, and have no limit of ours.
         assert {(await clients.ask("/other/infer"))[0] for _ in range(9)} == {200}
         clients.close()
-        await until(lambda: not server.open_for)
-        assert await answers_all(clients)
+        while not await answers_all(clients):
+            await asyncio.sleep(0.005)
 
     play(scenario)
 
@@ -259,6 +262,44 @@ def test_another_applications_headers_are_its_own(play) -> None:
             assert name not in server.heads[CLASSIFY]
 
     play(scenario)
+
+
+@pytest.mark.parametrize("name", ["traceparent", "tracestate", "x-request-id"])
+def test_a_header_that_serve_could_not_decode_goes_no_further(play, name: str) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        await clients.ask(CLASSIFY, f"{name}: \u00e9")
+        assert name not in server.heads[CLASSIFY]
+        await clients.ask(CLASSIFY, f"{name}: text")
+        assert f"{name}: text" in server.heads[CLASSIFY]
+
+    play(scenario)
+
+
+def test_serve_watches_for_no_disconnect_where_the_gateway_does(play) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        sent = ("x-request-disconnect-disabled: 1", "x-request-disconnect: 1")
+        for path in (CLASSIFY, "/v1/models"):
+            await clients.ask(path, *sent)
+        assert "x-request-disconnect-disabled: ?1" in server.heads[CLASSIFY]
+        assert "x-request-disconnect" not in server.heads["/v1/models"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", ["headers", "body"])
+def test_a_client_that_does_not_begin_in_time_never_reaches_the_gateway(
+    free_port: Callable[[], int], tmp_path: Path, kind: str
+) -> None:
+    front = free_port()
+    with haproxy_before(front, free_port(), tmp_path, OPTIONS._replace(begin_within_s=1)):
+        wait_until(lambda: _listens(front), EVENTUALLY_S, "HAProxy listens")
+        cut = asyncio.run(linger("127.0.0.1", front, kind, EVENTUALLY_S, every_s=0.2))
+    assert cut.status == 408
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.parametrize("size", [5, 50_000, 200_000])
