@@ -114,52 +114,65 @@ class MissingEditError(Exception):
     """An edit does not fit; the message is its purpose."""
 
 
+# With splicing, bytes of a body stay in HAProxy's pipe if the answer comes first. The client's
+# connection would then hang and never be closed.
+UNSPLICED = Edit(
+    "bodies copied, not spliced: a client that was answered early would hang",
+    (r"^ *option splice-request$", r"^ *option splice-response$"),
+    r"^ *option +splice-.*\n",
+    "",
+    per=None,
+)
+# Serve makes HAProxy send a UDP datagram per request to this machine's syslog port, whatever
+# enable_access_log says. Usually nothing listens there. It takes a quarter of HAProxy's time for a
+# small request.
+UNLOGGED = Edit(
+    "no datagram for each request",
+    (r"^ *log \{\{ config\.log_target \}\} local0 info$",),
+    r"^ *log +127\.0\.0\.1:514 .*\n",
+    "",
+    per=None,
+)
+# The texts are placed by the names that Serve gives to sections.
+NAMED = Edit(
+    "backends named by protocol and application",
+    (BACKEND,),
+    r"^backend (?!(default_backend|default_grpc_backend|grpc_fallback_backend"
+    r"|(http|grpc)-[A-Za-z0-9._-]+)$)",
+    r"\g<0>",
+    per=NEVER,
+)
+
+
 def edits_of(options: RuleOptions, own: OwnService | None) -> list[Edit]:
     """Return all edits of Serve's file; ``own`` is None for a cluster.
 
     On a cluster other machines may read metrics and statistics. If a Gateway dies there, or leaves
     a request unanswered, a second Gateway is asked.
     """
-    http = backend_name("http", options.application)
-    edits = [
-        # With splicing, bytes of a body stay in HAProxy's pipe if the answer comes first. The
-        # client's connection would then hang and never be closed.
-        Edit(
-            "bodies copied, not spliced: a client that was answered early would hang",
-            (r"^ *option splice-request$", r"^ *option splice-response$"),
-            r"^ *option +splice-.*\n",
-            "",
-            per=None,
-        ),
-        # HAProxy closes a client's connection without a response if a reused one to a Gateway
-        # breaks.
-        Edit(
-            "an answer of HAProxy's where a Gateway dies: reused connections are known to work",
-            (r"^ *http-reuse always$",),
-            rf"^(backend {re.escape(http)}\n{LINES} *http-reuse) always$",
-            r"\1 safe",
-            per=rf"^backend {re.escape(http)}$",
-        ),
-        # The texts are placed by the names that Serve gives to sections.
-        Edit(
-            "backends named by protocol and application",
-            (BACKEND,),
-            r"^backend (?!(default_backend|default_grpc_backend|grpc_fallback_backend"
-            r"|(http|grpc)-[A-Za-z0-9._-]+)$)",
-            r"\g<0>",
-            per=NEVER,
-        ),
+    return [
+        UNSPLICED,
+        NAMED,
+        *([] if options.is_logged else [UNLOGGED]),
+        _reused(f"backend {re.escape(backend_name('http', options.application))}"),
+        *([] if own is None else _addresses(own)),
+        *_added(options, own),
     ]
-    if not options.is_logged:
-        # Serve makes HAProxy send a UDP datagram per request to this machine's syslog port,
-        # whatever enable_access_log says. Usually nothing listens there. It takes a quarter of
-        # HAProxy's time for a small request.
-        log = r"^ *log \{\{ config\.log_target \}\} local0 info$"
-        syslog = r"^ *log +127\.0\.0\.1:514 .*\n"
-        edits.append(Edit("no datagram for each request", (log,), syslog, "", per=None))
-    if own is not None:
-        edits += _addresses(own)
-    return [*edits, *_added(options, own)]
+
+
+def _reused(backend: str) -> Edit:
+    """Return the edit of connections to Gateways.
+
+    HAProxy would close a client's connection without a response if a reused one to a Gateway
+    breaks.
+    """
+    return Edit(
+        "an answer of HAProxy's where a Gateway dies: reused connections are known to work",
+        (r"^ *http-reuse always$",),
+        rf"^({backend}\n{LINES} *http-reuse) always$",
+        r"\1 safe",
+        per=f"^{backend}$",
+    )
 
 
 def backend_name(protocol: str, application: str) -> str:
@@ -289,7 +302,7 @@ def edit_file(path: str, edits: Iterable[Edit]) -> None:
         text = Path(path + ORIGINAL).read_text(**encoding)
     else:
         Path(path + ORIGINAL).write_text(text, **encoding)
-    new = Path(path + ".new")
+    new = Path(f"{path}.{os.getpid()}")
     new.write_text(f"{MARK}{path}{ORIGINAL}\n{edited(text, edits)}", **encoding)
     new.replace(path)
 

@@ -244,7 +244,7 @@ def test_haproxy_itself_takes_every_combination(
         tmp_path / "haproxy.cfg", ports=PORTS, grpc_port=grpc_port, replicas=replicas
     )
     edit_file(str(config), edits_of(options, own))
-    command = [haproxy_binary(), "-c", "-f", config]
+    command = [str(haproxy_binary()), "-c", "-f", str(config)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
     assert "NOOP" not in checked.stderr  # a rule that never applies
