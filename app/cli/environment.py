@@ -10,7 +10,8 @@ from platformdirs import user_data_path
 from app.calls.ray_compatibility import check_ray_version
 from app.environment import HAPROXY_COMMAND, PROJECT, node_environment
 from app.errors import ConfigError
-from app.launch.haproxy.command import APPLICATION, HaproxyCommand, max_connections
+from app.launch.haproxy import HaproxyCommand, max_connections
+from app.launch.haproxy_rules import APPLICATION, RuleOptions
 from app.launch.ray_sources import check_protecting
 from app.setting_values import check_origins
 from models.user_folders import needed_folder
@@ -53,9 +54,8 @@ def environment(
         typer.echo(untested, err=True)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write(
-            application=application, origins=origins
-        )
+        options = RuleOptions(application=application, origins=origins)
+        HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write(options)
     except OSError as error:
         raise ConfigError(
             f"cannot write {place}: {error.strerror}; give --folder a folder that can be written"

@@ -67,7 +67,7 @@ class GrpcCall:
     def is_local(self) -> bool:
         """Whether the call is known to come from a program on this machine.
 
-        The peer may be HAProxy, which then listens on loopback (:mod:`app.launch.front`).
+        The peer may be HAProxy, which then listens on loopback (:mod:`app.launch.haproxy`).
         """
         return is_loopback_peer(self._context.peer() or "") and asks_for_itself(self.joined)
 

@@ -1,7 +1,7 @@
 """Cross-origin requests of browsers (CORS): pages of allowed sites can call and read answers.
 
 Starlette's middleware implements it. HAProxy adds the same headers to its own answers
-(:mod:`app.launch.haproxy.answers`).
+(app/launch/haproxy_cfg).
 """
 
 from starlette.datastructures import Headers as RequestHeaders

@@ -47,7 +47,7 @@ REGION = {
 def is_local(scope: Scope) -> bool:
     """Whether a request is known to come from a program on this machine.
 
-    The connection may be HAProxy's, which then listens on loopback (:mod:`app.launch.front`).
+    The connection may be HAProxy's, which then listens on loopback (:mod:`app.launch.haproxy`).
     """
     client, headers = scope.get("client"), Headers(scope)
     if client is None or not is_loopback(client[0]):

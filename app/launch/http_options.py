@@ -80,7 +80,7 @@ class Tls:
         """Link the files into the run's folder; return HAProxy's ``bind`` arguments for them.
 
         HAProxy looks for the key next to the certificate. Links, not copies: the key exists once,
-        and a restarted HAProxy reads renewed files (:mod:`app.launch.haproxy.renewal`).
+        and a restarted HAProxy reads renewed files (:mod:`app.launch.haproxy`).
         """
         chain = folder / CHAIN
         for link, target in ((chain, self.certificate), (folder / f"{CHAIN}.key", self.key)):

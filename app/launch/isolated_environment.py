@@ -17,12 +17,11 @@ from app.environment import (
     serve_environment,
     set_environment,
 )
-from app.launch.haproxy.command import SILENT_S, HaproxyCommand, max_connections
+from app.launch.haproxy import SILENT_S, STARTER, HaproxyCommand, max_connections
 from app.launch.ports import free_port
 from app.launch.ray_sources import check_protecting
 from app.launch.run_folder import run_folder
 
-STARTER = Path(__file__).with_name("haproxy") / "start.sh"
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 HAPROXY_SCRIPT = "haproxy.sh"  # its name in the run's folder, also in STARTER
 

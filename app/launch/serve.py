@@ -20,14 +20,15 @@ from app.launch.config import ServeConfig
 from app.launch.deploy import client_of, deploy, grpc_reaches, wait_ready, wants_key
 from app.launch.folders import make_regions_folder, with_absolute_paths, without_unwritable
 from app.launch.forks.running import ForkServer, fork_server
-from app.launch.front import (
+from app.launch.haproxy import (
+    RENEWAL_EVERY_S,
+    CertificateRenewal,
+    HaproxyCommand,
     check_shared_memory,
     check_unprotected,
     put_haproxy_in_front,
     with_open_traffic,
 )
-from app.launch.haproxy.command import HaproxyCommand
-from app.launch.haproxy.renewal import RENEWAL_EVERY_S, CertificateRenewal
 from app.launch.http_options import check_host
 from app.launch.isolated_environment import fast_serve
 from app.launch.metrics_relay import metrics_relay

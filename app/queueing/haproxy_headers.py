@@ -1,7 +1,7 @@
 """Headers that the Gateway and HAProxy exchange: limits, refusals, deadlines and health.
 
 A refusal of the Gateway carries its present limit of requests. HAProxy then refuses further
-requests itself (:mod:`app.launch.haproxy.refusals`), and counts them. The next request that it
+requests itself (app/launch/haproxy_cfg), and counts them. The next request that it
 passes on carries that count.
 
 HAProxy moves a client's time limit to a header of our own that Serve does not know. Otherwise Serve

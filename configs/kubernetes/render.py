@@ -12,7 +12,7 @@ import yaml
 
 from app.environment import node_environment
 from app.launch.config import ServeConfig
-from app.launch.haproxy.command import MAX_CONNECTIONS
+from app.launch.haproxy import MAX_CONNECTIONS
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent

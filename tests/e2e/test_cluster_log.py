@@ -22,7 +22,7 @@ import pytest
 
 from app.environment import HAPROXY_COMMAND, node_environment
 from app.launch.config import ServeConfig
-from app.launch.haproxy.command import HaproxyCommand
+from app.launch.haproxy import HaproxyCommand
 from models.manifest import read_manifest
 from tests.support.services.ends_with_parent import ending_with_parent
 from tests.support.services.live_service import READY_WITHIN_S, ROOT

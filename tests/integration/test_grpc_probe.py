@@ -1,7 +1,6 @@
 """The real HAProxy, asked on the command's socket whether gRPC calls reach a replica."""
 
 import contextlib
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +10,9 @@ import pytest
 
 from app.grpc.tandem_pb2_grpc import EnsembleServicer, add_EnsembleServicer_to_server
 from app.launch.deploy import grpc_reaches
-from app.launch.haproxy.command import HaproxyCommand
+from app.launch.haproxy import HaproxyCommand
 from tests.support.haproxy_configs import APPLICATION, write_serves_config
+from tests.support.haproxy_process import running
 
 
 @pytest.fixture
@@ -40,15 +40,11 @@ def haproxy(
     )
     command = HaproxyCommand(folder / "haproxy", ports)
     command.write()
-    process = subprocess.Popen([command.path, "-db", "-f", config])
-    try:
+    with running(command, config):
         channel = grpc.insecure_channel(f"unix:{command.local_grpc_socket}")
         grpc.channel_ready_future(channel).result(20)
         channel.close()
         yield command
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 @pytest.mark.parametrize("is_there", [False, True])

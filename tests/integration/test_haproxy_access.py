@@ -20,12 +20,12 @@ from app.settings import Settings
 from tests.support.certificates import Root, Signed
 from tests.support.fakes import FakeService
 from tests.support.gateway_behind_haproxy import gateway_of, haproxy_of
+from tests.support.haproxy_process import OPTIONS
 from tests.support.services.live_service import TANDEM
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
 KEY = "integration-key.0123456789abcdef"
 OTHER = "of-the-environment-0123456789"
-MAX_REQUESTS = 12
 PHOTO = b"image"  # for the fake service
 
 
@@ -68,7 +68,7 @@ def port(
             return client.get("/healthz").is_success
         return False
 
-    with gateway_of(service) as gateway, haproxy_of(http, gateway, folder, own, MAX_REQUESTS):
+    with gateway_of(service) as gateway, haproxy_of(http, gateway, folder, own, OPTIONS):
         wait_until(answers, EVENTUALLY_S, "HAProxy finds the Gateway")
         yield http.port
 

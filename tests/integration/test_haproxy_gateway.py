@@ -10,15 +10,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.launch.haproxy import edits
+from app.launch.haproxy_rules import RuleOptions
 from app.launch.http_options import HttpOptions
 from app.settings import Settings
 from tests.support.fakes import FakeService
 from tests.support.gateway_behind_haproxy import gateway_of, haproxy_of
+from tests.support.haproxy_process import MAX_REQUESTS, OPTIONS
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.slow_clients import KINDS, Cut, linger
 
-MAX_REQUESTS = 12
 HASTY_S = 1
 NUM_SLOW_OF_A_KIND, NUM_GOOD = 2, 30
 NUM_SLOW = MAX_REQUESTS + 8
@@ -29,7 +29,12 @@ UPGRADE = (
 
 
 @contextmanager
-def running(service: FakeService, free_port: Callable[[], int], folder: Path) -> Iterator[int]:
+def running(
+    service: FakeService,
+    free_port: Callable[[], int],
+    folder: Path,
+    options: RuleOptions = OPTIONS,
+) -> Iterator[int]:
     """Yield HAProxy's port; it was started as Serve starts it, and finds the Gateway."""
     front, own = free_port(), (free_port(), free_port())
     http = HttpOptions(host="127.0.0.1", port=front)
@@ -39,7 +44,7 @@ def running(service: FakeService, free_port: Callable[[], int], folder: Path) ->
             return httpx.get(f"http://127.0.0.1:{front}/healthz", trust_env=False).is_success
         return False
 
-    with gateway_of(service) as gateway, haproxy_of(http, gateway, folder, own, MAX_REQUESTS):
+    with gateway_of(service) as gateway, haproxy_of(http, gateway, folder, own, options):
         wait_until(answers, EVENTUALLY_S, "HAProxy finds the Gateway")
         yield front
 
@@ -51,15 +56,11 @@ def port(free_port: Callable[[], int], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def hasty_port(
-    free_port: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[int]:
+def hasty_port(free_port: Callable[[], int], tmp_path: Path) -> Iterator[int]:
     """HAProxy's port; a request begins within a second, and its body is there after another."""
-    first_bytes = f"{edits.WAIT} time {HASTY_S}s at-least {edits.BEGIN_BYTES}"
-    monkeypatch.setattr(edits, "BEGIN_WITHIN_S", HASTY_S)
-    monkeypatch.setattr(edits, "BEGIN", f"{first_bytes} if {edits.BODY_COMES}")
+    options = OPTIONS._replace(begin_within_s=HASTY_S)
     settings = Settings(max_body_bytes=2_000_000, request_timeout_s=HASTY_S)
-    with running(FakeService(settings), free_port, tmp_path) as port:
+    with running(FakeService(settings), free_port, tmp_path, options) as port:
         yield port
 
 

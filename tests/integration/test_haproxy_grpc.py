@@ -1,6 +1,5 @@
 """The real HAProxy, started as Serve starts it, before a gRPC server that remembers metadata."""
 
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +14,10 @@ from app.grpc.tandem_pb2_grpc import (
     EnsembleStub,
     add_EnsembleServicer_to_server,
 )
-from app.launch.haproxy.command import HaproxyCommand
+from app.launch.haproxy import HaproxyCommand
 from app.queueing.haproxy_headers import DEADLINE_METADATA, INTERNAL_HEADERS
 from tests.support.haproxy_configs import write_serves_config
+from tests.support.haproxy_process import running
 
 
 class Remembering(EnsembleServicer):
@@ -51,16 +51,12 @@ def ensemble(
         grpc_port=front,
         replicas={"grpc": back},
     )
-    HaproxyCommand(tmp_path / "haproxy", ports).write()
-    process = subprocess.Popen([tmp_path / "haproxy", "-db", "-f", config])
-    try:
-        with grpc.insecure_channel(f"127.0.0.1:{front}") as channel:
-            grpc.channel_ready_future(channel).result(20)
-            yield EnsembleStub(channel)
-    finally:
-        process.terminate()
-        process.wait(20)
-        server.stop(None).wait()
+    command = HaproxyCommand(tmp_path / "haproxy", ports)
+    command.write()
+    with running(command, config), grpc.insecure_channel(f"127.0.0.1:{front}") as channel:
+        grpc.channel_ready_future(channel).result(20)
+        yield EnsembleStub(channel)
+    server.stop(None).wait()
 
 
 def test_the_clients_deadline_is_copied(ensemble: EnsembleStub, servicer: Remembering) -> None:

@@ -1,7 +1,6 @@
 """The real HAProxy before a gRPC server: what it refuses itself, and what it tells the Gateway."""
 
 import asyncio
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,32 +18,24 @@ from app.grpc.tandem_pb2_grpc import (
     EnsembleStub,
     add_EnsembleServicer_to_server,
 )
-from app.launch.haproxy import edits, grpc_rules
-from app.launch.haproxy.command import haproxy_binary
-from app.launch.haproxy.edit import sed_script
-from app.launch.haproxy.grpc_rules import CALL_PATH, MAX_OF_SERVES
+from app.launch.haproxy_rules import FOLDER, RuleOptions
 from app.queueing.haproxy_headers import PREFIX_METADATA
+from tests.support.haproxy_process import HTTP, MAX_REQUESTS, haproxy_before
 from tests.support.services.processes import EVENTUALLY_S
 from tests.support.slow_relay import slow_relay
 
-MAX_REQUESTS = 12
-BEGIN_WITHIN_S = 1
 OTHER, REFLECTION = "/other.Service/Chat", "/grpc.reflection.v1.ServerReflection/Chat"
 TO_TANDEM = [("application", "tandem")]
-MAX_CALLS = 15
+MAX_CALLS, MAX_OF_SERVES = 15, 8
+OPTIONS = RuleOptions(max_requests=MAX_REQUESTS, begin_within_s=1, max_calls=MAX_CALLS)
 CODE = grpc.StatusCode
 # What matters of Serve's own (haproxy_templates.py), with one application and with several.
-CONFIG = """\
-defaults
-    mode http
-    timeout connect 5s
-    timeout client 20s
-    timeout server 20s
+GRPC = """\
 frontend grpc_frontend
     bind 127.0.0.1:{front} proto h2
     acl is_grpc-tandem req.hdr(application) -m str tandem
     use_backend grpc-tandem if is_grpc-tandem
-    default_backend {default}
+    default_backend DEFAULT
 backend default_grpc_backend
     http-request return status 200 hdr grpc-status 5
 backend grpc-tandem
@@ -76,16 +67,9 @@ def gateway() -> Iterator[Gated]:
 
 @pytest.fixture(params=["grpc-tandem", "default_grpc_backend"], ids=["one", "several"])
 def port(
-    gateway: Gated,
-    request: pytest.FixtureRequest,
-    free_port: Callable[[], int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    gateway: Gated, request: pytest.FixtureRequest, free_port: Callable[[], int], tmp_path: Path
 ) -> Iterator[int]:
     """HAProxy's; the Gateway behind it takes twelve calls, and a message begins within a second."""
-    begin = f"{edits.WAIT} time {BEGIN_WITHIN_S}s at-least {edits.BEGIN_BYTES}"
-    monkeypatch.setattr(edits, "FIRST_BYTES", begin)
-    monkeypatch.setattr(grpc_rules, "MAX_CALLS", MAX_CALLS)
     server = grpc.server(ThreadPoolExecutor(4 * MAX_REQUESTS))
     add_EnsembleServicer_to_server(gateway, server)
     echo = grpc.stream_stream_rpc_method_handler(lambda messages, _: messages)
@@ -95,23 +79,14 @@ def port(
         server.add_generic_rpc_handlers((handler,))
     front, back = free_port(), server.add_insecure_port("127.0.0.1:0")
     server.start()
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(CONFIG.format(front=front, back=back, default=request.param), "ascii")
-    # The edits of refusals and of every HAProxy, without the command, which looks for Serve's whole
-    # configuration: tests/unit/launch/test_haproxy_configuration.py.
-    calls = grpc_rules.of_calls(edits.backend_of("grpc", "tandem"), MAX_REQUESTS)
-    script = sed_script([*edits.always(), grpc_rules.of_frontend(), *calls])
-    subprocess.run(["sed", "-i", "-E", script, config], check=True)
-    process = subprocess.Popen([haproxy_binary(), "-db", "-f", config])
-    try:
+    of_http = HTTP.format(front=free_port(), back=back)
+    sections = of_http + GRPC.replace("DEFAULT", request.param)
+    with haproxy_before(front, back, tmp_path, OPTIONS, sections):
         with grpc.insecure_channel(f"127.0.0.1:{front}") as channel:
             grpc.channel_ready_future(channel).result(20)
         yield front
-    finally:
-        process.terminate()
-        process.wait(20)
-        gateway.gate.set()
-        server.stop(None).wait()
+    gateway.gate.set()
+    server.stop(None).wait()
 
 
 def test_the_length_of_a_message_is_told_whatever_the_client_says(
@@ -231,4 +206,4 @@ async def _as_many_as_may_begin(port: int) -> Counter[str]:
 
 
 def test_the_path_is_the_methods() -> None:
-    assert f"/{SERVICE}/{METHOD}" == CALL_PATH
+    assert f" /{SERVICE}/{METHOD} " in (FOLDER / "grpc_backend.cfg").read_text()

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from app.graph.parameters import TIMEOUT_HEADER
-from app.launch.haproxy.answers import ERROR_RESPONSES
-from app.launch.haproxy.refusals import ASK_EVERY_MS
 from app.queueing.haproxy_headers import LIMIT_HEADER, REFUSED_HEADER, TIMEOUT_COPY
+from tests.support.haproxy_configs import haproxys_errors
 from tests.support.haproxy_process import MAX_REQUESTS, ORIGIN, haproxy_before
+from tests.support.simulated_gateway import ASK_EVERY_MS
 
 
 class Gated:
@@ -189,7 +189,7 @@ def test_a_clients_time_is_out_of_serves_sight(ports) -> None:
 
 def test_what_it_answers_itself_has_the_form_of_the_route(ports) -> None:
     """Nobody listens behind it."""
-    code, message = ERROR_RESPONSES[503]
+    code, message = haproxys_errors()[503]
     url = f"http://127.0.0.1:{ports[0]}"
     with httpx.Client(
         timeout=20, trust_env=False, transport=httpx.HTTPTransport(retries=9)

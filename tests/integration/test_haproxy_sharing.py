@@ -2,22 +2,23 @@
 
 import asyncio
 import re
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from app.launch.haproxy.answers import METHODS
-from app.launch.haproxy.edits import BEGIN_BYTES
 from app.queueing import haproxy_headers
 from app.queueing.haproxy_headers import CLOSE_HEADER, INTERNAL_HEADERS
-from tests.support.haproxy_process import MAX_REQUESTS, haproxy_before
+from tests.support.haproxy_process import MAX_REQUESTS, OPTIONS, haproxy_before
+from tests.support.services.processes import EVENTUALLY_S, wait_until
+from tests.support.slow_clients import linger
 
 APP = Path(haproxy_headers.__file__).parents[1]
 CLASSIFY = "/v1/classify"
 KEY = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
-BEGUN = bytes(BEGIN_BYTES)  # of a body: so much lets a request go on
+BEGUN = bytes(15 * 2**10)  # of a body: so much lets a request go on
 NUM_SLOW = MAX_REQUESTS + 8
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -272,6 +273,44 @@ def test_another_applications_headers_are_its_own(play) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("name", ["traceparent", "tracestate", "x-request-id"])
+def test_a_header_that_serve_could_not_decode_goes_no_further(play, name: str) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        await clients.ask(CLASSIFY, f"{name}: \u00e9")
+        assert name not in server.heads[CLASSIFY]
+        await clients.ask(CLASSIFY, f"{name}: text")
+        assert f"{name}: text" in server.heads[CLASSIFY]
+
+    play(scenario)
+
+
+def test_serve_watches_for_no_disconnect_where_the_gateway_does(play) -> None:
+    async def scenario(server: Server, clients: Clients) -> None:
+        sent = ("x-request-disconnect-disabled: 1", "x-request-disconnect: 1")
+        for path in (CLASSIFY, "/v1/models"):
+            await clients.ask(path, *sent)
+        assert "x-request-disconnect-disabled: ?1" in server.heads[CLASSIFY]
+        assert "x-request-disconnect" not in server.heads["/v1/models"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", ["headers", "body"])
+def test_a_client_that_does_not_begin_in_time_never_reaches_the_gateway(
+    free_port: Callable[[], int], tmp_path: Path, kind: str
+) -> None:
+    front = free_port()
+    with haproxy_before(front, free_port(), tmp_path, OPTIONS._replace(begin_within_s=1)):
+        wait_until(lambda: _listens(front), EVENTUALLY_S, "HAProxy listens")
+        cut = asyncio.run(linger("127.0.0.1", front, kind, EVENTUALLY_S, every_s=0.2))
+    assert cut.status == 408
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.mark.parametrize("size", [5, 50_000, 200_000])
 def test_a_server_that_dies_is_told_of_in_json(play, size: int) -> None:
     """With a connection that has served before, too: the client learns that it broke off."""
@@ -308,7 +347,7 @@ def test_a_method_that_no_parser_knows_is_refused_in_json(play, verb: str) -> No
     async def scenario(server: Server, clients: Clients) -> None:
         status, _, body = await clients.ask(CLASSIFY, verb=verb)
         assert status == 405
-        assert METHODS.encode() in body
+        assert b"GET HEAD POST PUT PATCH DELETE OPTIONS" in body
         assert (await clients.ask("/other/thing", verb=verb))[0] == 200
 
     play(scenario)

@@ -1,18 +1,17 @@
 """A renewed certificate: HAProxy, as Serve configures it, shows the new one without a restart."""
 
 import ssl
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from app.launch.haproxy.command import HaproxyCommand
-from app.launch.haproxy.renewal import CertificateRenewal
+from app.launch.haproxy import CertificateRenewal, HaproxyCommand
 from app.launch.http_options import HttpOptions, tls_of
 from tests.support.certificates import Root, Signed
 from tests.support.haproxy_configs import write_serves_config
+from tests.support.haproxy_process import running
 from tests.support.services.processes import wait_until
 
 
@@ -59,15 +58,11 @@ def front(root: Root, free_port: Callable[[], int], tmp_path: Path) -> Iterator[
     front = Front(free_port(), root.sign("service"), run)
     ports = (free_port(), free_port())
     command = HaproxyCommand(run / "haproxy.sh", ports)
-    command.write(tls_of(front.http))
+    command.write(tls=tls_of(front.http))
     config = write_serves_config(run / "node" / "haproxy.cfg", ports=ports, http_port=front.port)
-    process = subprocess.Popen([command.path, "-db", "-f", config])
-    try:
+    with running(command, config):
         wait_until(front.is_up, 20, "HAProxy does not listen")
         yield front
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def test_the_new_one_is_shown_at_once(front: Front, root: Root) -> None:

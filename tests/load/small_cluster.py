@@ -10,7 +10,7 @@ from serve_state import ServeState
 
 from app.environment import HAPROXY_COMMAND, node_environment
 from app.launch.config import ServeConfig
-from app.launch.haproxy.command import HaproxyCommand
+from app.launch.haproxy import HaproxyCommand
 from models.manifest import read_manifest
 from tests.support.services.network import Place
 

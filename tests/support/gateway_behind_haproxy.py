@@ -1,6 +1,5 @@
 """The HTTP interface in a real uvicorn, and the real HAProxy before it as Serve configures it."""
 
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 from app.graph.service import EnsembleService
 from app.http.api import create_api
-from app.launch.haproxy.command import HaproxyCommand
+from app.launch.haproxy import HaproxyCommand
+from app.launch.haproxy_rules import RuleOptions
 from app.launch.http_options import HttpOptions, tls_of
 from tests.support.haproxy_configs import write_serves_config
+from tests.support.haproxy_process import running
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
 
@@ -42,7 +43,7 @@ def gateway_of(service: EnsembleService) -> Iterator[int]:
 
 @contextmanager
 def haproxy_of(
-    http: HttpOptions, gateway: int, folder: Path, own: tuple[int, int], max_requests: int
+    http: HttpOptions, gateway: int, folder: Path, own: tuple[int, int], options: RuleOptions
 ) -> Iterator[None]:
     """Run HAProxy at the port of ``http`` before a Gateway, which it may not have asked yet.
 
@@ -51,17 +52,13 @@ def haproxy_of(
         gateway: the Gateway's port.
         folder: where its files are to be.
         own: the ports of its metrics and statistics.
-        max_requests: are let in at a time.
+        options: the values of the rules.
 
     """
     config = write_serves_config(
         folder / "haproxy.cfg", ports=own, http_port=http.port, replicas={"http": gateway}
     )
     command = HaproxyCommand(folder / "haproxy", own)
-    command.write(tls_of(http), max_requests=max_requests)
-    process = subprocess.Popen([command.path, "-db", "-f", config])
-    try:
+    command.write(options, tls=tls_of(http))
+    with running(command, config):
         yield
-    finally:
-        process.terminate()
-        process.wait(20)

@@ -1,5 +1,7 @@
-"""Configurations of HAProxy: as Serve writes them from its template, and a short one."""
+"""Configurations of HAProxy: as Serve writes them from its template, and our additions to them."""
 
+import json
+import re
 from pathlib import Path
 
 from ray.serve._private.common import RequestProtocol
@@ -7,7 +9,8 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig,
 from ray.serve.config import HTTPOptions, gRPCOptions
 
 from app.launch.config import ADD_SERVICER
-from app.launch.haproxy.command import max_connections
+from app.launch.haproxy import max_connections
+from app.launch.haproxy_rules import RuleOptions, section_text
 
 APPLICATION, OTHER = "tandem", "other"
 PORTS = (9101, 8404)  # of the metrics and the statistics
@@ -95,3 +98,15 @@ def write_serves_config(
     }
     HAProxyApi(config, backends, str(path))._generate_config_file_internal()
     return path
+
+
+def haproxys_errors() -> dict[int, tuple[str, str]]:
+    """Return code and message of each error that HAProxy answers itself, by status."""
+    texts = [section_text(f, RuleOptions(), None)[1] for f in ("defaults.cfg", "http_backend.cfg")]
+    text = "".join(texts)
+    set_unless = r"set-var-fmt\((\S+)\) '(.*)' unless tandem_protocol$"
+    for name, value in re.findall(set_unless, text, re.MULTILINE):
+        text = text.replace(f"%[var({name})]", value)
+    forms = re.findall(r"http-error status (\d+) .*string '(.*)'", text)
+    errors = {int(status): json.loads(form)["error"] for status, form in forms}
+    return {status: (error["code"], error["message"]) for status, error in errors.items()}

@@ -1,36 +1,46 @@
-"""The real HAProxy with the edits of a service on one machine, and another application beside."""
+"""The real HAProxy, started as Serve starts it, with few of Serve's lines beside our rules."""
 
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.launch.haproxy import edits
-from app.launch.haproxy.command import haproxy_binary
-from app.launch.haproxy.edit import sed_script
+from app.launch.haproxy import HaproxyCommand
+from app.launch.haproxy_rules import RuleOptions
+from app.launch.ports import free_port
 
 MAX_REQUESTS = 12
 ORIGIN = "https://shop.example"  # of pages that may read its answers
-# What matters of Serve's own (haproxy_templates.py).
+OPTIONS = RuleOptions(max_requests=MAX_REQUESTS, origins=(ORIGIN,))
+# What matters of Serve's own (haproxy_templates.py). Without health checks: servers would have to
+# answer them.
 CONFIG = """\
 global
     tune.bufsize 65536
 defaults
     mode http
     timeout connect 5s
-    timeout client 20s
-    timeout server 20s
+    timeout client 10s
+    timeout server 10s
     option abortonclose
     option redispatch 1
     retries 1
     retry-on conn-failure
     option idle-close-on-response
+frontend prometheus
+    bind :{metrics}
+listen stats
+    bind *:{stats}
+"""
+HTTP = """\
 frontend http_frontend
     bind 127.0.0.1:{front}
     acl is_http-other path_beg /other/
     acl is_http-tandem path_beg /
     use_backend http-other if is_http-other
     use_backend http-tandem if is_http-tandem
+backend default_backend
+    http-request return status 404
 backend http-other
     http-reuse always
     server one 127.0.0.1:{back}
@@ -41,18 +51,30 @@ backend http-tandem
 
 
 @contextmanager
-def haproxy_before(front: int, back: int, folder: Path) -> Iterator[None]:
+def haproxy_before(
+    front: int,
+    back: int,
+    folder: Path,
+    options: RuleOptions = OPTIONS,
+    sections: str = HTTP,
+    *,
+    is_cluster: bool = False,
+) -> Iterator[None]:
     """Run it at port ``front``; both applications' servers are at port ``back``."""
+    ports = (free_port(), free_port())
     config = folder / "haproxy.cfg"
-    config.write_text(CONFIG.format(front=front, back=back), "ascii")
-    ours = edits.backend_of("http", "tandem")
-    rules = [
-        *edits.always(),
-        *edits.of_requests(ours, MAX_REQUESTS, [ORIGIN]),
-        *edits.for_own(ours),
-    ]
-    subprocess.run(["sed", "-i", "-E", sed_script(rules), config], check=True)
-    process = subprocess.Popen([haproxy_binary(), "-db", "-f", config])
+    text = CONFIG.format(metrics=ports[0], stats=ports[1]) + sections
+    config.write_text(text.format(front=front, back=back), "ascii")
+    command = HaproxyCommand(folder / "haproxy", None if is_cluster else ports)
+    command.write(options)
+    with running(command, config):
+        yield
+
+
+@contextmanager
+def running(command: HaproxyCommand, config: Path) -> Iterator[None]:
+    """Run the command with a configuration that Serve wrote."""
+    process = subprocess.Popen([command.path, "-db", "-f", config])
     try:
         yield
     finally:

@@ -19,11 +19,11 @@ from pydantic.fields import FieldInfo
 from app.cli.main import app
 from app.errors import HeavyFileError
 from app.graph.keys import Keys
-from app.launch.haproxy.answers import ERROR_RESPONSES
 from app.metrics.table import METRICS
 from app.scaling.policy import ScalingOptions
 from app.settings import Settings
 from models.errors import ImageError, TandemError
+from tests.support.haproxy_configs import haproxys_errors
 from tests.support.wrapped import wrapped
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +133,7 @@ def command_line_page() -> str:
 def errors_page() -> str:
     """Return every error that a caller can get, by status."""
     ours = {(e.status, e.code, _plain((e.__doc__ or "").split("\n\n")[0])) for e in _errors()}
-    of_haproxy = {(s, code, f"HAProxy: {text}.") for s, (code, text) in ERROR_RESPONSES.items()}
+    of_haproxy = {(s, code, f"HAProxy: {text}.") for s, (code, text) in haproxys_errors().items()}
     rows = [(str(status), f"`{code}`", when) for status, code, when in sorted(ours | of_haproxy)]
     return (
         "# Errors\n\n"

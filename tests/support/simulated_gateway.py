@@ -14,12 +14,12 @@ from functools import partial
 from itertools import count
 
 from app.errors import OverloadedError
-from app.launch.haproxy.refusals import ASK_EVERY_MS, VALID_MS
 from app.queueing.admission import Admission
 from app.queueing.concurrency_limit import ConcurrencyLimit
 from tests.support.hand_clock import HandClock
 
 MAX_REQUESTS = 128
+VALID_MS, ASK_EVERY_MS = 1000, 100  # as in app/launch/haproxy_cfg/http_backend.cfg
 TIMEOUT_S = 10.0
 
 

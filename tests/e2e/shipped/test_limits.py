@@ -20,7 +20,7 @@ from tests.support.slow_clients import KINDS, Cut, linger
 
 NUM_IDLE = 1000
 NUM_SLOW = 20  # of each kind
-# app/launch/haproxy/edits.py gives headers and a body's beginning 10 s, the Gateway a body 10 s.
+# app/launch/haproxy_cfg gives headers and a body's beginning 10 s, the Gateway a body 10 s.
 CUT_WITHIN_S = 10 + 10 + 5
 NUM_GOOD = 30
 

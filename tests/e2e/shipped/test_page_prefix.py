@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from app.launch.haproxy.command import haproxy_binary
+from app.launch.haproxy import haproxy_binary
 from tests.support.services.live_service import Service, Start, changed_config
 from tests.support.services.page_driver import File, drop, watched
 from tests.support.services.processes import EVENTUALLY_S, wait_until

@@ -9,7 +9,7 @@ from ray.serve._private import constants
 
 from app.environment import node_environment, serve_environment
 from app.errors import ConfigError
-from app.launch.haproxy.command import max_connections
+from app.launch.haproxy import max_connections
 from tests.support.command_line import tandem
 
 
@@ -25,9 +25,9 @@ def evaluated(text: str) -> dict[str, str]:
 
 def test_haproxy_hears_which_pages_may_read_its_answers(tmp_path):
     tandem("environment", "--folder", tmp_path, "--allowed-origin", "https://shop.example")
-    assert "req.hdr(origin) -m str https://shop.example" in (tmp_path / "edits.sed").read_text()
+    assert "-m str https://shop.example }" in (tmp_path / "edits.json").read_text()
     tandem("environment", "--folder", tmp_path)
-    assert "origin" not in (tmp_path / "edits.sed").read_text()
+    assert "https://shop.example" not in (tmp_path / "edits.json").read_text()
 
 
 @pytest.mark.parametrize("origin", ["https://Shop.example", "https://shop.example/", "a b", ""])

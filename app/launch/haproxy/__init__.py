@@ -1,1 +1,0 @@
-"""Serve's HAProxy: edits of its configuration, and the command that starts it."""

@@ -1,0 +1,337 @@
+"""HAProxy's rules: the texts of haproxy_cfg/, and the edits that put them into Serve's file.
+
+Serve has no options for these lines (decision 0049), so each start of HAProxy edits the file that
+Serve wrote. An edit that matches nothing would leave the service without limits, with open ports.
+So each edit names the lines of Serve's template that it needs, which are checked before anything
+starts. It also says how often it must match, or HAProxy is not started.
+
+This file is also the program that edits and then starts HAProxy (:func:`main`). So it imports the
+standard library alone, and starts in 30 ms.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+FOLDER = Path(__file__).with_name("haproxy_cfg")
+EX_CONFIG = 78  # sysexits.h: a configuration error
+APPLICATION = "tandem"  # the name in serve_config.yaml
+# The first line of an edited file. It names the file that Serve wrote, which is kept for the next
+# edit, and for an operator who compares the two.
+MARK, ORIGINAL = "# Edited by tandem. Serve wrote: ", ".serve"
+ONCE, NEVER = r"\A", r"(?!)"  # values of Edit.per
+
+# Lines of Serve's template.
+NAME = r"\{\{ backend\.name or 'unknown' \}\}"
+BACKEND = f"^backend {NAME}$"
+HTTP_BIND = (
+    r"^frontend http_frontend\n *bind \{\{ config\.frontend_host \}\}:"
+    r"\{\{ config\.frontend_port \}\}$"
+)
+GRPC_BIND = (
+    r"^ *bind \{\{ config\.grpc_frontend_host \}\}:\{\{ config\.grpc_frontend_port \}\} proto h2$"
+)
+LINES = r"(?:(?!\w).*\n)*?"  # of one section, whose first line alone is not indented
+# The texts, the protection that each gives, and how often Serve's file has its section.
+TEXTS = (
+    ("global.cfg", "the size of kept buffers", ONCE),
+    ("defaults.cfg", "the time limit of headers", ONCE),
+    ("http_frontend.cfg", "HTTP/1.1 alone", ONCE),
+    ("grpc_frontend.cfg", "the limits of gRPC connections", None),
+    ("http_backend.cfg", "the limits of HTTP requests", None),
+    ("grpc_backend.cfg", "the limits of gRPC calls", None),
+)
+
+
+class RuleOptions(NamedTuple):
+    """The values on which the rules of every HAProxy depend.
+
+    Attributes:
+        application: the only application to which the limits apply.
+        max_requests: the limit of requests under way per Gateway; HAProxy refuses others. None:
+            no limit.
+        origins: pages of these may read HAProxy's own answers; ``*`` allows all.
+        begin_within_s: the time limit of headers, and of the first bytes of a body or message.
+        max_calls: the limit of gRPC calls under way in all places.
+        gateway_timeout_ms: after this time without an answer a cluster's HAProxy asks again.
+        is_logged: whether HAProxy logs every request, as an operator asked it to.
+
+    """
+
+    application: str = APPLICATION
+    max_requests: int | None = None
+    origins: tuple[str, ...] = ()
+    begin_within_s: int = 10
+    max_calls: int = 4096
+    gateway_timeout_ms: int = 5000
+    is_logged: bool = False
+
+
+class OwnService(NamedTuple):
+    """The addresses of the HAProxy of a service on one machine.
+
+    Attributes:
+        host: the address that clients reach. Serve's own is 127.0.0.1, where HAProxy finds the
+            Gateways: at ``host`` they would listen too, past HAProxy's limits.
+        ports: of the metrics and the statistics, which Serve's template binds to all interfaces.
+        sockets: for HTTP and gRPC, in the run's folder, without TLS.
+        tls: the words after ``bind ADDRESS ssl``; "" without TLS.
+
+    """
+
+    host: str
+    ports: tuple[int, int]
+    sockets: tuple[Path, Path]
+    tls: str = ""
+
+
+class Edit(NamedTuple):
+    """A replacement in HAProxy's configuration.
+
+    Attributes:
+        purpose: the protection that would be missing without it; part of error messages.
+        anchors: regular expressions, each of which must match in Serve's template.
+        pattern: a regular expression for the file, in which ^ and $ match at every line.
+        replacement: as :func:`re.sub` takes it.
+        per: a regular expression; ``pattern`` must match as often as it does. None: any number.
+
+    """
+
+    purpose: str
+    anchors: Sequence[str]
+    pattern: str
+    replacement: str
+    per: str | None = ONCE
+
+
+class MissingEditError(Exception):
+    """An edit does not fit; the message is its purpose."""
+
+
+# With splicing, bytes of a body stay in HAProxy's pipe if the answer comes first. The client's
+# connection would then hang and never be closed.
+UNSPLICED = Edit(
+    "bodies copied, not spliced: a client that was answered early would hang",
+    (r"^ *option splice-request$", r"^ *option splice-response$"),
+    r"^ *option +splice-.*\n",
+    "",
+    per=None,
+)
+# Serve makes HAProxy send a UDP datagram per request to this machine's syslog port, whatever
+# enable_access_log says. Usually nothing listens there. It takes a quarter of HAProxy's time for a
+# small request.
+UNLOGGED = Edit(
+    "no datagram for each request",
+    (r"^ *log \{\{ config\.log_target \}\} local0 info$",),
+    r"^ *log +127\.0\.0\.1:514 .*\n",
+    "",
+    per=None,
+)
+# The texts are placed by the names that Serve gives to sections.
+NAMED = Edit(
+    "backends named by protocol and application",
+    (BACKEND,),
+    r"^backend (?!(default_backend|default_grpc_backend|grpc_fallback_backend"
+    r"|(http|grpc)-[A-Za-z0-9._-]+)$)",
+    r"\g<0>",
+    per=NEVER,
+)
+
+
+def edits_of(options: RuleOptions, own: OwnService | None) -> list[Edit]:
+    """Return all edits of Serve's file; ``own`` is None for a cluster.
+
+    On a cluster other machines may read metrics and statistics. If a Gateway dies there, or leaves
+    a request unanswered, a second Gateway is asked.
+    """
+    return [
+        UNSPLICED,
+        NAMED,
+        *([] if options.is_logged else [UNLOGGED]),
+        _reused(f"backend {re.escape(backend_name('http', options.application))}"),
+        *([] if own is None else _addresses(own)),
+        *_added(options, own),
+    ]
+
+
+def _reused(backend: str) -> Edit:
+    """Return the edit of connections to Gateways.
+
+    HAProxy would close a client's connection without a response if a reused one to a Gateway
+    breaks.
+    """
+    return Edit(
+        "an answer of HAProxy's where a Gateway dies: reused connections are known to work",
+        (r"^ *http-reuse always$",),
+        rf"^({backend}\n{LINES} *http-reuse) always$",
+        r"\1 safe",
+        per=f"^{backend}$",
+    )
+
+
+def backend_name(protocol: str, application: str) -> str:
+    """Return the name that Serve gives to an application's backend; ``protocol``: http or grpc."""
+    name = f"{protocol}-{application}".replace("#", "-").replace("/", ".")
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+
+
+def _addresses(own: OwnService) -> Iterable[Edit]:
+    """Yield the edits of the addresses on which HAProxy of one machine listens."""
+    for name, port in zip(("metrics", "stats"), own.ports, strict=True):
+        yield Edit(
+            "HAProxy's metrics and statistics on loopback alone",
+            (rf"^ *bind \*?:\{{\{{ config\.{name}_port \}}\}}$",),
+            rf"^( *bind )\S*:{port}$",
+            rf"\g<1>127.0.0.1:{port}",
+        )
+    words = f" ssl {own.tls}" if own.tls else ""
+    yield Edit(
+        "the address and the TLS of HTTP",
+        (HTTP_BIND,),
+        r"^(frontend http_frontend\n *bind )127\.0\.0\.1:(\d+)$",
+        rf"\g<1>{own.host}:\g<2>" + _literal(words),
+    )
+    words = words.replace("alpn http/1.1", "alpn h2") or " proto h2"
+    yield Edit(
+        "the address and the TLS of gRPC",
+        (GRPC_BIND,),
+        rf"^(frontend grpc_frontend\n{LINES} *bind )127\.0\.0\.1:(\d+) proto h2$",
+        rf"\g<1>{own.host}:\g<2>" + _literal(words),
+        per="^frontend grpc_frontend$",
+    )
+    if own.tls:
+        plain = "|".join(map(str, own.ports))
+        yield Edit(
+            "TLS on every port that others reach",
+            (HTTP_BIND,),
+            rf"^ *bind (?!\S+ ssl crt |127\.0\.0\.1:({plain})$)",
+            r"\g<0>",
+            per=NEVER,
+        )
+
+
+def _added(options: RuleOptions, own: OwnService | None) -> Iterable[Edit]:
+    """Yield the edits that put the texts at the beginning of their sections."""
+    for file, purpose, per in TEXTS:
+        first, lines = section_text(file, options, own)
+        anchor = BACKEND if file.endswith("_backend.cfg") else f"^{first}$"
+        yield Edit(purpose, (anchor,), f"^{re.escape(first)}\n", _kept_and(lines), per)
+    if own is None:
+        first, lines = section_text("default_backend.cfg", options, own)
+        yield Edit(
+            "503 in place of 404 while no application is known",
+            (f"^{first}$", rf"^ *use_backend {NAME} if is_{NAME}$"),
+            rf"\A(?:(?! *use_backend http-).*\n)*{first}\n",
+            _kept_and(lines),
+            per=None,
+        )
+
+
+def _kept_and(lines: str) -> str:
+    """Return a replacement that adds ``lines`` to the match."""
+    return r"\g<0>" + _literal(lines)
+
+
+def _literal(text: str) -> str:
+    return text.replace("\\", r"\\")
+
+
+def section_text(file: str, options: RuleOptions, own: OwnService | None) -> tuple[str, str]:
+    """Return a section's first line and the lines to add to it, with their values.
+
+    HAProxy itself evaluates the lines ``.if`` of the texts.
+    """
+    protocol = "grpc" if file.startswith("grpc") else "http"
+    local, local_grpc = own.sockets if own else ("", "")
+    values = {
+        "backend": backend_name(protocol, options.application),
+        "is_own": int(own is not None),
+        "is_cluster": int(own is None),
+        "has_limit": int(options.max_requests is not None),
+        "max_requests": options.max_requests,
+        "has_origins": int(bool(options.origins)),
+        "any_origin": int("*" in options.origins),
+        "origins": " ".join(options.origins),
+        "begin_within_s": options.begin_within_s,
+        "max_calls": options.max_calls,
+        "gateway_timeout_ms": options.gateway_timeout_ms,
+        "local_socket": local,
+        "local_grpc_socket": local_grpc,
+    }
+    text = re.sub(r"\$\{(\w+)\}", lambda m: str(values[m[1]]), (FOLDER / file).read_text("utf-8"))
+    first = re.search(r"^\w.*\n", text, re.MULTILINE)
+    assert first is not None  # each text has the first line of its section
+    return first[0].rstrip(), text[first.end() :]
+
+
+def unanchored(edits: Iterable[Edit], template_module: str) -> list[str]:
+    """Return the purposes of edits whose anchors are missing in Serve's template, with the anchors.
+
+    ``template_module`` is the source of the Python module that holds the template.
+    """
+    template = template_module.replace('"""', "\n")
+    return [
+        f"{edit.purpose} (no line {anchor})"
+        for edit in edits
+        for anchor in edit.anchors
+        if not re.search(anchor, template, re.MULTILINE)
+    ]
+
+
+def edited(text: str, edits: Iterable[Edit]) -> str:
+    """Return Serve's configuration with all edits; raise :class:`MissingEditError` without one."""
+    for edit in edits:
+        before = text
+        text, num = re.subn(edit.pattern, edit.replacement, before, flags=re.MULTILINE)
+        if edit.per is not None and num != len(re.findall(edit.per, before, re.MULTILINE)):
+            raise MissingEditError(edit.purpose)
+    return text
+
+
+def edit_file(path: str, edits: Iterable[Edit]) -> None:
+    """Edit the file at ``path`` in place; an edited file is made again of what Serve wrote."""
+    encoding = {"encoding": "utf-8", "errors": "surrogateescape"}
+    text = Path(path).read_text(**encoding)
+    if text.startswith(MARK):
+        text = Path(path + ORIGINAL).read_text(**encoding)
+    else:
+        Path(path + ORIGINAL).write_text(text, **encoding)
+    new = Path(f"{path}.{os.getpid()}")
+    new.write_text(f"{MARK}{path}{ORIGINAL}\n{edited(text, edits)}", **encoding)
+    new.replace(path)
+
+
+def main(job_file: str, *words: str) -> None:
+    """Edit the configuration after ``-f``, then become HAProxy with these ``words``.
+
+    ``job_file`` is JSON: the edits, the file for the reason why HAProxy is not started, the text
+    that says what to do, and HAProxy's path.
+    """
+    job = json.loads(Path(job_file).read_text("ascii"))
+    try:
+        for before, path in pairwise(words):
+            if before == "-f":
+                edit_file(path, [Edit(*fields) for fields in job["edits"]])
+    except MissingEditError as error:
+        _refuse(str(error), job)
+    except (OSError, ValueError) as error:
+        _refuse(f"every edit: {error}", job)
+    os.execv(job["binary"], [job["binary"], *words])
+
+
+def _refuse(lost: str, job: dict[str, str]) -> NoReturn:
+    reason = f"HAProxy is not started: its configuration lacks {lost}; {job['remedy']}"
+    print(reason, file=sys.stderr)
+    with suppress(OSError):  # the folder of a cluster's command may be another user's
+        Path(job["refusal"]).write_text(f"{reason}\n", "utf-8", "replace")
+    sys.exit(EX_CONFIG)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

