@@ -39,7 +39,7 @@ def service_url(text: str) -> str:
         ConfigError: it is not an ``http://`` or ``https://`` URL.
 
     """
-    from tandem_client.addresses import checked_url
+    from tandem_client.exchange import checked_url
 
     try:
         return checked_url(text)

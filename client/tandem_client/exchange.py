@@ -1,19 +1,377 @@
-"""An HTTP request and its answer (``POST /v1/classify``), for both clients."""
+"""One HTTP request (``POST /v1/classify``) and its answer: options, retries, addresses, TLS.
 
+Backoff is exponential with full jitter (M. Brooker, "Exponential Backoff And Jitter", 2015), in
+addition to the service's Retry-After. So clients that were refused together do not return together.
+"""
+
+import ipaddress
 import json
+import math
 import os
+import random
+import re
 import socket
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import httpx
 
-from tandem_client.answers import Classification, Result, classification_of
-from tandem_client.errors import BadAnswer, Reason, TandemError, Unreachable, error_of, has_error_of
-from tandem_client.images import Image, path_of
-from tandem_client.options import Call, CallOptions, Options
-from tandem_client.retries import Attempts, retry_after_s, told_s
+from tandem_client.answers import (
+    BadAnswer,
+    BadImage,
+    BrokenOff,
+    Classification,
+    DeadlineExceeded,
+    Reason,
+    Result,
+    TandemError,
+    Unreachable,
+    classification_of,
+    error_of,
+    has_error_of,
+)
+from tandem_client.images import (
+    DISTRIBUTION,
+    Channels,
+    Image,
+    __version__,
+    encoded,
+    images_of,
+    path_of,
+)
+
+MAX_PORT = 65535
+_USER_INFO = re.compile(r"(?:(?<=//)|^)[^/?#]*@")
+_IS_HTTP = re.compile(r"https?://[^/]", re.IGNORECASE)
+
+
+def checked_url(url: str) -> str:
+    """Return a service's URL without slashes at its end.
+
+    Raises:
+        ValueError: it is not an ``http://`` or ``https://`` URL.
+
+    """
+    shown = without_user(url)
+    if not _IS_HTTP.match(url):
+        host = shown.rpartition("://")[2].lstrip("/") or "HOST:PORT"
+        raise ValueError(f"the address is {shown!r}; write http://{host}")
+    try:
+        parts = httpx.URL(url)
+        parts.raw_host.decode("ascii").encode("idna")  # as the system's resolver is asked
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"{shown} is no address: {error}") from error
+    if (parts.port or 0) > MAX_PORT:  # the event loop would raise OverflowError
+        raise ValueError(f"{shown} is no address: ports end at {MAX_PORT}")
+    return url.rstrip("/")
+
+
+def without_user(url: str) -> str:
+    """Return a URL for messages, without a user name and password."""
+    return _USER_INFO.sub("", url)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``address``, a URL or HOST:PORT, is on this machine.
+
+    Then no proxy is used, despite HTTP_PROXY, so that photo and key stay on this machine.
+    """
+    try:
+        host = urlsplit(address if "//" in address else f"//{address}").hostname or ""
+    except ValueError:
+        return False
+    if host == "localhost" or host.endswith(".localhost"):  # RFC 6761
+        return True
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            ip = ipaddress.ip_address(socket.inet_aton(host))  # 127.1, 2130706433
+        except (OSError, ValueError):
+            return False
+    mapped = getattr(ip, "ipv4_mapped", None) or ip
+    return bool(mapped.is_loopback or mapped.is_unspecified)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files; with None, httpx or gRPC use their default roots.
+
+    ``roots`` verify the service's certificate. ``certificate`` is the client's own, for a service
+    that requires one; its ``key`` may be in the same file.
+    """
+
+    roots: str | os.PathLike[str] | None = None
+    certificate: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = field(default=None, repr=False)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the TLS context for connections.
+
+        Raises:
+            OSError: a file is unreadable or invalid (ssl.SSLError).
+
+        """
+        context = ssl.create_default_context(cafile=self.roots)
+        if self.certificate is not None:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
+
+    def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Return the contents of roots, key and certificate, in grpcio's order."""
+        key = self.key if self.key is not None else self.certificate
+        files = (self.roots, key, self.certificate)
+        roots, private_key, chain = (None if f is None else Path(f).read_bytes() for f in files)
+        return roots, private_key, chain
+
+
+LEAST_TOLD_S = 0.001
+MAX_BROKEN_OFF = 1  # calls that are sent again after a 502
+MOST_DOUBLINGS = 60  # of the waits: far beyond any limit, and still a float
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often and how soon to retry; ``max_attempts=1`` never retries.
+
+    ``on`` lists the causes: ``overloaded`` (429), ``not_ready`` (503), ``refused`` (no connection),
+    ``reset`` (the connection, or a part of the service, ended before the answer). Classifying an
+    image again changes nothing in the service, so all of them are safe.
+    """
+
+    max_attempts: int = 5
+    base_s: float = 0.1  # the first wait is at most this; the maximum doubles with each further one
+    max_s: float = 5.0  # the longest wait of the client's own
+    on: frozenset[Reason] = frozenset({"overloaded", "not_ready", "refused", "reset"})
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1 or self.base_s < 0 or self.max_s < 0:
+            raise ValueError(
+                f"max_attempts is {self.max_attempts}, base_s {self.base_s}, max_s {self.max_s}; "
+                "give at least 1 attempt, and waits of 0 s or more"
+            )
+
+
+class Attempts:
+    """The attempts of a call, and the time left for them."""
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        timeout_s: float,
+        now: Callable[[], float] = time.monotonic,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._policy, self._timeout_s = policy, checked_timeout_s(timeout_s)
+        self._now, self._uniform = now, uniform
+        self._ends_at = now() + timeout_s
+        self._num = self._num_broken = 0
+
+    def begin(self) -> float:
+        """Count an attempt; return how many seconds it may take.
+
+        Raises:
+            DeadlineExceeded: none are left.
+
+        """
+        self._num += 1
+        return self.left_s()
+
+    def left_s(self) -> float:
+        """Return the seconds until the call's deadline.
+
+        Raises:
+            DeadlineExceeded: none are left.
+
+        """
+        left = self._ends_at - self._now()
+        if left <= 0:
+            raise self.exceeded()
+        return left
+
+    def exceeded(self) -> DeadlineExceeded:
+        """Return the error of a call whose time has passed."""
+        return DeadlineExceeded(
+            f"no answer within {self._timeout_s:g} s; try again, or allow more time (timeout)",
+            "deadline",
+        )
+
+    def wait_s(self, error: TandemError) -> float:
+        """Return the seconds to wait before the next attempt.
+
+        Raises:
+            TandemError: ``error`` itself, if it must not be retried.
+
+        """
+        policy = self._policy
+        if error.reason not in policy.on or self._num >= policy.max_attempts:
+            raise error
+        # The file itself may have ended that part of the service: it must not end all of them.
+        self._num_broken += isinstance(error, BrokenOff)
+        if self._num_broken > MAX_BROKEN_OFF:
+            raise error
+        most = min(policy.max_s, policy.base_s * 2.0 ** min(self._num - 1, MOST_DOUBLINGS))
+        wait = (error.retry_after_s or 0.0) + self._uniform(0.0, most)
+        if self._now() + wait >= self._ends_at:
+            raise error
+        return wait
+
+
+def told_s(left_s: float) -> str:
+    """Return an attempt's time for the request's header; never 0, which the service refuses."""
+    return f"{max(left_s, LEAST_TOLD_S):.3f}"
+
+
+def checked_timeout_s(timeout_s: float) -> float:
+    """Return a call's time after checking it.
+
+    Raises:
+        ValueError: it is not a number of seconds above 0.
+
+    """
+    if not (timeout_s > 0 and math.isfinite(timeout_s)):
+        raise ValueError(f"timeout is {timeout_s!r}: give seconds, a number above 0")
+    return timeout_s
+
+
+def retry_after_s(value: str | None, now: Callable[[], float] = time.time) -> float | None:
+    """Parse a Retry-After header (RFC 9110, section 10.2.3): seconds, or a date.
+
+    None if it is absent or malformed.
+    """
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:9])
+    try:
+        date = parsedate_to_datetime(text)
+    except (TypeError, ValueError):
+        return None
+    if date.tzinfo is None:  # "-0000": UTC without a known zone
+        date = date.replace(tzinfo=timezone.utc)
+    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return max(0.0, (date - epoch).total_seconds() - now())
+
+
+_KEY = re.compile(r"[\x21-\x7e]+")  # characters that a header can carry without quoting
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of a client; ``api_key`` is never printed."""
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    timeout_s: float = 30.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    tls: Tls | ssl.SSLContext | None = field(default=None, repr=False)
+    allow_degraded: bool = True
+    max_connections: int = 100
+    transport: httpx.MockTransport | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        checked_timeout_s(self.timeout_s)
+        if self.api_key is not None and not _KEY.fullmatch(self.api_key):
+            raise ValueError("the API key is empty or has characters that no header can carry")
+        if self.max_connections < 1:
+            raise ValueError(f"max_connections is {self.max_connections}: give 1 or more")
+
+    @property
+    def shown_url(self) -> str:
+        """The URL for messages, without a user name and password."""
+        return without_user(self.url)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of every request."""
+        headers = {"user-agent": f"{DISTRIBUTION}/{__version__}"}
+        if self.api_key is not None:
+            headers["authorization"] = f"Bearer {self.api_key}"
+        return headers
+
+    @property
+    def limits(self) -> httpx.Limits:
+        """The limits of connections: all may be kept, since as many callers may return."""
+        return httpx.Limits(
+            max_connections=self.max_connections, max_keepalive_connections=self.max_connections
+        )
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return the TLS context for https:// URLs."""
+        if isinstance(self.tls, ssl.SSLContext):
+            return self.tls
+        return httpx.create_ssl_context() if self.tls is None else self.tls.context()
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """The options of a call; None leaves them to the service, or to the client's options."""
+
+    top_k: int | None = None
+    channels: Channels | None = None
+    timeout_s: float | None = None
+    priority: int | None = None
+    threshold: float | None = None
+    model_set: str | None = None
+
+    @property
+    def query(self) -> dict[str, float | str] | None:
+        """Return the query parameters of a request; None without any."""
+        values = {"top_k": self.top_k, "threshold": self.threshold, "model_set": self.model_set}
+        return {name: value for name, value in values.items() if value is not None} or None
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None:
+            checked_timeout_s(self.timeout_s)
+        if self.priority is not None and not 0 <= self.priority <= 7:
+            raise ValueError(
+                f"priority is {self.priority}: give an urgency of RFC 9218, 0 (first) to 7 (last)"
+            )
+
+
+@dataclass(frozen=True)
+class Call:
+    """The images of a request as files; a form has an answer for each.
+
+    ``errors`` are of a form's images that cannot be sent, by index: they have no file.
+    """
+
+    images: Sequence[Image]
+    files: Sequence[bytes]
+    errors: Mapping[int, BadImage]
+    is_form: bool
+    options: CallOptions
+
+    @classmethod
+    def of(cls, image: Image | Sequence[Image], options: CallOptions) -> "Call":
+        """Return the call for an image, or for several.
+
+        Raises:
+            BadImage: the only image cannot be sent.
+            ValueError: there are no images.
+
+        """
+        images, is_form = images_of(image)
+        if not images:
+            raise ValueError("no images: give one or more")
+        files, errors = [], {}
+        for index, each in enumerate(images):
+            try:
+                files.append(encoded(each, options.channels))
+            except BadImage as error:
+                if not is_form:
+                    raise
+                errors[index] = error
+        return cls(images, files, errors, is_form, options)
+
 
 CONNECT_S = 5.0  # longer than any handshake; then another attempt may reach another host
 Outcome = Classification | TandemError

@@ -11,15 +11,30 @@ from typing import Any, overload
 import grpc
 from google.protobuf.json_format import MessageToDict
 
-from tandem_client.addresses import is_loopback
-from tandem_client.answers import Classification, Result
-from tandem_client.errors import BadAnswer, BadRequest, TandemError, Unreachable, error_of
-from tandem_client.exchange import Outcome, answer_of, outcome_of
+from tandem_client.answers import (
+    BadAnswer,
+    BadRequest,
+    Classification,
+    Result,
+    TandemError,
+    Unreachable,
+    error_of,
+)
+from tandem_client.exchange import (
+    Attempts,
+    Call,
+    CallOptions,
+    Options,
+    Outcome,
+    RetryPolicy,
+    Tls,
+    answer_of,
+    is_loopback,
+    outcome_of,
+    told_s,
+)
 from tandem_client.images import Channels, Image
-from tandem_client.options import Call, CallOptions, Options
-from tandem_client.retries import Attempts, RetryPolicy, told_s
 from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest
-from tandem_client.tls import Tls
 
 METHOD = "/tandem.v1.Ensemble/Classify"
 # HTTP's statuses of the service's own codes, where gRPC has one status for several.
@@ -152,7 +167,7 @@ class GrpcClient:
         """Classify an image, or several in one call: :meth:`tandem_client.Client.classify`.
 
         Raises:
-            TandemError: there is no answer; see :mod:`tandem_client.errors`.
+            TandemError: there is no answer; see :mod:`tandem_client.answers`.
 
         """
         options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)

@@ -40,11 +40,11 @@ BREAKS = [
     ("pure", "app/access/api_keys.py", "import ray"),
     ("pure", "app/oip/json_body.py", "import fastapi"),
     ("layers", "app/graph/request.py", "from app.oip import tensors"),
-    ("client", "client/tandem_client/errors.py", "from models.errors import TandemError"),
-    ("client", "client/tandem_client/png.py", "import cv2"),
+    ("client", "client/tandem_client/answers.py", "from models.errors import TandemError"),
+    ("client", "client/tandem_client/images.py", "import cv2"),
     ("client-grpc", "client/tandem_client/client.py", "from tandem_client import tandem_pb2"),
     ("client-users", "app/bench/client.py", "import tandem_client"),
-    ("client-users", "models/cpus.py", "from tandem_client import png"),
+    ("client-users", "models/cpus.py", "from tandem_client import images"),
 ]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tandem_client import AsyncClient, Client, DeadlineExceeded
+from tandem_client.exchange import told_s
 from tandem_client.grpc_client import GrpcClient
-from tandem_client.retries import told_s
 from tests.support.scripted_service import Make, refused
 from tests.support.trickling_service import MOST_S, Trickle, TricklingService
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tandem_client import AsyncClient, BadImage, Client, RetryPolicy
-from tandem_client.many import AHEAD
+from tandem_client.client import AHEAD
 from tests.support.http_server import FakeServer, classified
 from tests.support.scripted_service import ScriptedService, answered, refused
 

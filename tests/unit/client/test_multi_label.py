@@ -3,7 +3,7 @@
 import pytest
 
 from tandem_client.answers import classification_of
-from tandem_client.options import CallOptions
+from tandem_client.exchange import CallOptions
 
 ANSWER = {
     "model_set": "scored",

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tandem_client import AsyncClient, Client
-from tandem_client.addresses import is_loopback
+from tandem_client.exchange import is_loopback
 from tests.support.http_server import FakeServer
 
 OWN = (

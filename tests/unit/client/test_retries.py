@@ -13,7 +13,7 @@ from tandem_client import (
     Unauthorized,
     Unreachable,
 )
-from tandem_client.retries import Attempts, retry_after_s
+from tandem_client.exchange import Attempts, retry_after_s
 from tests.support.hand_clock import HandClock
 
 FULL = Overloaded("full", "overloaded")
