@@ -1,4 +1,4 @@
-"""The blocking client, the client for asyncio, and what both run on."""
+"""The blocking client, the client for asyncio, and the loop of attempts that both run."""
 
 import asyncio
 import concurrent.futures
@@ -7,36 +7,78 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import httpx
 
-from tandem_client.answers import Classification, Result, TandemError
+from tandem_client.answers import Classification, Outcome, Result, TandemError
 from tandem_client.exchange import (
     Attempts,
     Call,
+    CallArguments,
     CallOptions,
     Options,
-    Outcome,
     RetryPolicy,
     Tls,
     answer_of,
     build,
-    checked,
     checked_url,
-    failed,
     failure,
     is_loopback,
     outcomes,
+    result_of,
 )
-from tandem_client.images import Channels, Image, path_of, takes_long
+from tandem_client.images import Image, takes_long
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
+
+T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8000"
+# Started images and unconsumed results for each request under way: later images need not wait for a
+# slow one, and memory stays bounded.
+AHEAD = 4
+# Ctrl-C just before a thread starts to wait is noticed only after the wait.
+NOTICED_WITHIN_S = 0.5
 
 
-class Client:
+class HttpClient:
+    """The options of :class:`Client`, which explains them, and of :class:`AsyncClient`."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        retry: RetryPolicy | None = None,
+        tls: Tls | ssl.SSLContext | None = None,
+        allow_degraded: bool = True,
+        max_connections: int = 100,
+        transport: httpx.MockTransport | None = None,
+    ) -> None:
+        self._options = Options(
+            checked_url(url),
+            api_key,
+            timeout,
+            retry or RetryPolicy(),
+            tls,
+            allow_degraded,
+            max_connections,
+            transport,
+        )
+        self._context = self._options.tls_context()
+        self._calls = AsyncCalls(self._options, self._context)
+        self._thread = LoopThread(self._calls)  # starts with a blocking client's first call
+        weakref.finalize(self, self._thread.close)  # for a client that is never closed
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._options.shown_url!r})"
+
+
+class Client(HttpClient):
     """Calls a service; any number of threads may share it.
 
     Connections are kept between calls. ``close``, or the end of a ``with`` block, closes them and
@@ -55,45 +97,10 @@ class Client:
 
     """
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        timeout: float = 30.0,
-        retry: RetryPolicy | None = None,
-        tls: Tls | ssl.SSLContext | None = None,
-        allow_degraded: bool = True,
-        max_connections: int = 100,
-        transport: httpx.MockTransport | None = None,
-    ) -> None:
-        self._options = options = Options(
-            checked_url(url),
-            api_key,
-            timeout,
-            retry or RetryPolicy(),
-            tls,
-            allow_degraded,
-            max_connections,
-            transport,
-        )
-        self._context = options.tls_context()
-        self._calls = AsyncCalls(options, self._context)
-        self._thread = LoopThread(self._calls)
-        weakref.finalize(self, self._thread.close)  # for a client that is never closed
-
-    def __repr__(self) -> str:
-        return f"Client({self._options.shown_url!r})"
-
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -102,53 +109,24 @@ class Client:
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
-        self,
-        image: Image,
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Image, **options: "Unpack[CallArguments]"
     ) -> Classification: ...
 
     @overload
     def classify(
-        self,
-        image: Sequence[Image],
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Sequence[Image], **options: "Unpack[CallArguments]"
     ) -> list[Result]: ...
 
     def classify(
-        self,
-        image: Image | Sequence[Image],
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Image | Sequence[Image], **options: "Unpack[CallArguments]"
     ) -> Classification | list[Result]:
         """Classify an image, or several in one request.
 
         Args:
             image: a path, a file's bytes (JPEG, PNG, WebP), or pixels, (H, W, 3) uint8; or a
                 sequence of them, up to the service's limit per request (64).
-            top_k: classes in the answer; None: the service's default.
-            channels: "rgb" or "bgr", the order of an array's channels; not for files.
-            timeout: seconds for this call, in place of the client's.
-            priority: urgency of RFC 9218, 0 (first) to 7; from 4 on the image waits behind others.
-            threshold: for a multi-label set, the lowest score of a label in the answer; None: the
-                set's.
-            model_set: for a service with several sets, the set's name; None: the first.
+            options: ``top_k``, ``channels``, ``timeout``, ``priority``, ``threshold`` and
+                ``model_set``: see :class:`tandem_client.exchange.CallArguments`.
 
         Returns:
             The answer; for a sequence a :class:`Result` for each image, in order. A bad image has
@@ -158,10 +136,8 @@ class Client:
             TandemError: there is no answer; see :mod:`tandem_client.answers`.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
-        call = Call.of(image, options)
-        said = self._thread.run(self._calls.ask, call)
-        return answer_of(call, said, allow_degraded=self._options.allow_degraded)
+        call = Call.of(image, CallOptions(**options))
+        return answer_of(call, self._thread.run(self._calls.ask, call), self._options)
 
     def classify_many(
         self,
@@ -170,12 +146,7 @@ class Client:
         concurrency: int = 16,
         ordered: bool = True,
         raise_errors: bool = False,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        **options: "Unpack[CallArguments]",
     ) -> Iterator[Result]:
         """Classify any number of images, each in its own request, several at a time.
 
@@ -189,65 +160,27 @@ class Client:
             ordered: whether results come in the images' order, or as they are answered.
             raise_errors: whether the first error ends the iteration; otherwise each error is in its
                 image's :class:`Result`.
-            top_k: see :meth:`classify`, as for the others; ``timeout`` applies to each image.
-            channels: see :meth:`classify`.
-            timeout: see :meth:`classify`.
-            priority: see :meth:`classify`.
-            threshold: see :meth:`classify`.
-            model_set: see :meth:`classify`.
+            options: see :meth:`classify`; ``timeout`` applies to each image.
 
         Raises:
             TandemError: with ``raise_errors``.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
-        stream = Stream(options, concurrency, ordered, raise_errors)
+        stream = Stream(CallOptions(**options), concurrency, ordered, raise_errors)
         return stream.blocking(images, self._options, self._context)
 
 
-class AsyncClient:
-    """Calls a service from an event loop; :class:`tandem_client.Client` explains the arguments.
+class AsyncClient(HttpClient):
+    """Calls a service from an event loop; :class:`Client` explains the arguments.
 
     Connections are kept between calls. ``aclose``, or the end of an ``async with`` block, closes
     them.
     """
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        timeout: float = 30.0,
-        retry: RetryPolicy | None = None,
-        tls: Tls | ssl.SSLContext | None = None,
-        allow_degraded: bool = True,
-        max_connections: int = 100,
-        transport: httpx.MockTransport | None = None,
-    ) -> None:
-        self._options = options = Options(
-            checked_url(url),
-            api_key,
-            timeout,
-            retry or RetryPolicy(),
-            tls,
-            allow_degraded,
-            max_connections,
-            transport,
-        )
-        self._calls = AsyncCalls(options, options.tls_context())
-
-    def __repr__(self) -> str:
-        return f"AsyncClient({self._options.shown_url!r})"
-
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -256,42 +189,18 @@ class AsyncClient:
 
     @overload
     async def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
-        self,
-        image: Image,
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Image, **options: "Unpack[CallArguments]"
     ) -> Classification: ...
 
     @overload
     async def classify(
-        self,
-        image: Sequence[Image],
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Sequence[Image], **options: "Unpack[CallArguments]"
     ) -> list[Result]: ...
 
     async def classify(
-        self,
-        image: Image | Sequence[Image],
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Image | Sequence[Image], **options: "Unpack[CallArguments]"
     ) -> Classification | list[Result]:
-        """Classify an image, or several in one request: :meth:`tandem_client.Client.classify`.
+        """Classify an image, or several in one request: :meth:`Client.classify`.
 
         Files are read, and arrays packed, on another thread.
 
@@ -299,8 +208,8 @@ class AsyncClient:
             TandemError: there is no answer; see :mod:`tandem_client.answers`.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
-        return await self._calls.classify(image, options)
+        call = await call_of(image, CallOptions(**options))
+        return answer_of(call, await self._calls.ask(call), self._options)
 
     def classify_many(
         self,
@@ -309,14 +218,9 @@ class AsyncClient:
         concurrency: int = 16,
         ordered: bool = True,
         raise_errors: bool = False,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        **options: "Unpack[CallArguments]",
     ) -> AsyncIterator[Result]:
-        """Classify any number of images: :meth:`tandem_client.Client.classify_many`.
+        """Classify any number of images: :meth:`Client.classify_many`.
 
         ``images`` is iterated on the event loop, and must not block it. Calls under way are
         cancelled when the iterator is closed (``contextlib.aclosing``), or when the iterating task
@@ -331,19 +235,20 @@ class AsyncClient:
                 f"concurrency is {concurrency}, max_connections {self._options.max_connections}: "
                 "give the client as many connections"
             )
-        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
-        return Stream(options, concurrency, ordered, raise_errors).on_loop(images, self._calls)
+        stream = Stream(CallOptions(**options), concurrency, ordered, raise_errors)
+        return stream.on_loop(images, self._calls)
 
 
 class AsyncCalls:
-    """Sends calls to a service, over its own connections."""
+    """Sends calls to a service over its own connections: attempts, waits, and their deadline."""
 
     def __init__(self, options: Options, context: ssl.SSLContext) -> None:
-        self._options = options
+        self.options = options
+        most = options.max_connections  # all may be kept, since as many callers may return
         self._http = httpx.AsyncClient(
             headers=options.headers,
             verify=context,
-            limits=options.limits,
+            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
             transport=options.transport,
             trust_env=not is_loopback(options.url),
         )
@@ -354,23 +259,6 @@ class AsyncCalls:
         """Close the connections."""
         await self._http.aclose()
 
-    async def classify(
-        self, image: Image | Sequence[Image], options: CallOptions
-    ) -> Classification | list[Result]:
-        """Classify an image, or several in one request."""
-        call = await _call_of(image, options)
-        said = await self.ask(call)
-        return answer_of(call, said, allow_degraded=self._options.allow_degraded)
-
-    async def result(self, index: int, image: Image, options: CallOptions) -> Result:
-        """Classify one of many images; return its error instead of raising it."""
-        try:
-            (outcome,) = await self.ask(await _call_of(image, options))
-            answer = checked(outcome, allow_degraded=self._options.allow_degraded)
-        except TandemError as error:
-            return failed(index, image, error)
-        return Result(index, path_of(image), answer)
-
     async def ask(self, call: Call) -> list[Outcome]:
         """Return the service's outcome for each file, retrying as the options allow.
 
@@ -380,9 +268,7 @@ class AsyncCalls:
         """
         if not call.files:
             return []
-        timeout_s = call.options.timeout_s or self._options.timeout_s
-        now = self._now or asyncio.get_running_loop().time
-        attempts = Attempts(self._options.retry, timeout_s, now)
+        attempts = Attempts.of(self.options, call, self._now or asyncio.get_running_loop().time)
         while True:
             left_s = attempts.begin()
             try:
@@ -394,27 +280,23 @@ class AsyncCalls:
             await self._sleep(wait_s)
 
     async def _attempt(self, call: Call, attempts: Attempts, left_s: float) -> list[Outcome]:
-        request = build(self._http, self._options, call, left_s)
+        request = build(self._http, self.options, call, left_s)
         try:
             response = await self._http.send(request)
         except (httpx.HTTPError, ssl.SSLError) as error:  # httpx passes on a TLS alert in an answer
-            raise failure(self._options, attempts, error) from error
-        return outcomes(self._options, call, response, response.content)
+            raise failure(self.options, attempts, error) from error
+        return outcomes(self.options, call, response)
 
 
-async def _call_of(image: Image | Sequence[Image], options: CallOptions) -> Call:
+async def call_of(image: Image | Sequence[Image], options: CallOptions) -> Call:
+    """Return the call for images; files are read, and arrays packed, on another thread."""
     if takes_long(image):
         return await asyncio.to_thread(Call.of, image, options)
     return Call.of(image, options)
 
 
-T = TypeVar("T")
-# Ctrl-C just before a thread starts to wait is noticed only after the wait.
-NOTICED_WITHIN_S = 0.5
-
-
 class LoopThread:
-    """Runs calls on an event loop until ``close``, which cancels calls under way.
+    """Runs calls on an event loop of its own thread until ``close``, which cancels them.
 
     A call on an event loop can be cancelled at any moment. With blocking sockets each read and
     write has a timeout, but a slow service can stretch a call over any number of them. The thread
@@ -428,17 +310,6 @@ class LoopThread:
         )
         self._started, self._lock = threading.Event(), threading.Lock()
         self._is_closed = False
-
-    def __enter__(self) -> "LoopThread":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def submit(
         self, call: Callable[..., Coroutine[Any, Any, T]], *arguments: object
@@ -489,14 +360,9 @@ def wait_for_any(futures: "list[concurrent.futures.Future[T]]") -> None:
         concurrent.futures.wait(futures, NOTICED_WITHIN_S, concurrent.futures.FIRST_COMPLETED)
 
 
-# Started images and unconsumed results for each request under way: later images need not wait for a
-# slow one, and memory stays bounded.
-AHEAD = 4
-
-
 @dataclass(frozen=True)
 class Stream:
-    """The way images are sent: ``concurrency`` at a time, each with ``options``."""
+    """Sends any number of images: ``concurrency`` at a time, each with ``options``."""
 
     options: CallOptions
     concurrency: int
@@ -516,13 +382,13 @@ class Stream:
         self, images: Iterable[Image], options: Options, context: ssl.SSLContext
     ) -> Iterator[Result]:
         """Yield results; requests run on another thread, ``images`` is iterated on this one."""
-        connections = replace(options, max_connections=self.concurrency)
-        calls, slots = AsyncCalls(connections, context), asyncio.Semaphore(self.concurrency)
-        with LoopThread(calls) as thread:
+        calls = AsyncCalls(replace(options, max_connections=self.concurrency), context)
+        slots = asyncio.Semaphore(self.concurrency)
+        with closing(LoopThread(calls)) as thread:
             begun: deque[concurrent.futures.Future[Result]] = deque()
             for index, image in enumerate(images):
                 begun.append(thread.submit(self._result, calls, slots, index, image))
-                while len(begun) >= self.window or (begun and self._first_done(begun)):
+                while len(begun) >= self.window or any(f.done() for f in self._next_of(begun)):
                     yield self._taken(self._next(begun).result())
             while begun:
                 yield self._taken(self._next(begun).result())
@@ -547,34 +413,37 @@ class Stream:
         self, calls: AsyncCalls, slots: asyncio.Semaphore, index: int, image: Image
     ) -> Result:
         """Return an image's result, once a place is free."""
+        outcome: Outcome
         async with slots:
-            return await calls.result(index, image, self.options)
+            try:
+                (outcome,) = await calls.ask(await call_of(image, self.options))
+            except TandemError as error:
+                outcome = error
+        return result_of(index, image, outcome, calls.options)
 
     def _taken(self, result: Result) -> Result:
         if self.raise_errors and result.error is not None:
             raise result.error
         return result
 
-    def _first_done(self, begun: "deque[concurrent.futures.Future[Result]]") -> bool:
-        return begun[0].done() if self.ordered else any(future.done() for future in begun)
+    def _next_of(self, begun: "deque[T]") -> "list[T]":
+        """Return the started images of which one may be the next result."""
+        return list(begun)[:1] if self.ordered else list(begun)
 
     def _next(
         self, begun: "deque[concurrent.futures.Future[Result]]"
     ) -> "concurrent.futures.Future[Result]":
         """Remove and return the future of the next result, once it is done."""
-        waited = [begun[0]] if self.ordered else list(begun)
-        wait_for_any(waited)
-        done = next(future for future in waited if future.done())
+        futures = self._next_of(begun)
+        wait_for_any(futures)
+        done = next(future for future in futures if future.done())
         begun.remove(done)
         return done
 
     async def _next_task(self, begun: "deque[asyncio.Task[Result]]") -> Result:
         """Wait for the next result; its task stays in ``begun`` to be cancelled until then."""
-        if self.ordered:
-            done = begun[0]
-            await asyncio.wait([done])
-        else:
-            await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
-            done = next(task for task in begun if task.done())
+        tasks = self._next_of(begun)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done = next(task for task in tasks if task.done())
         begun.remove(done)
         return done.result()
