@@ -1,6 +1,7 @@
 """One request and its answer: options, retries on a clock of the test, addresses, failures."""
 
 import asyncio
+import logging
 import re
 import socket
 import ssl
@@ -27,6 +28,7 @@ from tests.support.hand_clock import HandClock
 from tests.support.http_server import FakeServer, classified
 from tests.support.scripted_service import Make, ScriptedService, answered, refused
 
+KEY = "k" * 32
 FULL = Overloaded("full", "overloaded")
 
 SAFE = [FULL, NotReady("soon"), Unreachable("no", "refused"), Unreachable("no", "reset")]
@@ -65,6 +67,51 @@ OTHERS = (
     "http://[",
     "",
 )
+
+
+def test_several_are_one_form_with_a_result_each(make: Make, tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"first")
+    bad = {"error": {"code": "not_an_image", "message": "no image", "request_id": "r2"}}
+    rows = {"results": [classified("church"), bad], "request_id": "r2"}
+    client, service, _ = make(httpx.Response(200, json=rows))
+    first, second = client.classify([tmp_path / "a.jpg", b"second"])
+    assert (first.index, first.path, first.get().label) == (0, tmp_path / "a.jpg", "church")
+    assert (second.index, second.path, second.answer) == (1, None, None)
+    assert isinstance(second.error, BadImage)
+    with pytest.raises(BadImage, match="no image"):
+        second.get()
+    (request,) = service.requests
+    assert request.headers["content-type"].startswith("multipart/form-data")
+    assert request.content.index(b"first") < request.content.index(b"second")
+
+
+async def test_an_image_of_several_that_cannot_be_read_has_its_error(make: Make, tmp_path):
+    nowhere = tmp_path / "nowhere.jpg"
+    rows = httpx.Response(200, json={"results": [classified("church")], "request_id": "r"})
+    client, service, _ = make(rows)
+    bad, good = client.classify([nowhere, b"photo"])
+    assert (bad.path, good.index, good.get().label) == (nowhere, 1, "church")
+    assert isinstance(bad.error, BadImage)
+    assert bad.error.code == "unreadable"
+    assert len(service.requests) == 1
+
+    async with AsyncClient("http://tandem", transport=service.transport) as unasked:
+        (only,) = await unasked.classify([nowhere])
+    assert isinstance(only.error, BadImage)
+    assert len(service.requests) == 1  # without a file there is nothing to ask
+
+
+def test_a_sequence_of_one_is_a_sequence(make: Make):
+    client, _, _ = make(httpx.Response(200, json={"results": [classified()], "request_id": "r"}))
+    (result,) = client.classify([b"photo"])
+    assert result.get().label == "tench"
+
+
+def test_no_images_are_no_call(make: Make):
+    client, service, _ = make()
+    with pytest.raises(ValueError, match="no images"):
+        client.classify([])
+    assert service.requests == []
 
 
 @pytest.mark.parametrize(
@@ -265,6 +312,33 @@ def test_the_last_moment_of_a_call_is_told_as_one(make: Make) -> None:
     assert [r.headers["x-request-timeout-seconds"] for r in service.requests] == ["20.000", "0.001"]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timeout": 0},
+        {"timeout": float("inf")},
+        {"api_key": ""},
+        {"api_key": "a b"},
+        {"max_connections": 0},
+    ],
+)
+def test_options_that_make_no_sense(wrong):
+    with pytest.raises(ValueError, match=r"timeout|key|max_connections"):
+        Client("http://tandem", **wrong)
+
+
+def test_a_key_is_shown_nowhere(make: Make, caplog):
+    caplog.set_level(logging.DEBUG)
+    client, _, _ = make(refused(401, "unauthorized", "no such key"), api_key=KEY)
+    with pytest.raises(Unauthorized) as caught:
+        client.classify(b"photo")
+    shown = f"{client!r} {vars(client)} {caught.value!r} {caplog.text}"
+    assert KEY not in shown
+    with pytest.raises(ValueError, match="no header can carry") as refusal:
+        Client("http://tandem", api_key=f"{KEY}\n")
+    assert KEY not in str(refusal.value)
+
+
 def test_the_threshold_goes_with_the_address():
     assert CallOptions().query is None
     assert CallOptions(threshold=0.3).query == {"threshold": 0.3}
@@ -278,13 +352,13 @@ def test_what_is_this_machine(address: str) -> None:
 
 def ask(url: str, how: str) -> None:
     async def on_loop() -> None:
-        async with AsyncClient(url, api_key="k" * 32) as client:
+        async with AsyncClient(url, api_key=KEY) as client:
             await client.classify(b"photo")
 
     if how == "async":
         asyncio.run(on_loop())
         return
-    with Client(url, api_key="k" * 32) as client:
+    with Client(url, api_key=KEY) as client:
         assert (
             [r.get() for r in client.classify_many([b"photo"])]
             if how == "many"
