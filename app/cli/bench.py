@@ -69,8 +69,7 @@ def bench(
     In open loops latency counts from the scheduled time. The load comes from another process,
     whose own cost is printed. Exit code 1: no request was answered.
     """
-    from app.bench.client import Target
-    from app.bench.load import Load
+    from app.bench.load import Load, Target
     from app.bench.runs import run_loads
 
     _check_numbers(duration=duration, warm_up=warm_up, objective_ms=objective_ms)

@@ -16,7 +16,6 @@ UNIT = ROOT / "tests/unit"
 PACKAGES = ("app", "models", "calibration", "client/tandem_client")
 ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/unit
     "app/access/file_stamp.py": ("http/test_auth.py",),
-    "app/bench/generator.py": ("cli/test_bench.py",),
     "app/bench/runs.py": ("cli/test_bench.py",),
     "app/cli/options.py": ("cli/test_bench.py", "cli/test_traffic.py"),
     "app/cli/output.py": ("cli/test_bench.py", "cli/test_tune.py"),

@@ -30,8 +30,8 @@ BREAKS = [
     ("calibration", "calibration/evaluation/tally.py", "from app import settings"),
     ("calibration", "calibration/evaluation/tally.py", "from app.access import api_keys"),
     ("calibration", "calibration/evaluation/live.py", "from app.access import client_tls"),
-    ("calibration", "calibration/ladder/service.py", "from app.bench import generator"),
-    ("app", "app/bench/report.py", "from calibration.ladder import rung"),
+    ("calibration", "calibration/ladder/service.py", "from app.bench import load"),
+    ("app", "app/bench/runs.py", "from calibration.ladder import rung"),
     ("app", "app/tracing/sink.py", "def late():\n    import torch"),
     ("pure", "app/queueing/priority.py", "import opentelemetry.trace"),
     ("calibration", "calibration/planning/plan.py", "import fastapi"),
@@ -43,7 +43,7 @@ BREAKS = [
     ("client", "client/tandem_client/answers.py", "from models.errors import TandemError"),
     ("client", "client/tandem_client/images.py", "import cv2"),
     ("client-grpc", "client/tandem_client/client.py", "from tandem_client import tandem_pb2"),
-    ("client-users", "app/bench/client.py", "import tandem_client"),
+    ("client-users", "app/bench/load.py", "import tandem_client"),
     ("client-users", "models/cpus.py", "from tandem_client import images"),
 ]
 

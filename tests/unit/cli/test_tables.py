@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from app.bench.report import show_runs
-from app.bench.samples import Summary
+from app.bench.measurement import Summary
+from app.bench.runs import show_runs
 from app.tune.report import show as show_tuning
 from calibration.commands import quantize
 from calibration.offline.limit import show as show_limit
