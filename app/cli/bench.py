@@ -18,9 +18,9 @@ from app.cli.options import (
     PhotoFolder,
     Plot,
     Roots,
+    check_can_plot,
     service_url,
 )
-from app.cli.output import check_can_plot
 from app.errors import ConfigError
 from models.result_files import check_can_write, write_json
 

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from app.cli.options import JsonFile, PhotoFolder, Plot
-from app.cli.output import check_can_plot
+from app.cli.options import JsonFile, PhotoFolder, Plot, check_can_plot
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from app.tune.config import as_yaml, tuned

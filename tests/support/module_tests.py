@@ -18,7 +18,6 @@ ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/u
     "app/access/file_stamp.py": ("http/test_auth.py",),
     "app/bench/runs.py": ("cli/test_bench.py",),
     "app/cli/options.py": ("cli/test_bench.py", "cli/test_traffic.py"),
-    "app/cli/output.py": ("cli/test_bench.py", "cli/test_tune.py"),
     "app/cli/traffic_tables.py": ("cli/test_traffic.py",),
     "app/deployments/versions.py": ("http/test_traffic.py",),
     "app/functions/signatures.py": ("functions/test_trial.py",),
