@@ -328,7 +328,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, its cause, and so on; the first of several addresses speaks for all."""
+    """Yield an error and the chain of its causes; the first of several addresses speaks for all."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

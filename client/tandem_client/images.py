@@ -13,11 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
-DISTRIBUTION = "tandem-serve-client"
+DISTRIBUTION = "tandem-serve-client"  # as in pyproject.toml, which reads the version below
 __version__ = "0.1.0"
-
-
 Channels = Literal["rgb", "bgr"]  # the order of an array's channels: Pillow's, OpenCV's
 Encoded: TypeAlias = bytes | bytearray | memoryview
 # A file's path, its bytes (JPEG, PNG or WebP), or its pixels: (H, W, 3) uint8.
