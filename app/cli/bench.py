@@ -18,9 +18,9 @@ from app.cli.options import (
     PhotoFolder,
     Plot,
     Roots,
+    check_can_plot,
     service_url,
 )
-from app.cli.output import check_can_plot
 from app.errors import ConfigError
 from models.result_files import check_can_write, write_json
 
@@ -69,8 +69,7 @@ def bench(
     In open loops latency counts from the scheduled time. The load comes from another process,
     whose own cost is printed. Exit code 1: no request was answered.
     """
-    from app.bench.client import Target
-    from app.bench.load import Load
+    from app.bench.load import Load, Target
     from app.bench.runs import run_loads
 
     _check_numbers(duration=duration, warm_up=warm_up, objective_ms=objective_ms)

@@ -1,4 +1,4 @@
-"""Options that more than one command takes."""
+"""Options that more than one command takes, and their checks."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,10 @@ from typing import Annotated
 import typer
 
 from app.errors import ConfigError
+from models.extras import needs_extra
+from models.result_files import check_can_write
+
+PLOTS = (".png", ".svg")
 
 PhotoFolder = Annotated[
     Path | None, typer.Option(help="folder of photos like yours  (default: generated ones)")
@@ -39,9 +43,27 @@ def service_url(text: str) -> str:
         ConfigError: it is not an ``http://`` or ``https://`` URL.
 
     """
-    from tandem_client.addresses import checked_url
+    from tandem_client.exchange import checked_url
 
     try:
         return checked_url(text)
     except ValueError as error:
         raise ConfigError(f"--url: {error}") from error
+
+
+def check_can_plot(path: Path | None, command: str) -> None:
+    """Check that ``command --plot`` can draw into ``path``, before minutes of measuring.
+
+    Raises:
+        ResultFileError: the file cannot be written.
+        ConfigError: it has another suffix than ``PLOTS``.
+        MissingExtraError: matplotlib is not installed.
+
+    """
+    check_can_write(path)
+    if path is None:
+        return
+    if path.suffix.lower() not in PLOTS:
+        raise ConfigError(f"--plot {path}: a name that ends with {' or '.join(PLOTS)}")
+    with needs_extra("calibrate", f"{command} --plot"):
+        import matplotlib  # noqa: F401

@@ -166,7 +166,7 @@ class TrafficService:
 
         from app.access.api_keys import key_headers
         from app.access.client_tls import ClientTls
-        from tandem_client.addresses import is_loopback
+        from tandem_client.exchange import is_loopback
 
         tls = ClientTls(ca, client_cert, client_key).context()
         self._url = service_url(url)

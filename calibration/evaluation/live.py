@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tandem_client.addresses import checked_url, is_loopback
-from tandem_client.exchange import cause_of
+from tandem_client.exchange import cause_of, checked_url, is_loopback
 
 from app.access.api_keys import key_headers
 from calibration.datasets import ImageFile, LabelledImage

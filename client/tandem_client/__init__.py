@@ -4,33 +4,28 @@
 """
 
 from tandem_client.answers import (
-    Classification,
-    MemberOpinion,
-    Prediction,
-    Result,
-    StageTiming,
-    Timings,
-)
-from tandem_client.async_client import AsyncClient
-from tandem_client.client import Client
-from tandem_client.errors import (
     BadAnswer,
     BadImage,
     BadRequest,
     BrokenOff,
+    Classification,
     DeadlineExceeded,
     Degraded,
+    MemberOpinion,
     NotReady,
     Overloaded,
+    Prediction,
+    Result,
     ServiceError,
+    StageTiming,
     TandemError,
+    Timings,
     Unauthorized,
     Unreachable,
 )
-from tandem_client.images import Channels, Image
-from tandem_client.retries import RetryPolicy
-from tandem_client.tls import Tls
-from tandem_client.version import __version__
+from tandem_client.client import AsyncClient, Client
+from tandem_client.exchange import RetryPolicy, Tls
+from tandem_client.images import Channels, Image, __version__
 
 __all__ = [
     "AsyncClient",

@@ -1,11 +1,15 @@
-"""The service's answers as frozen dataclasses; unknown fields are kept only in ``raw``."""
+"""The service's answers as frozen dataclasses, and its errors.
+
+Unknown fields of an answer are kept only in ``raw``. Errors have the service's message, code and
+request id; every constructor hands its arguments to ``Exception``, so that they can be pickled.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from tandem_client.errors import Degraded, TandemError
+Reason = Literal["overloaded", "not_ready", "refused", "reset"]
 
 
 @dataclass(frozen=True)
@@ -121,13 +125,170 @@ class Result:
     index: int
     path: str | os.PathLike[str] | None = None
     answer: Classification | None = None
-    error: TandemError | None = None
+    error: "TandemError | None" = None
+
+    @classmethod
+    def of(
+        cls,
+        index: int,
+        path: str | os.PathLike[str] | None,
+        outcome: "Outcome",
+        *,
+        allow_degraded: bool,
+    ) -> "Result":
+        """Return the result for an image's outcome.
+
+        An error loses its traceback, whose frames would keep the image in memory, for thousands of
+        images.
+        """
+        try:
+            return cls(index, path, checked(outcome, allow_degraded=allow_degraded))
+        except TandemError as error:
+            error.__cause__ = error.__context__ = None
+            return cls(index, path, error=error.with_traceback(None))
 
     def get(self) -> Classification:
         """Return the answer, or raise the error."""
         if self.answer is None:
             raise self.error or TandemError("there is neither an answer nor an error")
         return self.answer
+
+
+class TandemError(Exception):
+    """Root of the tree.
+
+    Attributes:
+        code: stable: the service's, or the client's own (``unreachable``, ``bad_answer``,
+            ``deadline``, ``unreadable``, ``bad_array``, ``degraded``).
+        request_id: None without an answer, or for the error of a file among several.
+        status: the HTTP status; None in the same cases. Over gRPC it is that of the gRPC status:
+            400 also for 413, 415 and 422, which gRPC does not tell apart.
+        retry_after_s: when the service suggests to try again, in s.
+
+    """
+
+    reason: Reason | None = None  # why it may be retried; None: never
+
+    def __init__(
+        self,
+        message: str,
+        code: str = "internal",
+        request_id: str | None = None,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, code, request_id, status, retry_after_s)
+        self.message, self.code = message, code
+        self.request_id, self.status = request_id, status
+        self.retry_after_s = retry_after_s  # the service's advice
+
+    def __str__(self) -> str:
+        asked = f", request {self.request_id}" if self.request_id else ""
+        return f"{self.message} ({self.code}{asked})"
+
+
+class BadImage(TandemError):
+    """The image cannot be used: not an image, damaged, unsupported, too large, or unreadable."""
+
+
+class BadRequest(TandemError):
+    """A parameter or the whole request is invalid: ``bad_parameter``, ``too_many_files``."""
+
+
+class Unauthorized(TandemError):
+    """The service requires a key, and the request had none or a wrong one."""
+
+
+class Overloaded(TandemError):
+    """All places are taken (429), even after the retries that the time allowed."""
+
+    reason = "overloaded"
+
+
+class NotReady(TandemError):
+    """A member of the ensemble does not answer yet, or no longer (503)."""
+
+    reason = "not_ready"
+
+
+class DeadlineExceeded(TandemError):
+    """There was no answer in time, by the service (504) or the client."""
+
+
+class ServiceError(TandemError):
+    """The service failed (500); its log has the request id."""
+
+
+class BrokenOff(ServiceError):
+    """The part of the service that had the request ended before it answered (502)."""
+
+    reason = "reset"
+
+
+class BadAnswer(TandemError):
+    """The answer is not Tandem's: perhaps another service has this address."""
+
+
+class Unreachable(TandemError):
+    """No answer: refused, broken off, an unknown address, or an untrusted certificate."""
+
+    def __init__(self, message: str, reason: Reason | None = None) -> None:
+        super().__init__(message, "unreachable")
+        self.args = (message, reason)
+        self.reason = reason
+
+
+class Degraded(TandemError):
+    """Fewer members answered than were asked, and the client does not accept their answer.
+
+    ``answer`` is the answer of the others.
+    """
+
+    def __init__(self, message: str, answer: "Classification") -> None:
+        super().__init__(message, "degraded", answer.request_id, 200)
+        self.args = (message, answer)
+        self.answer = answer
+
+
+_KINDS: Mapping[type[TandemError], tuple[str, ...]] = {
+    BadImage: (
+        "not_an_image",
+        "corrupt_image",
+        "unsupported_format",
+        "too_many_pixels",
+        "too_many_bytes",
+    ),
+    BadRequest: ("bad_parameter", "too_many_files"),
+    Unauthorized: ("unauthorized",),
+    Overloaded: ("overloaded",),
+    NotReady: ("not_ready", "other_set", "unhealthy"),
+    BrokenOff: ("broken_off",),
+    DeadlineExceeded: ("slow_body", "deadline"),
+}
+_BY_CODE = {code: kind for kind, codes in _KINDS.items() for code in codes}
+_BY_STATUS: Mapping[int, type[TandemError]] = {
+    401: Unauthorized,
+    403: Unauthorized,
+    408: DeadlineExceeded,
+    429: Overloaded,
+    503: NotReady,
+    504: DeadlineExceeded,
+}
+Outcome = Classification | TandemError  # of an image that was sent
+
+
+def checked(outcome: Outcome, *, allow_degraded: bool) -> Classification:
+    """Return an image's answer, or raise its error."""
+    if isinstance(outcome, TandemError):
+        raise outcome
+    if not allow_degraded:
+        outcome.check_whole()
+    return outcome
+
+
+def outcome_of(row: Mapping[str, Any]) -> Outcome:
+    """Parse an image's answer, or its error."""
+    return error_of(row["error"]) if "error" in row else classification_of(row)
 
 
 def classification_of(fields: Mapping[str, Any]) -> Classification:
@@ -137,7 +298,7 @@ def classification_of(fields: Mapping[str, Any]) -> Classification:
         KeyError, TypeError, ValueError, AttributeError: the object is not an answer of Tandem.
 
     """
-    predictions, threshold = _predictions(fields["predictions"]), _number(fields.get("threshold"))
+    predictions, threshold = _predictions(fields["predictions"]), fields.get("threshold")
     if not predictions and threshold is None:
         raise ValueError("an answer without predictions")
     return Classification(
@@ -151,7 +312,7 @@ def classification_of(fields: Mapping[str, Any]) -> Classification:
         skipped_members=tuple(fields.get("skipped_members") or ()),
         missing_members=dict(fields.get("missing_members") or {}),
         cached=bool(fields.get("cached", False)),
-        threshold=threshold,
+        threshold=None if threshold is None else float(threshold),
         sure=fields.get("sure"),
         model_version=str(fields.get("model_version", "")),
         raw=fields,
@@ -171,10 +332,6 @@ def _opinion(fields: Mapping[str, Any]) -> MemberOpinion:
     return MemberOpinion(str(fields["label"]), float(fields["probability"]), predictions)
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
 def _timings(fields: Mapping[str, Any]) -> Timings:
     stages = tuple(
         StageTiming(
@@ -187,3 +344,21 @@ def _timings(fields: Mapping[str, Any]) -> Timings:
         for stage in fields["stages"]
     )
     return Timings(float(fields["total"]), stages)
+
+
+def has_error_of(status: int) -> bool:
+    """Whether an HTTP status alone determines the error, whichever server sent it."""
+    return status in _BY_STATUS
+
+
+def error_of(
+    fields: Mapping[str, Any], status: int | None = None, retry_after_s: float | None = None
+) -> TandemError:
+    """Return the error for the service's ``{"code", "message", "request_id"}``.
+
+    A code that this client does not know is mapped by the HTTP status, if there is one.
+    """
+    code, message, request_id = (fields.get(name) for name in ("code", "message", "request_id"))
+    of_status = BadRequest if 400 <= (status or 500) < 500 else ServiceError
+    kind = _BY_CODE.get(str(code)) or _BY_STATUS.get(status or 500, of_status)
+    return kind(str(message), str(code), request_id and str(request_id), status, retry_after_s)

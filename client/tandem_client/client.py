@@ -1,28 +1,84 @@
-"""The blocking client."""
+"""The blocking client, the client for asyncio, and the loop of attempts that both run."""
 
+import asyncio
+import concurrent.futures
 import ssl
+import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import overload
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import httpx
 
-from tandem_client.addresses import checked_url
-from tandem_client.answers import Classification, Result
-from tandem_client.async_calls import AsyncCalls
-from tandem_client.exchange import answer_of
-from tandem_client.images import Channels, Image
-from tandem_client.loop_thread import LoopThread
-from tandem_client.many import Stream
-from tandem_client.options import Call, CallOptions, Options
-from tandem_client.retries import RetryPolicy
-from tandem_client.tls import Tls
+from tandem_client.answers import Classification, Outcome, Result, TandemError
+from tandem_client.exchange import (
+    Attempts,
+    Call,
+    CallArguments,
+    CallOptions,
+    Options,
+    RetryPolicy,
+    Tls,
+    answer_of,
+    build,
+    checked_url,
+    failure,
+    is_loopback,
+    outcomes,
+    result_of,
+)
+from tandem_client.images import Image, takes_long
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
+
+T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8000"
+# Started images and unconsumed results for each request under way: later images need not wait for a
+# slow one, and memory stays bounded.
+AHEAD = 4
+# Ctrl-C just before a thread starts to wait is noticed only after the wait.
+NOTICED_WITHIN_S = 0.5
 
 
-class Client:
+class HttpClient:
+    """The options of :class:`Client`, which explains them, and of :class:`AsyncClient`."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        retry: RetryPolicy | None = None,
+        tls: Tls | ssl.SSLContext | None = None,
+        allow_degraded: bool = True,
+        max_connections: int = 100,
+        transport: httpx.MockTransport | None = None,
+    ) -> None:
+        self._options = Options(
+            checked_url(url),
+            api_key,
+            timeout,
+            retry or RetryPolicy(),
+            tls,
+            allow_degraded,
+            max_connections,
+            transport,
+        )
+        self._context = self._options.tls_context()
+        self._calls = AsyncCalls(self._options, self._context)
+        self._thread = LoopThread(self._calls)  # starts with a blocking client's first call
+        weakref.finalize(self, self._thread.close)  # for a client that is never closed
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._options.shown_url!r})"
+
+
+class Client(HttpClient):
     """Calls a service; any number of threads may share it.
 
     Connections are kept between calls. ``close``, or the end of a ``with`` block, closes them and
@@ -41,45 +97,10 @@ class Client:
 
     """
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        timeout: float = 30.0,
-        retry: RetryPolicy | None = None,
-        tls: Tls | ssl.SSLContext | None = None,
-        allow_degraded: bool = True,
-        max_connections: int = 100,
-        transport: httpx.MockTransport | None = None,
-    ) -> None:
-        self._options = options = Options(
-            checked_url(url),
-            api_key,
-            timeout,
-            retry or RetryPolicy(),
-            tls,
-            allow_degraded,
-            max_connections,
-            transport,
-        )
-        self._context = options.tls_context()
-        self._calls = AsyncCalls(options, self._context)
-        self._thread = LoopThread(self._calls)
-        weakref.finalize(self, self._thread.close)  # for a client that is never closed
-
-    def __repr__(self) -> str:
-        return f"Client({self._options.shown_url!r})"
-
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -88,66 +109,35 @@ class Client:
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
-        self,
-        image: Image,
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Image, **options: "Unpack[CallArguments]"
     ) -> Classification: ...
 
     @overload
     def classify(
-        self,
-        image: Sequence[Image],
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Sequence[Image], **options: "Unpack[CallArguments]"
     ) -> list[Result]: ...
 
     def classify(
-        self,
-        image: Image | Sequence[Image],
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Image | Sequence[Image], **options: "Unpack[CallArguments]"
     ) -> Classification | list[Result]:
         """Classify an image, or several in one request.
 
         Args:
             image: a path, a file's bytes (JPEG, PNG, WebP), or pixels, (H, W, 3) uint8; or a
                 sequence of them, up to the service's limit per request (64).
-            top_k: classes in the answer; None: the service's default.
-            channels: "rgb" or "bgr", the order of an array's channels; not for files.
-            timeout: seconds for this call, in place of the client's.
-            priority: urgency of RFC 9218, 0 (first) to 7; from 4 on the image waits behind others.
-            threshold: for a multi-label set, the lowest score of a label in the answer; None: the
-                set's.
-            model_set: for a service with several sets, the set's name; None: the first.
+            options: ``top_k``, ``channels``, ``timeout``, ``priority``, ``threshold`` and
+                ``model_set``: see :class:`tandem_client.exchange.CallArguments`.
 
         Returns:
             The answer; for a sequence a :class:`Result` for each image, in order. A bad image has
                 its error there, and does not affect the others.
 
         Raises:
-            TandemError: there is no answer; see :mod:`tandem_client.errors`.
+            TandemError: there is no answer; see :mod:`tandem_client.answers`.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
-        call = Call.of(image, options)
-        said = self._thread.run(self._calls.ask, call)
-        return answer_of(call, said, allow_degraded=self._options.allow_degraded)
+        call = Call.of(image, CallOptions(**options))
+        return answer_of(call, self._thread.run(self._calls.ask, call), self._options)
 
     def classify_many(
         self,
@@ -156,12 +146,7 @@ class Client:
         concurrency: int = 16,
         ordered: bool = True,
         raise_errors: bool = False,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        **options: "Unpack[CallArguments]",
     ) -> Iterator[Result]:
         """Classify any number of images, each in its own request, several at a time.
 
@@ -175,17 +160,290 @@ class Client:
             ordered: whether results come in the images' order, or as they are answered.
             raise_errors: whether the first error ends the iteration; otherwise each error is in its
                 image's :class:`Result`.
-            top_k: see :meth:`classify`, as for the others; ``timeout`` applies to each image.
-            channels: see :meth:`classify`.
-            timeout: see :meth:`classify`.
-            priority: see :meth:`classify`.
-            threshold: see :meth:`classify`.
-            model_set: see :meth:`classify`.
+            options: see :meth:`classify`; ``timeout`` applies to each image.
 
         Raises:
             TandemError: with ``raise_errors``.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
-        stream = Stream(options, concurrency, ordered, raise_errors)
+        stream = Stream(CallOptions(**options), concurrency, ordered, raise_errors)
         return stream.blocking(images, self._options, self._context)
+
+
+class AsyncClient(HttpClient):
+    """Calls a service from an event loop; :class:`Client` explains the arguments.
+
+    Connections are kept between calls. ``aclose``, or the end of an ``async with`` block, closes
+    them.
+    """
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._calls.aclose()
+
+    @overload
+    async def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
+        self, image: Image, **options: "Unpack[CallArguments]"
+    ) -> Classification: ...
+
+    @overload
+    async def classify(
+        self, image: Sequence[Image], **options: "Unpack[CallArguments]"
+    ) -> list[Result]: ...
+
+    async def classify(
+        self, image: Image | Sequence[Image], **options: "Unpack[CallArguments]"
+    ) -> Classification | list[Result]:
+        """Classify an image, or several in one request: :meth:`Client.classify`.
+
+        Files are read, and arrays packed, on another thread.
+
+        Raises:
+            TandemError: there is no answer; see :mod:`tandem_client.answers`.
+
+        """
+        call = await call_of(image, CallOptions(**options))
+        return answer_of(call, await self._calls.ask(call), self._options)
+
+    def classify_many(
+        self,
+        images: Iterable[Image],
+        *,
+        concurrency: int = 16,
+        ordered: bool = True,
+        raise_errors: bool = False,
+        **options: "Unpack[CallArguments]",
+    ) -> AsyncIterator[Result]:
+        """Classify any number of images: :meth:`Client.classify_many`.
+
+        ``images`` is iterated on the event loop, and must not block it. Calls under way are
+        cancelled when the iterator is closed (``contextlib.aclosing``), or when the iterating task
+        is cancelled.
+
+        Raises:
+            TandemError: with ``raise_errors``.
+
+        """
+        if concurrency > self._options.max_connections:
+            raise ValueError(
+                f"concurrency is {concurrency}, max_connections {self._options.max_connections}: "
+                "give the client as many connections"
+            )
+        stream = Stream(CallOptions(**options), concurrency, ordered, raise_errors)
+        return stream.on_loop(images, self._calls)
+
+
+class AsyncCalls:
+    """Sends calls to a service over its own connections: attempts, waits, and their deadline."""
+
+    def __init__(self, options: Options, context: ssl.SSLContext) -> None:
+        self.options = options
+        most = options.max_connections  # all may be kept, since as many callers may return
+        self._http = httpx.AsyncClient(
+            headers=options.headers,
+            verify=context,
+            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
+            transport=options.transport,
+            trust_env=not is_loopback(options.url),
+        )
+        self._now: Callable[[], float] | None = None  # the running loop's clock
+        self._sleep = asyncio.sleep
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def ask(self, call: Call) -> list[Outcome]:
+        """Return the service's outcome for each file, retrying as the options allow.
+
+        Raises:
+            TandemError: there is no answer; see :mod:`tandem_client.answers`.
+
+        """
+        if not call.files:
+            return []
+        attempts = Attempts.of(self.options, call, self._now or asyncio.get_running_loop().time)
+        while True:
+            left_s = attempts.begin()
+            try:
+                return await asyncio.wait_for(self._attempt(call, attempts, left_s), left_s)
+            except asyncio.TimeoutError:
+                raise attempts.exceeded() from None
+            except TandemError as error:
+                wait_s = attempts.wait_s(error)
+            await self._sleep(wait_s)
+
+    async def _attempt(self, call: Call, attempts: Attempts, left_s: float) -> list[Outcome]:
+        request = build(self._http, self.options, call, left_s)
+        try:
+            response = await self._http.send(request)
+        except (httpx.HTTPError, ssl.SSLError) as error:  # httpx passes on a TLS alert in an answer
+            raise failure(self.options, attempts, error) from error
+        return outcomes(self.options, call, response)
+
+
+async def call_of(image: Image | Sequence[Image], options: CallOptions) -> Call:
+    """Return the call for images; files are read, and arrays packed, on another thread."""
+    if takes_long(image):
+        return await asyncio.to_thread(Call.of, image, options)
+    return Call.of(image, options)
+
+
+class LoopThread:
+    """Runs calls on an event loop of its own thread until ``close``, which cancels them.
+
+    A call on an event loop can be cancelled at any moment. With blocking sockets each read and
+    write has a timeout, but a slow service can stretch a call over any number of them. The thread
+    is a daemon, so an interpreter that exits during a call does not wait for it.
+    """
+
+    def __init__(self, calls: AsyncCalls) -> None:
+        self._calls = calls
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._main()), name="tandem client", daemon=True
+        )
+        self._started, self._lock = threading.Event(), threading.Lock()
+        self._is_closed = False
+
+    def submit(
+        self, call: Callable[..., Coroutine[Any, Any, T]], *arguments: object
+    ) -> "concurrent.futures.Future[T]":
+        """Start ``call(*arguments)`` on the thread; return its future."""
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("the client is closed: make another")
+            if not self._started.is_set():
+                self._thread.start()
+                self._started.wait()
+            if not self._thread.is_alive():
+                raise RuntimeError("a client works in one process: make one after a fork")
+            return asyncio.run_coroutine_threadsafe(call(*arguments), self._loop)
+
+    def run(self, call: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
+        """Return the result of ``call(*arguments)``; Ctrl-C meanwhile cancels it."""
+        future = self.submit(call, *arguments)
+        try:
+            wait_for_any([future])
+            return future.result()
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """End the thread and close the connections; later calls fail."""
+        with self._lock:
+            if self._started.is_set() and not self._is_closed:
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._is_closed = True
+        if self._started.is_set():
+            self._thread.join()
+
+    async def _main(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._started.set()
+        await self._stop.wait()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._calls.aclose()
+
+
+def wait_for_any(futures: "list[concurrent.futures.Future[T]]") -> None:
+    """Wait until one of the futures is done."""
+    while not any(future.done() for future in futures):
+        concurrent.futures.wait(futures, NOTICED_WITHIN_S, concurrent.futures.FIRST_COMPLETED)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Sends any number of images: ``concurrency`` at a time, each with ``options``."""
+
+    options: CallOptions
+    concurrency: int
+    ordered: bool
+    raise_errors: bool
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}: give 1 or more")
+
+    @property
+    def window(self) -> int:
+        """The limit of images that are started and not yet returned to the caller."""
+        return AHEAD * self.concurrency
+
+    def blocking(
+        self, images: Iterable[Image], options: Options, context: ssl.SSLContext
+    ) -> Iterator[Result]:
+        """Yield results; requests run on another thread, ``images`` is iterated on this one."""
+        calls = AsyncCalls(replace(options, max_connections=self.concurrency), context)
+        slots = asyncio.Semaphore(self.concurrency)
+        with closing(LoopThread(calls)) as thread:
+            begun: deque[concurrent.futures.Future[Result]] = deque()
+            for index, image in enumerate(images):
+                begun.append(thread.submit(self._result, calls, slots, index, image))
+                while len(begun) >= self.window or any(f.done() for f in self._next_of(begun)):
+                    yield self._taken(self._next(begun).result())
+            while begun:
+                yield self._taken(self._next(begun).result())
+
+    async def on_loop(self, images: Iterable[Image], calls: AsyncCalls) -> AsyncIterator[Result]:
+        """Yield results; the requests are tasks of the running loop."""
+        slots = asyncio.Semaphore(self.concurrency)
+        begun: deque[asyncio.Task[Result]] = deque()
+        try:
+            for index, image in enumerate(images):
+                begun.append(asyncio.create_task(self._result(calls, slots, index, image)))
+                while len(begun) >= self.window:
+                    yield self._taken(await self._next_task(begun))
+            while begun:
+                yield self._taken(await self._next_task(begun))
+        finally:
+            for task in begun:
+                task.cancel()
+            await asyncio.gather(*begun, return_exceptions=True)
+
+    async def _result(
+        self, calls: AsyncCalls, slots: asyncio.Semaphore, index: int, image: Image
+    ) -> Result:
+        """Return an image's result, once a place is free."""
+        outcome: Outcome
+        async with slots:
+            try:
+                (outcome,) = await calls.ask(await call_of(image, self.options))
+            except TandemError as error:
+                outcome = error
+        return result_of(index, image, outcome, calls.options)
+
+    def _taken(self, result: Result) -> Result:
+        if self.raise_errors and result.error is not None:
+            raise result.error
+        return result
+
+    def _next_of(self, begun: "deque[T]") -> "list[T]":
+        """Return the started images of which one may be the next result."""
+        return list(begun)[:1] if self.ordered else list(begun)
+
+    def _next(
+        self, begun: "deque[concurrent.futures.Future[Result]]"
+    ) -> "concurrent.futures.Future[Result]":
+        """Remove and return the future of the next result, once it is done."""
+        futures = self._next_of(begun)
+        wait_for_any(futures)
+        done = next(future for future in futures if future.done())
+        begun.remove(done)
+        return done
+
+    async def _next_task(self, begun: "deque[asyncio.Task[Result]]") -> Result:
+        """Wait for the next result; its task stays in ``begun`` to be cancelled until then."""
+        tasks = self._next_of(begun)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done = next(task for task in tasks if task.done())
+        begun.remove(done)
+        return done.result()

@@ -5,21 +5,38 @@
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import grpc
 from google.protobuf.json_format import MessageToDict
 
-from tandem_client.addresses import is_loopback
-from tandem_client.answers import Classification, Result
-from tandem_client.errors import BadAnswer, BadRequest, TandemError, Unreachable, error_of
-from tandem_client.exchange import Outcome, answer_of, outcome_of
-from tandem_client.images import Channels, Image
-from tandem_client.options import Call, CallOptions, Options
-from tandem_client.retries import Attempts, RetryPolicy, told_s
+from tandem_client.answers import (
+    BadAnswer,
+    BadRequest,
+    Classification,
+    Outcome,
+    Result,
+    TandemError,
+    Unreachable,
+    error_of,
+    outcome_of,
+)
+from tandem_client.exchange import (
+    Attempts,
+    Call,
+    CallArguments,
+    CallOptions,
+    Options,
+    RetryPolicy,
+    Tls,
+    answer_of,
+    is_loopback,
+)
+from tandem_client.images import Image
 from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest
-from tandem_client.tls import Tls
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 METHOD = "/tandem.v1.Ensemble/Classify"
 # HTTP's statuses of the service's own codes, where gRPC has one status for several.
@@ -31,12 +48,12 @@ CODE_STATUSES = {
     "bad_parameter": 422,
     "too_many_pixels": 422,
 }
-# For a form's answers and requests of many images; the service has its own limit (max_body_bytes).
-UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-# This client retries by itself, within a call's time, so grpcio's retries are off. grpcio
-# reconnects between attempts: its default waits are 1 s, then up to 120 s.
+# Messages have no limit, for forms of many images; the service has its own (max_body_bytes). This
+# client retries by itself, within a call's time, so grpcio's retries are off. grpcio reconnects
+# between attempts: its default waits are 1 s, then up to 120 s.
 CHANNEL = [
-    *UNLIMITED,
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
@@ -100,12 +117,7 @@ class GrpcClient:
     def __enter__(self) -> "GrpcClient":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -114,63 +126,38 @@ class GrpcClient:
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
-        self,
-        image: Image,
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Image, **options: "Unpack[CallArguments]"
     ) -> Classification: ...
 
     @overload
     def classify(
-        self,
-        image: Sequence[Image],
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Sequence[Image], **options: "Unpack[CallArguments]"
     ) -> list[Result]: ...
 
     def classify(
-        self,
-        image: Image | Sequence[Image],
-        *,
-        top_k: int | None = None,
-        channels: Channels | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
-        threshold: float | None = None,
-        model_set: str | None = None,
+        self, image: Image | Sequence[Image], **options: "Unpack[CallArguments]"
     ) -> Classification | list[Result]:
         """Classify an image, or several in one call: :meth:`tandem_client.Client.classify`.
 
         Raises:
-            TandemError: there is no answer; see :mod:`tandem_client.errors`.
+            TandemError: there is no answer; see :mod:`tandem_client.answers`.
 
         """
-        options = CallOptions(top_k, channels, timeout, priority, threshold, model_set)
-        call = Call.of(image, options)
-        return answer_of(call, self._ask(call), allow_degraded=self._options.allow_degraded)
+        call = Call.of(image, CallOptions(**options))
+        return answer_of(call, self._ask(call), self._options)
 
     def _ask(self, call: Call) -> list[Outcome]:
         """Return the service's outcome for each file, retrying as the options allow."""
         if not call.files:
             return []
-        timeout_s = call.options.timeout_s or self._options.timeout_s
-        attempts = Attempts(self._options.retry, timeout_s, self._now)
+        attempts = Attempts.of(self._options, call, self._now)
         request = _request(call)
         while True:
             left_s = attempts.begin()
-            metadata = _metadata(self._options, call.options, left_s)
             try:
-                reply = self._method(request, timeout=left_s, metadata=metadata)
+                reply = self._method(
+                    request, timeout=left_s, metadata=_metadata(self._options, call.options, left_s)
+                )
                 return _outcomes(reply, len(call.files), self._options)
             except grpc.RpcError as error:
                 failed = _failure(error, attempts, self._options)
@@ -186,27 +173,17 @@ def _request(call: Call) -> ClassifyRequest:
         BadRequest: a parameter has a value that the message cannot carry.
 
     """
-    asked = call.options
     try:
-        return ClassifyRequest(
-            images=call.files,
-            top_k=asked.top_k,
-            threshold=asked.threshold,
-            model_set=asked.model_set,
-        )
+        return ClassifyRequest(images=call.files, **call.options.query or {})
     except (TypeError, ValueError) as error:  # protobuf's own
         raise BadRequest(f"a parameter cannot be sent: {error}", "bad_parameter") from error
 
 
 def _metadata(options: Options, call: CallOptions, left_s: float) -> list[tuple[str, str]]:
-    metadata = [("x-request-timeout-seconds", told_s(left_s))]
-    if options.api_key is not None:
-        metadata.append(("authorization", f"Bearer {options.api_key}"))
-    if call.priority is not None:
-        metadata.append(("priority", f"u={call.priority}"))
+    metadata = options.key_headers | call.headers(left_s)
     if call.model_set is not None and call.model_set.isascii() and call.model_set.isprintable():
-        metadata.append(("model-set", call.model_set))
-    return metadata
+        metadata["model-set"] = call.model_set
+    return list(metadata.items())
 
 
 def _outcomes(reply: ClassifyReply, num_images: int, options: Options) -> list[Outcome]:
@@ -228,25 +205,20 @@ def _failure(error: grpc.RpcError, attempts: Attempts, options: Options) -> Tand
     Without ``error-code`` it is not the application's, but the connection's or a proxy's.
     """
     status, trailing = error.code(), dict(error.trailing_metadata() or ())
-    if "error-code" in trailing:
-        fields = {
-            "code": trailing["error-code"],
-            "message": error.details(),
-            "request_id": trailing.get("request_id"),
-        }
-        http_status = CODE_STATUSES.get(trailing["error-code"], STATUSES.get(status))
-        return error_of(fields, http_status, _pushback_s(trailing))
-    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+    fields = {"code": trailing.get("error-code"), "message": error.details()}
+    http_status = CODE_STATUSES.get(str(fields["code"]), STATUSES.get(status))
+    if fields["code"] is not None:
+        fields["request_id"] = trailing.get("request_id")
+    elif status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return attempts.exceeded()
-    if status is grpc.StatusCode.UNAVAILABLE:
+    elif status is grpc.StatusCode.UNAVAILABLE:
         return Unreachable(f"no answer from {options.shown_url} ({error.details()})", "refused")
-    fields = {"code": f"grpc_{status.name.lower()}", "message": error.details()}
-    return error_of(fields, STATUSES.get(status, 500), _pushback_s(trailing))
+    else:
+        fields["code"], http_status = f"grpc_{status.name.lower()}", http_status or 500
+    return error_of(fields, http_status, _pushback_s(trailing))
 
 
 def _pushback_s(trailing: dict[str, Any]) -> float | None:
     """Read ``grpc-retry-pushback-ms`` (gRPC proposal A6), gRPC's equivalent of Retry-After."""
-    pushback_ms = str(trailing.get("grpc-retry-pushback-ms", ""))
-    return (
-        int(pushback_ms[:9]) / 1000 if pushback_ms.isascii() and pushback_ms.isdecimal() else None
-    )
+    text = str(trailing.get("grpc-retry-pushback-ms", ""))
+    return int(text[:9]) / 1000 if text.isascii() and text.isdecimal() else None

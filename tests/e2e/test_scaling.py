@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.bench.client import Target, open_loop
-from app.bench.load import poisson_arrivals
-from app.bench.samples import TimedRequest
+from app.bench.load import Target, open_loop, poisson_arrivals
+from app.bench.measurement import TimedRequest
 from models.cpus import available_cpus
 from tests.support.services.live_service import Service, changed_config
 from tests.support.services.processes import descendants, serve_logs, title, wait_until

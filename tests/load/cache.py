@@ -27,10 +27,8 @@ from machine import ROOT, describe
 from result_file import write_result
 from running import Running, running_service
 
-from app.bench.client import Target
-from app.bench.generator import run_load
-from app.bench.load import Load, photos_in
-from app.bench.samples import summarise
+from app.bench.load import Load, Target, photos_in, run_load
+from app.bench.measurement import summarise
 from app.deployments.assembly import assemble
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest

@@ -22,10 +22,8 @@ from bound import Bound
 from machine import ROOT, describe
 from running import TANDEM, running
 
-from app.bench.client import Target
-from app.bench.generator import run_load
-from app.bench.load import Load, photos_in
-from app.bench.samples import summarise
+from app.bench.load import Load, Target, photos_in, run_load
+from app.bench.measurement import summarise
 
 # Serve's own defaults, which tandem serve would set otherwise.
 PLAIN = {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}

@@ -19,9 +19,8 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from app.bench.client import Target
-from app.bench.load import Load
-from app.bench.samples import Run, TimedRequest
+from app.bench.load import Load, Target
+from app.bench.measurement import Run, TimedRequest
 
 GRACE_S = 30.0  # beyond the run's time
 BOUNDARY = b"lean-load-boundary"

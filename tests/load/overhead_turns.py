@@ -13,17 +13,16 @@ from machine import cpu_seconds, process_tree
 from running import Running
 from thread_cpu import by_thread, thread_seconds, watched
 
-from app.bench.client import Target
-from app.bench.load import Load
-from app.bench.process_tree import cpu_seconds as cpu_by_stage
-from app.bench.samples import Run, summarise
+from app.bench.load import Load, Target
+from app.bench.measurement import Run, summarise
+from app.bench.measurement import cpu_seconds as cpu_by_stage
 from calibration.offline import OneImage
 from models.cpus import available_cpus
 from models.model_set import load_model_set
 
 BOUND = "bound"
 FORMS = "forms"
-RAY = "Ray"  # what app.bench.process_tree calls all that is neither replica nor HAProxy
+RAY = "Ray"  # what app.bench.measurement calls all that is neither replica nor HAProxy
 FILES, FORM_CLIENTS = 16, 2
 WARM_UP_S = 5.0
 BOUND_IMAGES = 60

@@ -23,10 +23,8 @@ import typer
 from machine import describe
 from running import Running, running_service
 
-from app.bench.client import Target
-from app.bench.generator import run_load
-from app.bench.load import Load, photos_in
-from app.bench.samples import Run, Summary, summarise
+from app.bench.load import Load, Target, photos_in, run_load
+from app.bench.measurement import Run, Summary, summarise
 from models.cpus import available_cpus
 
 CLIENTS = 16

@@ -21,10 +21,8 @@ from machine import ROOT, describe
 from result_file import write_result
 from running import Running, running_service
 
-from app.bench.client import Target
-from app.bench.load import Load, photos_in
-from app.bench.process_tree import cpu_seconds
-from app.bench.samples import Run, summarise
+from app.bench.load import Load, Target, photos_in
+from app.bench.measurement import Run, cpu_seconds, summarise
 
 OBJECTIVE_MS = 1000.0
 WEIGHTS = (1.0, 3.0)  # of the second set; the first has 1, the default

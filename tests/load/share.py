@@ -16,10 +16,8 @@ from bound import Bound
 from machine import describe
 from running import running_service
 
-from app.bench.client import Target
-from app.bench.generator import run_load
-from app.bench.load import Load, photos_in
-from app.bench.samples import Summary, summarise
+from app.bench.load import Load, Target, photos_in, run_load
+from app.bench.measurement import Summary, summarise
 from calibration.offline import OneImage
 from models.model_set import load_model_set
 

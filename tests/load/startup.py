@@ -15,9 +15,7 @@ from machine import cpu_seconds, describe, process_tree, pss_mb
 from result_file import write_result
 from running import TANDEM, running
 
-from app.bench.client import Target
-from app.bench.generator import run_load
-from app.bench.load import Load, drawn_photos
+from app.bench.load import Load, Target, drawn_photos, run_load
 
 LOAD_S = 10.0
 

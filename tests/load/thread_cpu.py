@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from app.bench.process_tree import REPLICA, stage_of
+from app.bench.measurement import REPLICA, stage_of
 
 PY_SPY = Path(sys.executable).with_name("py-spy")
 NATIVE = "native"  # OpenVINO's, for one

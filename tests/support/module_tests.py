@@ -16,10 +16,8 @@ UNIT = ROOT / "tests/unit"
 PACKAGES = ("app", "models", "calibration", "client/tandem_client")
 ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/unit
     "app/access/file_stamp.py": ("http/test_auth.py",),
-    "app/bench/generator.py": ("cli/test_bench.py",),
     "app/bench/runs.py": ("cli/test_bench.py",),
     "app/cli/options.py": ("cli/test_bench.py", "cli/test_traffic.py"),
-    "app/cli/output.py": ("cli/test_bench.py",),
     "app/cli/traffic_tables.py": ("cli/test_traffic.py",),
     "app/deployments/versions.py": ("http/test_traffic.py",),
     "app/functions/signatures.py": ("functions/test_trial.py",),
@@ -48,11 +46,6 @@ ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/u
     "calibration/sets/runtimes/onnx_graph.py": ("calibration/sets/test_add_runtimes.py",),
     "calibration/sets/runtimes/state.py": ("../training/test_state.py",),
     "calibration/sets/task.py": ("calibration/sets/test_add_multi_label.py",),
-    "client/tandem_client/async_calls.py": ("client/test_async_client.py",),
-    "client/tandem_client/errors.py": ("client/test_client.py",),
-    "client/tandem_client/exchange.py": ("client/test_client.py",),
-    "client/tandem_client/loop_thread.py": ("client/test_client.py",),
-    "client/tandem_client/tls.py": ("../e2e/test_client_certificates.py",),
     "models/image_alpha.py": ("models/test_image_parity.py", "models/test_image_cases.py"),
     "models/image_formats.py": ("models/test_image_header.py",),
     "models/image_limits.py": ("models/test_image.py", "models/test_image_header.py"),

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from machine import process_tree, pss_mb
 
-from app.bench.process_tree import cpu_seconds
+from app.bench.measurement import cpu_seconds
 from calibration.ladder.measure import PackagePower
 
 EVERY_S = 0.25

@@ -30,8 +30,8 @@ BREAKS = [
     ("calibration", "calibration/evaluation/tally.py", "from app import settings"),
     ("calibration", "calibration/evaluation/tally.py", "from app.access import api_keys"),
     ("calibration", "calibration/evaluation/live.py", "from app.access import client_tls"),
-    ("calibration", "calibration/ladder/ladder.py", "from app.bench import generator"),
-    ("app", "app/bench/report.py", "from calibration.ladder import rungs"),
+    ("calibration", "calibration/ladder/ladder.py", "from app.bench import load"),
+    ("app", "app/bench/runs.py", "from calibration.ladder import rungs"),
     ("app", "app/tracing/sink.py", "def late():\n    import torch"),
     ("pure", "app/queueing/priority.py", "import opentelemetry.trace"),
     ("calibration", "calibration/planning.py", "import fastapi"),
@@ -40,11 +40,11 @@ BREAKS = [
     ("pure", "app/access/api_keys.py", "import ray"),
     ("pure", "app/oip/json_body.py", "import fastapi"),
     ("layers", "app/graph/request.py", "from app.oip import tensors"),
-    ("client", "client/tandem_client/errors.py", "from models.errors import TandemError"),
-    ("client", "client/tandem_client/png.py", "import cv2"),
+    ("client", "client/tandem_client/answers.py", "from models.errors import TandemError"),
+    ("client", "client/tandem_client/images.py", "import cv2"),
     ("client-grpc", "client/tandem_client/client.py", "from tandem_client import tandem_pb2"),
-    ("client-users", "app/bench/client.py", "import tandem_client"),
-    ("client-users", "models/cpus.py", "from tandem_client import png"),
+    ("client-users", "app/bench/load.py", "import tandem_client"),
+    ("client-users", "models/cpus.py", "from tandem_client import images"),
 ]
 
 

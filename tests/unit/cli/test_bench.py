@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from app.bench.load import NothingToClassifyError, drawn_photos
+from app.bench.load import NothingToClassifyError
+from app.cli.bench import numbers
 from app.errors import ConfigError
 from calibration.offline import Setup, setups
 from tests.support.command_line import tandem
@@ -208,15 +209,6 @@ def test_setups_use_every_core_once() -> None:
     assert Setup(8, 2, 1) in setups(2)
 
 
-def test_drawn_photos_are_the_same_again_and_decode() -> None:
-    from models.image import ImageRule, read_image
-
-    first, again = drawn_photos(3), drawn_photos(3)
-    assert first == again
-    assert len(set(first)) == 3
-    assert all(read_image(body, ImageRule(224, 256)).shape == (224, 224, 3) for body in first)
-
-
 def test_a_service_with_keys(server: FakeServer, photos: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("k" * 32)
@@ -227,3 +219,19 @@ def test_a_service_with_keys(server: FakeServer, photos: Path, tmp_path: Path) -
     assert ready is None
     assert set(others) == {f"Bearer {'k' * 32}"}
     assert "kkkk" not in done.output
+
+
+def test_lists_of_numbers() -> None:
+    assert numbers("1,8,32", "--concurrency", whole=True) == [1, 8, 32]
+    assert numbers("0.5", "--rate") == [0.5]
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,,2", "nan", "inf", "-1", "0", "1e7"])
+def test_lists_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="--rate"):
+        numbers(text, "--rate")
+
+
+def test_half_a_client_is_refused() -> None:
+    with pytest.raises(ConfigError, match="whole numbers"):
+        numbers("1.5", "--concurrency", whole=True)

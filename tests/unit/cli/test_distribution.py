@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from models.extras import DISTRIBUTION, pip_install
-from tandem_client import version as client
+from tandem_client import images as client
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from app.bench.report import show_runs
-from app.bench.samples import Summary
+from app.bench.measurement import Summary
+from app.bench.runs import show_runs
 from calibration.commands import quantize
 from calibration.offline import Setup, UpperBound, show_bound
 from calibration.quantization.quantize import Quantized

@@ -1,32 +1,49 @@
-"""The blocking client: what it sends, what it makes of the answers."""
+"""The blocking client and the one for asyncio: calls, their time, many images."""
 
-import logging
-import pickle
-from typing import Any
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, closing
+from itertools import count
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from app.http.api import create_api
 from tandem_client import (
     AsyncClient,
-    BadAnswer,
     BadImage,
-    BadRequest,
     Client,
     DeadlineExceeded,
-    Degraded,
-    NotReady,
     Overloaded,
     RetryPolicy,
-    ServiceError,
-    TandemError,
-    Unauthorized,
     Unreachable,
 )
-from tests.support.http_server import classified
-from tests.support.scripted_service import Make, answered, refused
+from tandem_client.client import AHEAD
+from tandem_client.grpc_client import GrpcClient
+from tests.support.http_server import FakeServer, classified
+from tests.support.scripted_service import Make, ScriptedService, answered, refused
+from tests.support.trickling_service import MOST_S, Trickle, TricklingService
+from tests.support.virtual_loop import run_virtually
 
 KEY = "k" * 32
+
+NO_RETRY = RetryPolicy(max_attempts=1)
+
+BAD = b"no image"
+
+PHOTO, LARGE = b"photo", b"x" * 80_000_000
+
+HTTP: list[Trickle] = ["upload", "headers", "body", "silence"]
+
+Ask = Callable[[str, bytes, float], None]
 
 
 def test_an_image_is_the_body_and_the_answer_is_typed(make: Make):
@@ -65,201 +82,411 @@ def test_what_a_call_asks_for_is_sent(make: Make):
     assert timeouts == {"connect": 2.5, "read": 2.5, "write": 2.5, "pool": 2.5}
 
 
-def test_several_are_one_form_with_a_result_each(make: Make, tmp_path):
+@pytest.mark.parametrize(
+    ("how", "wrong"),
+    [
+        ("classify", {"timeout": -1}),
+        ("classify", {"priority": 8}),
+        ("classify", {"priority": -1}),
+        ("classify_many", {"concurrency": 0}),
+        ("classify_many", {"concurrency": -1}),
+    ],
+)
+def test_a_call_that_makes_no_sense(make: Make, how, wrong):
+    client, service, _ = make()
+    with pytest.raises(ValueError, match="|".join(wrong)):
+        getattr(client, how)(b"photo", **wrong)
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("how", ["classify", "classify_many"])
+def test_an_option_that_is_none_is_an_error_at_the_call(make: Make, how):
+    client, service, _ = make()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'topk'"):
+        getattr(client, how)(b"photo", topk=2)
+    assert service.requests == []
+
+
+def asked(
+    ask: Callable[[AsyncClient], Awaitable[Any]], service: ScriptedService, **options
+) -> tuple[Any, float]:
+    """Return what ``ask`` returns or raises, and how many seconds that took."""
+
+    async def run() -> tuple[Any, float]:
+        loop = asyncio.get_running_loop()
+        async with AsyncClient("http://tandem", transport=service.transport, **options) as client:
+            started = loop.time()
+            try:
+                said = await ask(client)
+            except Exception as error:
+                said = error
+            return said, loop.time() - started
+
+    return run_virtually(run())
+
+
+@pytest.mark.parametrize(
+    ("steps", "num_requests", "outcome", "took_s"),
+    [
+        (
+            [refused(retry_after="2"), refused(503, "not_ready", retry_after="3")],
+            3,
+            "tench",
+            (5.0, 5.4),
+        ),
+        ([refused(retry_after="4")] * 9, 3, Overloaded, (8.0, 10.0)),  # never past the deadline
+        ([httpx.ReadError("reset")], 2, "tench", (0.0, 0.1)),
+        ([httpx.ConnectError("refused")] * 9, 5, Unreachable, (0.0, 1.5)),
+    ],
+)
+def test_what_may_be_sent_again_is(steps, num_requests, outcome, took_s):
+    service = ScriptedService(*steps)
+    said, seconds = asked(lambda c: c.classify(b"photo", timeout=10), service)
+    assert outcome in (type(said), getattr(said, "label", None))
+    assert len(service.requests) == num_requests
+    assert took_s[0] <= seconds <= took_s[1]
+
+
+@pytest.mark.parametrize("trickles", [True, False])
+def test_a_service_that_does_not_answer_has_the_calls_time_and_no_more(trickles):
+    async def hang(request: httpx.Request) -> httpx.Response:
+        async def chunks():
+            while True:
+                await asyncio.sleep(1)
+                yield b" "
+
+        if trickles:
+            return httpx.Response(200, content=chunks())
+        await asyncio.sleep(3600)
+        raise AssertionError("it waited an hour")
+
+    service = ScriptedService()
+    service.transport = httpx.MockTransport(hang)
+    said, took_s = asked(lambda c: c.classify(b"photo", timeout=7), service)
+    assert isinstance(said, DeadlineExceeded)
+    assert took_s == pytest.approx(7)
+
+
+async def test_files_and_forms(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"first")
-    bad = {"error": {"code": "not_an_image", "message": "no image", "request_id": "r2"}}
-    rows = {"results": [classified("church"), bad], "request_id": "r2"}
-    client, service, _ = make(httpx.Response(200, json=rows))
-    first, second = client.classify([tmp_path / "a.jpg", b"second"])
-    assert (first.index, first.path, first.get().label) == (0, tmp_path / "a.jpg", "church")
-    assert (second.index, second.path, second.answer) == (1, None, None)
-    assert isinstance(second.error, BadImage)
-    with pytest.raises(BadImage, match="no image"):
-        second.get()
-    (request,) = service.requests
-    assert request.headers["content-type"].startswith("multipart/form-data")
-    assert request.content.index(b"first") < request.content.index(b"second")
+    rows = {"results": [classified("church"), classified()], "request_id": "r"}
+    service = ScriptedService(answered("church"), httpx.Response(200, json=rows))
+    async with AsyncClient("http://tandem", api_key=KEY, transport=service.transport) as client:
+        assert (await client.classify(tmp_path / "a.jpg", top_k=2)).label == "church"
+        first, second = await client.classify([tmp_path / "a.jpg", b"second"])
+        with pytest.raises(BadImage, match="cannot read"):
+            await client.classify(tmp_path / "nowhere.jpg")
+    assert (first.get().label, second.get().label) == ("church", "tench")
+    request = service.requests[0]
+    assert (request.content, request.url.query) == (b"first", b"top_k=2")
+    assert request.headers["authorization"] == f"Bearer {KEY}"
+    assert repr(client) == "AsyncClient('http://tandem')"
 
 
-async def test_an_image_of_several_that_cannot_be_read_has_its_error(make: Make, tmp_path):
-    nowhere = tmp_path / "nowhere.jpg"
-    rows = httpx.Response(200, json={"results": [classified("church")], "request_id": "r"})
-    client, service, _ = make(rows)
-    bad, good = client.classify([nowhere, b"photo"])
-    assert (bad.path, good.index, good.get().label) == (nowhere, 1, "church")
-    assert isinstance(bad.error, BadImage)
-    assert bad.error.code == "unreadable"
-    assert len(service.requests) == 1
-
-    async with AsyncClient("http://tandem", transport=service.transport) as unasked:
-        (only,) = await unasked.classify([nowhere])
-    assert isinstance(only.error, BadImage)
-    assert len(service.requests) == 1  # without a file there is nothing to ask
-
-
-def test_a_sequence_of_one_is_a_sequence(make: Make):
-    client, _, _ = make(httpx.Response(200, json={"results": [classified()], "request_id": "r"}))
-    (result,) = client.classify([b"photo"])
-    assert result.get().label == "tench"
+async def test_it_is_answered_by_the_services_own_code(service):
+    """The application itself, in this process: its fields, its errors, its form."""
+    transport: Any = httpx.ASGITransport(create_api(service), raise_app_exceptions=False)
+    service.skipped = ["b"]
+    async with AsyncClient("http://tandem", transport=transport) as client:
+        answer = await client.classify(b"image a", top_k=2, timeout=4, priority=6)
+        good, bad = await client.classify([b"image a", b"no"])
+        with pytest.raises(BadImage) as caught:
+            await client.classify(b"no")
+    assert answer.label == "image a"
+    assert answer.skipped_members == ("b",)
+    assert answer.raw["timings_ms"]["total"] == answer.timings.total_ms
+    assert good.get().label == "image a"
+    assert (bad.error.code, caught.value.status) == ("not_an_image", 400)
+    one, form, _ = service.requests
+    assert (one.top_k, one.timeout_s, one.lane) == (2, pytest.approx(3.6, abs=0.1), "bulk")
+    assert form.files == [b"image a", b"no"]
 
 
-def test_no_images_are_no_call(make: Make):
+def blocking(address: str, photo: bytes, timeout_s: float) -> None:
+    with Client(f"http://{address}", timeout=timeout_s) as client:
+        client.classify(photo)
+
+
+def on_loop(address: str, photo: bytes, timeout_s: float) -> None:
+    async def ask() -> None:
+        async with AsyncClient(f"http://{address}", timeout=timeout_s) as client:
+            await client.classify(photo)
+
+    asyncio.run(ask())
+
+
+def by_grpc(address: str, photo: bytes, timeout_s: float) -> None:
+    with GrpcClient(address, timeout=timeout_s) as client:
+        client.classify(photo)
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind"),
+    [
+        *((ask, kind) for ask in (blocking, on_loop) for kind in HTTP),
+        (by_grpc, "window"),
+        (by_grpc, "silence"),
+    ],
+)
+def test_a_call_ends_with_its_time(ask: Ask, kind: Trickle) -> None:
+    photo, timeout_s = (LARGE, 2.0) if kind == "upload" else (PHOTO, 0.5)
+    started = time.monotonic()
+    with TricklingService(kind) as service:
+        with pytest.raises(DeadlineExceeded, match=f"no answer within {timeout_s:g} s"):
+            ask(service.address, photo, timeout_s)
+        assert time.monotonic() - started < MOST_S / 3
+
+
+def test_a_client_that_is_closed_says_so(make: Make) -> None:
     client, service, _ = make()
-    with pytest.raises(ValueError, match="no images"):
-        client.classify([])
-    assert service.requests == []
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "kind"),
-    [
-        (400, "not_an_image", BadImage),
-        (400, "corrupt_image", BadImage),
-        (415, "unsupported_format", BadImage),
-        (422, "too_many_pixels", BadImage),
-        (413, "too_many_bytes", BadImage),
-        (413, "too_many_files", BadRequest),
-        (422, "bad_parameter", BadRequest),
-        (404, "http", BadRequest),
-        (401, "unauthorized", Unauthorized),
-        (408, "slow_body", DeadlineExceeded),
-        (504, "deadline", DeadlineExceeded),
-        (429, "overloaded", Overloaded),
-        (503, "not_ready", NotReady),
-        (503, "other_set", NotReady),
-        (500, "internal", ServiceError),
-        (429, "a code of tomorrow", Overloaded),
-        (418, "a code of tomorrow", BadRequest),
-    ],
-)
-def test_errors_have_the_services_words(make: Make, status, code, kind):
-    client, service, _ = make(
-        refused(status, code, "what was wrong"), retry=RetryPolicy(max_attempts=1)
-    )
-    with pytest.raises(TandemError) as caught:
+    client.classify(b"photo")
+    client.close()
+    client.close()
+    with pytest.raises(RuntimeError, match="closed: make another"):
         client.classify(b"photo")
-    error = caught.value
-    assert type(error) is kind
-    assert (error.message, error.code, error.request_id, error.status) == (
-        "what was wrong",
-        code,
-        "r9",
-        status,
-    )
-    assert str(error) == f"what was wrong ({code}, request r9)"
     assert len(service.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        httpx.Response(200, text="<html>"),
-        httpx.Response(200, json=[]),
-        httpx.Response(200, json="yes"),
-        httpx.Response(200, json={}),
-        httpx.Response(200, json={"predictions": []}),
-        httpx.Response(200, json=classified() | {"predictions": []}),
-        httpx.Response(200, json=classified() | {"predictions": 3}),
-        httpx.Response(200, json=classified() | {"predictions": [{"index": "x"}]}),
-        httpx.Response(200, json=classified() | {"members": []}),
-        httpx.Response(200, json=classified() | {"timings_ms": None}),
-        httpx.Response(200, json={"results": [classified()]}),
-        httpx.Response(200, content=b"\xff\xfe"),
-        httpx.Response(404, json={"detail": "Not Found"}),
-        httpx.Response(502, json={"error": "Bad Gateway"}),
-        httpx.Response(500),
-        httpx.Response(302, headers={"location": "http://other"}),
-    ],
-    ids=lambda answer: answer.text[:30] or str(answer.status_code),
-)
-def test_another_service_at_the_address(make: Make, answer):
-    client, service, _ = make(answer)
-    with pytest.raises(BadAnswer, match="not as Tandem does") as caught:
-        client.classify(b"photo")
-    assert caught.value.status == answer.status_code
-    assert str(answer.status_code) in caught.value.message
-    assert len(service.requests) == 1
+def by_body(request: httpx.Request) -> httpx.Response:
+    """Answer with the body as the label; BAD is no image."""
+    if request.content == BAD:
+        return refused(400, "not_an_image", "no image")
+    return answered(request.content.decode())
 
 
-@pytest.mark.parametrize("num", [0, 1, 3])
-def test_a_form_with_another_number_of_results(make: Make, num):
-    rows = {"results": [classified()] * num, "request_id": "r"}
-    client, _, _ = make(httpx.Response(200, json=rows))
-    with pytest.raises(BadAnswer):
-        client.classify([b"first", b"second"])
+def images(num: int) -> list[bytes]:
+    return [str(n).encode() for n in range(num)]
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"), [(429, Overloaded), (503, NotReady), (504, DeadlineExceeded)]
-)
-def test_a_balancers_own_answer_goes_by_its_status(make: Make, status, kind):
-    steps = [httpx.Response(status, text="busy", headers={"retry-after": "1"})] * 2
-    client, service, clock = make(*steps, retry=RetryPolicy(max_attempts=2))
-    with pytest.raises(kind) as caught:
-        client.classify(b"photo")
-    assert caught.value.code == f"http_{status}"
-    assert len(service.requests) == (1 if status == 504 else 2)
-    assert all(wait >= 1.0 for wait in clock.slept)
+class Counted:
+    """Images that count how many were taken."""
+
+    def __init__(self, num: int) -> None:
+        self.num, self.taken = num, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for image in images(self.num):
+            self.taken += 1
+            yield image
 
 
-def test_a_degraded_answer_is_one_unless_it_must_not_be(make: Make):
-    more: dict[str, Any] = {"degraded": True, "missing_members": {"b": "late"}}
-    client, _, _ = make(answered(**more))
-    answer = client.classify(b"photo")
-    assert (answer.degraded, answer.missing_members) == (True, {"b": "late"})
-    client, service, _ = make(answered(**more), allow_degraded=False)
-    with pytest.raises(Degraded, match=r"without b \(late\)") as caught:
-        client.classify(b"photo")
-    assert caught.value.answer == answer
-    assert caught.value.request_id == "r1"
-    assert len(service.requests) == 1
+class Gates:
+    """A transport whose answers the test lets go, each by its body; it counts what is under way."""
+
+    def __init__(self) -> None:
+        self.gates: dict[str, asyncio.Event] = {}
+        self.under_way, self.most = 0, 0
+        self.transport = httpx.MockTransport(self._answer)
+
+    def open(self, *names: object) -> None:
+        for name in names:
+            self.gates.setdefault(str(name), asyncio.Event()).set()
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        name = request.content.decode()
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await self.gates.setdefault(name, asyncio.Event()).wait()
+        finally:
+            self.under_way -= 1
+        return answered(name)
 
 
-def test_a_key_is_shown_nowhere(make: Make, caplog):
-    caplog.set_level(logging.DEBUG)
-    client, _, _ = make(refused(401, "unauthorized", "no such key"), api_key=KEY)
-    with pytest.raises(Unauthorized) as caught:
-        client.classify(b"photo")
-    shown = f"{client!r} {vars(client)} {caught.value!r} {caplog.text}"
-    assert KEY not in shown
-    with pytest.raises(ValueError, match="no header can carry") as refusal:
-        Client("http://tandem", api_key=f"{KEY}\n")
-    assert KEY not in str(refusal.value)
+def client_of(transport: httpx.MockTransport) -> AsyncClient:
+    return AsyncClient("http://tandem", transport=transport, retry=NO_RETRY)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"timeout": 0},
-        {"timeout": float("inf")},
-        {"api_key": ""},
-        {"api_key": "a b"},
-        {"max_connections": 0},
-    ],
-)
-def test_options_that_make_no_sense(wrong):
-    with pytest.raises(ValueError, match=r"timeout|key|max_connections"):
-        Client("http://tandem", **wrong)
+@pytest.mark.parametrize("ordered", [True, False])
+def test_every_image_has_its_result(ordered):
+    transport = httpx.MockTransport(by_body)
+    with Client("http://tandem", transport=transport) as client:
+        results = list(client.classify_many(images(200), ordered=ordered))
+    said = {result.index: result.get().label for result in results}
+    assert said == {n: str(n) for n in range(200)}
+    if ordered:
+        assert list(said) == sorted(said)
 
 
-@pytest.mark.parametrize("wrong", [{"timeout": -1}, {"priority": 8}, {"priority": -1}])
-def test_a_call_that_makes_no_sense(make: Make, wrong):
-    client, service, _ = make()
-    with pytest.raises(ValueError, match=r"timeout|priority"):
-        client.classify(b"photo", **wrong)
-    assert service.requests == []
+async def test_no_more_than_concurrency_are_under_way():
+    gates = Gates()
+
+    async def consume() -> list[str]:
+        return [r.get().label async for r in client.classify_many(images(100), concurrency=5)]
+
+    async with client_of(gates.transport) as client:
+        consumer = asyncio.create_task(consume())
+        for n in range(100):
+            while str(n) not in gates.gates:
+                await asyncio.sleep(0)
+            gates.open(n - 4)  # five are there, then the first of them goes
+        gates.open(*range(100))
+        assert await consumer == [str(n) for n in range(100)]
+    assert gates.most == 5
 
 
-def test_answers_and_errors_go_through_pickle(make: Make):
-    client, _, _ = make(answered(degraded=True, missing_members={"b": "late"}))
-    answer = client.classify(b"photo")
-    errors = [
-        BadImage("m", "not_an_image", "r", 400),
-        Overloaded("m", "overloaded", "r", 429, 2.0),
-        Unreachable("m", "reset"),
-        Degraded("m", answer),
-    ]
-    for error in errors:
-        again = pickle.loads(pickle.dumps(error))
-        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
-    assert pickle.loads(pickle.dumps(answer)) == answer
+async def test_images_are_taken_as_places_become_free():
+    gates, given = Gates(), Counted(10_000)
+    gates.open(*range(10_000))
+    async with client_of(gates.transport) as client:
+        stream: Any = client.classify_many(given, concurrency=3)
+        async with aclosing(stream):
+            for n in range(50):
+                assert (await anext(stream)).index == n
+                assert given.taken <= n + 1 + AHEAD * 3
+
+
+async def test_in_order_later_answers_wait_and_as_they_come_they_do_not():
+    for ordered in (True, False):
+        gates = Gates()
+        async with client_of(gates.transport) as client:
+            stream = client.classify_many(images(3), ordered=ordered)
+            first = asyncio.ensure_future(anext(stream))
+            gates.open(2)
+            if ordered:
+                while len(gates.gates) < 3 or gates.under_way > 2:  # the third was answered
+                    await asyncio.sleep(0)
+                assert not first.done()
+                gates.open(0)
+            assert (await first).index == (0 if ordered else 2)
+            gates.open(0, 1, 2)
+            assert [result.index async for result in stream] == ([1, 2] if ordered else [0, 1])
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_error_is_its_images_own(tmp_path, ordered):
+    (tmp_path / "a.jpg").write_bytes(b"church")
+    paths = [tmp_path / "a.jpg", tmp_path / "nowhere.jpg", BAD]
+    transport = httpx.MockTransport(by_body)
+    with Client("http://tandem", transport=transport) as client:
+        results = {r.index: r for r in client.classify_many(paths, ordered=ordered)}
+    assert results[0].get().label == "church"
+    assert [results[n].path for n in range(3)] == [*paths[:2], None]
+    assert [results[n].error.code for n in (1, 2)] == ["unreadable", "not_an_image"]
+    assert results[2].error.__traceback__ is None  # its frames would hold the image
+    with pytest.raises(BadImage):
+        results[1].get()
+
+
+def test_an_error_ends_it_all_if_that_is_asked_for():
+    before, given = threading.active_count(), Counted(1000)
+    with Client("http://tandem", transport=httpx.MockTransport(by_body)) as client:
+        stream = client.classify_many([b"0", BAD, *given], raise_errors=True, concurrency=2)
+        assert next(stream).get().label == "0"
+        with pytest.raises(BadImage):
+            next(stream)
+        assert list(stream) == []
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_what_is_left_early_leaves_no_thread_and_no_request(ordered):
+    before, gates, given = threading.active_count(), Gates(), Counted(1000)
+    gates.open(0)
+    with (
+        Client("http://tandem", transport=gates.transport) as client,
+        closing(cast("Any", client.classify_many(given, concurrency=4, ordered=ordered))) as stream,
+    ):
+        assert next(stream).get().label == "0"
+    assert (threading.active_count(), gates.under_way) == (before, 0)
+    assert given.taken <= 1 + 4 * AHEAD
+
+
+def test_a_stream_that_nobody_begins_starts_nothing():
+    before = threading.active_count()
+    with Client("http://tandem", transport=ScriptedService().transport) as client:
+        client.classify_many([b"photo"])
+    assert threading.active_count() == before
+
+
+async def test_a_task_that_is_cancelled_ends_its_requests():
+    gates = Gates()
+    async with client_of(gates.transport) as client:
+
+        async def consume() -> None:
+            async for _ in client.classify_many(images(100), concurrency=4):
+                pass
+
+        task = asyncio.create_task(consume())
+        while gates.under_way < 4:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert gates.under_way == 0
+        assert len(asyncio.all_tasks()) == 1
+
+
+def test_what_the_images_raise_goes_through_and_ends_it():
+    def broken() -> Iterator[bytes]:
+        yield b"0"
+        raise OSError("the list of files broke off")
+
+    before = threading.active_count()
+    with (
+        Client("http://tandem", transport=httpx.MockTransport(by_body)) as client,
+        pytest.raises(OSError, match="broke off"),
+    ):
+        list(client.classify_many(broken()))
+    assert threading.active_count() == before
+
+
+def test_an_answer_is_there_before_the_next_image_is_waited_for():
+    """Images that come one at a time, as from a camera: each answer must not wait for 64 more."""
+    first = threading.Event()
+
+    def by_and_by() -> Iterator[bytes]:
+        yield b"0"
+        first.wait(60)
+        yield b"1"
+
+    def let_on(request: httpx.Request) -> httpx.Response:
+        first.set()
+        return by_body(request)
+
+    with Client("http://tandem", transport=httpx.MockTransport(let_on)) as client:
+        indexes = Counter(r.index for r in client.classify_many(by_and_by()))
+    assert indexes == {0: 1, 1: 1}
+
+
+async def test_more_at_a_time_than_connections():
+    async with AsyncClient("http://tandem", max_connections=8) as client:
+        with pytest.raises(ValueError, match="concurrency is 9, max_connections 8"):
+            client.classify_many([], concurrency=9)
+
+
+HANGING = """
+import sys
+from tandem_client import Client
+for result in Client(sys.argv[1]).classify_many([b"x"] * 1000, ordered=False):
+    print("answered", flush=True)
+"""
+
+
+def test_ctrl_c_ends_it_at_once():
+    """Amid requests that nobody answers: the interpreter waits for none of them."""
+    all_wait, release, numbers = threading.Event(), threading.Event(), count()
+
+    def answer(_: bytes) -> tuple[int, bytes]:
+        if (number := next(numbers)) > 0:
+            if number == 16:
+                all_wait.set()
+            release.wait(120)
+        return 200, json.dumps(classified()).encode()
+
+    with FakeServer() as server:
+        server.answer = answer
+        command = [sys.executable, "-c", HANGING, server.url]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                assert process.stdout.readline() == "answered\n"
+                assert all_wait.wait(60)
+                process.send_signal(signal.SIGINT)
+                _, told = process.communicate(timeout=30)  # of a call's 30 s: not one is waited for
+            finally:
+                process.kill()
+                release.set()
+    assert process.returncode in (-signal.SIGINT, 130)
+    assert "KeyboardInterrupt" in told

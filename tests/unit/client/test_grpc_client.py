@@ -1,7 +1,9 @@
 """The client over gRPC against a server in this process, which the tests script."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import grpc
@@ -14,9 +16,11 @@ from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleServicer, add_EnsembleServicer_to_server
 from models.errors import TooManyPixelsError, UnsupportedFormatError
 from tandem_client import (
+    AsyncClient,
     BadAnswer,
     BadImage,
     BadRequest,
+    Client,
     DeadlineExceeded,
     Degraded,
     NotReady,
@@ -27,6 +31,7 @@ from tandem_client import (
     Unauthorized,
     Unreachable,
 )
+from tandem_client.exchange import CallArguments, CallOptions
 from tandem_client.grpc_client import GrpcClient
 from tests.support.http_server import classified
 from tests.support.scripted_service import SleepingClock
@@ -158,6 +163,12 @@ def test_an_image_of_several_that_cannot_be_read_has_its_error(make, scripted, t
     (only,) = make()[0].classify([tmp_path / "nowhere.jpg"])
     assert isinstance(only.error, BadImage)
     assert len(scripted.requests) == 1
+
+
+def test_every_client_takes_the_same_options_of_a_call():
+    kinds: tuple[type, ...] = (Client, AsyncClient, GrpcClient)
+    assert len({str(inspect.signature(kind.classify)) for kind in kinds}) == 1  # type: ignore[attr-defined]
+    assert list(CallArguments.__annotations__) == [field.name for field in fields(CallOptions)]
 
 
 @pytest.mark.parametrize("options", [{"top_k": 2**31}, {"top_k": 2.5}, {"model_set": 1}])

@@ -11,8 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from models.image import ImageRule, read_image
 from tandem_client import BadImage
-from tandem_client.images import encoded, images_of
-from tandem_client.png import encode_png
+from tandem_client.images import encode_png, encoded, images_of
 
 PIXELS = arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3)))
 

@@ -16,8 +16,8 @@ from app.settings import Settings
 from models.accuracy import SureRecord
 from models.answer_rule import AnswerRule
 from tandem_client.answers import classification_of
+from tandem_client.exchange import Options
 from tandem_client.grpc_client import _outcomes
-from tandem_client.options import Options
 from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.open_inference import images
 from tests.support.tiny_networks import picture, write_tiny_set

@@ -10,8 +10,8 @@ from app.grpc.interface import GrpcInterface
 from app.grpc.open_inference import OpenInferenceInterface
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.oip.inference import Inference
+from tandem_client.exchange import Options
 from tandem_client.grpc_client import _outcomes
-from tandem_client.options import Options
 from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.open_inference import elements
 from tests.support.scored_service import scored_service

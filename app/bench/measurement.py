@@ -1,15 +1,21 @@
-"""Results of one load test: every request's times and outcome, and their summary."""
+"""Results of one load test: every request's outcome, their summary, and the service's CPU time."""
 
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 PERCENTILES = (50, 90, 99)
 MAX_BEHIND = 0.05  # of an open loop: share of failed requests, or added latency in s per s
+KEPT_SHARE = 0.99  # of the requests, to be within the objective
+PORTS = {"http": 80, "https": 443}  # of URLs that name none
+LOCAL = {"127.0.0.1", "localhost", "::1"}
+REPLICA = "ray::ServeReplica:"  # the title of a replica's process: ray::ServeReplica:tandem:Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +146,75 @@ def _is_saturated(run: Run, num_ok: int) -> bool:
     )
     behind = MAX_BEHIND + 1 / math.sqrt(len(answered))
     return bool(late_s - early_s > behind * (ended - began))
+
+
+def knee(summaries: list[Summary]) -> float | None:
+    """Return the highest offered rate that the service keeps up with, as with all lower rates.
+
+    The service keeps up if 99 of 100 requests are answered 200 within the objective. Refused and
+    failed requests count as late ones.
+    """
+    highest = None
+    for s in sorted((s for s in summaries if s.kind == "open"), key=lambda s: s.offered):
+        if s.is_saturated or s.num_good < KEPT_SHARE * max(1, s.num_requests):
+            break
+        highest = s.offered
+    return highest
+
+
+def service_root(url: str) -> psutil.Process | None:
+    """Return the root process of the service, ``tandem serve``, if it runs on this machine.
+
+    It is an ancestor of the process that listens on the port. None if the service runs elsewhere,
+    or was started in another way.
+    """
+    parts = urlsplit(url)
+    if parts.hostname not in LOCAL:
+        return None
+    port = parts.port or PORTS.get(parts.scheme)
+    try:
+        for connection in psutil.net_connections("tcp"):
+            address = connection.laddr
+            if connection.status != psutil.CONN_LISTEN or not address or not connection.pid:
+                continue
+            if address.port == port:
+                return _root_of(psutil.Process(connection.pid))
+    except psutil.Error:
+        return None
+    return None
+
+
+def _root_of(process: psutil.Process) -> psutil.Process | None:
+    for ancestor in (process, *process.parents()):
+        words = ancestor.cmdline()
+        if any(word.endswith("tandem") for word in words) and "serve" in words:
+            return ancestor
+    return None
+
+
+def cpu_seconds(root: psutil.Process) -> dict[str, float]:
+    """Return the CPU time so far, user and system, of ``root`` and its descendants, by stage.
+
+    It is empty if ``root`` has ended.
+    """
+    try:
+        processes = (root, *root.children(recursive=True))
+    except psutil.Error:
+        return {}
+    total: dict[str, float] = {}
+    for process in processes:
+        try:
+            times, words = process.cpu_times(), process.cmdline()
+        except psutil.Error:
+            continue
+        stage = stage_of(words)
+        total[stage] = total.get(stage, 0.0) + times.user + times.system
+    return total
+
+
+def stage_of(command_line: list[str]) -> str:
+    """Return the deployment of a replica's process, HAProxy, or "Ray" for the rest."""
+    first = command_line[0] if command_line else ""
+    if first.startswith(REPLICA):  # while a method runs, its name follows the deployment's
+        return first.rsplit(":", 1)[-1].partition(".")[0]
+    return "HAProxy" if first.rsplit("/", 1)[-1] == "haproxy" else "Ray"

@@ -1,20 +1,68 @@
-"""Image files are found by path, folder and glob, each once and in order."""
+"""The load generator: arrival times of open loops, and the files that are sent."""
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from app.bench.load import NothingToClassifyError, find_files
+from app.bench.load import (
+    MAX_ARRIVALS,
+    NothingToClassifyError,
+    drawn_photos,
+    find_files,
+    poisson_arrivals,
+)
+from app.errors import ConfigError
+from models.image import ImageRule, read_image
 from tests.support.image_folder import write_image_folder
 
 
-@pytest.fixture(autouse=True)
+def test_arrivals_are_poisson() -> None:
+    """Rate, exponential gaps (variance = mean squared) and nothing beyond the end."""
+    times = poisson_arrivals(200.0, 100.0, seed=1)
+    gaps = np.diff(times)
+    assert len(times) == pytest.approx(20_000, rel=0.03)
+    assert gaps.mean() == pytest.approx(1 / 200, rel=0.03)
+    assert gaps.std() == pytest.approx(1 / 200, rel=0.03)
+    assert times[-1] < 100
+    # Counts of disjoint seconds: variance equals mean.
+    counts = np.bincount(times.astype(int), minlength=100)
+    assert counts.var() == pytest.approx(counts.mean(), rel=0.4)
+
+
+@given(st.floats(0.1, 500), st.floats(0.01, 20), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_arrivals_rise_and_are_the_same_again(rate: float, duration: float, seed: int) -> None:
+    times = poisson_arrivals(rate, duration, seed)
+    assert (np.diff(times) >= 0).all()
+    assert ((times >= 0) & (times < duration)).all()
+    np.testing.assert_array_equal(times, poisson_arrivals(rate, duration, seed))
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_rate_or_time_that_is_none_is_refused(bad: float) -> None:
+    with pytest.raises(ConfigError, match="must be a number above 0"):
+        poisson_arrivals(bad, 1.0, 0)
+    with pytest.raises(ConfigError, match="must be a number above 0"):
+        poisson_arrivals(1.0, bad, 0)
+
+
+def test_more_arrivals_than_can_be_held_are_refused() -> None:
+    with pytest.raises(ConfigError, match=str(MAX_ARRIVALS)):
+        poisson_arrivals(1e9, 1e9, 0)
+
+
+@pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """A working folder with pictures and other things."""
     monkeypatch.chdir(tmp_path)
     return write_image_folder(tmp_path)
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("paths", "expected"),
     [
@@ -78,3 +126,10 @@ def test_nothing_found_is_said(folder, path):
     (folder / "empty").mkdir()
     with pytest.raises(NothingToClassifyError, match=path.replace("*", r"\*")):
         list(find_files([path]))
+
+
+def test_drawn_photos_are_the_same_again_and_decode() -> None:
+    first, again = drawn_photos(3), drawn_photos(3)
+    assert first == again
+    assert len(set(first)) == 3
+    assert all(read_image(body, ImageRule(224, 256)).shape == (224, 224, 3) for body in first)

@@ -1,53 +1,24 @@
-"""Arrival times and the figures made of a run."""
+"""The figures made of a run, and the CPU time of the service's processes on this machine."""
 
-import math
+import subprocess
+from types import SimpleNamespace
 
-import numpy as np
+import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from app.bench.load import MAX_ARRIVALS, poisson_arrivals
-from app.bench.process_tree import stage_of
-from app.bench.report import knee
-from app.bench.samples import Run, Summary, TimedRequest, summarise
-from app.cli.bench import numbers
-from app.errors import ConfigError
+from app.bench.load import poisson_arrivals
+from app.bench.measurement import (
+    Run,
+    Summary,
+    TimedRequest,
+    cpu_seconds,
+    knee,
+    service_root,
+    stage_of,
+    summarise,
+)
 
-
-def test_arrivals_are_poisson() -> None:
-    """Rate, exponential gaps (variance = mean squared) and nothing beyond the end."""
-    times = poisson_arrivals(200.0, 100.0, seed=1)
-    gaps = np.diff(times)
-    assert len(times) == pytest.approx(20_000, rel=0.03)
-    assert gaps.mean() == pytest.approx(1 / 200, rel=0.03)
-    assert gaps.std() == pytest.approx(1 / 200, rel=0.03)
-    assert times[-1] < 100
-    # Counts of disjoint seconds: variance equals mean.
-    counts = np.bincount(times.astype(int), minlength=100)
-    assert counts.var() == pytest.approx(counts.mean(), rel=0.4)
-
-
-@given(st.floats(0.1, 500), st.floats(0.01, 20), st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
-def test_arrivals_rise_and_are_the_same_again(rate: float, duration: float, seed: int) -> None:
-    times = poisson_arrivals(rate, duration, seed)
-    assert (np.diff(times) >= 0).all()
-    assert ((times >= 0) & (times < duration)).all()
-    np.testing.assert_array_equal(times, poisson_arrivals(rate, duration, seed))
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-def test_a_rate_or_time_that_is_none_is_refused(bad: float) -> None:
-    with pytest.raises(ConfigError, match="must be a number above 0"):
-        poisson_arrivals(bad, 1.0, 0)
-    with pytest.raises(ConfigError, match="must be a number above 0"):
-        poisson_arrivals(1.0, bad, 0)
-
-
-def test_more_arrivals_than_can_be_held_are_refused() -> None:
-    with pytest.raises(ConfigError, match=str(MAX_ARRIVALS)):
-        poisson_arrivals(1e9, 1e9, 0)
+PIDS = {80: 11, 443: 12, 8000: 13}
 
 
 def run_of(latencies_ms: list[float], errors: list[str] = (), **facts: object) -> Run:  # type: ignore[assignment]
@@ -190,17 +161,45 @@ def test_a_rate_of_which_some_is_refused_is_no_knee() -> None:
     assert knee([at(100, 20, refused=16), at(200, 20)]) is None
 
 
-def test_lists_of_numbers() -> None:
-    assert numbers("1,8,32", "--concurrency", whole=True) == [1, 8, 32]
-    assert numbers("0.5", "--rate") == [0.5]
+class Process:
+    """A service's process, which has no parents."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def parents(self) -> list["Process"]:
+        return []
+
+    def cmdline(self) -> list[str]:
+        return ["/usr/bin/tandem", "serve"]
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,,2", "nan", "inf", "-1", "0", "1e7"])
-def test_lists_that_are_none(text: str) -> None:
-    with pytest.raises(ConfigError, match="--rate"):
-        numbers(text, "--rate")
+@pytest.mark.parametrize(
+    ("url", "pid"),
+    [
+        ("http://127.0.0.1", 11),
+        ("http://localhost/", 11),
+        ("https://127.0.0.1", 12),
+        ("http://127.0.0.1:8000", 13),
+        ("http://[::1]:80/v1", 11),
+        ("http://127.0.0.1:8001", None),
+        ("http://shop.example", None),
+    ],
+)
+def test_a_url_without_a_port_is_of_its_schemes(monkeypatch, url, pid):
+    listening = [
+        SimpleNamespace(laddr=SimpleNamespace(port=port), status=psutil.CONN_LISTEN, pid=pid)
+        for port, pid in PIDS.items()
+    ]
+    monkeypatch.setattr(psutil, "net_connections", lambda _: listening)
+    monkeypatch.setattr(psutil, "Process", Process)
+    root = service_root(url)
+    assert (root.pid if root else None) == pid
 
 
-def test_half_a_client_is_refused() -> None:
-    with pytest.raises(ConfigError, match="whole numbers"):
-        numbers("1.5", "--concurrency", whole=True)
+def test_a_service_that_has_ended_has_no_cpu_time() -> None:
+    with subprocess.Popen(["sleep", "60"]) as service:
+        root = psutil.Process(service.pid)
+        assert list(cpu_seconds(root)) == ["Ray"]
+        service.kill()
+    assert cpu_seconds(root) == {}
