@@ -16,7 +16,7 @@ OTHER_RAY := 2.59.0
 SERVING := calibrate redis heif onnxruntime parquet ray-data torch timm ladder s3 gcs azure
 PURELIB := "import sysconfig; print(sysconfig.get_path('purelib'))"
 # What needs Ray. The rest is the same with every Ray.
-OF_RAY_NAMES := tests/unit/app/test_ray_names.py
+OF_RAY_NAMES := tests/unit/serve/test_ray_names.py
 OF_RAY := $(OF_RAY_NAMES) tests/unit/calls tests/unit/deployments \
 	tests/unit/grpc tests/unit/launch tests/unit/scaling tests/integration tests/e2e
 OF_RAY_IN_SHORT := tests/unit/calls tests/unit/launch tests/integration/test_graph.py \

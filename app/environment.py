@@ -1,7 +1,7 @@
 """The process environment: what makes Ray Serve fast, and what the user set there.
 
 Serve reads its environment once, when it is imported, and whatever Ray starts inherits it. This is
-the only module of ``app`` that sets it; ``launch/forks/client.py``, which imports nothing of ours,
+the only module of ``app`` that sets it; ``launch/fork_client.py``, which imports nothing of ours,
 reads one variable.
 """
 
@@ -137,7 +137,7 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         # one machine that is a busy one, and nobody else could go on.
         "RAY_health_check_failure_threshold": "100",
         # Called in proxies and replicas before they listen.
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.deployments.grpc_server:prepare_proxy",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.serve.replica:prepare_proxy",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_dir / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_dir / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_dir),

@@ -14,30 +14,26 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from app.calls.ray_compatibility import check_ray
-from app.calls.ray_features import STAGE_ROUTER
-from app.deployments.gateway import Gateway
-from app.deployments.hub import Hub
-from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
-from app.deployments.shared_sets import SetBook, SetChanges
-from app.functions.trial import check_functions
 from app.graph.service import answer_timeout_s
-from app.graph.set_checks import check_task
+from app.graph.set_checks import check_task, decided
 from app.oip.shared_memory import regions_of
-from app.precision import decided
-from app.samples.feedback_book import FeedbackBook
-from app.samples.places import check_sample_store
+from app.samples.feedback import FeedbackBook
+from app.samples.samples import check_sample_store
+from app.serve.gateway import Gateway
+from app.serve.hub import Hub
+from app.serve.ray_compatibility import STAGE_ROUTER, check_ray
+from app.serve.replica import ClassifierReplica, CombinerReplica, DecoderReplica
+from app.serve.sets import SetBook, SetChanges
 from app.setting_values import check_redis_client
 from app.settings import Settings
-from app.traffic.book import TrafficBook
-from app.traffic.plan import Plan
-from app.traffic.versions import accuracy_warnings, first_split, loaded_sets
-from models.extras import check_installed
+from app.stages.own_functions import check_functions
+from app.traffic.control import accuracy_warnings, first_split, loaded_sets
+from app.traffic.plan import Plan, TrafficBook
+from models.machine import check_installed
 from models.model_set import ModelSet
-from models.stores import is_url
-from models.versions import split_version
+from models.stores import is_url, split_version
 
-LOCALITY_ROUTING = {"request_router_class": "app.calls.locality_router:LocalityRouter"}
+LOCALITY_ROUTING = {"request_router_class": "app.serve.locality_router:LocalityRouter"}
 logger = logging.getLogger("ray.serve")
 
 

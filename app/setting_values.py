@@ -12,10 +12,9 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from app.errors import ConfigError
-from models.extras import pip_install
-from models.store_files import EXTRAS, OBJECT_STORES
-from models.user_folders import with_home
-from models.versions import split_version
+from models.files import with_home
+from models.machine import pip_install
+from models.stores import EXTRAS, OBJECT_STORES, split_version
 
 SCHEMES = ("redis:", "rediss:")  # the second one is over TLS
 EXAMPLE = "redis://HOST:PORT/DB, such as redis://10.0.0.5:6379/0"

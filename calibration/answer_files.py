@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from models.errors import ModelSetError
-from models.extras import needs_extra
 from models.image_files import first_not_utf8, is_store, opened_store
+from models.machine import needs_extra
 
 Row = dict[str, Any]  # {"file": str, **answer}
 ROWS_A_PART = 4096

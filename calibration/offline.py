@@ -21,18 +21,17 @@ from rich.table import Table
 from calibration.answer_files import AnswerFile, Row, opened
 from calibration.datasets import ImageFile
 from calibration.evaluation.inference import Networks, batches, through_threads
-from models.accuracy import ENSEMBLE
-from models.cpus import available_cpus
 from models.ensemble import Prediction, Probabilities, average
 from models.errors import ImageError, ModelSetError
+from models.files import user_folder
 from models.golden import check
 from models.ledger import judge
-from models.manifest import Manifest
+from models.load import load as load_network
+from models.machine import available_cpus
+from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet, load_model_set, search_path
+from models.network import RuntimeOptions
 from models.record import Precision
-from models.runtimes.load import load as load_network
-from models.runtimes.options import RuntimeOptions
-from models.user_folders import user_folder
 
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 out = Console(soft_wrap=True, highlight=False, emoji=False)

@@ -17,17 +17,17 @@ from typing import Literal
 
 from calibration.simulator import Service, SimStage, Simulation, poisson_arrivals
 from models.errors import TandemError
-from models.ledger import records_of_networks
-from models.manifest import Manifest
-from models.record import Precision
-from models.stage_costs import (
+from models.ledger import (
     AROUND_CPU_MS,
     MEMBER_APART,
     decoder_cpu_ms,
     gateway_cpu_ms,
     measured_cpu_ms,
     member_cpu_ms,
+    records_of_networks,
 )
+from models.manifest import Manifest
+from models.record import Precision
 
 HTTP_MS = 2.8  # of an image in addition to its stages (share-floor-plan.json, overhead_ms now)
 # Per replica, at most (configs/xeon-one-socket.yaml); fewer if that fills a node better.

@@ -1,8 +1,16 @@
 """Statistics of a measured accuracy: intervals, paired tests, calibration error.
 
 Everything works on counts, so memory does not grow with the images.
+
+Counts a classifier's right and wrong answers; memory grows with classes, not with images.
+
+Estimates a cascade's accuracy and CPU time, for each threshold.
+
+The first member answers alone if its margin is at least the threshold (``app.graph.members``).
+Images are counted in bins of the margin, so memory does not grow with their number.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
@@ -10,7 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.accuracy import Z95, Drop
+from models.ensemble import Probabilities, margins
+from models.manifest import Z95, Drop, Score, wilson_interval
 
 Rightness = npt.NDArray[np.bool_]  # (N,), whether each image's likeliest class is right
 EDGE = 1e-9  # margin of the search for an interval before a difference of all images
@@ -116,3 +125,160 @@ class Reliability:
         """Mean difference of confidence and accuracy over the images (ECE; Naeini et al. 2015)."""
         total = int(self.counts.sum())
         return float(np.abs(self.right - self.confidence).sum() / total) if total else 0.0
+
+
+Indices = npt.NDArray[np.int64]
+
+
+class Tally:
+    """Counts of a classifier: a member, or the ensemble."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_images = self.num_right = self.num_right_top5 = 0
+        self.confusion = np.zeros((num_classes, num_classes), np.int32)  # [truth, answer]
+        self.reliability = Reliability()
+
+    def add(self, probabilities: Probabilities, truth: Indices) -> Rightness:
+        """Count float32 (N, C) against (N,) class indices; return whether each was right."""
+        answer = probabilities.argmax(axis=1)
+        right: Rightness = answer == truth
+        of_truth = probabilities[np.arange(len(truth)), truth]
+        # An image's rank is the number of classes before it; ties go to the lower index, as in
+        # top_k.
+        before = (probabilities > of_truth[:, None]).sum(axis=1)
+        ties = (probabilities == of_truth[:, None]) & (
+            np.arange(probabilities.shape[1]) < truth[:, None]
+        )
+        self.num_images += len(truth)
+        self.num_right += int(right.sum())
+        self.num_right_top5 += int((before + ties.sum(axis=1) < 5).sum())
+        np.add.at(self.confusion, (truth, answer), 1)
+        self.reliability.add(probabilities.max(axis=1), right)
+        return right
+
+    @property
+    def top1(self) -> float:
+        """The share of images whose likeliest class is right."""
+        return self.num_right / self.num_images
+
+    @property
+    def score(self) -> Score:
+        """Return the figures for the record."""
+        low, high = wilson_interval(self.num_right, self.num_images)
+        return Score(
+            top1=round(self.top1, 4),
+            top1_interval=(round(low, 4), round(high, 4)),
+            top5=round(self.num_right_top5 / self.num_images, 4),
+            calibration_error=round(self.reliability.expected_calibration_error, 4),
+        )
+
+    def class_accuracy(self) -> list[float | None]:
+        """Return the top-1 within each class; None for a class without images."""
+        totals, right = self.confusion.sum(axis=1), self.confusion.diagonal()
+        return [int(r) / int(n) if n else None for r, n in zip(right, totals, strict=True)]
+
+
+class SureTally:
+    """Counts the ensemble's sure answers: those whose first class reaches the bound."""
+
+    def __init__(self, sure_from: float) -> None:
+        self._sure_from = np.float32(sure_from)
+        self.num_images = self.num_sure = self.num_right = 0
+
+    def add(self, probabilities: Probabilities, right: Rightness) -> None:
+        """Add a batch: float32 (N, C), and whether each of (N,) was right."""
+        is_sure = probabilities.max(axis=1) >= self._sure_from
+        self.num_images += len(right)
+        self.num_sure += int(is_sure.sum())
+        self.num_right += int((is_sure & right).sum())
+
+    def figures(self) -> dict[str, Any]:
+        """Return the share of sure answers, and of right ones among them with its interval."""
+        if not self.num_sure:
+            return {"share": 0.0, "right": None, "right_interval": None}
+        interval = wilson_interval(self.num_right, self.num_sure)
+        return {
+            "share": round(self.num_sure / self.num_images, 4),
+            "right": round(self.num_right / self.num_sure, 4),
+            "right_interval": [round(bound, 4) for bound in interval],
+        }
+
+
+NUM_THRESHOLDS = 1000  # a threshold is a bin's lower edge: three decimals
+EDGES = np.arange(NUM_THRESHOLDS, dtype=np.float32) / np.float32(NUM_THRESHOLDS)
+STEPS = range(NUM_THRESHOLDS // 10, NUM_THRESHOLDS, NUM_THRESHOLDS // 10)
+SUGGESTED_WITHIN = 0.005  # of the ensemble's top-1, a fraction
+
+
+@dataclass(frozen=True)
+class CascadePoint:
+    """The accuracy and cost of one margin on the measured images."""
+
+    margin: float | None  # None: members are never skipped; 0: always
+    top1: float
+    top1_interval: tuple[float, float]  # 95 %, Wilson
+    lost: Paired  # all members on every image, against the cascade
+    share_skipped: float  # of the images
+    cpu_ms_per_image: float  # of the networks
+
+    @property
+    def is_setting(self) -> bool:
+        """Whether the application accepts this margin as ``cascade_margin``."""
+        return self.margin is None or self.margin > 0
+
+
+class CascadeTally:
+    """Counts, by the first member's margin, whether it and the ensemble were right."""
+
+    def __init__(self, members: Sequence[str]) -> None:
+        self.first, *self.others = members
+        self._counts = np.zeros(
+            (2, 2, NUM_THRESHOLDS), np.int64
+        )  # [first right, ensemble right, bin]
+
+    def add(self, probabilities: Probabilities, first: Rightness, ensemble: Rightness) -> None:
+        """Add a batch of N images.
+
+        Args:
+            probabilities: the first member's, (N, C).
+            first: whether the first member is right, (N,).
+            ensemble: whether the ensemble is right, (N,).
+
+        """
+        bins = np.searchsorted(EDGES, margins(probabilities), side="right") - 1
+        np.add.at(self._counts, (first.astype(int), ensemble.astype(int), bins), 1)
+
+    def curve(self, cpu_ms: Mapping[str, float]) -> list[CascadePoint]:
+        """Return points from never to always skipping.
+
+        The thresholds between are in steps of 0.1, and those that a tenth, two tenths ... of the
+        images reach. ``cpu_ms`` is each member's CPU-ms per image.
+        """
+        of_bin = self._counts.sum(axis=(0, 1))
+        passed = of_bin[::-1].cumsum()[::-1]  # images at or above each bin's edge, which decreases
+        targets = np.arange(1, 10) * passed[0] / 10
+        quantiles = (int((passed >= target).sum()) - 1 for target in targets)
+        chosen = sorted({0, *STEPS, *quantiles}, reverse=True)
+        return [self._at(index, cpu_ms) for index in (NUM_THRESHOLDS, *chosen)]
+
+    def _at(self, index: int, cpu_ms: Mapping[str, float]) -> CascadePoint:
+        """Return the point whose threshold is the lower edge of bin ``index``."""
+        num_images = int(self._counts.sum())
+        skipped, asked = self._counts[:, :, index:], self._counts[:, :, :index]
+        num_right = int(skipped[1].sum() + asked[:, 1].sum())
+        share = int(skipped.sum()) / num_images
+        others = sum(cpu_ms[name] for name in self.others)
+        return CascadePoint(
+            None if index == NUM_THRESHOLDS else index / NUM_THRESHOLDS,
+            num_right / num_images,
+            wilson_interval(num_right, num_images),
+            Paired(num_images, int(skipped[0, 1].sum()), int(skipped[1, 0].sum())),
+            share,
+            cpu_ms[self.first] + (1 - share) * others,
+        )
+
+
+def cheapest_within(points: Sequence[CascadePoint], allowed: float) -> CascadePoint:
+    """Return the cheapest point that loses at most ``allowed`` of the ensemble's top-1."""
+    near = [p for p in points if p.is_setting and p.lost.difference <= allowed]
+    return min(near, key=lambda point: (point.cpu_ms_per_image, -point.top1))

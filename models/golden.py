@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, ValidationError
 
-from models.cpus import cpu_model, instructions_of
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
+from models.machine import cpu_model, instructions_of
+from models.network import LoadedNetwork, Pixels
 from models.record import Precision, Record
-from models.runtimes.interface import LoadedNetwork
-from models.runtimes.options import Pixels
 
 GOLDEN_NAME = "golden.json"
 NUM_IMAGES = 32

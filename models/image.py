@@ -1,14 +1,22 @@
 """Decodes JPEG, PNG and WebP (HEIC and AVIF with an extra) to the networks' uint8 input.
 
 Serving, calibration and evaluation all call ``check_image`` and ``decode_images``, so they get the
-same pixels; models.image_inputs calls them for a set's members. Limits are checked on the header,
+same pixels; models.image calls them for a set's members. Limits are checked on the header,
 before anything is allocated. ICC profiles are ignored and values taken as
 sRGB, as in torchvision. For an animation it decodes the first picture (for APNG the default
 picture, which every viewer shows).
+
+Composites transparent images over white, and reduces 16-bit samples to 8 bits.
+
+The members' inputs from a picture, which is decoded once; each distinct input is made once.
+
+Members with equal inputs share them. If all are equal, an image is uint8 (H, W, 3) and a batch (N,
+H, W, 3). Otherwise an image is uint8 (B,): the distinct inputs one after another, and a batch is
+(N, B). Both are stacked and sliced alike. :meth:`ImageInputs.of` returns a member's part.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,16 +24,21 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from models import image_heif
+from models import image_formats
 from models.errors import CorruptImageError, TandemError
-from models.image_alpha import lay_over_white
-from models.image_header import WEBP_ALPHA_FLAG, ImageHeader, read_header
-from models.image_limits import check_complete, check_first_end, check_full_pixels, check_limits
-from models.image_png import default_picture
+from models.image_formats import default_picture
+from models.image_header import (
+    WEBP_ALPHA_FLAG,
+    ImageHeader,
+    check_complete,
+    check_first_end,
+    check_full_pixels,
+    check_limits,
+    read_header,
+)
 from models.image_resize import Axis, CropSource, Interpolation, common_region
 
 Resize = Literal["crop", "stretch"]
-
 # 50 Mi pixels: phones of 50 megapixels (8160 x 6144) pass. Memory: decision 0003.
 DEFAULT_MAX_PIXELS = 50 * 2**20
 # For files that cannot be decoded at reduced scale. A 5K screenshot (5120 x 2880) passes. The worst
@@ -42,10 +55,8 @@ _REDUCED_FLAGS = {
 # The BGR values that libjpeg fills in after a premature end: zeros of YCbCr, of CMYK and of YCCK. A
 # picture may end in these. Searching each for a second start would cost 2 % (decision 0004).
 _UNDECODED = [[level] * 3 for level in (128, 65, 64)]
-
 # EXIF orientations whose stored rows, or stored columns, are reversed (5 to 8: also transposed).
 _Y_MIRRORED, _X_MIRRORED = frozenset({3, 4, 6, 7}), frozenset({2, 3, 7, 8})
-
 COLORS = 3  # blue, green, red
 
 
@@ -195,8 +206,8 @@ def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np
         flags = cv2.IMREAD_UNCHANGED
     pixels: NDArray[np.uint8] | None = None
     try:
-        if header.format in image_heif.FORMATS:
-            pixels = image_heif.decode(view, header.format)
+        if header.format in image_formats.FORMATS:
+            pixels = image_formats.decode(view, header.format)
         else:
             file = np.frombuffer(_without_the_rest(view, header), np.uint8)
             pixels = cv2.imdecode(file, flags)  # type: ignore[assignment]
@@ -249,3 +260,134 @@ def _upright(square: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     square = square[::-1] if orientation in _Y_MIRRORED else square
     square = square[:, ::-1] if orientation in _X_MIRRORED else square
     return square.transpose(1, 0, 2) if orientation >= 5 else square
+
+
+Samples = NDArray[np.uint8] | NDArray[np.uint16]
+_BAND_ROWS = 256  # rows composited at a time, which bounds the larger intermediates
+
+
+def lay_over_white(region: Samples, header: ImageHeader) -> NDArray[np.uint8]:
+    """Composite OpenCV's decoded pixels to opaque BGR.
+
+    (rows, columns) grey, (..., 3) BGR or (..., 4) BGRA, uint8 or uint16 -> (..., 3) uint8 BGR. It
+    equals a browser's view on a white page: c * alpha + 255 * (1 - alpha). Opaque uint8 is returned
+    unchanged.
+    """
+    if region.ndim == 3 and region.shape[2] == 3 and region.dtype == np.uint8:
+        return region  # type: ignore[return-value]
+    opaque = np.empty((*region.shape[:2], 3), np.uint8)
+    for top in range(0, len(region), _BAND_ROWS):
+        rows = slice(top, top + _BAND_ROWS)
+        opaque[rows] = _band_over_white(region[rows], header)
+    return opaque
+
+
+def _band_over_white(band: Samples, header: ImageHeader) -> NDArray[np.uint8]:
+    samples = band if band.dtype == np.uint8 else (band >> 8).astype(np.uint8)
+    if band.ndim == 2:
+        samples = np.where(band == _gray_level(header), np.uint8(255), samples)
+        return np.asarray(cv2.cvtColor(samples, cv2.COLOR_GRAY2BGR), np.uint8)
+    if band.shape[2] == 3:
+        return samples  # type: ignore[return-value]
+    alpha = samples[..., 3:].astype(np.uint16)  # (rows, columns, 1)
+    darkness = (255 - samples[..., :3]) * alpha  # (rows, columns, 3), at most 255 * 255
+    return (255 - (darkness + 127) // 255).astype(np.uint8)
+
+
+def _gray_level(header: ImageHeader) -> int:
+    """Return the transparent grey level after decoding, which scales fewer bits to 0..255."""
+    if header.transparent_gray is None:
+        return -1
+    largest: int = 2**header.bit_depth - 1
+    level = header.transparent_gray & largest
+    return level if header.bit_depth >= 8 else level * 255 // largest
+
+
+Pixels = NDArray[np.uint8]
+
+
+class ImageInputs:
+    """Makes the inputs of a set's members from a picture, by each member's image rule."""
+
+    def __init__(self, rules: Mapping[str, ImageRule]) -> None:
+        self.rules = tuple(dict.fromkeys(rules.values()))  # distinct
+        # A reduced scale that suits the largest suits all.
+        self._largest = max(self.rules, key=lambda rule: rule.resize_shorter)
+        ends = np.cumsum([rule.num_bytes for rule in self.rules]).tolist()
+        self.num_bytes: int = ends[-1]  # per image
+        self._parts = {
+            name: (ends[place := self.rules.index(rule)] - rule.num_bytes, ends[place], rule)
+            for name, rule in rules.items()
+        }
+
+    def check(
+        self,
+        data: bytes | memoryview,
+        *,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+        max_full_pixels: int = DEFAULT_MAX_FULL_PIXELS,
+    ) -> CheckedImage:
+        """Read a file's header and check the limits; see :func:`models.image.check_image`."""
+        return check_image(
+            data, self._largest, max_pixels=max_pixels, max_full_pixels=max_full_pixels
+        )
+
+    def decode(self, data: bytes | memoryview, checked: CheckedImage) -> Pixels:
+        """Decode a checked file.
+
+        Returns:
+            uint8 BGR, (H, W, 3), or (B,) if the members' inputs differ.
+
+        Raises:
+            CorruptImageError: the file is damaged.
+            TandemError: OpenCV could not get the memory it needs.
+
+        """
+        flat = decode_images(data, self.rules, checked)
+        return flat if len(self.rules) > 1 else _squares(flat, self.rules[0].input_size)
+
+    def read(self, data: bytes | memoryview) -> Pixels:
+        """Check a file with the usual limits and decode it; see :func:`models.image.read_image`."""
+        return self.decode(data, self.check(data))
+
+    def warm_up(self) -> None:
+        """Read a small picture, since the first one has to import and set up."""
+        _, file = cv2.imencode(".jpg", np.zeros((8, 8, COLORS), np.uint8))
+        self.read(file.tobytes())
+
+    def of(self, member: str, images: Pixels) -> Pixels:
+        """Return a member's part of a batch: (N, H, W, 3), a view.
+
+        A batch of (N, H, W, 3) is every member's input. With several views per image there is an
+        axis for them after the first: (N, V, B) or (N, V, H, W, 3).
+        """
+        if images.ndim > 3:
+            return images
+        first, end, rule = self._parts[member]
+        return _squares(images[..., first:end], rule.input_size)
+
+    def split(self, images: Pixels) -> list[Pixels]:
+        """Return a batch's distinct inputs, each (N, H, W, 3), in the order of ``rules``."""
+        if images.ndim > 3:
+            return [images]
+        return [
+            _squares(images[..., first:end], rule.input_size)
+            for first, end, rule in dict.fromkeys(self._parts.values())
+        ]
+
+    @staticmethod
+    def joined(parts: Sequence[Pixels]) -> Pixels:
+        """Return the batch of these inputs, each (..., H, W, 3); several are joined as (..., B)."""
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([part.reshape(*part.shape[:-3], -1) for part in parts], axis=-1)
+
+    def none(self) -> Pixels:
+        """Return a batch with no images."""
+        if len(self.rules) > 1:
+            return np.empty((0, self.num_bytes), np.uint8)
+        return np.empty((0, *self.rules[0].shape), np.uint8)
+
+
+def _squares(images: Pixels, size: int) -> Pixels:
+    return images.reshape(*images.shape[:-1], size, size, COLORS)

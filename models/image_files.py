@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from models.extras import needs_extra
 from models.image_formats import HAS_HEIF, KINDS
-from models.store_files import StoreError
+from models.machine import needs_extra
+from models.stores import StoreError
 
 SUFFIXES: tuple[str, ...] = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 if HAS_HEIF:

@@ -2,16 +2,42 @@
 
 Signatures are from each format's specification; those of boxes (HEIC, AVIF) are the brands
 registered at mp4ra.org.
+
+Walks a PNG's chunks, and makes a PNG for OpenCV with the default picture's chunks only.
+
+OpenCV would refuse metadata of 8 MB, show an animation's first frame instead of its default
+picture, and check IEND's checksum. The picture does not depend on any of these.
+
+Reads HEIC (libheif) and AVIF (libavif), if the extra ``heif`` is installed.
+
+Both packages read a header without decoding, and the limits are checked in between. Orientation is
+applied once: libheif applies irot, imir and clap while decoding, Pillow reports irot and imir for
+an AVIF. Exif's orientation is ignored in both.
 """
 
+import io
 import re
+import struct
+from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from models.errors import CorruptImageError, TandemError, UnsupportedFormatError
+from models.machine import pip_install
+
+if TYPE_CHECKING:
+    from PIL.AvifImagePlugin import AvifImageFile
+    from pillow_heif import HeifFile
+
 
 DECODED = ("jpeg", "png", "webp")
 HAS_HEIF = find_spec("pillow_heif") is not None  # the extra heif, for HEIC and AVIF
 KINDS = "JPEG, PNG, WebP, HEIC or AVIF" if HAS_HEIF else "JPEG, PNG or WebP"  # to be sent
 OF_THE_EXTRA = {"HEIC": "heic", "HEIF": "heic", "AVIF": "avif"}  # by name; ImageHeader's names
-
 _SIGNATURES: dict[str, tuple[bytes, ...]] = {
     "jpeg": (b"\xff\xd8\xff",),
     "png": (b"\x89PNG",),
@@ -77,3 +103,199 @@ def _refined(start: bytes) -> str:
     end = min(int.from_bytes(start[:4]), len(start))
     names = {_BRANDS.get(start[place : place + 4]) for place in range(16, end, 4)}
     return next((name for name in ("HEIC", "AVIF") if name in names), "HEIF")
+
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# Encoders write at least 8 KB of pixels per chunk; many tiny chunks are an attack.
+_MAX_CHUNKS = 2**16
+_read_chunk = struct.Struct(">I4s").unpack_from  # length and kind
+_PIXELS = frozenset({b"IDAT"})
+_BEFORE_PIXELS = _PIXELS | {b"IHDR", b"PLTE", b"tRNS"}
+_END = b"\0\0\0\0IEND\xaeB`\x82"
+
+
+def png_chunks(view: memoryview, position: int = 8) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (kind, start of the body, end of the checksum) of each chunk that begins in the file.
+
+    The last chunk may end after the file. Checksums are not verified.
+    """
+    last = view.nbytes - 8  # the last place for a chunk's length and kind
+    for _ in range(_MAX_CHUNKS):
+        if position > last:
+            return
+        length, kind = _read_chunk(view, position)
+        start, position = position + 8, position + 12 + length
+        yield kind, start, position
+
+
+def has_png_end(view: memoryview, position: int) -> bool:
+    """Whether all chunks from ``position`` up to IEND are complete."""
+    for kind, _, end in png_chunks(view, position):
+        if kind == b"IEND":
+            return end <= view.nbytes
+    return False
+
+
+def default_picture(view: memoryview) -> memoryview | bytes:
+    """Return a PNG of the file's IHDR, PLTE, tRNS and IDAT: an animation's default picture.
+
+    PLTE and tRNS only count before the pixels, by the specification. A file that begins with these
+    and IEND is not copied.
+    """
+    spans = [slice(0, 8)]
+    wanted = _BEFORE_PIXELS
+    for kind, start, end in png_chunks(view):
+        if kind == b"IDAT":
+            wanted = _PIXELS
+        elif kind == b"IEND":
+            if len(spans) == 1 and view[start - 8 : end] == _END:
+                return view[:end]
+            break
+        if kind not in wanted:
+            continue
+        if spans[-1].stop == start - 8:  # adjacent chunks are copied in one piece
+            spans[-1] = slice(spans[-1].start, end)
+        else:
+            spans.append(slice(start - 8, end))
+    return b"".join([*(view[span] for span in spans), _END])
+
+
+FORMATS = ("heic", "avif")  # of an ImageHeader
+EXTRA = "heif"
+_MAX_PICTURES = 1000  # in a file; only the first, or the primary one, is decoded
+_ORIENTATION_TAG = 0x0112
+# Of a file's boxes and announced sizes; libheif allows 1,000 items, one for each tile.
+_MAX_BOXES, _MAX_SIZES = 256, 4096
+_ERRORS = (ValueError, RuntimeError, SyntaxError, EOFError, OSError, LookupError)
+
+
+class HeifSize(NamedTuple):
+    """A header's properties: the sides as decoded, and Exif's orientation."""
+
+    width: int
+    height: int
+    orientation: int
+    has_alpha: bool
+
+
+def read_size(view: memoryview, name: str) -> HeifSize:
+    """Read the header of a HEIC, HEIF or AVIF file, without decoding.
+
+    Raises:
+        UnsupportedFormatError: the extra is not installed, or there are too many pictures.
+        CorruptImageError: the header is cut short or damaged.
+
+    """
+    try:
+        import pillow_heif  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UnsupportedFormatError(
+            f"{name} is not decoded: send JPEG, PNG or WebP, or install what decodes it where the "
+            f"service runs: {pip_install(EXTRA)}."
+        ) from error
+    width, height = _largest_announced(view)
+    if not width * height:
+        raise CorruptImageError(
+            f"The {name} header is cut short or damaged ({view.nbytes} bytes in all): "
+            "send the whole file."
+        )
+    try:
+        size, num_pictures = _avif_size(view) if name == "AVIF" else _heic_size(view)
+    except _ERRORS:  # over the library's limit and ours; or decoding gives the reason
+        size, num_pictures = HeifSize(width, height, 1, False), 1
+    if num_pictures > _MAX_PICTURES:
+        raise UnsupportedFormatError(
+            f"{name} with {num_pictures:,} pictures is not decoded (up to {_MAX_PICTURES:,} are): "
+            "send one of them, or JPEG, PNG or WebP."
+        )
+    if width * height > 4 * size.width * size.height:
+        # A cut-out may be small, but decoding it needs the whole: the limits are for the whole.
+        return size._replace(width=width, height=height)
+    return size
+
+
+def decode(view: memoryview, format: str) -> NDArray[np.uint8]:
+    """Return the picture as stored: (h, w) grey, (h, w, 3) BGR or (h, w, 4) BGRA, 8 bits.
+
+    Raises:
+        CorruptImageError: the picture cannot be decoded.
+        TandemError: there is not enough memory.
+
+    """
+    try:
+        return _avif_pixels(view) if format == "avif" else _heic_pixels(view)
+    except MemoryError as error:
+        raise TandemError(f"No memory for the {format.upper()}'s pixels.") from error
+    except _ERRORS as error:
+        raise CorruptImageError(
+            f"The {format.upper()} cannot be decoded ({' '.join(str(error).split())[:200]}): the "
+            "file is damaged. Send it again, or save it anew."
+        ) from error
+
+
+def _heic(view: memoryview) -> "HeifFile":
+    import pillow_heif
+
+    options = pillow_heif.options
+    options.DECODE_THREADS = 0  # pictures are decoded concurrently
+    options.THUMBNAILS = options.DEPTH_IMAGES = options.AUX_IMAGES = False
+    return pillow_heif.open_heif(bytes(view), bgr_mode=True)
+
+
+def _heic_size(view: memoryview) -> tuple[HeifSize, int]:
+    file = _heic(view)
+    primary = file[file.primary_index]
+    width, height = primary.size
+    return HeifSize(width, height, 1, primary.has_alpha), len(file)
+
+
+def _heic_pixels(view: memoryview) -> NDArray[np.uint8]:
+    file = _heic(view)
+    primary = file[file.primary_index]
+    pixels = np.asarray(primary)
+    if primary.premultiplied_alpha:
+        return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_mRGBA2RGBA), np.uint8)
+    return pixels
+
+
+def _avif(view: memoryview) -> "AvifImageFile":
+    from PIL import AvifImagePlugin
+
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # pictures are decoded concurrently
+    return AvifImagePlugin.AvifImageFile(io.BytesIO(view))
+
+
+def _avif_size(view: memoryview) -> tuple[HeifSize, int]:
+    with _avif(view) as file:
+        width, height = file.size
+        orientation = file.getexif().get(_ORIENTATION_TAG, 1)
+        return HeifSize(width, height, orientation, "A" in file.mode), file.n_frames
+
+
+def _avif_pixels(view: memoryview) -> NDArray[np.uint8]:
+    with _avif(view) as file:
+        is_opaque = "A" not in file.mode
+        mode, code = ("RGB", cv2.COLOR_RGB2BGR) if is_opaque else ("RGBA", cv2.COLOR_RGBA2BGRA)
+        return np.asarray(cv2.cvtColor(np.asarray(file.convert(mode)), code), np.uint8)
+
+
+def _largest_announced(view: memoryview) -> tuple[int, int]:
+    """Return the largest size in the ``ispe`` boxes of ``meta`` (ISO/IEC 23008-12, 6.5.3).
+
+    (0, 0) if there are none, or too many to read.
+    """
+    sizes, position = [(0, 0)], 0
+    for _ in range(_MAX_BOXES):
+        if position + 16 > view.nbytes:
+            break
+        length, kind = struct.unpack_from(">I4s", view, position)
+        if length == 1:  # a 64-bit length follows
+            (length,) = struct.unpack_from(">Q", view, position + 8)
+        end = position + length if length else view.nbytes
+        if kind == b"meta":
+            bodies = bytes(view[position:end]).split(b"ispe\0\0\0\0", _MAX_SIZES)[1:]
+            if len(bodies) == _MAX_SIZES:
+                return 0, 0
+            sizes += [struct.unpack_from(">II", body) for body in bodies if len(body) >= 8]
+        position = max(end, position + 8)
+    return max(sizes, key=lambda size: size[0] * size[1])

@@ -2,16 +2,39 @@
 
 A record refuses a set if it measured the same INT8 networks, whatever else of the set has changed
 since. A record verifies a set only if its networks and conditions are unchanged.
-:mod:`models.drop_rule` decides whether a loss is significant. See decision 0010.
+:mod:`models.ledger` decides whether a loss is significant. See decision 0010.
+
+Decides whether INT8 lost more than a set allows: refused, verified, or unknown.
+
+Every measured loss varies by chance, so with few images a figure above or below ``max_drop`` proves
+nothing. **Refused** requires a significant loss above ``max_drop``. **Verified** requires an
+interval that ends below a bound, which is tighter with more images. Everything else is **unknown**.
+See decision 0011; ``tests/load/gate_simulation.py`` measures the rates of both errors.
+
+Expected CPU cost of an image in each stage, until it is measured.
+
+The members' cost is in the manifest's accuracy record (``tandem evaluate``). The rest was measured
+for photos of 15 to 240 KB and 16 clients (tests/load/results/apart.json; two cores with AVX512-VNNI
+and AMX). The figures include tracing of every request, 2 %, which clusters do not use
+(tracing.json).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
 from typing import Literal
 
-from models.accuracy import ENSEMBLE, AccuracyRecord, ValidationDrop
-from models.drop_rule import LEAST_IMAGES, Judgement, judged, outcome_of
-from models.manifest import Manifest
+from models.manifest import (
+    ENSEMBLE,
+    Z95,
+    AccuracyRecord,
+    Drop,
+    Loss,
+    Manifest,
+    MultiLabelDrop,
+    ValidationDrop,
+)
 from models.record import Precision
 
 Status = Literal["verified", "unmeasured", "unknown", "dropped"]
@@ -161,6 +184,26 @@ def _why_stale(manifest: Manifest, precision: Precision) -> str:
     return f" as the set is now: {changed} changed since it was measured"
 
 
+DropOutcome = Literal["refused", "verified", "unknown"]
+
+
+def bound(max_drop: float, num_images: int) -> float:
+    """Return the highest upper end of a loss's interval that still verifies INT8."""
+    return max_drop + min(MAX_SLACK, SLACK * sqrt(SLACK_IMAGES / num_images))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The judgement on a figure of a classifier, and its number of images."""
+
+    name: str  # a member's, or ensemble
+    loss: Loss
+    num_images: int
+    outcome: DropOutcome
+    bound: float  # the interval must end below this to verify
+    num_more: int | None  # roughly how many more images would decide; None: no number would
+
+
 def _judgements(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
     return judged(record.drops, record.num_images, manifest.max_drop)
 
@@ -257,3 +300,134 @@ def _too_much(
 
 def _points(fraction: float) -> str:
     return f"{fraction * 100:.2f} points"
+
+
+SIGNIFICANCE = 0.05  # the probability that a set as good as float is refused for any of its figures
+# An interval verifies if it ends less than this above max_drop, as a fraction: half a point at
+# 1,000 images, since intervals shrink with the root of their number. MAX_SLACK keeps losses of two
+# points from being verified.
+SLACK, SLACK_IMAGES, MAX_SLACK = 0.005, 1000, 0.015
+LEAST_IMAGES = 254  # fewer cannot verify with the usual max_drop, even without any difference
+MOST_IMAGES = 10**7  # more are not requested
+
+
+def judged(
+    drops: Mapping[str, Drop | MultiLabelDrop],
+    num_images: int,
+    max_drop: float,
+    num_figures: int = 0,
+) -> list[Judgement]:
+    """Judge the figures of an evaluation; ``drops`` are by member name or ``ensemble``.
+
+    A loss is significant if its p-value times the number of figures is within ``SIGNIFICANCE``
+    (Bonferroni). So sets with more members are not refused more often by chance. ``num_figures`` is
+    the number of all figures, if ``drops`` has only some of them.
+    """
+    losses = [(name, loss) for name, drop in drops.items() for loss in drop.losses]
+    level = SIGNIFICANCE / max(1, num_figures, len(losses))
+    return [_judged(name, loss, num_images, max_drop, level) for name, loss in losses]
+
+
+def outcome_of(judgements: list[Judgement]) -> DropOutcome:
+    """Return the common outcome: any refusal refuses, verification needs all."""
+    outcomes = {judgement.outcome for judgement in judgements}
+    if "refused" in outcomes:
+        return "refused"
+    return "verified" if outcomes == {"verified"} else "unknown"
+
+
+def _judged(name: str, loss: Loss, num_images: int, max_drop: float, level: float) -> Judgement:
+    limit = bound(max_drop, num_images)
+    # A bound for N images, even if all of them, or none, changed (then a bootstrap has no spread):
+    # the one-sided exact test of N images, and the score interval of no change.
+    p_value = max(loss.p_value, 2.0 ** (1 - num_images))
+    high = max(loss.high, loss.lost + Z95**2 / (num_images + Z95**2))
+    outcome: DropOutcome = "unknown"
+    if loss.lost > max_drop and p_value <= level:
+        outcome = "refused"
+    elif loss.lost <= max_drop and high <= limit:
+        outcome = "verified"
+    more = _num_more(loss, num_images, max_drop, level) if outcome == "unknown" else None
+    return Judgement(name, loss, num_images, outcome, limit, more)
+
+
+def _num_more(loss: Loss, num_images: int, max_drop: float, level: float) -> int | None:
+    """Estimate how many more images would decide, if loss and differences stayed alike.
+
+    Half a score interval is about z sqrt(v / n + z^2 / n^2), with v the variance of an image's
+    difference. This is solved for v, and then evaluated for more images in steps of 5 %.
+    """
+    half = loss.high - loss.lost
+    variance = max(0.0, half**2 * num_images / Z95**2 - Z95**2 / num_images)
+    z_refused, total = -NormalDist().inv_cdf(level / 2), float(num_images)
+    while (total := total * 1.05) < MOST_IMAGES:
+        if loss.lost > max_drop:
+            is_certain = loss.lost >= z_refused * sqrt(variance / total) and (
+                2.0 ** (1 - total * loss.lost) <= level  # if INT8 is right nowhere else
+            )
+        else:
+            high = loss.lost + Z95 * sqrt(variance / total + (Z95 / total) ** 2)
+            is_certain = high <= bound(max_drop, round(total))
+        if is_certain:
+            return rounded_up(total - num_images)
+    return None
+
+
+def rounded_up(number: float) -> int:
+    """Return the next higher number with at most two digits before its zeros."""
+    step = 1
+    while number / step > 100:
+        step *= 10
+    return int(-(-number // step)) * step
+
+
+DECODE_CPU_MS = 1.8  # on the Gateway's threads
+DECODER_CPU_MS = 2.4  # in its own process, with its calls
+INPUT_CPU_MS = 0.3  # for each further input, if members differ (results/sizes.json)
+# HTTP and the graph's calls, to stages in other processes or in the same one.
+GATEWAY_APART_CPU_MS = 1.7
+GATEWAY_TOGETHER_CPU_MS = 1.4
+COMBINE_CPU_MS = 0.5
+MEMBER_CPU_MS = 20.0  # of a member without a record
+# A record measures full batches in one process. A member in its own process also has calls, and
+# slightly smaller batches.
+MEMBER_APART = 1.1
+AROUND_CPU_MS = 0.55  # Ray's processes and HAProxy, which no replica reports
+
+
+def member_cpu_ms(manifest: Manifest, precision: Precision) -> dict[str, float]:
+    """Return each member's CPU-ms per image in full batches, from the newest record."""
+    guessed = {member.name: MEMBER_CPU_MS for member in manifest.members}
+    return guessed | measured_cpu_ms(manifest, precision)
+
+
+def measured_cpu_ms(manifest: Manifest, precision: Precision) -> dict[str, float]:
+    """Return the costs of :func:`member_cpu_ms` that a record has, by member."""
+    runs = {member.name: member.precision_of(precision) for member in manifest.members}
+    return {
+        name: of[runs[name]]
+        for record in records_of_networks(manifest)
+        for name, of in record.cpu_ms_per_image.items()
+        if name in runs and runs[name] in of
+    }
+
+
+def decoder_cpu_ms(manifest: Manifest) -> float:
+    """Return the CPU-ms per image of a separate Decoder."""
+    return DECODER_CPU_MS + _further_inputs_ms(manifest)
+
+
+def _further_inputs_ms(manifest: Manifest) -> float:
+    return INPUT_CPU_MS * (len(manifest.inputs.rules) - 1)
+
+
+def gateway_cpu_ms(
+    manifest: Manifest, precision: Precision, *, decodes: bool, has_members: bool
+) -> float:
+    """Return the Gateway's CPU-ms per image, with the stages in its process."""
+    total = GATEWAY_TOGETHER_CPU_MS if has_members else GATEWAY_APART_CPU_MS
+    if decodes:
+        total += DECODE_CPU_MS + _further_inputs_ms(manifest)
+    if has_members:
+        total += sum(member_cpu_ms(manifest, precision).values())
+    return total

@@ -9,15 +9,14 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 
-from models.answer_rule import AnswerRule
+from models.ensemble import AnswerRule
 from models.errors import ModelSetError
-from models.extras import check_installed
+from models.files import user_folder, with_home
 from models.golden import Golden, read_golden
+from models.machine import check_installed
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.record import FileRecord, Precision, sha256_of
-from models.stores import fetch, is_url
-from models.user_folders import user_folder, with_home
-from models.versions import earlier_folders, split_version
+from models.stores import earlier_folders, fetch, is_url, split_version
 
 BUNDLED_DIR = Path(__file__).parent  # models/<set>/ next to this code
 PARTIAL_SUFFIX = ".partial"  # of a folder that is being made or removed

@@ -1,12 +1,31 @@
-"""Strict frozen records for manifests, and files identified by hash."""
+"""Strict frozen records for manifests, and files identified by hash.
+
+The image section of a manifest, or of a member: input size, resize and colour order.
+
+Reads YAML that people write: repeated keys and invalid values are errors with their place.
+
+PyYAML's safe loader silently takes the second of two equal keys. It raises various Python errors
+for a 13th month, a number of 5,000 digits or ten thousand brackets.
+"""
 
 import hashlib
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from models.errors import ModelSetError
+from models.errors import ModelSetError, TandemError
+from models.image import ImageRule, Resize
+from models.image_resize import Interpolation
 
 # FP16: the float network with weights stored as FP16; its FloatType is the type of computation.
 Precision = Literal["INT8", "FP16"]
@@ -21,7 +40,6 @@ RuntimeName = Literal["openvino", "onnxruntime"]
 SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx"}
 # Runtimes from before sets were converted when added, and their files.
 RETIRED = {"torch": ".pt2", "torchscript": ".torchscript"}
-
 # Of a member in the average. The bound keeps sums finite; strict: true is not 1.0.
 Weight = Annotated[float, Field(gt=0, le=1e6, strict=True)]
 # The divisor of logits. The bounds keep float32 rows of many classes from underflowing.
@@ -69,3 +87,88 @@ def sha256_of(path: Path) -> str:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+
+
+LATER_FIELDS = {"resize", "interpolation"}  # absent in the first manifests
+
+
+class ImageRecord(Record):
+    """How bytes become the networks' input; see :class:`models.image.ImageRule`."""
+
+    input_size: Annotated[int, Field(ge=1, le=4096)]
+    resize_shorter: Annotated[int, Field(ge=1, le=8192)]
+    color_order: Literal["BGR"] = "BGR"  # OpenCV's; the IR turns it into the network's own
+    resize: Resize = "crop"
+    interpolation: Interpolation = "bilinear"
+
+    @model_validator(mode="after")
+    def _crop_fits(self) -> "ImageRecord":
+        _ = self.rule  # which checks it
+        return self
+
+    @property
+    def rule(self) -> ImageRule:
+        return ImageRule(self.input_size, self.resize_shorter, self.resize, self.interpolation)
+
+    @property
+    def key(self) -> str:
+        """A text that differs between records, without later fields at their defaults."""
+        values = self.model_dump(exclude_defaults=True)
+        return self.model_dump_json(exclude=LATER_FIELDS - values.keys())
+
+
+_MERGE = "tag:yaml.org,2002:merge"  # the key <<, which may be repeated in a mapping
+
+
+class YamlError(TandemError):
+    """A file is not YAML, or not as these files are to be."""
+
+    code = "yaml"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: set[tuple[str, str]] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            if (key.tag, key.value) in keys:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} stands twice in one mapping; leave one out",
+                    problem_mark=key.start_mark,
+                )
+            keys.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
+            raise yaml.MarkedYAMLError(
+                problem=f"{str(node.value)[:40]!r} cannot be read: {error}",
+                problem_mark=node.start_mark,
+            ) from error
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a file with a single document.
+
+    Raises:
+        OSError: the file cannot be read.
+        YamlError: it is not YAML in UTF-8, repeats a key, or is nested too deeply.
+
+    """
+    try:
+        return parse_yaml(path.read_text("utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise YamlError(f"{path} is not YAML: {error}") from error
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse a document; the :class:`YamlError` is as in :func:`read_yaml` and names ``where``."""
+    try:
+        return yaml.load(text, _StrictLoader)  # safe, and strict
+    except yaml.YAMLError as error:
+        raise YamlError(f"{where} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise YamlError(f"{where} is not YAML as it is read here: nested too deeply") from error

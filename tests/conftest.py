@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 from app.environment import NICENESS
-from app.launch import ports
+from app.launch import checks
 
 pytest.register_assert_rewrite("tests.support")  # before they are imported
 from tests.support import container_image, manifests  # noqa: E402
@@ -83,7 +83,7 @@ class SignalStack(ctypes.Structure):
 def pytest_runtest_setup() -> None:
     """Let signals have the thread's own stack: an earlier test of NNCF may have left a freed one.
 
-    The next signal would end this process (:mod:`calibration.quantization.interrupts`).
+    The next signal would end this process (:mod:`calibration.quantization.quantize_set`).
     """
     none = SignalStack(None, SS_DISABLE, 0)
     assert ctypes.CDLL(None).sigaltstack(ctypes.byref(none), None) == 0
@@ -139,7 +139,7 @@ def shared_data() -> Path:
 def free_port() -> Callable[[], int]:
     """Find a port of the loopback interface that nobody listens on."""
 
-    return ports.free_port
+    return checks.free_port
 
 
 @pytest.fixture(scope="session")

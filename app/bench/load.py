@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from app.access.client_tls import ClientTls
+from app.access import ClientTls
 from app.bench.measurement import Run, TimedRequest, cpu_seconds
 from app.errors import ConfigError
 from models.child_process import ChildDiedError, Send, run_apart

@@ -13,7 +13,7 @@ from rich.table import Table
 from app.bench.load import Load, Progress, Target, run_load
 from app.bench.measurement import Summary, knee, service_root, summarise
 from app.errors import ConfigError
-from models.extras import needs_extra
+from models.machine import needs_extra
 
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 out = Console(soft_wrap=True, highlight=False, emoji=False)

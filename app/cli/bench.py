@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from app.access.api_keys import key_headers
-from app.access.client_tls import ClientTls
+from app.access import ClientTls, key_headers
 from app.cli.options import (
     CallersKeyFile,
     ClientCert,
@@ -22,7 +21,7 @@ from app.cli.options import (
     service_url,
 )
 from app.errors import ConfigError
-from models.result_files import check_can_write, write_json
+from models.files import check_can_write, write_json
 
 if TYPE_CHECKING:  # imported at its use, so that tandem --help stays fast
     from app.bench.load import Load
@@ -114,7 +113,7 @@ def _check_numbers(**values: float) -> None:
 def _bodies(images: Path | None) -> tuple[list[bytes], dict[str, object]]:
     """Return the photos to send, and the facts of them and of this machine for the result."""
     from app.bench.load import drawn_photos, photos_in
-    from models.extras import describe_machine
+    from models.machine import describe_machine
 
     bodies = photos_in(images) if images else drawn_photos()
     origin = str(images) if images else "drawn photos of 500 x 375"

@@ -14,11 +14,10 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from app.access.api_keys import sent_key
-from app.access.client_tls import ClientTls
+from app.access import ClientTls, sent_key
 from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots, service_url
 from app.errors import ConfigError
-from app.graph.parameters import checked_threshold, checked_top_k
+from app.graph.request import checked_threshold, checked_top_k
 
 if TYPE_CHECKING:
     from tandem_client import Client, TandemError

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.errors import ConfigError, NotReadyError
 from models.errors import TandemError
-from models.extras import check_installed
 from models.image_files import first_not_utf8, images_at, is_store, read_image
+from models.machine import check_installed
 from models.manifest import Manifest
 from models.model_set import load_model_set
 

@@ -13,11 +13,10 @@ from typer.core import TyperCommand, TyperOption
 
 from app.cli.bench import bench
 from app.cli.classify import classify
-from app.cli.environment import environment
-from app.cli.serve import serve
+from app.cli.serve import environment, serve
 from app.cli.traffic import traffic
 from models.errors import TandemError
-from models.extras import DISTRIBUTION
+from models.machine import DISTRIBUTION
 
 STREAMS = (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w"))
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from app.errors import ConfigError
-from models.extras import needs_extra
-from models.result_files import check_can_write
+from models.files import check_can_write
+from models.machine import needs_extra
 
 PLOTS = (".png", ".svg")
 

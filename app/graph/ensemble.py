@@ -9,21 +9,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.caching.values import Outcome
+from app.answers import Classified, Combined, Decoded, Fault, Timings, classified
 from app.errors import UPDATING, OtherSetError
-from app.functions.loading import fingerprint_with, load_function
-from app.functions.stages import OwnPreprocess
-from app.graph.cascade import Cascade
-from app.graph.members import MemberResults, Members, says_nothing_of_others
+from app.graph.members import (
+    Cascade,
+    CombinerStage,
+    DecoderStage,
+    MemberResults,
+    Members,
+    MemberStage,
+    ViewedMember,
+    says_nothing_of_others,
+)
+from app.graph.redis_cache import Outcome
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.set_checks import check_task
-from app.graph.stages import CombinerStage, DecoderStage, MemberStage, ViewedMember
-from app.messages import Combined, Decoded, Fault
-from app.responses import Classified, Timings, classified
 from app.settings import Settings
+from app.stages.own_functions import OwnPreprocess, fingerprint_with, load_function
 from models.ensemble import Probabilities, average
 from models.model_set import ModelSet
-from models.runtime import Pixels
+from models.openvino_network import Pixels
 
 
 @dataclass(frozen=True, slots=True)

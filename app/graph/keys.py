@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from app.access.api_keys import (
+from app.access import (
     ApiKeyError,
+    file_stamp,
     keys_in,
     name_and_key,
     read_key_file,
     readable_by_others,
 )
-from app.access.file_stamp import file_stamp
 from app.environment import KEYS_VARIABLE, whole_environment
 from app.errors import UnauthorizedError
-from app.metrics.meter import meter
-from app.metrics.table import KEY_REQUESTS
+from app.telemetry.metric_table import KEY_REQUESTS
+from app.telemetry.metrics import meter
 
 logger = logging.getLogger("ray.serve")
 UNNAMED = "unnamed"  # the metric's label for a key without a name

@@ -2,26 +2,39 @@
 
 The answer policy says how many must answer: every member (``all``), more than half of them
 (``quorum``), or one (``any``). An answer that lacks members is *degraded*, and names them.
+
+The interfaces by which the graph calls its stages, wherever they run.
+
+Objects in this process (:mod:`app.deployments`) and deployments behind a handle
+(:mod:`app.serve.remote`) implement these protocols. ``left_s`` is the time that the request has
+left, in seconds; calls that would take longer raise :class:`app.errors.DeadlineError`.
+
+The cascade: asks the other members only about images on which the first is not sure.
+
+It is off unless ``cascade_margin`` is set. ``tandem evaluate`` measures each margin's accuracy.
 """
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from app.calls.attempts import as_tandem
+import numpy as np
+
+from app.answers import Combined, Decoded, MemberAnswer
 from app.errors import MORE_TIME, UPDATING, DeadlineError, OtherSetError, OverloadedError
+from app.graph.attempts import CALL_ERRORS, as_tandem
 from app.graph.observer import Interval, RequestObserver
 from app.graph.request import ClassifyRequest
-from app.graph.stages import MemberStage
-from app.messages import MemberAnswer
 from app.queueing.circuit_breaker import CircuitBreaker
-from app.queueing.priority import SHADOW
+from app.queueing.scheduler import SHADOW, Lane
 from app.settings import AnswerPolicy
-from models.image_inputs import ImageInputs
-from models.runtime import Pixels
+from models.ensemble import Probabilities, is_sure
+from models.errors import TandemError
+from models.image import ImageInputs
+from models.openvino_network import Pixels
 
 Answering = asyncio.Future[MemberAnswer]
 LATE = "late"
@@ -87,6 +100,16 @@ def says_nothing_of_others(missing: Mapping[str, str]) -> bool:
 def has_succeeded(task: asyncio.Future[Any]) -> bool:
     """Whether a task ended with a result."""
     return task.done() and not task.cancelled() and task.exception() is None
+
+
+class MemberStage(Protocol):
+    """One network of the ensemble."""
+
+    def classify(self, images: Pixels, left_s: float, lane: Lane) -> Awaitable[MemberAnswer]:
+        """Return the probabilities of images, uint8 (K, H, W, 3) BGR.
+
+        Of a member in this process it is a future, which is cheaper than a task.
+        """
 
 
 class Members:
@@ -229,3 +252,128 @@ def _error_of(task: Answering) -> BaseException | None:
 
 def _ended(interval: Interval, observer: RequestObserver, _: Answering) -> None:
     interval.end_ms = observer.elapsed_ms()
+
+
+class DecoderStage(Protocol):
+    """Decodes image files to pixels."""
+
+    async def decode(self, files: list[bytes], left_s: float, lane: Lane) -> Decoded:
+        """Decode every file; a bad file becomes a fault in the answer."""
+
+
+class CombinerStage(Protocol):
+    """Combines the members' probabilities into answers."""
+
+    async def combine(
+        self,
+        members: Mapping[str, Probabilities],
+        top_k: int,
+        left_s: float,
+        threshold: float | None,
+    ) -> list[Combined]:
+        """Return an answer per image from float32 (K, C) of each member that answered.
+
+        ``threshold`` is the request's, for a multi-label set; None: the set's own.
+        """
+
+
+class ViewedMember:
+    """A member that is asked about several views of each image, and answers their mean.
+
+    The operator's ``preprocess`` makes the views, for example the image and its mirror image: the
+    member is asked about the K * V images of uint8 (K, V, H, W, 3).
+    """
+
+    def __init__(self, member: MemberStage) -> None:
+        self._member = member
+
+    async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
+        """Return a row per image, the mean of its views' rows."""
+        num_images, num_views = images.shape[:2]
+        flat = images.reshape(num_images * num_views, *images.shape[2:])
+        return folded(await self._member.classify(flat, left_s, lane), num_views)
+
+
+def folded(answer: MemberAnswer, num_views: int) -> MemberAnswer:
+    """Return the answer for K images from that for their K * V views, grouped by image.
+
+    An image's times are those of its last view.
+    """
+    rows = answer.probabilities
+    mean = rows.reshape(-1, num_views, rows.shape[1]).mean(axis=1, dtype=np.float32)  # (K, C)
+    done_ms = np.add(answer.queue_ms, answer.infer_ms).reshape(-1, num_views)
+    firsts = np.arange(len(done_ms)) * num_views
+    last = (firsts + done_ms.argmax(axis=1)).tolist()
+    return answer.rows(last)._replace(probabilities=mean)
+
+
+class Cascade:
+    """Asks the first of the members, then the others about the images that need them."""
+
+    def __init__(self, members: Members, margin: float) -> None:
+        self.margin, self._members = margin, members
+        self._first, *others = members.names
+        self._others = tuple(others)
+        self._breaker = members.breakers[self._first]
+
+    async def ask(self, images: Pixels, request: ClassifyRequest) -> list[MemberResults]:
+        """Return the results of images that the first member is sure of, and of the other images.
+
+        Each image is decided separately.
+        """
+        if self._can_do_without(request) and not self._breaker.allows():
+            return await self._ask_the_others(images, request, NOT_ASKED)
+        try:
+            first = await self._ask_the_first(images, request)
+        except OtherSetError:
+            raise
+        except (TandemError, *CALL_ERRORS) as error:
+            if not self._can_do_without(request):
+                raise
+            return await self._ask_the_others(images, request, as_tandem(error).code)
+        sure = is_sure(first.answers[self._first].probabilities, self.margin)  # (K,) bool
+        results = []
+        if sure.any():
+            results.append(self._of(first, np.flatnonzero(sure).tolist(), self._others))
+        if not sure.all():
+            unsure = np.flatnonzero(~sure).tolist()
+            left = images if len(unsure) == len(images) else images[unsure]
+            (rest,) = await self._members.ask(left, request, self._others, self._members.needed - 1)
+            own = self._of(first, unsure)
+            answers, call_times = own.answers | rest.answers, own.call_times | rest.call_times
+            results.append(MemberResults(own.images, answers, call_times, missing=rest.missing))
+        return results
+
+    def _can_do_without(self, request: ClassifyRequest) -> bool:
+        """Whether the answer policy admits an answer without the first member; no copy does."""
+        return self._members.needed <= len(self._others) and request.lane != SHADOW
+
+    async def _ask_the_first(self, images: Pixels, request: ClassifyRequest) -> MemberResults:
+        """Ask the first member; it has half of the time if the others could answer without it.
+
+        A timeout counts as its failure only if half of the time is at least ``patience_s``.
+        """
+        left_s = request.left_s / 2 if self._can_do_without(request) else None
+        try:
+            async with asyncio.timeout(left_s):
+                (results,) = await self._members.ask(images, request, (self._first,), 1)
+        except TimeoutError as error:
+            if left_s is not None and left_s >= self._members.patience_s:
+                self._breaker.failed()
+            raise DeadlineError(f"{self._first} did not answer in time; {MORE_TIME}") from error
+        return results
+
+    async def _ask_the_others(
+        self, images: Pixels, request: ClassifyRequest, why: str
+    ) -> list[MemberResults]:
+        """Ask the others about every image, since the first member did not answer."""
+        (rest,) = await self._members.ask(images, request, self._others, self._members.needed)
+        rest.missing[self._first] = why
+        return [rest]
+
+    def _of(
+        self, results: MemberResults, positions: Sequence[int], skipped: tuple[str, ...] = ()
+    ) -> MemberResults:
+        """Return the first member's results for some of the images."""
+        part = results.answers[self._first].rows(positions)
+        return MemberResults(tuple(positions), {self._first: part}, results.call_times, skipped)

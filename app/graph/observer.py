@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from app.messages import MemberAnswer
-from app.metrics.requests import StageDuration, record_answers, record_stage, stage_tags
-from app.responses import Classified, StageTiming, Timings
-from app.tracing.parents import current_parent, name_version
-from app.tracing.spans import Value, record
+from app.answers import Classified, MemberAnswer, StageTiming, Timings
+from app.telemetry.metrics import StageDuration, record_answers, record_stage, stage_tags
+from app.telemetry.spans import Value, current_parent, name_version, record
 
 
 @dataclass(slots=True)

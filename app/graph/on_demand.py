@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from app.errors import IN_A_SECOND, NotReadyError, UnknownModelError
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.rolling_update import Graph
-from app.tracing.parents import untraced_task
+from app.telemetry.spans import untraced_task
 from models.errors import TandemError
 
 # The share of a request's time that it may wait for the load; the rest is for its answer.

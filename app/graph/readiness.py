@@ -10,12 +10,12 @@ import base64
 import contextlib
 import time
 
+from app.answers import Fault
 from app.errors import NotReadyError, OverloadedError
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.graph.rolling_update import Graph, run_in_time
-from app.messages import Fault
-from app.tracing.parents import untraced_task
+from app.telemetry.spans import untraced_task
 from models.errors import TandemError
 
 # A PNG of one grey pixel, the smallest picture that passes every stage.

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from app.calls.attempts import CALL_ERRORS, HEDGE_AFTER_SHARE, HedgeBudget, as_tandem, hedged
 from app.errors import MORE_TIME, DeadlineError, OtherSetError
+from app.graph.attempts import CALL_ERRORS, HEDGE_AFTER_SHARE, HedgeBudget, as_tandem, hedged
 from app.graph.request import ClassifyRequest, RequestAnswers
 from models.errors import TandemError
 

@@ -7,8 +7,8 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from app.settings import Settings
-from models.extras import installed_version
 from models.ledger import judge
+from models.machine import installed_version
 from models.manifest import MemberRecord
 from models.model_set import ModelSet
 from models.record import Precision, RuntimeName

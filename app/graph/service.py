@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from app.caching.response_cache import cache_use_of
+from app.answers import Fault
 from app.environment import GATEWAY_TIMEOUT, gateway_timeout_s
 from app.errors import (
     MAX_SHOWN,
@@ -17,13 +17,13 @@ from app.errors import (
     ConfigError,
     NotReadyError,
     UnknownModelError,
+    refused_before,
 )
-from app.graph.cached import with_cache
+from app.graph.cache import with_cache
 from app.graph.ensemble import Ensemble
 from app.graph.keys import Keys, read_keys
 from app.graph.observer import RequestObserver
 from app.graph.on_demand import OnDemandGraph
-from app.graph.parameters import checked_threshold, checked_top_k, lane_of
 from app.graph.readiness import Readiness
 from app.graph.request import (
     AnswerListener,
@@ -31,20 +31,20 @@ from app.graph.request import (
     RequestAnswers,
     RequestBody,
     RequestOptions,
+    cache_use_of,
+    checked_threshold,
+    checked_top_k,
+    lane_of,
 )
 from app.graph.rolling_update import ForwardingGraph, Graph, run_in_time
 from app.graph.served_models import ServedModels, describe
-from app.messages import Fault
-from app.metrics.meter import meter
-from app.metrics.table import REFUSED_BEFORE
-from app.queueing.admission import Admission, Arriving
-from app.queueing.byte_budget import ByteBudget, Share
-from app.queueing.concurrency_limit import limit_of
-from app.queueing.haproxy_headers import refused_before
-from app.scaling.usage import Usage
+from app.queueing.admission import Admission, Arriving, ByteBudget, Share, limit_of
+from app.queueing.usage import Usage
 from app.settings import Settings
+from app.telemetry.metric_table import REFUSED_BEFORE
+from app.telemetry.metrics import meter
+from models.ledger import gateway_cpu_ms
 from models.model_set import ModelSet
-from models.stage_costs import gateway_cpu_ms
 
 # The share of HAProxy's timeout within which a Gateway must answer: later, HAProxy asks another.
 OF_GATEWAY_TIMEOUT = 0.8

@@ -1,13 +1,22 @@
-"""Checks model sets before they are served: their names, INT8's accuracy, and the settings."""
+"""Checks model sets before they are served: their names, INT8's accuracy, and the settings.
+
+Decides ``precision: auto``: INT8 where this CPU computes it right, else the float networks.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 from app.errors import ConfigError, UnverifiedError
 from app.settings import Settings
+from models import golden
+from models.errors import ModelSetError
 from models.ledger import Verdict, judge
+from models.load import load
+from models.machine import available_cpus
 from models.manifest import Manifest
 from models.model_set import ModelSet
+from models.network import RuntimeOptions
 
 
 def served_sets(settings: Settings) -> list[ModelSet]:
@@ -73,3 +82,52 @@ def check_task(cascade_margin: float | None, manifest: Manifest) -> None:
             f"cascade_margin is {cascade_margin:g}, and {manifest.name} is multi-label: "
             "the margin needs classes that exclude each other; leave it out"
         )
+
+
+def decided(settings: Settings, *model_sets: ModelSet) -> tuple[Settings, str | None]:
+    """Return the settings with one precision for all; why it is not INT8, or None.
+
+    Every INT8 network is compiled and run here; each replica still checks what it serves.
+
+    Raises:
+        ModelSetError: a network is missing or altered, or no float ones are there to take.
+
+    """
+    if settings.precision != "auto":
+        return settings, None
+    size = settings.batch_sizes[-1]
+    problems = (_problem(model_set, size, settings.compile_cache) for model_set in model_sets)
+    if (problem := next(filter(None, problems), None)) is None:
+        return settings.model_copy(update={"precision": "INT8"}), None
+    try:
+        for model_set in model_sets:
+            for member in model_set.manifest.members:
+                model_set.network_path(member.name, "FP16")
+    except ModelSetError as error:
+        raise ModelSetError(
+            f"precision auto: {problem} And there is no FP16 to take: {error.message}"
+        ) from error
+    warning = f"precision auto: FP16 is served, not INT8: {problem}"
+    return settings.model_copy(update={"precision": "FP16"}), warning
+
+
+def _problem(model_set: ModelSet, batch_size: int, cache: Path | None) -> str | None:
+    """Return why INT8 cannot be served on this machine."""
+    options = RuntimeOptions(
+        num_threads=available_cpus(),
+        batch_sizes=(batch_size,),
+        cache_dir=cache,
+        float_type=model_set.manifest.float_type,
+    )
+    for member in model_set.manifest.members:
+        precision = member.precision_of("INT8")
+        if precision not in member.networks:
+            return f"{member.name} has no INT8 network."
+        if (expected := model_set.golden) is None:
+            continue  # nothing to compare with; replicas warn of it
+        network = load(model_set.network_path(member.name, precision), options)
+        try:
+            golden.check(expected, member.name, precision, network)
+        except golden.GoldenMismatchError as error:
+            return f"{error.message}."
+    return None

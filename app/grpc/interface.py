@@ -1,22 +1,49 @@
-"""The gRPC interface: parses ``Ensemble.Classify`` messages and renders the reply."""
+"""The gRPC interface: parses ``Ensemble.Classify`` messages and renders the reply.
+
+gRPC's health protocol, ``grpc.health.v1``, which Kubernetes and load balancers use.
+
+Only ``Check``: clients take a server without ``Watch`` for a serving one, by the protocol. A
+``Watch`` call never ends, and would delay a replica that stops.
+
+gRPC's reflection as ``grpc.reflection.v1``, which clients try first; grpcio has only v1alpha.
+
+The messages of both versions are equal on the wire, so v1alpha's servicer answers both.
+"""
 
 from collections.abc import Iterable
+from typing import Any
 
+import grpc
+from google.protobuf import descriptor_pool, json_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
+from app.answers import Classified, Fault, as_values
+from app.errors import MAX_SHOWN, UnknownModelError
 from app.graph.observer import RequestObserver
 from app.graph.request import RequestBody
 from app.graph.service import EnsembleService
 from app.grpc import tandem_pb2 as messages
-from app.grpc.call import GrpcCall, answered, number_of
+from app.grpc.call import (
+    CHECK,
+    HEALTH,
+    METHOD,
+    OPEN_INFERENCE,
+    SERVICE,
+    GrpcCall,
+    Message,
+    answered,
+    images_of,
+    number_of,
+    parsed,
+)
 from app.grpc.receiver import Receiver
-from app.grpc.request import images_of, parsed
-from app.grpc.servicer import METHOD, SERVICE, Message
-from app.messages import Fault
-from app.queueing.byte_budget import Share
-from app.responses import Classified, as_values
+from app.queueing.admission import Share
+from models.errors import TandemError
 
-# A message that is still to come (:func:`app.grpc.servicer.add_servicer`), or with the generated
+# A message that is still to come (:func:`app.grpc.call.add_servicer`), or with the generated
 # function one that was received before the call.
 Incoming = gRPCInputStream[Message] | messages.ClassifyRequest
 
@@ -83,3 +110,66 @@ def _error(fault: Fault, request_id: str) -> messages.Error:
         request_id=request_id,
         status=number_of(fault.status),
     )
+
+
+NAMES = ("", SERVICE, OPEN_INFERENCE)  # "" is the server as a whole
+
+
+class HealthInterface:
+    """Answers SERVING exactly when ``/readyz`` is 200, and needs no key either.
+
+    So its messages have a room of their own: calls without a key take none from calls with one.
+    """
+
+    def __init__(self, service: EnsembleService) -> None:
+        self._service, self._receiver = service, Receiver(service.settings)
+
+    async def check(
+        self, incoming: gRPCInputStream[Message], context: RayServegRPCContext
+    ) -> HealthCheckResponse:
+        """Answer one call; an error is the context's status, and the reply is empty."""
+        call = GrpcCall(HEALTH, CHECK, context)
+        return await answered(call, lambda: self._check(incoming, call), HealthCheckResponse)
+
+    async def _check(
+        self, incoming: gRPCInputStream[Message], call: GrpcCall
+    ) -> HealthCheckResponse:
+        data = await self._receiver.receive_short(incoming, call.announced_bytes)
+        name = parsed(data, HealthCheckRequest).service
+        if name not in NAMES:
+            known = ", ".join(NAMES[1:])
+            raise UnknownModelError(
+                f"no service {name[:MAX_SHOWN]!r} is here; ask for {known}, or for ''"
+            )
+        try:
+            await self._service.check_all_ready()
+        except TandemError:
+            return HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
+        return HealthCheckResponse(status=HealthCheckResponse.SERVING)
+
+
+V1ALPHA = reflection.SERVICE_NAME
+V1, REFLECTION_METHOD = V1ALPHA.replace("v1alpha", "v1"), "ServerReflectionInfo"
+
+
+def add_reflection_v1(server: Any, services: Iterable[str]) -> None:
+    """Add the service to Serve's gRPC server; it describes ``services`` and both versions."""
+    descriptor_pool.Default().AddSerializedFile(_described())
+    servicer = reflection.aio.ReflectionServicer({*services, V1, V1ALPHA})
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        reflection_pb2.ServerReflectionRequest.FromString,
+        reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_passthrough_service(V1)  # answered in the server, without a deployment
+    handlers = grpc.method_handlers_generic_handler(V1, {REFLECTION_METHOD: handler})
+    server.add_generic_rpc_handlers((handlers,))
+
+
+def _described() -> bytes:
+    """Return v1's own description: v1alpha's under the new name."""
+    file = FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    text = json_format.MessageToJson(file).replace("v1alpha", "v1")
+    described: bytes = json_format.Parse(text, FileDescriptorProto()).SerializeToString()
+    return described

@@ -15,9 +15,8 @@ from app.errors import (
     OverloadedError,
     SlowBodyError,
 )
-from app.grpc.servicer import Message
-from app.queueing.byte_budget import Share
-from app.queueing.uploads import Uploads
+from app.grpc.call import Message
+from app.queueing.admission import Share, Uploads
 from app.settings import Settings
 
 # On a cluster HAProxy gives up on a Gateway that reads nothing of a request for 5 s.
@@ -117,7 +116,7 @@ class ReceiveRoom:
     """Memory for messages while they arrive, in bytes; first come, first served.
 
     It counts the length that a message may reach, unlike
-    :class:`~app.queueing.byte_budget.ByteBudget`, since grpcio does not show how much has arrived.
+    :class:`~app.queueing.admission.ByteBudget`, since grpcio does not show how much has arrived.
     So slow messages must be cut off.
     """
 

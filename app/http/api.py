@@ -1,4 +1,12 @@
-"""The HTTP interface: the middlewares that every request passes, and the routes."""
+"""The HTTP interface: the middlewares that every request passes, and the routes.
+
+Cross-origin requests of browsers (CORS): pages of allowed sites can call and read answers.
+
+Starlette's middleware implements it. HAProxy adds the same headers to its own answers
+(app/launch/haproxy_cfg).
+
+Authentication by bearer keys (RFC 6750), before the body is read.
+"""
 
 import asyncio
 import time
@@ -10,23 +18,25 @@ from fastapi.responses import Response
 from opentelemetry import trace
 from opentelemetry.trace import Span, format_trace_id
 from pydantic.json_schema import SkipJsonSchema
+from starlette.datastructures import Headers as RequestHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.answers import Classified, ErrorAnswer, Ready, Results
+from app.errors import MAX_SHOWN, OriginError, UnauthorizedError
+from app.graph.keys import Keys
 from app.graph.served_models import ServedModels
 from app.graph.service import EnsembleService
-from app.http.auth import KeyedRequests, with_security
 from app.http.body import ClosedUnread
 from app.http.classify import PATH, ClassifyRoute
-from app.http.errors import ERRORS, add_error_handlers
-from app.http.feedback import add_feedback
-from app.http.open_inference import LIVE, READY, add_open_inference
-from app.http.origins import AllowedOrigins
-from app.http.pages import add_pages
-from app.http.traffic import add_traffic
-from app.metrics.requests import CLIENT_WENT, record_answered
+from app.http.errors import ERRORS, add_error_handlers, described, is_protocol, response_of
+from app.http.open_inference import LIVE, READY_SUMMARY, add_open_inference
+from app.http.other_routes import add_feedback, add_pages, add_traffic
+from app.oip.documents import ProtocolError
 from app.oip.inference import Inference
-from app.responses import Classified, Ready, Results
 from app.samples.feedback import Feedback
+from app.setting_values import EXPOSED
+from app.telemetry.metrics import CLIENT_WENT, record_answered
 from app.traffic.control import TrafficControl
 
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
@@ -100,7 +110,7 @@ class TandemAPI(FastAPI):
     def __init__(self, service: EnsembleService) -> None:
         super().__init__(
             title="Tandem",
-            openapi_url=None,  # app.http.pages serves the description and its page
+            openapi_url=None,  # app.http.other_routes serves the description and its page
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,  # redirects would not know the client's scheme
@@ -197,7 +207,95 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
     async def healthz() -> Ready:
         return Ready(ready=True)
 
-    @api.get("/readyz", responses={503: ERRORS[503]}, summary=READY)
+    @api.get("/readyz", responses={503: ERRORS[503]}, summary=READY_SUMMARY)
     async def readyz() -> Ready:
         await service.check_all_ready()
         return Ready(ready=True)
+
+
+METHODS = ("GET", "HEAD", "POST")
+
+
+class AllowedOrigins(CORSMiddleware):
+    """Answers preflight requests, which have no key, and adds headers to all other answers."""
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
+        super().__init__(app, origins, METHODS, allow_headers=("*",), expose_headers=EXPOSED)
+
+    def preflight_response(self, request_headers: RequestHeaders) -> Response:
+        """Return Starlette's answer; refusals get the service's error form."""
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == 200:
+            return answer
+        origin, method = (
+            request_headers.get(name, "")[:MAX_SHOWN]
+            for name in ("origin", "access-control-request-method")
+        )
+        text = (
+            f"a page of {origin!r} may not send {method}: the service's allowed_origins name the "
+            f"pages that may, and they may send {', '.join(METHODS)}"
+        )
+        scope = {"path": "", "headers": request_headers.raw}  # all that Starlette passes on
+        refusal = response_of(scope, OriginError(text))
+        del answer.headers["content-length"], answer.headers["content-type"]
+        refusal.headers.update(answer.headers)
+        return refusal
+
+
+# All other routes need a key, so new routes do too. Load balancers probe without a key. The page
+# must load before it can ask for a key, and its contents are public.
+PROBES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
+OPEN_BELOW = ("/page/", "/docs/assets/")
+SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
+
+
+class KeyedRequests:
+    """ASGI middleware that answers 401 before the body is read."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _is_open(scope):
+            await self._app(scope, receive, send)
+            return
+        try:
+            check_keys(self._keys, scope)
+        except UnauthorizedError as error:
+            answer = response_of(scope, error)
+            problem = ', error="invalid_token"' if error.is_given else ""
+            answer.headers["www-authenticate"] = f'Bearer realm="tandem"{problem}'
+            await answer(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _is_open(scope: Scope) -> bool:
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path in OPEN_PATHS or path.startswith(OPEN_BELOW)
+
+
+def check_keys(keys: Keys, scope: Scope) -> None:
+    """Remove a request's key; raise :class:`UnauthorizedError` if it is none of ``keys``."""
+    headers = scope["headers"]
+    sent = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+    # So that no later code can log it.
+    scope["headers"] = [(name, value) for name, value in headers if name != b"authorization"]
+    keys.check(sent)
+
+
+def with_security(description: dict[str, Any]) -> dict[str, Any]:
+    """Add the key to the operations of the OpenAPI description that need it."""
+    description["components"].setdefault("securitySchemes", {})["key"] = SCHEME
+    for path, operations in description["paths"].items():
+        if path not in OPEN_PATHS:
+            for operation in operations.values():
+                operation["security"] = [{"key": []}]
+                operation["responses"].setdefault("401", _refused(path))
+    return description
+
+
+def _refused(path: str) -> dict[str, Any]:
+    form = ProtocolError if is_protocol({"path": path}) else ErrorAnswer
+    return described(form, ERRORS[401]["description"])

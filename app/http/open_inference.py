@@ -1,32 +1,53 @@
-"""The routes of the Open Inference Protocol, below /v2: health, metadata, inference, statistics."""
+"""The routes of the Open Inference Protocol, below /v2: health, metadata, inference, statistics.
 
+POST /v2/models/MODEL/infer: reads an inference request and renders its answer.
+
+/v1/models/MODEL and its :predict, the routes of KServe's V1 protocol and TensorFlow Serving.
+
+The routes of Triton's model repository extension.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
+from starlette.types import Receive, Scope
 
-from app.http.errors import ERRORS, described
-from app.http.infer import InferEndpoint
-from app.http.predict import add_predict
-from app.http.repository import add_repository
-from app.http.shared_memory import NOT_LOCAL, add_shared_memory
-from app.metrics.requests import INFER, INFER_VERSION
+from app.answers import Fault, Ready
+from app.errors import BadTensorError
+from app.graph.observer import RequestObserver
+from app.http.body import read_coded_body, read_fields
+from app.http.classify import WatchedRequest, request_options
+from app.http.errors import CODED, ERRORS, Headers, described, error_response
+from app.http.other_routes import NOT_LOCAL, add_shared_memory, is_local
+from app.oip.bodies import (
+    HEADER_LENGTH,
+    InferAnswer,
+    parse_instances,
+    parse_request,
+    parsed_object,
+    rendered,
+    rendered_predictions,
+)
 from app.oip.documents import (
     AllStatistics,
+    IndexEntry,
     Live,
     ModelMetadata,
     ModelReady,
     ProtocolError,
     ServerMetadata,
 )
-from app.oip.inference import Inference
-from app.oip.json_body import HEADER_LENGTH
-from app.oip.models import server_metadata
-from app.responses import Ready
+from app.oip.inference import Inference, ModelRequest
+from app.oip.models import ServedModel, server_metadata
+from app.oip.shared_memory import for_caller
+from app.oip.tensors import InferRequest
+from app.telemetry.metrics import INFER, INFER_VERSION, PREDICT, PREDICT_VERSION
 
-MODEL = "/v2/models/{model_name}"
-VERSION = MODEL + "/versions/{model_version}"
-LIVE, READY = "The Gateway lives", "As many members answer as answer_policy wants"
+MODEL_PATH = "/v2/models/{model_name}"
+VERSION = MODEL_PATH + "/versions/{model_version}"
+LIVE, READY_SUMMARY = "The Gateway lives", "As many members answer as answer_policy wants"
 TAGS: list[Any] = ["Open Inference Protocol (KServe's V2)"]
 NO_MODEL: dict[int | str, dict[str, Any]] = {
     404: described(ProtocolError, "no such model or version")
@@ -60,7 +81,7 @@ OUTPUT = {
         "parameters": {"type": "object"},
     },
 }
-REQUEST = {
+INFER_SCHEMA = {
     "type": "object",
     "required": ["inputs"],
     "properties": {
@@ -75,7 +96,7 @@ BODY = {
     "required": True,
     "description": "JSON, and after it the binary tensors; "
     f"{HEADER_LENGTH} is the length of the JSON (0: the body is one encoded image)",
-    "content": {"application/json": {"schema": REQUEST}, "application/octet-stream": BINARY},
+    "content": {"application/json": {"schema": INFER_SCHEMA}, "application/octet-stream": BINARY},
 }
 ANSWERED = {
     "description": "the outputs; binary ones after the JSON",
@@ -108,7 +129,7 @@ def _add_server(api: FastAPI, inference: Inference) -> None:
     async def live() -> Live:
         return Live(live=True)
 
-    @api.get("/v2/health/ready", tags=TAGS, responses=NOT_READY, summary=READY)
+    @api.get("/v2/health/ready", tags=TAGS, responses=NOT_READY, summary=READY_SUMMARY)
     async def ready() -> Ready:
         await service.check_all_ready()
         return Ready(ready=True)
@@ -117,12 +138,12 @@ def _add_server(api: FastAPI, inference: Inference) -> None:
 def _add_models(api: FastAPI, inference: Inference) -> None:
     service = inference.service
 
-    @api.get(MODEL, tags=TAGS, responses=NO_MODEL, summary="A model's inputs and outputs")
+    @api.get(MODEL_PATH, tags=TAGS, responses=NO_MODEL, summary="A model's inputs and outputs")
     @api.get(VERSION, tags=TAGS, responses=NO_MODEL, summary="A version's inputs and outputs")
     async def metadata(model_name: str, model_version: str = "") -> ModelMetadata:
         return inference.models.find(model_name, model_version).metadata()
 
-    @api.get(f"{MODEL}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="It answers")
+    @api.get(f"{MODEL_PATH}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="It answers")
     @api.get(f"{VERSION}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="It answers")
     async def model_ready(model_name: str, model_version: str = "") -> ModelReady:
         model = inference.models.find(model_name, model_version)
@@ -137,10 +158,54 @@ def _add_statistics(api: FastAPI, inference: Inference) -> None:
     async def all_statistics() -> AllStatistics:
         return inference.statistics()
 
-    @api.get(f"{MODEL}/stats", tags=TAGS, responses=NO_MODEL, summary="What one model answered")
+    @api.get(
+        f"{MODEL_PATH}/stats", tags=TAGS, responses=NO_MODEL, summary="What one model answered"
+    )
     @api.get(f"{VERSION}/stats", tags=TAGS, responses=NO_MODEL, summary="What one model answered")
     async def statistics(model_name: str, model_version: str = "") -> AllStatistics:
         return inference.statistics(inference.models.find(model_name, model_version))
+
+
+Parse = Callable[[bytes, str | None], InferRequest]
+Render = Callable[[InferAnswer], tuple[bytes, int | None]]
+
+
+class InferEndpoint:
+    """Answers the route's requests, or another protocol's with its own ``parse`` and ``render``.
+
+    ``render`` returns the body, and the length of its JSON if tensors follow it.
+    """
+
+    def __init__(
+        self, inference: Inference, parse: Parse = parse_request, render: Render = rendered
+    ) -> None:
+        self._inference, self._parse, self._render = inference, parse, render
+
+    async def answer(self, scope: Scope, receive: Receive, model: ServedModel) -> Response:
+        """Return the response; raise :class:`TandemError` if the request fails as a whole."""
+        observer, headers, inference = RequestObserver(), Headers(scope), self._inference
+        traffic_header = inference.service.settings.traffic_header
+        options = request_options(headers, traffic_header, model_set=model.model_set)
+        with (
+            WatchedRequest(receive) as watched,
+            inference.admit(options, observer) as admitted,
+        ):
+            async with admitted.arriving():
+                most = inference.service.settings.max_body_bytes
+                body = await read_coded_body(watched, headers, most, admitted.share)
+                request, regions = self._parse(body, headers.get(LENGTH)), None
+                if request.uses_regions:
+                    regions = for_caller(inference.regions, is_local=is_local(scope))
+                await admitted.ask(ModelRequest(model, request, regions))
+            answer = await admitted.answer()
+        if isinstance(answer, Fault):
+            return error_response(scope, answer)
+        start_ms = observer.elapsed_ms()
+        content, num_json = self._render(answer)
+        observer.stage_ended("encode", start_ms)
+        if num_json is None:
+            return Response(content, media_type="application/json")
+        return Response(content, 200, {HEADER_LENGTH: str(num_json)}, "application/octet-stream")
 
 
 def _add_infer(api: FastAPI, endpoint: InferEndpoint, inference: Inference) -> None:
@@ -156,3 +221,141 @@ def _add_infer(api: FastAPI, endpoint: InferEndpoint, inference: Inference) -> N
     async def infer(request: Request, model_name: str, model_version: str = "") -> Response:
         model = inference.models.find(model_name, model_version)
         return await endpoint.answer(request.scope, request.receive, model)
+
+
+LENGTH = HEADER_LENGTH.encode("ascii")
+FILE = {
+    "type": "object",
+    "required": ["b64"],
+    "properties": {"b64": {"type": "string", "format": "byte"}},
+}
+PREDICT_SCHEMA = {
+    "type": "object",
+    "required": ["instances"],
+    "properties": {
+        "instances": {"type": "array", "items": FILE, "minItems": 1},
+        "parameters": {"type": "object"},
+    },
+}
+PREDICTION = {
+    "type": "object",
+    "properties": {
+        "probabilities": {"type": "array", "items": {"type": "number"}},
+        "label": {},  # a text; with several labels a list
+    },
+}
+ANSWER = {
+    "type": "object",
+    "required": ["predictions"],
+    "properties": {"predictions": {"type": "array", "items": PREDICTION}},
+}
+EXAMPLE = {"instances": [{"b64": "/9j/4AAQSkZJRgABAQ..."}]}
+
+
+def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]) -> None:
+    """Add the routes; ``errors`` are the responses documented for inference."""
+    endpoint = InferEndpoint(inference, parse_instances, rendered_predictions)
+    tags: list[Any] = ["KServe's V1, TensorFlow Serving"]
+    described: dict[str, Any] = {
+        "tags": tags,
+        "summary": "Classify images in base64",
+        "responses": {200: {"content": {"application/json": {"schema": ANSWER}}}, **errors},
+        "openapi_extra": {
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": PREDICT_SCHEMA, "example": EXAMPLE}},
+            }
+        },
+        "response_class": Response,
+    }
+
+    @api.post(PREDICT, **described)
+    @api.post(PREDICT_VERSION, **described)
+    async def predict(request: Request, model_name: str, model_version: str = "") -> Response:
+        model = inference.models.find(model_name, model_version)
+        return await endpoint.answer(request.scope, request.receive, model)
+
+    states: dict[int | str, Any] = {status: errors[status] for status in (404, 503)}
+
+    @api.get("/v1/models/{model_name}", tags=tags, responses=states, summary="It answers")
+    async def state(model_name: str) -> ModelReady:
+        if model_name.endswith(":predict"):  # another route's path with a wrong method
+            raise HTTPException(405, headers={"allow": "POST"})
+        model = inference.models.find(model_name, "")
+        await inference.service.of_set(model.model_set).check_ready()
+        return ModelReady(model_name, ready=True)
+
+
+REPOSITORY_PATH = "/v2/repository/models/{model_name}"
+DESCRIPTIONS = {
+    400: "a body that is no JSON",
+    **{status: str(ERRORS[status]["description"]) for status in (408, 413)},
+    415: str(CODED[415]["description"]),
+    403: "no keys, and a caller that may be elsewhere",
+    404: "no such set",
+    422: "the default set, stages that are deployments, or a parameter that is not taken",
+    503: "some Gateways do not follow yet",
+}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: described(ProtocolError, text) for status, text in DESCRIPTIONS.items()
+}
+UNSERVABLE: dict[int | str, dict[str, Any]] = {
+    500: described(ProtocolError, "a set that cannot be served")
+}
+PARAMETERS = {"type": "object", "properties": {"parameters": {"type": "object"}}}
+READY_FIELDS = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
+
+
+def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+    """Add the routes; ``inference`` has the models and loads sets."""
+    timeout_s = inference.service.settings.request_timeout_s
+
+    async def read(request: Request, wanted: str) -> dict[str, Any]:
+        return await read_fields(request, timeout_s, BadTensorError, wanted, may_be_empty=True)
+
+    async def parameters_of(request: Request) -> Mapping[str, Any]:
+        fields = await read(request, '{"parameters": {}}, or nothing')
+        return parsed_object(fields.get("parameters", {}), "parameters")
+
+    @api.post(
+        "/v2/repository/index",
+        tags=tags,
+        responses={status: REFUSALS[status] for status in (400, 408, 413, 415)},
+        openapi_extra=_body(READY_FIELDS),
+        summary="The models and their states; ready: only those that answer",
+    )
+    async def index(request: Request) -> list[IndexEntry]:
+        fields = await read(request, '{"ready": true}, or nothing')
+        only_ready = fields.get("ready") is True
+        return inference.repository.index(inference.models, only_ready=only_ready)
+
+    described: dict[str, Any] = {
+        "tags": tags,
+        "openapi_extra": _body(PARAMETERS),
+        "response_class": Response,
+    }
+
+    @api.post(
+        f"{REPOSITORY_PATH}/load",
+        responses=REFUSALS | UNSERVABLE,
+        summary="Serve a set, as its folder has it now",
+        **described,
+    )
+    async def load(request: Request, model_name: str) -> Response:
+        parameters = await parameters_of(request)
+        local = is_local(request.scope)
+        await inference.repository.load(model_name, parameters, is_local=local)
+        return Response()
+
+    @api.post(
+        f"{REPOSITORY_PATH}/unload", responses=REFUSALS, summary="Serve a set no more", **described
+    )
+    async def unload(request: Request, model_name: str) -> Response:
+        parameters = await parameters_of(request)
+        local = is_local(request.scope)
+        await inference.repository.unload(model_name, parameters, is_local=local)
+        return Response()
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}

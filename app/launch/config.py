@@ -1,7 +1,12 @@
 """The configuration to serve: a serve_config.yaml, read and checked once.
 
 Importing this module must not import ray, which reads its environment when it is imported (see
-:mod:`app.launch.isolated_environment`). Reading a configuration does import ray.
+:mod:`app.launch.run_folder`). Reading a configuration does import ray.
+
+Paths in a configuration: makes them absolute, and drops folders that cannot be written to.
+
+Ray's processes run in another working folder than the command, so relative paths are made absolute.
+Some accounts have no writable home: a container's root may be read-only.
 """
 
 import copy
@@ -13,22 +18,23 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from app.environment import PROJECT
+from app.environment import PROJECT, REGIONS_FOLDER, set_environment
 from app.errors import ConfigError
-from app.launch.application_check import HUBS, own_application, own_index
-from app.launch.http_options import SSL_OPTIONS, HttpOptions
+from app.launch.checks import HUBS, SSL_FILES, SSL_OPTIONS, HttpOptions, own_application, own_index
 from app.settings import Settings
+from models.files import with_home
 from models.manifest import Manifest
-from models.strict_yaml import YamlError, read_yaml
+from models.record import YamlError, read_yaml
+from models.stores import is_url
 
 CONFIG_NAME = "serve_config.yaml"
-ADD_SERVICER = "app.grpc.servicer.add_servicer"
-EXPORTER = "app.tracing.pipeline:span_processors"  # of tracing_config
+ADD_SERVICER = "app.grpc.call.add_servicer"
+EXPORTER = "app.telemetry.export:span_processors"  # of tracing_config
 # The generated function, which a file may name instead. With it, Serve receives a message before
 # the application can refuse the call.
 GENERATED = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
 MAX_PORT = 65535
-ON_LOOPBACK = {"host": "127.0.0.1", "port": 8000}  # defaults of http_options
+LOOPBACK_OPTIONS = {"host": "127.0.0.1", "port": 8000}  # defaults of http_options
 
 
 def default_config() -> Path:
@@ -51,6 +57,14 @@ def read_content(path: Path) -> Any:
         raise ConfigError(f"cannot read {path}: {error.strerror}; give --config FILE") from error
     except YamlError as error:
         raise ConfigError(error.message) from error
+
+
+def grpc_port(content: dict[str, Any]) -> int | None:
+    """Return the port of gRPC; None if gRPC is off."""
+    from ray.serve.schema import gRPCOptionsSchema
+
+    options = gRPCOptionsSchema.model_validate(content.get("grpc_options", {}))
+    return options.port if options.grpc_servicer_functions else None
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ class ServeConfig:
             )
         checked = checked_content(content, source)
         return cls._parsed(
-            {**checked, "http_options": ON_LOOPBACK | checked.get("http_options", {})}
+            {**checked, "http_options": LOOPBACK_OPTIONS | checked.get("http_options", {})}
         )
 
     @classmethod
@@ -280,9 +294,77 @@ def with_grpc(content: dict[str, Any], port: int | None) -> dict[str, Any]:
     return {**content, "grpc_options": options}
 
 
-def grpc_port(content: dict[str, Any]) -> int | None:
-    """Return the port of gRPC; None if gRPC is off."""
-    from ray.serve.schema import gRPCOptionsSchema
+WITHOUT = {"compile_cache": "networks are compiled at each start"}
 
-    options = gRPCOptionsSchema.model_validate(content.get("grpc_options", {}))
-    return options.port if options.grpc_servicer_functions else None
+
+def with_absolute_paths(config: ServeConfig) -> ServeConfig:
+    """Return the configuration with absolute paths."""
+    settings = config.settings
+    paths: dict[str, Any] = {
+        name: absolute(path)
+        for name in (*WITHOUT, "api_keys_file")
+        if (path := getattr(settings, name)) is not None and name in settings.model_fields_set
+    }
+    if settings.sample_dir is not None and not is_url(settings.sample_dir):
+        paths["sample_dir"] = absolute(settings.sample_dir)
+    if settings.model_dirs:
+        paths["model_dirs"] = list(map(absolute, settings.model_dirs))
+    if settings.traffic is not None:
+        paths["traffic"] = {_absolute_set(name): of for name, of in settings.traffic.items()}
+    if settings.shadow is not None:
+        paths["shadow"] = _absolute_set(settings.shadow)
+    if settings.model_sets is not None:
+        paths["model_sets"] = list(map(_absolute_set, settings.model_sets))
+    elif "/" in settings.model_set:
+        paths["model_set"] = _absolute_set(settings.model_set)
+    files = {name: file for name in SSL_FILES if (file := getattr(config.http, name))}
+    return config.with_arguments(**paths).with_http_options(
+        **{name: absolute(file) for name, file in files.items()}
+    )
+
+
+def _absolute_set(name: str) -> str:
+    """Return a set's folder as an absolute path; a name or a store's URL stays unchanged."""
+    is_folder = "/" in name and not is_url(name)
+    return absolute(name) if is_folder else name
+
+
+def absolute(path: str | Path) -> str:
+    """Return the absolute path; ``~`` is a home folder, or stays if there is none."""
+    try:
+        return str(with_home(path).absolute())
+    except FileNotFoundError as error:
+        text = f"{path} is relative to a working folder that is gone; give an absolute path"
+        raise ConfigError(text) from error
+
+
+def without_unwritable(config: ServeConfig) -> tuple[ServeConfig, list[str]]:
+    """Remove folders that cannot be written to; return the configuration and a warning for each."""
+    lost = {name: reason for name in WITHOUT if (reason := _why_not(config, name)) is not None}
+    warnings = [f"{name}: {reason}: {WITHOUT[name]}" for name, reason in lost.items()]
+    return config.with_arguments(**dict.fromkeys(lost)), warnings
+
+
+def _why_not(config: ServeConfig, name: str) -> str | None:
+    """Return why a setting's folder cannot be written to; None if it can, or is not set."""
+    folder: Path | None = getattr(config.settings, name)
+    if folder is None:
+        is_asked = name in config.settings.model_fields_set
+        return None if is_asked else "this account has no home folder"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"cannot write to {folder} ({error.strerror})"
+    return None if os.access(folder, os.W_OK | os.X_OK) else f"cannot write to {folder}"
+
+
+def make_regions_folder(config: ServeConfig, run_dir: Path) -> None:
+    """Make the folder of shared-memory regions for all Gateways, and name it in the environment.
+
+    It is in the run's folder, which only this user can enter and which is removed after the run.
+    Call this before Ray starts.
+    """
+    if config.settings.shared_memory:
+        folder = run_dir / "regions"
+        folder.mkdir(mode=0o700)
+        set_environment({REGIONS_FOLDER: str(folder)}, ours=(REGIONS_FOLDER,))

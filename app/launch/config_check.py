@@ -9,14 +9,14 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import ServeDeploySchema
 
 from app.errors import MAX_SHOWN, ConfigError
-from app.launch.application_check import check_application, check_listeners, own_application
-from app.scaling.policy import ScalingOptions
+from app.launch.checks import check_application, check_listeners, own_application
+from app.serve.scaling import ScalingOptions
 from app.settings import Settings
 
 # Options of newer versions of Ray. An older version drops them with a warning
-# (app/calls/ray_features.py).
+# (app/serve/ray_compatibility.py).
 NEWER_OPTIONS = ("max_surge_percent",)
-POLICY = "app.scaling.serve_policy:EnsemblePolicy"
+POLICY = "app.serve.serve_policy:EnsemblePolicy"
 
 
 def checked_content(content: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from app.access.file_stamp import Stamp, file_stamp
-from app.calls.ray_compatibility import TESTED_RAY, mismatch
+from app.access import Stamp, file_stamp
 from app.environment import (
     GATEWAY_TIMEOUT_S,
     HAPROXY_LOG,
@@ -29,11 +28,12 @@ from app.environment import (
 )
 from app.errors import ConfigError
 from app.launch import haproxy_rules
+from app.launch.checks import CHAIN, HttpOptions, Tls, tls_of
 from app.launch.config import ServeConfig
 from app.launch.haproxy_rules import OwnService, RuleOptions, edits_of, unanchored
-from app.launch.http_options import CHAIN, HttpOptions, Tls, tls_of
-from app.launch.ray_sources import haproxy_template
-from app.oip.region_files import FOLDER
+from app.launch.ray_features import haproxy_template
+from app.oip.regions import FOLDER
+from app.serve.ray_compatibility import TESTED_RAY, mismatch
 
 STARTER = Path(__file__).with_name("haproxy_cfg") / "start.sh"
 HAPROXY = "haproxy"  # the program's name

@@ -1,34 +1,40 @@
-"""Starts and stops a local Ray, or joins a running cluster."""
+"""Starts and stops a local Ray, or joins a running cluster.
+
+Turns SIGINT, SIGTERM and SIGHUP into a request to stop, however often they come.
+"""
 
 import contextlib
 import io
 import logging
 import os
 import re
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import psutil
 
-from app.compute.group_limits import tightest_pids_limit, user_limit
 from app.environment import PROJECT, environment_value
 from app.errors import ConfigError, NotReadyError
-from app.launch.forks.running import CLIENT, ForkServer, ask_to_end, end_server
-from app.launch.ports import joined
-from app.launch.ray_features import CONTROLLER, FORKS
-from app.launch.ray_internals import (
+from app.launch.checks import joined
+from app.launch.forks import CLIENT, ForkServerProcess, ask_to_end, end_server
+from app.launch.ray_features import (
+    CONTROLLER,
+    FORKS,
     errors_passed_to,
     init_ray,
     only_what_one_machine_needs,
     serve_client,
     serve_details,
 )
-from app.launch.stop_request import ending_on_signal
-from models.cpus import available_cpus
+from app.stages.threads import tightest_pids_limit, user_limit
 from models.errors import TandemError
+from models.machine import available_cpus
 
 # Serve waits 30 s for its controller, and hangs if that received the signal too, as from systemd.
 STOP_PATIENCE_S = 12.0
@@ -90,7 +96,7 @@ def check_processes() -> None:
 
 @contextlib.contextmanager
 def local_ray(
-    metrics_port: int, forks: ForkServer | None, folder: Path, warn: Callable[[str], None]
+    metrics_port: int, forks: ForkServerProcess | None, folder: Path, warn: Callable[[str], None]
 ) -> Iterator[None]:
     """Start a local Ray, and stop all of it at the end, even after an error.
 
@@ -226,7 +232,7 @@ def metrics_urls() -> list[str]:
     return [f"http://{address}/metrics" for address in addresses]
 
 
-def _stop_ray(forks: ForkServer | None) -> None:
+def _stop_ray(forks: ForkServerProcess | None) -> None:
     import ray
 
     ours = psutil.Process().children(recursive=True)
@@ -277,3 +283,72 @@ def drain(client: Any, timeout_s: float) -> bool:
             time.sleep(POLL_EVERY_S)
         return True
     return False
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopRequest:
+    """An event that signal handlers may set.
+
+    ``threading.Event`` could wait for itself: a handler runs in the main thread, which may hold
+    the event's lock at that moment. ``SimpleQueue.put`` is documented as reentrant.
+    """
+
+    def __init__(self) -> None:
+        self._requests = SimpleQueue[None]()
+
+    def set(self) -> None:
+        self._requests.put(None)
+
+    def is_set(self) -> bool:
+        return not self._requests.empty()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is set, for ``seconds`` at most; return whether it is."""
+        with contextlib.suppress(Empty):
+            self._requests.put(self._requests.get(timeout=seconds))  # it stays set
+        return self.is_set()
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[StopRequest]:
+    """Yield a request that the first SIGINT, SIGTERM or SIGHUP sets; later ones change nothing.
+
+    A second Ctrl-C must not interrupt the cleanup, which would leave processes behind. An ignored
+    SIGHUP stays ignored, as nohup sets it. An ignored SIGINT is handled: a shell's ``&`` ignores it
+    only against Ctrl-C in the terminal.
+    """
+    stop = StopRequest()
+    is_hang_up_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    ours = [n for n in SIGNALS if n != signal.SIGHUP or not is_hang_up_ignored]
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in ours}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def ending_on_signal(say: str) -> Iterator[None]:
+    """End the process at once, with the message ``say``, if a signal with a handler arrives.
+
+    For calls that ignore signals: Ray's library while it connects. Nothing has been started then.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_end_on_byte, args=(reader, say), daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        writer.close()
+
+
+def _end_on_byte(reader: socket.socket, say: str) -> None:
+    with reader:
+        if reader.recv(1):  # no byte: the other end was closed
+            os.write(2, f"{say}\n".encode())
+            os._exit(0)

@@ -20,13 +20,12 @@ from app.environment import (
     REGIONS_FOLDER,
     whole_environment,
 )
-from app.launch.application_check import own_application, own_index
-from app.launch.config import ServeConfig, changed_arguments, default_config, read_content
-from app.launch.folders import absolute
-from app.launch.service_log import LogFormat
+from app.launch.checks import own_application, own_index
+from app.launch.config import ServeConfig, absolute, changed_arguments, default_config, read_content
+from app.launch.log import LogFormat
 from app.setting_values import RETIRED
 from app.settings import Settings
-from models.strict_yaml import parse_yaml
+from models.record import parse_yaml
 
 PREFIX = "TANDEM_"
 OURS = {REGIONS_FOLDER, ON_LOOPBACK, GATEWAY_TIMEOUT}

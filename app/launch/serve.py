@@ -1,25 +1,68 @@
-"""``tandem serve``: checks the configuration, starts the service, waits, stops it."""
+"""``tandem serve``: checks the configuration, starts the service, waits, stops it.
 
+Reports the service's state to systemd with sd_notify: datagrams to the socket that it names.
+
+OpenTelemetry's variables: removes unusable ones; without a collector tracing is off.
+
+OpenTelemetry raises when it reads an unusable variable, at import, in every process of Ray's, even
+without tracing. A tracing error must not keep the service from starting.
+
+Relays the metrics from Ray's agent on loopback to an address that other machines can reach.
+"""
+
+import contextlib
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import entry_points, version
 from pathlib import Path
 
+import httpx
 from rich.markup import escape
 from rich.text import Text
 
-from app.environment import ON_LOOPBACK, has_haproxy, set_environment
-from app.functions.trial import check_functions
+from app.environment import (
+    ON_LOOPBACK,
+    environment_value,
+    has_haproxy,
+    otlp_endpoint,
+    remove_from_environment,
+    set_environment,
+)
 from app.graph.keys import read_keys
 from app.graph.set_checks import check_task
-from app.launch.application_check import check_capacity, oversubscribed
-from app.launch.config import ServeConfig
-from app.launch.deploy import client_of, deploy, grpc_reaches, wait_ready, wants_key
-from app.launch.folders import make_regions_folder, with_absolute_paths, without_unwritable
-from app.launch.forks.running import ForkServer, fork_server
+from app.launch.checks import (
+    METRICS_PORT,
+    check_capacity,
+    check_distinct,
+    check_host,
+    check_port,
+    free_port,
+    joined,
+    metrics_port,
+    oversubscribed,
+)
+from app.launch.config import (
+    ServeConfig,
+    make_regions_folder,
+    with_absolute_paths,
+    without_unwritable,
+)
+from app.launch.deploy import (
+    client_of,
+    deploy,
+    deployed_beside_others,
+    grpc_reaches,
+    wait_ready,
+    wants_key,
+)
+from app.launch.forks import ForkServerProcess, fork_server
 from app.launch.haproxy import (
     RENEWAL_EVERY_S,
     CertificateRenewal,
@@ -29,11 +72,7 @@ from app.launch.haproxy import (
     put_haproxy_in_front,
     with_open_traffic,
 )
-from app.launch.http_options import check_host
-from app.launch.isolated_environment import fast_serve
-from app.launch.metrics_relay import metrics_relay
-from app.launch.notify import notify_systemd
-from app.launch.ports import METRICS_PORT, check_distinct, check_port, free_port, metrics_port
+from app.launch.log import console, followed, logger, service_log, take_over_rays_lines
 from app.launch.ray_cluster import (
     LOCAL,
     MIN_CPUS,
@@ -41,20 +80,16 @@ from app.launch.ray_cluster import (
     joined_ray,
     local_ray,
     metrics_urls,
+    stop_signals,
 )
 from app.launch.ray_features import check_installed_ray
 from app.launch.resolved_config import ServeOptions, read_config, unknown_variables
-from app.launch.run_folder import RAY
-from app.launch.service_log import console, followed, logger, service_log, take_over_rays_lines
-from app.launch.shared_serve import deployed_beside_others
-from app.launch.stop_request import stop_signals
-from app.launch.trace_variables import leave_out_unusable, without_unsent_traces
+from app.launch.run_folder import RAY, fast_serve
 from app.setting_values import check_redis_client
 from app.settings import Settings
-from app.traffic.versions import accuracy_warnings, loaded_sets
-from models.cpus import available_cpus
-from models.extras import DISTRIBUTION
-from models.memory import give_back_memory
+from app.stages.own_functions import check_functions
+from app.traffic.control import accuracy_warnings, loaded_sets
+from models.machine import DISTRIBUTION, available_cpus, give_back_memory
 from models.model_set import ModelSet
 
 
@@ -133,7 +168,7 @@ def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> Callable
 
 @contextmanager
 def _ray(
-    options: ServeOptions, config: ServeConfig, forks: ForkServer | None, run_dir: Path
+    options: ServeOptions, config: ServeConfig, forks: ForkServerProcess | None, run_dir: Path
 ) -> Iterator[list[str]]:
     """Start Ray or join a running one; yield the URLs of the metrics for Prometheus."""
     if options.address is not None:
@@ -198,7 +233,7 @@ def _check_set(model_set: ModelSet, settings: Settings) -> None:
 
 
 def _with_precision(config: ServeConfig, model_sets: Iterable[ModelSet]) -> ServeConfig:
-    from app.precision import decided  # it imports the inference runtimes
+    from app.graph.set_checks import decided  # it imports the inference runtimes
 
     settings, warning = decided(config.settings, *model_sets)
     if warning is not None:
@@ -262,3 +297,175 @@ def _exposure(host: str, has_keys: bool, url: str) -> str:
     if not url.startswith("https:"):
         text += "; others can read it on the way (http_options.ssl_certfile encrypts it)"
     return text
+
+
+SOCKET_VARIABLE = "NOTIFY_SOCKET"
+
+
+def notify_systemd(state: str) -> None:
+    """Send a state like ``READY=1`` if systemd waits for it (``Type=notify``); else do nothing.
+
+    Failures need no report: systemd ends a service that is not ready within ``TimeoutStartSec``.
+    """
+    if address := environment_value(SOCKET_VARIABLE):
+        name = f"\0{address[1:]}" if address.startswith("@") else address  # Linux's abstract socket
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to_systemd,
+        ):
+            to_systemd.connect(name)
+            to_systemd.sendall(state.encode())
+
+
+Reason = str | None  # why a value cannot be used
+COMPRESSIONS = ("gzip", "deflate", "none")
+PROTOCOLS = ("grpc", "http/protobuf")
+
+
+def leave_out_unusable() -> list[str]:
+    """Remove variables with unusable values from the environment; return a line for each.
+
+    Empty variables are removed without a line: they count as not set, but OpenTelemetry would
+    raise.
+    """
+    lines = []
+    for name, check in CHECKS.items():
+        value = environment_value(name)
+        reason = None if value is None else check(value)
+        if value is None or reason is not None:
+            remove_from_environment(name)
+        if reason is not None:
+            lines.append(f"{name}={value} is left out: {reason}")
+    return lines
+
+
+def without_unsent_traces(config: ServeConfig) -> ServeConfig:
+    """Switch tracing off if the settings send spans nowhere: Serve would make and drop them."""
+    settings = config.settings
+    is_sent = {
+        "otlp": bool(settings.trace_endpoint or otlp_endpoint()),
+        "jaeger": True,
+        "none": False,
+    }[settings.trace_exporter]
+    return config if is_sent or not config.has_own_tracing else config.without_tracing()
+
+
+def _propagators(value: str) -> Reason:
+    names = {name.strip() for name in value.split(",")}
+    reasons = (_installed("propagator", name) for name in sorted(names - {"none"}))
+    return next(filter(None, reasons), None)
+
+
+def _installed(kind: str, name: str) -> Reason:
+    known = entry_points(group=f"opentelemetry_{kind}").names
+    if name in known:
+        return None
+    return f"no {kind} {name!r} is installed, but {', '.join(sorted(known))}"
+
+
+def _limit(value: str) -> Reason:
+    is_number = value.isascii() and value.strip().isdigit()
+    return None if is_number else "a whole number is wanted"
+
+
+def _seconds(value: str) -> Reason:
+    try:
+        float(value)
+    except ValueError:
+        return "a number of seconds is wanted, without a unit"
+    return None
+
+
+def _either(value: str, known: tuple[str, ...]) -> Reason:
+    return None if value.strip().lower() in known else f"{' or '.join(known)} is wanted"
+
+
+CHECKS: dict[str, Callable[[str], Reason]] = {
+    "OTEL_PROPAGATORS": _propagators,
+    "OTEL_PYTHON_CONTEXT": partial(_installed, "context"),
+    "OTEL_ATTRIBUTE_COUNT_LIMIT": _limit,
+    "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": _limit,
+    "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT": _limit,
+    "OTEL_LINK_ATTRIBUTE_COUNT_LIMIT": _limit,
+    "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": _limit,
+    "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT": _limit,
+    "OTEL_SPAN_EVENT_COUNT_LIMIT": _limit,
+    "OTEL_SPAN_LINK_COUNT_LIMIT": _limit,
+    "OTEL_EXPORTER_OTLP_TIMEOUT": _seconds,
+    "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": _seconds,
+    "OTEL_EXPORTER_OTLP_COMPRESSION": partial(_either, known=COMPRESSIONS),
+    "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": partial(_either, known=COMPRESSIONS),
+    "OTEL_EXPORTER_OTLP_PROTOCOL": partial(_either, known=PROTOCOLS),
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": partial(_either, known=PROTOCOLS),
+}
+PATH = "/metrics"
+MAX_CONNECTIONS = 8  # enough for two Prometheus servers and some people
+TIMEOUT_S = 10.0  # the default of Prometheus
+
+
+class _Server(ThreadingHTTPServer):
+    """Serves ``MAX_CONNECTIONS`` at a time, and closes further connections."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, source: str) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.source = source
+        self.places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__((host, port), _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing: a client that hangs up is no matter for the log."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = TIMEOUT_S
+    server: _Server
+
+    def handle(self) -> None:
+        if self.server.places.acquire(blocking=False):
+            try:
+                super().handle()
+            finally:
+                self.server.places.release()
+
+    def do_GET(self) -> None:
+        if self.path != PATH:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"only {PATH} is here\n".encode())
+            return
+        try:
+            source = httpx.get(self.server.source, timeout=TIMEOUT_S, trust_env=False)
+            source.raise_for_status()
+        except httpx.HTTPError as error:
+            text = f"no metrics from {self.server.source}: {error}\n"
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", text.encode())
+        else:
+            self._answer(HTTPStatus.OK, source.headers["content-type"], source.content)
+
+    def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing, since scrapes come every few seconds."""
+
+
+@contextlib.contextmanager
+def metrics_relay(host: str, port: int, source_port: int) -> Iterator[str]:
+    """Relay ``GET /metrics`` of ``host:port`` to ``source_port`` on loopback; yield the address.
+
+    Raises:
+        OSError: the process cannot listen on ``host:port``.
+
+    """
+    with _Server(host, port, f"http://127.0.0.1:{source_port}{PATH}") as server:
+        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        thread.start()
+        try:
+            yield f"http://{joined(host, port)}{PATH}"
+        finally:
+            server.shutdown()
+            thread.join()

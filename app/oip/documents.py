@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.responses import Classified
+from app.answers import Classified
 
 FIRST_VERSION = "1"  # the version number of every model, for clients that require one
 

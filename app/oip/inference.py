@@ -1,24 +1,38 @@
-"""Answers inference requests through the application's service, under its limits."""
+"""Answers inference requests through the application's service, under its limits.
 
+Triton's model repository extension: the index, and loading and unloading of model sets.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Protocol, Self
 
-from app.errors import BadTensorError, TooManyFilesError
+from app.answers import Classified, Fault
+from app.environment import is_on_loopback
+from app.errors import (
+    BadParameterError,
+    BadTensorError,
+    NotLocalError,
+    SetStateError,
+    TooManyFilesError,
+)
 from app.graph.observer import RequestObserver
-from app.graph.parameters import checked_threshold, checked_top_k
-from app.graph.request import RequestAnswers, RequestBody, RequestOptions, TensorRequest
+from app.graph.request import (
+    RequestAnswers,
+    RequestBody,
+    RequestOptions,
+    TensorRequest,
+    checked_threshold,
+    checked_top_k,
+)
 from app.graph.service import ArrivingBody, EnsembleService
-from app.messages import Fault
-from app.oip.answer import InferAnswer, answer_of, check_outputs_fit
-from app.oip.documents import AllStatistics, ModelStatistics
+from app.oip.bodies import InferAnswer, answer_of, check_outputs_fit
+from app.oip.documents import AllStatistics, IndexEntry, ModelStatistics
 from app.oip.models import IMAGE, Models, ServedModel
 from app.oip.regions import Regions
-from app.oip.repository import Repository, SetLoader
-from app.oip.request import InferRequest
 from app.oip.shared_memory import loaded, placed
-from app.oip.tensors import bytes_elements, uint8_array
-from app.queueing.byte_budget import Share
-from app.responses import Classified
+from app.oip.tensors import InferRequest, bytes_elements, shown, uint8_array
+from app.queueing.admission import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +42,19 @@ class ModelRequest:
     model: ServedModel
     request: InferRequest
     regions: Regions | None = None  # if the request uses regions
+
+
+class SetLoader(Protocol):
+    """Loads and unloads the sets of a Gateway, as :mod:`app.serve.sets` does."""
+
+    def unloaded(self) -> Mapping[str, str]:
+        """Return the state of each set that is known and not served."""
+
+    async def load(self, name: str) -> None:
+        """Load a set, or the version of it that its folder has now."""
+
+    async def unload(self, name: str) -> None:
+        """Unload a set."""
 
 
 class Inference:
@@ -174,3 +201,69 @@ def _images_of(
             return [], Fault(answer.status, answer.code, message)
         images.append(answer)
     return images, None
+
+
+READY = "READY"
+NOT_HERE = "unloaded; POST /v2/repository/models/NAME/load loads it"
+ON_DEMAND = "not in memory; the next request has it loaded"
+DEPENDENTS = "unload_dependents"  # ignored: a set's members always go with it
+
+
+class Repository:
+    """Answers the extension's calls; without a ``loader`` no set can be loaded or unloaded."""
+
+    def __init__(self, service: EnsembleService, loader: SetLoader | None = None) -> None:
+        self._service, self._loader = service, loader
+
+    def index(self, models: Models, *, only_ready: bool = False) -> list[IndexEntry]:
+        """List the models; those of unloaded sets come last."""
+        entries = self._entries(models)
+        return [entry for entry in entries if not only_ready or entry.state == READY]
+
+    async def load(self, name: str, parameters: Mapping[str, Any], *, is_local: bool) -> None:
+        """Load a set by its name.
+
+        Raises:
+            NotLocalError: the service has no keys, and the caller may be on another machine.
+            BadParameterError: a parameter would change the set, which is loaded as its folder is.
+            TandemError: see :meth:`app.serve.sets.ServedSets.load`.
+
+        """
+        loader = self._for_caller(is_local=is_local)
+        if parameters:
+            raise BadParameterError(
+                f"the parameter {shown(next(iter(parameters)))} is not taken: a set is served as "
+                "its folder has it"
+            )
+        await loader.load(name)
+
+    async def unload(self, name: str, parameters: Mapping[str, Any], *, is_local: bool) -> None:
+        """Unload a set; raises as :meth:`load` does."""
+        loader = self._for_caller(is_local=is_local)
+        if others := parameters.keys() - {DEPENDENTS}:
+            raise BadParameterError(
+                f"the parameter {shown(min(others))} is not taken; {DEPENDENTS} is, and changes "
+                "nothing"
+            )
+        await loader.unload(name)
+
+    def _for_caller(self, *, is_local: bool) -> SetLoader:
+        if not self._service.keys and not (is_local and is_on_loopback()):
+            raise NotLocalError(
+                "without keys only programs on the service's own machine may load and unload sets, "
+                "where tandem serve listens on loopback: give the service keys (api_keys_file)"
+            )
+        if self._loader is None:
+            raise SetStateError("this service's sets stay as they are")
+        return self._loader
+
+    def _entries(self, models: Models) -> Iterator[IndexEntry]:
+        for model in models.all:
+            service = self._service.of_set(model.model_set)
+            if (problem := service.problem) is not None:
+                yield IndexEntry(model.name, model.version, "UNAVAILABLE", problem.message)
+            else:
+                reason = "" if service.is_loaded else ON_DEMAND
+                yield IndexEntry(model.name, model.version, READY, reason)
+        for name, state in (self._loader.unloaded() if self._loader else {}).items():
+            yield IndexEntry(name, "", state, NOT_HERE if state == "UNAVAILABLE" else "")

@@ -14,9 +14,8 @@ from app.oip.documents import (
     ServerMetadata,
     TensorMetadata,
 )
-from app.oip.request import InferRequest
-from app.oip.tensors import Tensor, shown
-from models.extras import DISTRIBUTION
+from app.oip.tensors import InferRequest, Tensor, shown
+from models.machine import DISTRIBUTION
 
 SERVER = "tandem"
 PLATFORM = "openvino_ir"

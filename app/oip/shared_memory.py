@@ -8,10 +8,10 @@ from pathlib import Path
 
 from app.environment import REGIONS_FOLDER, environment_value
 from app.errors import BadRegionError, BodyTooLargeError, ConfigError, NotLocalError
-from app.oip.answer import InferAnswer, OutputTensor
+from app.oip.bodies import InferAnswer, OutputTensor
 from app.oip.regions import Regions
 from app.oip.tensors import Tensor, shown
-from app.queueing.byte_budget import Share
+from app.queueing.admission import Share
 
 OFF = (
     "shared memory is off here; send the data itself, or start the service with shared_memory: "

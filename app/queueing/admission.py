@@ -1,15 +1,127 @@
-"""Admission control: refuses requests beyond the limits, before their bodies are read."""
+"""Admission control: refuses requests beyond the limits, before their bodies are read.
 
+Limits the time of uploads, and cancels the slowest upload when its place is needed.
+
+Limits the bytes of request bodies that one Gateway holds at a time.
+
+Limits how many requests are under way during overload, by Little's law.
+
+By Little's law, requests under way = rate x time. A fixed limit means a second of waiting on a
+small machine and a few milliseconds on a large one. So under overload the limit follows the
+measured rate: the requests that fill a batch on every core, plus those answered within the target.
+
+Many requests at a time are not yet overload: a burst is answered in time. Overload begins when
+requests are refused for lack of room, and still are after many have been answered. It ends when
+none was refused for a while. All times are passed in.
+"""
+
+import asyncio
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Self
 
-from app.errors import IN_A_SECOND, OverloadedError
-from app.queueing.concurrency_limit import ConcurrencyLimit
-from app.queueing.uploads import Uploads
+from app.environment import MIB
+from app.errors import IN_A_SECOND, OverloadedError, SlowBodyError
+from app.settings import Settings
 
 IMAGES_GAIN = 1 / 32  # of the exponentially weighted mean of images per request
+
+
+class ConcurrencyLimit:
+    """Computes how many requests may be under way: ``max_requests``, and fewer under overload.
+
+    ``num_cores`` compute at a time, each a batch of up to ``max_batch_size``. Under overload,
+    further requests may wait for ``target_wait_s``.
+    """
+
+    def __init__(
+        self, max_requests: int, num_cores: int, max_batch_size: int, target_wait_s: float
+    ) -> None:
+        self._max_requests, self._num_cores = max_requests, num_cores
+        self._max_batch_size, self._target_wait_s = max_batch_size, target_wait_s
+        self.images_per_request = 1.0  # a recent mean, which the admission sets
+        self.is_on = False
+        self.crowd = 0  # requests under way at the first refusal; 0 if none was refused lately
+        self._num_answered = self._num_refused = 0  # since the first refusal
+        self._refused_at = 0.0
+        self._num_admitted = 0  # since the last refusal
+        self._backlog, self._counted_at = 0.0, 0.0  # the backlog if none had been refused
+        self._window_from, self._num_in_window = 0.0, 0
+        self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # requests/s
+
+    @property
+    def value(self) -> int:
+        """How many requests may be under way while :attr:`is_on`."""
+        in_batches = self._num_cores * self._max_batch_size / self.images_per_request
+        # At least one request on each core, and one that is being read or decoded.
+        floor = max(self._num_cores + 1.0, in_batches)
+        waiting = self._rate * self._target_wait_s
+        return min(self._max_requests, math.ceil(floor + waiting - 1e-9))
+
+    @property
+    def _rate(self) -> float:
+        return max(self._rates, default=0.0)
+
+    def arrived(self, now: float, num: int = 1) -> None:
+        """Count requests that arrived, admitted or not; call it while :attr:`is_on`."""
+        done = USED_SHARE * self._rate * (now - self._counted_at)
+        if self._backlog <= done:
+            self._end()
+        else:
+            most = MAX_BACKLOG_S * self._rate
+            self._backlog, self._counted_at = min(most, self._backlog - done + num), now
+
+    def admitted(self, now: float) -> None:
+        self._num_admitted += 1
+        if self._num_admitted >= QUIET_ADMITTED and now - self._refused_at >= QUIET_S:
+            self._end()
+
+    def refused(self, now: float, num_present: int, num: int = 1) -> None:
+        """Count ``num`` requests refused for lack of room, while ``num_present`` are under way."""
+        self._num_refused += num
+        if self.is_on:
+            self._refused_at, self._num_admitted = now, 0
+        elif not self.crowd:
+            self._begin_to_watch(now, num_present)
+        elif self._num_answered >= ANSWERED_SHARE * self.crowd:
+            if self._num_refused >= REFUSED_SHARE * self._num_answered:
+                self._begin(now)
+            else:
+                self._begin_to_watch(now, num_present)
+
+    def answered(self, now: float, num_present: int) -> None:
+        """Count an answered request, and ``num_present`` left; call it while :attr:`crowd`."""
+        self._num_answered += 1
+        self._num_in_window += 1
+        if self.is_on:
+            if now - self._window_from >= WINDOW_S and self._num_in_window >= WINDOW_ANSWERED:
+                self._end_window(now)
+        elif num_present < STILL_SHARE * self.crowd:
+            self.crowd = 0
+
+    def _begin_to_watch(self, now: float, num_present: int) -> None:
+        if num_present < self.value:  # a late report, or slow uploads took the places
+            return
+        self.crowd, self._num_answered, self._num_refused = num_present, 0, 0
+        self._rates.clear()
+        self._window_from, self._num_in_window = now, 0
+
+    def _begin(self, now: float) -> None:
+        self._end_window(now)
+        self.is_on, self._refused_at, self._num_admitted = True, now, 0
+        self._backlog, self._counted_at = MAX_BACKLOG_S * self._rate, now
+
+    def _end_window(self, now: float) -> None:
+        if now > self._window_from:
+            self._rates.append(self._num_in_window / (now - self._window_from))
+        self._window_from, self._num_in_window = now, 0
+
+    def _end(self) -> None:
+        self.is_on, self.crowd = False, 0
 
 
 class Admission:
@@ -162,3 +274,187 @@ class Arriving:
     ) -> None:
         self._admission._num_answering += 1
         await self._upload.__aexit__(kind, error, trace)
+
+
+# An upload keeps its place for this time, or for this time per MiB that it announced.
+SLOW_AFTER_S = 1.0
+SLOW_S_PER_MIB = 0.25
+
+
+class Upload:
+    """An upload under way: an asynchronous context manager of the block in which it arrives.
+
+    Times are by the loop's clock. ``num_bytes`` is its announced length; 0 if only the number of
+    uploads matters.
+
+    Raises:
+        SlowBodyError: the upload took over ``within_s`` seconds, or gave its place to another.
+
+    """
+
+    __slots__ = ("_started", "_uploads", "_within_s", "is_cut", "num_bytes", "slow_from", "timeout")
+
+    def __init__(self, uploads: "Uploads", within_s: float, num_bytes: int) -> None:
+        self._uploads, self._within_s, self.num_bytes = uploads, within_s, num_bytes
+        self.timeout = asyncio.timeout(within_s if math.isfinite(within_s) else None)
+        self._started = asyncio.get_running_loop().time()
+        slow_after_s = max(uploads.slow_after_s, num_bytes / MIB * SLOW_S_PER_MIB)
+        self.slow_from = self._started + slow_after_s
+        self.is_cut = False  # cancelled to make room for another
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its place may go to another: it is slow, or its time is over."""
+        now = asyncio.get_running_loop().time()
+        return self.timeout.expired() or now >= self.slow_from
+
+    async def __aenter__(self) -> Self:
+        await self.timeout.__aenter__()
+        self._uploads.under_way[self] = None
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._uploads.under_way.pop(self, None)
+        try:
+            await self.timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            took_s = asyncio.get_running_loop().time() - self._started
+            why = _cut_after(took_s) if self.is_cut else _late_after(self._within_s)
+            raise SlowBodyError(why) from late
+
+
+class Uploads:
+    """The uploads under way, in the order of arrival."""
+
+    def __init__(self, slow_after_s: float | None = None) -> None:
+        self.slow_after_s = SLOW_AFTER_S if slow_after_s is None else slow_after_s
+        self.under_way: dict[Upload, None] = {}  # without those that were cancelled
+
+    @property
+    def num(self) -> int:
+        return len(self.under_way)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(upload.num_bytes for upload in self.under_way)
+
+    @property
+    def slowest(self) -> "Upload | None":
+        """The upload that counts as slow first, or has for the longest time."""
+        return min(self.under_way, key=lambda upload: upload.slow_from, default=None)
+
+    def arriving(self, within_s: float = math.inf, num_bytes: int = 0) -> Upload:
+        """Return an upload, which limits the time of the block in which it arrives."""
+        return Upload(self, within_s, num_bytes)
+
+    def cut_slowest(self) -> bool:
+        """Cancel the slowest upload, if it is slow, to free its place.
+
+        Otherwise idle connections could hold every place. Returns False if no upload is slow.
+        """
+        upload = self.slowest
+        if upload is None or not upload.is_slow:
+            return False
+        del self.under_way[upload]
+        if not upload.timeout.expired():  # otherwise it is ending already
+            upload.is_cut = True
+            upload.timeout.reschedule(asyncio.get_running_loop().time())
+        return True
+
+
+def _cut_after(seconds: float) -> str:
+    return (
+        f"the body had not arrived after {seconds:.1f} s, and other requests needed its place; "
+        "try again, with fewer bytes or a faster connection"
+    )
+
+
+def _late_after(seconds: float) -> str:
+    return (
+        f"the body had not arrived after {seconds:g} s, the request's time limit; send fewer bytes "
+        "at a time, or allow more time (request_timeout_s, x-request-timeout-seconds)"
+    )
+
+
+class ByteBudget:
+    """Counts the bytes of every body that have arrived, until its request is answered.
+
+    Announced bytes (Content-Length) are checked against the budget but not reserved. Otherwise
+    twelve clients that announce 20 MB each and send nothing would use up 256 MiB.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.num_held = limit, 0
+
+    def share(self) -> "Share":
+        """Return a request's share, a context manager that frees its bytes at the block's end."""
+        return Share(self)
+
+
+class Share:
+    """The bytes of a :class:`ByteBudget` that one request holds."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget, self.num_held = budget, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.free()
+
+    def free(self) -> None:
+        """Give the bytes back; from then on the share holds none."""
+        self._budget.num_held -= self.num_held
+        self.num_held = 0
+
+    def expect(self, num_bytes: int) -> None:
+        """Raise :class:`OverloadedError` if ``num_bytes`` more would not fit now."""
+        budget = self._budget
+        if budget.num_held + num_bytes > budget.limit:
+            raise OverloadedError(
+                f"the bodies of all requests hold {budget.num_held} bytes, of at most "
+                f"{budget.limit} (max_bytes_in_flight); try again in 1 s"
+            )
+
+    def grow(self, num_bytes: int) -> None:
+        """Add bytes that have arrived; raises as :meth:`expect` does."""
+        budget = self._budget
+        if budget.num_held + num_bytes > budget.limit:
+            self.expect(num_bytes)  # raises
+        budget.num_held += num_bytes
+        self.num_held += num_bytes
+
+
+# Overload begins with a refusal after this share of the requests that were under way at the first
+# refusal has been answered. While a stage hangs, or a burst arrives, few are answered.
+ANSWERED_SHARE = 1 / 4
+# ... and if this share was refused, of those answered since: as many clients as the limit and a
+# health probe are no overload.
+REFUSED_SHARE = 0.02
+STILL_SHARE = 1 / 2  # If fewer than this share are still under way, it was a burst.
+# Overload ends when none was refused for this time, and this many were admitted meanwhile,
+QUIET_S, QUIET_ADMITTED = 3.0, 64
+# or when all requests, the refused ones included, could have been answered at this share of the
+# rate. Earlier requests count as this many seconds of work at most, so that it ends soon.
+USED_SHARE, MAX_BACKLOG_S = 0.9, 1.0
+# The rate is the highest of the last windows, as in BBR (Cardwell et al., 2016): a window with a
+# stall or with few requests does not make the service look slow.
+WINDOW_S, WINDOW_ANSWERED, NUM_WINDOWS = 0.5, 32, 8
+
+
+def limit_of(settings: Settings, num_cores: int) -> ConcurrencyLimit | None:
+    """Return the limit of a Gateway whose process computes on ``num_cores`` cores.
+
+    None if the members are deployments of their own: then the Gateway does not know how many cores
+    work for it, nor how many other Gateways there are.
+    """
+    if settings.target_wait_ms is None or settings.members != "gateway":
+        return None
+    size, target_wait_s = max(settings.batch_sizes), settings.target_wait_ms / 1e3
+    return ConcurrencyLimit(settings.max_concurrent_requests, num_cores, size, target_wait_s)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
-from app.queueing.priority import BULK_EVERY, Lane, PriorityQueue
+from app.queueing.scheduler import BULK_EVERY, Lane, PriorityQueue
 from models.errors import TandemError, TooManyPixelsError
 
 R = TypeVar("R")

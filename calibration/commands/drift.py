@@ -9,10 +9,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.commands.options import JsonFile, check_file, out
+from calibration.commands.models import JsonFile, check_file, out
 from models.errors import ModelSetError
-from models.extras import needs_extra
-from models.result_files import check_can_write, write_json, write_result
+from models.files import check_can_write, write_json, write_result
+from models.machine import needs_extra
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
     from collections.abc import Sequence
@@ -178,7 +178,7 @@ def _page(title: str, result: "Drift") -> bytes:
     with needs_extra("calibrate", "drift --html"):
         from markupsafe import Markup
 
-        from calibration.evaluation.reports.html import rendered
+        from calibration.evaluation.report_page import rendered
     return rendered(
         "calibration.commands",
         "drift.html.j2",
@@ -201,7 +201,7 @@ def _class_plot(classes: "Sequence[ClassShare]") -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from calibration.evaluation.reports.plots import STYLE, svg_of
+    from calibration.evaluation.report_page import STYLE, svg_of
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 1.2 + 0.42 * len(classes)))
@@ -224,7 +224,7 @@ def _confidence_plot(result: "Drift") -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from calibration.evaluation.reports.plots import STYLE, svg_of
+    from calibration.evaluation.report_page import STYLE, svg_of
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7, 3.6))

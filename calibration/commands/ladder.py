@@ -10,9 +10,8 @@ import typer
 from platformdirs import user_cache_path
 from rich.markup import escape
 
-from calibration.commands.options import JsonFile, ModelDirs, check_file, err, out
-from models.result_files import check_can_write, write_json, write_result
-from models.user_folders import needed_folder
+from calibration.commands.models import JsonFile, ModelDirs, check_file, err, out
+from models.files import check_can_write, needed_folder, write_json, write_result
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
     from calibration.ladder.ladder import LadderStep
@@ -102,7 +101,7 @@ def ladder(
 def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -> None:
     """Find out before minutes of measuring whether the results have a place to go."""
     from calibration.ladder.rungs import LadderError
-    from models.extras import needs_extra
+    from models.machine import needs_extra
 
     check_can_write(json_file)
     check_file(plot, "--plot")
@@ -146,7 +145,7 @@ def _report(
     files: tuple[Path | None, Path | None, Path | None],
 ) -> None:
     from calibration.ladder.report import PACKAGES, as_json, draw, render, rows_of, show
-    from models.extras import describe_machine
+    from models.machine import describe_machine
 
     json_file, plot, html = files
     rows = rows_of(job, results)

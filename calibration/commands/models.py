@@ -1,22 +1,33 @@
-"""The commands ``tandem models list`` and ``verify``: what sets there are, and their files."""
+"""The commands ``tandem models list`` and ``verify``: what sets there are, and their files.
+
+The commands ``tandem models history``, ``pin`` and ``push``: a set's versions.
+
+Command-line options that several commands share, and parsers of their values.
+"""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from platformdirs import user_data_path
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.commands.options import AsJson, ModelDirs, SetName, err
 from models.errors import ModelSetError, TandemError
-from models.extras import installed_version
+from models.files import ResultFileError, check_can_write, needed_folder
 from models.ledger import ensemble_figures
+from models.machine import installed_version
 from models.manifest import Manifest, MemberRecord
-from models.model_set import ModelSet, list_folders, load_model_set, search_path
+from models.model_set import ModelSet, earlier_sets, list_folders, load_model_set, search_path
+from models.stores import MAX_EARLIER, OBJECT_STORES, split_version
 
 console = Console(emoji=False)
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
+ModelDirs = Annotated[
+    list[Path] | None, typer.Option(help="searched before the user's and the bundled sets")
+]
 
 
 def list_models(model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
@@ -109,6 +120,9 @@ def _measured(facts: dict[str, Any]) -> str:
     return "\n".join(top1 + mean) or "not measured"
 
 
+SetName = Annotated[str, typer.Argument(metavar="SET", help="name of a set, or its folder")]
+
+
 def verify(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
     """Compare every file of a set with its manifest, and every network's golden answers."""
     model_set = load_model_set(name, search_path(model_dir or ()))
@@ -137,8 +151,8 @@ def verify(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False) 
 def _problems_running(model_set: ModelSet) -> list[str]:
     """Compile and run every network: right files may fit neither manifest nor machine."""
     from models import golden
-    from models.runtimes.load import load
-    from models.runtimes.options import RuntimeOptions
+    from models.load import load
+    from models.network import RuntimeOptions
 
     manifest, problems = model_set.manifest, list[str]()
     options = RuntimeOptions(batch_sizes=(1,), float_type=manifest.float_type)
@@ -155,3 +169,166 @@ def _problems_running(model_set: ModelSet) -> list[str]:
             except (TandemError, RuntimeError) as error:
                 problems.append(f"{path}: {error}")
     return problems
+
+
+Pinned = Annotated[
+    str,
+    typer.Argument(metavar="SET@VERSION", help="name of a set, and a version that history lists"),
+]
+
+
+def history(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
+    """List a set's versions: the current one, and earlier ones that are kept, newest first.
+
+    A version is a fingerprint of all that answers depend on: networks, labels, image rule, weights.
+    Commands that make another one keep that from before. serve, evaluate, verify ... take
+    NAME@VERSION.
+    """
+    from calibration.sets.transaction import is_bundled
+
+    base, _ = split_version(name)  # of any version the list is the same
+    current = load_model_set(base, search_path(model_dir or ()))
+    earlier = earlier_sets(current.folder)
+    rows = [_version_facts(listed, is_current=listed is current) for listed in (current, *earlier)]
+    bound = 0 if is_bundled(current.folder) else MAX_EARLIER
+    if as_json:
+        facts = {"set": current.name, "folder": str(current.folder), "max_earlier": bound}
+        typer.echo(json.dumps(facts | {"versions": rows}, indent=2))
+        return
+    out.print(_table(rows))
+    if not bound:
+        out.print("It comes with the program and is read-only: no versions of it are kept.")
+    else:
+        out.print(
+            f"At most {bound} earlier versions are kept; tandem models pin "
+            f"{escape(current.argument)}@VERSION makes one the current one again."
+        )
+
+
+def pin(name: Pinned, model_dir: ModelDirs = None) -> None:
+    """Make an earlier version of a set the current one again; what was current is kept.
+
+    Services that run keep serving what they loaded until they are restarted.
+    """
+    from calibration.sets.versions import pin as pin_version
+
+    base, version = split_version(name)
+    if version is None:
+        raise ModelSetError(
+            f"{name!r} names no version: write {name.partition('@')[0]}@VERSION, with one of "
+            f"tandem models history {name.partition('@')[0]}"
+        )
+    pinned = pin_version(load_model_set(base, search_path(model_dir or ())), version)
+    out.print(f"[green]{escape(pinned.argument)}[/] is version {version}")
+
+
+def push(
+    name: SetName,
+    url: Annotated[str, typer.Argument(help=OBJECT_STORES)],
+    model_dir: ModelDirs = None,
+) -> None:
+    """Copy a set to a store, from which tandem serve --model-set URL and others take it.
+
+    Versions that were pushed there before stay, as URL@VERSION.
+    """
+    from calibration.sets.versions import push as push_set
+
+    model_set = load_model_set(name, search_path(model_dir or ()))
+    if problems := model_set.problems():
+        raise ModelSetError(problems[0])
+    versions = list(model_set.fingerprints.values()) or [model_set.fingerprint()]
+    push_set(model_set.folder, versions, url)
+    out.print(f"[green]{escape(url)}[/] is {model_set.name} in version {versions[0]}")
+
+
+def _version_facts(model_set: ModelSet, *, is_current: bool) -> dict[str, Any]:
+    manifest = model_set.manifest
+    files = [model_set.folder / record.path for record in manifest.files]
+    fingerprints = model_set.fingerprints
+    return {
+        "version": next(iter(fingerprints.values()), None),
+        "fingerprints": fingerprints,
+        "current": is_current,
+        "made": manifest.made.model_dump(mode="json") if manifest.made else None,
+        "accuracy": {
+            figure: ensemble_figures(manifest, figure)
+            for figure in ("top-1", "mAP")
+            if ensemble_figures(manifest, figure)
+        },
+        "size_mb": round(sum(path.stat().st_size for path in files if path.is_file()) / 1e6, 1),
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table()
+    for column in ("version", "made", "by", "accuracy of\nthe ensemble", "MB"):
+        table.add_column(column, no_wrap=column != "by", overflow="fold")
+    for row in rows:
+        versions = [f"{version} {precision}" for precision, version in row["fingerprints"].items()]
+        made = row["made"] or {"at": "not noted", "by": ""}
+        figures = [
+            f"{figure} {value:.4f} {precision}"
+            for figure, values in row["accuracy"].items()
+            for precision, value in values.items()
+        ]
+        table.add_row(
+            "\n".join([*versions, *(["[green]current[/]"] if row["current"] else [])]),
+            made["at"].replace("T", " ").removesuffix("Z"),
+            escape(made["by"]),
+            "\n".join(figures) or "not measured",
+            f"{row['size_mb']:.1f}",
+        )
+    return table
+
+
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="write the result as JSON; - is stdout")
+]
+Into = Annotated[Path | None, typer.Option(help="folder of sets  (default: the user's own)")]
+Replace = Annotated[bool, typer.Option(help="a set of that name, if there is one")]
+
+
+def pairs(texts: list[str], option: str) -> list[tuple[str, str]]:
+    """Split NAME=VALUE options."""
+    values = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise ModelSetError(f"{option} {text!r}: write NAME=VALUE")
+        values.append((key, value))
+    return values
+
+
+def triple(text: str, option: str) -> tuple[float, float, float]:
+    """Read three finite numbers, one per channel."""
+    parts = [number(part, option) for part in text.split(",")]
+    if len(parts) == 1:
+        parts *= 3
+    if len(parts) != 3 or (option == "--scale" and 0 in parts):
+        raise ModelSetError(f"{option} {text!r}: write one number, or three for three channels")
+    return parts[0], parts[1], parts[2]
+
+
+def number(text: str, option: str) -> float:
+    """Read a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ModelSetError(f"{option}: {text!r} is not a number") from None
+    if not abs(value) < 1e9:  # NaN and infinity too
+        raise ModelSetError(f"{option}: {text} is no finite number")
+    return value
+
+
+def check_file(path: Path | None, option: str) -> None:
+    """Raise :class:`ResultFileError` unless the option's file can be written; - is none."""
+    if str(path) == "-":
+        raise ResultFileError(f"{option} - is no file; name one")
+    check_can_write(path)
+
+
+def user_sets_dir() -> Path:
+    """Return the folder where fetched and added sets go: ~/.local/share/tandem/models on Linux."""
+    return needed_folder(user_data_path, "models")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from calibration.commands.options import JsonFile, out
-from models.result_files import check_can_write, write_json
+from calibration.commands.models import JsonFile, out
+from models.files import check_can_write, write_json
 
 if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
     from collections.abc import Sequence

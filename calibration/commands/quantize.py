@@ -13,10 +13,10 @@ from platformdirs import user_cache_path
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.commands.options import ModelDirs, SetName, err, out
-from models.extras import needs_extra
+from calibration.commands.models import ModelDirs, SetName, err, out
+from models.files import needed_folder
+from models.machine import needs_extra
 from models.model_set import ModelSet, load_model_set, search_path
-from models.user_folders import needed_folder
 
 if TYPE_CHECKING:
     from calibration.quantization.quantize_set import MemberQuantization, Request
@@ -77,7 +77,7 @@ def quantize(
     """
     with needs_extra("calibrate", "quantize"):
         from calibration.quantization.quantize_set import Request
-        from calibration.sets.packaged.wheels import WheelSource
+        from calibration.sets.packaged import WheelSource
 
     model_set = load_model_set(name, search_path(model_dir or ()))
     request = Request(
@@ -100,8 +100,7 @@ def quantize(
 
 
 def _run(model_set: ModelSet, request: "Request") -> "MemberQuantization":
-    from calibration.quantization.interrupts import interrupted_on_another_thread
-    from calibration.quantization.quantize_set import quantize_set
+    from calibration.quantization.quantize_set import interrupted_on_another_thread, quantize_set
 
     logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
     # NNCF's progress bars are not our answer.

@@ -13,14 +13,11 @@ from calibration.datasets import (
     images_digest,
     truth_of,
 )
-from calibration.evaluation.cascade import CascadeTally
 from calibration.evaluation.inference import AnsweredBatch, Networks, Observer, Track
-from calibration.evaluation.subsets.scores import SubsetsResult
-from calibration.evaluation.subsets.study import SubsetStudy
-from calibration.evaluation.tally import SureTally, Tally
-from calibration.statistics import Paired, Rightness
-from models.accuracy import ENSEMBLE, Drop, MultiLabelDrop, MultiLabelScore, Score
+from calibration.evaluation.subsets import SubsetsResult, SubsetStudy
+from calibration.statistics import CascadeTally, Paired, Rightness, SureTally, Tally
 from models.errors import ModelSetError
+from models.manifest import ENSEMBLE, Drop, MultiLabelDrop, MultiLabelScore, Score
 from models.model_set import ModelSet, read_lines
 from models.record import Precision
 
@@ -96,7 +93,7 @@ class Evaluation:
             pairs.setdefault(name, Paired()).add(right[ENSEMBLE], right[name])
 
 
-def evaluate(
+def evaluate_set(
     model_set: ModelSet,
     dataset: Dataset,
     precisions: Sequence[Precision],

@@ -16,16 +16,14 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from calibration.datasets import ImageFile
-from models.accuracy import ENSEMBLE
-from models.cpus import available_cpus
 from models.ensemble import Probabilities, average, tempered
 from models.errors import ImageError, ModelSetError
-from models.manifest import Manifest
+from models.load import load
+from models.machine import available_cpus
+from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet
+from models.network import LoadedNetwork, Pixels, RuntimeOptions
 from models.record import Precision
-from models.runtimes.interface import LoadedNetwork
-from models.runtimes.load import load
-from models.runtimes.options import Pixels, RuntimeOptions
 
 BATCH = 8
 # float32 (N, C) by precision, then by member or "ensemble"

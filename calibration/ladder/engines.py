@@ -19,22 +19,27 @@ import openvino as ov
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import check_not_calibrated
 from calibration.ladder.rungs import LABELLED, RungNetwork, RungOptions, RungTask, SkippedError
-from calibration.sets.fold import MEAN_RGB, SCALE_RGB
+from calibration.sets.input import MEAN_RGB, SCALE_RGB
 from models.ensemble import Probabilities, average, is_sure, tempered
 from models.errors import ImageError, ModelSetError
-from models.extras import needs_extra
-from models.image_record import ImageRecord
+from models.load import load
+from models.machine import needs_extra
 from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions, read_manifest
 from models.model_set import ModelSet
-from models.record import Precision
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions, compile_with, read_network
-from models.runtimes.load import load
+from models.openvino_network import (
+    CompiledNetwork,
+    Pixels,
+    RuntimeOptions,
+    compile_with,
+    read_network,
+)
+from models.record import ImageRecord, Precision
 
 SEED = 20
 # In the work folder: the network as ONNX, and the INT8 network of a member without one in its set.
 ONNX_NAME, INT8_NAME = "network.onnx", "int8.xml"
 # The labelled images: the member's input, uint8 (N, H, W, 3); all members' inputs, as in
-# models.image_inputs; the classes, int64 (N,).
+# models.image; the classes, int64 (N,).
 PIXELS_NAME, INPUTS_NAME, TRUTH_NAME = (f"labelled-{n}.npy" for n in ("pixels", "inputs", "truth"))
 INPUT, OUTPUT = "images", "logits"  # of the ONNX network
 ALIKE = 0.02  # of a probability; FP16 weights and other kernels differ by less
@@ -289,7 +294,7 @@ def torch_module(task: RungTask) -> Any:
 def random_module(network: RungNetwork) -> Any:
     """Build a torchvision network with random weights, the same each time."""
     torch = import_torch()
-    from calibration.sets.networks import torchvision_models
+    from calibration.sets.convert import torchvision_models
 
     models = torchvision_models()
     names = [name for name in models.list_models(module=models) if name not in AUXILIARY]
@@ -309,7 +314,7 @@ def _restored(task: RungTask, no_source: str) -> Any:
     """Load the float IR's weights into the architecture, and check that the answers are equal."""
     torch = import_torch()
     from calibration.ladder.unfold import unfold
-    from calibration.sets.networks import build_network
+    from calibration.sets.convert import build_network
 
     network, ir = task.network, member_ir(task.network, "FP16", task.work)
     module = build_network(network.name, network.num_classes)

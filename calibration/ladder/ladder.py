@@ -35,7 +35,7 @@ from calibration.ladder.rungs import (
 )
 from models.child_process import Child, last_words
 from models.errors import TandemError
-from models.result_files import write_result
+from models.files import write_result
 
 # The start of a rung's command; -P keeps the working folder off its module path.
 WORKER = (sys.executable, "-P", "-m", "calibration.ladder.measure")

@@ -23,8 +23,8 @@ import psutil
 
 from calibration.ladder.rungs import Figures, RungOptions, RungResult, RungTask, SkippedError
 from models.errors import TandemError
-from models.extras import MissingExtraError
-from models.result_files import write_result
+from models.files import write_result
+from models.machine import MissingExtraError
 
 if TYPE_CHECKING:  # a rung's process imports it; that of the command does not need it
     from calibration.ladder.engines import ReadyNetwork

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from calibration.ladder.rungs import LadderJob, Rung, RungResult
-from models.extras import needs_extra
+from models.machine import needs_extra
 
 PACKAGES = ("torch", "torchvision", "onnxruntime", "nncf")  # of the rungs, whose versions count
 # "Optimizing PyTorch Model Inference on CPU" (Towards Data Science, 2025): its first and last step.
@@ -168,7 +168,7 @@ def draw(rows: list[Row], title: str) -> str:
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
-        from calibration.evaluation.reports.plots import STYLE, svg_of
+        from calibration.evaluation.report_page import STYLE, svg_of
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 1.2 + 0.34 * len(rows)))
         axes = figure.add_subplot()
@@ -212,7 +212,7 @@ def render(content: dict[str, Any], rows: list[Row], title: str) -> bytes:
     with needs_extra("calibrate", "ladder --html"):
         from markupsafe import Markup
 
-        from calibration.evaluation.reports.html import rendered
+        from calibration.evaluation.report_page import rendered
     return rendered(
         "calibration.ladder",
         "page.html.j2",

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from models.cpus import available_cpus
 from models.errors import TandemError
+from models.files import write_result
 from models.image_files import first_not_utf8
+from models.machine import available_cpus
 from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Record
-from models.result_files import write_result
 
 Engine = Literal["torch", "onnxruntime", "openvino", "ensemble"]
 Preparation = Literal["make_set", "labelled", "quantize", "export"]  # makes files for rungs

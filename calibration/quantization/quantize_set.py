@@ -1,41 +1,66 @@
-"""Quantises a whole set: its members' INT8 networks, its manifest, its golden answers."""
+"""Quantises a whole set: its members' INT8 networks, its manifest, its golden answers.
 
-from collections.abc import Callable, Sequence
+Merges the results of quantising into the manifest, which may have been edited meanwhile.
+
+Quantising takes minutes, and its lock stops other commands but not an editor. So the manifest is
+read again at the end. Only the fields that quantising owns are replaced. If the inputs of INT8 have
+changed, nothing is written.
+
+Keeps Ctrl-C off the main thread's signal stack, which NNCF's use of OpenVINO may free.
+
+An OpenVINO ``Core`` gives its thread an alternative signal stack, and takes it back when it ends.
+NNCF makes its own Cores. If one ends after a younger one was made, the thread keeps a freed stack,
+and the next signal ends the process with SIGSEGV. Our own code makes a single Core
+(:mod:`models.openvino_network`).
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from calibration.datasets import images_digest
-from calibration.quantization.calibration_images import Chosen, HeldOut, draw_images, held_out
-from calibration.quantization.merge import merged
-from calibration.quantization.nncf_errors import check_ignored, nncf_errors
-from calibration.quantization.packaged_images import SOURCE, packaged_images
+from calibration.quantization.calibration_images import (
+    SOURCE,
+    Chosen,
+    HeldOut,
+    draw_images,
+    held_out,
+    packaged_images,
+)
 from calibration.quantization.quantize import (
     Labelled,
     Quantized,
+    check_ignored,
+    nncf_errors,
     quantize_within,
     with_model_type,
 )
-from calibration.sets.packaged.wheels import WheelSource
-from calibration.sets.staging import Staging
-from calibration.sets.transaction import change
-from models.accuracy import AccuracyRecord, ValidationDrop
+from calibration.sets.packaged import WheelSource
+from calibration.sets.transaction import Staging, change
 from models.errors import ModelSetError
-from models.image_inputs import ImageInputs
+from models.image import ImageInputs
 from models.ledger import refused, standing_refusals
 from models.manifest import (
+    MANIFEST_NAME,
+    AccuracyRecord,
     Manifest,
     MemberRecord,
     Network,
     QuantizationOptions,
+    ValidationDrop,
     read_manifest,
 )
 from models.model_set import ModelSet, read_lines
+from models.openvino_network import read_network
 from models.record import Precision
-from models.runtime import read_network
 
 Say = Callable[[str], None]
 
@@ -242,3 +267,94 @@ def _validation_drop(
         fingerprint=network.fingerprint,
         drop=compared.drop,
     )
+
+
+OWNED = ("networks", "quantization", "left_float", "validation_drop")  # of a member
+
+
+def merged(
+    folder: Path,
+    before: Manifest,
+    made: Manifest,
+    quantized: Collection[str],
+    *,
+    is_validated: bool,
+) -> Manifest:
+    """Return the present manifest with the ``quantized`` members' INT8 networks from ``made``.
+
+    Args:
+        folder: of the set.
+        before: the manifest at the start of quantising.
+        made: ``before`` with the results.
+        quantized: names of members.
+        is_validated: whether labels decided which images were right.
+
+    Raises:
+        ModelSetError: the manifest cannot be read, or inputs of INT8 have changed in it.
+
+    """
+    now = read_manifest(folder)
+    then, today = (_basis(m, quantized, is_validated=is_validated) for m in (before, now))
+    if changed := [what for what in then if then[what] != today[what]]:
+        raise ModelSetError(
+            f"{folder / MANIFEST_NAME} was edited while INT8 was made from it: "
+            f"{', '.join(changed)} changed. Nothing was written; quantise again"
+        )
+    members = tuple(
+        _with_owned(member, made.member(member.name)) if member.name in quantized else member
+        for member in now.members
+    )
+    update = {
+        "members": members,
+        "calibration": made.calibration,
+        "calibration_source": made.calibration_source,
+        "golden": made.golden,
+        "accuracy": made.accuracy,
+        "sure": None,  # measured on the networks before
+    }
+    return now.model_copy(update=update)
+
+
+def _basis(
+    manifest: Manifest, quantized: Collection[str], *, is_validated: bool
+) -> dict[str, object]:
+    """Return the inputs of INT8, its drop and the golden answers, with names for messages."""
+    basis: dict[str, object] = {
+        "image": (manifest.image, [member.image for member in manifest.members]),
+        "the members' networks": {member.name: member.networks for member in manifest.members},
+        "quantization options": {
+            member.name: member.quantization
+            for member in manifest.members
+            if member.name in quantized
+        },
+    }
+    if is_validated:
+        basis["labels"] = (manifest.num_classes, manifest.labels)
+        basis["class ids"] = manifest.class_ids
+    return basis
+
+
+def _with_owned(now: MemberRecord, made: MemberRecord) -> MemberRecord:
+    update: dict[str, Any] = {name: getattr(made, name) for name in OWNED}
+    return now.model_copy(update=update)
+
+
+@contextlib.contextmanager
+def interrupted_on_another_thread() -> Iterator[None]:
+    """Let another thread take SIGINT during the block; only the main thread may enter it.
+
+    Python's handler only records the signal there. KeyboardInterrupt is raised in the main thread
+    as usual, when it next executes Python. A wait in native code is not interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("SIGINT is the main thread's: only it can leave it to another")
+    is_over = threading.Event()
+    taker = threading.Thread(target=is_over.wait, name="interrupts", daemon=True)
+    taker.start()  # before the mask, which new threads inherit
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        is_over.set()
+        taker.join()

@@ -1,18 +1,23 @@
-"""Creates a model set from existing classifiers: ONNX, OpenVINO IR, TFLite or PyTorch files."""
+"""Creates a model set from existing classifiers: ONNX, OpenVINO IR, TFLite or PyTorch files.
+
+Creates a set in a process of its own, since a damaged file can crash the library that reads it.
+
+For example, OpenVINO 2026.4 crashes on a convolution without weights.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calibration.sets.classes import ClassMap
-from calibration.sets.file_options import FileOptions
+from pydantic import ValidationError
+
+from calibration.sets.ending import set_task
 from calibration.sets.import_network import Imported
-from calibration.sets.member_options import MemberOptions
-from calibration.sets.runtimes.importing import STATE, import_member, import_weights
-from calibration.sets.staging import Staging
-from calibration.sets.task import set_task
-from calibration.sets.transaction import check_free, create
-from models.answer_rule import DEFAULT_THRESHOLD
+from calibration.sets.importing import STATE, import_member, import_weights
+from calibration.sets.options import ClassMap, FileOptions, MemberOptions
+from calibration.sets.transaction import Staging, check_free, create
+from models.child_process import OUT_OF_MEMORY, ChildDiedError, Send, run_apart
+from models.ensemble import DEFAULT_THRESHOLD
 from models.errors import ModelSetError
 from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_manifest
 from models.model_set import PARTIAL_SUFFIX, ModelSet, read_lines
@@ -263,3 +268,60 @@ def _members(
     return tuple(
         record.model_copy(update={"networks": networks[record.name]}) for record in planned.members
     )
+
+
+CLEAN_UP_S = 60.0  # after Ctrl-C: removing a staged set waits until a runtime's call returns
+
+
+def add_set_apart(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> ModelSet:
+    """Create the set like :func:`calibration.sets.add_set.add_set`, in another process.
+
+    Raises:
+        ModelSetError: what that function raises, or a file crashed the process.
+
+    """
+    try:
+        made: Path = run_apart(
+            _folder_of_added,
+            *(new, into, is_replaced),
+            heard=lambda said: say(*said),
+            patience_s=CLEAN_UP_S,
+        )
+    except ChildDiedError as error:
+        files = ", ".join(str(path) for _, path in new.members)
+        what_died = f"{files}: the process that read this died ({error})"
+        if str(error) == OUT_OF_MEMORY:
+            raise ModelSetError(what_died) from None
+        which = "" if len(new.members) == 1 else " Add them one by one to see which"
+        raise ModelSetError(
+            f"{what_died}: a file is damaged, or its runtime cannot take it. Export it again, or "
+            f"try another --runtime.{which}"
+        ) from None
+    return ModelSet(made, read_manifest(made))
+
+
+def _folder_of_added(new: NewSet, into: Path, is_replaced: bool, send: Send) -> Path:
+    made = add_set_here(new, into, is_replaced=is_replaced, say=lambda *said: send(said))
+    return made.folder
+
+
+def add_set_here(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> ModelSet:
+    """Create the set in this process, with the manifest's errors as one line.
+
+    Raises:
+        ModelSetError: as of :func:`add_set_apart`, except for a crash.
+
+    """
+    try:
+        return add_set(new, into, is_replaced=is_replaced, say=say)
+    except ValidationError as error:
+        raise ModelSetError(_in_a_line(error)) from None
+
+
+def _in_a_line(error: ValidationError) -> str:
+    """Return the first invalid value of a manifest, and why it is invalid, as one line."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "set"
+    value = first["input"]
+    shown = f" (given: {value!r})" if isinstance(value, str | int | float) else ""
+    return f"{where}: {first['msg']}{shown}"

@@ -1,16 +1,31 @@
-"""Converts torch networks to folded OpenVINO IR: ``python -m calibration.sets.convert --help``."""
+"""Converts torch networks to folded OpenVINO IR: ``python -m calibration.sets.convert --help``.
 
+Builds torchvision's networks, and loads and saves their weights.
+
+Imports a safetensors state dict of a torchvision classification network.
+
+safetensors contain only tensors, so this project builds the architecture.
+"""
+
+import importlib
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import openvino as ov
 import torch
 import typer
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
-from calibration.sets.fold import Normalisation, fold, with_sigmoid, with_softmax
-from calibration.sets.networks import build_network, load_weights
-from calibration.sets.rewrite import chain_concats
-from calibration.sets.staging import writing
+from calibration.sets.ending import ENDINGS, gives
+from calibration.sets.import_network import Imported, chain_concats
+from calibration.sets.input import Normalisation, fold, with_sigmoid, with_softmax
+from calibration.sets.options import FileOptions, select_classes
+from calibration.sets.transaction import writing
+from models.errors import ModelSetError
 from models.record import Task
 
 
@@ -56,6 +71,142 @@ def main(
     with writing(out):
         ov.save_model(model, out, compress_to_fp16=True)
     typer.echo(f"wrote {out}")
+
+
+NETWORKS = ("resnet50", "densenet169")  # the bundled set's
+# As torchvision builds them for its published weights.
+OPTIONS: dict[str, dict[str, bool]] = {
+    "googlenet": {"transform_input": True, "aux_logits": True, "init_weights": False},
+    "inception_v3": {"transform_input": True, "aux_logits": True, "init_weights": False},
+}
+
+
+def torchvision_models() -> Any:
+    """Import ``torchvision.models`` with a CPU build of torch.
+
+    The registry's torchvision is built for CUDA: with CPU torch its extension does not load, and
+    its Python side then fails on two operators whose schemas it takes for granted. Only models are
+    needed here, so the schemas are declared first; the library object must outlive the import.
+    """
+    try:
+        return importlib.import_module("torchvision.models")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    schemas = torch.library.Library("torchvision", "DEF")
+    schemas.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    schemas.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    module = importlib.import_module("torchvision.models")
+    module._tandem_schemas = schemas  # type: ignore[attr-defined]
+    return module
+
+
+def timm_module() -> Any:
+    """Import ``timm``, which imports torchvision: see :func:`torchvision_models`."""
+    torchvision_models()
+    return importlib.import_module("timm")
+
+
+def known_networks() -> list[str]:
+    """Return the names of torchvision's classification networks."""
+    models = torchvision_models()
+    return list(models.list_models(module=models))
+
+
+def build_network(name: str, num_classes: int, input_size: int | None = None) -> torch.nn.Module:
+    """Return a new network of torchvision's: float32 (N, 3, H, W) RGB to logits (N, C).
+
+    Args:
+        name: torchvision's name of the network.
+        num_classes: the number of classes, C.
+        input_size: in pixels, for networks with a fixed size; None: torchvision's default.
+
+    Raises:
+        ModelSetError: torchvision has no network of that name.
+
+    """
+    if name not in NETWORKS and name not in (known := known_networks()):
+        near = get_close_matches(name, known) or known[:5]
+        raise ModelSetError(
+            f"unknown network {name!r}; torchvision has {len(known)}, as {', '.join(near)}"
+        )
+    options: dict[str, Any] = dict(OPTIONS.get(name, {}))
+    if name.startswith("vit_") and input_size is not None:
+        options["image_size"] = input_size
+    network: torch.nn.Module = torchvision_models().get_model(
+        name, weights=None, num_classes=num_classes, **options
+    )
+    return network
+
+
+def load_weights(network: torch.nn.Module, path: Path) -> None:
+    """Load a safetensors state dict (FP16 or FP32); no key may be missing or left over."""
+    state = load_file(path)
+    own = network.state_dict()
+    if missing := own.keys() ^ state.keys():
+        raise ModelSetError(
+            f"{path} does not fit this network: {len(missing)} keys differ, as {min(missing)!r}"
+        )
+    network.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()})
+
+
+def save_tensors(
+    tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, Any] | None = None
+) -> None:
+    """Write ``tensors`` to ``path`` in one step: a reader never sees half a file."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    contiguous = {key: value.detach().contiguous() for key, value in tensors.items()}
+    save_file(contiguous, partial, metadata={"tandem": json.dumps(metadata or {})})
+    partial.replace(path)
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return the JSON object :func:`save_tensors` stored with the tensors."""
+    with safe_open(path, framework="pt") as opened:
+        stored: dict[str, Any] = json.loads((opened.metadata() or {}).get("tandem", "{}"))
+    return stored
+
+
+def half(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the state dict with its float tensors in FP16, integers as they are."""
+    return {
+        key: value.half() if value.is_floating_point() else value for key, value in state.items()
+    }
+
+
+USUAL_SIZE = 224  # px, for ImageNet's networks
+
+
+def import_state(path: Path, architecture: str, num_classes: int, options: FileOptions) -> Imported:
+    """Build torchvision's ``architecture``, load the weights, and convert it to IR.
+
+    Args:
+        path: safetensors, FP16 or FP32.
+        architecture: torchvision's name.
+        num_classes: of the set; a member with its own class ids has their number.
+        options: as for other files; the input size is 224 px by default.
+
+    Raises:
+        ModelSetError: torchvision has no such network, or the weights do not fit it.
+
+    """
+    classes, size = options.classes, options.input_size or USUAL_SIZE
+    num = num_classes if classes is None else len(classes.own)
+    module = build_network(architecture, num, size)
+    try:
+        load_weights(module, path)
+    except ModelSetError:
+        raise
+    except Exception as error:  # safetensors and torch raise errors of their own
+        problem = str(error).strip().partition("\n")[0]
+        raise ModelSetError(f"{path} are no weights of {architecture}: {problem}") from error
+    task = options.task or "classification"  # torchvision's networks end in logits
+    model = convert_module(module, architecture, size, options.normalisation, task)
+    if classes is not None:
+        model = select_classes(model, classes, path, task)
+    facts = f"takes {options.normalisation.formula}; {gives(task, ENDINGS[task])}"
+    doubt = options.normalisation.doubt
+    return Imported(model, size, num_classes, "FP16", task=task, facts=facts, doubt=doubt)
 
 
 if __name__ == "__main__":

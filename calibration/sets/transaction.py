@@ -10,26 +10,155 @@ Files that a killed command leaves behind are harmless, and the next command rem
   then the old one is removed. Between the two renames nothing has the set's name;
   ``models.model_set`` then takes the old one from where it is, and never another set of that name.
 
-Either keeps the set from before as an earlier version (:mod:`calibration.sets.history`), where
+Either keeps the set from before as an earlier version (:mod:`calibration.sets.transaction`), where
 ``made_by`` names the command that makes a new one.
+
+Stages a model set's new files: writes and checks them in a work folder, then moves them in.
+
+The work folder is inside the set. The files are moved in under new names, and the manifest, which
+names them, is replaced last and in one step.
+
+Keeps a set's earlier versions when a command replaces it.
+
+A version is a complete set in ``.versions`` of the set's folder (:mod:`models.stores`). Its files
+are hard links if the disk supports them, so that shared files take room once.
+
+Writes files so that a power cut can neither undo nor reorder the writes.
+
+Writes, renames and removals are first made in memory, and may reach the disk in another order
+(fsync(2), rename(2)). So a file's bytes are flushed before it is renamed to its final name, and the
+folder is flushed before files that the rename replaced are removed.
 """
 
+import errno
 import fcntl
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
-from pydantic import ValidationError
+import openvino as ov
+import yaml
+from pydantic import TypeAdapter, ValidationError
 
-from calibration.sets.durable import flush
-from calibration.sets.history import check_current, keep_replaced
-from calibration.sets.staging import MOVING_NAME, RECORDS, Staging, manifest_of, writing
+from models import golden
 from models.errors import ModelSetError
-from models.manifest import MANIFEST_NAME
-from models.model_set import PARTIAL_SUFFIX, replaced_folder
-from models.stores import is_fetched
+from models.golden import GOLDEN_NAME, Golden, GoldenAnswer
+from models.load import load
+from models.manifest import MANIFEST_NAME, Made, Manifest, Network, read_manifest
+from models.model_set import BUNDLED_DIR, PARTIAL_SUFFIX, ModelSet, replaced_folder
+from models.network import RuntimeOptions
+from models.openvino_network import last_line, read_network
+from models.record import FileRecord, Precision, sha256_of
+from models.stores import MAX_EARLIER, VERSIONS_NAME, earlier_folders, is_fetched
+
+
+class Staging:
+    """The new files of a set in ``folder``; made by :mod:`calibration.sets.transaction`."""
+
+    def __init__(self, folder: Path, work: Path, made_by: str | None = None) -> None:
+        self.folder, self.work, self._made_by = folder, work, made_by
+
+    def check_room(self, num_bytes: int) -> None:
+        """Raise :class:`ModelSetError` if the disk has less room, before minutes of work."""
+        if _free_mb(self.folder) < num_bytes / 1e6:
+            raise ModelSetError(
+                f"{self.folder}: {_free_mb(self.folder):.0f} MB are free there, and about "
+                f"{num_bytes / 1e6:.0f} are needed. Make room"
+            )
+
+    def network(self, model: ov.Model, stem: str, *, is_float: bool) -> Network:
+        """Write an IR (float weights as FP16) and describe it as the manifest does."""
+        xml, weights = self.work / f"{stem}.xml", self.work / f"{stem}.bin"
+        with writing(xml):
+            ov.save_model(model, xml, compress_to_fp16=is_float)
+            read_network(xml)  # one that was cut short gets no further
+            stem = self._free(stem, sha256_of(weights)[:8])
+            xml = xml.replace(xml.with_name(f"{stem}.xml"))
+            weights = weights.replace(weights.with_name(f"{stem}.bin"))
+        return Network(
+            xml=FileRecord.of(self.work, xml.name), bin=FileRecord.of(self.work, weights.name)
+        )
+
+    def file(self, content: bytes, stem: str) -> Network:
+        """Write the one file of a network for ONNX Runtime."""
+        path = self.work / f"{self._free(stem, sha256(content).hexdigest()[:8])}.onnx"
+        with writing(path):
+            path.write_bytes(content)
+        return Network(runtime="onnxruntime", file=FileRecord.of(self.work, path.name))
+
+    def text(self, name: str, text: str) -> FileRecord:
+        """Write a text file and describe it."""
+        path = self.work / name
+        if (self.folder / name).exists():
+            stem, dot, suffix = name.partition(".")
+            path = self.work / f"{stem}-{os.urandom(4).hex()}{dot}{suffix}"
+        with writing(path):
+            path.write_text(text, "utf-8")
+        return FileRecord.of(self.work, path.name)
+
+    def _free(self, stem: str, digits: str) -> str:
+        """Return an unused name: the set needs its present files until the end."""
+        stems = (stem, f"{stem}-{digits}", f"{stem}-{digits}{os.urandom(4).hex()}")
+        taken = {path.stem for path in self.folder.iterdir()}
+        return next(name for name in stems if name not in taken)
+
+    def golden(self, manifest: Manifest) -> FileRecord:
+        """Record the golden answers of every network; unchanged networks keep theirs."""
+        old = manifest_of(self.folder)
+        known = ModelSet(self.folder, old).golden if old else None
+        before = known.answers if known else {}
+        members = old.members if old else ()
+        same = {(m.name, p): network for m in members for p, network in m.networks.items()}
+        answers: dict[str, dict[Precision, GoldenAnswer]] = {}
+        for member in manifest.members:
+            for precision, network in member.networks.items():
+                is_same = same.get((member.name, precision)) == network
+                kept = before.get(member.name, {}).get(precision) if is_same else None
+                answers.setdefault(member.name, {})[precision] = kept or self._answer_of(network)
+        return self.text(GOLDEN_NAME, Golden(answers=answers).model_dump_json() + "\n")
+
+    def _answer_of(self, network: Network) -> GoldenAnswer:
+        opened = network.files[0].path
+        path = self.work / opened if (self.work / opened).exists() else self.folder / opened
+        try:
+            return golden.answer_of(load(path, RuntimeOptions(batch_sizes=(8,))))
+        except RuntimeError as error:
+            raise ModelSetError(
+                f"{network.runtime} cannot run {path}: {last_line(error)}"
+            ) from error
+
+    def move_in(self, manifest: Manifest) -> None:
+        """Move what ``manifest`` names into the folder, then replace the manifest.
+
+        Files that it no longer names are removed when the change ends. Everything reaches the disk
+        in this order, so that a power cut leaves the old set or the new one: the note of moved
+        files, their bytes, their names, the manifest's bytes, its name.
+        """
+        old = manifest_of(self.folder)
+        with writing(self.folder):
+            if self._made_by is not None:
+                manifest = new_version(self.folder, manifest, self._made_by)
+            moving = (*(old.files if old else ()), *manifest.files)
+            self._note(moving)
+            for record in manifest.files:
+                staged = self.work / record.path
+                if staged.exists():
+                    flush(staged)
+                    staged.replace(self.folder / record.path)
+            flush(self.folder)
+            write_manifest(self.folder, manifest)
+
+    def _note(self, moving: tuple[FileRecord, ...]) -> None:
+        """Write down which files are added or removed, for the clean-up after a kill."""
+        note = self.work / MOVING_NAME
+        note.write_bytes(RECORDS.dump_json(moving))
+        flush(note)
+        flush(self.work)
 
 
 @contextmanager
@@ -161,3 +290,146 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(opened)
+
+
+MOVING_NAME = "moving.json"  # the files that come or go, noted in the work folder before any does
+RECORDS = TypeAdapter(tuple[FileRecord, ...])
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn errors of a full disk or a read-only folder into a :class:`ModelSetError`."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: OpenVINO's stream failed
+        raise ModelSetError(
+            f"cannot write {path}: {error}; {_free_mb(path):.0f} MB are free there. The set is as "
+            "it was: make room, or write elsewhere"
+        ) from error
+
+
+def _free_mb(path: Path) -> float:
+    for place in (path, *path.parents):  # the folder itself may not be there
+        with suppress(OSError):
+            return shutil.disk_usage(place).free / 1e6
+    return 0.0
+
+
+def manifest_of(folder: Path) -> Manifest | None:
+    """Return the set's manifest, if it has one."""
+    return read_manifest(folder) if (folder / MANIFEST_NAME).exists() else None
+
+
+def is_bundled(folder: Path) -> bool:
+    """Whether the set comes with the program, in which case no versions of it are kept."""
+    return folder.resolve().parent == BUNDLED_DIR.resolve()
+
+
+def check_current(folder: Path) -> None:
+    """Raise :class:`ModelSetError` for an earlier version's folder: a version never changes."""
+    if folder.absolute().parent.name == VERSIONS_NAME:
+        version = shlex.quote(f"{folder.absolute().parent.parent}@{folder.name}")
+        raise ModelSetError(
+            f"{folder} is an earlier version, which stays as it is; make it the current one first: "
+            f"tandem models pin {version}"
+        )
+
+
+def new_version(folder: Path, manifest: Manifest, made_by: str) -> Manifest:
+    """Keep the set in ``folder`` as a version if ``manifest`` differs; record the command."""
+    old, new = _readable(folder), ModelSet(folder, manifest)
+    if old is not None and old.fingerprints == new.fingerprints:
+        return manifest
+    if old is not None and not is_bundled(folder):
+        _keep(old, folder, new)
+    return manifest.model_copy(update={"made": Made(by=made_by, at=_now())})
+
+
+def keep_replaced(folder: Path, building: Path) -> None:
+    """Keep the set in ``folder``, and its versions, in ``building``, which will replace it."""
+    old, new = _readable(folder), _readable(building)
+    if new is None or is_bundled(folder):
+        return
+    for place in reversed(earlier_folders(folder)):
+        if (earlier := _readable(place)) is not None:
+            _keep(earlier, building, new)
+    if old is not None:
+        _keep(old, building, new)
+
+
+def link_files(model_set: ModelSet, folder: Path) -> None:
+    """Link a set's existing files into another folder, and its manifest last."""
+    for record in model_set.manifest.files:
+        if model_set.is_here(record):
+            link(model_set.folder / record.path, folder / record.path)
+    # Copied, not linked: an editor may write a manifest in place.
+    shutil.copyfile(model_set.folder / MANIFEST_NAME, folder / MANIFEST_NAME)
+    flush(folder / MANIFEST_NAME)
+    flush(folder)
+
+
+def link(source: Path, target: Path) -> None:
+    """Link a file, or copy it if the disk has no hard links; an existing target stays."""
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+        flush(target)
+
+
+def _keep(old: ModelSet, folder: Path, new: ModelSet) -> None:
+    """Keep a set as an earlier version in ``folder``, unless the new set has the same version."""
+    known = tuple(old.fingerprints.values())
+    if set(known) <= set(new.fingerprints.values()):
+        return
+    versions = folder / VERSIONS_NAME
+    place = versions / known[0]
+    partial = place.with_name(f"{place.name}{PARTIAL_SUFFIX}")
+    for left in versions.glob(f"*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(left)
+    partial.mkdir(parents=True)
+    link_files(old, partial)
+    shutil.rmtree(place, ignore_errors=True)
+    partial.rename(place)
+    flush(versions)
+    for oldest in earlier_folders(folder)[MAX_EARLIER:]:
+        shutil.rmtree(oldest)
+
+
+def _readable(folder: Path) -> ModelSet | None:
+    """Return the set in a folder; None if there is none, or its manifest cannot be read."""
+    with suppress(ModelSetError):
+        return ModelSet(folder, read_manifest(folder))
+    return None
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def flush(path: Path) -> None:
+    """Wait until the disk has a file's bytes, or a folder's entries."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that flushes no folders (some networks')
+            raise
+    finally:
+        os.close(opened)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest in one step, so that no reader or power cut sees a part of it.
+
+    Files that it names must have been flushed to the disk before.
+    """
+    partial = folder / f"{MANIFEST_NAME}.partial"
+    content = manifest.model_dump(mode="json", exclude_defaults=False, exclude_none=True)
+    partial.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), "utf-8")
+    flush(partial)
+    partial.replace(folder / MANIFEST_NAME)
+    flush(folder)

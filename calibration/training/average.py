@@ -12,7 +12,7 @@ import torch
 import typer
 from safetensors.torch import load_file
 
-from calibration.sets.networks import build_network, save_tensors
+from calibration.sets.convert import build_network, save_tensors
 from calibration.training.train import LabelledImages, normalised, read_folders, some_crops
 from models.errors import ModelSetError
 

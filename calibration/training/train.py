@@ -21,8 +21,7 @@ from rich.progress import track
 from safetensors.torch import load_file
 
 from calibration.datasets import folder_files
-from calibration.sets.fold import MEAN_RGB, SCALE_RGB
-from calibration.sets.networks import (
+from calibration.sets.convert import (
     NETWORKS,
     build_network,
     half,
@@ -30,9 +29,10 @@ from calibration.sets.networks import (
     read_metadata,
     save_tensors,
 )
-from models.cpus import available_cpus
+from calibration.sets.input import MEAN_RGB, SCALE_RGB
 from models.errors import ModelSetError, TandemError
-from models.runtime import CompiledNetwork, Pixels, RuntimeOptions, read_network
+from models.machine import available_cpus
+from models.openvino_network import CompiledNetwork, Pixels, RuntimeOptions, read_network
 
 Sizes = tuple[tuple[int, int], ...]  # (epochs, pixels)
 Indices = npt.NDArray[np.int64]

@@ -121,7 +121,10 @@ def photo() -> bytes:
 @pytest.fixture(scope="session")
 def in_process() -> Callable[[bytes], np.ndarray]:
     """Classify without any server: bytes to the ensemble's probabilities (C,)."""
-    from models.runtime import CompiledNetwork, RuntimeOptions  # here: one process needs OpenVINO
+    from models.openvino_network import (  # here: one process needs OpenVINO
+        CompiledNetwork,
+        RuntimeOptions,
+    )
 
     model_set = load_model_set("imagenette")
     manifest = model_set.manifest

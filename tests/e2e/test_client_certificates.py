@@ -24,7 +24,7 @@ def test_with_client_certificates_it_gets_ready_and_lets_in_nobody_else(
 ) -> None:
     """The command that asks whether the service is ready has none of those certificates.
 
-    In the fast tier: tests/unit/launch/test_haproxy_rules.py, tests/unit/access/test_client_tls.py.
+    In the fast tier: tests/unit/launch/test_haproxy_rules.py, tests/unit/app/test_access.py.
     """
     mine, stranger = root.sign("client"), Root(tmp_path).sign("stranger")
     with changed_config(tmp_path) as config:

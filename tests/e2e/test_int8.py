@@ -20,8 +20,8 @@ import httpx
 import openvino as ov
 import pytest
 
-from app.metrics.table import FAILED_GOLDEN_CHECKS
-from calibration.sets.durable import write_manifest
+from app.telemetry.metric_table import FAILED_GOLDEN_CHECKS
+from calibration.sets.transaction import write_manifest
 from models.ledger import judge
 from models.manifest import read_manifest
 from tests.support.exposed_metrics import exposed
@@ -154,7 +154,7 @@ def test_a_network_that_answers_otherwise_does_not_get_ready(
 ) -> None:
     """Golden answers of another network, hashes all right: as on a CPU that computes wrongly.
 
-    In the fast tier: tests/unit/deployments/test_classifier.py and tests/unit/models/test_golden.py
+    In the fast tier: tests/unit/stages/test_classifier.py and tests/unit/models/test_golden.py
     refuse it, and tests/unit/launch/test_deploy.py ends the wait with a failed deployment's words.
     """
     one, two = write_opposite_sets(tmp_path)

@@ -1,7 +1,7 @@
 """Other people's networks, from their files to answers over HTTP: TFLite, of three sizes.
 
-In the fast tier: tests/unit/calibration/test_tflite.py, fifty photographs in process;
-tests/unit/graph/test_members_that_differ.py, every stage with drawn pictures.
+In the fast tier: tests/unit/calibration/sets/test_tflite.py, fifty photographs in process;
+tests/unit/graph/test_members.py, every stage with drawn pictures.
 """
 
 import json

@@ -1,6 +1,6 @@
 """A service as systemd and a Prometheus elsewhere have it: says that it is ready, shows metrics.
 
-``make test`` sends the same notices in tests/unit/launch/test_notify.py.
+``make test`` sends the same notices in tests/unit/launch/test_serve.py.
 """
 
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.metrics.table import PROCESS_MEMORY
+from app.telemetry.metric_table import PROCESS_MEMORY
 from tests.support.exposed_metrics import exposed
 from tests.support.services.live_service import READY_WITHIN_S, Start
 from tests.support.services.processes import EVENTUALLY_S, wait_until

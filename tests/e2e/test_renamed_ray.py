@@ -1,6 +1,6 @@
 """Real services with a Ray in which private names have other names: they warn, and classify.
 
-In the fast tier tests/unit/app/test_ray_names.py and tests/unit/launch/test_ray_features.py take
+In the fast tier tests/unit/serve/test_ray_names.py and tests/unit/launch/test_ray_features.py take
 each name away by itself, without a cluster.
 """
 
@@ -10,9 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.calls.ray_features import GRPC_OPTIONS, STAGE_ROUTER
-from app.calls.ray_names import Feature
 from app.launch.ray_features import CONTROLLER, DEPLOY, FORKS, LOG_MONITOR, ONE_MACHINE
+from app.serve.ray_compatibility import GRPC_OPTIONS, STAGE_ROUTER, Feature
 from tests.support.renamed_ray import renamed_ray
 from tests.support.services.live_service import Service, changed_config
 from tests.support.tiny_networks import picture, write_tiny_set

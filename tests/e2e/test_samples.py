@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.metrics.table import FEEDBACK, SAMPLES
+from app.telemetry.metric_table import FEEDBACK, SAMPLES
 from models.model_set import load_model_set
 from tests.support.command_line import tandem
 from tests.support.exposed_metrics import exposed

@@ -18,7 +18,7 @@ import pytest
 
 from app.bench.load import Target, open_loop, poisson_arrivals
 from app.bench.measurement import TimedRequest
-from models.cpus import available_cpus
+from models.machine import available_cpus
 from tests.support.services.live_service import Service, changed_config
 from tests.support.services.processes import descendants, serve_logs, title, wait_until
 from tests.support.tiny_networks import picture, write_tiny_set

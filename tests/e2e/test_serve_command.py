@@ -1,6 +1,6 @@
 """``tandem serve``: what cannot work is refused before anything starts; a start can be interrupted.
 
-Refusals of every kind are in tests/unit/cli/test_serve_refusals.py. How a running service stops is
+Refusals of every kind are in tests/unit/cli/test_serve.py. How a running service stops is
 tested where the shared ones end (conftest.py) and in test_stopping.py.
 """
 

@@ -1,6 +1,6 @@
 """A set that is unloaded and loaded by name at one of two Gateways, and at one that comes later.
 
-In the fast tier: tests/unit/deployments/test_shared_sets.py.
+In the fast tier: tests/unit/serve/test_sets.py.
 """
 
 from collections import Counter

@@ -15,7 +15,7 @@ from ray import serve
 
 from app.launch.config import ServeConfig
 from app.launch.deploy import client_of, deploy, wait_ready
-from app.launch.stop_request import StopRequest
+from app.launch.ray_cluster import StopRequest
 from models.manifest import read_manifest
 from tests.support.configurations import with_deployment
 from tests.support.services.deployed import MAX_BATCH_SIZE, MEMBERS, Served

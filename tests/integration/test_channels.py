@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from ray import serve
 
-from app.deployments.replica import SharedStageReplica
 from app.launch.deploy import deploy
+from app.serve.replica import SharedStageReplica
 from tests.support.services.deployed import MEMBERS, Served
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import picture
@@ -52,7 +52,7 @@ def test_without_them_calls_go_through_ray(served: Served) -> None:
         )
 
 
-@pytest.mark.slow  # make test has tests/unit/deployments/test_shared_stage_replica.py
+@pytest.mark.slow  # make test has tests/unit/serve/test_shared_stage_replica.py
 @pytest.mark.usefixtures("served")  # it has started Serve, at its port
 def test_serve_awaits_what_a_replica_does_before_it_ends(tmp_path: Path) -> None:
     """As SharedStageReplica asks for it: by an attribute of the object, not of its class."""

@@ -13,9 +13,9 @@ import pytest
 from ray import serve
 from ray.exceptions import RayActorError
 
-from app.calls.attempts import MAX_CALLS
-from app.calls.remote import RemoteDecoder
-from app.deployments.replica import DecoderReplica
+from app.graph.attempts import MAX_CALLS
+from app.serve.remote import RemoteDecoder
+from app.serve.replica import DecoderReplica
 from app.settings import Settings
 from tests.support.services.deployed import Served
 from tests.support.services.processes import EVENTUALLY_S

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.launch.http_options import HttpOptions
+from app.launch.checks import HttpOptions
 from app.settings import Settings
 from tests.support.certificates import Root, Signed
 from tests.support.fakes import FakeService

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.launch.checks import HttpOptions
 from app.launch.haproxy_rules import RuleOptions
-from app.launch.http_options import HttpOptions
 from app.settings import Settings
 from tests.support.fakes import FakeService
 from tests.support.gateway_behind_haproxy import gateway_of, haproxy_of

@@ -7,7 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from app.grpc.request import timeout_s_of
+from app.errors import DEADLINE_METADATA, INTERNAL_HEADERS
+from app.grpc.call import timeout_s_of
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import (
     EnsembleServicer,
@@ -15,7 +16,6 @@ from app.grpc.tandem_pb2_grpc import (
     add_EnsembleServicer_to_server,
 )
 from app.launch.haproxy import HaproxyCommand
-from app.queueing.haproxy_headers import DEADLINE_METADATA, INTERNAL_HEADERS
 from tests.support.haproxy_configs import write_serves_config
 from tests.support.haproxy_process import running
 

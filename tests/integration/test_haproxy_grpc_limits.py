@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from app.grpc.request import announced_bytes
-from app.grpc.servicer import METHOD, SERVICE
+from app.errors import PREFIX_METADATA
+from app.grpc.call import METHOD, SERVICE, announced_bytes
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import (
     EnsembleServicer,
@@ -19,7 +19,6 @@ from app.grpc.tandem_pb2_grpc import (
     add_EnsembleServicer_to_server,
 )
 from app.launch.haproxy_rules import FOLDER, RuleOptions
-from app.queueing.haproxy_headers import PREFIX_METADATA
 from tests.support.haproxy_process import HTTP, MAX_REQUESTS, haproxy_before
 from tests.support.services.processes import EVENTUALLY_S
 from tests.support.slow_relay import slow_relay

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.graph.parameters import TIMEOUT_HEADER
-from app.queueing.haproxy_headers import LIMIT_HEADER, REFUSED_HEADER, TIMEOUT_COPY
+from app.errors import LIMIT_HEADER, REFUSED_HEADER, TIMEOUT_COPY
+from app.graph.request import TIMEOUT_HEADER
 from tests.support.haproxy_configs import haproxys_errors
 from tests.support.haproxy_process import MAX_REQUESTS, ORIGIN, haproxy_before
 from tests.support.simulated_gateway import ASK_EVERY_MS

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from app.queueing import haproxy_headers
-from app.queueing.haproxy_headers import CLOSE_HEADER, INTERNAL_HEADERS
+from app import errors
+from app.errors import CLOSE_HEADER, INTERNAL_HEADERS
 from tests.support.haproxy_process import MAX_REQUESTS, OPTIONS, haproxy_before
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.slow_clients import linger
 
-APP = Path(haproxy_headers.__file__).parents[1]
+APP = Path(errors.__file__).parents[1]
 CLASSIFY = "/v1/classify"
 KEY = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
 BEGUN = bytes(15 * 2**10)  # of a body: so much lets a request go on

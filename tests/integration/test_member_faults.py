@@ -15,11 +15,11 @@ import ray
 from ray import serve
 from ray.exceptions import RayTaskError
 
-from app.deployments.classifier import Classifier
+from app.answers import MemberAnswer
 from app.launch.deploy import deploy
-from app.messages import MemberAnswer
 from app.settings import Settings
-from models.runtime import Pixels
+from app.stages.classifier import Classifier
+from models.openvino_network import Pixels
 from tests.support.services.deployed import Served, replica_pids
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import SIZE, picture, write_tiny_set
@@ -103,7 +103,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.slow  # make test has tests/unit/graph/test_members_properties.py
+@pytest.mark.slow  # make test has tests/unit/graph/test_members.py
 def test_any_member_is_enough_if_the_policy_says_so(
     content_with_less: None, client: httpx.Client
 ) -> None:

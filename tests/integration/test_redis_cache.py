@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from app.caching import redis_store
-from app.deployments.combiner import Combiner
-from app.graph.cached import CachedEnsemble
+from app.answers import Classified
+from app.graph import redis_cache
+from app.graph.cache import CachedEnsemble
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.graph.service import EnsembleService
-from app.responses import Classified
 from app.settings import Settings
+from app.stages.combiner import Combiner
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.tiny_networks import LABELS, write_tiny_set
@@ -50,8 +50,8 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give Redis more time than a busy machine makes it need, where it is not the subject."""
     if "frozen" not in request.node.name:
-        monkeypatch.setattr(redis_store, "READ_S", 60.0)
-        monkeypatch.setattr(redis_store, "WRITE_S", 60.0)
+        monkeypatch.setattr(redis_cache, "READ_S", 60.0)
+        monkeypatch.setattr(redis_cache, "WRITE_S", 60.0)
 
 
 class Gateways:

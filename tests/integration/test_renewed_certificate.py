@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.launch.checks import HttpOptions, tls_of
 from app.launch.haproxy import CertificateRenewal, HaproxyCommand
-from app.launch.http_options import HttpOptions, tls_of
 from tests.support.certificates import Root, Signed
 from tests.support.haproxy_configs import write_serves_config
 from tests.support.haproxy_process import running

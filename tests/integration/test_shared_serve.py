@@ -10,10 +10,9 @@ from ray import serve
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.deploy import client_of, wait_ready
-from app.launch.ray_internals import serve_client, serve_details
-from app.launch.shared_serve import deployed_beside_others
-from app.launch.stop_request import StopRequest
+from app.launch.deploy import client_of, deployed_beside_others, wait_ready
+from app.launch.ray_cluster import StopRequest
+from app.launch.ray_features import serve_client, serve_details
 from tests.support.services.deployed import Served, replica_pids
 from tests.support.tiny_networks import picture, write_tiny_set
 

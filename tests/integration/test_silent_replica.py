@@ -10,9 +10,9 @@ import psutil
 import pytest
 from ray import serve
 
-from app.calls.attempts import HedgeBudget, hedged
-from app.calls.locality_router import LocalityRouter
+from app.graph.attempts import HedgeBudget, hedged
 from app.main import LOCALITY_ROUTING
+from app.serve.locality_router import LocalityRouter
 from tests.support.services.deployed import Served
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 

@@ -27,12 +27,12 @@ from machine import ROOT, describe
 from result_file import write_result
 from running import Running, running_service
 
+from app.answers import Fault
 from app.bench.load import Load, Target, photos_in, run_load
 from app.bench.measurement import summarise
-from app.deployments.assembly import assemble
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.messages import Fault
+from app.serve.gateway import assemble
 from app.settings import Settings
 
 HIT_RATES = (0.0, 0.5, 0.9, 0.99)

@@ -11,7 +11,7 @@ import yaml
 from machine import ROOT
 from running import TANDEM, Running, running
 
-from app.launch.ports import free_port
+from app.launch.checks import free_port
 
 YARDSTICK = "yardstick"
 LOCAL_RAY = {"RAY_ADDRESS": "local", "RAY_USAGE_STATS_ENABLED": "0"}

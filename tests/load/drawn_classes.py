@@ -10,7 +10,7 @@ import numpy as np
 from models.ensemble import average
 from models.image import read_image
 from models.model_set import load_model_set
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.tiny_networks import write_tiny_set
 
 SIDE = 320  # px: with noise some 60 KB, as a small photo has

@@ -18,7 +18,7 @@ import numpy as np
 from models.ensemble import average, tempered
 from models.image import read_image
 from models.model_set import ModelSet, load_model_set
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.openvino_network import CompiledNetwork, RuntimeOptions
 
 
 def count(model_set: ModelSet, photos: list[Path]) -> dict[str, Any]:

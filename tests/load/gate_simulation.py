@@ -16,7 +16,7 @@ import typer
 from result_file import write_result
 
 from calibration.statistics import Paired
-from models.drop_rule import bound, judged
+from models.ledger import bound, judged
 
 MAX_DROP = 0.005
 LOSS = 0.02

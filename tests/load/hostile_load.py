@@ -24,7 +24,7 @@ from result_file import write_result
 from running import Running, running_service
 
 from app.bench.load import drawn_photos, photos_in
-from app.launch.ports import free_port
+from app.launch.checks import free_port
 from tests.support.services.processes import replicas
 from tests.support.slow_clients import KINDS, linger
 

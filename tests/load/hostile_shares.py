@@ -28,10 +28,10 @@ from result_file import write_result
 from running import running_service
 
 from app.bench.load import drawn_photos, photos_in
+from app.errors import REFUSED_HEADER
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
-from app.launch.ports import free_port
-from app.queueing.haproxy_headers import REFUSED_HEADER
+from app.launch.checks import free_port
 
 NUM_SLOW = 140
 EVERY_S = 1.0

@@ -10,12 +10,11 @@ from typing import Annotated
 import machine  # noqa: F401 (makes tests.support importable)
 import typer
 
-from calibration.sets.durable import write_manifest
-from models.image_record import ImageRecord
+from calibration.sets.transaction import write_manifest
 from models.manifest import Manifest
 from models.model_set import load_model_set
-from models.record import FileRecord
-from models.runtime import read_network
+from models.openvino_network import read_network
+from models.record import FileRecord, ImageRecord
 from tests.support.tiny_networks import record_golden, save_model
 
 RESIZED = 256 / 224  # the shorter side, as torchvision's presets have it

@@ -2,7 +2,7 @@
 
 Two workers, each in a network namespace (tests/support/services/network.py: root only), with a
 replica of every stage on each; images of 224 px, and networks that take no time. The same load
-twice: with Serve's own router between the stages, and with ours (app/calls/locality_router.py).
+twice: with Serve's own router between the stages, and with ours (app/serve/locality_router.py).
 What counts is the bytes on the workers' links, less what they carry without load. Prints JSON.
 """
 
@@ -28,7 +28,7 @@ from tests.support.services import network
 
 ROUTERS = {
     "serve": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
-    "near": "app.calls.locality_router:LocalityRouter",
+    "near": "app.serve.locality_router:LocalityRouter",
 }
 BURST, EVERY_S = 4, 0.25
 SIZE = 224  # px: what a member of ImageNet gets

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from models.extras import describe_machine
+from models.machine import describe_machine
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT))

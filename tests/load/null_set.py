@@ -16,7 +16,7 @@ import typer
 from openvino import opset13 as ops
 
 from app.bench.load import drawn_photos, photos_in
-from calibration.sets.durable import write_manifest
+from calibration.sets.transaction import write_manifest
 from models.manifest import Manifest, MemberRecord
 from models.model_set import load_model_set
 from models.record import FileRecord

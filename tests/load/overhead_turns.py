@@ -17,7 +17,7 @@ from app.bench.load import Load, Target
 from app.bench.measurement import Run, summarise
 from app.bench.measurement import cpu_seconds as cpu_by_stage
 from calibration.offline import OneImage
-from models.cpus import available_cpus
+from models.machine import available_cpus
 from models.model_set import load_model_set
 
 BOUND = "bound"

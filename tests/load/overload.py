@@ -25,7 +25,7 @@ from running import Running, running_service
 
 from app.bench.load import Load, Target, photos_in, run_load
 from app.bench.measurement import Run, Summary, summarise
-from models.cpus import available_cpus
+from models.machine import available_cpus
 
 CLIENTS = 16
 DEADLINE_MS = 10_000.0  # request_timeout_s: the service answers within, or not at all

@@ -28,7 +28,7 @@ from result_file import write_result
 from running import running_service
 
 from app.bench.load import photos_in
-from app.launch.ports import free_port
+from app.launch.checks import free_port
 from models.image import read_image
 from models.model_set import load_model_set
 

@@ -20,7 +20,7 @@ import httpx
 import psutil
 from machine import ROOT
 
-from app.launch.ports import free_port
+from app.launch.checks import free_port
 from tests.support.redis_server import RedisServer
 from tests.support.services.network import Network, Place
 

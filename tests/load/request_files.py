@@ -19,8 +19,8 @@ import typer
 from fastapi import FastAPI
 
 from app.bench.load import drawn_photos
-from app.deployments.assembly import assemble
 from app.http.api import create_api
+from app.serve.gateway import assemble
 from app.settings import Settings
 
 APP = Path(__file__).parents[2] / "app"

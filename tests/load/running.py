@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from machine import ROOT
 
-from app.launch.ports import free_port
+from app.launch.checks import free_port
 from tests.support.services.ends_with_parent import ending_with_parent
 
 READY_WITHIN_S = 180.0

@@ -20,7 +20,7 @@ from machine import ROOT, describe
 from matplotlib.figure import Figure
 from serve_default import ServeDefault
 
-from app.scaling.policy import ScalingOptions
+from app.serve.scaling import ScalingOptions
 from tests.support.scaled_simulation import (
     Autoscaler,
     ScaledOutcome,

@@ -1,6 +1,6 @@
 """Answers for one image, as the graph makes them."""
 
-from app.responses import Classified, MemberOpinion, Timings
+from app.answers import Classified, MemberOpinion, Timings
 from models.ensemble import Prediction
 
 VERSION = "0123456789ab"

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from contextvars import ContextVar, copy_context
 
-from app.queueing.call_batcher import CallBatcher, Part
-from app.queueing.priority import Lane
+from app.queueing.scheduler import Lane
+from app.serve.shared_calls import CallBatcher, Part
 
 SIZES = (1, 4, 8)
 MAX_IMAGES = SIZES[-1]

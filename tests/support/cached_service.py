@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from app.deployments.combiner import Combiner
+from app.answers import Classified, Timings
 from app.graph.request import ClassifyRequest
-from app.responses import Classified, Timings
 from app.settings import Settings
+from app.stages.combiner import Combiner
 from tests.support.fakes import FakeDecoder, FakeMember, arrived, service_of
 
 ONE, TWO = b"good", b"good two"  # by whose lengths the members tell them apart

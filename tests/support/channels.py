@@ -7,11 +7,8 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from app.calls.channels.client import Channel
-from app.calls.channels.frames import address_of
-from app.calls.channels.pool import ChannelPool
-from app.calls.channels.server import ChannelServer
-from app.calls.replicas import KnownReplicas, note_replicas
+from app.serve.channels import Channel, ChannelPool, ChannelServer, address_of
+from app.serve.locality_router import KnownReplicas, note_replicas
 
 APP = "of_channels"
 WITHIN_S = 30.0

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from models.extras import describe_machine
+from models.machine import describe_machine
 
 ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "build" / "coverage" / "report.json"

@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from models.runtimes.options import Pixels
+from models.network import Pixels
 
 SIZE = 64
 CHANNELS = (3, 16, 32)

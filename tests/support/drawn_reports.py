@@ -1,6 +1,6 @@
 """Reports as a replica would send them."""
 
-from app.scaling.usage import UsageReport
+from app.queueing.usage import UsageReport
 
 
 def reports(

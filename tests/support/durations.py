@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from xml.etree import ElementTree
 
-from models.cpus import available_cpus, cpu_model
+from models.machine import available_cpus, cpu_model
 from tests.support.wrapped import wrapped
 
 RESULTS = Path("build/tests")  # where the Makefile has them written

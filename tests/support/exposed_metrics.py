@@ -1,6 +1,6 @@
 """The names that Prometheus sees of a metric."""
 
-from app.metrics.table import Metric
+from app.telemetry.metric_table import Metric
 
 
 def exposed(metric: Metric) -> tuple[str, ...]:

@@ -11,8 +11,7 @@ from typing import Any, cast
 import numpy as np
 from ray.serve.handle import DeploymentHandle
 
-from app.calls.remote import RemoteCombiner, RemoteDecoder, RemoteMember
-from app.deployments.replica import classify_many, decode_many
+from app.answers import Classified, Combined, Decoded, Fault, MemberAnswer, MemberOpinion, Timings
 from app.errors import OverloadedError
 from app.graph.ensemble import Ensemble
 from app.graph.keys import read_keys
@@ -20,15 +19,10 @@ from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, RequestBody, RequestOptions
 from app.graph.served_models import ServedMember, ServedModels, ServedRuntime
 from app.graph.service import EnsembleService
-from app.messages import Combined, Decoded, Fault, MemberAnswer
-from app.queueing.admission import Admission
-from app.queueing.byte_budget import ByteBudget
-from app.queueing.priority import Lane
-from app.responses import (
-    Classified,
-    MemberOpinion,
-    Timings,
-)
+from app.queueing.admission import Admission, ByteBudget
+from app.queueing.scheduler import Lane
+from app.serve.remote import RemoteCombiner, RemoteDecoder, RemoteMember
+from app.serve.replica import classify_many, decode_many
 from app.settings import Settings
 from models.ensemble import Prediction, average, top_k
 from models.model_set import load_model_set

@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 from calibration.commands.models import _facts
-from calibration.sets.durable import write_manifest
+from calibration.sets.transaction import write_manifest
 from models.errors import ImageError, ModelSetError
 from models.image import ImageRule, read_image
 from models.image_header import read_header

@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 
 from app.graph.service import EnsembleService
 from app.http.api import create_api
+from app.launch.checks import HttpOptions, tls_of
 from app.launch.haproxy import HaproxyCommand
 from app.launch.haproxy_rules import RuleOptions
-from app.launch.http_options import HttpOptions, tls_of
 from tests.support.haproxy_configs import write_serves_config
 from tests.support.haproxy_process import running
 from tests.support.services.processes import EVENTUALLY_S, wait_until

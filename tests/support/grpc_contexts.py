@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
-from app.grpc.servicer import Message
+from app.grpc.call import Message
 
 
 class _Underlying:

@@ -11,8 +11,8 @@ from ray.serve.config import gRPCOptions
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from app.grpc.interface import GrpcInterface
+from app.launch.checks import free_port
 from app.launch.config import ADD_SERVICER
-from app.launch.ports import free_port
 
 
 @asynccontextmanager

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from app.launch.checks import free_port
 from app.launch.haproxy import HaproxyCommand
 from app.launch.haproxy_rules import RuleOptions
-from app.launch.ports import free_port
 
 MAX_REQUESTS = 12
 ORIGIN = "https://shop.example"  # of pages that may read its answers

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from itertools import pairwise
 
-from app.metrics.meter import meter
-from app.metrics.table import Metric
+from app.telemetry.metric_table import Metric
+from app.telemetry.metrics import meter
 
 
 class Instruments:

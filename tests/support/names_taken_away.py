@@ -100,7 +100,7 @@ async def _classified(model_set: str) -> dict[str, Any]:
         name: stage._bound_deployment._deployment_config.request_router_config.request_router_class
         for name, stage in stages.items()
     }
-    from app.deployments.gateway import Gateway
+    from app.serve.gateway import Gateway
 
     gateway = Gateway(settings.model_copy(update={"members": "gateway"}))
     await gateway.check_health()

@@ -20,18 +20,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from calibration.sets.add_set import NewSet
-from calibration.sets.batch import trial_images
-from calibration.sets.file_options import FileOptions
-from calibration.sets.fold import Normalisation
-from calibration.sets.member_options import MemberOptions
-from calibration.sets.own_process import add_set_apart
-from calibration.sets.runtimes import onnx_graph  # noqa: F401  before the workers are forked
-from calibration.sets.runtimes.imported_file import answers_of
-from calibration.sets.runtimes.importing import import_member
-from calibration.sets.task import is_distribution
+from calibration.sets import onnx_graph  # noqa: F401  before the workers are forked
+from calibration.sets.add_set import NewSet, add_set_apart
+from calibration.sets.ending import is_distribution
+from calibration.sets.importing import answers_of, import_member
+from calibration.sets.input import Normalisation, trial_images
+from calibration.sets.options import FileOptions, MemberOptions
 from models.errors import TandemError
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.onnx_mutations import NUM_CLASSES, spoilt, whole
 
 NUM_IMAGES = 4

@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import numpy as np
 
-from app.deployments.combiner import Combiner
 from app.http.api import create_api
 from app.oip.inference import Inference
 from app.oip.regions import Regions
 from app.settings import Settings
+from app.stages.combiner import Combiner
 from models.ensemble import tempered
 from models.model_set import load_model_set
 from tests.support.fakes import FakeDecoder, FakeMember, service_of

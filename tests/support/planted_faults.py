@@ -30,7 +30,7 @@ from random import Random
 from types import CodeType
 from typing import Any
 
-from models.extras import describe_machine
+from models.machine import describe_machine
 from tests.support import module_tests
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ CORE = (
     *(f"app/caching/{name}.py" for name in (
         "keys", "response_cache", "values",
     )),
-    "app/access/api_keys.py",
+    "app/access.py",
     *(f"models/{name}.py" for name in (
         "answer_rule", "drop_rule", "ensemble", "image", "image_header", "image_inputs",
         "image_limits", "image_resize",

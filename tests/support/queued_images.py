@@ -5,9 +5,8 @@ import math
 from collections.abc import Sequence
 
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.batch_records import BatchResult, Waiting
-from app.queueing.priority import Lane
-from models.runtime import Pixels
+from app.queueing.scheduler import BatchResult, Lane, Waiting
+from models.openvino_network import Pixels
 
 
 class ImageFuture(asyncio.Future[BatchResult]):

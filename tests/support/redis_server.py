@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.launch.ports import free_port
+from app.launch.checks import free_port
 
 PLACES = f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
 REDIS = os.environ.get("TANDEM_REDIS_SERVER") or shutil.which("redis-server", path=PLACES)

@@ -19,9 +19,9 @@ from pydantic.fields import FieldInfo
 from app.cli.main import app
 from app.errors import HeavyFileError
 from app.graph.keys import Keys
-from app.metrics.table import METRICS
-from app.scaling.policy import ScalingOptions
+from app.serve.scaling import ScalingOptions
 from app.settings import Settings
+from app.telemetry.metric_table import METRICS
 from models.errors import ImageError, TandemError
 from tests.support.haproxy_configs import haproxys_errors
 from tests.support.wrapped import wrapped

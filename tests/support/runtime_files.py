@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from calibration.sets.durable import write_manifest
+from calibration.sets.transaction import write_manifest
 from models.manifest import MemberRecord, Network, read_manifest
 from models.record import SUFFIXES, FileRecord, RuntimeName
 from tests.support.calibration.onnx_file import onnx_value, proto

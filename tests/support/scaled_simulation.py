@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from app.scaling.usage import UsageReport
+from app.queueing.usage import UsageReport
 from calibration.simulator import (
     Service,
     SimImage,

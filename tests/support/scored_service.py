@@ -1,10 +1,10 @@
 """The real service of a multi-label set made in code, in this process."""
 
-from app.deployments.classifier import Classifier
-from app.deployments.combiner import Combiner
-from app.deployments.decoder import Decoder
 from app.graph.service import EnsembleService
 from app.settings import Settings
+from app.stages.classifier import Classifier
+from app.stages.combiner import Combiner
+from app.stages.decoder import Decoder
 from tests.support.fakes import service_of
 from tests.support.scored_sets import GAINS
 

@@ -13,10 +13,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from calibration.sets.durable import write_manifest
-from models.image_record import ImageRecord
+from calibration.sets.transaction import write_manifest
 from models.manifest import Manifest, MemberRecord
-from models.record import FileRecord, Precision
+from models.record import FileRecord, ImageRecord, Precision
 from tests.support.tiny_networks import record_golden, save_model
 
 LABELS = ("has blue", "has green", "has red")

@@ -14,8 +14,7 @@ from functools import partial
 from itertools import count
 
 from app.errors import OverloadedError
-from app.queueing.admission import Admission
-from app.queueing.concurrency_limit import ConcurrencyLimit
+from app.queueing.admission import Admission, ConcurrencyLimit
 from tests.support.hand_clock import HandClock
 
 MAX_REQUESTS = 128

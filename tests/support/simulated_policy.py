@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from app.scaling.demand import StageMeter, demand
-from app.scaling.policy import ScalingOptions, StageState, State, decide
+from app.serve.scaling import ScalingOptions, StageMeter, StageState, State, decide, demand
 from tests.support.scaled_simulation import ScaledReplica, ScaledService
 
 
 class PolicyAutoscaler:
-    """Measures and decides with the same code as :mod:`app.scaling.serve_policy`."""
+    """Measures and decides with the same code as :mod:`app.serve.serve_policy`."""
 
     def __init__(self, service: ScaledService, options: ScalingOptions | None = None) -> None:
         self._service, self._options = service, options or ScalingOptions.model_validate({})

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from calibration.sets.durable import write_manifest
+from calibration.sets.transaction import write_manifest
 from models.golden import GOLDEN_NAME
 from models.manifest import read_manifest
 from models.record import FileRecord

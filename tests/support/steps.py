@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.batch_records import BatchResult
+from app.queueing.scheduler import BatchResult
 
 
 def image(number: int) -> NDArray[np.uint8]:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from calibration.sets.durable import write_manifest
+from calibration.sets.transaction import write_manifest
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import load_model_set
 from models.record import FileRecord, Precision, sha256_of

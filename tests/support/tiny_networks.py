@@ -13,13 +13,18 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from calibration.sets.durable import write_manifest
-from calibration.sets.transaction import change
+from calibration.sets.transaction import change, write_manifest
 from calibration.statistics import Paired
-from models.accuracy import AccuracyRecord, Drop, Score
-from models.image_record import ImageRecord
-from models.manifest import Manifest, MemberRecord, Network, read_manifest
-from models.record import FileRecord, Precision
+from models.manifest import (
+    AccuracyRecord,
+    Drop,
+    Manifest,
+    MemberRecord,
+    Network,
+    Score,
+    read_manifest,
+)
+from models.record import FileRecord, ImageRecord, Precision
 
 LABELS = ("mostly blue", "mostly green", "mostly red")
 COLORS = {"blue": (255, 0, 0), "green": (0, 255, 0), "red": (0, 0, 255)}  # BGR

@@ -9,7 +9,7 @@ import numpy as np
 from ray.exceptions import RayActorError
 
 from models.model_set import load_model_set
-from models.versions import VERSIONS_NAME
+from models.stores import VERSIONS_NAME
 from tests.support.tiny_networks import COLORS, write_tiny_set
 
 GOOD, SURER, WRONG = {"sure": 8.0}, {"sure": 9.0}, {"sure": -8.0}  # the last one's labels are wrong

@@ -11,7 +11,7 @@ from typing import Any, Self
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from app.tracing.exporters import let_jaeger_import
+from app.telemetry.export import let_jaeger_import
 from tests.support.http_server import QuietRequest, ThreadedServer
 
 let_jaeger_import()

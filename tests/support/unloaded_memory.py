@@ -10,9 +10,9 @@ import sys
 
 import psutil
 
-from app.deployments.assembly import assemble
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
+from app.serve.gateway import assemble
 from app.settings import Settings
 from tests.support.tiny_networks import picture
 

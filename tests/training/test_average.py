@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from calibration.sets.networks import build_network, save_tensors
+from calibration.sets.convert import build_network, save_tensors
 from calibration.training.average import average_weights
 from calibration.training.train import read_folders
 from models.errors import ModelSetError

@@ -11,10 +11,9 @@ from typer.testing import CliRunner, Result
 
 from app.cli.main import app
 from calibration.sets import convert
-from calibration.sets.convert import convert_checkpoint
-from calibration.sets.fold import MEAN_RGB, SCALE_RGB, with_softmax
-from calibration.sets.networks import NETWORKS, build_network, save_tensors
-from calibration.sets.rewrite import chain_concats
+from calibration.sets.convert import NETWORKS, build_network, convert_checkpoint, save_tensors
+from calibration.sets.import_network import chain_concats
+from calibration.sets.input import MEAN_RGB, SCALE_RGB, with_softmax
 from models.model_set import load_model_set
 from tests.support.calibration.drawn_images import CLASSES
 

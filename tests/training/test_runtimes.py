@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from calibration.sets.file_options import FileOptions
-from calibration.sets.networks import build_network
-from calibration.sets.runtimes.importing import import_member
+from calibration.sets.convert import build_network
+from calibration.sets.importing import import_member
+from calibration.sets.options import FileOptions
 from calibration.training.train import normalised
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.runtime_files import export_module
 from tests.support.script_files import frozen, save_script, scripted, traced
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from calibration.sets.add_set import NewSet, add_set
-from calibration.sets.member_options import MemberOptions
-from calibration.sets.networks import build_network, save_tensors
+from calibration.sets.convert import build_network, save_tensors
+from calibration.sets.options import MemberOptions
 from calibration.training.train import normalised
 from models.errors import ModelSetError
+from models.load import load
 from models.model_set import ModelSet
+from models.network import RuntimeOptions
 from models.record import RuntimeName
-from models.runtimes.load import load
-from models.runtimes.options import RuntimeOptions
 
 SIZE = 64
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

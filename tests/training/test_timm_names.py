@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.sets.networks import timm_module
-from calibration.sets.published import timm_weights
-from calibration.sets.published.members import read_members
+from calibration.sets import published_weights
+from calibration.sets.convert import timm_module
+from calibration.sets.fetched_set import read_members
 from models.errors import ModelSetError
-from models.extras import MissingExtraError
+from models.machine import MissingExtraError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -82,8 +82,8 @@ def test_members_that_cannot_be_fetched(member: str, says: str) -> None:
 def test_preprocessing_that_tandem_has_not(
     changed: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = timm_weights._config
-    monkeypatch.setattr(timm_weights, "_config", lambda *given: config(*given) | changed)
+    config = published_weights._config
+    monkeypatch.setattr(published_weights, "_config", lambda *given: config(*given) | changed)
     with pytest.raises(ModelSetError, match=says):
         read_members(["timm:mobilenetv3_small_100.lamb_in1k"])
 
@@ -110,7 +110,7 @@ def test_the_readme_says_how_many_are_taken() -> None:
     listed = timm.list_pretrained()
     for model in listed:
         with suppress(ModelSetError):
-            taken += bool(timm_weights.timm_weights(model))
-    readme = Path(timm_weights.__file__).parents[2] / "README.md"
+            taken += bool(published_weights.timm_weights(model))
+    readme = Path(published_weights.__file__).parents[2] / "README.md"
     told = f" {taken:,} of the {len(listed):,} that timm {timm.__version__} lists"
     assert told in " ".join(readme.read_text("utf-8").split())

@@ -13,18 +13,15 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from calibration.quantization.quantize import has_attention
-from calibration.sets.convert import convert_module
+from calibration.sets import fetched_set, published_weights
+from calibration.sets.convert import build_network, convert_module, timm_module, torchvision_models
 from calibration.sets.download import DownloadError
-from calibration.sets.networks import build_network, timm_module, torchvision_models
-from calibration.sets.published import fetched_set, timm_weights
-from calibration.sets.published.fetched_set import fetch_set
-from calibration.sets.published.interface import WeightsSource
-from calibration.sets.published.members import read_members
-from calibration.sets.published.torchvision_weights import TorchvisionWeights
+from calibration.sets.fetched_set import fetch_set, read_members
+from calibration.sets.published_weights import TorchvisionWeights, WeightsSource
 from models.errors import ModelSetError
-from models.image_record import ImageRecord
 from models.model_set import ModelSet, load_model_set
-from models.runtime import CompiledNetwork, RuntimeOptions, read_network
+from models.openvino_network import CompiledNetwork, RuntimeOptions, read_network
+from models.record import ImageRecord
 from tests.support.calibration.hub_server import COMMIT, HubServer
 
 VIT, CONVOLUTIONAL = "test_vit.r160_in1k", "test_resnet.r160_in1k"  # timm's own for tests: small
@@ -216,7 +213,7 @@ def test_a_network_that_cannot_be_converted_is_refused(
     def build(*_: object) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Conv2d(4, 1000, 1))  # of four channels
 
-    monkeypatch.setattr(timm_weights.TimmWeights, "build", build)
+    monkeypatch.setattr(published_weights.TimmWeights, "build", build)
     says = "test_vit cannot be converted to OpenVINO: .*Choose another"
     with HubServer(dict(files)) as hub, pytest.raises(ModelSetError, match=says):
         fetched([f"timm:{VIT}"], hub, tmp_path)

@@ -15,17 +15,15 @@ import torch
 from typer.testing import CliRunner
 
 from app.cli.main import app
+from calibration.sets.convert import build_network, torchvision_models
 from calibration.sets.download import DownloadError
-from calibration.sets.networks import build_network, torchvision_models
-from calibration.sets.published.fetched_set import fetch_set
-from calibration.sets.published.interface import WeightsSource
-from calibration.sets.published.members import read_members
-from calibration.sets.published.torchvision_weights import TorchvisionWeights, usual_weights
+from calibration.sets.fetched_set import fetch_set, read_members
+from calibration.sets.published_weights import TorchvisionWeights, WeightsSource, usual_weights
 from calibration.training.train import normalised
 from models.ensemble import average
 from models.errors import ModelSetError
-from models.image_record import ImageRecord
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.openvino_network import CompiledNetwork, RuntimeOptions
+from models.record import ImageRecord
 from tests.support.calibration.drawn_images import CLASSES
 
 SIZE = 64

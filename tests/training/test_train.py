@@ -13,8 +13,7 @@ import typer
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from calibration.sets.convert import convert_module
-from calibration.sets.networks import build_network
+from calibration.sets.convert import build_network, convert_module
 from calibration.training.train import (
     Recipe,
     Teacher,

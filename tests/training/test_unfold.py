@@ -9,8 +9,7 @@ import torch
 from calibration.ladder.engine import normalised
 
 from calibration.ladder.unfold import unfold
-from calibration.sets.convert import convert_module
-from calibration.sets.networks import build_network
+from calibration.sets.convert import build_network, convert_module
 from models.errors import ModelSetError
 
 SIZE = 64

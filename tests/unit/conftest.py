@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from app.http.api import create_api
-from app.metrics.meter import Meter, meter
+from app.telemetry.metrics import Meter, meter
 from tests.support.fakes import FakeService
 from tests.support.http_server import PROXIES, FakeServer
 from tests.support.instruments import Instruments

@@ -1,6 +1,6 @@
 """Clients that send a photo and go away: the service does not run it for them.
 
-``make test`` has tests/unit/http/test_disconnect.py.
+``make test`` has tests/unit/http/test_classify.py.
 """
 
 import asyncio

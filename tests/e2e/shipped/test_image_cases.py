@@ -1,7 +1,7 @@
 """Files that decoders read differently, through the whole service.
 
 The service shows no pixels. It must answer as the networks do in this process to the picture that
-models/image.py reads, which tests/unit/models/test_image_cases.py compares with the right one.
+models/image.py reads, which tests/unit/models/test_image.py compares with the right one.
 """
 
 import re

@@ -14,7 +14,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from app.graph.parameters import TIMEOUT_HEADER
+from app.graph.request import TIMEOUT_HEADER
 from tests.support.services.live_service import Service
 from tests.support.slow_clients import KINDS, Cut, linger
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from app.metrics.table import METRICS, REQUESTS, Metric
+from app.telemetry.metric_table import METRICS, REQUESTS, Metric
 from models.model_set import load_model_set
 from tests.support.exposed_metrics import exposed
 from tests.support.prometheus_programs import PROMETHEUS

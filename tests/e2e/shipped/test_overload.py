@@ -12,9 +12,9 @@ from collections import Counter
 import httpx
 import pytest
 
-from app.metrics.table import REFUSED_BEFORE, REQUESTS
-from app.queueing.concurrency_limit import MAX_BACKLOG_S
-from models.cpus import available_cpus
+from app.queueing.admission import MAX_BACKLOG_S
+from app.telemetry.metric_table import REFUSED_BEFORE, REQUESTS
+from models.machine import available_cpus
 from tests.support.services.live_service import Service
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from models.accuracy import ENSEMBLE, AccuracyRecord
 from models.ledger import current_records
+from models.manifest import ENSEMBLE, AccuracyRecord
 from models.model_set import load_model_set
 from models.record import Precision
 from tests.support import result_pages

@@ -1,7 +1,7 @@
 """Two services on one machine, of which the second loses its Gateway, and is stopped under load.
 
 In the fast tier: other ways to stop a service, where the shared ones end (tests/e2e/conftest.py),
-and the ports of two services (tests/unit/launch/test_ports.py).
+and the ports of two services (tests/unit/launch/test_checks.py).
 """
 
 import asyncio

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.image import read_image
-from models.image_record import ImageRecord
+from models.record import ImageRecord
 
 Pixels = npt.NDArray[np.uint8]
 NUM_PHOTOS = 32

@@ -8,11 +8,11 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino import opset15
 
-from calibration.sets.file_options import FileOptions
-from calibration.sets.fold import Normalisation
+from calibration.sets.ending import Outputs
 from calibration.sets.import_network import Imported, import_network
-from calibration.sets.task import Outputs
-from models.runtime import CompiledNetwork, RuntimeOptions
+from calibration.sets.input import Normalisation
+from calibration.sets.options import FileOptions
+from models.openvino_network import CompiledNetwork, RuntimeOptions
 
 SIDE = 8
 MATRIX = np.array([[3, -1, 0, 1], [0, 2, -2, 1], [1, 0, 4, -1]], np.float32)  # channel -> class

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from typer.testing import Result
 
-from calibration.sets.durable import write_manifest
+from calibration.sets.transaction import write_manifest
 from models.manifest import Network, read_manifest
 from models.record import Precision
 from tests.support.command_line import tandem

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from calibration.datasets import Dataset, LabelledImage
-from calibration.evaluation.accuracy_record import record_of
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.live import LiveResult
-from calibration.evaluation.reports.tables import as_json
-from models.accuracy import ENSEMBLE
+from calibration.evaluation.record import record_of
+from calibration.evaluation.report import as_json
 from models.ensemble import average
-from models.manifest import read_manifest
+from models.manifest import ENSEMBLE, read_manifest
 from models.model_set import ModelSet
 from models.record import FileRecord, Precision
 from tests.support.tiny_networks import LABELS, write_tiny_set

@@ -6,9 +6,7 @@ import numpy as np
 
 from calibration.datasets import LabelledImage
 from calibration.evaluation.inference import AnsweredBatch
-from calibration.evaluation.subsets.costs import MemberCost
-from calibration.evaluation.subsets.scores import SubsetsResult
-from calibration.evaluation.subsets.study import SubsetStudy
+from calibration.evaluation.subsets import MemberCost, SubsetsResult, SubsetStudy
 from models.manifest import read_manifest
 from tests.support.tiny_networks import write_tiny_set
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from calibration.evaluation.accuracy_record import record_of
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.live import LiveResult
-from calibration.evaluation.reports.page import write_page
-from calibration.evaluation.reports.tables import show
+from calibration.evaluation.record import record_of
+from calibration.evaluation.report import show
+from calibration.evaluation.report_page import write_page
 from models.model_set import ModelSet
 from tests.support.calibration.made_evaluations import content_of
 

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from calibration.sets.staging import Staging
-from calibration.sets.transaction import change
-from models.image_record import ImageRecord
+from calibration.sets.transaction import Staging, change
 from models.manifest import Manifest, MemberRecord, read_manifest
 from models.model_set import load_model_set
+from models.record import ImageRecord
 from tests.support.tiny_networks import tiny_model
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from app.launch.forks.running import SERVER_MODULE
+from app.launch.forks import SERVER_MODULE
 
 EVENTUALLY_S = 300  # for what takes seconds, on a machine that others keep busy
 RUN_FOLDER = "RAY_SERVE_HAPROXY_SERVER_STATE_BASE"  # a variable of all that one run starts

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from app.samples.places import SampleFolder
-from app.samples.sample import sample_of
+from app.samples.samples import SampleFolder, sample_of
 from calibration.answer_files import opened
 from calibration.drift import NO_LABEL, Answers, Drift, Wanted, class_shares, compare, read_answers
 from models.errors import ModelSetError

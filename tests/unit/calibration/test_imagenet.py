@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from calibration import imagenet as recipe
-from calibration.quantization import packaged_images, quantize_set
+from calibration.quantization import calibration_images, quantize_set
 from calibration.quantization.quantize_set import Request
-from calibration.sets.packaged.wheels import Wheel
-from calibration.sets.staging import Staging
-from models.image_record import ImageRecord
+from calibration.sets.packaged import Wheel
+from calibration.sets.transaction import Staging
+from models.load import load
 from models.model_set import load_model_set
-from models.runtimes.load import load
-from models.runtimes.options import RuntimeOptions
+from models.network import RuntimeOptions
+from models.record import ImageRecord
 from tests.support.calibration.lite_weights import lite_tensors, old_file
 from tests.support.calibration.package_index import PackageIndex
 from tests.support.full_disk import full_disk
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 def photographs() -> dict[str, bytes]:
     """Return what scikit-image's wheel has, small."""
     images = {}
-    for number, name in enumerate(packaged_images.OF_SCIKIT_IMAGE):
+    for number, name in enumerate(calibration_images.OF_SCIKIT_IMAGE):
         pixels = np.random.default_rng(number).integers(0, 256, (40, 56, 3)).astype(np.uint8)
         _, encoded = cv2.imencode(Path(name).suffix, pixels)
         images[f"skimage/data/{name}"] = encoded.tobytes()
@@ -65,7 +65,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
         sha256 = served.add("scikit-image", "1", photographs())
         monkeypatch.setattr(recipe, "NETWORKS", tuple(networks))
         monkeypatch.setattr(recipe, "Request", partial(Request, subset_size=4))
-        for module in (recipe, packaged_images):
+        for module in (recipe, calibration_images):
             wheel = Wheel("scikit-image", "1", sha256, 100_000)
             monkeypatch.setattr(module, "SCIKIT_IMAGE", wheel)
         yield served

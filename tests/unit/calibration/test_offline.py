@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calibration.offline import Answer, LocalEnsemble, load
-from calibration.sets.durable import write_manifest
+from calibration.sets.transaction import write_manifest
 from models.errors import ImageError, ModelSetError, NotAnImageError
 from models.golden import GoldenMismatchError
 from models.manifest import read_manifest

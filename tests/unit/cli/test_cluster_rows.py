@@ -16,7 +16,7 @@ import ray
 from app.cli import cluster_rows
 from app.cli.cluster_rows import ClusterRows, NodeClassifier
 from app.errors import ConfigError
-from models import extras
+from models import machine
 from models.model_set import load_model_set
 from tests.support.command_line import tandem
 from tests.support.s3_server import local_s3
@@ -85,7 +85,7 @@ def test_a_node_without_the_set(nodes: list[Node], tmp_path: Path) -> None:
 def test_a_node_without_pandas(
     nodes: list[Node], tiny_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^node a: .* needs pandas.*tandem-serve\[ray-data\]"):
         ClusterRows(str(tiny_set))
 

@@ -6,10 +6,16 @@ from typing import Any
 import pytest
 
 from app.errors import ConfigError
-from app.traffic.book import BookStatus
-from app.traffic.comparison import Comparison, Disagreement, Figures, VersionFigures
-from app.traffic.plan import Plan, Split
-from app.traffic.status import status_of
+from app.traffic.control import status_of
+from app.traffic.plan import (
+    BookStatus,
+    Comparison,
+    Disagreement,
+    Figures,
+    Plan,
+    Split,
+    VersionFigures,
+)
 from tests.support.command_line import tandem
 from tests.support.http_server import FakeServer
 from tests.support.plain_values import plain

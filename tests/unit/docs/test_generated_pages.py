@@ -5,7 +5,7 @@ import re
 import pytest
 
 from app.errors import OriginError, RouteError
-from app.http.auth import PROBES
+from app.http.api import PROBES
 from tests.support import reference
 from tests.support.haproxy_configs import haproxys_errors
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.metrics.table import METRICS
-from app.scaling.policy import ScalingOptions
+from app.serve.scaling import ScalingOptions
 from app.settings import Settings
+from app.telemetry.metric_table import METRICS
 from tests.support import readability
 from tests.support.command_line import options_of
 from tests.support.exposed_metrics import exposed

@@ -7,12 +7,12 @@ import pytest
 
 from app.errors import UnverifiedError
 from app.graph.set_checks import check_accuracy
+from app.launch.log import service_log
 from app.launch.resolved_config import ServeOptions
 from app.launch.serve import _checked_config
-from app.launch.service_log import service_log
 from app.main import build
 from app.settings import Settings
-from calibration.sets.durable import write_manifest
+from calibration.sets.transaction import write_manifest
 from models.manifest import read_manifest
 from tests.support.tiny_networks import with_accuracy, write_tiny_set
 

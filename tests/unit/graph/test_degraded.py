@@ -7,12 +7,12 @@ import pytest
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
+from app.answers import Classified
 from app.errors import DeadlineError, NotReadyError, OverloadedError, UnhealthyError
 from app.graph.members import MEMBER_TRIAL_EVERY_S, enough_of, needed_of
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.queueing.priority import SHADOW, Lane
-from app.responses import Classified
+from app.queueing.scheduler import SHADOW, Lane
 from app.settings import Settings
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, service_of
 from tests.support.virtual_loop import run_virtually

@@ -10,10 +10,10 @@ from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from app.answers import Classified
 from app.errors import DeadlineError, NotReadyError, OverloadedError
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.responses import Classified
 from app.settings import Settings
 from models.errors import ModelSetError
 from tests.support.fakes import (

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from app.deployments.combiner import Combiner
+from app.answers import Classified, Fault
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, TensorRequest
 from app.graph.service import EnsembleService
-from app.messages import Fault
-from app.responses import Classified
 from app.settings import Settings
+from app.stages.combiner import Combiner
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
 
 

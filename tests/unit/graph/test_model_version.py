@@ -2,13 +2,13 @@
 
 import pytest
 
-from app.deployments.combiner import Combiner
+from app.answers import Classified
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.grpc.interface import reply_of
-from app.metrics.table import ANSWERS
-from app.responses import Classified
 from app.settings import Settings
+from app.stages.combiner import Combiner
+from app.telemetry.metric_table import ANSWERS
 from models.model_set import load_model_set
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
 from tests.support.instruments import Instruments

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from app.deployments.combiner import Combiner
+from app.answers import Classified, as_json
 from app.errors import BadParameterError, ConfigError
 from app.graph.request import RequestOptions
 from app.graph.service import EnsembleService
 from app.graph.set_checks import check_task
-from app.responses import Classified, as_json
 from app.settings import Settings
+from app.stages.combiner import Combiner
 from models.ensemble import Prediction
 from models.model_set import load_model_set
 from tests.support.fakes import answers_of

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.answers import MemberAnswer
 from app.graph.observer import Interval, RequestObserver
-from app.messages import MemberAnswer
-from app.metrics.table import ANSWERS, ENTROPY, STAGE_MS
+from app.telemetry.metric_table import ANSWERS, ENTROPY, STAGE_MS
 from tests.support.answers import answer_of
 from tests.support.fakes import arrived
 from tests.support.instruments import Instruments

@@ -12,8 +12,8 @@ from app.graph.observer import RequestObserver
 from app.graph.readiness import READY_FOR_S, WARM_UP_IMAGE
 from app.graph.request import ClassifyRequest
 from app.graph.service import EnsembleService
-from app.metrics.table import ANSWERS, ENTROPY
 from app.settings import Settings
+from app.telemetry.metric_table import ANSWERS, ENTROPY
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, service_of
 from tests.support.hand_clock import HandClock
 

@@ -5,13 +5,13 @@ import asyncio
 import numpy as np
 import pytest
 
-from app.deployments.assembly import assemble
-from app.deployments.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.errors import DeadlineError, OverloadedError
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.main import build
-from app.scaling.usage import Usage
+from app.queueing.usage import Usage
+from app.serve.gateway import assemble
+from app.serve.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.settings import Settings
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, handle_of, service_of
 from tests.support.tiny_networks import SIZE, picture

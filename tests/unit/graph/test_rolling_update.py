@@ -8,16 +8,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from app.deployments.classifier import Classifier
-from app.deployments.combiner import Combiner
-from app.deployments.decoder import Decoder
-from app.deployments.gateway import Gateway
 from app.errors import NotReadyError, OtherSetError
 from app.graph import rolling_update
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, TensorRequest
 from app.graph.rolling_update import ForwardingGraph
+from app.serve.gateway import Gateway
 from app.settings import Settings
+from app.stages.classifier import Classifier
+from app.stages.combiner import Combiner
+from app.stages.decoder import Decoder
 from models.errors import TandemError
 from models.model_set import load_model_set
 from tests.support.fakes import (

@@ -8,8 +8,7 @@ import pytest
 from app.errors import BadParameterError, OverloadedError, SlowBodyError
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestBody, RequestOptions
-from app.queueing.admission import Admission
-from app.queueing.byte_budget import ByteBudget, Share
+from app.queueing.admission import Admission, ByteBudget, Share
 from app.settings import Settings
 from tests.support.fakes import FakeService
 from tests.support.hand_clock import HandClock

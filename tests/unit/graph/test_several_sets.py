@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.deployments.assembly import Assembly, assemble
 from app.errors import ConfigError, NotReadyError
 from app.graph.set_checks import served_sets
 from app.http.api import create_api
-from app.metrics.table import MEMBER_IMAGES
+from app.serve.gateway import Assembly, assemble
 from app.settings import Settings
+from app.telemetry.metric_table import MEMBER_IMAGES
 from tests.support.open_inference import binary_request, elements, outputs_of
 from tests.support.several_sets import FIRST, OTHER_SIZE, SECOND, labels_of, write_two_sets
 from tests.support.tiny_networks import SIZE, picture

@@ -9,12 +9,11 @@ import httpx
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from app.errors import FunctionError, OverloadedError
+from app.errors import REFUSED_HEADER, FunctionError, OverloadedError
 from app.graph.keys import Keys
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
-from app.metrics.table import REQUEST_MS, REQUESTS, STAGE_MS
-from app.queueing.haproxy_headers import REFUSED_HEADER
+from app.telemetry.metric_table import REQUEST_MS, REQUESTS, STAGE_MS
 from tests.support.fakes import FakeService
 from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.instruments import Instruments

@@ -1,26 +1,45 @@
-"""The interface's definition: the files made from it, its fields, its statuses, its times."""
+"""The interface's definition: the files made from it, its fields, its statuses, its times.
+
+gRPC's health protocol, with the real service in front of members of the test.
+
+Reflection v1 over the wire, from a server as Serve makes it, asked by a client of v1.
+"""
 
 import math
 import sys
+from collections.abc import AsyncIterator, Callable
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import anyio.to_thread
 import grpc
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2 as messages_reflection
 from grpc_tools import protoc
+from ray.serve._private import grpc_util
 
 import app.errors
-from app import responses
-from app.errors import BadParameterError
+from app import answers
+from app.errors import PREFIX_METADATA, BadParameterError, NotReadyError
+from app.graph.keys import Keys
 from app.grpc import tandem_pb2 as messages
-from app.grpc.call import code_of, number_of
-from app.grpc.request import announced_bytes, timeout_s_of
-from app.grpc.servicer import add_servicer
+from app.grpc.call import add_servicer, announced_bytes, code_of, number_of, timeout_s_of
+from app.grpc.interface import GrpcInterface, HealthInterface
 from app.launch.config import ADD_SERVICER, grpc_port, with_grpc
-from app.queueing.haproxy_headers import PREFIX_METADATA
+from app.serve.ray_compatibility import REFLECTION, check_ray
+from app.serve.replica import answer_reflection_v1
+from app.settings import Settings
 from models import ensemble
 from models.errors import TandemError
+from tests.support.fakes import FakeService
+from tests.support.grpc_contexts import context_of, stream_of
+from tests.support.grpc_replica import grpc_replica
+from tests.support.open_inference import Graph
+from tests.support.reflection_v1 import V1, reflection_v1
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,12 +62,12 @@ def test_the_files_are_those_that_the_definition_makes(tmp_path, monkeypatch, na
 @pytest.mark.parametrize(
     ("message", "model", "more"),
     [
-        (messages.Classified, responses.Classified, set()),
+        (messages.Classified, answers.Classified, set()),
         (messages.Prediction, ensemble.Prediction, set()),
-        (messages.MemberOpinion, responses.MemberOpinion, set()),
-        (messages.Timings, responses.Timings, set()),
-        (messages.Stage, responses.StageTiming, set()),
-        (messages.Error, responses.ErrorDetail, {"status"}),
+        (messages.MemberOpinion, answers.MemberOpinion, set()),
+        (messages.Timings, answers.Timings, set()),
+        (messages.Stage, answers.StageTiming, set()),
+        (messages.Error, answers.ErrorDetail, {"status"}),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -142,3 +161,115 @@ def test_the_servicer_that_serve_is_told_to_import():
     (add,) = gRPCOptions(grpc_servicer_functions=[ADD_SERVICER]).grpc_servicer_func_callable
     assert add.__module__ in sys.modules
     assert add is add_servicer
+
+
+STATUS = health_pb2.HealthCheckResponse
+CODE = grpc.StatusCode
+
+
+async def asked(graph: Graph, service: str) -> tuple[Any, Any]:
+    """Return the reply, and the context that has its status."""
+    context = context_of()
+    data = health_pb2.HealthCheckRequest(service=service).SerializeToString()
+    return await HealthInterface(graph.service).check(stream_of(data), context), context
+
+
+@pytest.mark.parametrize("name", ["", "tandem.v1.Ensemble", "inference.GRPCInferenceService"])
+async def test_it_serves_exactly_when_it_is_ready(name, monkeypatch):
+    graph = Graph()
+    graph.service.keys = Keys(["k" * 32])  # of which a probe has none
+    reply, context = await asked(graph, name)
+    assert (reply.status, context.code()) == (STATUS.SERVING, None)
+
+    async def not_ready() -> None:
+        raise NotReadyError("a member does not answer")
+
+    monkeypatch.setattr(graph.service, "check_ready", not_ready)
+    reply, context = await asked(graph, name)
+    assert (reply.status, context.code()) == (STATUS.NOT_SERVING, None)
+
+
+async def test_a_name_that_is_not_served():
+    _, context = await asked(Graph(), "inference.GRPCInferenceServic")
+    assert context.code() is CODE.NOT_FOUND
+    assert "'inference.GRPCInferenceServic'" in context.details()
+    assert "tandem.v1.Ensemble" in context.details()
+
+
+async def test_a_message_that_is_none():
+    context = context_of()
+    await HealthInterface(Graph().service).check(stream_of(b"\xff\xff"), context)
+    assert context.code() is CODE.INVALID_ARGUMENT
+
+
+SERVICES = {
+    "tandem.v1.Ensemble",
+    "inference.GRPCInferenceService",
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+}
+Request = messages_reflection.ServerReflectionRequest
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(
+        grpc_util, "enable_server_reflection", grpc_util.enable_server_reflection
+    )  # put back after the test
+    for _ in range(2):  # Serve prepares a process for each of its servers
+        answer_reflection_v1()
+    async with grpc_replica(GrpcInterface(FakeService(Settings()))) as port:
+        yield port
+
+
+async def at(port: int, ask: Callable[[grpc.Channel], Any]) -> Any:
+    """Return what a blocking client gets; the server is on this loop."""
+
+    def asked() -> Any:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            return ask(channel)
+
+    return await anyio.to_thread.run_sync(asked)
+
+
+@pytest.mark.skipif(not REFLECTION.fits(), reason="Ray 2.59 has no reflection")
+async def test_a_client_of_v1_finds_every_service_and_its_messages(port: int) -> None:
+    def described(channel: grpc.Channel) -> tuple[set[str], list[str], str]:
+        database = reflection_v1(channel)
+        pool = DescriptorPool(database)
+        methods = [pool.FindServiceByName(name).methods[0].name for name in sorted(SERVICES)]
+        field = pool.FindMessageTypeByName("tandem.v1.ClassifyRequest").fields_by_name["images"]
+        return set(database.get_services()), methods, field.full_name
+
+    names, methods, field = await at(port, described)
+    assert names == SERVICES
+    info = "ServerReflectionInfo"
+    assert methods == ["Check", info, info, "ServerLive", "Classify"]
+    assert field == "tandem.v1.ClassifyRequest.images"
+
+
+@pytest.mark.skipif(not REFLECTION.fits(), reason="Ray 2.59 has no reflection")
+async def test_what_is_not_there(port: int) -> None:
+    asked = [Request(file_containing_symbol="tandem.v1.Ensembl"), Request()]
+
+    def answers(channel: grpc.Channel) -> list[Any]:
+        call = channel.stream_stream(
+            V1, Request.SerializeToString, messages_reflection.ServerReflectionResponse.FromString
+        )
+        return [*call(iter(asked), timeout=60)]
+
+    unknown, empty = await at(port, answers)
+    assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+    assert unknown.original_request == asked[0]
+    assert empty.error_response.error_code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+@pytest.mark.skipif(not REFLECTION.fits(), reason="Ray 2.59 has no reflection")
+def test_with_another_ray_v1_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(grpc_util, "get_service_names")
+    before = grpc_util.enable_server_reflection
+    answer_reflection_v1()
+    assert grpc_util.enable_server_reflection is before
+    (warning,) = check_ray([REFLECTION])
+    assert "get_service_names is not there. Left out: gRPC reflection v1" in warning

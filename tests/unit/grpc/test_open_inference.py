@@ -11,10 +11,10 @@ import pytest
 from app.errors import NotReadyError
 from app.graph.keys import Keys
 from app.grpc import open_inference_pb2 as messages
+from app.grpc.call import OPEN_INFERENCE_METHODS
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
-from app.grpc.servicer import OPEN_INFERENCE_METHODS
-from app.metrics.table import REQUEST_MS, REQUESTS
 from app.oip.inference import Inference
+from app.telemetry.metric_table import REQUEST_MS, REQUESTS
 from tests.support.grpc_contexts import context_of, stalled_stream, stream_of
 from tests.support.instruments import Instruments
 from tests.support.open_inference import FIRST, LABELS, MEAN, SIZE, VERSION, Graph, elements

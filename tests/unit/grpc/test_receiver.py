@@ -14,7 +14,7 @@ from app.grpc.receiver import (
     Receiver,
     max_message_bytes,
 )
-from app.queueing.uploads import SLOW_AFTER_S
+from app.queueing.admission import SLOW_AFTER_S
 from app.settings import Settings
 from tests.support.grpc_contexts import stalled_stream, stream_of
 from tests.support.virtual_loop import run_virtually

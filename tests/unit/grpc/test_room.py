@@ -7,7 +7,7 @@ import pytest
 from app.environment import MIB
 from app.errors import OverloadedError, SlowBodyError
 from app.grpc.receiver import WAIT_AT_MOST_S, ReceiveRoom
-from app.queueing.uploads import SLOW_AFTER_S, SLOW_S_PER_MIB
+from app.queueing.admission import SLOW_AFTER_S, SLOW_S_PER_MIB
 from tests.support.virtual_loop import run_virtually
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from app.environment import MIB
 from app.graph.keys import Keys
+from app.grpc.call import Message
 from app.grpc.interface import GrpcInterface
-from app.grpc.servicer import Message
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from app.settings import Settings

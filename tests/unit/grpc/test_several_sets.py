@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import pytest
 
-from app.deployments.assembly import Assembly, assemble
 from app.errors import NotReadyError
 from app.graph.service import EnsembleService
 from app.grpc import open_inference_pb2
@@ -15,6 +14,7 @@ from app.grpc.interface import GrpcInterface
 from app.grpc.open_inference import OpenInferenceInterface
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.oip.inference import Inference
+from app.serve.gateway import Assembly, assemble
 from app.settings import Settings
 from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.open_inference import elements

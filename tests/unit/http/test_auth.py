@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.access.api_keys import ApiKeyError
+from app.access import ApiKeyError
 from app.graph.keys import LOOK_EVERY_S, KeyFile, Keys, read_keys
 from app.http.api import create_api
-from app.http.headers import Headers
-from app.metrics.table import KEY_REQUESTS
+from app.http.errors import Headers
 from app.settings import Settings
+from app.telemetry.metric_table import KEY_REQUESTS
 from tests.support.fakes import FakeService
 
 KEY, OTHER = "k" * 32, "other-Key.with_all~of+the/signs=="

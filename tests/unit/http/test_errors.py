@@ -1,17 +1,19 @@
-"""Every error has a status that is documented, a code of its own, and one form of JSON."""
+"""Every error has a status that is documented, a code of its own, and one form of JSON.
+
+The headers of a request, and the identity that one without gets.
+"""
 
 import logging
 import pickle
+import uuid
 from collections.abc import Iterator
 
 import pytest
 
-import app.cli.classify
-import app.launch.config  # noqa: F401  # the whole tree of errors must be there
 from app.errors import DeadlineError, FunctionError, NotReadyError, OverloadedError
-from app.http.errors import ERRORS
+from app.http.errors import ERRORS, Headers, new_request_id
 from app.http.open_inference import INFER_ERRORS
-from app.http.shared_memory import REGISTERING
+from app.http.other_routes import REGISTERING
 from models.errors import NotAnImageError, TandemError
 
 
@@ -144,3 +146,24 @@ async def test_what_is_ours_to_mend_is_logged_with_the_requests_id(
         await client.post("/v1/classify", content=b"image", headers={"x-request-id": "r1"})
     lines = [(record.message, record.request_id) for record in caplog.records]
     assert lines == ([] if logged is None else [(logged, "r1")])
+
+
+def test_a_request_without_an_identity_gets_a_random_uuid():
+    ids = [new_request_id() for _ in range(200)]
+    for text in ids:
+        found = uuid.UUID(text)
+        assert str(found) == text
+        assert (found.version, found.variant) == (4, uuid.RFC_4122)
+    assert len(set(ids)) == len(ids)
+    assert {text[19] for text in ids} == set("89ab")  # all that the variant leaves open
+
+
+def test_of_a_header_that_is_sent_twice_the_first_counts():
+    headers = Headers({"headers": [(b"x-request-id", b"one"), (b"x-request-id", b"two")]})
+    assert headers.request_id == "one"
+    assert headers.joined(b"x-request-id") == "one, two"
+
+
+def test_all_who_read_a_request_without_an_identity_see_the_same():
+    scope = {"headers": [(b"x-request-id", b"")]}
+    assert Headers(scope).request_id == Headers(scope).request_id

@@ -5,14 +5,13 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from app.deployments.hub import Hub
 from app.errors import MAX_SHOWN
 from app.http.api import create_api
-from app.metrics.table import FEEDBACK
 from app.samples import feedback as gateways
-from app.samples.feedback import Feedback
-from app.samples.feedback_book import FeedbackBook
+from app.samples.feedback import Feedback, FeedbackBook
+from app.serve.hub import Hub
 from app.settings import Settings
+from app.telemetry.metric_table import FEEDBACK
 from tests.support.answers import answer_of
 from tests.support.fakes import FakeHandle, FakeService
 from tests.support.instruments import Instruments
@@ -27,7 +26,7 @@ class Labelled(FakeService):
 
 @pytest.fixture
 def feedback(monkeypatch: pytest.MonkeyPatch) -> Feedback:
-    monkeypatch.setattr("app.deployments.hub.start_replica", lambda _: None)
+    monkeypatch.setattr("app.serve.hub.start_replica", lambda _: None)
     monkeypatch.setattr(gateways, "SEND_EVERY_S", 0.01)
     return Feedback(FakeHandle(Hub(Settings(), FeedbackBook(50_000))))
 

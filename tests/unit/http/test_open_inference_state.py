@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from app.errors import NotReadyError
-from app.metrics.table import REQUEST_MS, REQUESTS
 from app.oip.inference import Inference
+from app.telemetry.metric_table import REQUEST_MS, REQUESTS
 from tests.support.instruments import Instruments
 from tests.support.open_inference import (
     IMAGE,

@@ -10,10 +10,10 @@ import httpx
 import jsonschema
 import pytest
 
+from app.answers import Classified, Results
 from app.http.api import create_api
 from app.http.errors import ERRORS
-from app.http.pages import MAX_AT_ONCE, BoundedResponse, _page
-from app.responses import Classified, Results
+from app.http.other_routes import MAX_AT_ONCE, BoundedResponse, _page
 
 PATHS = ["/", "/docs", "/openapi.json", "/page/page.js", "/docs/assets/swagger-ui-bundle.js"]
 
@@ -37,7 +37,7 @@ async def test_the_chooser_offers_what_is_decoded(monkeypatch):
         in _page.__wrapped__("index.html").data
     )
     assert b">JPEG, PNG, WebP, HEIC or AVIF; several" in _page.__wrapped__("index.html").data
-    monkeypatch.setattr("app.http.pages.SUFFIXES", (".jpg",))  # as without the extra
+    monkeypatch.setattr("app.http.other_routes.SUFFIXES", (".jpg",))  # as without the extra
     assert f'{usual}"'.encode() in _page.__wrapped__("index.html").data
     assert b">JPEG, PNG or WebP; several" in _page.__wrapped__("index.html").data
 
@@ -74,7 +74,7 @@ async def test_pages_are_read_and_rendered_once(client, monkeypatch):
     first = [(await client.get(path)).content for path in PATHS]
     for name in ("open", "read_bytes", "read_text"):
         monkeypatch.setattr(Path, name, None)
-    monkeypatch.setattr("app.http.pages.json", None)
+    monkeypatch.setattr("app.http.other_routes.json", None)
     assert [(await client.get(path)).content for path in PATHS] == first
 
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from app.errors import NotReadyError
-from app.metrics.requests import CLASSIFY
-from app.oip.json_body import MAX_JSON_BYTES
+from app.oip.bodies import MAX_JSON_BYTES
+from app.telemetry.metrics import CLASSIFY
 from tests.support.open_inference import (
     IMAGE,
     LABELS,

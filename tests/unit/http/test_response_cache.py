@@ -8,11 +8,11 @@ import httpx
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from app.deployments.assembly import assemble
 from app.graph.service import EnsembleService
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.http.api import create_api
+from app.serve.gateway import assemble
 from app.settings import Settings
 from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.tiny_networks import picture

@@ -11,20 +11,18 @@ import httpx
 import numpy as np
 import pytest
 
-from app.deployments.assembly import Assembly, assemble
-from app.deployments.hub import Hub
 from app.environment import MIB
 from app.errors import UnknownModelError
-from app.graph.cached import CachedEnsemble
+from app.graph.cache import CachedEnsemble
 from app.http.api import create_api
-from app.metrics.table import TRAFFIC_COMPARED, TRAFFIC_SHARE
 from app.queueing import batch_queue
+from app.serve.gateway import Assembly, assemble
+from app.serve.hub import Hub
 from app.settings import Settings
-from app.traffic.book import TrafficBook
-from app.traffic.comparison import Figures
+from app.telemetry.metric_table import TRAFFIC_COMPARED, TRAFFIC_SHARE
 from app.traffic.control import TrafficControl
-from app.traffic.plan import Plan, Split
-from calibration.sets.durable import write_manifest
+from app.traffic.plan import Figures, Plan, Split, TrafficBook
+from calibration.sets.transaction import write_manifest
 from models.manifest import read_manifest
 from tests.support.instruments import Instruments
 from tests.support.open_inference import binary_request, elements
@@ -51,7 +49,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.deployments.hub.start_replica", lambda _: None)
+    monkeypatch.setattr("app.serve.hub.start_replica", lambda _: None)
 
 
 class Served:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from app.errors import CLOSE_HEADER
 from app.http.api import create_api
 from app.http.body import MAX_READS
-from app.queueing.haproxy_headers import CLOSE_HEADER
 from app.settings import Settings
 from tests.support.fakes import FakeService
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import ConfigError
-from app.launch.application_check import check_capacity, oversubscribed
+from app.launch.checks import check_capacity, oversubscribed
 from app.launch.config import ServeConfig
 from tests.support.configurations import with_deployment
 

@@ -6,7 +6,7 @@ import pytest
 from ray import serve
 
 from app.errors import ConfigError
-from app.launch.application_check import SERVE_DEFAULT_GRACE_S
+from app.launch.checks import SERVE_DEFAULT_GRACE_S
 from app.launch.config import ServeConfig
 from tests.support.configurations import (
     APPLICATION,
@@ -85,7 +85,7 @@ def test_a_bad_value_is_refused_with_its_place(tmp_path, place, key, value, says
         ServeConfig.read(write(tmp_path, with_key(GOOD, place, key, value)))
 
 
-POLICY = {"policy_function": "app.scaling.serve_policy:EnsemblePolicy"}
+POLICY = {"policy_function": "app.serve.serve_policy:EnsemblePolicy"}
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from ray import serve
 
 from app.errors import ConfigError
-from app.launch import ports
+from app.launch import checks
+from app.launch.checks import OF_REPLICAS, check_port, free_port
 from app.launch.deploy import client_of, reason_in, wait_ready
-from app.launch.ports import OF_REPLICAS, check_port, free_port
-from app.launch.stop_request import SIGNALS, StopRequest, stop_signals
+from app.launch.ray_cluster import SIGNALS, StopRequest, stop_signals
 from tests.support.http_server import QuietRequest
 
 
@@ -50,7 +50,7 @@ def test_free_ports_pass():
 def test_free_ports_are_not_the_kernels_to_hand_out(tmp_path, monkeypatch):
     given = tmp_path / "range"
     given.write_text("32768\t60999\n")
-    monkeypatch.setattr(ports, "LOCAL_PORT_RANGE", given)
+    monkeypatch.setattr(checks, "LOCAL_PORT_RANGE", given)
     found = {free_port() for _ in range(500)}
     assert len(found) == 500  # two of one process never get the same
     assert all(20_000 <= port < 32_768 or port > 60_999 for port in found)

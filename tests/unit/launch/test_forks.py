@@ -16,10 +16,16 @@ import pytest
 
 from app.environment import SET_LATE
 from app.errors import ConfigError
-from app.launch.forks import running
-from app.launch.forks.client import SOCKET_VARIABLE, request
-from app.launch.forks.request import MAX_BODY_BYTES, NUM_STREAMS
-from app.launch.forks.running import CLIENT, ForkServer, end_server, fork_server
+from app.launch import forks
+from app.launch.fork_client import SOCKET_VARIABLE, request
+from app.launch.forks import (
+    CLIENT,
+    MAX_BODY_BYTES,
+    NUM_STREAMS,
+    ForkServerProcess,
+    end_server,
+    fork_server,
+)
 
 # What a process can tell of itself; then it ends as it is told to.
 SCRIPT = """\
@@ -48,9 +54,11 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ForkServer, int]]:
+def server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[ForkServerProcess, int]]:
     """One that has imported a module that nobody else here imports, and its process id."""
-    monkeypatch.setattr(running, "MODULES", ("not_installed_anywhere.part", "colorsys"))
+    monkeypatch.setattr(forks, "MODULES", ("not_installed_anywhere.part", "colorsys"))
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
     others = {child.pid for child in psutil.Process().children()}
     with fork_server(tmp_path) as started:
@@ -72,7 +80,7 @@ def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 def test_a_fork_is_the_process_that_was_to_be_started(
-    server: tuple[ForkServer, int], script: Path, tmp_path: Path
+    server: tuple[ForkServerProcess, int], script: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -90,7 +98,7 @@ def test_a_fork_is_the_process_that_was_to_be_started(
     assert found["files"] == [0, 1, 2]  # nothing of the server's, or of other clients'
 
 
-def test_blocked_signals_stay_blocked(server: tuple[ForkServer, int], script: Path) -> None:
+def test_blocked_signals_stay_blocked(server: tuple[ForkServerProcess, int], script: Path) -> None:
     def block() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
@@ -98,7 +106,7 @@ def test_blocked_signals_stay_blocked(server: tuple[ForkServer, int], script: Pa
         assert told(process)["blocked"] == [signal.SIGINT]
 
 
-def test_ignored_signals_stay_ignored(server: tuple[ForkServer, int], script: Path) -> None:
+def test_ignored_signals_stay_ignored(server: tuple[ForkServerProcess, int], script: Path) -> None:
     """As nohup has it: the hang-up of a terminal is for none of Ray's processes."""
 
     def ignore() -> None:
@@ -118,7 +126,7 @@ def test_nothing_is_imported_from_the_working_folder(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("raise SystemExit('the working folder was imported')")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(running, "MODULES", ("colorsys", "requests", "models"))
+    monkeypatch.setattr(forks, "MODULES", ("colorsys", "requests", "models"))
     with fork_server(tmp_path), client(script, env={**os.environ}) as process:
         report = told(process)
     assert report["imported"], "the server did not start"
@@ -126,7 +134,7 @@ def test_nothing_is_imported_from_the_working_folder(
 
 
 def test_who_leads_a_group_leads_one_as_a_fork(
-    server: tuple[ForkServer, int], script: Path
+    server: tuple[ForkServerProcess, int], script: Path
 ) -> None:
     """Ray kills the group of a worker that has ended: it must not be the command's."""
     with client(script, process_group=0) as process:
@@ -137,7 +145,7 @@ def test_who_leads_a_group_leads_one_as_a_fork(
 
 
 def test_another_environment_is_not_forked_for(
-    server: tuple[ForkServer, int], script: Path
+    server: tuple[ForkServerProcess, int], script: Path
 ) -> None:
     """What was imported may have read the variable: the client runs the script itself."""
     with client(script, env={**ENVIRONMENT, "PYTHON_X": "1"}) as process:
@@ -151,7 +159,7 @@ def test_another_environment_is_not_forked_for(
 
 @pytest.mark.parametrize("name", SET_LATE)
 def test_what_the_command_sets_later_is_the_forks_too(
-    name: str, server: tuple[ForkServer, int], script: Path
+    name: str, server: tuple[ForkServerProcess, int], script: Path
 ) -> None:
     with client(script, env={**ENVIRONMENT, name: "1"}) as process:
         found = told(process)
@@ -167,7 +175,9 @@ def test_without_a_server_the_client_runs_the_script_itself(script: Path, tmp_pa
         assert process.wait() == 7
 
 
-def test_who_ends_the_client_ends_the_fork(server: tuple[ForkServer, int], script: Path) -> None:
+def test_who_ends_the_client_ends_the_fork(
+    server: tuple[ForkServerProcess, int], script: Path
+) -> None:
     with client(script, "wait") as process:
         fork = psutil.Process(told(process)["pid"])
         process.kill()
@@ -178,7 +188,7 @@ def test_who_ends_the_client_ends_the_fork(server: tuple[ForkServer, int], scrip
 
 
 def test_a_fork_that_is_killed_ends_the_client(
-    server: tuple[ForkServer, int], script: Path
+    server: tuple[ForkServerProcess, int], script: Path
 ) -> None:
     with client(script, "wait") as process:
         os.kill(told(process)["pid"], signal.SIGKILL)
@@ -198,7 +208,7 @@ def answer_to(body: bytes, num_streams: int = NUM_STREAMS) -> bytes:
 
 
 def test_a_request_that_is_none_leaves_the_server_well(
-    server: tuple[ForkServer, int], script: Path
+    server: tuple[ForkServerProcess, int], script: Path
 ) -> None:
     whole = json.dumps(request("none.py", []) | {"environment": {"PYTHON_X": "1"}}).encode()
     assert answer_to(whole + b"\n").startswith(b"refused: other")
@@ -214,7 +224,7 @@ def test_a_request_that_is_none_leaves_the_server_well(
 
 
 def test_the_server_ends_with_its_forks(
-    server: tuple[ForkServer, int], script: Path, monkeypatch: pytest.MonkeyPatch
+    server: tuple[ForkServerProcess, int], script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with client(script, "wait") as process:
         fork = psutil.Process(told(process)["pid"])
@@ -228,8 +238,8 @@ def test_the_server_ends_with_its_forks(
 def test_what_the_server_imports_is_never_ray() -> None:
     """Forks of a process that has loaded Ray's library draw the same identities of tasks."""
     script = (
-        "import sys; from app.launch.forks.server import import_all;"
-        f"import_all({running.MODULES}); print([m for m in sys.modules if m == 'ray'])"
+        "import sys; from app.launch.forks import import_all;"
+        f"import_all({forks.MODULES}); print([m for m in sys.modules if m == 'ray'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
@@ -244,7 +254,7 @@ def test_who_is_not_needed_any_more_imports_no_further(
     waits = "import select, sys\nselect.select([sys.stdin], [], [])\n"
     (tmp_path / "waits_for_the_end.py").write_text(waits)
     (tmp_path / "imported_later.py").write_text(f"open({str(tmp_path / 'later')!r}, 'w')")
-    monkeypatch.setattr(running, "MODULES", ("waits_for_the_end", "imported_later"))
+    monkeypatch.setattr(forks, "MODULES", ("waits_for_the_end", "imported_later"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
     with fork_server(tmp_path) as server:
@@ -254,7 +264,7 @@ def test_who_is_not_needed_any_more_imports_no_further(
 
 
 def test_a_server_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "ENDS_WITHIN_S", 0.1)
+    monkeypatch.setattr(forks, "ENDS_WITHIN_S", 0.1)
     line = [sys.executable, "-c", "import time; time.sleep(600)"]
     server = subprocess.Popen(line, stdin=subprocess.PIPE)
     end_server(server)

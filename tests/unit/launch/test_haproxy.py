@@ -25,7 +25,7 @@ from app.launch.haproxy import (
     put_haproxy_in_front,
 )
 from app.launch.haproxy_rules import EX_CONFIG
-from app.launch.isolated_environment import fast_serve
+from app.launch.run_folder import fast_serve
 from tests.support.certificates import Root, Signed
 from tests.support.configurations import GOOD
 from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config

@@ -10,6 +10,7 @@ from ray.serve._private import haproxy_templates
 from ray.serve._private.haproxy import HAProxyManager
 
 from app.errors import DeadlineError, NotReadyError, OverloadedError, RouteError
+from app.launch.checks import Tls
 from app.launch.haproxy import haproxy_binary
 from app.launch.haproxy_rules import (
     FOLDER,
@@ -23,7 +24,6 @@ from app.launch.haproxy_rules import (
     edits_of,
     unanchored,
 )
-from app.launch.http_options import Tls
 from tests.support.certificates import Root, Signed
 from tests.support.haproxy_configs import CONFIG, PORTS, haproxys_errors, write_serves_config
 

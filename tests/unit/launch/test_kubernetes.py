@@ -15,9 +15,9 @@ import yaml
 from pydantic import ValidationError
 
 from app.cli.cluster_rows import CORES
+from app.launch.checks import METRICS_PORT
 from app.launch.config import ServeConfig
 from app.launch.haproxy import MAX_CONNECTIONS
-from app.launch.ports import METRICS_PORT
 from tests.support.command_line import options_of
 from tests.support.custom_resources import KINDS, kubernetes_parts
 from tests.support.kserve_environment import KSERVE

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 from ray._private import worker
 
-from app.compute.group_limits import Limit
 from app.errors import ConfigError, NotReadyError
 from app.launch import ray_cluster
 from app.launch.ray_cluster import (
@@ -20,6 +19,7 @@ from app.launch.ray_cluster import (
     local_ray,
     metrics_urls,
 )
+from app.stages.threads import Limit
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path("/tmp/of-this-run")

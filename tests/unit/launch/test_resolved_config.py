@@ -23,7 +23,7 @@ from app.launch.resolved_config import (
     variable_of,
 )
 from app.settings import Settings
-from models.strict_yaml import YamlError
+from models.record import YamlError
 from tests.support.command_line import tandem
 from tests.support.services.live_service import ROOT, TANDEM
 from tests.support.shipped_config import edited_config

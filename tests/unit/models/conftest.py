@@ -11,7 +11,7 @@ from tests.support.tiny_networks import write_tiny_set
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds between tries."""
     waits: list[float] = []
-    monkeypatch.setattr("models.store_files.time.sleep", waits.append)
+    monkeypatch.setattr("models.stores.time.sleep", waits.append)
     return waits
 
 

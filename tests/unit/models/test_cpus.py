@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from models.cpus import available_cpus, cpu_model, usable_cpus
+from models.machine import available_cpus, cpu_model, usable_cpus
 from tests.support.cgroup_files import CgroupFiles
 
 

@@ -8,22 +8,22 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from app.deployments import classifier
 from app.settings import Settings
+from app.stages import classifier
 from calibration import offline
 from calibration.commands.models import _problems_running
 from calibration.evaluation import inference
-from models import golden, runtime
+from models import golden, openvino_network
+from models import load as runtimes_load
 from models.model_set import ModelSet, load_model_set
+from models.openvino_network import CompiledNetwork, RuntimeOptions, read_network
 from models.record import Precision
-from models.runtime import CompiledNetwork, RuntimeOptions, read_network
-from models.runtimes import load as runtimes_load
 from tests.support.bf16 import rounded_to_bf16
 from tests.support.tiny_networks import SIZE, tiny_model, write_tiny_set
 
 
 def has_bf16() -> bool:
-    return "BF16" in runtime._core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "BF16" in openvino_network._core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def other_default() -> Iterator[None]:
 
     Which CPUs take bf16 cannot be changed here; that the default is not f32 can.
     """
-    core = runtime._core()
+    core = openvino_network._core()
     core.set_property("CPU", {"EXECUTION_MODE_HINT": "ACCURACY"})
     yield
     core.set_property("CPU", {"EXECUTION_MODE_HINT": "PERFORMANCE"})
@@ -42,7 +42,7 @@ def other_default() -> Iterator[None]:
 def test_floats_are_f32_whatever_the_plugins_default_is():
     model = tiny_model()
     model.reshape([1, SIZE, SIZE, 3])
-    alone = runtime._core().compile_model(model, "CPU")
+    alone = openvino_network._core().compile_model(model, "CPU")
     assert alone.get_property("INFERENCE_PRECISION_HINT").get_type_name() != "f32"
     assert CompiledNetwork(tiny_model(), RuntimeOptions(batch_sizes=(1,))).float_type == "f32"
 
@@ -62,7 +62,9 @@ def test_the_rounding_of_these_tests_is_that_of_bf16():
     values = np.random.default_rng(4).normal(0, 30, (1, 1000)).astype(np.float32)
     source = ops.parameter([1, 1000], ov.Type.f32)
     model = rounded_to_bf16(ov.Model([ops.relu(source)], [source], "relu"))
-    found = runtime._core().compile_model(model, "CPU", RuntimeOptions().properties)([values])[0]
+    found = openvino_network._core().compile_model(model, "CPU", RuntimeOptions().properties)(
+        [values]
+    )[0]
     # To nearest, ties to even: add half of what goes, less one where the last kept bit is 0.
     bits = np.maximum(values, 0).view(np.uint32)
     nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000

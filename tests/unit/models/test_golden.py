@@ -25,7 +25,7 @@ from models.golden import (
     tolerance_of,
 )
 from models.model_set import load_model_set
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.drawn_networks import FAULTS, SIZE, random_model
 from tests.support.imagenet_small import new_set
 from tests.support.scored_sets import scored_model

@@ -1,18 +1,33 @@
-"""Good files, bad files, and files at the limits."""
+"""Good files, bad files, and files at the limits.
+
+Files that decoders read differently show their right picture, or are refused with the reason.
+
+Whatever the bytes: the right shape, or an error that says what is wrong with the image.
+
+Several inputs of one picture: each as if it had been made alone, of one decode.
+"""
 
 import pickle
+import re
 import struct
+import subprocess
+import sys
 import threading
 import tracemalloc
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from models.errors import (
     CorruptImageError,
+    ImageError,
     NotAnImageError,
     TandemError,
     TooManyPixelsError,
@@ -21,13 +36,24 @@ from models.errors import (
 from models.image import (
     DEFAULT_MAX_FULL_PIXELS,
     DEFAULT_MAX_PIXELS,
+    ImageInputs,
     ImageRule,
     check_image,
     read_image,
 )
-from models.image_png import default_picture
+from models.image_formats import default_picture
 from models.image_resize import Axis, CropSource, common_region
-from tests.support.images import difference, encode, make_png, make_scene, png_chunk, reference
+from models.record import ImageRecord
+from tests.support.image_cases import CASES, FURTHER, SIDE, Case
+from tests.support.images import (
+    difference,
+    encode,
+    make_alpha,
+    make_png,
+    make_scene,
+    png_chunk,
+    reference,
+)
 
 RULE = ImageRule(input_size=56, resize_shorter=64)
 KINDS = ["JPEG", "PNG", "WEBP"]
@@ -329,3 +355,211 @@ def test_a_large_shrink_allocates_a_fraction_of_its_source():
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < region.nbytes / 4
+
+
+RULE_CASES = ImageRule(SIDE, SIDE)
+LARGEST = 4  # levels: JPEG and lossy WebP do not keep red and blue to the last one
+EDGE = 2  # pixels on each side of the line between both colours, which they smear
+
+
+def check(case: Case, data: bytes) -> None:
+    if case.code:
+        with pytest.raises(ImageError) as caught:
+            read_image(data, RULE_CASES)
+        assert (caught.value.code, caught.value.status) == (case.code, case.status)
+        assert re.search(case.says, caught.value.message)
+        return
+    away = np.r_[0 : SIDE // 2 - EDGE, SIDE // 2 + EDGE : SIDE]
+    shown, right = read_image(data, RULE_CASES)[..., ::-1], case.picture
+    assert difference(shown[away][:, away], right[away][:, away])[0] <= LARGEST
+
+
+@pytest.mark.parametrize("case", [*CASES, *FURTHER], ids=lambda case: case.name)
+def test_each_kind(case):
+    check(case, case.make())
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_file_that_failed(shared_data: Path, case):
+    check(case, (shared_data.parent / "cases" / "images" / case.name).read_bytes())
+
+
+@pytest.mark.shared_data
+def test_every_file_that_failed_is_in_the_table(shared_data: Path):
+    folder = shared_data.parent / "cases" / "images"
+    assert {path.name for path in folder.iterdir()} == {case.name for case in CASES}
+
+
+RULE_FUZZ = ImageRule(input_size=28, resize_shorter=32)
+MAX_PIXELS = 1_000_000  # a flipped bit in the header must not cost the test gigabytes
+BOUNDED = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+
+
+def make_files() -> list[bytes]:
+    scene = make_scene(60, 45)
+    clear = Image.fromarray(scene)
+    clear.putalpha(Image.fromarray(make_alpha(60, 45)))
+    return [
+        encode(scene, "JPEG", quality=60),
+        encode(make_scene(300, 210), "JPEG", quality=30, progressive=True),
+        encode(Image.fromarray(scene).convert("CMYK"), "JPEG"),
+        encode(clear, "PNG"),
+        encode(Image.fromarray(scene).quantize(20), "PNG", transparency=2),
+        encode(scene, "WEBP", quality=50),
+        encode(clear, "WEBP", lossless=True),
+    ]
+
+
+FILES = make_files()
+STARTS = [b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"RIFF\xff\0\0\0WEBPVP8X"]
+
+
+def is_picture_or_image_error(data: bytes) -> bool:
+    try:
+        pixels = read_image(data, RULE_FUZZ, max_pixels=MAX_PIXELS)
+    except ImageError as error:
+        return bool(error.message) and 400 <= error.status < 500
+    return pixels.shape == (28, 28, 3) and pixels.dtype == np.uint8
+
+
+@BOUNDED
+@given(start=st.sampled_from(STARTS), rest=st.binary(max_size=300))
+def test_arbitrary_bytes(start, rest):
+    assert is_picture_or_image_error(start + rest)
+
+
+@BOUNDED
+@given(data=st.sampled_from(FILES), kept=st.floats(0, 1))
+def test_truncated_files_never_give_a_picture(data, kept):
+    cut = data[: int(kept * (len(data) - 1))]
+    with pytest.raises(ImageError):
+        read_image(cut, RULE_FUZZ, max_pixels=MAX_PIXELS)
+
+
+@BOUNDED
+@given(
+    data=st.sampled_from(FILES),
+    flips=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 7)), min_size=1, max_size=6),
+    in_header=st.booleans(),
+)
+def test_flipped_bits(data, flips, in_header):
+    damaged = bytearray(data)
+    reach = min(len(data), 700) if in_header else len(data)
+    for place, bit in flips:
+        damaged[int(place * (reach - 1))] ^= 1 << bit
+    assert is_picture_or_image_error(bytes(damaged))
+
+
+LARGE, SMALL, STRETCHED = ImageRule(56, 64), ImageRule(24, 28), ImageRule(24, 24, "stretch")
+RULES = {"a": LARGE, "b": SMALL, "c": LARGE, "d": STRETCHED}
+
+
+@pytest.fixture
+def inputs() -> ImageInputs:
+    return ImageInputs(RULES)
+
+
+def test_each_member_gets_what_it_would_get_alone(inputs):
+    data = encode(make_scene(123, 100), "PNG")
+    image = inputs.read(data)
+    assert (image.shape, image.dtype) == ((inputs.num_bytes,), np.uint8)
+    for name, rule in RULES.items():
+        (own,) = inputs.of(name, image[None])
+        np.testing.assert_array_equal(own, read_image(data, rule))
+
+
+def test_a_batch_is_cut_by_member_and_not_copied(inputs):
+    files = [encode(make_scene(90 + n, 100), "PNG") for n in range(3)]
+    batch = np.stack([inputs.read(data) for data in files])
+    for name, rule in RULES.items():
+        own = inputs.of(name, batch)
+        assert np.shares_memory(own, batch)
+        for row, data in zip(own, files, strict=True):
+            np.testing.assert_array_equal(row, read_image(data, rule))
+
+
+def test_a_file_is_decoded_once_and_each_distinct_input_made_once(inputs, monkeypatch):
+    decoded, resized = [], []
+    decode, resize = cv2.imdecode, ImageInputs.decode.__globals__["decode_images"]
+
+    def noting_decoded(*args: Any) -> Any:
+        decoded.append(args)
+        return decode(*args)
+
+    def noting_resized(data: Any, rules: Any, checked: Any) -> Any:
+        resized.extend(rules)
+        return resize(data, rules, checked)
+
+    monkeypatch.setattr("models.image.cv2.imdecode", noting_decoded)
+    monkeypatch.setattr("models.image.decode_images", noting_resized)
+    inputs.read(encode(make_scene(123, 100), "PNG"))
+    assert len(decoded) == 1
+    assert resized == [LARGE, SMALL, STRETCHED]
+
+
+def test_the_largest_input_says_how_far_a_jpeg_is_reduced(inputs):
+    """At 320 px the smaller input alone would be made of a quarter, the larger one of a half."""
+    data = encode(make_scene(320, 320), "JPEG", quality=95)
+    assert inputs.check(data).reduction == 2
+    assert ImageInputs({"b": SMALL}).check(data).reduction == 4
+    (own,) = inputs.of("b", inputs.read(data)[None])
+    assert difference(own, read_image(data, SMALL))[1] < 2
+
+
+def test_members_that_take_the_same_share_an_image_of_it():
+    inputs = ImageInputs({"a": LARGE, "b": ImageRule(56, 64)})
+    assert (inputs.rules, inputs.num_bytes) == ((LARGE,), 3 * 56 * 56)
+    image = inputs.read(encode(make_scene(123, 100), "PNG"))
+    assert image.shape == (56, 56, 3)
+    assert np.shares_memory(inputs.of("b", image[None]), image)
+    assert inputs.none().shape == (0, 56, 56, 3)
+
+
+def test_no_image_is_a_batch_too(inputs):
+    assert inputs.of("b", inputs.none()).shape == (0, 24, 24, 3)
+
+
+def test_records_have_the_text_that_they_had_before_there_were_more_fields():
+    """Fingerprints of sets, and so caches and rolling updates, hang on it."""
+    usual = ImageRecord(input_size=16, resize_shorter=18)
+    assert usual.key == '{"input_size":16,"resize_shorter":18,"color_order":"BGR"}'
+    other = ImageRecord(input_size=16, resize_shorter=16, resize="stretch")
+    assert other.key.endswith('"resize":"stretch"}')
+
+
+@pytest.mark.parametrize("make", [ImageRule, ImageRecord])
+def test_a_stretched_picture_has_no_shorter_side(make):
+    with pytest.raises(ValueError, match="stretch"):
+        make(input_size=16, resize_shorter=18, resize="stretch")
+
+
+def test_several_views_of_each_image_are_cut_by_member_too(inputs):
+    """What a function of the operator's makes of each input (app/stages/own_functions.py)."""
+    image = inputs.read(encode(make_scene(123, 100), "PNG"))
+    batch = np.stack([image, 255 - image])
+    parts = inputs.split(batch)
+    assert [part.shape for part in parts] == [(2, s, s, 3) for s in (56, 24, 24)]
+    np.testing.assert_array_equal(inputs.joined(parts), batch)
+    mirrored = [np.stack([part, part[:, :, ::-1]], axis=1) for part in parts]  # (N, 2, H, W, 3)
+    views = inputs.joined(mirrored)
+    assert views.shape == (2, 2, inputs.num_bytes)
+    for name, rule in RULES.items():
+        own = inputs.of(name, views)
+        assert own.shape == (2, 2, rule.input_size, rule.input_size, 3)
+        np.testing.assert_array_equal(own[:, 1], inputs.of(name, batch)[:, :, ::-1])
+
+
+def test_scipy_is_imported_by_who_reads_images_and_before_the_first():
+    script = """
+import sys
+from models.image import ImageRule
+from models.image import ImageInputs
+inputs = ImageInputs({"one": ImageRule(24, 28)})
+assert "scipy" not in sys.modules
+inputs.warm_up()
+assert "scipy.sparse" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

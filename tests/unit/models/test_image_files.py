@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import boto3
 import pytest
 
-from models.extras import MissingExtraError
 from models.image_files import images_at, is_store, opened_store, read_image
 from models.image_formats import KINDS
-from models.store_files import StoreError
+from models.machine import MissingExtraError
+from models.stores import StoreError
 from tests.support.s3_server import local_s3
 
 KEYS = (

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.main import app
-from calibration.sets.push import push
+from calibration.sets.versions import push
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import load_model_set
-from models.store_files import StoreError, _azure_options, copy_file, smart_open_file
+from models.stores import StoreError, _azure_options, copy_file, smart_open_file
 from tests.support import azure_store, google_store, s3_server
 from tests.support.store_relay import StoreRelay, store_relay
 from tests.support.stored_sets import (
@@ -105,7 +105,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture
 def store(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of the set in a store, behind a relay; clients ask again for a moment only."""
-    monkeypatch.setattr("models.store_files.RETRY_S", 0.2)
+    monkeypatch.setattr("models.stores.RETRY_S", 0.2)
     with kind.start(monkeypatch) as bucket:
         (address,) = ADDRESS.findall(os.environ[kind.endpoint])
         with store_relay(address) as relay:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from models.runtime import CompiledNetwork, RuntimeOptions, kept_locale
+from models.openvino_network import CompiledNetwork, RuntimeOptions, kept_locale
 from tests.support.tiny_networks import save_model, tiny_model
 
 

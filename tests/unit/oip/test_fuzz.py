@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.errors import BadTensorError, BodyTooLargeError
-from app.oip.json_body import parse_request
+from app.oip.bodies import parse_request
 from app.oip.tensors import bytes_elements, checked_tensor, packed_elements, uint8_array
 from tests.support.open_inference import with_header
 

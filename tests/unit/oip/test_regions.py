@@ -1,15 +1,25 @@
-"""Registering regions of shared memory, and using them: every way in which they do not fit."""
+"""Registering regions of shared memory, and using them: every way in which they do not fit.
+
+Files of shared memory, and what may happen to them while they are used.
+
+Whatever clients register and use, in any order: a client's error, or the bytes themselves.
+"""
 
 import errno
 import os
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from app.errors import BadRegionError, RegionExistsError, UnknownRegionError
 from app.oip.documents import RegionStatus
-from app.oip.regions import MAX_NAME, MAX_REGIONS
+from app.oip.regions import MAX_NAME, MAX_REGIONS, OpenFile, file_name, opened, read_at, write_at
 from app.oip.tensors import RegionSlice
+from tests.support.open_files import open_files
 from tests.support.shared_regions import Memory
 
 DATA = bytes(range(100))
@@ -207,3 +217,166 @@ def test_a_region_that_was_never_registered(memory):
     for use in uses(memory):
         with pytest.raises(UnknownRegionError, match="'r' is not registered; register it first"):
             use()
+
+
+@pytest.mark.parametrize("key", ["k", "/k", "a b", ".k", "..k", "ü", "k" * 255])
+def test_names_of_files_with_or_without_the_slash_of_shm_open(key: str) -> None:
+    assert file_name(key) == key.removeprefix("/")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("", "/", ".", "..", "...", "/..", "a/b", "//k", "/k/", "../k", "/dev/shm/k", "a\0b"),
+        *("k" * 256, "ü" * 128, "\ud800", None, 3, ["k"], b"k", True),
+    ],
+)
+def test_what_names_no_file_of_the_folder(key: object) -> None:
+    with pytest.raises(BadRegionError, match="key is ") as refused:
+        file_name(key)
+    assert len(refused.value.message) < 300
+
+
+def test_a_file_is_read_and_written_at_any_place(tmp_path: Path) -> None:
+    place = tmp_path / "k"
+    place.write_bytes(bytes(range(10)))
+    with opened(tmp_path, "k", is_writing=True) as file:
+        assert (file.size, read_at(file, 3, 4)) == (10, bytes([3, 4, 5, 6]))
+        write_at(file, 8, b"xy")
+    assert place.read_bytes() == bytes(range(8)) + b"xy"
+
+
+def test_files_are_closed_whatever_happens(tmp_path: Path) -> None:
+    (tmp_path / "k").write_bytes(b"1")
+    with pytest.raises(KeyError), opened(tmp_path, "k") as file:
+        raise KeyError
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file.descriptor)
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """As a mapping, it would be the end of the process (SIGBUS)."""
+    place = tmp_path / "k"
+    place.write_bytes(bytes(100_000))
+    with opened(tmp_path, "k") as file:
+        os.truncate(place, 5000)
+        with pytest.raises(BadRegionError, match="ended after 5000 of 100000 bytes"):
+            read_at(file, 0, 100_000)
+        os.truncate(place, 0)
+        with pytest.raises(BadRegionError, match="ended after 0 of 1 bytes"):
+            read_at(file, 0, 1)
+
+
+def test_a_file_that_is_gone_while_it_is_used_is_still_this_one(tmp_path: Path) -> None:
+    place = tmp_path / "k"
+    place.write_bytes(b"mine")
+    with opened(tmp_path, "k") as file:
+        place.unlink()
+        place.write_bytes(b"else")
+        assert read_at(file, 0, 4) == b"mine"
+
+
+def test_full_memory_is_an_error() -> None:
+    descriptor = os.open("/dev/full", os.O_RDWR)
+    try:
+        with pytest.raises(BadRegionError, match="took 0 of 3 bytes: No space left"):
+            write_at(OpenFile(descriptor, (0, 0), 3), 0, b"abc")
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("is_writing", [False, True])
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda place: None, "No such file"),
+        (lambda place: place.mkdir(), "no regular file|Is a directory"),
+        (lambda place: place.symlink_to(place.with_name("other")), "symbolic links"),
+        (lambda place: os.mkfifo(place), "no regular file"),
+    ],
+)
+def test_what_is_no_regular_file_is_not_opened_and_not_waited_for(
+    tmp_path: Path, make, says: str, is_writing: bool
+) -> None:
+    (tmp_path / "other").write_bytes(b"secret")
+    make(tmp_path / "k")
+    before = open_files()
+    with pytest.raises(BadRegionError, match=says), opened(tmp_path, "k", is_writing=is_writing):
+        pass
+    assert not open_files() - before
+
+
+EXAMPLES = settings(
+    max_examples=150,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TOLD = (BadRegionError, UnknownRegionError, RegionExistsError)
+NUMBERS = st.integers(0, 70) | st.sampled_from([-1, 2**31, 2**63 - 1, 2**63, 2**70, -(2**63)])
+ANY = st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+NAMES = st.sampled_from(["r", "s"])
+KEYS = st.sampled_from(["k", "/k", "l", "link", "pipe", "folder", "..", "../entries", "/", "k\0"])
+STEPS = st.one_of(
+    st.tuples(st.just("register"), NAMES | ANY, KEYS | ANY, NUMBERS | ANY, NUMBERS | ANY),
+    st.tuples(st.just("read"), NAMES | st.text(max_size=3), NUMBERS, NUMBERS),
+    st.tuples(st.just("write"), NAMES, NUMBERS, NUMBERS),
+    st.tuples(st.just("truncate"), st.sampled_from(["k", "l"]), st.integers(0, 100)),
+    st.tuples(st.just("unlink"), st.sampled_from(["k", "l"])),
+    st.tuples(st.just("unregister"), NAMES | st.just("")),
+)
+
+
+class Run:
+    """Takes steps, and knows what must be there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._memory = Memory(folder)
+        self._secret = self._memory.entries.parent / "secret"
+        self._secret.write_bytes(b"nobody's")
+        for key in ("k", "l"):
+            self._memory.file(key, bytes(range(64)))
+        (self._memory.folder / "link").symlink_to(self._secret)
+        (self._memory.folder / "folder").mkdir()
+        os.mkfifo(self._memory.folder / "pipe")
+
+    def take(self, step: tuple[Any, ...]) -> None:
+        verb, *rest = step
+        refused = None
+        try:
+            getattr(self, f"_{verb}")(*rest)
+        except TOLD as error:
+            refused = error
+        assert refused is None or 0 < len(refused.message) < 600
+        assert self._secret.read_bytes() == b"nobody's"
+
+    def _register(self, *given: Any) -> None:
+        self._memory.regions.register(*given)
+        assert given[0] in [one.name for one in self._memory.regions.status()]
+
+    def _read(self, name: str, byte_size: int, offset: int) -> None:
+        found = self._memory.regions.read(RegionSlice(name, byte_size, offset))
+        assert len(found) == byte_size
+
+    def _write(self, name: str, byte_size: int, offset: int) -> None:
+        part = RegionSlice(name, byte_size, offset)
+        self._memory.regions.write(part, bytes(max(0, min(byte_size, 8))))
+
+    def _truncate(self, key: str, size: int) -> None:
+        if (place := self._memory.folder / key).exists():
+            os.truncate(place, size)
+
+    def _unlink(self, key: str) -> None:
+        (self._memory.folder / key).unlink(missing_ok=True)
+
+    def _unregister(self, name: str) -> None:
+        self._memory.regions.unregister(name)
+
+
+@EXAMPLES
+@given(st.lists(STEPS, max_size=12))
+def test_any_steps_in_any_order(steps: list[tuple[Any, ...]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder))
+        for step in steps:
+            run.take(step)

@@ -15,7 +15,7 @@ from app.oip.shared_memory import (
     regions_of,
 )
 from app.oip.tensors import RegionSlice, Tensor
-from app.queueing.byte_budget import ByteBudget, Share
+from app.queueing.admission import ByteBudget, Share
 from app.settings import Settings
 from tests.support.shared_regions import Memory
 

@@ -1,13 +1,30 @@
-"""Who is let in: the limit, and the lower one of an overload."""
+"""Who is let in: the limit, and the lower one of an overload.
 
+How many requests may be under way, when more come than are answered, and when that is over.
+
+Bodies that are on their way: for how long, and who gives way when there is no place left.
+"""
+
+import asyncio
 from contextlib import ExitStack
 
 import pytest
 
-from app.errors import OverloadedError
-from app.queueing.admission import Admission
-from app.queueing.concurrency_limit import ConcurrencyLimit
+from app.environment import MIB
+from app.errors import OverloadedError, SlowBodyError
+from app.queueing import admission as module
+from app.queueing.admission import (
+    MAX_BACKLOG_S,
+    QUIET_ADMITTED,
+    QUIET_S,
+    Admission,
+    ConcurrencyLimit,
+    Uploads,
+    limit_of,
+)
+from app.settings import Settings
 from tests.support.hand_clock import HandClock
+from tests.support.virtual_loop import run_virtually
 
 
 @pytest.fixture
@@ -99,3 +116,313 @@ def test_a_refused_request_counts_as_many_images_as_others_have(clock):
     with admission.admit(), pytest.raises(OverloadedError):
         admission.admit().__enter__()
     assert refused == [pytest.approx(16, rel=0.01)]
+
+
+TWO_CORES = (2, 8, 0.05)  # cores, the largest batch, and the wait, s
+RATE = 100.0
+
+
+def overloaded_concurrency_limit(rate: float = RATE, most: int = 128) -> ConcurrencyLimit:
+    """Return one that saw a second of answers between two refusals, all places taken."""
+    limit = ConcurrencyLimit(most, *TWO_CORES)
+    limit.refused(0.0, most)
+    for number in range(int(rate)):
+        limit.answered((number + 1) / rate, most)
+    limit.refused(1.0, most, num=int(rate))
+    return limit
+
+
+def test_under_overload_batches_are_full_and_few_wait_beside():
+    limit = overloaded_concurrency_limit()
+    assert limit.is_on
+    assert limit.value == 16 + 5  # two cores' batches, and 50 ms at 100/s
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(40.0, 18), (400.0, 36), (20_000.0, 128)])
+def test_the_number_follows_the_rate_within_its_bounds(rate, expected):
+    assert overloaded_concurrency_limit(rate=rate).value == expected
+
+
+def test_one_refusal_is_no_overload():
+    limit = ConcurrencyLimit(128, *TWO_CORES)
+    for at in (0.0, 0.01, 0.02):  # a burst: nobody was answered between
+        limit.refused(at, 128)
+    assert not limit.is_on
+
+
+def test_overload_is_known_when_a_quarter_of_the_crowd_was_answered():
+    limit = ConcurrencyLimit(128, *TWO_CORES)
+    limit.refused(0.0, 128)
+    for number in range(31):
+        limit.answered((number + 1) / RATE, 128)
+    limit.refused(0.4, 128)
+    assert not limit.is_on
+    limit.answered(0.5, 128)
+    limit.refused(0.5, 128)
+    assert limit.is_on
+
+
+def test_a_stall_is_no_overload():
+    """A crowd that came of one goes when it is over; who is refused later begins anew."""
+    limit = ConcurrencyLimit(128, *TWO_CORES)
+    limit.refused(0.0, 128)
+    for left in range(127, 60, -1):
+        limit.answered(5.0 + (128 - left) / RATE, left)
+    assert not limit.crowd
+    limit.refused(7.0, 128)
+    assert not limit.is_on
+
+
+def test_now_and_then_one_refusal_is_no_overload():
+    """As many clients as there are places keep them taken; a probe beside them finds none."""
+    limit = ConcurrencyLimit(128, *TWO_CORES)
+    for number in range(1000):
+        now = number / RATE
+        limit.answered(now, 127)
+        if number % 100 == 0:
+            limit.refused(now, 128)
+    assert not limit.is_on
+
+
+def test_refusals_that_are_told_late_are_none_of_now():
+    """HAProxy tells of them with the next request, be it minutes later."""
+    limit = ConcurrencyLimit(128, *TWO_CORES)
+    limit.refused(60.0, 0)
+    assert not limit.crowd
+
+
+def test_a_slow_window_does_not_make_the_service_slow():
+    limit = overloaded_concurrency_limit()
+    at = 1.0
+    for _ in range(6):
+        at += 1.0
+        for _ in range(40):
+            limit.answered(at, 20)  # 40/s
+    assert limit.value == 21
+
+
+def test_it_is_over_when_nobody_was_refused_for_a_while():
+    limit = overloaded_concurrency_limit()
+    now = 1.0
+    for _ in range(QUIET_ADMITTED):
+        now += 2 * QUIET_S / QUIET_ADMITTED
+        assert limit.is_on
+        limit.admitted(now)
+    assert not limit.is_on
+    assert not limit.crowd
+
+
+def test_a_refusal_makes_the_quiet_time_begin_anew():
+    limit = overloaded_concurrency_limit()
+    for number in range(10 * QUIET_ADMITTED):
+        now = 1.0 + number * QUIET_S / QUIET_ADMITTED
+        limit.admitted(now)
+        if number % (QUIET_ADMITTED // 2) == 0:
+            limit.refused(now, 20)
+    assert limit.is_on
+
+
+def test_it_is_over_when_all_that_came_could_have_been_answered():
+    limit = overloaded_concurrency_limit()
+    for _ in range(50):  # at once, on top of a second's work
+        limit.arrived(1.0)
+    limit.refused(1.0, 128)
+    limit.arrived(1.0 + MAX_BACKLOG_S)  # 100 came, and 90 would have been answered
+    assert limit.is_on
+    limit.arrived(1.3 + MAX_BACKLOG_S)
+    assert not limit.is_on
+
+
+def test_forms_of_many_files_are_fewer_requests():
+    limit = overloaded_concurrency_limit(rate=100.0)
+    limit.images_per_request = 16.0
+    assert limit.value == 8  # one on each core and one that is read, and 5 for the rate
+    limit.images_per_request = 1.0
+    assert limit.value == 21
+
+
+@pytest.mark.parametrize(
+    "changed", [{"members": "deployment"}, {"target_wait_ms": None}], ids=lambda value: str(value)
+)
+def test_where_there_is_no_such_limit(changed):
+    assert limit_of(Settings(), 2) is not None
+    assert limit_of(Settings(**changed), 2) is None
+
+
+async def never() -> None:
+    await asyncio.Future()
+
+
+async def read(uploads: Uploads, begun: asyncio.Event, num_bytes: int = 0) -> None:
+    async with uploads.arriving(3600, num_bytes):
+        begun.set()
+        await never()
+
+
+async def reading(uploads: Uploads) -> asyncio.Task[None]:
+    begun = asyncio.Event()
+    task = asyncio.create_task(read(uploads, begun))
+    await begun.wait()
+    return task
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for():
+    told = r"had not arrived after 0 s.*x-request-timeout-seconds"
+    with pytest.raises(SlowBodyError, match=told):
+        async with Uploads().arriving(0):
+            await never()
+
+
+async def test_one_that_comes_in_time():
+    uploads = Uploads()
+    async with uploads.arriving(3600):
+        await asyncio.sleep(0)
+        assert uploads.cut_slowest() is False  # it is not slow yet
+    assert uploads.cut_slowest() is False
+
+
+async def test_an_upload_without_a_length_counts_no_bytes():
+    uploads = Uploads()
+    async with uploads.arriving():
+        assert uploads.num_bytes == 0
+
+
+async def test_an_error_goes_through_as_it_is():
+    uploads = Uploads()
+    with pytest.raises(OverloadedError):
+        async with uploads.arriving(3600):
+            raise OverloadedError("no room for these bytes")
+    assert not uploads.cut_slowest()
+
+
+async def test_the_first_of_the_slow_is_cut(monkeypatch):
+    monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
+    uploads = Uploads()
+    first, second = await reading(uploads), await reading(uploads)
+    assert uploads.cut_slowest()
+    with pytest.raises(SlowBodyError, match="other requests needed its place"):
+        await first
+    assert not second.done()
+    assert uploads.cut_slowest()
+    assert not uploads.cut_slowest()
+    with pytest.raises(SlowBodyError):
+        await second
+
+
+@pytest.mark.parametrize("slow_after_s", [0.0, 3600.0])
+async def test_one_whose_time_is_over_already_gives_its_place_too(monkeypatch, slow_after_s):
+    """Its timer has fired and can no longer be moved, but the form's files are still being closed.
+
+    The error would be raised in the request that asks for a place, which is innocent.
+    """
+    monkeypatch.setattr(module, "SLOW_AFTER_S", slow_after_s)
+    uploads, expired, closed = Uploads(), asyncio.Event(), asyncio.Event()
+
+    async def closes_slowly() -> None:
+        async with uploads.arriving(0):
+            try:
+                await never()
+            finally:
+                expired.set()
+                await closed.wait()
+
+    task = asyncio.create_task(closes_slowly())
+    await expired.wait()
+    assert uploads.cut_slowest()
+    assert not uploads.cut_slowest()  # one place, given once
+    closed.set()
+    with pytest.raises(SlowBodyError, match=r"had not arrived after 0 s, the request's time limit"):
+        await task
+
+
+async def test_who_has_just_begun_is_not_cut():
+    uploads = Uploads()
+    task = await reading(uploads)
+    assert not uploads.cut_slowest()
+    task.cancel()
+
+
+def test_a_slow_upload_does_not_keep_others_out():
+    async def scenario() -> None:
+        admission = Admission(1)
+        slow = asyncio.create_task(_admitted(admission))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            admission.admit().__enter__()
+        await asyncio.sleep(module.SLOW_AFTER_S)
+        with admission.admit():
+            with pytest.raises(SlowBodyError):
+                await slow
+            assert admission.num_under_way == 1
+
+    run_virtually(scenario())
+
+
+def test_a_long_upload_is_slow_later():
+    """By the size that it announced."""
+
+    async def scenario() -> None:
+        uploads = Uploads()
+        task = asyncio.create_task(read(uploads, asyncio.Event(), 8 * MIB))
+        await asyncio.sleep(8 * module.SLOW_S_PER_MIB - 0.01)
+        assert not uploads.cut_slowest()
+        await asyncio.sleep(0.01)
+        assert uploads.cut_slowest()
+        with pytest.raises(SlowBodyError):
+            await task
+
+    run_virtually(scenario())
+
+
+async def test_slow_uploads_have_half_of_the_places(monkeypatch):
+    """HAProxy counts them too, and would let nobody through to have them cut."""
+    monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
+    admission = Admission(10)
+    slow = [asyncio.create_task(_admitted(admission)) for _ in range(10)]
+    await asyncio.sleep(0)
+    with admission.admit():
+        await asyncio.wait(slow, return_when=asyncio.FIRST_EXCEPTION)
+        assert [task.done() for task in slow] == [True] * 5 + [False] * 5
+    for task in slow:
+        task.cancel()
+    told = await asyncio.gather(*slow, return_exceptions=True)
+    assert sum(isinstance(error, SlowBodyError) for error in told) == 5
+
+
+async def test_nobody_is_cut_for_a_request_that_is_refused(monkeypatch):
+    monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
+    admission = Admission(100, HandClock(), limit=AtItsLimit(100, 2, 8, 0.05))
+    slow = [asyncio.create_task(_admitted(admission)) for _ in range(60)]
+    await asyncio.sleep(0)
+    with ExitStack() as others:
+        for _ in range(16):
+            others.enter_context(admission.admit())
+        num_left = admission.uploads.num
+        with pytest.raises(OverloadedError, match="the limit while more come"):
+            admission.admit().__enter__()
+        assert admission.uploads.num == num_left
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+
+
+class AtItsLimit(ConcurrencyLimit):
+    """An overload: 16 may be answered at a time."""
+
+    is_on, value = True, 16
+
+    def __init__(self, *settings) -> None:
+        super().__init__(*settings)
+        self.is_on = True
+
+    def arrived(self, now: float, num: int = 1) -> None:
+        """It goes on."""
+
+    def admitted(self, now: float) -> None:
+        """It goes on."""
+
+
+async def _admitted(admission: Admission) -> None:
+    with admission.admit():
+        async with admission.arriving(3600):
+            await never()

@@ -1,16 +1,28 @@
-"""The batch queue on a network whose every run the test ends itself."""
+"""The batch queue on a network whose every run the test ends itself.
+
+The batch size for a backlog: prepared once, used while enough images wait.
+
+Images with a deadline in the batch queue: dropped when it is over, refused if it will be.
+
+Whatever callers, clock and network do: what the batch queue promises.
+"""
 
 import asyncio
 import inspect
+import math
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from app.errors import OverloadedError
-from app.queueing.batch_queue import BatchQueue
-from app.queueing.batch_records import BatchResult, ExecutedBatch, TimedRows
+from app.errors import DeadlineError, OverloadedError
+from app.queueing.batch_queue import ALONE_S, BacklogSize, BatchQueue
+from app.queueing.scheduler import BatchResult, ExecutedBatch, TimedRows
+from app.setting_values import form_places
 from tests.support.hand_clock import HandClock
 from tests.support.queued_images import NumberedCall, submit
 from tests.support.steps import SteppedNetwork, image, make_queue, number_of, settle
@@ -265,3 +277,358 @@ async def test_a_batch_that_waited_for_its_thread_ran_when_it_says():
     assert result.queued_s == 3.0
     assert [(batch.started, batch.ended) for batch in executed] == [(3.0, 5.0)]
     assert queue.fastest_s == 2.0
+
+
+USUAL, LARGE, ENOUGH = 4, 8, 16
+
+
+class Compiler:
+    """What prepares, when it is let, and tells how often it was asked."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.num_prepared = 0
+        self.may_end = asyncio.Event()
+        self._error = error
+
+    async def prepare(self) -> None:
+        self.num_prepared += 1
+        await self.may_end.wait()
+        if self._error:
+            raise self._error
+
+
+def queue_of(network: SteppedNetwork, compiler: Compiler) -> BatchQueue:
+    backlog = BacklogSize("one", USUAL, 1, compiler.prepare)
+    return BatchQueue(network.run, (1, USUAL), 4096, network.clock, backlog=backlog)
+
+
+async def worked_off(network: SteppedNetwork, queue: BatchQueue, num: int) -> list[int]:
+    """Submit so many images, run them all, and return the sizes of their batches."""
+    first = len(network.batches)
+    futures = submit(queue, [image(number) for number in range(num)])
+    await settle()
+    await network.finish_all()
+    assert [number_of(await future) for future in futures] == list(range(num))
+    return [len(batch) for batch in network.batches[first:]]
+
+
+async def prepared(network: SteppedNetwork, queue: BatchQueue, compiler: Compiler) -> None:
+    compiler.may_end.set()
+    assert set(await worked_off(network, queue, ENOUGH)) == {USUAL}
+    await settle()
+    assert compiler.num_prepared == 1
+
+
+async def test_without_a_backlog_nothing_is_prepared():
+    network, compiler = SteppedNetwork(), Compiler()
+    queue = queue_of(network, compiler)
+    for _ in range(3):
+        assert await worked_off(network, queue, ENOUGH - 1) == [4, 4, 4, 1, 1, 1]
+    assert compiler.num_prepared == 0
+
+
+async def test_the_usual_size_goes_on_while_it_is_prepared():
+    network, compiler = SteppedNetwork(), Compiler()
+    queue = queue_of(network, compiler)
+    for _ in range(3):
+        assert await worked_off(network, queue, 2 * ENOUGH) == [USUAL] * 8
+    assert compiler.num_prepared == 1
+
+
+async def test_when_it_is_prepared_a_backlog_has_it():
+    network, compiler = SteppedNetwork(), Compiler()
+    queue = queue_of(network, compiler)
+    await prepared(network, queue, compiler)
+    assert await worked_off(network, queue, 2 * ENOUGH) == [8, 8, 8, 4, 4]
+    assert await worked_off(network, queue, ENOUGH - 1) == [4, 4, 4, 1, 1, 1]
+    assert compiler.num_prepared == 1
+
+
+async def test_every_place_must_find_a_batch():
+    compiler = Compiler()
+    backlog = BacklogSize("one", USUAL, 6, compiler.prepare)
+    backlog.waited(6 * LARGE - 1)
+    await settle()
+    assert compiler.num_prepared == 0
+    backlog.waited(6 * LARGE)
+    compiler.may_end.set()
+    await settle()
+    assert backlog.is_due(6 * LARGE)
+    assert not backlog.is_due(6 * LARGE - 1)
+
+
+@pytest.mark.parametrize("error", [MemoryError("none is left"), RuntimeError("OpenVINO")])
+async def test_one_that_cannot_be_prepared_is_not_asked_for_again(error, caplog):
+    network, compiler = SteppedNetwork(), Compiler(error)
+    queue = queue_of(network, compiler)
+    await prepared(network, queue, compiler)
+    assert set(await worked_off(network, queue, 4 * ENOUGH)) == {USUAL}
+    assert compiler.num_prepared == 1
+    assert f"one: cannot prepare batches of 8: {error}" in caplog.text
+
+
+async def test_a_smaller_limit_of_batches_is_kept():
+    network, compiler = SteppedNetwork(), Compiler()
+    queue = queue_of(network, compiler)
+    await prepared(network, queue, compiler)
+    queue.max_batch_size = 1
+    assert set(await worked_off(network, queue, 2 * ENOUGH)) == {1}
+
+
+async def test_a_large_batch_that_fails_is_run_one_by_one():
+    network, compiler = SteppedNetwork(), Compiler()
+    queue = queue_of(network, compiler)
+    await prepared(network, queue, compiler)
+    network.bad = {3}
+    futures = submit(queue, [image(number) for number in range(ENOUGH)])
+    await settle()
+    await network.finish_all()
+    assert [len(batch) for batch in network.batches[4:]] == [8, *[1] * 8, 4, 4]
+    assert [number_of(await f) for f in futures[:3]] == [0, 1, 2]
+    with pytest.raises(ValueError, match="cannot run"):
+        await futures[3]
+
+
+async def test_bulk_images_are_no_backlog_while_others_come():
+    network, compiler = SteppedNetwork(), Compiler()
+    queue = queue_of(network, compiler)
+    await prepared(network, queue, compiler)
+    num = 2 * ENOUGH
+
+    async def sizes(num_others: int) -> set[int]:
+        first = len(network.batches)
+        submit(queue, [image(number) for number in range(num)], lane="bulk")
+        if num_others:
+            submit(queue, [image(number) for number in range(num_others)])
+        await settle()
+        await network.finish_all()
+        return set(map(len, network.batches[first:]))
+
+    network.now += ALONE_S - 0.01  # others came just now, for the preparation
+    assert await sizes(0) == {USUAL}
+    network.now += 0.02
+    assert LARGE in await sizes(0)
+    assert await sizes(1) == {USUAL, 1}
+    assert LARGE in await sizes(ENOUGH + USUAL)  # those are a backlog themselves
+
+
+async def test_bulk_images_beside_others_prepare_nothing():
+    network, compiler = SteppedNetwork(), Compiler()
+    queue = queue_of(network, compiler)
+    submit(queue, [image(0)])
+    submit(queue, [image(number) for number in range(2 * ENOUGH)], lane="bulk")
+    await settle()
+    await network.finish_all()
+    assert compiler.num_prepared == 0
+    network.now += ALONE_S
+    submit(queue, [image(number) for number in range(2 * ENOUGH)], lane="bulk")
+    await settle()
+    await network.finish_all()
+    assert compiler.num_prepared == 1
+
+
+async def test_where_a_larger_batch_is_near_none_is_taken_ahead():
+    network, compiler = SteppedNetwork(), Compiler()
+    queue = queue_of(network, compiler)
+    submit(queue, [image(0)])
+    await settle()
+    for num_waiting, is_whole in ((USUAL - 1, False), (USUAL, True), (2 * USUAL, False)):
+        submit(queue, [image(n) for n in range(num_waiting - len(queue))])
+        assert queue.has_whole_batch is is_whole
+    await network.finish_all()
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, 0.0, -1.0, -math.inf])
+async def test_a_timeout_that_leaves_no_time_is_refused(timeout_s):
+    network = SteppedNetwork()
+    queue = make_queue(network)
+    with pytest.raises(DeadlineError, match="no time is left for this image; try again"):
+        submit(queue, [image(1)], timeout_s)
+    await settle()
+    assert len(queue) == 0
+    assert network.batches == []
+
+
+async def test_an_image_whose_deadline_passed_in_the_queue_never_runs():
+    network = SteppedNetwork()
+    queue = make_queue(network)
+    submit(queue, [image(0)])
+    await settle()
+    (late,) = submit(queue, [image(1)], timeout_s=1.0)
+    (near,) = submit(queue, [image(3)], timeout_s=1.9)  # the fastest run took 1 s
+    (patient,) = submit(queue, [image(2)], timeout_s=2.1)
+    network.now += 1.0
+    await network.finish_all()
+    with pytest.raises(DeadlineError, match=r"after 1\.000 s in the queue"):
+        await late
+    with pytest.raises(DeadlineError, match=r"or is too close, .* in the queue; try again"):
+        await near
+    assert number_of(await patient) == 2
+    assert network.batches == [[0], [2]]
+
+
+async def steady(network: SteppedNetwork, queue: BatchQueue, num_images: int) -> None:
+    """Let a queue learn its pace: an image a second."""
+    for number in range(num_images):
+        submit(queue, [image(number)])
+        await settle()
+        network.now += 1.0
+        await network.finish_all()
+
+
+async def test_a_batch_or_two_may_always_wait():
+    """A pace that was measured while something hung must not keep everybody out."""
+    network = SteppedNetwork()
+    queue = make_queue(network)
+    submit(queue, [image(0)])
+    await settle()
+    network.now += 60.0
+    await network.finish_all()
+    submit(queue, [image(1)] * 8, timeout_s=100.0)
+    (future,) = submit(queue, [image(2)], timeout_s=100.0)
+    await network.finish_all()
+    assert number_of(await future) == 2
+
+
+BOUNDED = settings(max_examples=250, deadline=None, database=None)
+TIMEOUTS = st.sampled_from([0.5, 1.0, 2.0, math.inf])
+STEP = st.one_of(
+    st.tuples(st.just("submit"), st.integers(1, 5), TIMEOUTS),
+    st.tuples(st.just("cancel"), st.integers(0, 40)),
+    st.tuples(st.just("wait"), st.sampled_from([0.25, 1.0, 3.0])),
+    st.tuples(st.just("finish")),
+    st.tuples(st.just("settle")),
+)
+
+
+@dataclass
+class Submitted:
+    number: int
+    expires: float
+    future: asyncio.Future[BatchResult]
+
+
+class Script:
+    """Plays steps on a queue and remembers what was asked of it."""
+
+    def __init__(self, max_batch_size: int, max_queued: int, bad: set[int]) -> None:
+        self.network = SteppedNetwork(bad)
+        self.max_queued = max_queued
+        self.queue = BatchQueue(
+            self.network.run, range(1, max_batch_size + 1), max_queued, self.network.clock
+        )
+        self.submitted: list[Submitted] = []
+
+    async def play(self, steps: list[tuple]) -> None:
+        for name, *values in steps:
+            getattr(self, name)(*values)
+            if name != "submit":  # several submissions may come within one turn of the loop
+                await settle()
+                assert self.network.is_running or len(self.queue) == 0, "work waits, network idle"
+        await self.network.finish_all()
+
+    def submit(self, count: int, timeout_s: float) -> None:
+        first, before = len(self.submitted), len(self.queue)
+        numbers = range(first, first + count)
+        try:
+            futures = submit(self.queue, [image(n) for n in numbers], timeout_s)
+        except OverloadedError:
+            assert len(self.queue) <= before  # less by those that went away
+            places = self.max_queued if count == 1 else form_places(self.max_queued)
+            assert len(self.queue) + count > places
+            return
+        except DeadlineError:
+            assert before > 2 * self.queue.max_batch_size
+            assert timeout_s < math.inf
+            return
+        expires = self.network.now + timeout_s
+        self.submitted += [Submitted(n, expires, f) for n, f in zip(numbers, futures, strict=True)]
+
+    def cancel(self, which: int) -> None:
+        if which < len(self.submitted):
+            self.submitted[which].future.cancel()
+
+    def wait(self, seconds: float) -> None:
+        self.network.now += seconds
+
+    def finish(self) -> None:
+        if self.network.is_running:
+            self.network.finish()
+
+    def settle(self) -> None:
+        """Only let the loop turn."""
+
+
+@BOUNDED
+@given(
+    steps=st.lists(STEP, max_size=40),
+    max_batch_size=st.integers(1, 4),
+    max_queued=st.integers(1, 12),
+    bad=st.sets(st.integers(0, 40), max_size=3),
+)
+def test_everyone_is_answered_once_and_rightly(steps, max_batch_size, max_queued, bad):
+    async def play() -> Script:
+        script = Script(max_batch_size, max_queued, bad)
+        await script.play(steps)
+        return script
+
+    script = asyncio.run(play())
+    batches = script.network.batches
+    assert all(1 <= len(batch) <= max_batch_size for batch in batches)
+    ran = [number for batch in batches for number in batch]
+    first_runs = list(dict.fromkeys(ran))
+    assert first_runs == sorted(first_runs)  # oldest first
+    for one in script.submitted:
+        check_outcome(one, ran.count(one.number), one.number in bad, bool(bad), script)
+
+
+def check_outcome(
+    one: Submitted, times_run: int, is_bad: bool, may_run_twice: bool, script: Script
+) -> None:
+    assert one.future.done(), f"{one.number} was lost"
+    assert times_run <= (2 if may_run_twice else 1)
+    if one.future.cancelled():
+        return
+    error = one.future.exception()
+    if isinstance(error, DeadlineError):
+        assert times_run == 0
+        assert one.expires - script.network.longest_s <= script.network.now
+    elif error is not None:
+        assert is_bad
+    else:
+        assert not is_bad
+        assert number_of(one.future.result()) == one.number
+
+
+@BOUNDED
+@given(count=st.integers(1, 30), max_batch_size=st.integers(1, 8))
+def test_no_batch_is_smaller_than_what_waits(count, max_batch_size):
+    async def play() -> list[int]:
+        network = SteppedNetwork()
+        submit(
+            BatchQueue(network.run, range(1, max_batch_size + 1), 64, network.clock),
+            [image(n) for n in range(count)],
+        )
+        await network.finish_all()
+        return [len(batch) for batch in network.batches]
+
+    sizes = asyncio.run(play())
+    assert sizes[:-1] == [max_batch_size] * (len(sizes) - 1)
+    assert sum(sizes) == count
+
+
+@BOUNDED
+@given(timeout_s=st.floats(allow_nan=True, allow_infinity=True))
+def test_any_float_is_a_timeout_or_refused(timeout_s):
+    async def ask() -> None:
+        network = SteppedNetwork()
+        queue = BatchQueue(network.run, range(1, 5), 4, network.clock)
+        if timeout_s > 0:
+            (future,) = submit(queue, [image(1)], timeout_s)
+            await network.finish_all()
+            assert number_of(future.result()) == 1
+        else:
+            with pytest.raises(DeadlineError):
+                submit(queue, [image(1)], timeout_s)
+
+    asyncio.run(ask())

@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import DeadlineError, OverloadedError
 from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy
-from app.queueing.priority import SHADOW
+from app.queueing.scheduler import SHADOW
 from models.errors import CorruptImageError, TooManyPixelsError
 from tests.support.hand_clock import HandClock
 

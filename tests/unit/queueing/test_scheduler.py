@@ -1,6 +1,13 @@
-"""The batch scheduler: who goes next, and how many at a time."""
+"""The batch scheduler: who goes next, and how many at a time.
+
+The two lanes: order within each, and no starvation.
+
+Between queues: nobody's load keeps the images of others waiting, whatever it is.
+"""
 
 import asyncio
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -9,7 +16,7 @@ from hypothesis import strategies as st
 
 from app.errors import NotReadyError
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.scheduler import BatchScheduler
+from app.queueing.scheduler import BULK_EVERY, LANES, SHADOW, BatchScheduler, Lane, PriorityQueue
 from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, number_of, settle
 
@@ -204,3 +211,282 @@ async def test_a_queue_that_leaves_has_no_more_turns_and_the_others_go_on():
     assert number_of(await late[0]) == 2
     assert networks[0].batches == [[0]]
     assert isinstance(waiting[0].exception(), NotReadyError)
+
+
+BOUNDED = settings(max_examples=150, deadline=None, database=None)
+BULK = 1000  # numbers from here on are bulk images
+
+
+async def run(submissions: list[tuple[int, bool]], max_batch_size: int) -> list[int]:
+    """Submit (count, is_bulk) at once; return the order in which the images ran."""
+    network = SteppedNetwork()
+    queue = BatchQueue(network.run, range(1, max_batch_size + 1), 10_000, network.clock)
+    numbers = {False: 0, True: BULK}
+    for count, is_bulk in submissions:
+        first = numbers[is_bulk]
+        numbers[is_bulk] += count
+        lane: Lane = "bulk" if is_bulk else "interactive"
+        submit(queue, [image(first + i) for i in range(count)], math.inf, lane)
+    await network.finish_all()
+    return [number for batch in network.batches for number in batch]
+
+
+SUBMISSIONS = st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=8)
+
+
+@BOUNDED
+@given(submissions=SUBMISSIONS, max_batch_size=st.integers(1, 9))
+def test_each_lane_is_in_order_and_nothing_is_lost(submissions, max_batch_size):
+    ran = asyncio.run(run(submissions, max_batch_size))
+    interactive, bulk = [n for n in ran if n < BULK], [n for n in ran if n >= BULK]
+    assert interactive == sorted(interactive)
+    assert bulk == sorted(bulk)
+    assert len(ran) == len(set(ran)) == sum(count for count, _ in submissions)
+
+
+@BOUNDED
+@given(interactive=st.integers(1, 60), bulk=st.integers(1, 60), max_batch_size=st.integers(1, 9))
+def test_neither_lane_starves(interactive, bulk, max_batch_size):
+    """While both wait, one place of eight is bulk's; the others are interactive's."""
+    ran = asyncio.run(run([(bulk, True), (interactive, False)], max_batch_size))
+    is_bulk = [number >= BULK for number in ran]
+    both = is_bulk[: min(len(ran) - is_bulk[::-1].index(False), _last(is_bulk) + 1)]
+    expected = [(place + 1) % BULK_EVERY == 0 for place in range(len(both))]
+    assert both == expected
+
+
+class Entry:
+    """An entry of :class:`PriorityQueue`."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane: Lane = lane
+        self.is_over = False
+
+    def is_gone(self) -> bool:
+        return self.is_over
+
+
+STEPS = st.one_of(
+    st.sampled_from([*LANES, SHADOW]),  # one more comes to the lane
+    st.integers(0, 9),  # the one in this place goes away
+    st.sampled_from(["forget", "pop"]),
+)
+
+
+@BOUNDED
+@given(steps=st.lists(STEPS, max_size=40))
+def test_whoever_waits_has_a_turn_also_after_others_were_forgotten(steps):
+    queue: PriorityQueue[Entry] = PriorityQueue()
+    waiting: list[Entry] = []
+    for step in steps:
+        if isinstance(step, int):
+            for entry in waiting[step : step + 1]:
+                entry.is_over = True
+        elif step == "forget":
+            queue.forget_the_gone()
+            waiting = [entry for entry in waiting if not entry.is_over]
+        elif step == "pop":
+            if queue:
+                entry = queue.pop()
+                assert entry is next(other for other in waiting if other.lane == entry.lane)
+                assert entry.lane != SHADOW or all(other.lane == SHADOW for other in waiting)
+                waiting.remove(entry)
+        else:
+            waiting.append(Entry(step))
+            queue.extend(waiting[-1:], step)
+        answered = [entry for entry in waiting if entry.lane != SHADOW]
+        assert queue.num_answered == len(answered)
+        assert len(queue) == len(answered or waiting)
+        assert queue.is_shadow_only == bool(waiting and not answered)
+        assert set(queue) == {*waiting}
+    while queue:
+        waiting.remove(queue.pop())
+    assert not waiting
+
+
+def _last(values: list[bool]) -> int:
+    return len(values) - 1 - values[::-1].index(True)
+
+
+async def test_an_interactive_image_overtakes_a_form():
+    network = SteppedNetwork()
+    queue = BatchQueue(network.run, range(1, 5), 100, network.clock)
+    submit(queue, [image(BULK + i) for i in range(20)], math.inf, "bulk")
+    await settle()  # the first four run
+    submit(queue, [image(1)])
+    await network.finish_all()
+    assert network.batches[0] == [BULK, BULK + 1, BULK + 2, BULK + 3]
+    assert 1 in network.batches[1]
+
+
+async def test_ten_thousand_callers_that_all_leave_cost_nothing_more():
+    network = SteppedNetwork()
+    queue = BatchQueue(network.run, range(1, 9), 13_333, network.clock)  # a form may fill 10,000
+    futures = submit(queue, [image(i) for i in range(10_000)])
+    await settle()
+    for future in futures:
+        future.cancel()
+    await network.finish_all()
+    assert len(network.batches) == 1  # what had begun
+    assert len(queue) == 0
+    assert len(submit(queue, [image(i) for i in range(10_000)])) == 10_000
+
+
+async def test_the_age_of_the_oldest_that_somebody_wants():
+    network = SteppedNetwork()
+    queue = BatchQueue(network.run, range(1, 2), 100, network.clock)
+    assert queue.oldest_age_s == 0
+    submit(queue, [image(0)])
+    await settle()
+    gone = submit(queue, [image(1)], math.inf, "bulk")
+    network.now = 2.0
+    submit(queue, [image(2)])
+    network.now = 5.0
+    assert queue.oldest_age_s == 5.0
+    gone[0].cancel()
+    assert queue.oldest_age_s == 3.0
+    await network.finish_all()
+
+
+async def test_settings_change_while_it_works():
+    network = SteppedNetwork()
+    queue = BatchQueue(network.run, range(1, 9), 100, network.clock)
+    submit(queue, [image(i) for i in range(20)])
+    await settle()
+    queue.max_batch_size = 2
+    await network.finish_all()
+    assert [len(batch) for batch in network.batches] == [8, 2, 2, 2, 2, 2, 2]
+
+
+SIZES = (1, 2, 4)
+MOST = SIZES[-1]
+
+
+@dataclass
+class Played:
+    """Queues with one scheduler, on networks whose batches end one by one, in order."""
+
+    num_queues: int
+    num_places: int
+    num_ahead: int
+    networks: list[SteppedNetwork] = field(init=False)
+    queues: list[BatchQueue] = field(init=False)
+    taken: list[int] = field(default_factory=list)  # the queue of each batch, in order
+    _num_ended: int = 0
+
+    def __post_init__(self) -> None:
+        self.networks = [SteppedNetwork(max_running=99) for _ in range(self.num_queues)]
+        turns = BatchScheduler(self.num_places, num_ahead=self.num_ahead)
+        self.queues = [
+            BatchQueue(self.runs(which), SIZES, 10_000, self.networks[0].clock, turns)
+            for which in range(self.num_queues)
+        ]
+
+    def runs(self, which: int):
+        async def run(images):
+            self.taken.append(which)
+            return await self.networks[which].run(images)
+
+        return run
+
+    @property
+    def now(self) -> float:
+        return self.networks[0].now
+
+    def tick(self) -> None:
+        """Let time pass, so that what comes next is younger."""
+        self.networks[0].now += 1.0
+
+    async def drain(self) -> None:
+        """Run all that waits."""
+        while any(network.is_running for network in self.networks):
+            await self.end_one()
+
+    async def end_one(self) -> None:
+        """End the batch that was taken first of those that run."""
+        if self._num_ended < len(self.taken):
+            self.networks[self.taken[self._num_ended]].finish()
+            self._num_ended += 1
+        await settle()
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(
+    num_places=st.integers(1, 3),
+    num_ahead=st.integers(0, 2),
+    others=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), max_size=12),
+    own=st.integers(1, 3),
+    lane=st.sampled_from(["interactive", "bulk"]),
+)
+def test_an_image_waits_for_what_was_ahead_and_two_batches_of_each_other_queue(
+    num_places: int, num_ahead: int, others: list[tuple[int, int]], own: int, lane: Lane
+) -> None:
+    """However much comes after it, also for its own queue."""
+
+    async def play() -> None:
+        played = Played(3, num_places, num_ahead)
+        for which, count in others:
+            submit(played.queues[which], [image(0)] * count, lane=lane)
+        played.tick()
+        await settle()
+        ahead = sum(map(len, played.queues)) + sum(n.num_running for n in played.networks) * MOST
+        futures = submit(played.queues[0], [image(1)] * own)
+        taken_before = len(played.taken)
+        while not all(future.done() for future in futures):
+            played.tick()
+            for queue in played.queues:  # a flood, of which everything is younger
+                submit(queue, [image(2)] * MOST)
+            await settle()
+            await played.end_one()
+            batches = len(played.taken) - taken_before
+            # A batch of others may be as small as one image: what is ahead counts each by itself.
+            most = ahead + own + 2 * len(played.queues) + num_places + num_ahead
+            assert batches <= most + most // (BULK_EVERY - 1) + 1
+        await played.drain()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("num_ahead", [0, 2])
+async def test_one_members_load_does_not_take_the_ensemble_from_everybody(num_ahead: int) -> None:
+    """Its queue always has whole batches, taken ahead; a photo for the other waits for a few."""
+    played = Played(2, num_places=2, num_ahead=num_ahead)
+    submit(played.queues[0], [image(0)] * 40)
+    await settle()
+    played.tick()
+    (photo,) = submit(played.queues[1], [image(1)])
+    num_batches = 0
+    while not photo.done():
+        played.tick()
+        submit(played.queues[0], [image(2)] * MOST)
+        await settle()
+        await played.end_one()
+        num_batches += 1
+        assert num_batches <= 40 // MOST + 4 + num_ahead
+    assert not photo.cancelled()
+    await played.drain()
+
+
+async def test_a_form_for_one_member_does_not_keep_a_photo_for_another_waiting() -> None:
+    played = Played(2, num_places=1, num_ahead=0)
+    submit(played.queues[0], [image(0)] * 64, lane="bulk")
+    await settle()
+    played.tick()
+    (photo,) = submit(played.queues[1], [image(1)])
+    await settle()
+    await played.end_one()
+    assert played.taken == [0, 1], "the form's first batch ran already"
+    await played.end_one()
+    assert photo.done()
+    await played.drain()
+
+
+async def test_of_eight_turns_one_is_for_bulk_images_of_any_queue() -> None:
+    played = Played(2, num_places=1, num_ahead=0)
+    submit(played.queues[0], [image(0)] * 200)
+    await settle()
+    submit(played.queues[1], [image(1)] * 8, lane="bulk")
+    for _ in range(2 * BULK_EVERY + 2):
+        await played.end_one()
+    assert played.taken.count(1) == 2
+    await played.drain()

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from app.errors import UnhealthyError
 from app.queueing import batch_queue
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.priority import LANES, SHADOW, Lane
-from app.queueing.scheduler import BatchScheduler
+from app.queueing.scheduler import LANES, SHADOW, BatchScheduler, Lane
 from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, settle
 

@@ -1,19 +1,25 @@
-"""The Gateways' way to the book of feedback."""
+"""The Gateways' way to the book of feedback.
+
+The book of feedback: what it remembers, what it refuses, what it counts.
+"""
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
 from opentelemetry import trace
 
-from app.deployments.hub import Hub
-from app.errors import NotReadyError, UnknownRequestError
+from app.answers import Classified, Fault
+from app.errors import BadParameterError, FeedbackExistsError, NotReadyError, UnknownRequestError
 from app.samples import feedback as gateways
-from app.samples.feedback import Feedback
-from app.samples.feedback_book import FeedbackBook
+from app.samples.feedback import AnsweredRequest, Feedback, FeedbackBook
+from app.serve.hub import Hub
 from app.settings import Settings
+from models.ensemble import Prediction
 from tests.support.answers import answer_of
 from tests.support.fakes import FakeHandle
+from tests.support.hand_clock import HandClock
 
 
 class Replica(Hub):
@@ -32,7 +38,7 @@ class Replica(Hub):
 
 @pytest.fixture
 def replica(monkeypatch: pytest.MonkeyPatch) -> Replica:
-    monkeypatch.setattr("app.deployments.hub.start_replica", lambda _: None)
+    monkeypatch.setattr("app.serve.hub.start_replica", lambda _: None)
     monkeypatch.setattr(gateways, "SEND_EVERY_S", 0.01)
     return Replica(Settings(), FeedbackBook(100))
 
@@ -127,3 +133,165 @@ async def test_a_caller_that_leaves_takes_no_answers_along(
     await asyncio.wait([leaving])
     replica.gate.set()
     assert (await feedback.judge("1", "x", None, ["fake"])).is_right
+
+
+SETS = ["fake"]
+FAULT = Fault(400, "not_an_image", "these bytes are no image")
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def book(clock: HandClock) -> FeedbackBook:
+    return FeedbackBook(4, clock.monotonic)
+
+
+def answered(request_id: str, *answers: Classified | Fault) -> list[AnsweredRequest]:
+    return [AnsweredRequest.of(request_id, answers or [answer_of()])]
+
+
+def of_version(version: str) -> Classified:
+    return dataclasses.replace(answer_of(), model_version=version)
+
+
+def test_right_and_wrong_by_version(book: FeedbackBook) -> None:
+    book.remember(answered("1", of_version("a")) + answered("2", of_version("a")))
+    book.remember(answered("3", of_version("b")))
+    first = book.judge("1", "x", None, SETS)
+    assert (first.is_right, first.is_new, first.answer.labels) == (True, True, ("x",))
+    assert not book.judge("2", "y", None, SETS).is_right
+    assert book.judge("3", "x", 0, SETS).is_right
+    figures = book.figures()
+    counts = [(v.model_set, v.model_version, v.feedback, v.right) for v in figures.versions]
+    assert counts == [("fake", "a", 2, 1), ("fake", "b", 1, 1)]
+    assert [v.accuracy for v in figures.versions] == [0.5, 1.0]
+    # Wilson's interval of one in two, as in Newcombe 1998.
+    assert figures.versions[0].interval == (0.0945, 0.9055)
+    assert (figures.remembered_answers, figures.max_answers) == (3, 4)
+
+
+def test_the_same_label_again_changes_nothing(book: FeedbackBook) -> None:
+    book.remember(answered("1"))
+    assert book.judge("1", "x", None, SETS).is_new
+    assert not book.judge("1", "x", None, SETS).is_new
+    assert [v.feedback for v in book.figures().versions] == [1]
+
+
+def test_the_first_label_counts(book: FeedbackBook) -> None:
+    book.remember(answered("1"))
+    book.judge("1", "x", None, SETS)
+    with pytest.raises(FeedbackExistsError, match="has the label 'x' already; the first counts"):
+        book.judge("1", "y", None, SETS)
+    assert [v.right for v in book.figures().versions] == [1]
+
+
+def test_an_unknown_request_is_told_what_is_remembered(
+    book: FeedbackBook, clock: HandClock
+) -> None:
+    book.remember(answered("1", *[answer_of()] * 3))
+    clock.now += 61.0
+    message = (
+        "no request 'other' is remembered: there are 3 answers of the last 61 s, at most 4; "
+        "send feedback sooner, or raise feedback_answers"
+    )
+    with pytest.raises(UnknownRequestError) as raised:
+        book.judge("other", "x", None, SETS)
+    assert (raised.value.message, raised.value.status) == (message, 404)
+    with pytest.raises(UnknownRequestError, match="there are 0 answers of the last 0 s"):
+        FeedbackBook(1).judge("1" * 5000, "x", None, SETS)
+
+
+def test_the_oldest_are_forgotten_and_what_they_counted_stays(book: FeedbackBook) -> None:
+    book.remember(answered("1"))
+    book.judge("1", "x", None, SETS)
+    book.remember(answered("2", answer_of(), answer_of()) + answered("3", answer_of(), FAULT))
+    with pytest.raises(UnknownRequestError):
+        book.judge("1", "x", None, SETS)
+    assert book.judge("2", "x", 1, SETS).is_new
+    assert [v.feedback for v in book.figures().versions] == [2]
+    assert book.figures().remembered_answers == 4
+
+
+def test_a_request_larger_than_the_book_is_remembered_alone(book: FeedbackBook) -> None:
+    book.remember(answered("1", *[answer_of()] * 9) + answered("2", *[answer_of()] * 9))
+    assert book.judge("2", "x", 8, SETS).is_right
+    with pytest.raises(UnknownRequestError):
+        book.judge("1", "x", 8, SETS)
+
+
+def test_a_long_id_is_kept_as_a_hash(book: FeedbackBook) -> None:
+    """The book bounds answers; with ids of 60 KB those alone would fill the memory."""
+    long = "1" * 60_000
+    (request,) = answered(long)
+    assert sum(map(len, map(str, request))) < 200
+    book.remember([request])
+    assert book.judge(long, "x", None, SETS).is_right
+    with pytest.raises(UnknownRequestError, match=f"no request '{'1' * 40}' is remembered"):
+        book.judge(long + "1", "x", None, SETS)
+
+
+def test_a_request_that_is_sent_again_counts_once(book: FeedbackBook) -> None:
+    book.remember(answered("1"))
+    assert book.judge("1", "x", None, SETS).is_new
+    book.remember(answered("1"))
+    assert not book.judge("1", "x", None, SETS).is_new
+    figures = book.figures()
+    assert ([v.feedback for v in figures.versions], figures.remembered_answers) == ([1], 1)
+
+
+@pytest.mark.parametrize("again", [[of_version("b")], [of_version("a"), FAULT]])
+def test_an_id_of_several_requests_is_refused(
+    book: FeedbackBook, again: list[Classified | Fault]
+) -> None:
+    book.remember(answered("1", of_version("a")) + answered("1", *again))
+    book.remember(answered("1", of_version("a")))  # it stays so
+    message = "several requests had the id '1' and other answers.*X-Request-ID of its own"
+    with pytest.raises(FeedbackExistsError, match=message):
+        book.judge("1", "x", 0, SETS)
+    figures = book.figures()
+    assert (figures.versions, figures.remembered_answers) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (None, "image is missing, and this request has 2: give image from 0 to 1"),
+        (2, "image is 2, and this request has 2"),
+        (-1, "image is -1, and this request has 2"),
+        (1, "image 1 of this request was answered with an error"),
+    ],
+)
+def test_images_that_are_none(book: FeedbackBook, image: int | None, message: str) -> None:
+    book.remember(answered("1", answer_of(), FAULT))
+    with pytest.raises(BadParameterError, match=message):
+        book.judge("1", "x", image, SETS)
+    assert book.figures().versions == []
+
+
+def test_a_label_that_only_the_answering_version_has(book: FeedbackBook) -> None:
+    """A version may have better labels for the same classes than the set's main version."""
+    book.remember([*answered("1"), *answered("2")])
+    version = "@".join(book.judge("1", "x", None, SETS).answer.version)
+    assert book.judge("1", "x", None, [version]).is_right
+    assert not book.judge("2", "new", None, [version]).is_right
+
+
+def test_a_label_that_the_set_lacks(book: FeedbackBook) -> None:
+    book.remember(answered("1"))
+    with pytest.raises(BadParameterError, match="'z' is no label of fake; GET /v1/models lists"):
+        book.judge("1", "z", None, ["another set"])
+
+
+def test_of_a_multi_label_set_any_listed_label_is_right(book: FeedbackBook) -> None:
+    listed = [Prediction(index=i, label=name, probability=0.9) for i, name in enumerate("xy")]
+    book.remember(
+        answered("1", dataclasses.replace(answer_of(), predictions=listed, threshold=0.5))
+        + answered("2", dataclasses.replace(answer_of(), predictions=[], threshold=0.5))
+        + answered("3", dataclasses.replace(answer_of(), predictions=listed))
+    )
+    assert book.judge("1", "y", None, SETS).is_right
+    assert not book.judge("2", "y", None, SETS).is_right
+    assert not book.judge("3", "y", None, SETS).is_right  # one label: the first is the answer

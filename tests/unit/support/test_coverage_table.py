@@ -24,8 +24,8 @@ def test_files_of_a_package_count_together_and_subpackages_with_them():
     report = {
         "files": {
             "app/queueing/admission.py": file(90, 100, 1, 3),
-            "app/queueing/priority.py": file(0, 100, 1, 3),
-            "app/launch/forks/client.py": file(2, 3, 0, 0),
+            "app/queueing/scheduler.py": file(0, 100, 1, 3),
+            "app/launch/fork_client.py": file(2, 3, 0, 0),
             "app/settings.py": file(7, 7, 2, 2),
         }
     }
@@ -41,7 +41,7 @@ def test_files_of_a_package_count_together_and_subpackages_with_them():
 def test_a_floor_is_two_points_or_one_line_below_what_was_measured():
     report = {
         "files": {
-            "app/queueing/priority.py": file(900, 1000, 10, 20),
+            "app/queueing/scheduler.py": file(900, 1000, 10, 20),
             "models/bare.py": file(0, 4, 0, 0),
         }
     }

@@ -9,19 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.answers import Classified, Fault, MemberOpinion, StageTiming, Timings
 from app.errors import BadTensorError, DeadlineError, OverloadedError, UnhealthyError
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
 from app.graph.rolling_update import run_in_time
-from app.messages import Fault
-from app.responses import Classified, MemberOpinion, StageTiming, Timings
-from app.traffic.choice import chosen, sticky_key
-from app.traffic.comparison import Disagreement
-from app.traffic.graph import TrafficGraph
-from app.traffic.plan import Plan, Split
-from app.traffic.shadow_lane import MAX_IMAGES
-from models.answer_rule import AnswerRule
-from models.ensemble import Prediction
+from app.traffic.graph import MAX_IMAGES, TrafficGraph
+from app.traffic.plan import Disagreement, Plan, Split, chosen, sticky_key
+from models.ensemble import AnswerRule, Prediction
 
 A, B, C = "tiny@aaaaaaaaaaaa", "tiny@bbbbbbbbbbbb", "tiny@cccccccccccc"
 NO_IMAGE = Fault(400, "not_an_image", "no image")

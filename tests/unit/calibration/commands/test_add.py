@@ -12,9 +12,9 @@ import pytest
 from openvino import opset13 as ops
 from typer.testing import Result
 
-from calibration.sets import own_process
+from calibration.sets import add_set
 from models.errors import ModelSetError
-from models.extras import MissingExtraError, needs_extra
+from models.machine import MissingExtraError, needs_extra
 from models.model_set import load_model_set
 from tests.support.command_line import tandem
 from tests.support.scored_sets import scored_model
@@ -43,7 +43,7 @@ def nets(tmp_path, monkeypatch) -> Path:
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch) -> None:
     """Start no process for each set: sets/test_add_cases.py adds networks as the command does."""
-    monkeypatch.setattr(own_process, "add_set_apart", own_process.add_set_here)
+    monkeypatch.setattr(add_set, "add_set_apart", add_set.add_set_here)
 
 
 def models(command: str) -> Result:

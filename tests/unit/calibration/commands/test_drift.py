@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import ModelSetError, TandemError
-from models.result_files import ResultFileError
+from models.files import ResultFileError
 from tests.support.command_line import tandem
 
 ROW = {"model_set": "tiny", "model_version": "0123456789ab", "agreement": True, "members": {}}

@@ -8,7 +8,7 @@ import pytest
 from calibration.ladder import ladder as run
 from calibration.ladder.rungs import LadderError, RungResult
 from models.errors import ModelSetError
-from models.result_files import ResultFileError
+from models.files import ResultFileError
 from tests.support.calibration.ladders import FakeProcesses
 from tests.support.command_line import tandem
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from typer.testing import Result
 
-from calibration.sets.durable import write_manifest
-from models import extras
+from calibration.sets.transaction import write_manifest
+from models import machine
 from models.errors import ModelSetError
 from models.manifest import read_manifest
 from models.record import FileRecord
@@ -161,7 +161,7 @@ def test_a_spoilt_set(sets, spoil, says):
 
 def test_a_runtime_that_is_not_installed_is_a_problem_as_others(tmp_path, monkeypatch):
     folder = write_mixed_set(tmp_path / "mixed", runtimes=("openvino", "onnxruntime"))
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxruntime" else name)
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name == "onnxruntime" else name)
     result = models("verify", folder, "--json")
     assert result.exit_code == 1
     (problem,) = json.loads(result.stdout)["problems"]

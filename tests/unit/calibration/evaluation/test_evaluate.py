@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from calibration.datasets import read_dataset
-from calibration.evaluation.evaluate import evaluate
-from models.accuracy import ENSEMBLE, SureRecord
+from calibration.evaluation.evaluate import evaluate_set
 from models.errors import ModelSetError
 from models.ledger import judge
-from models.manifest import read_manifest
+from models.manifest import ENSEMBLE, SureRecord, read_manifest
 from models.model_set import load_model_set
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.tiny_networks import (
@@ -76,7 +75,7 @@ def test_a_mislabelled_picture_is_one_wrong_answer(tmp_path: Path, pictures: Pat
     mixed = shutil.copytree(pictures, tmp_path / "mixed")
     (mixed / LABELS[0] / "wrong.png").write_bytes(picture("red"))
     model_set = load_model_set(str(write_tiny_set(tmp_path / "tiny")))
-    found = evaluate(model_set, read_dataset(mixed, model_set), ("INT8",))
+    found = evaluate_set(model_set, read_dataset(mixed, model_set), ("INT8",))
     tally = found.tallies["INT8"][ENSEMBLE]
     assert (tally.num_right, tally.num_images) == (21, 22)
     assert tally.confusion[0, 2] == 1

@@ -9,9 +9,9 @@ import pytest
 from calibration.datasets import read_dataset
 from calibration.evaluation.inference import Networks, batches, through_threads
 from models.image import read_image
-from models.image_record import ImageRecord
 from models.model_set import load_model_set
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.openvino_network import CompiledNetwork, RuntimeOptions
+from models.record import ImageRecord
 from tests.support.tiny_networks import write_tiny_set
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

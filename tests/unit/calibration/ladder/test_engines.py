@@ -17,13 +17,12 @@ from calibration.ladder.engines import (
 from calibration.ladder.measure import outcome_of
 from calibration.ladder.rungs import RungOptions, RungResult, RungTask
 from calibration.quantization.quantize import quantized_layers
-from calibration.sets.durable import write_manifest
-from models.image_record import ImageRecord
+from calibration.sets.transaction import write_manifest
+from models.load import load
 from models.manifest import read_manifest
-from models.runtime import compile_with
-from models.runtimes.interface import LoadedNetwork
-from models.runtimes.load import load
-from models.runtimes.options import RuntimeOptions
+from models.network import LoadedNetwork, RuntimeOptions
+from models.openvino_network import compile_with
+from models.record import ImageRecord
 from tests.support.calibration.evaluated_sets import two_precisions
 from tests.support.calibration.ladders import tiny_task
 from tests.support.runtime_files import write_mixed_set

@@ -19,7 +19,7 @@ from calibration.ladder.measure import (
     run_calls,
 )
 from calibration.ladder.rungs import RungOptions, RungTask, SkippedError, read_result
-from models.extras import needs_extra
+from models.machine import needs_extra
 from tests.support.calibration.ladders import tiny_task
 from tests.support.hand_clock import HandClock
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from calibration.ladder.rungs import SERVICE, LadderError, RungOptions, Store, rungs
-from calibration.sets.durable import write_manifest
+from calibration.sets.transaction import write_manifest
 from models.errors import ModelSetError
 from models.manifest import read_manifest
 from tests.support.calibration.evaluated_sets import two_precisions

@@ -12,7 +12,7 @@ from calibration.quantization.quantize import (
     rightness,
 )
 from models.manifest import QuantizationOptions
-from models.runtime import CompiledNetwork, RuntimeOptions
+from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.tiny_networks import SIZE, fragile_model, tiny_model
 
 # NNCF's own imports use what Python and torch deprecate.

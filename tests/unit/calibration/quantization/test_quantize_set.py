@@ -1,10 +1,21 @@
-"""``tandem quantize`` on whole sets: what is written, and what is left when it fails."""
+"""``tandem quantize`` on whole sets: what is written, and what is left when it fails.
+
+Ctrl-C where the main thread's signal stack is freed, in processes of their own: it may crash.
+
+Edits of the manifest made while ``tandem quantize`` runs: kept, or a reason to stop.
+"""
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import nncf
@@ -13,18 +24,20 @@ import pytest
 
 from calibration.quantization import quantize_set as module
 from calibration.quantization.quantize import quantize_within
-from calibration.quantization.quantize_set import Request, quantize_set
-from calibration.sets.durable import write_manifest
+from calibration.quantization.quantize_set import (
+    Request,
+    interrupted_on_another_thread,
+    quantize_set,
+)
+from calibration.sets.transaction import write_manifest
 from models import golden
-from models.accuracy import SureRecord
 from models.errors import ModelSetError
-from models.image_record import ImageRecord
 from models.ledger import judge
-from models.manifest import MemberRecord, read_manifest
+from models.manifest import Manifest, MemberRecord, QuantizationOptions, SureRecord, read_manifest
 from models.model_set import ModelSet, load_model_set, read_lines
-from models.record import sha256_of
-from models.runtime import CompiledNetwork, RuntimeOptions
-from models.versions import VERSIONS_NAME
+from models.openvino_network import CompiledNetwork, RuntimeOptions
+from models.record import ImageRecord, sha256_of
+from models.stores import VERSIONS_NAME
 from tests.support.command_line import tandem
 from tests.support.tiny_networks import (
     LABELS,
@@ -35,13 +48,12 @@ from tests.support.tiny_networks import (
     write_tiny_set,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
     done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
     assert done.exit_code == 0, done.output
@@ -57,6 +69,7 @@ def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
     assert f"tandem evaluate {folder} --images DIR" in done.output  # its name alone says nothing
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_sizes(
     tmp_path: Path, pictures: Path
 ) -> None:
@@ -77,6 +90,7 @@ def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_si
     assert CompiledNetwork(made.network_path("small"), options).input_shape == (8, 8, 3)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_calibration_images_are_recorded_by_hash(folder: Path, pictures: Path) -> None:
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     made = load_model_set(str(folder))
@@ -87,6 +101,7 @@ def test_the_calibration_images_are_recorded_by_hash(folder: Path, pictures: Pat
     assert set(recorded) < there
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_second_run_replaces_the_first_and_leaves_no_old_file(
     folder: Path, pictures: Path
 ) -> None:
@@ -98,6 +113,7 @@ def test_a_second_run_replaces_the_first_and_leaves_no_old_file(
     assert {p.name for p in folder.iterdir()} == named
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_one_member_alone_keeps_the_others_calibration_images(
     folder: Path, pictures: Path, tmp_path: Path
 ) -> None:
@@ -113,6 +129,7 @@ def test_one_member_alone_keeps_the_others_calibration_images(
     assert made.problems() == []
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_accuracy_that_was_measured_on_other_networks_goes(folder: Path, pictures: Path) -> None:
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     measured = with_accuracy(read_manifest(folder), {"ensemble": 1.0}, {"ensemble": 0.0})
@@ -125,6 +142,7 @@ def test_accuracy_that_was_measured_on_other_networks_goes(folder: Path, picture
     assert read_manifest(folder).sure is None
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_refusal_of_a_member_that_stays_as_it_is_stays_too(folder: Path, pictures: Path) -> None:
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     tops, lost = {"sure": 1.0, "ensemble": 1.0}, {"sure": 0.08, "ensemble": 0.0}
@@ -148,6 +166,7 @@ def fragile_set(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_member_that_drops_keeps_layers_float_and_says_which(
     tmp_path: Path, pictures: Path
 ) -> None:
@@ -167,6 +186,7 @@ def test_a_member_that_drops_keeps_layers_float_and_says_which(
     assert {sha256_of(path) for path in validation.glob("*/*")} < recorded
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_json_is_all_there_is_on_stdout(folder: Path, pictures: Path) -> None:
     done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12, "--json")
     facts = json.loads(done.stdout)
@@ -174,6 +194,7 @@ def test_json_is_all_there_is_on_stdout(folder: Path, pictures: Path) -> None:
     assert set(facts["members"]) == {"sure", "unsure"}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_unreadable_images_are_listed_and_passed_over(
     folder: Path, pictures: Path, tmp_path: Path
 ) -> None:
@@ -186,6 +207,7 @@ def test_unreadable_images_are_listed_and_passed_over(
     assert "bad.jpg" in done.stdout
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -212,6 +234,7 @@ def test_bad_input_is_said_and_the_set_is_as_it_was(
     assert content(folder) == before
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_preset_that_is_none_is_a_matter_of_usage(folder: Path) -> None:
     before = content(folder)
     done = tandem("quantize", folder, "--preset", "fast")
@@ -223,6 +246,7 @@ def test_a_preset_that_is_none_is_a_matter_of_usage(folder: Path) -> None:
         Request(None, preset="fast").options_of(member)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("field", "name", "says"),
     [
@@ -247,6 +271,7 @@ def test_an_operation_that_is_not_in_the_network(
     assert content(folder) == before
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_full_disk_is_seen_before_any_work(
     folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +285,7 @@ def test_a_full_disk_is_seen_before_any_work(
     assert content(folder) == before
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_what_nncf_cannot_do_is_said_in_a_line(
     folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,12 +298,14 @@ def test_what_nncf_cannot_do_is_said_in_a_line(
     assert "NNCF cannot quantise member sure: no such layer. " in str(done.exception)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_set_without_float_networks_says_so(tmp_path: Path, pictures: Path) -> None:
     folder = write_tiny_set(tmp_path / "int8")
     done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
     assert "member sure has no FP16 network" in str(done.exception)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_ctrl_c_half_way_leaves_the_set_as_it_was(
     folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +326,7 @@ def test_ctrl_c_half_way_leaves_the_set_as_it_was(
     assert content(folder) == before
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("0" * 64 + "\n")])
 def test_quantising_a_member_needs_the_others_calibration_list_before_any_work(
     folder: Path, pictures: Path, damage: Callable[[Path], object]
@@ -313,6 +342,7 @@ def test_quantising_a_member_needs_the_others_calibration_list_before_any_work(
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=9))  # makes it again
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_same_images_are_drawn_again(folder: Path, pictures: Path) -> None:
     hashes = []
     for _ in range(2):
@@ -323,12 +353,171 @@ def test_the_same_images_are_drawn_again(folder: Path, pictures: Path) -> None:
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_pixels_come_through_the_one_pixel_function(pictures: Path) -> None:
     from calibration.quantization.calibration_images import draw_images
-    from models.image import ImageRule, read_image
-    from models.image_inputs import ImageInputs
+    from models.image import ImageInputs, ImageRule, read_image
 
     rule = ImageRule(16, 18)
     chosen = draw_images(pictures, 5, ImageInputs({"a": rule}))
     for path, pixels in zip(chosen.paths, chosen.pixels, strict=True):
         np.testing.assert_array_equal(pixels, read_image(path.read_bytes(), rule))
+
+
+# As NNCF leaves it: the thread's signal stack is memory that is gone.
+FREED_STACK = """
+import ctypes, mmap, os, signal
+
+class Stack(ctypes.Structure):
+    _fields_ = [("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, *[ctypes.c_long] * 5]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+SIZE = 1 << 16
+place = libc.mmap(None, SIZE, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+assert libc.sigaltstack(ctypes.byref(Stack(place, 0, SIZE)), None) == 0
+libc.munmap(place, SIZE)
+"""
+INTERRUPTED = f"""
+import contextlib, time
+from calibration.quantization.quantize_set import interrupted_on_another_thread
+{FREED_STACK}
+with BLOCK:
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def run_script(block: str) -> "subprocess.CompletedProcess[str]":
+    script = INTERRUPTED.replace("BLOCK", block)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_ctrl_c_is_an_interrupt_though_the_signal_stack_is_freed() -> None:
+    ended = run_script("interrupted_on_another_thread()")
+    assert (ended.returncode, ended.stdout) == (0, "interrupted\n"), ended.stderr
+
+
+def test_without_it_the_process_would_crash() -> None:
+    """Or the test above says nothing."""
+    assert run_script("contextlib.nullcontext()").returncode == -signal.SIGSEGV
+
+
+def test_the_thread_and_the_mask_are_gone_after_the_block() -> None:
+    before, threads = signal.pthread_sigmask(signal.SIG_BLOCK, ()), threading.active_count()
+    with suppress(KeyError), interrupted_on_another_thread():
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        raise KeyError
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    assert threading.active_count() == threads
+
+
+def test_only_the_main_thread_may_enter() -> None:
+    raised: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def enter() -> None:
+        try:
+            with interrupted_on_another_thread():
+                raised.put(None)
+        except RuntimeError as error:
+            raised.put(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert isinstance(raised.get(), RuntimeError)
+
+
+def edited_meanwhile(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: object) -> None:
+    """Have somebody edit the manifest while the first member is being quantised."""
+    real = quantize_within
+
+    def quantize_and_edit(*arguments: object) -> object:
+        write_manifest(folder, read_manifest(folder).model_copy(update=changes))
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "quantize_within", quantize_and_edit)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_edits_of_the_manifest_while_it_runs_are_kept(
+    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *others = read_manifest(folder).members
+    heavier = first.model_copy(update={"weight": 3.0, "source": "of my own"})
+    edits = {"hint": "look", "description": "mine", "max_drop": 0.25}
+    edited_meanwhile(monkeypatch, folder, members=(heavier, *others), **edits)
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+    made = load_model_set(str(folder))
+    assert made.problems() == []
+    assert {name: getattr(made.manifest, name) for name in edits} == edits
+    assert made.manifest.members[0].weight == 3.0
+    assert made.manifest.members[0].source == "of my own"
+    assert [set(m.networks) for m in made.manifest.members] == [{"FP16", "INT8"}] * 2
+    assert made.manifest.members[0].quantization.subset_size == 12
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_max_drop_that_was_asked_for_is_kept_though_another_was_written_meanwhile(
+    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited_meanwhile(monkeypatch, folder, max_drop=0.25, hint="look")
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12, max_drop=0.125))
+    assert (read_manifest(folder).max_drop, read_manifest(folder).hint) == (0.125, "look")
+
+
+def other_options(manifest: Manifest) -> dict[str, object]:
+    first, *others = manifest.members
+    options = QuantizationOptions(preset="performance")
+    return {"members": (first.model_copy(update={"quantization": options}), *others)}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda _: {"image": ImageRecord(input_size=16, resize_shorter=20)}, "image changed"),
+        (lambda m: {"members": m.members[:1]}, "the members' networks, "),
+        (other_options, "quantization options changed"),
+        (lambda m: {"class_ids": m.labels}, "class ids changed"),
+    ],
+)
+def test_an_edit_of_what_int8_is_made_from_is_refused_and_stays(
+    folder: Path,
+    pictures: Path,
+    validation: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    edit: Callable[[Manifest], dict[str, object]],
+    says: str,
+) -> None:
+    edited_meanwhile(monkeypatch, folder, **edit(read_manifest(folder)))
+    request = Request(pictures, validation=validation, subset_size=12)
+    with pytest.raises(ModelSetError, match=rf"manifest\.yaml was edited .*{says}.*quantise again"):
+        quantize_set(load_model_set(str(folder)), request)
+    manifest = read_manifest(folder)
+    assert [set(m.networks) for m in manifest.members] in ([{"FP16"}] * 2, [{"FP16"}])
+    assert manifest == manifest.model_copy(update=edit(manifest))
+    assert [p.name for p in folder.iterdir() if "int8" in p.name or p.name.startswith(".")] == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_manifest_half_written_by_an_editor_is_not_written_over(
+    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = quantize_within
+
+    def quantize_and_break(*arguments: object) -> object:
+        (folder / "manifest.yaml").write_text("members: [")
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "quantize_within", quantize_and_break)
+    with pytest.raises(ModelSetError, match="is not YAML"):
+        quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+    assert (folder / "manifest.yaml").read_text() == "members: ["

@@ -8,7 +8,7 @@ from openvino import opset13 as ops
 
 from calibration.quantization.quantize import has_attention, quantize, with_model_type
 from calibration.quantization.quantize_set import Request, quantize_set
-from calibration.sets.durable import write_manifest
+from calibration.sets.transaction import write_manifest
 from models.manifest import QuantizationOptions, read_manifest
 from models.model_set import load_model_set
 from tests.support.tiny_networks import (

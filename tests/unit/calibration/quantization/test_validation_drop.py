@@ -17,8 +17,7 @@ from calibration.quantization.quantize import Labelled, Quantized, rightness
 from calibration.quantization.quantize_set import Request, quantize_set
 from calibration.statistics import Paired
 from models.errors import ModelSetError
-from models.image import ImageRule
-from models.image_inputs import ImageInputs
+from models.image import ImageInputs, ImageRule
 from models.ledger import judge
 from models.manifest import read_manifest
 from models.model_set import load_model_set

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from calibration.sets.add_set import NewSet, add_set
-from calibration.sets.member_options import MemberOptions
+from calibration.sets.options import MemberOptions
 from models.errors import ModelSetError
+from models.load import load
 from models.manifest import MemberRecord, read_manifest
 from models.model_set import ModelSet
+from models.network import RuntimeOptions
 from models.record import RuntimeName
-from models.runtimes.load import load
-from models.runtimes.options import RuntimeOptions
 
 SIZE = 16
 BOTH: tuple[RuntimeName, ...] = ("openvino", "onnxruntime")

@@ -8,13 +8,13 @@ import openvino as ov
 import pytest
 
 from calibration.sets.add_set import NewSet, add_set
-from calibration.sets.member_options import MemberOptions
+from calibration.sets.options import MemberOptions
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
+from models.load import load
 from models.model_set import ModelSet
+from models.network import RuntimeOptions
 from models.record import RuntimeName, Task
-from models.runtimes.load import load
-from models.runtimes.options import RuntimeOptions
 from tests.support.runtime_files import export_module, float_onnx
 from tests.support.scored_sets import BIAS, LABELS, SIZE, scored_model
 

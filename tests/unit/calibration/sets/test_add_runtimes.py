@@ -9,15 +9,15 @@ import onnx
 import pytest
 
 from calibration.sets.add_set import NewSet, add_set
-from calibration.sets.fold import Normalisation
-from calibration.sets.member_options import MemberOptions
+from calibration.sets.input import Normalisation
+from calibration.sets.options import MemberOptions
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
-from models.extras import MissingExtraError
+from models.load import load
+from models.machine import MissingExtraError
 from models.model_set import ModelSet
+from models.network import RuntimeOptions
 from models.record import RuntimeName
-from models.runtimes.load import load
-from models.runtimes.options import RuntimeOptions
 from tests.support.runtime_files import float_onnx, tiny_onnx
 from tests.support.tiny_networks import LABELS, SIZE
 
@@ -189,10 +189,10 @@ def test_onnx_that_is_no_member(tmp_path, content, says):
 
 
 def test_a_runtime_that_is_not_installed(tmp_path, monkeypatch):
-    from models import extras
+    from models import machine
 
     path = write(tmp_path / "net.onnx", float_onnx())
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
     with pytest.raises(
         MissingExtraError, match=r"needs onnxruntime.*'tandem-serve\[onnxruntime\]'"
     ):

@@ -10,14 +10,13 @@ from openvino import opset13 as ops
 from pydantic import ValidationError
 
 from calibration.sets.add_set import NewSet, add_set
-from calibration.sets.member_options import MemberOptions
+from calibration.sets.options import MemberOptions
 from models.errors import ModelSetError
-from models.image_record import ImageRecord
 from models.manifest import read_manifest
 from models.model_set import load_model_set
-from models.record import sha256_of
-from models.runtime import CompiledNetwork, RuntimeOptions
-from models.versions import VERSIONS_NAME
+from models.openvino_network import CompiledNetwork, RuntimeOptions
+from models.record import ImageRecord, sha256_of
+from models.stores import VERSIONS_NAME
 from tests.support.tiny_networks import LABELS, tiny_model
 
 

@@ -1,0 +1,174 @@
+"""API keys as text: their form, the file of keys, and the key that a client sends.
+
+A key never becomes part of a message, and no command takes one as an argument: ps would show it.
+
+The files with which a client speaks to a service over TLS, and their errors.
+
+Tells that a file is another one than before: written, replaced, linked elsewhere, or gone.
+"""
+
+import re
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.environment import CALLERS_KEY_VARIABLE, environment_value
+from models.errors import TandemError
+
+MIN_LENGTH = 24  # 144 bits of base64, 96 of hexadecimal: nobody tries them all
+TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1: what "Bearer" may carry
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+MAKE_ONE = "openssl rand -hex 32 makes one"
+
+
+class ApiKeyError(TandemError):
+    """Keys that cannot be read, or that are none."""
+
+    code = "api_key"
+
+
+def keys_in(text: str, where: str) -> list[str]:
+    """Return the lines of ``text`` that hold a key, ``KEY`` or ``NAME:KEY``; # begins a comment.
+
+    Raises:
+        ApiKeyError: no key, one that is too short or has other characters, or a name that is none;
+            named by its line.
+
+    """
+    lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    keys = [(number, line) for number, line in lines if line and not line.startswith("#")]
+    for number, line in keys:
+        name, colon, key = line.rpartition(":")
+        if len(key) < MIN_LENGTH:
+            raise ApiKeyError(
+                f"{where}, line {number}: a key of {len(key)} characters, the least is "
+                f"{MIN_LENGTH}; {MAKE_ONE}"
+            )
+        if not TOKEN.fullmatch(key):
+            raise ApiKeyError(
+                f"{where}, line {number}: a key is letters, digits and ._~+/- with = at its end; "
+                f"{MAKE_ONE}"
+            )
+        if colon and not NAME.fullmatch(name):
+            raise ApiKeyError(
+                f"{where}, line {number}: a key's name is 1 to 64 letters, digits and ._- before "
+                "the colon"
+            )
+    if not keys:
+        raise ApiKeyError(f"{where} holds no key; {MAKE_ONE}, one a line")
+    return [line for _, line in keys]
+
+
+def name_and_key(line: str) -> tuple[str, str]:
+    """Return both parts of one of :func:`keys_in`'s lines; the name is empty where it has none."""
+    name, _, key = line.rpartition(":")
+    return name, key
+
+
+def read_key_file(path: Path) -> list[str]:
+    """Return :func:`keys_in` of a file; :class:`ApiKeyError`: it cannot be read, or has none."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ApiKeyError(f"cannot read the keys of {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ApiKeyError(f"{path} is no text, so it holds no keys; {MAKE_ONE}") from None
+    return keys_in(text, str(path))
+
+
+def readable_by_others(path: Path) -> str | None:
+    """Return a warning if the file's permissions let anybody but its owner read it."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & (stat.S_IRGRP | stat.S_IROTH):
+        return None
+    return f"{path} may be read by others (mode {mode:03o}): chmod 600 {path}"
+
+
+def sent_key(key_file: Path | None) -> str | None:
+    """Return the key for a service that wants one: the file's first, or TANDEM_API_KEY's, or None.
+
+    Raises:
+        ApiKeyError: the file or the variable holds no key.
+
+    """
+    if key_file is not None:
+        lines = read_key_file(key_file)
+    elif text := environment_value(CALLERS_KEY_VARIABLE):
+        lines = keys_in(text, CALLERS_KEY_VARIABLE)
+    else:
+        return None
+    return name_and_key(lines[0])[1]
+
+
+def key_headers(key_file: Path | None) -> dict[str, str]:
+    """Return :func:`sent_key` in its header; empty without a key; raises as that does."""
+    key = sent_key(key_file)
+    return {} if key is None else {"authorization": f"Bearer {key}"}
+
+
+class CertificateError(TandemError):
+    """A file that is no certificate or key, or a key that is another certificate's."""
+
+    code = "certificate"
+
+
+@dataclass(frozen=True)
+class ClientTls:
+    """Files in PEM; None leaves what the system has.
+
+    ``roots`` are trusted when the service shows its certificate. ``certificate`` is the client's
+    own, for a service that asks for one; its ``key`` may be in the same file.
+    """
+
+    roots: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return what connections are made with; None where nothing was given.
+
+        Raises:
+            CertificateError: a file cannot be used, or there is a key without a certificate.
+
+        """
+        if self.key is not None and self.certificate is None:
+            raise CertificateError(f"a key without its certificate: {self.key}; --client-cert FILE")
+        if self.roots is None and self.certificate is None:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.roots)
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.key, no_passphrase)
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            options = ("--ca", self.roots), ("--client-cert", self.certificate)
+            files = (*options, ("--client-key", self.key))
+            named = ", ".join(f"{option} {file}" for option, file in files if file)
+            raise CertificateError(f"cannot use {named}: {reason(error)}") from error
+        return context
+
+
+def no_passphrase() -> str:
+    """Say that a key has a passphrase; OpenSSL would ask the terminal."""
+    raise ValueError("the key has a passphrase; take it off with openssl pkey -in KEY -out NEW")
+
+
+def reason(error: Exception) -> str:
+    """Return in words why files could not be loaded."""
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "the key is not the certificate's"
+        return f"no certificate and key in PEM ({error.reason or error})"
+    return getattr(error, "strerror", None) or str(error)
+
+
+Stamp = tuple[int, int] | None  # None: there is no file
+
+
+def file_stamp(path: Path) -> Stamp:
+    """Return what changes with the file, its permissions, and what a link to it names."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns

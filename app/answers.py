@@ -1,0 +1,340 @@
+"""The messages that stages of the graph send to each other.
+
+Response models of the HTTP interface: plain dataclasses, which /docs describes.
+
+A request makes some twenty of these objects, so they are not validated: their values were made
+here. FastAPI reads their fields for the schema as it would read a pydantic model's.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import orjson
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
+
+from models.ensemble import AnswerRule, Prediction, Probabilities
+from models.errors import TandemError
+from models.openvino_network import Pixels
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An image's error as a value: one bad file must not fail its neighbours."""
+
+    status: int
+    code: str
+    message: str
+
+    @classmethod
+    def of(cls, error: TandemError) -> "Fault":
+        return cls(error.status, error.code, error.message)
+
+
+# What a client is told when the fault is ours; the exception itself is the log's.
+UNEXPECTED = Fault(
+    500,
+    TandemError.code,
+    "an error inside the service; its log has the details under this request id",
+)
+
+
+def logged_fault(error: Exception, request_id: str) -> Fault:
+    """Return the fault that a client gets for an error; errors of the service are logged."""
+    extra = {"request_id": request_id}
+    if not isinstance(error, TandemError):
+        logger.error("request %s failed", request_id, exc_info=error, extra=extra)
+        return UNEXPECTED
+    if error.status == UNEXPECTED.status:
+        logger.error("request %s: %s", request_id, error.message, extra=extra)
+    return Fault.of(error)
+
+
+class Decoded(NamedTuple):
+    """The Decoder's answer: the good images stacked, in order, and the bad ones' faults."""
+
+    # uint8 BGR, (K, H, W, 3); (K, B) where members take different inputs: models.image
+    images: Pixels
+    faults: dict[int, Fault]  # by position in the request
+    decode_ms: tuple[float, ...]  # per good image
+    model_set_fingerprint: str  # of all stages alike, but in a rolling update
+
+
+class MemberAnswer(NamedTuple):
+    """A Classifier's answer for K images."""
+
+    probabilities: Probabilities  # (K, C) float32
+    queue_ms: tuple[float, ...]  # per image
+    infer_ms: tuple[float, ...]  # of the batch that the image was in
+    batch_size: tuple[int, ...]
+    model_set_fingerprint: str
+
+    def rows(self, positions: Sequence[int]) -> "MemberAnswer":
+        """Return the answer for some of the images."""
+        return MemberAnswer(
+            self.probabilities[positions],
+            tuple(self.queue_ms[i] for i in positions),
+            tuple(self.infer_ms[i] for i in positions),
+            tuple(self.batch_size[i] for i in positions),
+            self.model_set_fingerprint,
+        )
+
+
+class Combined(NamedTuple):
+    """The Combiner's answer for one image; every list is likeliest first."""
+
+    predictions: list[Prediction]
+    members: dict[str, list[Prediction]]
+    agreement: bool  # all members that answered have the same top-1, or the same labels
+    entropy: float  # of the average's row, 0 (sure) to 1; models/ensemble.py
+    model_set_fingerprint: str
+    row: Probabilities | None = None  # (C,), of the operator's own combine: no average to redo
+    threshold: float | None = None  # of the scores that are listed, of a multi-label set
+    sure: bool | None = None  # by the set's bound; None: it has none, or some members are missing
+
+    @classmethod
+    def of(
+        cls,
+        mean: Probabilities,
+        members: Mapping[str, Probabilities],
+        rule: AnswerRule,
+        k: int,
+        fingerprint: str,
+        *,
+        is_row_kept: bool = False,
+        is_whole: bool = True,
+    ) -> "Combined":
+        """Return the answer of up to ``k`` classes from the average and each member's row, (C,).
+
+        ``is_row_kept``: ``mean`` is no average that others can make again, and goes with the
+        answer. ``is_whole``: it is of all members.
+        """
+        own = {name: rule.predictions(row, k) for name, row in members.items()}
+        is_agreed = rule.agree(members.values())
+        row = mean if is_row_kept else None
+        predictions, unsure = rule.predictions(mean, k), rule.entropy(mean)
+        # The bound was measured on the average of all members.
+        sure = rule.is_sure(mean) if is_whole and not is_row_kept else None
+        return cls(predictions, own, is_agreed, unsure, fingerprint, row, rule.threshold, sure)
+
+
+@dataclass(slots=True, kw_only=True)
+class MemberOpinion:
+    """What one member alone says: its first choice, and its own list.
+
+    ``label`` and ``probability`` are left out where a multi-label set's member lists no label.
+    """
+
+    label: str | SkipJsonSchema[None] = None
+    probability: float | SkipJsonSchema[None] = None
+    predictions: list[Prediction]
+
+
+@dataclass(slots=True)
+class StageTiming:
+    """One bar of the timeline; times in ms from the request's arrival at the Gateway.
+
+    ``read`` is the body, ``cache`` the look into the response cache (and the wait for another
+    request's computation), ``decode`` the pixels, ``preprocess`` the operator's own function on
+    them, ``queue`` and ``infer`` a member's, ``combine`` the average, or the operator's own
+    function. What lies between two bars is transport.
+    """
+
+    stage: str
+    start_ms: float
+    duration_ms: float
+    # Left out of the answer rather than null, which OpenAPI 3.0 has no type for.
+    member: str | SkipJsonSchema[None] = None
+    batch_size: int | SkipJsonSchema[None] = None
+
+
+@dataclass(slots=True)
+class Timings:
+    """Where the request's milliseconds went."""
+
+    total: float
+    stages: list[StageTiming]
+
+
+@dataclass(slots=True, kw_only=True)
+class Classified:
+    """The answer for one image."""
+
+    model_set: str
+    model_version: Annotated[str, Field(description="the set's fingerprint: who answered")]
+    predictions: Annotated[
+        list[Prediction],
+        Field(
+            description="likeliest first; of a multi-label set the labels whose score is the "
+            "threshold or more, highest first, which may be none"
+        ),
+    ]
+    members: dict[str, MemberOpinion]
+    agreement: Annotated[
+        bool,
+        Field(
+            description="all members have the same first choice; of a multi-label set, the same "
+            "labels"
+        ),
+    ]
+    degraded: Annotated[bool, Field(description="fewer members answered than were asked")]
+    # Left out unless the set says when an answer is sure, and all members answered.
+    sure: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="the first class is as likely as answers are that can be relied on"),
+    ] = None
+    # Left out unless there are some.
+    skipped_members: Annotated[
+        list[str] | SkipJsonSchema[None],
+        Field(description="not asked: by cascade_margin, the first member was sure enough alone"),
+    ] = None
+    missing_members: Annotated[
+        dict[str, str] | SkipJsonSchema[None],
+        Field(description="did not answer, and why: late, not_asked (it failed lately), or a code"),
+    ] = None
+    # Left out unless the set is multi-label.
+    threshold: Annotated[
+        float | SkipJsonSchema[None],
+        Field(description="of a multi-label set: labels with this score or more are listed"),
+    ] = None
+    # Left out unless it is true.
+    cached: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="computed for an earlier request, or for one under way (setting cache)"),
+    ] = None
+    request_id: str
+    timings_ms: Timings
+    # (C,) float32, only for requests of tensors; renderings leave it out.
+    probabilities: SkipJsonSchema[Any] = None
+
+
+@dataclass(slots=True)
+class ErrorDetail:
+    """What was wrong, the limit, and what to do next."""
+
+    code: str
+    message: str
+    request_id: str
+
+
+@dataclass(slots=True)
+class ErrorAnswer:
+    """Every status from 400 up has this body."""
+
+    error: ErrorDetail
+
+
+@dataclass(slots=True)
+class Results:
+    """The answer for a multipart request: one entry per file, in order."""
+
+    results: list[Classified | ErrorAnswer]
+    request_id: str
+
+
+@dataclass(slots=True)
+class Ready:
+    """The answer of /readyz, /healthz and /v2/health/ready."""
+
+    ready: bool
+
+
+def as_json(answer: Classified | Results | ErrorAnswer) -> bytes:
+    """Return an answer as UTF-8 JSON; fields of an image's answer that are None are left out."""
+    if isinstance(answer, Classified):
+        return orjson.dumps(answer_values(answer))
+    if isinstance(answer, Results):
+        rows = [
+            answer_values(row) if isinstance(row, Classified) else row for row in answer.results
+        ]
+        return orjson.dumps({"results": rows, "request_id": answer.request_id})
+    return orjson.dumps(answer)
+
+
+def as_values(answer: Classified) -> dict[str, Any]:
+    """Return an answer as dicts, lists and plain values; fields that are None are left out."""
+    values: dict[str, Any] = orjson.loads(as_json(answer))
+    return values
+
+
+def answer_values(answer: Classified) -> dict[str, Any]:
+    """Return the rendered fields that are not None; orjson renders the dataclasses within."""
+    values = _values(answer)
+    values.pop("probabilities", None)
+    if answer.threshold is not None:  # a member may list no label
+        values["members"] = {name: _values(member) for name, member in answer.members.items()}
+    values["timings_ms"] = {
+        "total": answer.timings_ms.total,
+        "stages": list(map(_stage_values, answer.timings_ms.stages)),
+    }
+    return values
+
+
+def _stage_values(stage: StageTiming) -> dict[str, Any]:
+    """Return what :func:`_values` would, sooner: an image has seven of them."""
+    values: dict[str, Any] = {
+        "stage": stage.stage,
+        "start_ms": stage.start_ms,
+        "duration_ms": stage.duration_ms,
+    }
+    if stage.member is not None:
+        values["member"] = stage.member
+    if stage.batch_size is not None:
+        values["batch_size"] = stage.batch_size
+    return values
+
+
+def _values(part: Classified | MemberOpinion) -> dict[str, Any]:
+    names = part.__slots__
+    return {name: value for name in names if (value := getattr(part, name)) is not None}
+
+
+def error_answer(fault: Fault, request_id: str) -> ErrorAnswer:
+    """Dress a fault for the outside."""
+    return ErrorAnswer(ErrorDetail(fault.code, fault.message, request_id))
+
+
+def classified(
+    combined: Combined,
+    model_set: str,
+    model_version: str,
+    skipped: Sequence[str],
+    missing: Mapping[str, str],
+    request_id: str,
+    timings: Timings,
+    *,
+    is_cached: bool = False,
+    probabilities: Probabilities | None = None,
+) -> Classified:
+    """Dress the Combiner's answer for the outside; ``skipped`` members were not asked.
+
+    ``missing`` ones should have answered; the value says why they did not (a code).
+    """
+    members = {name: _opinion(predictions) for name, predictions in combined.members.items()}
+    return Classified(
+        model_set=model_set,
+        model_version=model_version,
+        predictions=combined.predictions,
+        members=members,
+        agreement=combined.agreement,
+        degraded=bool(missing),
+        sure=combined.sure,
+        skipped_members=list(skipped) or None,
+        missing_members=dict(missing) or None,
+        threshold=combined.threshold,
+        cached=is_cached or None,
+        request_id=request_id,
+        timings_ms=timings,
+        probabilities=probabilities,
+    )
+
+
+def _opinion(predictions: list[Prediction]) -> MemberOpinion:
+    if not predictions:  # of a multi-label set
+        return MemberOpinion(predictions=predictions)
+    first = predictions[0]
+    return MemberOpinion(label=first.label, probability=first.probability, predictions=predictions)

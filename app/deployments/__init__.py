@@ -1,1 +1,0 @@
-"""The stages of the graph as Ray Serve runs them: Gateway, Decoder, Classifier, Combiner."""

@@ -1,0 +1,469 @@
+"""POST and GET /v1/feedback: the right labels of earlier answers, and live accuracy by version.
+
+GET and PUT /v1/traffic: shows and changes the traffic between versions of a set.
+
+Serves the web page and the API description, with all assets from this machine.
+
+They need no key, so they must be cheap: cached bytes, an ETag, and a limit on concurrent answers.
+
+The routes of Triton's shared memory extensions, which only serve local callers.
+"""
+
+import base64
+import hashlib
+import json
+import mimetypes
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import swagger_ui_bundle
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.json_schema import SkipJsonSchema
+from starlette.types import Receive, Scope, Send
+
+from app.answers import ErrorAnswer
+from app.errors import (
+    MAX_SHOWN,
+    BadParameterError,
+    BadRegionError,
+    NoTrafficError,
+    OverloadedError,
+    TrafficLockedError,
+    UnknownRequestError,
+)
+from app.graph.service import EnsembleService
+from app.http.body import read_fields
+from app.http.errors import CODED, ERRORS, Headers, described
+from app.oip.documents import ProtocolError, RegionStatus
+from app.oip.inference import Inference
+from app.oip.regions import Regions
+from app.oip.shared_memory import NO_CUDA, asks_for_itself, for_caller, is_loopback
+from app.samples.feedback import Feedback, FeedbackFigures
+from app.traffic.control import EXPECTED, TrafficControl, TrafficStatus
+from models.image_files import SUFFIXES
+from models.image_formats import KINDS
+
+FEEDBACK_PATH = "/v1/feedback"
+WANTED = '{"request_id": "...", "label": "..."}, and image, from 0, for a request of several'
+OFF: dict[int | str, dict[str, Any]] = {
+    404: described(ErrorAnswer, "the request is not remembered, or feedback is off")
+}
+REPORTING: dict[int | str, dict[str, Any]] = {
+    **OFF,
+    **CODED,
+    **{status: ERRORS[status] for status in (401, 408, 413, 422, 503)},
+    409: described(ErrorAnswer, "the image has another label already, or the id other answers"),
+}
+
+
+class FeedbackRequest(BaseModel):
+    """The right label of an image of an earlier request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    request_id: str  # of its answer
+    label: str
+    image: int | SkipJsonSchema[None] = None  # its place in a request of several files, from 0
+
+
+@dataclass(slots=True)
+class FeedbackAnswer:
+    """Whether an answer was right, by its feedback."""
+
+    request_id: str
+    label: str
+    answered: list[str]  # the first label; of a multi-label set, all that were listed
+    right: bool
+    model_set: str
+    model_version: str
+
+
+FEEDBACK_BODY = {
+    "required": True,
+    "content": {"application/json": {"schema": FeedbackRequest.model_json_schema()}},
+}
+
+
+def add_feedback(api: FastAPI, service: EnsembleService, feedback: Feedback | None) -> None:
+    """Add the routes; if feedback is off they answer with an error."""
+
+    @api.post(
+        FEEDBACK_PATH,
+        responses=REPORTING,
+        openapi_extra={"requestBody": FEEDBACK_BODY},
+        summary="Report the right label of an answered image",
+    )
+    async def report(request: Request) -> FeedbackAnswer:
+        book = _on(feedback)
+        timeout_s = service.settings.request_timeout_s
+        said = _checked(await read_fields(request, timeout_s, BadParameterError, WANTED))
+        judgement = await book.judge(
+            said.request_id, said.label, said.image, service.sets_with(said.label)
+        )
+        model_set, version = judgement.answer.version
+        return FeedbackAnswer(
+            said.request_id,
+            said.label,
+            list(judgement.answer.labels),
+            judgement.is_right,
+            model_set,
+            version,
+        )
+
+    @api.get(
+        FEEDBACK_PATH,
+        responses=OFF | {503: ERRORS[503]},
+        summary="How many answers were right by feedback, by version",
+    )
+    async def figures() -> FeedbackFigures:
+        return await _on(feedback).figures()
+
+
+def _on(feedback: Feedback | None) -> Feedback:
+    if feedback is None:
+        raise UnknownRequestError("this service takes no feedback; start it with feedback: true")
+    return feedback
+
+
+def _checked(fields: dict[str, Any]) -> FeedbackRequest:
+    try:
+        return FeedbackRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = str(first["loc"][0])[:MAX_SHOWN]
+        raise BadParameterError(f"{where}: {first['msg']}; send {WANTED}") from error
+
+
+TRAFFIC_PATH = "/v1/traffic"
+MISSING: dict[int | str, dict[str, Any]] = {
+    404: described(ErrorAnswer, "no traffic, or a version that is not loaded"),
+    503: described(ErrorAnswer, "the deployment Traffic does not answer"),
+}
+CHANGING: dict[int | str, dict[str, Any]] = {
+    **MISSING,
+    403: described(ErrorAnswer, "no keys, and the settings do not allow it"),
+    **CODED,
+    **{status: ERRORS[status] for status in (408, 413)},
+    409: described(ErrorAnswer, "revision is not the newest plan's"),
+    422: described(ErrorAnswer, "shares that are no split, or a version refused"),
+}
+SPLIT = {
+    "shares": {"type": "object", "additionalProperties": {"type": "number"}},
+    "shadow": {"type": "string", "nullable": True},
+    "rollback": {"type": "boolean"},
+    "revision": {"type": "integer"},
+}
+TRAFFIC_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {"type": "object", "properties": SPLIT},
+            "example": {"shares": {"imagenet@1083e06ff666": 95, "imagenet@5b1de7a0f9c2": 5}},
+        }
+    },
+}
+
+
+def add_traffic(api: FastAPI, service: EnsembleService, traffic: TrafficControl | None) -> None:
+    """Add the routes; ``traffic`` is None if the settings have no versions."""
+
+    def control() -> TrafficControl:
+        if traffic is None:
+            raise NoTrafficError(
+                "this service has one version of its set: name others in the settings traffic or "
+                "shadow"
+            )
+        return traffic
+
+    @api.get(
+        TRAFFIC_PATH,
+        response_model_exclude_none=True,
+        responses=MISSING,
+        summary="Versions of the set: shares, shadow, comparison",
+    )
+    async def seen() -> TrafficStatus:
+        return await control().status()
+
+    @api.put(
+        TRAFFIC_PATH,
+        response_model_exclude_none=True,
+        responses=CHANGING,
+        openapi_extra={"requestBody": TRAFFIC_BODY},
+        summary="Change shares and shadow, or go back; answered once all Gateways serve it",
+    )
+    async def change(request: Request) -> TrafficStatus:
+        asked = control()
+        if not service.keys and not service.settings.open_traffic:
+            raise TrafficLockedError(
+                "this service has no keys, so whoever reaches it could change its traffic: set "
+                "api_keys_file, or open_traffic: true"
+            )
+        timeout_s = service.settings.request_timeout_s
+        return await asked.change(
+            await read_fields(request, timeout_s, BadParameterError, EXPECTED)
+        )
+
+
+PAGE_DIR = Path(__file__).parent / "page"
+SWAGGER_DIR = Path(swagger_ui_bundle.swagger_ui_path)
+SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
+INLINE_SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
+# Answers being sent: a slow client holds the unsent part of 1.4 MB.
+MAX_AT_ONCE = 32
+ROUTES_KEPT = 4  # path prefixes for which the description is cached; Serve has one
+
+
+def _headers(scripts: str) -> dict[str, str]:
+    """Return the headers that keep a page from loading anything elsewhere; ``scripts`` may run."""
+    policy = (
+        f"default-src 'none'; script-src {scripts}; style-src 'self'; img-src 'self' blob: data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+    }
+
+
+class Document:
+    """Bytes with their response headers."""
+
+    def __init__(self, data: bytes, media_type: str, headers: Mapping[str, str]) -> None:
+        self.data, self._media_type = data, media_type
+        self.etag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
+        # Revalidated each time, so that no old script meets a new page after an upgrade.
+        self._headers = {**headers, "cache-control": "no-cache", "etag": self.etag}
+
+    def answer(self, request: Request) -> "BoundedResponse":
+        """Return the response, without a body if the client already has these bytes."""
+        known = request.headers.get("if-none-match", "")
+        if known == "*" or self.etag in (
+            tag.strip().removeprefix("W/") for tag in known.split(",")
+        ):
+            return BoundedResponse(None, 304, self._headers)
+        return BoundedResponse(self.data, 200, self._headers, self._media_type)
+
+
+class BoundedResponse(Response):
+    """A response of which a process sends at most :data:`MAX_AT_ONCE` at a time."""
+
+    num_sending = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response; raise :class:`OverloadedError` before it if the limit is reached."""
+        if BoundedResponse.num_sending >= MAX_AT_ONCE:
+            raise OverloadedError(
+                f"{MAX_AT_ONCE} pages and their files are being sent, the limit; ask again soon"
+            )
+        BoundedResponse.num_sending += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            BoundedResponse.num_sending -= 1
+
+
+@cache
+def _page(name: str) -> Document:
+    """Return a page; its inline script is allowed by its hash.
+
+    Its addresses are relative, since the path at which browsers see the service is unknown here.
+    """
+    data = (PAGE_DIR / name).read_bytes()
+    if ".heic" in SUFFIXES:  # otherwise phones convert the chosen photos
+        data = data.replace(b"image/webp", b"image/webp,image/heic,image/heif,image/avif")
+        data = data.replace(b"JPEG, PNG or WebP", KINDS.encode())
+    scripts = INLINE_SCRIPT.findall(data.decode())
+    digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
+    return Document(
+        data, "text/html", _headers(" ".join(["'self'", *(f"'sha256-{d}'" for d in digests)]))
+    )
+
+
+@cache  # limited by the number of files
+def _file(path: Path) -> Document:
+    media_type, _ = mimetypes.guess_type(path.name)
+    return Document(path.read_bytes(), media_type or "application/octet-stream", {})
+
+
+def _root(request: Request) -> str:
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def add_pages(api: FastAPI) -> None:
+    """Add ``/``, ``/docs``, their files and the description; all are served from here."""
+    files = {f"/page/{path.name}": path for path in PAGE_DIR.iterdir() if path.is_file()}
+    files |= {f"/docs/assets/{name}": SWAGGER_DIR / name for name in SWAGGER_FILES}
+
+    @api.get("/", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return _page("index.html").answer(request)
+
+    @api.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        return _page("docs.html").answer(request)
+
+    @api.get("/page/{name}", include_in_schema=False)
+    @api.get("/docs/assets/{name}", include_in_schema=False)
+    async def file(request: Request) -> Response:
+        path = files.get(request.scope["path"].removeprefix(_root(request)))
+        if path is None:
+            raise HTTPException(404)
+        return _file(path).answer(request)
+
+    @lru_cache(ROUTES_KEPT)
+    def description(root: str) -> Document:
+        described = api.openapi() | ({"servers": [{"url": root}]} if root else {})
+        return Document(json.dumps(described).encode(), "application/json", {})
+
+    @api.get("/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> Response:
+        return description(_root(request)).answer(request)
+
+
+SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+NOT_LOCAL: dict[int | str, dict[str, Any]] = {
+    403: described(ProtocolError, "shared memory, and a caller that may be elsewhere")
+}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: described(ProtocolError, "shared memory that is off, gone or too small"),
+    **NOT_LOCAL,
+}
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: described(ProtocolError, "no such region")}
+REGISTERING: dict[int | str, dict[str, Any]] = {
+    **{status: described(ProtocolError, ERRORS[status]["description"]) for status in (408, 413)},
+    409: described(ProtocolError, "the region is registered already"),
+    415: described(ProtocolError, CODED[415]["description"]),
+}
+SIZE = {"type": "integer", "minimum": 0}
+REGION = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["key", "byte_size"],
+                "properties": {"key": {"type": "string"}, "offset": SIZE, "byte_size": SIZE},
+            }
+        }
+    },
+}
+
+
+def is_local(scope: Scope) -> bool:
+    """Whether a request is known to come from a program on this machine.
+
+    The connection may be HAProxy's, which then listens on loopback (:mod:`app.launch.haproxy`).
+    """
+    client, headers = scope.get("client"), Headers(scope)
+    if client is None or not is_loopback(client[0]):
+        return False
+    return asks_for_itself(lambda name: headers.joined(name.encode("ascii")))
+
+
+def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+    """Add the routes; if shared memory is off they answer with an error."""
+    _add_status(api, inference, tags)
+    _add_register(api, inference, tags)
+    _add_unregister(api, inference, tags)
+    _add_cuda(api, tags)
+
+
+def _regions(inference: Inference, request: Request) -> Regions:
+    return for_caller(inference.regions, is_local=is_local(request.scope))
+
+
+def _add_status(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+    @api.get(f"{SYSTEM}/status", tags=tags, responses=REFUSALS, summary="The registered regions")
+    async def all_regions(request: Request) -> list[RegionStatus]:
+        return _regions(inference, request).status()
+
+    @api.get(
+        SYSTEM + "/region/{region_name}/status",
+        tags=tags,
+        responses=REFUSALS | UNKNOWN,
+        summary="One registered region",
+    )
+    async def one_region(request: Request, region_name: str) -> list[RegionStatus]:
+        return _regions(inference, request).status(region_name)
+
+
+def _add_register(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+    timeout_s = inference.service.settings.request_timeout_s
+
+    @api.post(
+        SYSTEM + "/region/{region_name}/register",
+        tags=tags,
+        responses=REFUSALS | REGISTERING,
+        openapi_extra={"requestBody": REGION},
+        response_class=Response,
+        summary="Register a file of /dev/shm, or a part of one, as a region",
+    )
+    async def register(request: Request, region_name: str) -> Response:
+        regions = _regions(inference, request)
+        fields = await read_fields(request, timeout_s, BadRegionError, "key, offset and byte_size")
+        numbers = fields.get("offset", 0), fields.get("byte_size")
+        regions.register(region_name, fields.get("key"), *numbers)
+        return Response()
+
+
+def _add_unregister(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+    @api.post(
+        SYSTEM + "/region/{region_name}/unregister",
+        tags=tags,
+        responses=REFUSALS,
+        response_class=Response,
+        summary="Forget a region",
+    )
+    async def unregister(request: Request, region_name: str) -> Response:
+        _regions(inference, request).unregister(region_name)
+        return Response()
+
+    @api.post(
+        f"{SYSTEM}/unregister",
+        tags=tags,
+        responses=REFUSALS,
+        response_class=Response,
+        summary="Forget all regions",
+    )
+    async def unregister_all(request: Request) -> Response:
+        _regions(inference, request).unregister()
+        return Response()
+
+
+def _add_cuda(api: FastAPI, tags: list[Any]) -> None:
+    """Add CUDA's routes without any regions, since clients unregister them at their start."""
+
+    @api.get(f"{CUDA}/status", tags=tags, summary="None: see register")
+    async def all_regions() -> list[RegionStatus]:
+        return []
+
+    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="None: see register")
+    async def one_region(region_name: str) -> list[RegionStatus]:
+        return []
+
+    nothing: dict[str, Any] = {"response_class": Response, "summary": "Nothing to forget"}
+
+    @api.post(f"{CUDA}/unregister", tags=tags, **nothing)
+    async def unregister_all() -> Response:
+        return Response()
+
+    @api.post(CUDA + "/region/{region_name}/unregister", tags=tags, **nothing)
+    async def unregister(region_name: str) -> Response:
+        return Response()
+
+    @api.post(
+        CUDA + "/region/{region_name}/register",
+        tags=tags,
+        responses={400: described(ProtocolError, NO_CUDA)},
+        response_class=Response,
+        summary="Not supported",
+    )
+    async def register(region_name: str) -> Response:
+        raise BadRegionError(NO_CUDA)

@@ -1,0 +1,381 @@
+"""Parses the body of an inference request over HTTP: JSON, followed by the binary tensors.
+
+The header Inference-Header-Content-Length has the length of the JSON. Without it all is JSON. With
+0 the body is raw: a single encoded image.
+
+The answer to an inference request: its output tensors, and its form over HTTP.
+
+Over HTTP it is JSON, followed by the binary tensors. Outputs are probabilities, labels, and
+Triton's classification strings.
+
+KServe's V1 protocol, which is TensorFlow Serving's: images in base64, rows of outputs.
+
+A request is ``{"instances": [{"b64": "..."}]}``, or ``{"instances": [{"image": {"b64": "..."}}]}``.
+It is converted to an inference request of the Open Inference Protocol.
+"""
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from app.answers import Classified
+from app.errors import BadRegionError, BadTensorError, BodyTooLargeError
+from app.oip.models import IMAGE, LABEL, OUTPUTS, PROBABILITIES, ServedModel
+from app.oip.regions import Regions
+from app.oip.tensors import (
+    REGION,
+    REGION_OFFSET,
+    REGION_SIZE,
+    InferRequest,
+    RegionSlice,
+    RequestedOutput,
+    Tensor,
+    checked_id,
+    checked_tensor,
+    has_base64,
+    packed_elements,
+    region_slice,
+    requested_output,
+    shown,
+    truth,
+    whole_number,
+)
+from models.ensemble import AnswerRule, Prediction, top_k
+
+HEADER_LENGTH = "inference-header-content-length"
+LENGTH_HINT = (
+    "with binary tensors the header Inference-Header-Content-Length says where the JSON ends"
+)
+# JSON is parsed without a break on the event loop, and takes many times its size in memory.
+MAX_JSON_BYTES = 2 * 2**20
+MAX_VALUES = 2**14  # of longer JSON, counted by these characters, which base64 lacks:
+BEFORE_VALUES = (b",", b"[", b"{")
+MAX_TENSORS = 16  # inputs and outputs each
+
+
+def parse_request(body: bytes, header_length: str | None) -> InferRequest:
+    """Return the request in a body without content coding; ``header_length`` is the header.
+
+    Raises:
+        BadTensorError: the body is not a request of the protocol.
+        BodyTooLargeError: its JSON is too long.
+
+    """
+    length = len(body) if header_length is None else _header_length(header_length, len(body))
+    if header_length is not None and length == 0:
+        image = checked_tensor(IMAGE, "BYTES", (1,), values=[body])
+        return InferRequest((image,), parameters={"binary_data_output": True})
+    fields = parsed_object(parsed_json(body[:length]), "the request")
+    parameters = parsed_object(fields.get("parameters", {}), "parameters")
+    is_binary = truth(parameters, "binary_data_output")
+    return InferRequest(
+        _inputs(fields, memoryview(body)[length:]),
+        tuple(_requested_output(each, is_binary) for each in _list(fields, "outputs", [])),
+        parameters,
+        checked_id(fields.get("id", "")),
+    )
+
+
+def _header_length(text: str, body_bytes: int) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise BadTensorError(
+            f"Inference-Header-Content-Length is {shown(text)}; it is the number of bytes of JSON"
+        )
+    if len(text) > 18 or int(text) > body_bytes:
+        raise BadTensorError(
+            f"Inference-Header-Content-Length is {text[:18]}, and the body has {body_bytes} bytes"
+        )
+    return int(text)
+
+
+def parsed_json(text: bytes, hint: str = LENGTH_HINT) -> Any:
+    """Return the parsed JSON; ``hint`` is the advice about a text that is not JSON.
+
+    Raises:
+        BadTensorError: the text is not JSON.
+        BodyTooLargeError: it is long and has many values.
+
+    """
+    if len(text) > MAX_JSON_BYTES and sum(map(text.count, BEFORE_VALUES)) > MAX_VALUES:
+        raise BodyTooLargeError(
+            f"the request has {len(text)} bytes of JSON, the limit is {MAX_JSON_BYTES} for more "
+            f"than {MAX_VALUES} values; send files, or tensors in their binary form "
+            "(binary_data_size, Inference-Header-Content-Length)"
+        )
+    was_enabled = gc.isenabled()
+    gc.disable()  # it would traverse all new lists again and again
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadTensorError(
+            f"the request is no JSON: {error.msg} at character {error.pos}; {hint}"
+        ) from error
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def parsed_object(value: Any, what: str) -> Mapping[str, Any]:
+    """Return a value that is an object; raise :class:`BadTensorError` for other values."""
+    if not isinstance(value, dict):
+        raise BadTensorError(f"{what} is {shown(value)}; it is an object")
+    return value
+
+
+def _list(fields: Mapping[str, Any], name: str, default: list[Any] | None = None) -> list[Any]:
+    value = fields.get(name, default)
+    if not isinstance(value, list):
+        raise BadTensorError(f"{name} is {shown(value)}; it is a list")
+    if len(value) > MAX_TENSORS:
+        raise BadTensorError(f"the request has {len(value)} {name}, the limit is {MAX_TENSORS}")
+    return value
+
+
+def _inputs(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, ...]:
+    """Return the inputs; binary inputs take their bytes one after another."""
+    tensors = []
+    for each in _list(fields, "inputs"):
+        tensor, used = _input(parsed_object(each, "an input"), binary)
+        tensors.append(tensor)
+        binary = binary[used:]
+    if len(binary):
+        raise BadTensorError(
+            f"{len(binary)} bytes are left over after the inputs; the sum of binary_data_size "
+            "must be what comes after the JSON"
+        )
+    return tuple(tensors)
+
+
+def _input(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, int]:
+    name, datatype, shape = (fields.get(key) for key in ("name", "datatype", "shape"))
+    where = f"input {shown(name)}"
+    parameters = parsed_object(fields.get("parameters", {}), f"{where}: parameters")
+    size, region = whole_number(parameters, "binary_data_size"), region_slice(where, parameters)
+    is_base64 = has_base64(parameters)
+    if region is not None:
+        if size is not None or "data" in fields:
+            raise BadTensorError(f"{where} has data and a region; give one of them")
+        return checked_tensor(name, datatype, shape, region=region, is_base64=is_base64), 0
+    if size is None:
+        if "data" not in fields:
+            raise BadTensorError(f"{where} has neither data nor binary_data_size; give one of them")
+        values = fields["data"]
+        return checked_tensor(name, datatype, shape, values=values, is_base64=is_base64), 0
+    if "data" in fields:
+        raise BadTensorError(f"{where} has both data and binary_data_size; give one of them")
+    if not 0 <= size <= len(binary):
+        raise BadTensorError(
+            f"{where}: binary_data_size is {size}, and {len(binary)} bytes are left of the body"
+        )
+    raw = binary[:size]
+    return checked_tensor(name, datatype, shape, raw=raw, is_base64=is_base64), size
+
+
+def _requested_output(each: Any, is_binary: bool) -> RequestedOutput:
+    fields = parsed_object(each, "an output")
+    parameters = parsed_object(fields.get("parameters", {}), "an output's parameters")
+    return requested_output(fields.get("name"), parameters, is_binary=is_binary)
+
+
+PROBABILITY_BYTES = 4  # FP32
+Images = Sequence[Classified]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """An output: FP32 contents are an array of the tensor's shape, BYTES contents a list."""
+
+    name: str
+    shape: tuple[int, ...]
+    contents: npt.NDArray[np.float32] | Sequence[bytes]
+    is_binary: bool = False
+    region: RegionSlice | None = None  # where the contents were written, in place of the answer
+
+    @property
+    def datatype(self) -> str:
+        return "FP32" if isinstance(self.contents, np.ndarray) else "BYTES"
+
+    @property
+    def parameters(self) -> dict[str, str | int]:
+        """The parameters that locate the contents, if they are in a region."""
+        if self.region is None:
+            return {}
+        place: dict[str, str | int] = {REGION: self.region.region}
+        place[REGION_SIZE] = self.region.byte_size
+        return place | ({REGION_OFFSET: self.region.offset} if self.region.offset else {})
+
+    def packed(self) -> bytes:
+        if isinstance(self.contents, np.ndarray):
+            return np.ascontiguousarray(self.contents, "<f4").tobytes()
+        return packed_elements(self.contents)
+
+    def values(self) -> list[Any]:
+        """Return the contents for JSON: row-major, not nested."""
+        if isinstance(self.contents, np.ndarray):
+            flat: list[Any] = self.contents.ravel().tolist()
+            return flat
+        return [element.decode("utf-8", "replace") for element in self.contents]
+
+
+@dataclass(frozen=True, slots=True)
+class InferAnswer:
+    """The requested outputs, in the request's order."""
+
+    model_name: str
+    model_version: str
+    id: str
+    outputs: tuple[OutputTensor, ...]
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+def check_outputs_fit(
+    request: InferRequest, model: ServedModel, num_images: int, regions: Regions | None
+) -> None:
+    """Check the shared-memory regions of outputs before anything is computed for them.
+
+    Raises:
+        UnknownRegionError, BadRegionError: a region is not as it was registered, or too small.
+
+    """
+    if regions is None:
+        return
+    needed = num_images * len(model.labels) * PROBABILITY_BYTES
+    for output in request.outputs:
+        if output.region is None:
+            continue
+        is_rows = output.name == PROBABILITIES and not output.num_classes
+        if is_rows and output.region.byte_size < needed:
+            raise BadRegionError(
+                f"output {output.name} has {needed} bytes, and {output.region.byte_size} of shared "
+                "memory are given to it; give it more"
+            )
+        regions.check(output.region)
+
+
+def answer_of(request: InferRequest, model: ServedModel, images: Images) -> InferAnswer:
+    """Return the requested outputs, with rows in the images' order."""
+    asked = request.outputs or [RequestedOutput(name, request.wants_binary) for name in OUTPUTS]
+    parameters: dict[str, bool | str] = {}
+    if missing := {
+        name: why for image in images for name, why in (image.missing_members or {}).items()
+    }:
+        reasons = ", ".join(f"{name}: {why}" for name, why in missing.items())
+        parameters = {"degraded": True, "missing_members": reasons}
+    if model.member is None and all(image.sure is not None for image in images):
+        parameters["sure"] = all(image.sure for image in images)
+    if all(image.cached for image in images):
+        parameters["cached"] = True
+    outputs = tuple(_output_tensor(output, request, model, images) for output in asked)
+    version = images[0].model_version if images else model.version
+    return InferAnswer(model.name, version, request.id, outputs, parameters)
+
+
+def _output_tensor(
+    asked: RequestedOutput, request: InferRequest, model: ServedModel, images: Images
+) -> OutputTensor:
+    contents: npt.NDArray[np.float32] | list[bytes]
+    shape: tuple[int, ...]
+    if asked.name == LABEL:
+        shape, contents = _labels(request, model, images)
+    elif asked.num_classes:
+        num_classes = min(asked.num_classes, len(model.labels))
+        shape = (len(images), num_classes)
+        best = _best(images, model, num_classes)
+        contents = [f"{p.probability:f}:{p.index}:{p.label}".encode() for p in best]
+    else:
+        contents = np.stack([image.probabilities for image in images])  # (N, C) float32
+        shape = contents.shape
+    return OutputTensor(asked.name, shape, contents, asked.is_binary, asked.region)
+
+
+def _labels(
+    request: InferRequest, model: ServedModel, images: Images
+) -> tuple[tuple[int, ...], list[bytes]]:
+    """Return the shape and the labels, row by row.
+
+    The shape is (N,) for the likeliest labels alone, (N, top_k), or in a multi-label set (N, K): K
+    is the largest number of labels of an image, at least 1. Empty labels fill shorter rows.
+    """
+    rule = AnswerRule(model.labels, model.threshold).asked(request.threshold)
+    most = request.top_k or (len(model.labels) if rule.is_multi_label else 1)
+    rows = [[p.label for p in rule.predictions(i.probabilities, most)] for i in images]
+    width = max(1, *map(len, rows))
+    is_flat = not rule.is_multi_label and request.top_k is None
+    return (len(images),) if is_flat else (len(images), width), [
+        label.encode() for row in rows for label in (*row, *[""] * (width - len(row)))
+    ]
+
+
+def _best(images: Images, model: ServedModel, k: int) -> list[Prediction]:
+    """Return the likeliest ``k`` classes of each image, row by row."""
+    return [p for image in images for p in top_k(image.probabilities, model.labels, k)]
+
+
+def rendered(answer: InferAnswer) -> tuple[bytes, int | None]:
+    """Return the body over HTTP and the number of its bytes that are JSON, or None if all are."""
+    outputs: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    for output in answer.outputs:
+        fields = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+        if output.region is not None:
+            outputs.append(fields | {"parameters": output.parameters})
+        elif output.is_binary:
+            parts.append(output.packed())
+            outputs.append(fields | {"parameters": {"binary_data_size": len(parts[-1])}})
+        else:
+            outputs.append(fields | {"data": output.values()})
+    head: dict[str, Any] = {"model_name": answer.model_name, "model_version": answer.model_version}
+    if answer.id:
+        head["id"] = answer.id
+    if answer.parameters:
+        head["parameters"] = answer.parameters
+    text = orjson.dumps(head | {"outputs": outputs})
+    return (b"".join((text, *parts)), len(text)) if parts else (text, None)
+
+
+EXPECTED = '{"instances": [{"b64": "..."}]}, a file in base64 for each image'
+
+
+def parse_instances(body: bytes, _: str | None = None) -> InferRequest:
+    """Return the request in a body; raise as :func:`~app.oip.bodies.parse_request` does."""
+    fields = parsed_object(parsed_json(body, f"send {EXPECTED}"), "the request")
+    instances = fields.get("instances")
+    if not isinstance(instances, list):
+        raise BadTensorError(f"instances is {shown(instances)}; send {EXPECTED}")
+    files = [_file(number, each) for number, each in enumerate(instances)]
+    tensor = checked_tensor(IMAGE, "BYTES", (len(files),), values=files, is_base64=True)
+    parameters = parsed_object(fields.get("parameters", {}), "parameters")
+    return InferRequest((tensor,), parameters=parameters)
+
+
+def _file(number: int, instance: Any) -> str:
+    """Return an image's base64 text, with or without the input's name around it."""
+    if isinstance(instance, dict) and instance.keys() == {IMAGE}:
+        instance = instance[IMAGE]
+    if not isinstance(instance, dict) or not isinstance(instance.get("b64"), str):
+        raise BadTensorError(f"instance {number} is {shown(instance)}; send {EXPECTED}")
+    file: str = instance["b64"]
+    return file
+
+
+def rendered_predictions(answer: InferAnswer) -> tuple[bytes, None]:
+    """Return the body and None, since none of it is binary."""
+    columns = {output.name: _rows(output) for output in answer.outputs}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    of_all = {"parameters": answer.parameters} if answer.parameters else {}
+    return orjson.dumps({"predictions": rows} | of_all), None
+
+
+def _rows(output: OutputTensor) -> list[Any]:
+    """Return an output's values for each image, without labels that only fill a row."""
+    values = output.values()
+    if len(output.shape) == 1:
+        return values
+    width = output.shape[1]
+    rows = [values[start : start + width] for start in range(0, len(values), width)]
+    return [[value for value in row if value != ""] for row in rows]

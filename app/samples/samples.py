@@ -1,0 +1,323 @@
+"""A sample: the file of an image as its client sent it, and the answer to it.
+
+Chooses samples among the answers, and writes them on its own thread.
+
+No answer waits for a sample or fails because of it: if the queue is full the sample is dropped.
+
+The places that samples are written to: a folder of bounded size, or an object store.
+"""
+
+import hashlib
+import logging
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import orjson
+
+from app.answers import Classified, Fault, answer_values
+from app.environment import MIB
+from app.errors import ConfigError
+from app.queueing.circuit_breaker import CircuitBreaker
+from app.settings import Settings
+from app.telemetry.metric_table import SAMPLES
+from app.telemetry.metrics import meter
+from models.files import write_whole
+from models.image_formats import name_format
+from models.machine import installed_version, pip_install
+from models.stores import CLIENTS, EXTRAS, is_url, said, smart_open_file
+
+DIGEST_BYTES = 8
+SUFFIXES = {"jpeg": "jpg", "HEIF": "heic", None: "bin"}  # other formats: their name
+DISAGREES = "disagrees"  # the key of another version's answer
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Two files of the same stem: the image, and the answer as JSON."""
+
+    stem: str  # begins with the time, so that names are in the order of arrival
+    suffix: str
+    image: bytes
+    text: bytes
+
+    @property
+    def files(self) -> tuple[tuple[str, bytes], ...]:
+        """Names and contents; the image first, so that it exists when the answer's file does."""
+        return (f"{self.stem}.{self.suffix}", self.image), (f"{self.stem}.json", self.text)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.image) + len(self.text)
+
+
+def digest(request_id: str, place: int) -> bytes:
+    """Return a hash of an image's request id and its place in the request."""
+    return hashlib.blake2b(f"{place} {request_id}".encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def is_chosen(request_id: str, place: int, ratio: float) -> bool:
+    """Whether an image is sampled, by its hash: ``ratio`` of all are, in every process the same."""
+    return int.from_bytes(digest(request_id, place)) < ratio * (1 << 8 * DIGEST_BYTES)
+
+
+def sample_of(
+    image: bytes, answer: Classified, place: int, when: datetime, other: Classified | None = None
+) -> Sample:
+    """Return the sample of the ``place``-th image of a request, answered at ``when``.
+
+    The answer is as the client got it, with as many classes as the client asked for. ``other`` is
+    the answer to a copy by a version that disagrees.
+    """
+    when = when.astimezone(UTC)
+    stem = f"{when:%Y%m%dT%H%M%S%f}-{digest(answer.request_id, place).hex()}"
+    kind = name_format(memoryview(image))
+    suffix = SUFFIXES.get(kind) or str(kind).lower()
+    content = {
+        "file": f"{stem}.{suffix}",
+        "time": when.isoformat(timespec="milliseconds"),
+        "image": place,
+        **_without_timings(answer),
+    }
+    if other is not None:
+        content[DISAGREES] = _without_timings(other)
+    return Sample(stem, suffix, image, orjson.dumps(content))
+
+
+def _without_timings(answer: Classified) -> dict[str, object]:
+    values = answer_values(answer)
+    del values["timings_ms"]
+    return values
+
+
+DISAGREEMENTS = "disagreements"  # a subfolder of sample_dir
+DISAGREEMENT_SHARE = 0.25  # of sample_mib, if versions share the traffic
+MAX_WAITING, MAX_WAITING_BYTES = 256, 64 * MIB
+logger = logging.getLogger("ray.serve")
+
+
+class WaitingSample(NamedTuple):
+    """A sampled image that waits to be written."""
+
+    image: bytes
+    answer: Classified
+    place: int
+    when: datetime
+    other: Classified | None = None  # of a version that disagrees
+
+
+def record_sample(result: str) -> None:
+    """Count a sampled image by its result: written, dropped or failed."""
+    meter.count(SAMPLES, result=result)
+
+
+class SamplePlace(Protocol):
+    """A folder or store that samples are written to."""
+
+    def write(self, sample: Sample) -> bool:
+        """Write a sample; return False if there is no room for it."""
+
+
+class Sampler:
+    """Writes ``ratio`` of the answered images, with their answers, to ``place``."""
+
+    def __init__(
+        self,
+        ratio: float,
+        place: SamplePlace,
+        observe: Callable[[str], None] = record_sample,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._ratio, self._place, self._observe, self._now = ratio, place, observe, now
+        self._waiting: deque[WaitingSample] = deque()
+        self._num_bytes = 0  # of the images that wait
+        self._breaker = CircuitBreaker()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._write_all, name="samples", daemon=True).start()
+
+    def note(
+        self, request_id: str, files: Sequence[bytes], answers: Sequence[Classified | Fault]
+    ) -> None:
+        """Queue the request's sampled images; images answered with an error are left out.
+
+        ``files`` and ``answers`` are in the same order; ``files`` is empty if the client sent
+        pixels.
+        """
+        for place, (image, answer) in enumerate(zip(files, answers, strict=False)):
+            if isinstance(answer, Classified) and is_chosen(request_id, place, self._ratio):
+                self._take(WaitingSample(image, answer, place, self._now()))
+
+    def note_disagreement(
+        self, image: bytes, answer: Classified, other: Classified, place: int
+    ) -> None:
+        """Take an image that another version answers differently; ``place``: in its request."""
+        self._take(WaitingSample(image, answer, place, self._now(), other))
+
+    def _take(self, chosen: WaitingSample) -> None:
+        with self._changed:
+            is_full = len(self._waiting) >= MAX_WAITING
+            if is_full or self._num_bytes + len(chosen.image) > MAX_WAITING_BYTES:
+                self._observe("dropped")
+                return
+            self._waiting.append(chosen)
+            self._num_bytes += len(chosen.image)
+            self._changed.notify()
+
+    def _write_all(self) -> None:
+        """Write queued samples, for as long as the process lives."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                chosen = self._waiting.popleft()
+                self._num_bytes -= len(chosen.image)
+            self._observe(self._write(chosen))
+
+    def _write(self, chosen: WaitingSample) -> str:
+        """Write a sample and return the result; after failures the place is tried less often."""
+        if not self._breaker.allows():
+            return "failed"
+        try:
+            sample = sample_of(*chosen)
+            is_kept = self._place.write(sample)
+        except Exception as error:
+            if self._breaker.failed():
+                logger.error(
+                    "cannot write samples (%s: %s); requests are answered without, and writing is "
+                    "retried from time to time",
+                    type(error).__name__,
+                    error,
+                )
+            return "failed"
+        if self._breaker.succeeded():
+            logger.info("samples can be written again")
+        return "written" if is_kept else "dropped"
+
+
+def sampler_of(settings: Settings) -> Sampler | None:
+    """Return the sampler that the settings ask for; None if they ask for none."""
+    if settings.sample_dir is None or settings.sample_ratio == 0:
+        return None
+    share = 1 - DISAGREEMENT_SHARE if settings.has_versions else 1
+    place = place_of(settings.sample_dir, int(share * settings.sample_mib * MIB))
+    return Sampler(settings.sample_ratio, place)
+
+
+def disagreement_sampler_of(settings: Settings) -> Sampler | None:
+    """Return the sampler of photos that versions disagree on; None: they are not kept."""
+    if settings.sample_dir is None or not settings.has_versions:
+        return None
+    folder = f"{settings.sample_dir.rstrip('/')}/{DISAGREEMENTS}"
+    place = place_of(folder, int(DISAGREEMENT_SHARE * settings.sample_mib * MIB))
+    return Sampler(0.0, place)
+
+
+PARTS = 128  # A Gateway lists the folder again after it wrote this part of the limit.
+OWN_FILE = re.compile(r"\.?(?P<stem>\d{8}T\d{12}-[0-9a-f]{16})\.[a-z0-9.]+")
+
+
+class SampleFolder:
+    """A folder that holds at most ``max_bytes`` of samples, those of other processes included.
+
+    Files that are no samples are neither counted nor removed.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+        self._left = 0  # bytes that may be written before the folder is listed again
+
+    def write(self, sample: Sample) -> bool:
+        """Write a sample, and remove the oldest ones to make room for it.
+
+        Return False if it is larger than the limit.
+
+        Raises:
+            OSError: the folder cannot be written, or the disk is full.
+
+        """
+        if sample.num_bytes > self._max_bytes:
+            return False
+        left, self._left = self._left, 0  # so that the folder is listed again after a failure
+        if sample.num_bytes > left:
+            left = self._make_room(max(sample.num_bytes, self._max_bytes // PARTS))
+        for name, content in sample.files:
+            write_whole(self._folder / name, content, mode=0o600)  # private photos
+        self._left = left - sample.num_bytes
+        return True
+
+    def _make_room(self, room: int) -> int:
+        """Remove the oldest samples until ``room`` bytes are free; return ``room``."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private photos
+        sizes: dict[str, int] = {}
+        files: dict[str, list[Path]] = {}
+        for path in self._folder.iterdir():
+            if own := OWN_FILE.fullmatch(path.name):
+                files.setdefault(own["stem"], []).append(path)
+                sizes[own["stem"]] = sizes.get(own["stem"], 0) + _num_bytes(path)
+        total = sum(sizes.values())
+        for stem in sorted(files):
+            if total + room <= self._max_bytes:
+                break
+            for path in sorted(files[stem], key=lambda path: path.suffix != ".json"):
+                path.unlink(missing_ok=True)  # another Gateway may have removed it
+            total -= sizes[stem]
+        return room
+
+
+class SampleStore:
+    """An object store, by URL; this process writes at most ``max_bytes`` a day (UTC) to it.
+
+    Nothing is removed from the store.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        max_bytes: int,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._url, self._max_bytes, self._now = url.rstrip("/"), max_bytes, now
+        self._day, self._num_bytes = "", 0
+
+    def write(self, sample: Sample) -> bool:
+        """Write a sample to the day's folder; return False if the day's limit is reached.
+
+        Raises:
+            StoreError: the store cannot be written.
+
+        """
+        day = f"{self._now():%Y%m%d}"
+        if day != self._day:
+            self._day, self._num_bytes = day, 0
+        if self._num_bytes + sample.num_bytes > self._max_bytes:
+            return False
+        for name, content in sample.files:
+            target = f"{self._url}/{day}/{name}"
+            with said(f"cannot write {target}"), smart_open_file(target, "wb") as opened:
+                opened.write(content)
+        self._num_bytes += sample.num_bytes
+        return True
+
+
+def place_of(name: str, max_bytes: int) -> SamplePlace:
+    """Return the place with that name: the URL of a store, or a folder."""
+    return SampleStore(name, max_bytes) if is_url(name) else SampleFolder(Path(name), max_bytes)
+
+
+def check_sample_store(place: str | None) -> None:
+    """Raise :class:`ConfigError` if ``place`` is a store whose package is missing."""
+    scheme = (place or "").partition("://")[0]
+    if scheme in EXTRAS and installed_version(CLIENTS[scheme]) is None:
+        needed = pip_install(EXTRAS[scheme])
+        raise ConfigError(f"sample_dir is {place}, and its client is not installed: {needed}")
+
+
+def _num_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,188 @@
+"""Stages that are deployments of their own, called through their handles or over channels.
+
+Each class has the methods of its stage (:mod:`app.graph.members`), so the graph does not know where
+a stage runs. Calls to the Decoder and the members carry many requests
+(:mod:`app.serve.shared_calls`). Each request keeps its own lane, time limit, trace and error. It
+is hedged after half of its time, and repeated on another replica if one dies
+(:mod:`app.graph.attempts`). Requests of a call whose replica died never share a call again: one of
+the files may have killed the replica, and would do so again.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from ray.serve.handle import DeploymentHandle
+
+from app.answers import Combined, Decoded, MemberAnswer
+from app.errors import UPDATING, HeavyFileError, OtherSetError
+from app.graph.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
+from app.queueing.scheduler import Lane
+from app.serve.channels import ChannelPool
+from app.serve.locality_router import known_replicas
+from app.serve.shared_calls import (
+    SIZES,
+    CallBatcher,
+    MessageError,
+    Part,
+    Question,
+    SharedCall,
+    calls_at_once,
+    check,
+    pack_call,
+    read_classified,
+    read_decoded,
+)
+from app.telemetry.spans import current_ids, untraced
+from models.ensemble import Probabilities
+from models.errors import TandemError
+from models.openvino_network import Pixels
+
+A = TypeVar("A")
+StageHandle: TypeAlias = DeploymentHandle[Any]
+TimedQuestion = tuple[Question, float]  # and its deadline by time.monotonic
+hedge_budget = HedgeBudget()  # shared by all calls of this process
+
+
+class SharedCalls(Generic[A]):
+    """Calls of one method of a deployment; each carries the questions of several requests.
+
+    Args:
+        handle: of the deployment.
+        method: the method, which takes and returns messages of :mod:`app.serve.shared_calls`.
+        read: decodes an answer into an entry for each question.
+        sizes: the preferred sizes of calls, in images.
+        channels: to replicas on this node; None: every call goes through Ray.
+
+    """
+
+    def __init__(
+        self,
+        handle: StageHandle,
+        method: str,
+        read: Callable[[bytes], Sequence[A | TandemError]],
+        sizes: Sequence[int] = SIZES,
+        channels: ChannelPool | None = None,
+    ) -> None:
+        self._channels, self._read = channels, read
+        self._handle, self._name = handle, method
+        # Contexts of no request, since Serve cancels calls when their request ends.
+        self._batcher: CallBatcher[TimedQuestion, A] = CallBatcher(
+            self._send, sizes, self._num_replicas, untraced().copy
+        )
+
+    async def ask(self, question: Question, num_images: int, num_bytes: int, lane: Lane) -> A:
+        """Return the answer to a question.
+
+        ``num_bytes`` is the size of the question or of its answer, whichever is larger.
+
+        Raises:
+            RayError, RayServeException: the replicas are gone or full.
+            TandemError: the error that the stage raised.
+
+        """
+        expires = time.monotonic() + question.left_s
+        asked = question, expires
+        together = partial(self._batcher.submit, asked, num_images, num_bytes, lane)
+        alone = partial(together, is_alone=True)
+
+        async def first() -> A:
+            try:
+                return await retry(together, alone)
+            except HeavyFileError:
+                return await retry(alone)
+
+        after_s = HEDGE_AFTER_SHARE * question.left_s
+        return await hedged(first, after_s, hedge_budget, num_images, lambda: retry(alone))
+
+    async def _send(
+        self, lane: Lane, parts: Sequence[Part[TimedQuestion, A]], is_alone: bool
+    ) -> Sequence[A | TandemError]:
+        now = time.monotonic()
+        questions = [
+            question._replace(left_s=expires - now)
+            for question, expires in (part.content for part in parts)
+        ]
+        message = await self._call(pack_call(SharedCall(questions, lane, is_alone)))
+        try:
+            answers = self._read(message)
+            check(len(answers) == len(parts), f"{len(answers)} answers for {len(parts)} parts")
+        except MessageError as error:
+            raise OtherSetError(f"{self._name}: {error}; {UPDATING}") from error
+        self._batcher.calls_per_replica = calls_at_once(message)
+        return answers
+
+    async def _call(self, message: bytes) -> bytes:
+        """Make a call over a channel, or through Ray if there is no channel to choose."""
+        channel = self._channels.choose(self._batcher.calls_per_replica) if self._channels else None
+        if channel is not None:
+            return await channel.call(message)
+        answer: bytes = await self._method.remote(message)
+        return answer
+
+    @cached_property
+    def _method(self) -> StageHandle:
+        """Return the handle's method, looked up at the first call: then Serve makes its router."""
+        return self._handle.options(method_name=self._name)
+
+    def _num_replicas(self) -> int:
+        return known_replicas(self._handle.app_name, self._handle.deployment_name).num
+
+
+class RemoteDecoder:
+    """The Decoder deployment; a decoded image has ``image_bytes`` bytes."""
+
+    def __init__(
+        self,
+        handle: StageHandle,
+        image_bytes: int = 0,
+        channels: ChannelPool | None = None,
+    ) -> None:
+        self._calls = SharedCalls(handle, "decode_many", read_decoded, channels=channels)
+        self._image_bytes = image_bytes
+
+    async def decode(self, files: list[bytes], left_s: float, lane: Lane) -> Decoded:
+        """Decode files; see :meth:`app.stages.decoder.Decoder.decode`."""
+        num_bytes = max(sum(map(len, files)), len(files) * self._image_bytes)
+        question = Question(files, None, left_s, current_ids())
+        return await self._calls.ask(question, len(files), num_bytes, lane)
+
+
+class RemoteMember:
+    """A Classifier deployment with batches of ``sizes`` images."""
+
+    def __init__(
+        self,
+        handle: StageHandle,
+        sizes: Sequence[int] = SIZES,
+        channels: ChannelPool | None = None,
+    ) -> None:
+        self._calls = SharedCalls(handle, "classify_many", read_classified, sizes, channels)
+
+    async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
+        """Run a member; see :meth:`app.stages.classifier.Classifier.classify`."""
+        question = Question((), images, left_s, current_ids())
+        return await self._calls.ask(question, len(images), images.nbytes, lane)
+
+
+class RemoteCombiner:
+    """The Combiner deployment."""
+
+    def __init__(self, handle: StageHandle) -> None:
+        self._handle = handle
+
+    async def combine(
+        self,
+        members: Mapping[str, Probabilities],
+        top_k: int,
+        left_s: float,
+        threshold: float | None = None,
+    ) -> list[Combined]:
+        """Average members; see :meth:`app.stages.combiner.Combiner.combine`."""
+        asked = () if threshold is None else (math.inf, threshold)
+        num_images = max(map(len, members.values()), default=0)
+        remote = partial(self._handle.combine.remote, members, top_k, *asked)
+        after_s = HEDGE_AFTER_SHARE * left_s
+        return await hedged(lambda: retry(remote), after_s, hedge_budget, num_images)

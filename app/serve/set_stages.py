@@ -1,0 +1,178 @@
+"""Builds the stages of a model set in this process, and removes them again."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from app.graph.ensemble import Ensemble
+from app.queueing.scheduler import CoreShare
+from app.serve.channels import IS_THERE, ChannelPool
+from app.serve.remote import RemoteCombiner, RemoteDecoder, RemoteMember, StageHandle
+from app.settings import Settings
+from app.stages.classifier import Classifier
+from app.stages.combiner import Combiner
+from app.stages.decoder import Decoder
+from app.stages.threads import replica_inference_threads
+from app.telemetry.metrics import Reports
+from models.machine import give_back_memory
+from models.model_set import ModelSet
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, eq=False)
+class SetStages:
+    """The stages of one version of a set in this process, and the graph of all its stages."""
+
+    model_set: ModelSet
+    ensemble: Ensemble
+    members: tuple[Classifier, ...]
+    decoder: Decoder | None  # None: a deployment of its own; so the Combiner
+    combiner: Combiner | None
+
+    async def check_health(self) -> None:
+        """Raise :class:`UnhealthyError` if a stage fails or hangs."""
+        for stage in (*self.members, self.decoder, self.combiner):
+            if stage is not None:
+                await stage.check_health()
+        self.ensemble.check_health()
+
+
+class StageBuilder:
+    """Builds the stages of sets, one set after another; all share this process's threads.
+
+    A stage with a handle is a deployment of its own. :meth:`build` may run on any thread, one call
+    at a time. The other methods are called on the event loop, or before it runs.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        decoder: StageHandle | None = None,
+        members: Mapping[str, StageHandle] | None = None,
+        combiner: StageHandle | None = None,
+    ) -> None:
+        self._settings = settings
+        self._decoder, self._members, self._combiner = decoder, members, combiner
+        self._threads = None if members is not None else replica_inference_threads(settings.streams)
+        self._shares: dict[str, CoreShare] = {}
+        self._reports: dict[tuple[str, str], Reports] = {}  # by set and member
+        self._user_config: dict[str, Any] = {}
+        self.joined: list[SetStages] = []
+        self.members: list[Classifier] = []  # of all joined sets; the Decoders read it
+
+    @property
+    def threads_each(self) -> int:
+        """Cores that a batch keeps busy."""
+        return self._threads.threads_each if self._threads is not None else 1
+
+    @property
+    def cores(self) -> int:
+        """Cores that the networks compute on; 1, the event loop's, where there are no networks."""
+        return self._threads.cores if self._threads is not None else 1
+
+    def build(
+        self, settings: Settings, model_set: ModelSet, *, is_apart: bool = False
+    ) -> SetStages:
+        """Load, compile and check a set's networks by the set's ``settings``; takes seconds.
+
+        With ``is_apart`` they get their own threads, which take turns with the shared threads.
+
+        Raises:
+            TandemError: a file or an answer is wrong; stages built so far are closed.
+
+        """
+        logger.info("serving model set %s, %s", model_set.name, settings.served_precision)
+        threads = self._threads.apart() if self._threads and is_apart else self._threads
+        members: dict[str, Classifier] = {}
+        with ExitStack() as on_error:
+            if threads is not None:
+                share = self._share_of(model_set.name)
+                for member in model_set.manifest.members:
+                    name = member.name
+                    reports = self._reports.setdefault((model_set.name, name), {})
+                    members[name] = Classifier(settings, name, threads, model_set, share, reports)
+                    on_error.callback(members[name].leave)
+            combining = (
+                RemoteCombiner(self._combiner) if self._combiner else Combiner(settings, model_set)
+            )
+            own_members = tuple(members.values())
+            decoding = self._decoding(settings, model_set)
+            remote = None if self._members is None else self._remote(self._members)
+            ensemble = Ensemble(settings, model_set, decoding, remote or members, combining)
+            on_error.pop_all()
+        return SetStages(
+            model_set,
+            ensemble,
+            own_members,
+            decoding if isinstance(decoding, Decoder) else None,
+            combining if isinstance(combining, Combiner) else None,
+        )
+
+    def join(self, stages: SetStages) -> None:
+        """Add built stages to those of this process, and apply its queue settings."""
+        for member in stages.members:
+            member.reconfigure(self._user_config)
+        self.joined.append(stages)
+        self._joined_changed()
+
+    async def remove(self, stages: SetStages) -> None:
+        """Remove stages that get no more requests, once their last batches have ended.
+
+        Their memory is freed, unless the caller keeps the stages.
+        """
+        self.joined.remove(stages)
+        self._joined_changed()
+        await self.discard(stages)
+
+    async def discard(self, stages: SetStages) -> None:
+        """Close stages that have not joined, or have been removed."""
+        for member in stages.members:
+            await member.close()
+        await asyncio.to_thread(give_back_memory)
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Change the queue settings of all members, and of those that join later.
+
+        Raises:
+            ConfigError: an unknown key or an invalid value; then nothing changes.
+
+        """
+        for member in self.members:
+            member.reconfigure(user_config)
+        self._user_config = user_config
+
+    def _share_of(self, name: str) -> CoreShare:
+        """Return a set's share of the cores, which all its versions have in common."""
+        weights = self._settings.set_weights or {}
+        return self._shares.setdefault(name, CoreShare(weights.get(name, 1.0)))
+
+    def _joined_changed(self) -> None:
+        self.members[:] = [member for stages in self.joined for member in stages.members]
+        # With several sets batches do not wait: images being decoded may be another set's.
+        if self._threads is not None:
+            is_alone = len(self.joined) == 1
+            self._threads.scheduler.share_cores_with(self.joined[0].decoder if is_alone else None)
+
+    def _decoding(self, settings: Settings, model_set: ModelSet) -> Decoder | RemoteDecoder:
+        if self._decoder is None:
+            decoders: Iterable[Decoder | None] = (stages.decoder for stages in self.joined)
+            queue = next((decoder.queue for decoder in decoders if decoder is not None), None)
+            return Decoder(settings, model_set, queue)
+        image_bytes = model_set.manifest.inputs.num_bytes
+        return RemoteDecoder(self._decoder, image_bytes, self._channels(self._decoder))
+
+    def _remote(self, members: Mapping[str, StageHandle]) -> dict[str, RemoteMember]:
+        sizes = self._settings.batch_sizes
+        return {
+            name: RemoteMember(handle, sizes, self._channels(handle))
+            for name, handle in members.items()
+        }
+
+    def _channels(self, handle: StageHandle) -> ChannelPool | None:
+        if not (self._settings.local_channels and IS_THERE):
+            return None
+        return ChannelPool(handle.app_name, handle.deployment_name)

@@ -1,0 +1,383 @@
+"""Encodes calls of stages and their answers: a head in JSON, then files, images and rows.
+
+Serve pickles arguments. For a single bytes object that is a copy; for lists, arrays and dataclasses
+it is a large part of a call's cost. Every length and shape in a message is checked before use.
+Errors travel by class name and arguments; only our own errors become their class again.
+
+Batches calls of a remote stage: one call carries the images of many requests.
+
+A call between processes costs as much for one image as for eight. While calls are under way,
+further images wait here for the next call. There is no timer: to an idle stage a single image
+leaves at once, as in :mod:`app.queueing.batch_queue`. Calls have the sizes of batches. With sizes
+1, 4 and 8, of six waiting images four leave, and the other two wait for more: in a call of six they
+would run as a small batch.
+"""
+
+import asyncio
+import json
+import math
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from app.answers import Decoded, Fault, MemberAnswer
+from app.errors import NotReadyError
+from app.queueing.scheduler import LANES, Lane
+from app.telemetry.spans import SpanIds
+from models.errors import TandemError
+from models.openvino_network import Pixels
+
+StageAnswer = TypeVar("A", Decoded, MemberAnswer)
+CALL, DECODED, CLASSIFIED = b"TnC2", b"TnD2", b"TnM2"  # the digit is the version of the format
+# The kind, the bytes of the head, and in answers the calls that the replica wants at a time.
+PREFIX = struct.Struct("<4sII")
+
+
+class MessageError(ValueError):
+    """A message in another format, or from another version of the program."""
+
+
+class Question(NamedTuple):
+    """A request's question to a stage: files to decode, or images to classify."""
+
+    files: Sequence[bytes]
+    images: Pixels | None  # (K, H, W, 3) uint8
+    left_s: float
+    span: SpanIds | None  # of the request, if traced
+
+
+class SharedCall(NamedTuple):
+    """The parts of one call; ``is_alone`` if its only part asked for a call of its own."""
+
+    questions: Sequence[Question]
+    lane: Lane
+    is_alone: bool = False
+
+
+def pack_call(call: SharedCall) -> bytes:
+    """Encode a call."""
+    parts: list[Any] = []
+    blobs: list[Any] = []
+    for files, images, left_s, span in call.questions:
+        if images is None:
+            parts.append((left_s, span, [len(file) for file in files], None))
+            blobs += files
+        else:
+            parts.append((left_s, span, (), images.shape))
+            blobs.append(np.ascontiguousarray(images))
+    return _packed(CALL, (call.lane, call.is_alone, parts), blobs)
+
+
+def read_call(message: bytes) -> SharedCall:
+    """Decode a call or raise :class:`MessageError`; its images are views of ``message``."""
+    with _reading(message, CALL) as reader:
+        lane, is_alone, parts = reader.head
+        check(lane in LANES, f"there is no lane {lane!r}")
+        questions = []
+        for left_s, span, sizes, shape in parts:
+            files = [bytes(reader.take(size)) for size in sizes]
+            images = None if shape is None else reader.array(shape, "u1")
+            questions.append(Question(files, images, left_s, span and SpanIds(*span)))
+        return SharedCall(questions, lane, is_alone)
+
+
+def pack_decoded(answers: Sequence[Decoded | BaseException], at_once: int = 1) -> bytes:
+    """Return the Decoder's answer to a call; ``at_once`` is how many calls it wants at a time."""
+    return _packed_answers(DECODED, "u1", answers, at_once)
+
+
+def read_decoded(message: bytes) -> list[Decoded | TandemError]:
+    """Decode the Decoder's answer: an entry for each part; raise :class:`MessageError`."""
+
+    def decoded(images: Any, faults: Any, decode_ms: Any, fingerprint: str) -> Decoded:
+        by_place = {int(place): Fault(*fault) for place, fault in faults.items()}
+        return Decoded(images, by_place, tuple(decode_ms), fingerprint)
+
+    return _read_answers(DECODED, "u1", message, decoded)
+
+
+def pack_classified(answers: Sequence[MemberAnswer | BaseException], at_once: int = 1) -> bytes:
+    """Return a member's answer to a call; ``at_once`` is how many calls it wants at a time."""
+    return _packed_answers(CLASSIFIED, "<f4", answers, at_once)
+
+
+def read_classified(message: bytes) -> list[MemberAnswer | TandemError]:
+    """Decode a member's answer: an entry for each part; raise :class:`MessageError`."""
+
+    def classified(rows: Any, *rest: Any) -> MemberAnswer:
+        queue_ms, infer_ms, batch_size, fingerprint = rest
+        return MemberAnswer(rows, tuple(queue_ms), tuple(infer_ms), tuple(batch_size), fingerprint)
+
+    return _read_answers(CLASSIFIED, "<f4", message, classified)
+
+
+def calls_at_once(message: bytes) -> int:
+    """Return how many calls at a time the replica wants, from an answer that was decoded before."""
+    return max(1, int(PREFIX.unpack_from(message)[2]))
+
+
+def named_error(error: BaseException) -> list[Any]:
+    """Return the name of an error's class, and its arguments if the error is ours."""
+    return [type(error).__name__, list(error.args) if isinstance(error, TandemError) else []]
+
+
+def error_named(name: str, arguments: Sequence[str | float]) -> TandemError:
+    """Return an error of ours by its name; other names become "the stage failed"."""
+    kinds: list[type[TandemError]] = [TandemError]
+    for kind in kinds:
+        if kind.__name__ == name:
+            return kind(*arguments)
+        kinds += kind.__subclasses__()
+    return NotReadyError(f"a stage of the graph failed ({name}); try again")
+
+
+def check(is_so: bool, problem: str) -> None:
+    """Raise :class:`MessageError` with ``problem`` unless ``is_so``."""
+    if not is_so:
+        raise MessageError(problem)
+
+
+def _packed_answers(
+    kind: bytes, dtype: str, answers: Sequence[tuple[Any, ...] | BaseException], at_once: int
+) -> bytes:
+    """Encode answers: the first field of each is an array, the others are JSON."""
+    parts: list[Any] = []
+    blobs = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            parts.append((named_error(answer), None, ()))
+        else:
+            array, *fields = answer
+            parts.append((None, array.shape, fields))
+            blobs.append(np.ascontiguousarray(array, dtype))
+    return _packed(kind, parts, blobs, at_once)
+
+
+def _read_answers(
+    kind: bytes, dtype: str, message: bytes, answer: Callable[..., StageAnswer]
+) -> list[StageAnswer | TandemError]:
+    with _reading(message, kind) as reader:
+        return [
+            error_named(*error) if error else answer(reader.array(shape, dtype), *fields)
+            for error, shape, fields in reader.head
+        ]
+
+
+def _packed(kind: bytes, head: Any, blobs: Sequence[Any], at_once: int = 0) -> bytes:
+    text = json.dumps(head, default=_fields_of).encode()
+    return b"".join((PREFIX.pack(kind, len(text), at_once), text, *blobs))
+
+
+def _fields_of(fault: Fault) -> tuple[Any, ...]:
+    return fault.status, fault.code, fault.message
+
+
+@contextmanager
+def _reading(message: bytes, kind: bytes) -> Iterator["_Reader"]:
+    """Yield a reader; raise :class:`MessageError` if reading fails or leaves bytes over."""
+    try:
+        reader = _Reader(message, kind)
+        yield reader
+        check(not reader.num_left, f"{reader.num_left} bytes more than the message announces")
+    except MessageError:
+        raise
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise MessageError(f"the message does not hold together: {error}") from error
+
+
+class _Reader:
+    """A position in a message; each read is checked against the bytes left."""
+
+    def __init__(self, message: bytes, kind: bytes) -> None:
+        self._view, self._place = memoryview(message), 0
+        own_kind, num_bytes, _ = PREFIX.unpack(self.take(PREFIX.size))
+        check(own_kind == kind, "this is no message of this kind, or not of this version")
+        self.head: Any = json.loads(bytes(self.take(num_bytes)))
+
+    @property
+    def num_left(self) -> int:
+        return len(self._view) - self._place
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Return the next bytes as a view."""
+        is_there = 0 <= num_bytes <= self.num_left
+        check(is_there, f"{num_bytes} bytes are announced and {self.num_left} are left")
+        self._place += num_bytes
+        return self._view[self._place - num_bytes : self._place]
+
+    def array(self, shape: Sequence[int], dtype: str) -> npt.NDArray[Any]:
+        """Return the next numbers as a read-only view."""
+        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return np.frombuffer(self.take(num_bytes), dtype).reshape(shape)
+
+
+Q = TypeVar("Q")
+PartAnswer = TypeVar("A")
+SIZES = (8,)  # of calls, in images, to a stage without batches
+MAX_CALL_BYTES = 3 * 2**20  # below gRPC's default limit of 4 MiB
+ALONE_BYTES = 2**20  # A larger part gets a call of its own, whose cost is small in comparison.
+# A call that takes longer does not count as under way: its replica may hang, or be very busy.
+HOLDS_BACK_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Part(Generic[Q, PartAnswer]):
+    """One request's part of a call; ``num_bytes`` is the larger of question and answer."""
+
+    content: Q
+    num_images: int
+    num_bytes: int
+    future: asyncio.Future[PartAnswer]
+
+
+@dataclass(slots=True, eq=False)
+class _Call(Generic[Q, PartAnswer]):
+    parts: list[Part[Q, PartAnswer]]
+    num_wanted: int  # parts whose callers are still waiting
+    task: asyncio.Task[None] | None = None
+    overdue: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True)
+class _LaneState(Generic[Q, PartAnswer]):
+    waiting: deque[Part[Q, PartAnswer]] = field(default_factory=deque)
+    num_calls: int = 0  # under way, without those that take too long
+
+
+# Makes a call, and returns the answer or error of each part, in order; raises if all parts failed.
+Send = Callable[
+    [Lane, Sequence[Part[Q, PartAnswer]], bool], Awaitable[Sequence[PartAnswer | BaseException]]
+]
+
+
+class CallBatcher(Generic[Q, PartAnswer]):
+    """Makes the calls of one stage. An error of one part does not affect the other parts.
+
+    Each call is of one lane, so that a photo does not wait for a form. A caller that goes away
+    ends the call only if nobody else waits for it. All methods are called on the event loop.
+
+    Args:
+        send: makes a call; its last argument is True for a part that asked to be alone in it.
+        sizes: of calls, in images, ascending; images that fill the largest leave at once.
+        num_replicas: returns how many replicas the stage has now.
+        context: returns the context in which a call runs, which belongs to no request.
+
+    """
+
+    def __init__(
+        self,
+        send: Send[Q, PartAnswer],
+        sizes: Sequence[int] = SIZES,
+        num_replicas: Callable[[], int] = lambda: 1,
+        context: Callable[[], Context] = copy_context,
+    ) -> None:
+        self._send, self._num_replicas, self._context = send, num_replicas, context
+        self._sizes = sorted(sizes)
+        self.calls_per_replica = 1  # calls of each lane that a replica works on at a time
+        self._lanes: dict[Lane, _LaneState[Q, PartAnswer]] = {lane: _LaneState() for lane in LANES}
+        self._calls: set[_Call[Q, PartAnswer]] = set()
+        self._is_scheduled = False
+
+    def submit(
+        self, content: Q, num_images: int, num_bytes: int, lane: Lane, *, is_alone: bool = False
+    ) -> asyncio.Future[PartAnswer]:
+        """Queue a part for the next call, and return the future of its answer.
+
+        A large part, or a part with ``is_alone``, leaves at once in a call of its own.
+        """
+        future: asyncio.Future[PartAnswer] = asyncio.get_running_loop().create_future()
+        part = Part(content, num_images, num_bytes, future)
+        if is_alone or num_bytes > ALONE_BYTES:
+            self._start(lane, [part], is_alone=True)
+        else:
+            self._lanes[lane].waiting.append(part)
+            self._schedule()
+        return future
+
+    def _schedule(self) -> None:
+        """Send waiting parts at the end of this turn of the loop, together with those it adds."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._send_waiting)
+
+    def _send_waiting(self) -> None:
+        self._is_scheduled = False
+        most = self.calls_per_replica * max(1, self._num_replicas())
+        for lane, state in self._lanes.items():
+            state.waiting = deque(part for part in state.waiting if not part.future.done())
+            while parts := self._leaving(state, may_be_small=state.num_calls < most):
+                self._start(lane, parts, is_alone=False)
+
+    def _leaving(
+        self, state: _LaneState[Q, PartAnswer], *, may_be_small: bool
+    ) -> list[Part[Q, PartAnswer]]:
+        """Remove and return the parts of the next call: the largest size that they fill."""
+        waiting = state.waiting
+        num_waiting = sum(part.num_images for part in waiting)
+        largest = self._sizes[-1]
+        if not waiting or (num_waiting < largest and not may_be_small):
+            return []
+        filled = (size for size in self._sizes if 1 < size <= num_waiting)
+        size = max(filled, default=num_waiting)  # images that fill no size leave together
+        parts = [waiting.popleft()]
+        num_images, num_bytes = parts[0].num_images, parts[0].num_bytes
+        while waiting and num_images < size:
+            num_images += waiting[0].num_images
+            num_bytes += waiting[0].num_bytes
+            if num_images > largest or num_bytes > MAX_CALL_BYTES:
+                break
+            parts.append(waiting.popleft())
+        return parts
+
+    def _start(self, lane: Lane, parts: list[Part[Q, PartAnswer]], *, is_alone: bool) -> None:
+        call = _Call(parts, len(parts))
+        self._calls.add(call)
+        loop = asyncio.get_running_loop()
+        call.task = loop.create_task(self._make(lane, call, is_alone), context=self._context())
+        if not is_alone:
+            self._lanes[lane].num_calls += 1
+            call.overdue = loop.call_later(HOLDS_BACK_S, self._let_others_go, lane, call)
+        call.task.add_done_callback(lambda _: self._ended(lane, call))
+        for part in parts:
+            part.future.add_done_callback(lambda future: self._left(call, future))
+
+    async def _make(self, lane: Lane, call: _Call[Q, PartAnswer], is_alone: bool) -> None:
+        try:
+            answers = await self._send(lane, call.parts, is_alone)
+        except Exception as error:
+            answers = [error] * len(call.parts)
+        for part, answer in zip(call.parts, answers, strict=True):
+            if part.future.done():  # its caller has gone
+                continue
+            if isinstance(answer, BaseException):
+                part.future.set_exception(answer)
+            else:
+                part.future.set_result(answer)
+
+    def _let_others_go(self, lane: Lane, call: _Call[Q, PartAnswer]) -> None:
+        """Stop counting a call as under way, so that others can be made."""
+        if call.overdue is not None:
+            call.overdue.cancel()
+            call.overdue = None
+            self._lanes[lane].num_calls -= 1
+            self._schedule()
+
+    def _ended(self, lane: Lane, call: _Call[Q, PartAnswer]) -> None:
+        self._let_others_go(lane, call)
+        self._calls.discard(call)
+        for part in call.parts:  # still waiting, if the call's task was cancelled
+            part.future.cancel()
+
+    def _left(self, call: _Call[Q, PartAnswer], future: asyncio.Future[PartAnswer]) -> None:
+        """Cancel a call once nobody waits for it."""
+        if future.cancelled():
+            call.num_wanted -= 1
+            if not call.num_wanted and call.task is not None:
+                call.task.cancel()

@@ -1,0 +1,491 @@
+"""All settings of a service, the checks between them, and the settings of each of its sets.
+
+Settings that name the served model sets and their versions.
+
+Settings that limit what a service accepts at a time, and how long a request may take.
+
+Settings of the records that a service keeps: samples, feedback and traces.
+"""
+
+import platform
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from platformdirs import user_cache_path
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from app.environment import MIB
+from app.setting_values import (
+    NO_TRACE_FILES,
+    RETIRED,
+    CachePlace,
+    FunctionName,
+    Origins,
+    UserPath,
+    UserPaths,
+    check_form_fits,
+    check_sample_place,
+    check_shares,
+    check_trace_endpoint,
+    set_in_traffic,
+)
+from models.files import user_folder
+from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
+from models.model_set import ModelSet, load_model_set, search_path
+from models.record import Precision, Weight
+
+IS_X86 = platform.machine() in ("x86_64", "AMD64")  # on others INT8 may be emulated, or inexact
+Place = Literal["gateway", "deployment"]
+AnswerPolicy = Literal["all", "quorum", "any"]
+
+
+class LimitSettings(BaseModel):
+    """Limits in bytes, pixels, files, requests and seconds."""
+
+    max_body_bytes: int = Field(
+        20 * MIB, ge=1, description="largest body of a request with all its files, in bytes"
+    )
+    max_bytes_in_flight: int = Field(
+        256 * MIB,
+        ge=1,
+        description="bytes of the bodies that a Gateway holds at a time, at most; further requests "
+        "get 429",
+    )
+    max_pixels: int = Field(
+        DEFAULT_MAX_PIXELS, ge=1, description="largest width x height of an image"
+    )
+    max_full_pixels: int = Field(
+        DEFAULT_MAX_FULL_PIXELS,
+        ge=1,
+        description="largest width x height of an image that cannot be decoded at reduced scale "
+        "(PNG, WebP); images with 16-bit samples count twice",
+    )
+    max_heavy_pixels: int = Field(
+        128 * MIB,
+        ge=1,
+        description="pixels that a Decoder holds at full scale at a time, at most; images up to 2 "
+        "Mi pixels do not count; further images get 429",
+    )
+    max_files: int = Field(64, ge=1, description="files in one multipart request, at most")
+    max_concurrent_requests: int = Field(
+        128, ge=1, description="requests under way per Gateway, at most; further ones get 429"
+    )
+    target_wait_ms: float | None = Field(
+        50.0,
+        ge=0,
+        le=10_000,
+        description="how long an admitted request may wait for free cores in overload; the "
+        "Gateway lowers its limit of requests to keep it, if the members run in its process; "
+        "null: max_concurrent_requests is the limit in overload too",
+    )
+    max_queued_images: int = Field(
+        512,
+        ge=1,
+        description="images that wait for a member's replica, at most; a quarter of the places is "
+        "kept for requests with a single image",
+    )
+    default_top_k: int = Field(
+        5, ge=1, description="classes in an answer without top_k; never more than the set has"
+    )
+    request_timeout_s: float = Field(
+        10.0, gt=0, le=3600, description="time limit of a request; a client may ask for less"
+    )
+    answer_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        le=3600,
+        description="time limit of the answer, from the end of the body on; null: the rest of "
+        "request_timeout_s, and on a cluster at most 0.8 of the time after which HAProxy asks "
+        "another Gateway",
+    )
+
+
+TraceExporter = Literal["otlp", "jaeger", "none"]
+
+
+class RecordSettings(BaseModel):
+    """Samples and feedback, which are off by default, and traces."""
+
+    sample_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the answered images that is written to sample_dir with the answer; "
+        "a hash of the request id and of the image's place in the request decides",
+    )
+    sample_dir: str | None = Field(
+        None,
+        description="folder or store's URL (s3://, gs://, az://) that samples are written to, and "
+        "with traffic or shadow also photos that versions disagree on; photos are written as they "
+        "were sent, and may be personal data",
+    )
+    sample_mib: int = Field(
+        1024,
+        ge=1,
+        description="largest size of all samples in a folder, where the oldest are removed; in a "
+        "store, of what each Gateway writes a day; with traffic or shadow a quarter is kept for "
+        "disagreements",
+    )
+    feedback: bool = Field(
+        False,
+        description="accept the right labels of earlier answers (POST /v1/feedback), and report "
+        "each version's accuracy (GET /v1/feedback)",
+    )
+    feedback_answers: int = Field(
+        50_000, ge=1, description="answers that are remembered for feedback, the newest ones"
+    )
+    trace_exporter: TraceExporter = Field(
+        "otlp",
+        description="how traces are sent: otlp (any collector, Jaeger from 1.35 on), jaeger "
+        "(Thrift, for older versions of Jaeger), none",
+    )
+    trace_endpoint: str | None = Field(
+        None,
+        description="address that the exporter sends to; otlp: http://HOST:4317 (gRPC) or "
+        "http://HOST:4318; jaeger: udp://HOST:6831 or http://HOST:14268; null: the address in "
+        "OpenTelemetry's environment variables; without an address otlp sends nothing, and jaeger "
+        "sends to this machine",
+    )
+
+    @field_validator("trace_exporter", mode="before")
+    @classmethod
+    def _traces_are_sent(cls, value: object) -> object:
+        if value == "file":
+            raise ValueError(f"file is no exporter any more: {NO_TRACE_FILES}")
+        return value
+
+    @model_validator(mode="after")
+    def _records_have_a_place(self) -> Self:
+        check_trace_endpoint(self.trace_exporter, self.trace_endpoint)
+        check_sample_place(self.sample_ratio, self.sample_dir)
+        return self
+
+
+class SetSettings(BaseModel):
+    """One set, several that share a service, or versions of one that share its traffic."""
+
+    model_set: str = Field(
+        "imagenette",
+        description="the served model set: its name, its folder, or its URL in a store (s3://, "
+        "gs://, az://, hf://, https://); NAME@VERSION is a version of it",
+    )
+    model_sets: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="several served sets instead of model_set, which share the service's cores; a "
+        "request names a set, or gets the first; null: model_set alone",
+    )
+    traffic: dict[str, float] | None = Field(
+        None,
+        min_length=1,
+        description="percentage of requests that each version of a set answers, by NAME@VERSION, "
+        "100 in sum; leave model_set out, or let it name the same set; null: model_set alone",
+    )
+    shadow: str | None = Field(
+        None,
+        description="another version of the set, NAME@VERSION, that gets copies of requests while "
+        "the service is not busy, and answers no client; null: none",
+    )
+    traffic_header: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9-]{1,64}$",
+        description="request header, in lower case (x-user-id), whose value decides which version "
+        "of traffic answers; null: the image decides",
+    )
+    compare_ratio: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="share of requests that a second version also computes while several versions "
+        "answer, to compare both on the same images",
+    )
+    open_traffic: bool | None = Field(
+        None,
+        description="whether clients may change the traffic (PUT /v1/traffic) of a service "
+        "without API keys; null: only if tandem serve listens on loopback, never on a cluster",
+    )
+    unload_after_s: float | None = Field(
+        None,
+        gt=0,
+        description="unload the networks of a set other than the first after this time without a "
+        "request; the next request for it waits until they are loaded again; null: never",
+    )
+    set_weights: dict[str, Weight] | None = Field(
+        None,
+        min_length=1,
+        description="weight of each set's share of the cores, by its name, while images of several "
+        "sets wait; 1 for a set without a weight; null: equal shares",
+    )
+    model_dirs: UserPaths = Field(
+        (), description="folders that are searched for sets before the bundled sets"
+    )
+    weights: dict[str, Weight] | None = Field(
+        None,
+        min_length=1,
+        description="the served members by name, each with its weight in the average of "
+        "probabilities; null: all members, with the manifest's weights",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sets_are_named_once(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("model_sets") is None:
+            return values
+        if values.get("model_set") is not None:
+            raise ValueError(
+                "model_set and model_sets both name the served sets: leave one of them out"
+            )
+        names = values["model_sets"]
+        return (
+            {**values, "model_set": names[0]}
+            if isinstance(names, list | tuple) and names
+            else values
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _traffic_names_the_set(cls, values: Any) -> Any:
+        """Take the version with the largest share as ``model_set``."""
+        shares = values.get("traffic") if isinstance(values, dict) else None
+        if not isinstance(shares, dict) or not shares or values.get("model_sets") is not None:
+            return values
+        try:
+            main = max(shares, key=lambda name: float(shares[name]))
+        except (TypeError, ValueError):  # the check of the field reports it
+            return values
+        return {**values, "model_set": set_in_traffic(values.get("model_set"), main)}
+
+    @model_validator(mode="after")
+    def _versions_share_one_process(self) -> Self:
+        if self.traffic is not None:
+            check_shares(self.traffic)
+        if not self.has_versions:
+            return self
+        for stage in ("decoder", "members", "combiner"):
+            if getattr(self, stage) == "deployment":
+                raise ValueError(
+                    f"traffic or shadow is set and {stage} is deployment: versions only run in "
+                    "the Gateway's process; leave one of them out"
+                )
+        if self.has_several_sets or self.weights is not None:
+            raise ValueError(
+                "traffic and shadow name versions of one set, with their manifests' weights: leave "
+                "out model_sets and weights"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _several_sets_share_one_process(self) -> Self:
+        if not self.has_several_sets:
+            return self
+        for stage in ("decoder", "members", "combiner"):
+            if getattr(self, stage) == "deployment":
+                raise ValueError(
+                    f"model_sets has {len(self.model_sets or ())} sets and {stage} is deployment: "
+                    f"several sets only run in the Gateway's process; leave {stage} out, or serve "
+                    "one set"
+                )
+        if self.weights is not None:
+            raise ValueError(
+                "weights names members of one set, and model_sets has several; leave one of them "
+                "out, or write the weights into the sets' manifests"
+            )
+        return self
+
+    @property
+    def model_search(self) -> tuple[Path, ...]:
+        return search_path(self.model_dirs)
+
+    @property
+    def has_several_sets(self) -> bool:
+        """Whether a Gateway serves several sets."""
+        return len(self.model_sets or ()) > 1
+
+    @property
+    def has_versions(self) -> bool:
+        """Whether several versions of a set are served: in the traffic, or as a shadow."""
+        return self.traffic is not None or self.shadow is not None
+
+    def of_each_version(self) -> list[Self]:
+        """Return the settings of each version's graph, ``model_set``'s first."""
+        shadow = [self.shadow] if self.shadow is not None else []
+        names = dict.fromkeys((self.model_set, *(self.traffic or {}), *shadow))
+        return [self.model_copy(update={"model_set": name}) for name in names]
+
+
+class Settings(RecordSettings, LimitSettings, SetSettings):
+    """The arguments of ``app.main:build``; unknown keys are refused."""
+
+    # Serve logs pydantic's errors: hide the values in them, since the cache's may hold a password.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
+    )
+
+    precision: Literal["INT8", "FP16", "auto"] = Field(
+        "INT8" if IS_X86 else "auto",
+        description="precision of the served networks; auto (the default on CPUs other than "
+        "x86-64) is INT8, or FP16 if INT8 fails its golden check on the machine that starts the "
+        "service",
+    )
+    allow_unverified: bool = Field(
+        False, description="serve INT8 even if it lost more accuracy than the set's max_drop"
+    )
+    cascade_margin: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="answer an image by the first member alone if its two highest probabilities "
+        "differ by at least this; null: always ask all members",
+    )
+    answer_policy: AnswerPolicy = Field(
+        "all",
+        description="how many members must answer: all, quorum (more than half) or any; an answer "
+        "that lacks a member is marked degraded, and names the member",
+    )
+    member_patience_s: float = Field(
+        1.0,
+        ge=0,
+        le=60,
+        description="how long an answer waits for the remaining members once enough have answered",
+    )
+    preprocess: FunctionName = Field(
+        None,
+        description="your own function between the Decoder and the members, from pixels to "
+        "pixels: package.module:function; null: none",
+    )
+    combine: FunctionName = Field(
+        None,
+        description="your own function from the members' probabilities to the ensemble's: "
+        "package.module:function; null: the weighted average",
+    )
+    batch_sizes: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
+        (1, 3, 8),
+        min_length=1,
+        description="batch sizes that are compiled; a batch is padded to the next of them",
+    )
+    backlog_batches: bool = Field(
+        True,
+        description="also use batches of twice the largest size while a backlog waits; they are "
+        "compiled at the first backlog, and take memory from then on",
+    )
+    decoder: Place = Field(
+        "gateway", description="where the Decoder runs: the Gateway's process, or its own replicas"
+    )
+    members: Place = Field(
+        "gateway",
+        description="where the networks run: the Gateway's process, or their own replicas",
+    )
+    combiner: Place = Field(
+        "gateway", description="where the Combiner runs: the Gateway's process, or its own replicas"
+    )
+    local_channels: bool = Field(
+        True,
+        description="call replicas of the Decoder and the members on the Gateway's node over "
+        "Unix-domain sockets; false: through Ray, as replicas on other nodes",
+    )
+    streams: int = Field(
+        0, ge=0, description="batches that a replica runs at a time; 0: one on each of its cores"
+    )
+    decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
+    cache: CachePlace = Field(
+        "none",
+        description="where answers to repeated images are cached: none, local (in each Gateway's "
+        "memory), or redis://HOST:PORT/DB (also in Redis, for all Gateways)",
+    )
+    cache_mib: int = Field(
+        64, ge=1, le=2**16, description="size of the cache in each Gateway's memory"
+    )
+    shared_memory: Literal[False, "unproxied"] = Field(
+        False,
+        description="unproxied: clients on this machine may pass tensors of the Open Inference "
+        "Protocol in shared memory (Triton's system shared memory); only for tandem serve on "
+        "loopback without a proxy in front, which would make remote clients look local",
+    )
+    compile_cache: UserPath = Field(
+        user_folder(user_cache_path, "openvino"),
+        description="folder of compiled networks; null: compile them at each start",
+    )
+    api_keys_file: UserPath = Field(
+        None,
+        description="file of API keys, a KEY or NAME:KEY on each line; only requests with one of "
+        "them, or of the variable TANDEM_API_KEYS, are answered; it is read again when it changes; "
+        "null: no file",
+    )
+    allowed_origins: Origins = Field(
+        (),
+        description="origins of web pages that may call the service from a browser (CORS): "
+        'https://shop.example, without a path, or "*" for all; API keys are still checked',
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_is_retired(cls, content: Any) -> Any:
+        for name in RETIRED.keys() & content:
+            raise ValueError(f"{name} is no setting any more: {RETIRED[name]}")
+        return content
+
+    @model_validator(mode="after")
+    def _settings_fit_each_other(self) -> Self:
+        for what, of_all, of_each in (
+            ("body", "max_bytes_in_flight", "max_body_bytes"),
+            ("picture", "max_heavy_pixels", "max_full_pixels"),
+        ):
+            room, needed = getattr(self, of_all), getattr(self, of_each)
+            if room < needed:
+                raise ValueError(
+                    f"{of_all} is {room} and {of_each} {needed}, so the largest {what} would not "
+                    f"fit: raise {of_all}"
+                )
+        check_form_fits(self.max_queued_images, self.max_files)
+        if self.combine is not None and self.cascade_margin is not None:
+            raise ValueError(
+                f"combine is {self.combine} and cascade_margin {self.cascade_margin:g}: a cascade "
+                "answers some images by the first member alone, without combine; leave one of "
+                "them out"
+            )
+        return self
+
+    @field_validator("shared_memory", mode="before")
+    @classmethod
+    def _shared_memory_is_without_a_proxy(cls, value: object) -> object:
+        if value is True:
+            raise ValueError(
+                "true is refused: clients of a proxy on this machine look local, and could read "
+                "and write shared memory; if there is no proxy in front, set shared_memory: "
+                "unproxied"
+            )
+        return value
+
+    @property
+    def served_precision(self) -> Precision:
+        """The networks' precision: INT8 for ``auto``, until :mod:`app.graph.set_checks` has decided."""
+        return "INT8" if self.precision == "auto" else self.precision
+
+    def of_each_set(self) -> list["Settings"]:
+        """Return the settings of each set's graph, in the order of the sets.
+
+        A Gateway's limits of requests, bytes and cache are divided evenly between the sets, so
+        that load on one set cannot use up the limits of the others.
+        """
+        if not self.has_several_sets:
+            return [self]
+        names = self.model_sets or ()
+        num = len(names)
+        shares = {
+            "cache_mib": max(1, self.cache_mib // num),
+            "max_concurrent_requests": max(1, self.max_concurrent_requests // num),
+            "max_bytes_in_flight": max(self.max_body_bytes, self.max_bytes_in_flight // num),
+        }
+        return [self.model_copy(update={**shares, "model_set": name}) for name in names]
+
+    def of_one_more(self, name: str) -> "Settings":
+        """Return the settings of one more set, loaded at run time, with an even share."""
+        names = (*(self.model_sets or (self.model_set,)), name)
+        several = self.model_copy(update={"model_sets": names, "weights": None})
+        return several.of_each_set()[-1]
+
+    def load_set(self) -> ModelSet:
+        """Load ``model_set``, with only the members that ``weights`` name if it is set."""
+        of = None if self.precision == "auto" else self.precision  # None: a version of either
+        loaded = load_model_set(self.model_set, self.model_search, of)
+        return loaded if self.weights is None else loaded.weighted(self.weights)

@@ -1,0 +1,179 @@
+"""The Decoder: decodes image files to a uint8 tensor of the members' input size or sizes."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from app.answers import Decoded, Fault
+from app.errors import HeavyFileError
+from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy
+from app.queueing.scheduler import SHADOW, Lane
+from app.queueing.usage import Usage
+from app.settings import Settings
+from app.stages.threads import Health, replica_cores
+from app.telemetry.spans import DecodedFile, record_decodes
+from models.errors import TandemError
+from models.image import CheckedImage
+from models.image_header import ImageHeader, read_header
+from models.ledger import decoder_cpu_ms
+from models.machine import give_back_memory, keep_freed_memory
+from models.model_set import ModelSet
+from models.openvino_network import Pixels
+
+# libavif may decode up to 2^28 pixels, whatever the header says: so never on every thread.
+AVIF_PIXELS = 4 * 2**20
+HEAVY_PIXELS = 2 * 2**20  # from this size on an image is heavy: about 0.1 s as PNG
+
+
+class _Outcome(NamedTuple):
+    image: Pixels | None  # uint8 BGR, (H, W, 3) or (B,); None for a fault
+    file: DecodedFile
+
+
+class Decoder:
+    """Decodes on threads of its own (OpenCV releases the GIL): the replica's loop stays free."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        model_set: ModelSet | None = None,
+        queue: "DecodeQueue[_Outcome] | None" = None,
+    ) -> None:
+        """Start the threads; ``queue`` is shared by the sets of a process; None: a new one."""
+        cv2.setNumThreads(1)  # one image per core, not one image on every core
+        give_back_memory()  # after compiling and checking the members in this process
+        keep_freed_memory()
+        model_set = model_set or settings.load_set()
+        self._inputs = model_set.manifest.inputs
+        self._inputs.warm_up()
+        self._fingerprint = model_set.fingerprint(settings.served_precision)
+        self._settings = settings
+        self.queue = queue or DecodeQueue[_Outcome](
+            settings.decode_threads, settings.max_heavy_pixels
+        )
+        self._health = Health("file that is decoded", counts_failures=False)
+        cores = replica_cores(settings.decode_threads)
+        self.usage = Usage(cores, decoder_cpu_ms(model_set.manifest))
+        # For remote callers: one call's files already use several threads.
+        self.calls_at_once = max(1, settings.decode_threads // 2)
+
+    @property
+    def num_coming(self) -> int:
+        return self.queue.num_coming
+
+    @property
+    def num_busy(self) -> int:
+        """How many cores decoding keeps busy, with the event loop's if it has files to decode."""
+        return self.queue.num_busy
+
+    def on_decoded(self, call: Callable[[], None]) -> None:
+        """Register a function that is called on the loop whenever a file has been decoded."""
+        self.queue.on_end = call
+
+    async def check_health(self) -> None:
+        """Raise :class:`UnhealthyError` if decoding hangs; Serve then replaces the replica."""
+        self._health.check()
+
+    async def decode(
+        self,
+        files: list[bytes],
+        left_s: float = math.inf,
+        lane: Lane = "interactive",
+        *,
+        takes_heavy: bool = True,
+    ) -> Decoded:
+        """Decode every file; a bad file becomes a :class:`Fault` and does not affect the others.
+
+        Raises:
+            HeavyFileError: a file is heavy, and ``takes_heavy`` is False or the lane is shadow.
+            DeadlineError: ``left_s`` passed before every file had been started.
+            OverloadedError: too many pixels of heavy files wait or are decoded.
+            TooManyPixelsError: the request's heavy files alone exceed the limit.
+
+        """
+        # Heavy files have no lanes: the shadow's would delay those of clients.
+        takes_heavy = takes_heavy and lane != SHADOW
+        self.usage.began(len(files))
+        is_done = False
+        try:
+            outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
+            is_done = True
+        finally:
+            self.usage.ended(len(files), done=is_done)
+        record_decodes([outcome.file for outcome in outcomes])
+        return self._stacked(outcomes)
+
+    async def _by_turns(
+        self, files: list[bytes], left_s: float, lane: Lane, *, takes_heavy: bool
+    ) -> list[_Outcome]:
+        call = FilesToDecode(lane, time.monotonic() + left_s)
+        jobs = [self.queue.submit(call, partial(self._begin, data, takes_heavy)) for data in files]
+        try:
+            return [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
+        finally:
+            for job in jobs:
+                job.cancel()  # the request failed: its other files need not be decoded
+
+    def _stacked(self, outcomes: list[_Outcome]) -> Decoded:
+        pixels: list[Pixels] = []
+        times_ms: list[float] = []
+        faults: dict[int, Fault] = {}
+        for index, (image, file) in enumerate(outcomes):
+            if file.fault is not None:
+                faults[index] = file.fault
+            elif image is not None:
+                pixels.append(image)
+                times_ms.append((file.ended - file.started) * 1e3)
+        if len(pixels) == 1:  # the usual case, without a copy
+            images = pixels[0][None]
+        else:
+            images = np.stack(pixels) if pixels else self._inputs.none()
+        return Decoded(images, faults, tuple(times_ms), self._fingerprint)
+
+    def _check(self, data: bytes) -> CheckedImage:
+        limits = self._settings
+        return self._inputs.check(
+            data, max_pixels=limits.max_pixels, max_full_pixels=limits.max_full_pixels
+        )
+
+    def _begin(self, data: bytes, takes_heavy: bool) -> _Outcome | Heavy[_Outcome]:
+        """Check a file and decode it unless it is heavy; called on a thread."""
+        started = time.monotonic()
+        try:
+            checked = self._check(data)
+        except TandemError as error:
+            ended, header = time.monotonic(), _header_of(data)
+            return _Outcome(None, DecodedFile(len(data), started, ended, header, Fault.of(error)))
+        pixels, is_avif = checked.full_pixels, checked.header.format == "avif"
+        if is_avif:
+            pixels = max(pixels, min(AVIF_PIXELS, self._settings.max_heavy_pixels))
+        if is_avif or pixels > HEAVY_PIXELS:
+            if not takes_heavy:
+                raise HeavyFileError("a large picture: send it again in a call of its own")
+            return Heavy(pixels, partial(self._finish, data, checked))
+        return self._finish(data, checked, started)
+
+    def _finish(self, data: bytes, checked: CheckedImage, started: float | None = None) -> _Outcome:
+        started = time.monotonic() if started is None else started
+        image, fault = None, None
+        try:
+            with self._health.run():
+                image = self._inputs.decode(data, checked)
+        except TandemError as error:
+            fault = Fault.of(error)
+        ended = time.monotonic()
+        return _Outcome(image, DecodedFile(len(data), started, ended, checked.header, fault))
+
+
+def _header_of(data: bytes) -> ImageHeader | None:
+    """Return a refused file's header for its span, or None if it cannot be read."""
+    with contextlib.suppress(TandemError):
+        return read_header(data)
+    return None

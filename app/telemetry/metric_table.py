@@ -1,0 +1,224 @@
+"""The table of all metrics: name, description and tags; dashboard and alert rules use no others.
+
+Ray adds ``ray_`` before a name and ``_total`` after a counter's, and its own tags: deployment,
+replica, application, and the node's address.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+MetricKind = Literal["counter", "gauge", "histogram"]
+# A photo takes 8 to 60 ms, depending on the machine. The buckets reach from a quarter of a ms for
+# stages to the 10 s of a deadline.
+BUCKETS_MS = (
+    *(0.25, 0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 80.0, 100.0),
+    *(150.0, 200.0, 300.0, 400.0, 500.0, 1000.0, 2500.0, 10_000.0),
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric; ``when`` names the event after which it has values, if not from the start."""
+
+    name: str
+    kind: MetricKind
+    text: str
+    tags: tuple[str, ...] = ()
+    when: str = ""
+
+    @property
+    def parts(self) -> tuple["Metric", ...]:
+        """The metrics that Ray gets: a histogram is sent as gauges of its counts.
+
+        Ray's own histogram takes values one by one, in the replica and again in Ray's agent. That
+        costs several times as much, and its sum is not exact (decision 0044).
+        """
+        if self.kind != "histogram":
+            return (self,)
+        tags = {"bucket": (*self.tags, "le"), "sum": self.tags, "count": self.tags}
+        return tuple(Metric(f"{self.name}_{part}", "gauge", self.text, tags[part]) for part in tags)
+
+
+REQUESTS = Metric(
+    "tandem_requests",
+    "counter",
+    "requests by route and status (of gRPC, what HTTP would say); 499: the client went away; "
+    "operation: classify on every route that classifies images, else other",
+    ("route", "status", "operation"),
+)
+KEY_REQUESTS = Metric(
+    "tandem_key_requests",
+    "counter",
+    "requests that were let in, by the name of their key; unnamed: it has none",
+    ("key",),
+    when="there are keys",
+)
+REFUSED_BEFORE = Metric(
+    "tandem_refused_before",
+    "counter",
+    "requests to classify that HAProxy refused (429) before they reached a Gateway; reported when "
+    "HAProxy next forwards a request",
+    when="HAProxy refuses requests",
+)
+REQUEST_MS = Metric(
+    "tandem_request_ms",
+    "histogram",
+    "a request to classify, from its arrival at the Gateway to the answer's last byte",
+    ("status",),
+)
+STAGE_MS = Metric(
+    "tandem_stage_ms",
+    "histogram",
+    "read, cache, preprocess, combine and encode of a request; decode, queue and infer of an "
+    "image, the latter two by member (its batch's run)",
+    ("stage", "member"),
+)
+ANSWERS = Metric(
+    "tandem_answers",
+    "counter",
+    "classified images; agreed: yes, no, or alone where one member answered; sure: yes, no, or "
+    "unknown where the set does not say or a member did not answer; model_version: the set's "
+    "fingerprint",
+    ("agreed", "degraded", "sure", "model_version"),
+)
+ENTROPY = Metric(
+    "tandem_answer_entropy",
+    "counter",
+    "entropy of the answers' probabilities, summed; each 0 (sure) to 1 (all classes alike)",
+)
+SKIPPED = Metric(
+    "tandem_skipped_members",
+    "counter",
+    "images that a member was not asked about, by cascade_margin",
+    ("member",),
+    when="cascade_margin is set",
+)
+CACHE_LOOKUPS = Metric(
+    "tandem_cache_lookups",
+    "counter",
+    "images looked up in the response cache; result: hit, miss, or shared (another request was "
+    "computing it)",
+    ("result",),
+    when="cache is set",
+)
+CACHE_REDIS = Metric(
+    "tandem_cache_redis",
+    "counter",
+    "images looked for in Redis (hit, miss, bad: damaged; failed; skipped: it failed lately) and "
+    "written to it (written, unwritten)",
+    ("result",),
+    when="cache is redis://",
+)
+CACHE_BYTES = Metric(
+    "tandem_cache_bytes",
+    "gauge",
+    "memory that a Gateway's response cache takes, at most cache_mib; with several sets, that of "
+    "the set asked last, at most its share",
+    when="cache is set",
+)
+CACHE_EVICTIONS = Metric(
+    "tandem_cache_evictions",
+    "counter",
+    "images that a Gateway's response cache evicted, least recently used first",
+    when="cache is set",
+)
+TRAFFIC_SHARE = Metric(
+    "tandem_traffic_share",
+    "gauge",
+    "percent of requests that a version answers, by the plan that the Gateway serves",
+    ("model_version",),
+    when="traffic or shadow is set",
+)
+TRAFFIC_COPIES = Metric(
+    "tandem_traffic_copies",
+    "counter",
+    "images that a version was to compute in the shadow lane; result: computed, failed, or dropped "
+    "(the service was busy)",
+    ("model_version", "result"),
+    when="traffic or shadow is set",
+)
+TRAFFIC_COMPARED = Metric(
+    "tandem_traffic_compared",
+    "counter",
+    "images that a version and the one with the largest share both answered; agreed: yes if both "
+    "have the same first choice (of a multi-label set, the same labels), or no",
+    ("model_version", "agreed"),
+    when="traffic or shadow is set",
+)
+TRAFFIC_VARIATION = Metric(
+    "tandem_traffic_variation",
+    "counter",
+    "total variation between the probabilities of these two, summed; each 0 (the same) to 1",
+    ("model_version",),
+    when="traffic or shadow is set",
+)
+FAILED_FUNCTIONS = Metric(
+    "tandem_failed_functions",
+    "counter",
+    "calls of the operator's own function (stage: preprocess, combine) that raised or returned "
+    "nonsense; the request was answered 500",
+    ("stage",),
+    when="preprocess or combine fails",
+)
+MEMBER_IMAGES = Metric(
+    "tandem_member_images", "counter", "images that a member's network ran", ("member",)
+)
+BATCHES = Metric(
+    "tandem_batches", "counter", "batches that a member ran, by size", ("member", "size")
+)
+FAILED_BATCHES = Metric(
+    "tandem_failed_batches",
+    "counter",
+    "batches that raised; their images were run again one by one",
+    ("member",),
+    when="a batch fails",
+)
+QUEUE_LENGTH = Metric("tandem_queue_length", "gauge", "images that wait for a member", ("member",))
+QUEUE_AGE_MS = Metric(
+    "tandem_queue_age_ms", "gauge", "how long the image that waits longest has waited", ("member",)
+)
+GOLDEN_PASSED = Metric(
+    "tandem_golden_passed",
+    "gauge",
+    "1: the member answered its last golden check as where the set was made; 0: it did not",
+    ("member",),
+)
+FAILED_GOLDEN_CHECKS = Metric(
+    "tandem_failed_golden_checks",
+    "counter",
+    "golden checks that failed: the replica ended, or a version loaded while it served was "
+    "refused; Ray keeps the count when the replica is gone",
+    ("member",),
+    when="a golden check fails",
+)
+GOLDEN_MS = Metric("tandem_golden_ms", "gauge", "duration of the golden check", ("member",))
+SAMPLES = Metric(
+    "tandem_samples",
+    "counter",
+    "images chosen by sample_ratio, or that versions disagree on; result: written, dropped (the "
+    "queue was full, or sample_mib), or failed",
+    ("result",),
+    when="sample_dir is set",
+)
+FEEDBACK = Metric(
+    "tandem_feedback",
+    "counter",
+    "labels that callers reported for their answers; right: yes, or no where the answer differed",
+    ("right", "model_version"),
+    when="feedback is reported",
+)
+DROPPED_SPANS = Metric(
+    "tandem_dropped_spans",
+    "gauge",
+    "spans lost since the replica began",
+    ("sink",),
+    when="tracing is on",
+)
+CLOCK_STEPS = Metric(
+    "tandem_clock_steps", "gauge", "how often the system clock was set since the replica began"
+)
+PROCESS_CPU_MS = Metric("tandem_process_cpu_ms", "counter", "CPU time of the replica's process")
+PROCESS_MEMORY = Metric(
+    "tandem_process_memory_bytes", "gauge", "resident memory of the replica's process"
+)
+METRICS = tuple(value for value in dict(globals()).values() if isinstance(value, Metric))

@@ -1,0 +1,298 @@
+"""The meter of this process: aggregates counts and sends them to Ray every few seconds.
+
+A call of Ray's API costs microseconds, a call here a tenth of that. Nothing raises: the first error
+is logged and stops the meter, so that requests are not affected.
+
+Metrics of a member: executed batches, queue length and age, golden check.
+
+Metrics of requests, of their answers, and of look-ups in the response cache.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+from app.answers import Classified
+from app.queueing.scheduler import ExecutedBatch, QueueReport
+from app.telemetry.metric_table import (
+    ANSWERS,
+    BATCHES,
+    BUCKETS_MS,
+    CACHE_BYTES,
+    CACHE_EVICTIONS,
+    CACHE_LOOKUPS,
+    CACHE_REDIS,
+    ENTROPY,
+    FAILED_BATCHES,
+    FAILED_GOLDEN_CHECKS,
+    GOLDEN_MS,
+    GOLDEN_PASSED,
+    MEMBER_IMAGES,
+    METRICS,
+    QUEUE_AGE_MS,
+    QUEUE_LENGTH,
+    REQUEST_MS,
+    REQUESTS,
+    SKIPPED,
+    STAGE_MS,
+    Metric,
+)
+
+logger = logging.getLogger("ray.serve")
+Tags = tuple[tuple[str, str], ...]
+Series = tuple[str, Tags]  # a metric's name and tags
+BOUNDS = (*(f"{bound:g}" for bound in BUCKETS_MS), "+Inf")
+
+
+class Meter:
+    """Collects metrics once :meth:`start` was called; before that, does nothing."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._instruments: dict[str, Any] = {}
+        self._counts: dict[Series, float] = {}  # since the last flush
+        self._levels: dict[Series, float] = {}
+        self._histograms: dict[Series, _Histogram] = {}
+        self._lock = threading.Lock()
+
+    def start(self, make: Callable[[Metric], Any]) -> bool:
+        """Make an instrument for every metric with ``make``; return False if that was done before.
+
+        All stages of a process share the meter, and each of them starts it.
+        """
+        with self._lock:
+            if self._instruments:
+                return False
+            parts = [part for metric in METRICS for part in metric.parts]
+            self._instruments = {part.name: make(part) for part in parts}
+            self.is_on = True
+            return True
+
+    def count(self, metric: Metric, by: float = 1.0, **tags: str) -> None:
+        if self.is_on and by > 0:
+            series = (metric.name, tuple(tags.items()))
+            with self._lock:
+                self._counts[series] = self._counts.get(series, 0.0) + by
+
+    def set(self, metric: Metric, value: float, **tags: str) -> None:
+        if self.is_on:
+            with self._lock:
+                self._levels[metric.name, tuple(tags.items())] = value
+
+    def observe(self, metric: Metric, value: float, **tags: str) -> None:
+        """Add a value to a metric's histogram."""
+        if self.is_on:
+            series = (metric.name, tuple(tags.items()))
+            with self._lock:
+                if (histogram := self._histograms.get(series)) is None:
+                    histogram = self._histograms[series] = _Histogram()
+                histogram.add(value)
+
+    def observe_all(self, metric: Metric, values: Iterable[tuple[Tags, float]]) -> None:
+        """Add values to a metric's histograms, each to that of its tags."""
+        if not self.is_on:
+            return
+        with self._lock:
+            for tags, value in values:
+                if (histogram := self._histograms.get((metric.name, tags))) is None:
+                    histogram = self._histograms[metric.name, tags] = _Histogram()
+                histogram.add(value)
+
+    def flush(self, record: Callable[[], None] = lambda: None) -> None:
+        """Send everything to Ray; gauges too, since Ray forgets a gauge that is not set again.
+
+        ``record`` is called first: it records figures that are read only now.
+        """
+        try:
+            record()
+            with self._lock:
+                counts, self._counts = self._counts, {}
+                levels = dict(self._levels)
+                for (name, tags), histogram in self._histograms.items():
+                    levels |= histogram.levels(name, tags)
+            for (name, tags), amount in counts.items():
+                self._instruments[name].inc(amount, dict(tags))
+            for (name, tags), value in levels.items():
+                self._instruments[name].set(value, dict(tags))
+        except Exception as error:
+            if self.is_on:
+                self.is_on = False
+                logger.warning(
+                    "metrics are off from here on, requests are served as before: %s: %s",
+                    type(error).__name__,
+                    error,
+                )
+
+
+class _Histogram:
+    """Counts values by bucket since the process began."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * len(BOUNDS)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(BUCKETS_MS, value)] += 1
+        self._sum += value
+
+    def levels(self, name: str, tags: Tags) -> dict[Series, float]:
+        """Return the values of the parts; as in Prometheus a bucket includes all lower ones."""
+        below = zip(BOUNDS, accumulate(self._counts), strict=True)
+        levels: dict[Series, float] = {
+            (f"{name}_bucket", (*tags, ("le", bound))): number for bound, number in below
+        }
+        levels[f"{name}_sum", tags] = self._sum
+        levels[f"{name}_count", tags] = sum(self._counts)
+        return levels
+
+
+meter = Meter()
+QUEUE_EVERY_S = 1.0
+Reports = dict["MemberMetrics", QueueReport]  # the last report of each queue
+
+
+class MemberMetrics:
+    """Records every batch; after the first, samples the queue every second on the event loop.
+
+    ``alike`` are the queues of this member in all loaded versions.
+    """
+
+    def __init__(
+        self, member: str, report: Callable[[], QueueReport], alike: Reports | None = None
+    ) -> None:
+        self._member, self._report = member, report
+        self._alike: Reports = {} if alike is None else alike
+        self._watching: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def executed(self, batch: ExecutedBatch) -> None:
+        if not meter.is_on:
+            return
+        if batch.error is not None:
+            meter.count(FAILED_BATCHES, member=self._member)
+            return
+        size = batch.size
+        meter.count(BATCHES, member=self._member, size=str(size))
+        meter.count(MEMBER_IMAGES, by=size, member=self._member)
+        if self._watching is None and not self._is_closed:
+            self._watch()
+
+    def close(self) -> None:
+        """Stop sampling; the queue has been closed with its waiting calls."""
+        self._is_closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+            self._alike.pop(self, None)
+            self._record()
+
+    def _watch(self) -> None:
+        self._alike[self] = self._report()
+        self._record()
+        self._watching = asyncio.get_running_loop().call_later(QUEUE_EVERY_S, self._watch)
+
+    def _record(self) -> None:
+        reports = self._alike.values()
+        oldest_s = max((report.oldest_age_s for report in reports), default=0.0)
+        num_waiting = sum(report.num_waiting for report in reports)
+        meter.set(QUEUE_LENGTH, num_waiting, member=self._member)
+        meter.set(QUEUE_AGE_MS, oldest_s * 1e3, member=self._member)
+
+
+def recorded_golden_ms(member: str, check: Callable[[], None]) -> float:
+    """Run a member's golden check, record whether it passed, and return its ms.
+
+    A failure is sent to Ray before the error is raised, since it ends the replica: Ray exports what
+    it has when the process ends.
+    """
+    started = time.perf_counter()
+    try:
+        check()
+    except Exception:
+        meter.set(GOLDEN_PASSED, 0, member=member)
+        meter.count(FAILED_GOLDEN_CHECKS, member=member)
+        meter.flush()
+        raise
+    meter.set(GOLDEN_PASSED, 1, member=member)
+    taken_ms = (time.perf_counter() - started) * 1e3
+    meter.set(GOLDEN_MS, taken_ms, member=member)
+    return taken_ms
+
+
+INFER = "/v2/models/{model_name}/infer"
+INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
+PREDICT = "/v1/models/{model_name}:predict"
+PREDICT_VERSION = "/v1/models/{model_name}/versions/{model_version}:predict"
+# The routes that classify images, over HTTP and gRPC. Their latency is measured; alerts and
+# dashboard select them by the tag ``operation``.
+CLASSIFY = frozenset(
+    {
+        "/v1/classify",
+        "/tandem.v1.Ensemble/Classify",
+        INFER,
+        INFER_VERSION,
+        PREDICT,
+        PREDICT_VERSION,
+        "/inference.GRPCInferenceService/ModelInfer",
+    }
+)
+SURE = {True: "yes", False: "no", None: "unknown"}
+CLIENT_WENT = 499  # nginx's status for a client that hung up; it is never sent
+StageDuration = tuple[Tags, float]  # the tags of a stage (stage_tags), and ms
+
+
+def record_answered(route: str, status: int, duration_ms: float) -> None:
+    """Count a request over HTTP or gRPC; gRPC requests get the corresponding HTTP status."""
+    operation = "classify" if route in CLASSIFY else "other"
+    meter.count(REQUESTS, route=route, status=str(status), operation=operation)
+    if route in CLASSIFY:
+        meter.observe(REQUEST_MS, duration_ms, status=str(status))
+
+
+def record_answers(
+    answers: Sequence[Classified], entropy: float, durations: Iterable[StageDuration]
+) -> None:
+    """Record the images of a request; ``entropy`` is the sum over its images, 0..1 each."""
+    meter.observe_all(STAGE_MS, durations)
+    for answer in answers:
+        agreed = "yes" if answer.agreement else "no"
+        agreed = "alone" if len(answer.members) == 1 else agreed
+        degraded, sure = "yes" if answer.degraded else "no", SURE[answer.sure]
+        version = answer.model_version
+        meter.count(ANSWERS, agreed=agreed, degraded=degraded, sure=sure, model_version=version)
+        for member in answer.skipped_members or ():
+            meter.count(SKIPPED, member=member)
+    meter.count(ENTROPY, by=entropy)
+
+
+def record_stage(tags: Tags, duration_ms: float) -> None:
+    """Record the duration of a stage of a request or of an image."""
+    meter.observe_all(STAGE_MS, [(tags, duration_ms)])
+
+
+@cache
+def stage_tags(stage: str, member: str | None) -> Tags:
+    """Return the tags of a stage, and of its member if it has one."""
+    return ("stage", stage), ("member", member or "none")
+
+
+def record_lookups(images: Mapping[str, int]) -> None:
+    """Count a request's images by the result of the look-up."""
+    for result, number in images.items():
+        meter.count(CACHE_LOOKUPS, number, result=result)
+
+
+def record_redis(result: str, number: int) -> None:
+    """Count images by the result of reading them from Redis or writing them there."""
+    meter.count(CACHE_REDIS, number, result=result)
+
+
+def record_state(num_bytes: int, num_evicted: int) -> None:
+    """Record a cache's size, and the images that it evicted since the last call."""
+    meter.set(CACHE_BYTES, num_bytes)
+    meter.count(CACHE_EVICTIONS, num_evicted)

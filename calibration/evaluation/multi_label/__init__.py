@@ -1,1 +1,0 @@
-"""Evaluates multi-label sets: independent scores of classes, against sets of labels."""

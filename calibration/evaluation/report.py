@@ -1,0 +1,340 @@
+"""Renders an evaluation as tables for people and as JSON for scripts.
+
+Renders a multi-label set's evaluation as tables for people and as JSON for scripts.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from calibration.evaluation.evaluate import Evaluation
+from calibration.evaluation.live import LiveResult
+from calibration.evaluation.multi_label import MultiLabelEvaluation
+from calibration.evaluation.report_subsets import (
+    cascade_json,
+    figures_table,
+    show_cascade,
+    show_subsets,
+    subsets_json,
+)
+from calibration.statistics import Paired
+from models.ledger import SIGNIFICANCE, DropOutcome, bound, judged, outcome_of
+from models.manifest import (
+    ENSEMBLE,
+    AccuracyRecord,
+    Drop,
+    Manifest,
+    MultiLabelDrop,
+    MultiLabelScore,
+    Score,
+)
+from models.record import Precision
+
+MAX_LISTED = 10
+
+
+def points(fraction: float) -> str:
+    """Return percentage points with their sign."""
+    return f"{fraction * 100:+.2f}"
+
+
+def as_json(
+    manifest: Manifest, record: AccuracyRecord, measured: Evaluation, live: LiveResult | None
+) -> dict[str, Any]:
+    """Return the evaluation for JSON, with the same figures as the tables."""
+    content: dict[str, Any] = {"set": manifest.name, "max_drop": manifest.max_drop}
+    content |= record.model_dump(mode="json") | {"gate": outcomes_by_name(manifest, record)}
+    content["notes"] = list(measured.dataset.notes)
+    content["unreadable"] = measured.unreadable
+    content["agreement"] = {
+        precision: round(agreed / measured.num_images, 4)
+        for precision, agreed in measured.num_agreed.items()
+    }
+    if measured.sure:
+        content["sure"] = {"from": measured.sure_from} | {
+            precision: tally.figures() for precision, tally in measured.sure.items()
+        }
+    content["ensemble_over_members"] = {
+        precision: {name: _paired(pair) for name, pair in pairs.items()}
+        for precision, pairs in measured.over_members.items()
+    }
+    if measured.cascades:
+        content["cascade"] = cascade_json(measured)
+    if measured.subsets is not None:
+        content["subsets"] = subsets_json(measured.subsets)
+    if live is not None:
+        content["live"] = asdict(live) | {"is_same": live.is_same}
+    return content
+
+
+def _paired(pair: Paired) -> dict[str, Any]:
+    return {
+        "difference": round(pair.difference, 4),
+        "interval": [round(v, 4) for v in pair.interval],
+        "p_value": round(pair.p_value, 4),
+    }
+
+
+def show(
+    console: Console,
+    manifest: Manifest,
+    record: AccuracyRecord,
+    measured: Evaluation,
+    live: LiveResult | None,
+) -> None:
+    """Print the tables."""
+    console.print(_scores(record))
+    if record.drops:
+        console.print(_drops(manifest, record))
+        console.print(gate_line(manifest, record), markup=False)
+    for precision, pairs in measured.over_members.items():
+        gains = ", ".join(
+            f"{name} {points(pair.difference)} ({interval_of(pair.interval)})"
+            for name, pair in pairs.items()
+        )
+        agreed = measured.num_agreed[precision] / measured.num_images
+        console.print(
+            f"{precision}: the ensemble over {gains}; all members agree on {agreed:.1%} of images"
+        )
+    for precision, tally in measured.sure.items():
+        console.print(_sure_line(precision, measured.sure_from, tally.figures()))
+    console.print("95 %: Wilson intervals; ECE: calibration error; CPU ms an image at batch 8")
+    show_cascade(console, measured)
+    show_remarks(console, record, measured)
+    if measured.subsets is not None:
+        show_subsets(console, measured.subsets)
+    if live is not None:
+        _show_live(console, live)
+
+
+def _sure_line(precision: Precision, sure_from: float | None, figures: dict[str, Any]) -> str:
+    line = f"{precision}: sure (from {sure_from} on) of {figures['share']:.1%} of images"
+    if figures["right"] is None:
+        return line
+    low, high = figures["right_interval"]
+    return f"{line}; of these {figures['right']:.1%} are right ({low:.1%} to {high:.1%})"
+
+
+def show_remarks(
+    console: Console, record: AccuracyRecord, measured: Evaluation | MultiLabelEvaluation
+) -> None:
+    """Print the CPU, the notes, and the first images that could not be read."""
+    console.print(f"{record.cpu}; INT8 kernels: {record.int8_kernels or 'none'}", markup=False)
+    for note in measured.dataset.notes:
+        console.print(note, style="yellow", markup=False)
+    if unreadable := measured.unreadable:
+        console.print(f"[yellow]{len(unreadable)} images cannot be read, left out:[/]")
+        for line in unreadable[:MAX_LISTED]:
+            print_line(console, line)
+        if len(unreadable) > MAX_LISTED:
+            console.print("  ... (--json has all)", markup=False)
+
+
+def interval_of(interval: tuple[float, float]) -> str:
+    """Return percentage points from the lower to the upper bound."""
+    return f"{interval[0] * 100:+.2f} to {interval[1] * 100:+.2f}"
+
+
+def _scores(record: AccuracyRecord) -> Table:
+    title = escape(f"{record.dataset}, {record.num_images} images")
+    columns = ("as", "top-1", "95 %", "top-5", "ECE", "MB", "CPU\nms")
+    table = figures_table("network", *columns, title=title)
+    for name in (*record.fingerprints, ENSEMBLE):
+        for precision, scores in record.scores.items():
+            score = scores.get(name)
+            if not isinstance(score, Score):  # absent
+                continue
+            low, high = score.top1_interval
+            table.add_row(
+                name,
+                called(record, precision),
+                f"{score.top1:.4f}",
+                f"{low:.3f}-{high:.3f}",
+                f"{score.top5:.4f}",
+                f"{score.calibration_error:.3f}",
+                cell(record.size_mb, name, precision, 1),
+                cell(record.cpu_ms_per_image, name, precision, 1),
+            )
+    return table
+
+
+def called(record: AccuracyRecord, precision: Precision) -> str:
+    """Return a precision's name for people."""
+    if precision == "FP16":
+        return record.float_type.get(precision, "float")
+    return precision
+
+
+def cell(
+    table: dict[str, dict[Precision, float]], name: str, precision: Precision, digits: int
+) -> str:
+    """Return a network's figure; for the ensemble the sum of its members'."""
+    if name == ENSEMBLE:
+        values = [by[precision] for by in table.values() if precision in by]
+        return f"{sum(values):.{digits}f}"
+    return f"{table[name][precision]:.{digits}f}"
+
+
+def _drops(manifest: Manifest, record: AccuracyRecord) -> Table:
+    table = figures_table("float - INT8", "points of\ntop-1", "95 %", "McNemar p", "")
+    outcomes = outcomes_by_name(manifest, record)
+    for name, drop in record.drops.items():
+        assert isinstance(drop, Drop)  # of a classification set
+        table.add_row(
+            name,
+            points(drop.top1),
+            interval_of(drop.interval),
+            f"{drop.p_value:.3f}",
+            outcome_cell(manifest, outcomes[name]),
+        )
+    return table
+
+
+def outcomes_by_name(manifest: Manifest, record: AccuracyRecord) -> dict[str, DropOutcome]:
+    """Return the accuracy gate's outcome for each classifier."""
+    judgements = judged(record.drops, record.num_images, manifest.max_drop)
+    return {
+        name: outcome_of([judgement for judgement in judgements if judgement.name == name])
+        for name in record.drops
+    }
+
+
+def outcome_cell(manifest: Manifest, outcome: DropOutcome) -> str:
+    """Return an outcome of the accuracy gate in words and colour."""
+    words = {
+        "refused": f"[red]refused: over {points(manifest.max_drop)}[/]",
+        "unknown": "[yellow]not known[/]",
+        "verified": "[green]verified[/]",
+    }
+    return words[outcome]
+
+
+def gate_line(manifest: Manifest, record: AccuracyRecord) -> str:
+    """Return the rule of the accuracy gate with this evaluation's numbers."""
+    limit, end = manifest.max_drop, bound(manifest.max_drop, record.num_images)
+    num_figures = sum(len(drop.losses) for drop in record.drops.values())
+    return (
+        f"refused: a loss over {points(limit)} that is no chance (p times {num_figures} at most "
+        f"{SIGNIFICANCE}); verified: one up to {points(limit)} whose interval ends at "
+        f"{points(end)} or below; else more images are needed"
+    )
+
+
+def _show_live(console: Console, live: LiveResult) -> None:
+    names = (ENSEMBLE,) if live.num_partial else live.num_right
+    right = ", ".join(f"{n} {live.num_right[n] / live.num_images:.4f}" for n in names)
+    console.print(f"live, {live.url}: top-1 {right}", markup=False)
+    if live.num_alone:
+        alone = live.num_alone / live.num_images
+        console.print(f"  its cascade skipped members on {alone:.1%} of images")
+    show_differences(console, live)
+
+
+def show_differences(console: Console, live: LiveResult) -> None:
+    """Print how many live answers equal those in process, and the first that differ."""
+    same = f"{live.num_same} of {live.num_images} images answered as in process"
+    color = "green" if live.is_same else "red"
+    console.print(
+        f"  [{color}]{same}[/]; probabilities differ by at most {live.max_difference:.5f}"
+    )
+    for line in live.differences[:MAX_LISTED]:
+        print_line(console, line)
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print a line with a file's name unchanged; the name need not be UTF-8."""
+    console.print(f"  {line}".encode("utf-8", "replace").decode(), markup=False)
+
+
+def multi_label_json(
+    manifest: Manifest,
+    record: AccuracyRecord,
+    measured: MultiLabelEvaluation,
+    live: LiveResult | None,
+) -> dict[str, Any]:
+    """Return the evaluation for JSON, with the same figures as the tables."""
+    content: dict[str, Any] = {"set": manifest.name, "task": manifest.task}
+    content |= {"threshold": manifest.threshold, "max_drop": manifest.max_drop}
+    content |= record.model_dump(mode="json") | {"gate": outcomes_by_name(manifest, record)}
+    content["num_labels"] = measured.num_labels
+    content["exact_match"] = {
+        precision: {name: round(n / measured.num_images, 4) for name, n in by_name.items()}
+        for precision, by_name in measured.num_exact.items()
+    }
+    content["notes"] = list(measured.dataset.notes)
+    content["unreadable"] = measured.unreadable
+    if live is not None:
+        content["live"] = asdict(live) | {"is_same": live.is_same}
+    return content
+
+
+def show_multi_label(
+    console: Console,
+    manifest: Manifest,
+    record: AccuracyRecord,
+    measured: MultiLabelEvaluation,
+    live: LiveResult | None,
+) -> None:
+    """Print the tables."""
+    console.print(_multi_label_scores(record, measured))
+    if record.drops:
+        console.print(_multi_label_drops(manifest, record))
+        console.print(gate_line(manifest, record), markup=False)
+    console.print(
+        f"F1 and exact (all labels of an image right) at the threshold, {measured.threshold:g}; "
+        "95 %: bootstrap over images; CPU ms an image at batch 8"
+    )
+    show_remarks(console, record, measured)
+    if live is not None:
+        right = ", ".join(f"{n} {v / live.num_images:.4f}" for n, v in live.num_right.items())
+        console.print(f"live, {live.url}: exact {right}", markup=False)
+        show_differences(console, live)
+
+
+def _multi_label_scores(record: AccuracyRecord, measured: MultiLabelEvaluation) -> Table:
+    title = f"{record.dataset}, {record.num_images} images, {measured.num_labels} labels"
+    columns = ("as", "mAP", "95 %", "micro\nF1", "95 %", "macro\nF1", "exact", "MB", "CPU\nms")
+    table = figures_table("network", *columns, title=escape(title))
+    for name in (*record.fingerprints, ENSEMBLE):
+        for precision, scores in record.scores.items():
+            score = scores.get(name)
+            if not isinstance(score, MultiLabelScore):  # absent
+                continue
+            table.add_row(
+                name,
+                called(record, precision),
+                f"{score.mean_average_precision:.4f}",
+                _range(score.mean_average_precision_interval),
+                f"{score.micro_f1:.4f}",
+                _range(score.micro_f1_interval),
+                f"{score.macro_f1:.4f}",
+                f"{measured.num_exact[precision][name] / measured.num_images:.4f}",
+                cell(record.size_mb, name, precision, 1),
+                cell(record.cpu_ms_per_image, name, precision, 1),
+            )
+    return table
+
+
+def _range(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{low:.3f}-{high:.3f}"
+
+
+def _multi_label_drops(manifest: Manifest, record: AccuracyRecord) -> Table:
+    columns = ("points of\nmAP", "95 %", "points of\nmicro-F1", "95 %", "")
+    table = figures_table("float - INT8", *columns)
+    outcomes = outcomes_by_name(manifest, record)
+    for name, drop in record.drops.items():
+        assert isinstance(drop, MultiLabelDrop)  # of a multi-label set
+        table.add_row(
+            name,
+            points(drop.mean_average_precision),
+            interval_of(drop.mean_average_precision_interval),
+            points(drop.micro_f1),
+            interval_of(drop.micro_f1_interval),
+            outcome_cell(manifest, outcomes[name]),
+        )
+    return table

@@ -1,0 +1,333 @@
+"""Renders an evaluation as an HTML page that loads nothing from elsewhere.
+
+Renders HTML pages, which load nothing from elsewhere, with Jinja.
+
+Plots an evaluation as inline SVG, with matplotlib.
+
+Plots ensembles: top-1 against CPU time, memory as the marks' size, and the Pareto front.
+"""
+
+import io
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from calibration.evaluation.evaluate import Evaluation
+from calibration.evaluation.report import points
+from calibration.evaluation.report_subsets import points_of
+from calibration.evaluation.subsets import (
+    SubsetScore,
+    SubsetsResult,
+    cheapest_as_good,
+    pareto_front,
+)
+from calibration.statistics import NUM_BINS, SUGGESTED_WITHIN, CascadePoint, Tally, cheapest_within
+from models.errors import ModelSetError
+from models.files import write_result
+from models.manifest import ENSEMBLE
+from models.model_set import ModelSet
+from models.record import Precision
+
+
+def write_page(
+    path: Path, model_set: ModelSet, content: dict[str, Any], measured: Evaluation
+) -> None:
+    """Write the page in one step; ``content`` is the content of ``--json``."""
+    precision: Precision = "INT8" if "INT8" in measured.tallies else "FP16"
+    tallies = measured.tallies[precision]
+    lead = tallies.get(ENSEMBLE) or next(iter(tallies.values()))
+    page = rendered(
+        "calibration.evaluation.reports",
+        "report.html.j2",
+        r=content,
+        points=points,
+        precision=precision,
+        lead=next(name for name, tally in tallies.items() if tally is lead),
+        names=[*content["fingerprints"], ENSEMBLE],
+        num_classes=len(model_set.labels),
+        max_classes=MAX_CLASSES,
+        # matplotlib escapes what it draws: labels come from the set's files.
+        per_class=Markup(per_class(tallies, model_set.labels)),
+        confusion=Markup(confusion(lead, model_set.labels)),
+        cascade=Markup(_cascade(measured, precision)),
+        reliability=Markup(reliability(tallies)),
+        subsets=Markup(subsets_svg(measured.subsets) if measured.subsets else ""),
+    )
+    write_result(path, page)
+
+
+def _cascade(measured: Evaluation, precision: Precision) -> str:
+    """Plot the cascade's curve and each member alone; "" without a cascade."""
+    if precision not in measured.cascades:
+        return ""
+    curve = points_of(measured, precision)
+    alone = {
+        name: (measured.cpu_ms_per_image[name][precision], tally.top1)
+        for name, tally in measured.tallies[precision].items()
+        if name != ENSEMBLE
+    }
+    return cascade(curve, cheapest_within(curve, SUGGESTED_WITHIN), alone)
+
+
+def rendered(package: str, template: str, **values: Any) -> bytes:
+    """Return a page of a package's template; characters that are not UTF-8 become ``?``."""
+    environment = Environment(
+        loader=PackageLoader(package, "."), autoescape=True, undefined=StrictUndefined
+    )
+    page = environment.get_template(template).render(values)
+    return page.encode("utf-8", "replace")  # names of files need not be UTF-8
+
+
+MAX_CLASSES = 20  # the worst of more classes are shown
+COLORS = {"ensemble": "#1b6f5f"}  # members get the other colours in turn
+MEMBER_COLORS = ("#c8703a", "#4a6fa5", "#8a5a9e", "#9a8a2b")
+STYLE: dict[Any, Any] = {  # matplotlib's type has one literal per key
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # labels may contain dollar signs
+    "svg.hashsalt": "tandem",  # equal figures give equal files
+}
+
+
+def svg_of(figure: Figure) -> str:
+    """Return the figure as inline SVG."""
+    text = io.StringIO()
+    with warnings.catch_warnings():  # of glyphs that the browser draws
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
+        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def color_of(name: str, names: list[str]) -> str:
+    """Return the same colour for the same classifier in every plot."""
+    if name in COLORS:
+        return COLORS[name]
+    members = [n for n in names if n not in COLORS]
+    return MEMBER_COLORS[members.index(name) % len(MEMBER_COLORS)]
+
+
+def worst_classes(tally: Tally) -> list[int]:
+    """Return the classes of lowest top-1, worst first, those without images left out."""
+    accuracy = tally.class_accuracy()
+    present = [i for i, value in enumerate(accuracy) if value is not None]
+    return sorted(present, key=lambda i: accuracy[i] or 0.0)[:MAX_CLASSES]
+
+
+def per_class(tallies: dict[str, Tally], labels: tuple[str, ...]) -> str:
+    """Draw the top-1 of every classifier within each class, the ensemble's worst class first."""
+    names = list(tallies)
+    lead = tallies.get("ensemble") or next(iter(tallies.values()))
+    shown = worst_classes(lead)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 0.9 + 0.42 * len(shown)))
+        axes = figure.add_subplot()
+        height = 0.8 / len(names)
+        for position, name in enumerate(names):
+            accuracy = tallies[name].class_accuracy()
+            rows = np.arange(len(shown)) + (position - (len(names) - 1) / 2) * height
+            values = [accuracy[i] or 0.0 for i in shown]
+            axes.barh(rows, values, height * 0.9, label=name, color=color_of(name, names))
+        axes.set_yticks(np.arange(len(shown)), [labels[i] for i in shown])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("top-1 within the class")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(names), frameon=False)
+        return svg_of(figure)
+
+
+def confusion(tally: Tally, labels: tuple[str, ...]) -> str:
+    """Plot the answers to images of the worst classes."""
+    shown = worst_classes(tally)
+    part = tally.confusion[np.ix_(shown, shown)].astype(float)
+    totals = tally.confusion[shown].sum(axis=1, keepdims=True)
+    shares: npt.NDArray[Any] = part / np.maximum(totals, 1)
+    with mpl.rc_context(STYLE):
+        side = 2.2 + 0.42 * len(shown)
+        figure = Figure(figsize=(side, side))
+        axes = figure.add_subplot()
+        axes.imshow(shares, cmap="Greens", vmin=0, vmax=1)
+        for row, column in np.ndindex(*shares.shape):
+            if shares[row, column] >= 0.005:
+                color = "white" if shares[row, column] > 0.6 else "black"
+                text = f"{shares[row, column] * 100:.0f}"
+                axes.text(column, row, text, ha="center", va="center", color=color)
+        names = [labels[i] for i in shown]
+        axes.set_xticks(range(len(shown)), names, rotation=45, ha="right")
+        axes.set_yticks(range(len(shown)), names)
+        axes.set_xlabel("answer (% of the class's images)")
+        axes.set_ylabel("truth")
+        return svg_of(figure)
+
+
+def reliability(tallies: dict[str, Tally]) -> str:
+    """Plot accuracy against confidence; calibrated probabilities are on the diagonal."""
+    names = list(tallies)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(5.5, 5.5))
+        upper, lower = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
+        upper.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
+        for name in names:
+            bins, color = tallies[name].reliability, color_of(name, names)
+            there = bins.counts > 0
+            x = bins.confidence[there] / bins.counts[there]
+            upper.plot(
+                x, bins.right[there] / bins.counts[there], marker="o", color=color, label=name
+            )
+            centers = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
+            lower.plot(centers, bins.counts, color=color, drawstyle="steps-mid")
+        upper.set_ylim(0, 1)
+        upper.set_ylabel("accuracy")
+        upper.legend(frameon=False)
+        lower.set_xlim(0, 1)
+        lower.set_xlabel("confidence (probability of the first class)")
+        lower.set_ylabel("images")
+        return svg_of(figure)
+
+
+def cascade(
+    points: list[CascadePoint], suggested: CascadePoint, alone: dict[str, tuple[float, float]]
+) -> str:
+    """Plot top-1 against CPU time by threshold; ``alone`` has both for each member by itself."""
+    names = [*alone, "ensemble"]
+    x, y = [p.cpu_ms_per_image for p in points], [p.top1 for p in points]
+    low, high = (list(bounds) for bounds in zip(*(p.top1_interval for p in points), strict=True))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7, 4.2))
+        axes = figure.add_subplot()
+        color = color_of("ensemble", names)
+        axes.fill_between(x, low, high, color=color, alpha=0.12, linewidth=0)
+        axes.plot(x, y, marker="o", markersize=4, color=color, label="cascade, by threshold")
+        for name, (cpu_ms, top1) in alone.items():
+            member = color_of(name, names)
+            axes.plot(cpu_ms, top1, "D", color=member, label=f"{name} alone", linestyle="")
+        text = "never skip" if suggested.margin is None else f"{suggested.margin:g}"
+        at = (suggested.cpu_ms_per_image, suggested.top1)
+        axes.annotate(text, at, (8, -12), textcoords="offset points", weight="bold")
+        axes.set_xlim(left=0)
+        axes.set_xlabel("CPU-ms per image, networks only")
+        axes.set_ylabel("top-1")
+        axes.legend(frameon=False, loc="lower left")
+        return svg_of(figure)
+
+
+SUFFIXES = (".svg", ".png")
+OF_METHOD = {  # colour and mark
+    "average": (COLORS["ensemble"], "o"),
+    "logistic": (MEMBER_COLORS[2], "v"),
+}
+OF_CASCADE = MEMBER_COLORS[3]
+LARGEST_MARK = 140.0  # points squared, for the most memory
+SMALLEST_MARK = 18.0
+MAX_NAMED = 8  # of the front, since more names would overlap
+
+
+def check_plot(path: Path) -> None:
+    """Raise :class:`ModelSetError` if the plot cannot be written to ``path``."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ModelSetError(f"--plot {path}: give a name that ends in .svg or .png")
+
+
+def write_plot(path: Path, result: SubsetsResult) -> None:
+    """Write the plot as SVG or PNG, by the name's end, in one step."""
+    with mpl.rc_context(STYLE):
+        figure = drawn(result)
+        if path.suffix.lower() == ".svg":
+            content = svg_of(figure).encode()
+        else:
+            png = io.BytesIO()
+            figure.savefig(png, format="png", bbox_inches="tight")
+            content = png.getvalue()
+    write_result(path, content)
+
+
+def subsets_svg(result: SubsetsResult) -> str:
+    """Return the plot as inline SVG."""
+    with mpl.rc_context(STYLE):
+        return svg_of(drawn(result))
+
+
+def drawn(result: SubsetsResult) -> Figure:
+    """Plot every ensemble with its 95 % interval, the cascade's curve and the Pareto front.
+
+    The line is the front of top-1 against CPU time. Ensembles on the front only for their memory
+    are named, but not on the line.
+    """
+    scores = result.scores
+    front, best = pareto_front(scores), cheapest_as_good(scores)
+    figure = Figure(figsize=(8, 5), dpi=150)
+    axes = figure.add_subplot()
+    most_mb = max(score.memory_mb for score in scores) or 1.0
+    for method, (color, mark) in OF_METHOD.items():
+        these = [s for s in scores if s.method == method and s.margin is None]
+        _marks(axes, these, color, mark, most_mb, method)
+    cascade = [score for score in scores if score.margin is not None]
+    if cascade:
+        _curve(axes, cascade)
+    _front_line(axes, front)
+    axes.set_xlim(0, 1.05 * max(score.cpu_ms for score in scores))
+    for score in _named(front, best):
+        is_right = score.cpu_ms > axes.get_xlim()[1] / 2
+        facts: dict[str, Any] = {
+            "xytext": (-6 if is_right else 6, 8 if score is best else -11),
+            "ha": "right" if is_right else "left",
+            "weight": "bold" if score is best else "normal",
+        }
+        at = (score.cpu_ms, score.top1)
+        axes.annotate(score.name, at, textcoords="offset points", fontsize=7, **facts)
+    axes.set_xlabel("CPU-ms per image, networks only (a mark's size: memory)")
+    axes.set_ylabel(f"top-1 on {result.num_judged} images")
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def _marks(
+    axes: Any, scores: Sequence[SubsetScore], color: str, mark: str, most_mb: float, label: str
+) -> None:
+    if not scores:
+        return
+    x, y = [s.cpu_ms for s in scores], [s.top1 for s in scores]
+    below = [max(0.0, s.top1 - s.top1_interval[0]) for s in scores]  # rounding may make it negative
+    above = [max(0.0, s.top1_interval[1] - s.top1) for s in scores]
+    axes.errorbar(x, y, (below, above), fmt="none", ecolor=color, alpha=0.25, linewidth=0.8)
+    sizes = [max(SMALLEST_MARK, LARGEST_MARK * s.memory_mb / most_mb) for s in scores]
+    axes.scatter(x, y, sizes, color=color, marker=mark, alpha=0.75, label=label, linewidths=0)
+
+
+def _curve(axes: Any, cascade: Sequence[SubsetScore]) -> None:
+    x = [s.cpu_ms for s in cascade]
+    low, high = zip(*(s.top1_interval for s in cascade), strict=True)
+    axes.fill_between(x, low, high, color=OF_CASCADE, alpha=0.1, linewidth=0)
+    y = [s.top1 for s in cascade]
+    axes.plot(x, y, ".-", color=OF_CASCADE, markersize=4, linewidth=0.8, label="cascade")
+
+
+def _front_line(axes: Any, front: Sequence[SubsetScore]) -> None:
+    by_cpu_time = [s for i, s in enumerate(front) if all(s.top1 > o.top1 for o in front[:i])]
+    axes.plot(
+        [s.cpu_ms for s in by_cpu_time],
+        [s.top1 for s in by_cpu_time],
+        color="#222222",
+        linewidth=0.9,
+        linestyle="--",
+        drawstyle="steps-post",
+        label="Pareto front",
+        zorder=1,
+    )
+
+
+def _named(front: Sequence[SubsetScore], best: SubsetScore) -> list[SubsetScore]:
+    """Return the ensembles to name in the plot: some of the front, evenly, and the suggested."""
+    plain = [score for score in front if score.margin is None and score is not best]
+    step = max(1, -(-len(plain) // MAX_NAMED))
+    return [*plain[::step], best]

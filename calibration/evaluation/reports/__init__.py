@@ -1,1 +1,0 @@
-"""Reports of an evaluation: tables, JSON, plots and an HTML page."""

@@ -1,1 +1,0 @@
-"""Compares ensembles by accuracy and cost: every subset of the members, averaged and pooled."""

@@ -1,0 +1,309 @@
+"""Folds preprocessing and softmax or sigmoid into a network, which then takes uint8 images.
+
+The input is uint8 (N, H, W, 3) BGR, the output float32 (N, C) in 0..1. Layout, colour order, mean,
+scale and softmax are part of the network, so that no caller can get them wrong, and images are a
+quarter of the bytes.
+
+Makes networks with a built-in batch size take any number of images, if the graph allows it.
+
+TFLite networks, and many others, have a built-in batch size of one: their input is [1, H, W, 3],
+and a reshape makes [1, C]. These reshapes are changed to keep the number of images. A network whose
+graph does not allow that keeps its batch size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+from openvino.preprocess import ColorFormat, PrePostProcessor
+
+from models.ensemble import Probabilities
+from models.errors import ModelSetError
+from models.golden import NUM_KEPT, relative_differences
+from models.network import LoadedNetwork
+from models.openvino_network import CompiledNetwork, RuntimeOptions, fixed_batch, last_line
+from models.record import Precision
+
+# ImageNet's channel means on 0-255 pixels (torchvision's reference training) and deviations.
+MEAN_RGB = (123.675, 116.28, 103.53)
+SCALE_RGB = (58.395, 57.12, 57.375)
+Triple = tuple[float, float, float]
+ColorOrder = Literal["RGB", "BGR"]
+FOLDED = "image", "tandem/pixels", "before/tandem/pixels"  # inputs of networks folded before
+INT8_ZERO = 128  # of pixels in a network that takes int8: -128 to 127
+# Through these operators OpenVINO moves a reversal of colours correctly into the weights of a
+# convolution. Through others it does so wrongly: it leaves PRelu's slopes and a padding unchanged.
+CARRYING = {"Add", "Subtract", "Multiply", "Divide", "Convert", "Transpose", "FakeQuantize"}
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """The input of a float network: (pixel - mean) / scale per channel, in ``color_order``."""
+
+    mean: Triple = MEAN_RGB
+    scale: Triple = SCALE_RGB
+    color_order: ColorOrder = "RGB"
+
+    @property
+    def formula(self) -> str:
+        """The formula as text, for people."""
+        return f"({self.color_order} - {_numbers(self.mean)}) / {_numbers(self.scale)}"
+
+    @property
+    def doubt(self) -> str | None:
+        """A warning if these numbers look like those of pixels from 0 to 1, else None."""
+        if min(map(abs, self.scale)) >= 1 and not 0 < max(map(abs, self.mean)) <= 1:
+            return None
+        mean, scale = ([255 * value for value in values] for values in (self.mean, self.scale))
+        return (
+            f"mean {_numbers(self.mean)} and scale {_numbers(self.scale)} look like those of "
+            f"pixels from 0 to 1, but are taken of 0 to 255: --mean {_numbers(mean)} --scale "
+            f"{_numbers(scale)} would be the same of these"
+        )
+
+
+def order_doubt(name: str, pixel_order: ColorOrder | None) -> str | None:
+    """Return a warning about the assumed colour order of uint8 pixels, unless it was stated."""
+    if pixel_order is not None or name in FOLDED:
+        return None
+    return (
+        "its uint8 pixels are taken for BGR, as those of Tandem's own files are: if it was made "
+        "for RGB, say --color-order RGB, and else --color-order BGR"
+    )
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ",".join(f"{value:.6g}" for value in values)
+
+
+def with_softmax(model: ov.Model) -> ov.Model:
+    """Append softmax to a model that ends in logits (N, C)."""
+    logits = model.output().get_node().input_value(0)
+    probabilities = ops.softmax(logits, axis=1)
+    probabilities.get_output_tensor(0).set_names({"probabilities"})
+    return ov.Model([probabilities.output(0)], model.get_parameters(), model.friendly_name)
+
+
+def with_sigmoid(model: ov.Model) -> ov.Model:
+    """Append a sigmoid to a model that ends in logits (N, C)."""
+    scores = ops.sigmoid(model.output().get_node().input_value(0))
+    scores.get_output_tensor(0).set_names({"scores"})
+    return ov.Model([scores.output(0)], model.get_parameters(), model.friendly_name)
+
+
+def fold(
+    model: ov.Model,
+    input_size: int,
+    normalisation: Normalisation | None = None,
+    layout: Literal["NCHW", "NHWC"] = "NCHW",
+    batch: int | None = None,
+) -> ov.Model:
+    """Prepend the conversion from uint8 NHWC BGR to the float input that the model takes.
+
+    ``batch`` is the number of images that the model takes at a time; None: any number.
+    """
+    how = normalisation or Normalisation()
+    is_reversed = how.color_order == "RGB"
+    is_carried = is_reversed and _ends_in_convolutions(model)
+    steps = _steps(model, input_size, layout, batch)
+    chain = steps.input().preprocess().convert_element_type(ov.Type.f32)
+    if is_carried:
+        chain = chain.convert_color(ColorFormat.RGB)
+    chain.mean(list(how.mean)).scale(list(how.scale))
+    return _built(steps, is_reversed=is_reversed and not is_carried)
+
+
+def fold_integers(
+    model: ov.Model,
+    input_size: int,
+    color_order: ColorOrder,
+    layout: Literal["NCHW", "NHWC"],
+    batch: int | None = None,
+) -> ov.Model:
+    """Prepend the conversion from uint8 NHWC BGR to the integer pixels that the model takes.
+
+    A model with int8 inputs takes pixel - 128.
+    """
+    kind = model.input().element_type
+    if kind == ov.Type.u8 and (color_order, layout) == ("BGR", "NHWC"):
+        return model
+    steps = _steps(model, input_size, layout, batch)
+    chain = steps.input().preprocess()
+    if kind == ov.Type.i8:
+        chain.convert_element_type(ov.Type.f32).mean(INT8_ZERO).convert_element_type(ov.Type.i8)
+    elif kind != ov.Type.u8:
+        chain.convert_element_type(kind)
+    return _built(steps, is_reversed=color_order == "RGB")
+
+
+def _steps(
+    model: ov.Model, input_size: int, layout: Literal["NCHW", "NHWC"], batch: int | None
+) -> PrePostProcessor:
+    """Return the first steps of the conversion from uint8 NHWC BGR."""
+    steps = PrePostProcessor(model)
+    tensor = steps.input().tensor()
+    tensor.set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC"))
+    number = -1 if batch is None else batch
+    tensor.set_color_format(ColorFormat.BGR).set_shape([number, input_size, input_size, 3])
+    steps.input().model().set_layout(ov.Layout(layout))
+    return steps
+
+
+def _built(steps: PrePostProcessor, *, is_reversed: bool) -> ov.Model:
+    """Prepend the steps, and a reversal of the colour order if ``is_reversed``."""
+    folded = steps.build()
+    if is_reversed:
+        image = folded.input()
+        ports = image.get_target_inputs()
+        # A slice from the last to the first: of a Gather OpenVINO makes other weights again.
+        other = ops.slice(image, *(np.array([number]) for number in (2, -4, -1, 3)))
+        for port in ports:
+            port.replace_source_output(other.output(0))
+        folded.validate_nodes_and_infer_types()
+    folded.input().set_names({"image"})
+    return folded
+
+
+def _ends_in_convolutions(model: ov.Model) -> bool:
+    """Whether the image only reaches convolutions, and only through arithmetic."""
+    ports = list(model.input().get_target_inputs())
+    while ports:
+        node = ports.pop().get_node()
+        if node.get_type_name() in CARRYING:
+            ports += node.output(0).get_target_inputs()
+        elif node.get_type_name() != "Convolution":
+            return False
+    return True
+
+
+TensorLayout = Literal["NCHW", "NHWC"]
+NUM_TRIED = 4  # images in a trial batch
+# The relative difference allowed between a batch and single images: kernels for different sizes
+# round differently, so that a quantised network may answer a step of 1/256 more or less.
+TOLERANCE, FLOAT_TOLERANCE = 0.1, 0.01
+
+
+def set_shape(
+    model: ov.Model, path: Path, layout: TensorLayout, size: int, batch: int | None
+) -> None:
+    """Let the network take ``batch`` images (None: any number) of ``size`` pixels.
+
+    Raises:
+        ModelSetError: it cannot take them, or does not answer each of them.
+
+    """
+    number = -1 if batch is None else batch
+    shape = [number, 3, size, size] if layout == "NCHW" else [number, size, size, 3]
+    try:
+        model.reshape(shape)
+        out = model.output().partial_shape
+    except RuntimeError as error:
+        raise ModelSetError(f"{path} cannot take {size} px: {last_line(error)}") from error
+    if out.rank.is_dynamic:
+        raise ModelSetError(
+            f"{path} answers in a shape that changes with the number of images: export it again "
+            "with a squeeze of named dimensions, or none"
+        )
+    if batch is None and len(out) and out[0].is_static:
+        raise ModelSetError(
+            f"{path} answers {out} whatever the number of images: export it again so that it "
+            "answers each"
+        )
+
+
+def check_rows(model: ov.Model, path: Path) -> None:
+    """Check that four images get four rows: a flatten to a fixed width makes more of larger images.
+
+    Raises:
+        ModelSetError: the number of rows differs.
+
+    """
+    number = fixed_batch(model) or NUM_TRIED
+    count = "four" if number == NUM_TRIED else number
+    trial = model.clone()
+    try:
+        trial.reshape([number, *list(model.input().partial_shape)[1:]])
+        out = trial.output().partial_shape
+    except RuntimeError as error:
+        raise ModelSetError(f"{path} cannot take {count} images: {last_line(error)}") from error
+    if not len(out) or out[0] != number:
+        raise ModelSetError(
+            f"{path} answers {out} to {count} images: give it the size it was made for"
+        )
+
+
+def keep_images(model: ov.Model, number: int) -> None:
+    """Change reshapes to ``number`` rows so that they keep the number of rows."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Reshape":
+            continue
+        pattern = node.input(1).get_source_output().get_node()
+        rows = node.input(0).get_partial_shape()
+        if pattern.get_type_name() != "Constant" or rows.rank.is_dynamic or not len(rows):
+            continue
+        sides = pattern.data.ravel().tolist()
+        if not sides or sides[0] != number or rows[0] != number:
+            continue
+        target = np.array([0, *sides[1:]], np.int64)  # 0: as it is
+        kept = ops.reshape(node.input_value(0), target, special_zero=True)
+        kept.set_friendly_name(node.get_friendly_name())
+        for port in node.output(0).get_target_inputs():
+            port.replace_source_output(kept.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def answers_alike(free: ov.Model, fixed: ov.Model) -> bool:
+    """Whether a batch of images gets the same answers as its images one by one."""
+    one_by_one = CompiledNetwork(fixed, RuntimeOptions())
+    number = NUM_TRIED * (one_by_one.fixed_batch or 1)
+    batch = CompiledNetwork(free, RuntimeOptions(batch_sizes=(number,)))
+    images = trial_images(number, batch.input_shape)
+    return rows_alike(one_by_one.predict(images), batch.predict(images))
+
+
+def rows_alike(
+    expected: Probabilities, answered: Probabilities, tolerance: float = TOLERANCE
+) -> bool:
+    """Whether the likeliest classes of each image, (N, C), have the expected probabilities.
+
+    Differences are relative: with a thousand classes all probabilities are small.
+    """
+    indices = np.argsort(-expected, axis=1, kind="stable")[:, :NUM_KEPT]
+    kept = np.take_along_axis(expected, indices, axis=1)
+    off, total = relative_differences(indices, kept, answered)
+    return bool((off <= tolerance * total).all())
+
+
+def check_independent(network: LoadedNetwork, path: Path, precision: Precision) -> None:
+    """Compare answers to images alone and in a batch of ``NUM_TRIED``.
+
+    Raises:
+        ModelSetError: the answer to an image depends on the others of its batch.
+
+    """
+    images = trial_images(NUM_TRIED, network.input_shape)
+    together = network.predict(images)
+    alone = np.concatenate([network.predict(image[None]) for image in images])
+    if not rows_alike(alone, together, TOLERANCE if precision == "INT8" else FLOAT_TOLERANCE):
+        difference = float(np.abs(together - alone).max())
+        raise ModelSetError(
+            f"{path}: the answer to an image depends on the other images of its batch (by "
+            f"{difference:.3f} in a probability), and therefore on other callers. It is in "
+            "training mode, or mixes its images: export it again after eval(), with every operator "
+            "along images"
+        )
+
+
+def trial_images(number: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return fixed images, (number, H, W, 3) uint8: noise, and plain colours.
+
+    Many networks answer all noise alike, by its mean; plain colours get different answers.
+    """
+    random = np.random.RandomState(0)
+    images = random.randint(0, 256, (number, *shape)).astype(np.uint8)
+    images[1::2] = random.randint(0, 256, (len(images[1::2]), 1, 1, shape[-1]))
+    return images

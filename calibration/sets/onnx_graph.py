@@ -1,0 +1,276 @@
+"""Folds preprocessing and softmax or sigmoid into an ONNX graph, for a member on ONNX Runtime.
+
+Nodes before the network convert uint8 (N, H, W, 3) BGR to its input. Nodes after it select the
+set's classes and apply the softmax or sigmoid. All weights go into a single file.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from calibration.sets.ending import Ending, gives
+from calibration.sets.files import check_file
+from calibration.sets.import_network import Imported
+from calibration.sets.importing import Finish, tried
+from calibration.sets.input import ColorOrder, order_doubt
+from calibration.sets.options import FileOptions, Sides, check_ends, layout_and_size, num_classes_of
+from models.errors import ModelSetError
+from models.record import Precision
+
+OLDEST_OPSET = 7  # of Sub and Div with broadcasting
+QUANTIZED = {
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul"),
+    *("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger"),
+}
+ROUNDING = ("DequantizeLinear", "QuantizeLinear")
+PASSING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Cast")
+OWN: dict[str, Ending] = {
+    "Softmax": "softmax",
+    "QLinearSoftmax": "softmax",
+    "Sigmoid": "sigmoid",
+    "QLinearSigmoid": "sigmoid",
+}
+# Input types: floats, and integers with pixel values; int8 takes pixels minus 128.
+INTEGERS = {
+    *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    *(TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+}
+LEAST = 1e-12  # bounds a probability before its logarithm
+OURS = "tandem/"  # prefix of our names of nodes and tensors
+BEFORE = "before/"  # added to such names in a file that was folded before
+Graph = Any  # onnx.GraphProto; the package's types are generated
+
+
+def import_onnx(path: Path, options: FileOptions, converted: Path | None = None) -> Imported:
+    """Read an ONNX classifier as a member's file for ONNX Runtime.
+
+    Args:
+        path: the user's file.
+        options: for reading it.
+        converted: the result of converting ``path`` from PyTorch; None: ``path`` is ONNX.
+
+    Raises:
+        ModelSetError: the graph does not map one image input to one row of classes, has weights
+            that are missing or outside of its folder, or needs operators that this ONNX Runtime
+            lacks.
+
+    """
+    check_file(converted or path)
+    model = _read(converted or path, path)
+    graph = model.graph
+    inputs, outputs = _ends(graph, path)
+    input_facts = f"{path} takes {_kind(inputs)} {_shape_text(_sides(inputs))}"
+    layout, size, batch = layout_and_size(
+        _sides(inputs), input_facts, options.input_size, options.layout
+    )
+    taken = inputs.type.tensor_type.elem_type
+    if taken != TensorProto.FLOAT and taken not in INTEGERS:
+        raise ModelSetError(
+            f"{input_facts}; a member takes float32 or uint8: export it again as that"
+        )
+    output_facts = f"{path} gives {_shape_text(_sides(outputs))}"
+    num_classes = num_classes_of(_sides(outputs), output_facts)
+    exact, kind = _exact_end(graph, outputs.name)
+    make = partial(_folded, model, options, layout, size, batch, num_classes, exact)
+    return tried(make, path, options, OWN.get(kind))
+
+
+def _read(file: Path, path: Path) -> Any:
+    try:
+        model = onnx.load(file)
+    except Exception as error:  # protobuf's and onnx's own kinds
+        problem = str(error).strip().partition("\n")[0]
+        raise ModelSetError(f"{path} is no ONNX file: {problem}") from error
+    opset = max((o.version for o in model.opset_import if o.domain == ""), default=0)
+    if opset < OLDEST_OPSET:
+        raise ModelSetError(
+            f"{path} is of opset {opset}; {OLDEST_OPSET} or later is taken: convert it with "
+            "onnx.version_converter, or export it again"
+        )
+    _rename_ours(model.graph)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and np.isnan(_values(tensor, path)).any():
+            raise ModelSetError(
+                f"{path}: the weights {tensor.name} have NaN; its training failed, or the file is "
+                "damaged"
+            )
+    return model
+
+
+def _values(tensor: Any, path: Path) -> np.ndarray:
+    try:
+        return np.asarray(numpy_helper.to_array(tensor))
+    except Exception as error:  # NumPy's and onnx's own kinds
+        raise ModelSetError(f"{path}: the weights {tensor.name} are damaged: {error}") from error
+
+
+def _rename_ours(graph: Graph) -> None:
+    """Rename nodes and tensors with our names, in a member's file that is imported again."""
+
+    def other(name: str) -> str:
+        return BEFORE + name if OURS in name else name
+
+    for node in graph.node:
+        node.input[:] = [other(name) for name in node.input]
+        node.output[:] = [other(name) for name in node.output]
+    for named in (*graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
+        named.name = other(named.name)
+
+
+def _ends(graph: Graph, path: Path) -> tuple[Any, Any]:
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    check_ends(path, [port.name for port in inputs], [port.name for port in graph.output])
+    return inputs[0], graph.output[0]
+
+
+def _sides(port: Any) -> Sides:
+    # Some exporters write an open side as 0 or -1.
+    return tuple(d.dim_value if d.dim_value > 0 else None for d in port.type.tensor_type.shape.dim)
+
+
+def _shape_text(sides: Sides) -> str:
+    return "[" + ",".join("?" if side is None else str(side) for side in sides) + "]"
+
+
+def _kind(port: Any) -> str:
+    return str(TensorProto.DataType.Name(port.type.tensor_type.elem_type)).lower()
+
+
+def _exact_end(graph: Graph, output: str) -> tuple[str, str]:
+    """Return the tensor to use as output, and the operator that computes it, without reshapes.
+
+    Rounded probabilities of many classes need not sum to one. So after a softmax or sigmoid it is
+    the tensor before rounding.
+    """
+    by_output = {name: node for node in graph.node for name in node.output}
+
+    def before(name: str, kinds: tuple[str, ...]) -> str:
+        while (node := by_output.get(name)) is not None and node.op_type in kinds:
+            name = node.input[0]
+        return name
+
+    exact = before(output, ROUNDING)
+    last = by_output.get(before(exact, (*PASSING, *ROUNDING)))
+    kind = "" if last is None else str(last.op_type)
+    return (exact if kind in ("Softmax", "Sigmoid") else output), kind
+
+
+def _folded(
+    original: Any,
+    options: FileOptions,
+    layout: str,
+    size: int,
+    batch: int | None,
+    num_classes: int,
+    end: str,
+    finish: Finish,
+) -> Imported:
+    model = onnx.ModelProto()
+    model.CopyFrom(original)
+    graph = model.graph
+    inputs, _ = _ends(graph, Path())
+    is_quantized = any(node.op_type in QUANTIZED for node in graph.node)
+    number = "N" if batch is None else batch
+    taken = inputs.type.tensor_type.elem_type
+    front = _front(graph, inputs.name, taken, options, layout)
+    back = _back(graph, end, finish)
+    kept = list(graph.node)
+    del graph.node[:], graph.output[:]
+    graph.node.extend([*front, *kept, *back])
+    shape = [number, size, size, 3]
+    pixels = helper.make_tensor_value_info(f"{OURS}pixels", TensorProto.UINT8, shape)
+    others = [value for value in graph.input if value.name != inputs.name]
+    del graph.input[:]
+    graph.input.extend([pixels, *others])
+    num = num_classes if finish.classes is None else len(finish.classes.wanted)
+    rows = helper.make_tensor_value_info(f"{OURS}rows", TensorProto.FLOAT, [number, num])
+    graph.output.append(rows)
+    precision: Precision = "INT8" if is_quantized else "FP16"
+    content = _bytes_of(model)
+    doubt = options.normalisation.doubt if taken == TensorProto.FLOAT else None
+    if taken == TensorProto.UINT8:
+        doubt = order_doubt(inputs.name, options.pixel_order)
+    return Imported(
+        content,
+        size,
+        num,
+        precision,
+        batch,
+        finish.task,
+        f"takes {_takes(taken, options)}; {gives(finish.task, finish.ending)}",
+        doubt,
+    )
+
+
+def _takes(taken: int, options: FileOptions) -> str:
+    if taken == TensorProto.FLOAT:
+        return options.normalisation.formula
+    return f"{_order(taken, options)} pixels as they are"
+
+
+def _order(taken: int, options: FileOptions) -> ColorOrder:
+    """Return the network's colour order; a uint8 input means that folding was done before."""
+    if taken == TensorProto.FLOAT:
+        return options.normalisation.color_order
+    return options.pixel_order or ("BGR" if taken == TensorProto.UINT8 else "RGB")
+
+
+def _front(graph: Graph, place: str, taken: int, options: FileOptions, layout: str) -> list[Any]:
+    """Return the nodes from uint8 NHWC BGR to the network's input ``place`` of type ``taken``."""
+    is_float = taken == TensorProto.FLOAT
+    how, nodes, last = options.normalisation, list[Any](), f"{OURS}pixels"
+
+    def add(kind: str, name: str, *more: str, **attributes: Any) -> None:
+        nonlocal last
+        made = f"{OURS}{name}"
+        nodes.append(helper.make_node(kind, [last, *more], [made], name=made, **attributes))
+        last = made
+
+    if _order(taken, options) == "RGB":
+        add("Gather", "rgb", _constant(graph, "reversed", np.array([2, 1, 0], np.int64)), axis=3)
+    if is_float:
+        add("Cast", "floats", to=TensorProto.FLOAT)
+        add("Sub", "centred", _constant(graph, "mean", np.array(how.mean, np.float32)))
+        add("Div", "scaled", _constant(graph, "scale", np.array(how.scale, np.float32)))
+    elif taken != TensorProto.UINT8:
+        add("Cast", "integers", to=taken)
+    if layout == "NCHW":
+        add("Transpose", "planes", perm=[0, 3, 1, 2])
+    nodes.append(helper.make_node("Identity", [last], [place], name=f"{OURS}input"))
+    return nodes
+
+
+def _back(graph: Graph, output: str, finish: Finish) -> list[Any]:
+    """Return the nodes from the network's own output to float (N, C) rows of its task."""
+    nodes = [helper.make_node("Flatten", [output], [f"{OURS}flat"], axis=1)]
+    last, ending = f"{OURS}flat", finish.ending
+    if finish.classes is not None:
+        places = _constant(graph, "places", np.array(finish.classes.positions, np.int64))
+        nodes.append(helper.make_node("Gather", [last, places], [f"{OURS}picked"], axis=1))
+        last = f"{OURS}picked"
+    if finish.shares_one:  # probabilities of some classes: softmax(log p) is p / sum(p)
+        least = _constant(graph, "least", np.array([LEAST], np.float32))
+        nodes.append(helper.make_node("Max", [last, least], [f"{OURS}positive"]))
+        nodes.append(helper.make_node("Log", [f"{OURS}positive"], [f"{OURS}logits"]))
+        last, ending = f"{OURS}logits", "softmax"
+    kind = {"softmax": "Softmax", "sigmoid": "Sigmoid", None: "Identity"}[ending]
+    attributes = {"axis": 1} if ending == "softmax" else {}
+    nodes.append(helper.make_node(kind, [last], [f"{OURS}rows"], **attributes))
+    return nodes
+
+
+def _constant(graph: Graph, name: str, values: np.ndarray) -> str:
+    graph.initializer.append(numpy_helper.from_array(values, f"{OURS}{name}"))
+    return f"{OURS}{name}"
+
+
+def _bytes_of(model: Any) -> bytes:
+    try:
+        return bytes(model.SerializeToString())
+    except Exception as error:  # protobuf's own kind: 2 GiB are its limit
+        raise ModelSetError(f"the network is too large for one ONNX file: {error}") from error

@@ -1,0 +1,259 @@
+"""Options of a member's input and output that differ from the others of its set.
+
+Of the file that ``tandem models add --member-options`` reads::
+
+    v1: {resize: stretch, interpolation: bicubic}
+    vit: {input_size: 224, resize_shorter: 248, color_order: RGB, layout: NCHW,
+          mean: [127.5, 127.5, 127.5], scale: [127.5, 127.5, 127.5], outputs: logits}
+
+How a network's file is read, and what its input and output must be, for every kind of file.
+
+Maps a network's classes to a set's by their ids, in the network itself.
+
+Class lists of the same problem differ in order, and by a class for "none of them" ("background").
+Mapping by position would confuse them silently, so they are mapped by id. Classes of a network that
+the set lacks are left out before softmax: the others share their probability in proportion. The
+scores of a multi-label network are independent and stay as they are.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from calibration.sets.ending import Outputs
+from calibration.sets.input import ColorOrder, Normalisation, TensorLayout
+from models.errors import ModelSetError
+from models.image import Resize
+from models.image_resize import Interpolation
+from models.record import ImageRecord, Record, Task, YamlError, read_yaml
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Channels = tuple[Finite, Finite, Finite]
+CROPPED = 8 / 7  # the shorter side before the crop, relative to the input size: 256 / 224
+
+
+class MemberOptions(Record):
+    """The options of one member; None means the set's option."""
+
+    input_size: Annotated[int, Field(ge=1)] | None = None  # px, where the network leaves it open
+    resize: Resize | None = None
+    resize_shorter: Annotated[int, Field(ge=1)] | None = None
+    interpolation: Interpolation | None = None
+    layout: TensorLayout | None = None
+    color_order: ColorOrder | None = None
+    mean: Channels | None = None  # on 0-255 pixels, in color_order
+    scale: Channels | None = None
+    outputs: Outputs | None = None
+
+    @model_validator(mode="after")
+    def _scale_divides(self) -> "MemberOptions":
+        if self.scale is not None and 0 in self.scale:
+            raise ValueError(f"scale has a zero: {self.scale}")
+        return self
+
+    def over(self, base: "MemberOptions") -> "MemberOptions":
+        """Return these options, completed by those of ``base``."""
+        return base.model_copy(update=self.model_dump(exclude_none=True))
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """The normalisation of a network with float input."""
+        usual = Normalisation()
+        return Normalisation(
+            self.mean or usual.mean, self.scale or usual.scale, self.color_order or "RGB"
+        )
+
+    def image(self, size: int) -> ImageRecord:
+        """Return the image record of a member that takes ``size`` pixels."""
+        is_stretched = self.resize == "stretch"
+        shorter = size if is_stretched else self.resize_shorter or round(size * CROPPED)
+        return ImageRecord(
+            input_size=size,
+            resize_shorter=shorter,
+            resize=self.resize or "crop",
+            interpolation=self.interpolation or "bilinear",
+        )
+
+
+def read_member_options(path: Path) -> dict[str, MemberOptions]:
+    """Read a YAML file of options by member.
+
+    Raises:
+        ModelSetError: it cannot be read, or has an unknown option.
+
+    """
+    try:
+        return TypeAdapter(dict[str, MemberOptions]).validate_python(read_yaml(path))
+    except OSError as error:
+        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+    except YamlError as error:
+        raise ModelSetError(error.message) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "top"
+        known = ", ".join(MemberOptions.model_fields)
+        raise ModelSetError(f"{path}: {where}: {first['msg']}; a member has {known}") from error
+
+
+Sides = tuple[int | None, ...]  # of a tensor; None: left open
+
+
+@dataclass(frozen=True)
+class ClassMap:
+    """The ids of a network's classes and of the set's, each in its own order."""
+
+    own: tuple[str, ...]
+    wanted: tuple[str, ...]
+    where: str  # the file of the network's own
+
+    def __post_init__(self) -> None:
+        doubled = [name for name, count in Counter(self.own).items() if count > 1]
+        if doubled:
+            raise ModelSetError(f"{self.where} has class ids twice: {_some(doubled)}")
+        missing = [name for name in self.wanted if name not in set(self.own)]
+        if missing:
+            raise ModelSetError(
+                f"{self.where} lacks {len(missing)} of the set's {len(self.wanted)} classes: "
+                f"{_some(missing)}. Each member must know every class of the set: leave them out "
+                "of --labels and --class-ids, or the member"
+            )
+
+    def check_fits(self, num_classes: int, path: Path) -> None:
+        """Raise :class:`ModelSetError` unless the network in ``path`` has a class per id."""
+        if num_classes != len(self.own):
+            raise ModelSetError(
+                f"{path} has {num_classes} classes, {self.where} {len(self.own)} ids: they are "
+                "not of the same network"
+            )
+
+    @property
+    def positions(self) -> list[int]:
+        """The position of each of the set's classes among the network's."""
+        places = {name: place for place, name in enumerate(self.own)}
+        return [places[name] for name in self.wanted]
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """How to read a file."""
+
+    input_size: int | None = None  # px, where the network leaves it open
+    # Of a network that takes floats. One that takes integers takes pixels as they are, int8 less
+    # 128.
+    normalisation: Normalisation = field(default_factory=Normalisation)
+    outputs: Outputs = "auto"  # auto: by the graph, or by rows of images if that is unclear
+    layout: TensorLayout | None = None  # None: the dimension that has three sides is the colours'
+    # Of a network that takes pixels. None: BGR for IR and ONNX that take uint8, which are taken as
+    # folded already, RGB for all else.
+    pixel_order: ColorOrder | None = None
+    classes: ClassMap | None = None  # the network's own, if they are to be mapped to others
+    task: Task | None = None  # None: multi-label if it ends in a sigmoid, else classification
+
+
+def check_ends(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Raise :class:`ModelSetError` unless a network has one input and one output."""
+    for what, names in (("inputs", inputs), ("outputs", outputs)):
+        if len(names) != 1:
+            raise ModelSetError(
+                f"{path} has {len(names)} {what} ({', '.join(names)}); a member has one image in "
+                "and one row of classes out: export it again with that one alone"
+            )
+
+
+def layout_and_size(
+    sides: Sides, facts: str, input_size: int | None, layout: TensorLayout | None
+) -> tuple[TensorLayout, int, int | None]:
+    """Return the layout, the side in pixels and the built-in batch of an input's four sides.
+
+    Args:
+        sides: of the input.
+        facts: the beginning of an error's message.
+        input_size: as asked for; None: the input's own.
+        layout: as asked for; None: the dimension that has three sides is the colours'.
+
+    Raises:
+        ModelSetError: it is not a square colour image.
+
+    """
+    if len(sides) != 4:
+        raise ModelSetError(f"{facts}; a member takes images, [N,3,H,W] or [N,H,W,3]")
+    if layout is None and 3 not in (sides[1], sides[3]):
+        raise ModelSetError(f"{facts}; no side is 3 channels: a member takes colour images")
+    layout = layout or ("NCHW" if sides[1] == 3 else "NHWC")
+    channels = sides[1] if layout == "NCHW" else sides[3]
+    height, width = sides[2:] if layout == "NCHW" else sides[1:3]
+    if channels not in (3, None):
+        raise ModelSetError(f"{facts}; as {layout} that is {channels} channels, a member takes 3")
+    if height != width:
+        raise ModelSetError(f"{facts}; a member takes squares")
+    size = height or input_size
+    if size is None:
+        raise ModelSetError(f"{facts}: its size is open, so say --input-size (224 for ImageNet)")
+    if input_size not in (None, size):
+        raise ModelSetError(f"{facts}; it takes {size} px, --input-size says {input_size}")
+    return layout, size, sides[0]
+
+
+def num_classes_of(sides: Sides, facts: str) -> int:
+    """Return C of an output (N, C), (N, C, 1, 1) or (N, 1, 1, C).
+
+    Raises:
+        ModelSetError: it is not a row of classes; ``facts`` begins the message.
+
+    """
+    wide = [side for side in sides[1:] if side != 1]
+    if len(sides) < 2 or len(wide) > 1 or None in wide:
+        raise ModelSetError(
+            f"{facts}; a member gives probabilities [?,C], one row an image: networks for "
+            "detection, segmentation or features are no classifiers"
+        )
+    return int(wide[0] or 1) if wide else 1
+
+
+LEAST_SUM = np.float32(1e-12)
+NUM_NAMED = 5
+
+
+def select_classes(
+    model: ov.Model, classes: ClassMap, path: Path, task: Task = "classification"
+) -> ov.Model:
+    """Return the network with rows of the set's classes, in the set's order.
+
+    Scores of a multi-label network stay as they are.
+
+    Raises:
+        ModelSetError: the numbers of the network's classes and ids differ.
+
+    """
+    (num_classes,) = list(model.output().partial_shape)[1:]
+    classes.check_fits(num_classes, path)
+    if classes.own == classes.wanted:
+        return model
+    end = model.output().get_node().input_value(0)
+    last = end.get_node()
+    if task == "multi_label":
+        picked = _picked(end, classes)
+    elif last.get_type_name() == "Softmax" and len(last.input_value(0).get_partial_shape()) == 2:
+        picked = ops.softmax(_picked(last.input_value(0), classes), axis=1)
+    else:
+        rows = _picked(end, classes)
+        sums = ops.reduce_sum(rows, np.array([1]), keep_dims=True)
+        picked = ops.divide(rows, ops.maximum(sums, LEAST_SUM))
+    picked.get_output_tensor(0).set_names({"probabilities"})
+    return ov.Model([picked.output(0)], model.get_parameters(), model.friendly_name)
+
+
+def _picked(rows: ov.Output, classes: ClassMap) -> ov.Node:
+    return ops.gather(rows, np.array(classes.positions, np.int32), np.int32(1))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
+    return ", ".join(names[:NUM_NAMED]) + more

@@ -1,1 +1,0 @@
-"""Makes a set of networks with published weights: torchvision's, and timm's as an extra."""

@@ -1,1 +1,0 @@
-"""Converts PyTorch files to IR or ONNX in a separate process, since loading one runs its code."""

@@ -1,1 +1,0 @@
-"""Imports classifiers for the runtimes: OpenVINO, and ONNX Runtime."""

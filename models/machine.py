@@ -1,0 +1,226 @@
+"""The number of CPUs that this process may use, by affinity and control group quotas.
+
+Groups of version 1 and 2 are read. Every group from the process's own up to the root may have a
+limit (a systemd unit, a pod around a container); the tightest counts. See cgroups(7) and
+proc_pid_mountinfo(5).
+
+Returns memory to the system after compiling, and keeps freed memory for decoding.
+
+Installed packages: versions for results, and which extra has a missing package.
+"""
+
+import ctypes
+import math
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from models.errors import TandemError
+
+PROC = Path("/proc/self")  # contains the files cgroup and mountinfo
+
+
+def usable_cpus() -> set[int]:
+    """Return the CPUs of the affinity mask; all CPUs on systems without masks (macOS)."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def available_cpus(proc: Path = PROC) -> int:
+    """Return the cores of the affinity mask, limited by the tightest CPU quota; at least 1.
+
+    OpenVINO's threads ignore both (its wheel uses TBB), so they are counted here.
+    """
+    return max(1, math.floor(min(len(usable_cpus()), cpu_quota(proc))))
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the CPU's name and the instruction sets that decide how INT8 runs on it."""
+    try:
+        pairs = [line.partition(":") for line in cpuinfo.read_text("utf-8").splitlines()]
+    except OSError:
+        return "unknown"
+    facts = {key.strip(): value.strip() for key, _, value in reversed(pairs)}
+    flags = set(facts.get("flags", "").split())
+    int8_flags = [flag for flag in ("avx2", "avx512_vnni", "avx_vnni", "amx_int8") if flag in flags]
+    return f"{facts.get('model name', 'unknown')} ({' '.join(int8_flags) or 'no int8 extensions'})"
+
+
+def instructions_of(cpu: str) -> str:
+    """Return the instruction sets in a text from :func:`cpu_model`."""
+    return cpu.rpartition("(")[2].rstrip(")")
+
+
+def cpu_quota(proc: Path = PROC) -> float:
+    """Return the CPU quota in CPUs; infinite without a quota."""
+    return min((_quota(folder) for folder in group_folders("cpu", proc)), default=math.inf)
+
+
+def group_folders(controller: str, proc: Path) -> Iterator[Path]:
+    """Yield the folders of all groups in which a controller's limits may be set."""
+    try:
+        groups = (proc / "cgroup").read_text("utf-8").splitlines()
+        mounts = [line.split() for line in (proc / "mountinfo").read_text("utf-8").splitlines()]
+    except OSError:
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        for mount in mounts:
+            if _is_hierarchy(mount, controllers.split(","), controller):
+                yield from _upwards(Path(_text(mount[4])), _below(path, _text(mount[3])))
+
+
+def _is_hierarchy(mount: list[str], controllers: list[str], controller: str) -> bool:
+    """Whether a line of mountinfo is the hierarchy that a line of cgroup names."""
+    kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
+    if controllers == [""]:  # version 2 has a single hierarchy
+        return kind == "cgroup2"
+    return kind == "cgroup" and controller in controllers and controller in options
+
+
+def _below(group: str, root: str) -> PurePosixPath:
+    """Return a group's path below the mount; the mount itself if the group is elsewhere."""
+    path = PurePosixPath(group)
+    return path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
+
+
+def _upwards(mount: Path, path: PurePosixPath) -> Iterator[Path]:
+    for inner in (path, *path.parents):
+        if ".." not in inner.parts:  # outside of this process's namespace
+            yield mount / inner
+
+
+def _text(field: str) -> str:
+    """Return a field of mountinfo, in which blanks are octal escapes."""
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
+
+
+def _quota(folder: Path) -> float:
+    try:
+        if (both := folder / "cpu.max").exists():
+            quota, period = both.read_text("ascii").split()
+        else:
+            quota, period = (
+                (folder / f"cpu.cfs_{name}_us").read_text("ascii").strip()
+                for name in ("quota", "period")
+            )
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf
+
+
+MAPS = Path("/proc/self/maps")
+# Address range and file of a mapping whose pages can be dropped without loss; proc_pid_maps(5).
+_SHARED_READ_ONLY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r--s \S+ \S+ \S+ +(/.+)$", re.MULTILINE)
+_MADV_DONTNEED = 4  # Linux's; madvise(2)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's; mallopt(3)
+KEPT_BYTES = 16 * 2**20  # of freed memory, at most, in each thread's arena
+MAPPED_BYTES = 4 * 2**20  # larger allocations get their own mapping, which is returned when freed
+
+
+def give_back_memory(*folders: Path) -> None:
+    """Return memory that compiling has freed, and drop pages mapped from files in ``folders``.
+
+    OpenVINO keeps the networks' files mapped as long as a network lives, though its kernels use
+    copies of nearly all weights. Dropped pages that are used again come from the system's cache.
+    The bundled set's processes shrink by 55 MB and 135 MB (decision 0009). Without glibc or /proc
+    this does nothing.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc's
+        libc.malloc_trim(0)
+    if not hasattr(libc, "madvise"):
+        return
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    wanted = {folder.resolve() for folder in folders}
+    try:
+        maps = MAPS.read_text("utf-8", "surrogateescape")
+    except OSError:
+        return
+    for start, end, path in _SHARED_READ_ONLY.findall(maps):
+        if Path(path).parent in wanted:
+            libc.madvise(int(start, 16), int(end, 16) - int(start, 16), _MADV_DONTNEED)
+
+
+def keep_freed_memory() -> None:
+    """Keep some megabytes of freed memory in the process.
+
+    A photo needs a few arrays of about 100 KB for a millisecond. By default glibc returns that
+    memory and gets it again page by page, each with a page fault: 120 faults took a twelfth of a
+    photo's time (decision 0009). Without glibc this does nothing.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+        libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+
+
+DISTRIBUTION = "tandem-serve"  # the project's name on PyPI; "tandem" there is another project
+OF_A_SERVICE = ("ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn")
+
+
+class MissingExtraError(TandemError):
+    """A package that only one extra of the project brings is not there."""
+
+    code = "missing_extra"
+
+
+def describe_machine(further: Iterable[str] = ()) -> dict[str, Any]:
+    """Return command, time, CPU and versions, to be stored with a result.
+
+    The versions are of the service's main packages and of ``further`` ones, if installed.
+    """
+    packages = (DISTRIBUTION, *OF_A_SERVICE, *further)
+    return {
+        "command": " ".join(["tandem", *sys.argv[1:]]),
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cores": available_cpus(),
+        "python": platform.python_version(),
+        "versions": {
+            name: installed for name in packages if (installed := installed_version(name))
+        },
+    }
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Turn a failing import in the block into an error that names the extra to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"tandem {what} needs {error.name}, which serving does not install; {_how_to(extra)}"
+        ) from error
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def _how_to(extra: str) -> str:
+    return f"{pip_install(extra)} (in a checkout: pip install -c constraints.txt -e '.[{extra}]')"
+
+
+def check_installed(package: str, extra: str, what: str) -> None:
+    """Raise :class:`MissingExtraError` unless ``package`` is installed; does not import it."""
+    if find_spec(package) is None:
+        raise MissingExtraError(f"{what} needs {package}, which is not installed; {_how_to(extra)}")
+
+
+def installed_version(package: str) -> str | None:
+    """Return a package's version without a local build suffix; None if it is not installed."""
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,160 @@
+"""The interface of networks in every runtime.
+
+Options for loading a network: threads, batch sizes, float type.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from models.ensemble import Probabilities
+from models.errors import ModelSetError
+from models.record import FloatType, RuntimeName
+
+Pixels = npt.NDArray[np.uint8]
+
+
+class LoadedNetwork(Protocol):
+    """A network ready to run; several threads may call it at the same time."""
+
+    runtime: ClassVar[RuntimeName]
+    version: str  # of its package
+    num_threads: int  # shared by its batches
+    fixed_batch: int | None  # the only batch size, built into the file; None: any
+    input_shape: tuple[int, ...]  # (H, W, 3)
+    num_classes: int
+    float_type: str  # the type in which layers that are not INT8 compute: f32 or bf16
+    # Resident memory that loading added, in bytes. Approximate if several load at a time; the first
+    # one of a runtime includes the runtime itself.
+    memory_bytes: int
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The batch sizes for the queue, ascending."""
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest batch that :meth:`predict` takes."""
+        return self.batch_sizes[-1]
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The convolution kernels in use, the most frequent first; empty if they are unknown."""
+
+    def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+        """Run uint8 (N, H, W, 3) BGR, or N of (H, W, 3), N up to ``max_batch_size``.
+
+        A network with a fixed batch size takes any N, and runs that many at a time.
+
+        Returns:
+            float32 (N, C), which the caller may change.
+
+        Raises:
+            ValueError: too many or no images, another shape, or not uint8.
+
+        """
+        num, step = len(images), self.fixed_batch
+        if step and num > step:
+            return np.concatenate([self._run(images[i : i + step]) for i in range(0, num, step)])
+        if num > (most := self.batch_sizes[-1]) or not num:
+            raise ValueError(f"a batch of {num} images; 1 to {most} are taken")
+        return self._run(images)
+
+    def _run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+        """Run 1 to ``max_batch_size`` images, after :func:`check_image` of each."""
+
+    def add_batch_size(self, size: int) -> None:
+        """Add a batch size; may take seconds, during which other threads may predict.
+
+        It has no effect on a network with a fixed batch size.
+        """
+
+    def remove_batch_size(self, size: int) -> None:
+        """Remove an added batch size that no thread uses."""
+
+    def check_fits(self, input_size: int, num_classes: int) -> None:
+        """Raise :class:`ModelSetError` unless input size and number of classes are these."""
+        sides, classes = self.input_shape[:2], self.num_classes
+        if (sides, classes) != ((input_size, input_size), num_classes):
+            raise ModelSetError(
+                f"the network takes {sides[0]}x{sides[1]} and gives {classes} classes; the "
+                f"manifest says {input_size}x{input_size} and {num_classes}: mend the manifest"
+            )
+
+    def warm_up(self) -> None:
+        """Run every batch size once, since the first run allocates."""
+        for size in self.batch_sizes:
+            self.predict(np.zeros((size, *self.input_shape), np.uint8))
+
+
+def check_image(image: Pixels, shape: tuple[int, ...]) -> None:
+    """Raise :class:`ValueError` unless an image is uint8 of ``shape``.
+
+    NumPy would cast another type, turning 0..1 into zeros, and broadcast a smaller image.
+    """
+    if image.dtype != np.uint8:
+        raise ValueError(f"a batch of {image.dtype}; the network takes uint8, 0 to 255")
+    if image.shape != shape:
+        raise ValueError(f"an image of {image.shape}; the network takes {shape}")
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How a network is compiled or loaded."""
+
+    num_threads: int = 1
+    batch_sizes: tuple[int, ...] = (1, 3, 8)
+    num_streams: int = 1  # infer requests at a time, which share the threads
+    # The type in which layers that are not INT8 compute. It is always set: by default OpenVINO uses
+    # bf16 on CPUs with AVX512_BF16 or AMX, with other answers. CPUs without bf16 compute in f32,
+    # and so do the other runtimes. See decision 0008.
+    float_type: FloatType = "f32"
+    cache_dir: Path | None = None  # for compiled models between starts (OpenVINO)
+
+    def __post_init__(self) -> None:
+        if self.num_threads < 1:
+            raise ModelSetError(f"num_threads is {self.num_threads}; it must be 1 or more")
+        if not 1 <= self.num_streams <= self.num_threads:
+            raise ModelSetError(
+                f"num_streams is {self.num_streams}; it must be 1 to num_threads {self.num_threads}"
+            )
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ModelSetError(f"batch_sizes is {self.batch_sizes}; give sizes of 1 or more")
+
+    @property
+    def threads_each(self) -> int:
+        """The threads that work on a batch."""
+        return self.num_threads // self.num_streams
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """Return these options as OpenVINO's properties."""
+        chosen: dict[str, Any] = {
+            "PERFORMANCE_HINT": "LATENCY" if self.num_streams == 1 else "THROUGHPUT",
+            "NUM_STREAMS": self.num_streams,
+            "INFERENCE_NUM_THREADS": self.num_threads,
+            "ENABLE_CPU_PINNING": False,
+            "INFERENCE_PRECISION_HINT": self.float_type,
+        }
+        if self.cache_dir is not None and _can_write(self.cache_dir):
+            chosen["CACHE_DIR"] = str(self.cache_dir)
+        return chosen
+
+
+def _can_write(folder: Path) -> bool:
+    """Make the folder; an unwritable cache must not stop the service."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        logger.warning("no compile cache in %s: %s; starts will be slower", folder, error.strerror)
+        return False
+    return os.access(folder, os.W_OK)

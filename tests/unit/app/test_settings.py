@@ -1,0 +1,417 @@
+"""A function that reads a single setting takes its value, not all settings.
+
+The settings of the response cache.
+
+Limits: each refuses nothing at all, and what is in flight has room for the largest request.
+
+An address for traces that is none is refused with the settings, before Ray starts.
+
+Settings: refused when unknown or out of range, frozen, and every one of them explained.
+
+Several sets in the settings: how they are named, what is refused, each set's share of limits.
+
+The setting weights: which members are served, and what they weigh.
+"""
+
+import ast
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from ray.serve._private import constants
+
+from app.environment import node_environment, serve_environment, set_environment
+from app.errors import ConfigError
+from app.graph.observer import RequestObserver
+from app.graph.request import ClassifyRequest
+from app.launch.config import ServeConfig
+from app.launch.config_check import checked_content
+from app.serve.gateway import assemble
+from app.setting_values import check_redis_client, form_places
+from app.settings import LimitSettings, Settings
+from app.stages.combiner import Combiner
+from calibration.commands.models import user_sets_dir
+from models.errors import ModelSetError
+from models.model_set import BUNDLED_DIR
+from tests.support.configurations import ROOT
+from tests.support.tiny_networks import picture
+
+ROOT_ARGUMENTS = Path(__file__).parents[3]
+
+
+def reads_one(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+    """Whether ``function`` only ever reads one field of its argument ``name``."""
+    uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name]
+    fields = [
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+    ]
+    return len(uses) == len(fields) and len(set(fields)) == 1 and fields[0] != "model_copy"
+
+
+def too_wide(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for argument in (*node.args.args, *node.args.kwonlyargs):
+                annotation = argument.annotation and ast.unparse(argument.annotation)
+                if annotation == "Settings" and reads_one(node, argument.arg):
+                    yield node.name
+
+
+def test_a_function_gets_the_setting_that_it_reads() -> None:
+    files = sorted((ROOT_ARGUMENTS / "app").rglob("*.py"))
+    assert len(files) > 100
+    wide = {f"{path}: {name}" for path in files for name in too_wide(path.read_text("utf-8"))}
+    assert not wide
+
+
+def test_what_reads_one_setting_is_seen() -> None:
+    assert list(too_wide("def f(settings: Settings): return settings.cache")) == ["f"]
+    assert not list(too_wide("def f(settings: Settings): return g(settings, settings.cache)"))
+    assert not list(too_wide("def f(s: Settings): return s.cache, s.streams"))
+
+
+@pytest.mark.parametrize("cache", ["none", "local", "redis://10.0.0.5:6379/1", "rediss://c:1"])
+def test_where_answers_may_be_kept(cache):
+    assert Settings(cache=cache).cache == cache
+
+
+def test_nothing_is_kept_unless_it_is_asked_for():
+    assert Settings().cache == "none"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("cache", "memory", "cache is 'memory': give none, local, or redis://HOST:PORT/DB"),
+        ("cache", "", "give none, local, or"),
+        ("cache", None, "valid string"),
+        ("cache", True, "valid string"),
+        ("cache", "redis://cache", "no host or no port"),
+        ("cache", "redis://cache:6379/one", "number of a database"),
+        ("cache_mib", 0, "greater than or equal to 1"),
+        ("cache_mib", 2**16 + 1, "less than or equal to 65536"),
+        ("cache_mib", "much", "valid integer"),
+    ],
+)
+def test_what_is_refused(name, value, says):
+    with pytest.raises(ValidationError, match=says) as caught:
+        Settings.model_validate({name: value})
+    assert name in str(caught.value)
+
+
+def test_a_file_with_a_bad_cache_is_refused_without_its_password():
+    application = {"import_path": "app.main:build", "args": {"cache": "redis://:s3cret@c:x/1"}}
+    with pytest.raises(ConfigError, match="its port is no number") as caught:
+        checked_content({"applications": [application]}, "serve_config.yaml")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_redis_wants_its_client(monkeypatch):
+    monkeypatch.setattr("app.setting_values.find_spec", lambda _: None)
+    for cache in ("none", "local"):
+        check_redis_client(cache)
+    with pytest.raises(ConfigError, match=r"pip install 'tandem-serve\[redis\]'"):
+        check_redis_client("redis://cache:6379/1")
+
+
+@pytest.mark.parametrize("cache", ["redis://u:s3cret@cache:none/0", "redsi://:s3cret@cache:1/0"])
+def test_what_serve_prints_of_a_bad_address_has_no_password(cache):
+    """``serve deploy`` shows the error as pydantic words it."""
+    with pytest.raises(ValidationError) as raised:
+        Settings(cache=cache)
+    assert "s3cret" not in str(raised.value)
+
+
+NULLABLE = ("target_wait_ms", "answer_timeout_s")  # where 0, or null, has a meaning of its own
+
+
+@pytest.mark.parametrize("name", [n for n in LimitSettings.model_fields if n not in NULLABLE])
+def test_a_limit_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="greater than"):
+        Settings.model_validate({name: 0})
+
+
+def test_one_request_must_have_room() -> None:
+    with pytest.raises(ValidationError, match="max_bytes_in_flight is 9 and max_body_bytes 10"):
+        Settings(max_body_bytes=10, max_bytes_in_flight=9)
+    assert Settings(max_body_bytes=10, max_bytes_in_flight=10).max_body_bytes == 10
+
+
+@pytest.mark.parametrize(
+    ("exporter", "endpoint"),
+    [
+        ("otlp", "http://jaeger:4317"),
+        ("otlp", "https://[::1]:4318/v1/traces"),
+        ("otlp", None),
+        ("jaeger", "udp://agent"),
+        ("jaeger", "http://collector:14268"),
+        ("none", "whatever"),
+    ],
+)
+def test_what_is_taken(exporter, endpoint):
+    assert Settings(trace_exporter=exporter, trace_endpoint=endpoint).trace_endpoint == endpoint
+
+
+@pytest.mark.parametrize(
+    ("exporter", "endpoint", "example"),
+    [
+        ("otlp", "jaeger:4317", "http://HOST:4317"),
+        ("otlp", "udp://jaeger:6831", "http://HOST:4317"),
+        ("otlp", "http://", "http://HOST:4317"),
+        ("otlp", "http://jaeger:port", "http://HOST:4317"),
+        ("otlp", "http://[::1", "http://HOST:4317"),
+        ("otlp", "", "http://HOST:4317"),
+        ("jaeger", "agent:6831", "udp://HOST:6831"),
+        ("jaeger", "http://collector:99999", "udp://HOST:6831"),
+    ],
+)
+def test_what_is_refused_and_what_would_do(exporter, endpoint, example):
+    with pytest.raises(ValidationError, match=r"trace_endpoint is .*takes") as caught:
+        Settings(trace_exporter=exporter, trace_endpoint=endpoint)
+    assert example in str(caught.value)
+
+
+def test_files_of_traces_are_refused_with_what_to_write():
+    with pytest.raises(ValidationError, match=r"file is no exporter any more: .*trace_endpoint"):
+        Settings.model_validate({"trace_exporter": "file"})
+
+
+def test_a_key_that_is_not_known_is_refused():
+    with pytest.raises(ValidationError, match="modelset"):
+        Settings.model_validate({"modelset": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("affinity", True, "Whole num_cpus"),
+        ("affinity", False, "numactl"),
+        ("trace_dir", None, "Set trace_endpoint"),
+        ("trace_mib", 64, "Set trace_endpoint"),
+    ],
+)
+def test_a_setting_of_earlier_versions_is_refused_with_what_to_write(name, value, instead):
+    with pytest.raises(ValidationError, match=rf"{name} is no setting any more: .*{instead}"):
+        Settings.model_validate({name: value})
+
+
+def test_settings_are_frozen():
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().max_files = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_is_described(name):
+    assert Settings.model_fields[name].description
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_sizes", ()),
+        ("batch_sizes", (0,)),
+        ("batch_sizes", (257,)),
+        ("streams", -1),
+        ("max_files", 0),
+        ("precision", "FP8"),
+        ("cascade_margin", 0),
+        ("cascade_margin", 1),
+        ("cascade_margin", -0.5),
+        ("cascade_margin", math.nan),
+        ("cascade_margin", "often"),
+        ("request_timeout_s", 0),
+        ("request_timeout_s", math.nan),
+        ("request_timeout_s", math.inf),
+        ("request_timeout_s", 3601),
+    ],
+)
+def test_values_out_of_range_are_refused(name, value):
+    with pytest.raises(ValidationError, match=name):
+        Settings.model_validate({name: value})
+
+
+def test_one_body_has_room_among_all():
+    with pytest.raises(
+        ValidationError, match=r"max_bytes_in_flight is 9 and max_body_bytes 10, .*raise"
+    ):
+        Settings(max_body_bytes=10, max_bytes_in_flight=9)
+    assert Settings(max_body_bytes=10, max_bytes_in_flight=10).max_bytes_in_flight == 10
+
+
+@pytest.mark.parametrize(("max_queued", "max_files"), [(85, 64), (1, 1), (4, 3), (3, 3)])
+def test_a_form_has_room_in_a_members_queue(max_queued, max_files):
+    settings = Settings(max_queued_images=max_queued, max_files=max_files)
+    assert form_places(settings.max_queued_images) >= max_files
+
+
+@pytest.mark.parametrize(
+    ("max_queued", "max_files", "places", "least"),
+    [(84, 64, 63, 85), (50, 64, 38, 85), (4, 4, 3, 5), (1, 2, 1, 2)],
+)
+def test_one_that_would_always_be_refused_is_found_at_once(max_queued, max_files, places, least):
+    told = (
+        rf"max_files is {max_files}, and of max_queued_images {max_queued} a form may fill "
+        rf"{places}: .* raise max_queued_images to {least}, or lower max_files"
+    )
+    with pytest.raises(ValidationError, match=told):
+        Settings(max_queued_images=max_queued, max_files=max_files)
+
+
+def test_own_folders_are_searched_before_the_bundled(tmp_path):
+    assert Settings(model_dirs=(tmp_path,)).model_search == (
+        tmp_path,
+        user_sets_dir(),
+        BUNDLED_DIR,
+    )
+
+
+def test_what_the_user_set_in_the_environment_wins(monkeypatch):
+    monkeypatch.setenv("TANDEM_TEST_A", "users")
+    monkeypatch.delenv("TANDEM_TEST_B", raising=False)
+    set_environment({"TANDEM_TEST_A": "ours", "TANDEM_TEST_B": "ours"})
+    assert os.environ["TANDEM_TEST_A"] == "users"
+    assert os.environ.pop("TANDEM_TEST_B") == "ours"
+
+
+def test_two_services_on_one_machine_share_no_file_and_no_port(tmp_path):
+    a, b = (serve_environment(tmp_path / n, p) for n, p in (("a", (1, 2)), ("b", (3, 4))))
+    apart = {k for k in a if a[k] != b[k]}
+    assert apart >= {k for k in a if any(w in k for w in ("_FILE", "_SOCKET", "_PORT"))}
+    assert set(a) == set(b)
+    assert a["RAY_SERVE_ENABLE_HA_PROXY"] == a["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
+
+
+def test_serve_knows_every_variable_that_is_set(tmp_path):
+    """A variable that Serve renamed would be ignored in silence."""
+    source = Path(constants.__file__).read_text("utf-8")
+    names = {n for n in serve_environment(tmp_path, (1, 2)) if n.startswith("RAY_SERVE_")}
+    assert {n for n in names if f'"{n}"' not in source} == set()
+
+
+def test_a_busy_machine_is_not_given_up_by_its_own_ray(tmp_path):
+    """Ray's default is 5: beside two busy loops on two cores a node was declared dead once."""
+    threshold = serve_environment(tmp_path, (1, 2))["RAY_health_check_failure_threshold"]
+    assert int(threshold) >= 100
+    assert "RAY_health_check_failure_threshold" not in node_environment(tmp_path)  # a cluster
+
+
+def refused(**given: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate(given)
+    return str(caught.value)
+
+
+def test_the_first_set_is_the_default():
+    settings = Settings(model_sets=("a", "b"))
+    assert settings.model_set == "a"
+    assert [own.model_set for own in settings.of_each_set()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("one", [Settings(), Settings(model_sets=("a",))])
+def test_one_set_has_all_of_the_limits(one):
+    assert one.of_each_set() == [one]
+
+
+def test_limits_of_a_gateway_are_divided_evenly():
+    settings = Settings(model_sets=("a", "b", "c"), max_concurrent_requests=10, cache_mib=2)
+    for own in settings.of_each_set():
+        assert (own.max_concurrent_requests, own.cache_mib) == (3, 1)
+        assert own.max_bytes_in_flight == settings.max_bytes_in_flight // 3
+    many = Settings(model_sets=("a", "b"), max_body_bytes=90, max_bytes_in_flight=100)
+    assert [own.max_bytes_in_flight for own in many.of_each_set()] == [90, 90]
+
+
+def test_what_says_twice_or_not_at_all_which_sets_are_served_is_refused():
+    assert "leave one of them out" in refused(model_set="a", model_sets=["b"])
+    assert "at least 1" in refused(model_sets=[])
+    assert "tuple" in refused(model_sets="a")
+    assert "weights names members of one set" in refused(model_sets=["a", "b"], weights={"m": 1})
+
+
+@pytest.mark.parametrize("stage", ["decoder", "members", "combiner"])
+def test_several_sets_are_served_in_one_process_alone(stage):
+    assert f"2 sets and {stage} is deployment" in refused(
+        model_sets=["a", "b"], **{stage: "deployment"}
+    )
+    assert Settings(model_sets=("a",), **{stage: "deployment"}).model_set == "a"
+
+
+def test_one_way_of_naming_sets_takes_the_place_of_the_other():
+    content = {"applications": [{"import_path": "app.main:build", "args": {"model_set": "a"}}]}
+    several = ServeConfig.of(content).with_overrides(model_set="b,c")
+    assert several.settings.model_sets == ("b", "c")
+    again = several.with_arguments(max_files=3).with_overrides(model_set="d")
+    assert again.content["applications"][0]["args"] == {"model_set": "d", "max_files": 3}
+
+
+def test_a_set_that_is_loaded_later_has_the_share_of_one_more():
+    settings = Settings(model_sets=("a", "b"), max_concurrent_requests=9, weights=None)
+    own = settings.of_one_more("c")
+    assert (own.model_set, own.max_concurrent_requests) == ("c", 3)
+    assert own.has_several_sets
+    alone = Settings(model_set="a", max_concurrent_requests=8, weights={"m": 2.0}).of_one_more("c")
+    assert (alone.model_set, alone.max_concurrent_requests) == ("c", 4)
+    assert alone.weights is None  # they are of the other set's members
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "soon"])
+def test_sets_are_unloaded_after_a_positive_time(seconds):
+    assert "unload_after_s" in refused(unload_after_s=seconds)
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 0}, {"a": -1}, {"a": float("inf")}])
+def test_weights_of_sets_are_positive_numbers(weights):
+    assert "set_weights" in refused(set_weights=weights)
+
+
+def settings_of(tiny_set, **settings: object) -> Settings:
+    return Settings(model_set=str(tiny_set), compile_cache=None, **settings)
+
+
+async def test_only_these_members_are_compiled_and_asked(tiny_set):
+    graph = assemble(settings_of(tiny_set, weights={"unsure": 2.0}))
+    request = ClassifyRequest([picture("red")], 1, 60.0, "id", RequestObserver())
+    (answer,) = await graph.service.classify(request)
+    assert answer.members.keys() == {"unsure"}
+    assert answer.predictions[0].label == "mostly red"
+    (served,) = graph.service.served_models().members
+    assert (served.name, served.weight) == ("unsure", 2.0)
+
+
+async def test_the_average_has_these_weights(tiny_set):
+    combiner = Combiner(settings_of(tiny_set, weights={"sure": 0.25, "unsure": 0.75}))
+    rows = {"sure": np.array([[1, 0, 0]], np.float32), "unsure": np.array([[0, 1, 0]], np.float32)}
+    (answer,) = await combiner.combine(rows, 2)
+    assert [p.probability for p in answer.predictions] == [0.75, 0.25]
+
+
+def test_other_weights_are_another_set_to_caches_and_updates(tiny_set):
+    some = [None, {"sure": 1.0}, {"sure": 2.0, "unsure": 1.0}, {"sure": 1.0, "unsure": 2.0}]
+    found = {settings_of(tiny_set, weights=w).load_set().fingerprint() for w in some}
+    assert len(found) == len(some)
+
+
+def test_a_member_that_is_not_there(tiny_set):
+    with pytest.raises(ModelSetError, match="has no member 'other'; it has: sure, unsure"):
+        settings_of(tiny_set, weights={"other": 1.0}).load_set()
+
+
+@pytest.mark.parametrize("weights", [{}, {"sure": 0}, {"sure": -1}, {"sure": float("nan")}, ["a"]])
+def test_what_is_refused_weights(weights):
+    with pytest.raises(ValidationError, match="weights"):
+        Settings(weights=weights)
+
+
+def test_deployments_are_fitted_to_the_members_that_are_served(tiny_set):
+    config = ServeConfig.read(ROOT / "configs" / "separate.yaml")
+    config = config.with_arguments(model_set=str(tiny_set), weights={"sure": 1.0})
+    fitted = config.fitted_to(config.settings.load_set().manifest)
+    assert {d["name"] for d in fitted.deployments} == {"Gateway", "Decoder", "sure"}

@@ -1,0 +1,300 @@
+"""``tandem evaluate --url``: a server that answers right, wrong, busy, or is not there."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import Result
+
+from calibration.evaluation.live import LiveService
+from models.ensemble import average, top_k
+from models.errors import ModelSetError
+from models.image import read_image
+from models.manifest import read_manifest
+from models.model_set import load_model_set
+from models.openvino_network import CompiledNetwork, RuntimeOptions
+from tests.support.command_line import tandem
+from tests.support.http_server import FakeServer
+from tests.support.tiny_networks import LABELS, write_pictures, write_tiny_set
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+Answer = Callable[[bytes], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pictures(tmp_path_factory.mktemp("data") / "eval", num_per_color=4)
+
+
+@pytest.fixture(scope="module")
+def right(tiny_set: Path) -> Answer:
+    """Answer as the service does, from the same networks."""
+    model_set = load_model_set(str(tiny_set))
+    names = [member.name for member in model_set.manifest.members]
+    networks = {
+        n: CompiledNetwork(model_set.network_path(n), RuntimeOptions(batch_sizes=(1,)))
+        for n in names
+    }
+
+    def listed(row: np.ndarray) -> list[dict[str, Any]]:
+        found = top_k(row, LABELS, 3)
+        return [{"index": p.index, "label": p.label, "probability": p.probability} for p in found]
+
+    def answer(data: bytes) -> dict[str, Any]:
+        image = read_image(data, model_set.manifest.image.rule)[np.newaxis]
+        rows = {n: network.predict(image) for n, network in networks.items()}
+        ensemble = average(rows, dict.fromkeys(names, 1.0))[0]
+        members = {n: {"predictions": listed(r[0])} for n, r in rows.items()}
+        return {"predictions": listed(ensemble), "members": members}
+
+    return answer
+
+
+@pytest.fixture
+def server(right: Answer) -> Iterator[FakeServer]:
+    with FakeServer() as fake:
+        facts = {
+            "model_set": "tiny",
+            "labels": list(LABELS),
+            "members": [{"name": n, "precision": "INT8"} for n in ("sure", "unsure")],
+        }
+        fake.get = (200, json.dumps(facts).encode())
+        fake.answer = lambda body: (200, json.dumps(right(body)).encode())
+        yield fake
+
+
+def evaluated(folder: Path, pictures: Path, url: str) -> Result:
+    return tandem("evaluate", folder, "--images", pictures, "--url", url, "--json", "-")
+
+
+def otherwise(
+    right: Answer, odd: Path, change: Callable[[dict[str, Any]], None]
+) -> Callable[[bytes], tuple[int, bytes]]:
+    """Answer rightly, but for one file, whose answer ``change`` changes."""
+
+    def answer(body: bytes) -> tuple[int, bytes]:
+        content = right(body)
+        if body == odd.read_bytes():
+            change(content)
+        return 200, json.dumps(content).encode()
+
+    return answer
+
+
+def test_a_service_that_answers_the_same(
+    tiny_set: Path, pictures: Path, server: FakeServer
+) -> None:
+    done = evaluated(tiny_set, pictures, server.url)
+    assert done.exit_code == 0, done.output
+    live = json.loads(done.stdout)["live"]
+    assert (live["num_images"], live["num_same"], live["is_same"]) == (12, 12, True)
+    assert live["num_right"] == {"sure": 12, "unsure": 12, "ensemble": 12}
+    assert live["num_right_top5"] == 12
+    assert read_manifest(tiny_set).accuracy == ()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_loopback_is_asked_without_a_proxy(
+    tiny_set: Path, pictures: Path, server: FakeServer, proxy: FakeServer, host: str
+) -> None:
+    done = evaluated(tiny_set, pictures, server.url.replace("127.0.0.1", host))
+    assert done.exit_code == 0, done.output
+    assert proxy.requests == []
+
+
+def test_one_other_answer_is_found_and_named(
+    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
+) -> None:
+    odd = sorted(pictures.glob("*/*"))[5]
+
+    server.answer = otherwise(right, odd, lambda content: content["predictions"].reverse())
+    done = evaluated(tiny_set, pictures, server.url)
+    assert done.exit_code == 1
+    live = json.loads(done.stdout)["live"]
+    assert live["num_same"] == 11
+    (line,) = live["differences"]
+    assert str(odd) in line
+    assert "ensemble: class" in line
+
+
+def test_the_cascade_of_a_service_is_compared_with_the_first_member_alone(
+    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
+) -> None:
+    odd = sorted(pictures.glob("*/*"))[5]
+
+    def answer(body: bytes) -> tuple[int, bytes]:
+        found = right(body)
+        del found["members"]["unsure"]
+        if body != odd.read_bytes():  # of this one the ensemble's answer comes all the same
+            found["predictions"] = found["members"]["sure"]["predictions"]
+        return 200, json.dumps(found | {"skipped_members": ["unsure"]}).encode()
+
+    server.answer = answer
+    live = json.loads(evaluated(tiny_set, pictures, server.url).stdout)["live"]
+    assert (live["num_alone"], live["num_same"]) == (12, 11)
+    assert str(odd) in live["differences"][0]
+    assert live["num_right"] == {"sure": 12, "ensemble": 12}
+
+
+def test_a_member_that_did_not_answer_is_a_difference(
+    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
+) -> None:
+    """A degraded answer is the average of the members that answered."""
+    odd = sorted(pictures.glob("*/*"))[5]
+
+    def lose_a_member(content: dict[str, Any]) -> None:
+        content["predictions"] = content["members"]["sure"]["predictions"]
+        content["missing_members"] = {"unsure": "late"}
+        del content["members"]["unsure"]
+
+    server.answer = otherwise(right, odd, lose_a_member)
+    done = evaluated(tiny_set, pictures, server.url)
+    assert done.exit_code == 1
+    live = json.loads(done.stdout)["live"]
+    assert live["differences"] == [f"{odd}: unsure did not answer"]
+    assert live["num_right"] == {"sure": 12, "unsure": 11, "ensemble": 12}
+    assert live["num_partial"] == 1
+
+
+def test_another_probability_is_found(
+    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
+) -> None:
+    def answer(body: bytes) -> tuple[int, bytes]:
+        found = right(body)
+        found["members"]["sure"]["predictions"][0]["probability"] -= 0.05
+        return 200, json.dumps(found).encode()
+
+    server.answer = answer
+    live = json.loads(evaluated(tiny_set, pictures, server.url).stdout)["live"]
+    assert live["num_same"] == 0
+    assert live["max_difference"] == pytest.approx(0.05, abs=1e-3)
+
+
+def test_a_busy_service_is_asked_again(
+    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
+) -> None:
+    seen: set[bytes] = set()
+
+    def answer(body: bytes) -> tuple[int, bytes]:
+        if body not in seen:
+            seen.add(body)
+            return 429, b'{"error": {"code": "overloaded"}}'
+        return 200, json.dumps(right(body)).encode()
+
+    server.answer = answer
+    assert evaluated(tiny_set, pictures, server.url).exit_code == 0
+
+
+def test_after_the_last_try_nothing_waits(
+    tiny_set: Path, pictures: Path, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = list[float]()
+    monkeypatch.setattr("calibration.evaluation.live.time.sleep", waits.append)
+    server.answer = lambda _: (503, b"busy")
+    assert evaluated(tiny_set, pictures, server.url).exit_code == 1
+    assert sorted(waits) == sorted([0.2, 0.4, 0.8, 1.6] * 12)
+
+
+def test_a_refused_image_counts_against_the_service(
+    tiny_set: Path, pictures: Path, server: FakeServer
+) -> None:
+    server.answer = lambda _: (400, b'{"error": {"code": "not_an_image"}}')
+    done = evaluated(tiny_set, pictures, server.url)
+    assert done.exit_code == 1
+    live = json.loads(done.stdout)["live"]
+    assert live["num_same"] == 0
+    assert "not_an_image" in live["differences"][0]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"predictions": [], "members": {}}'])
+def test_an_answer_of_another_shape_is_a_difference(
+    tiny_set: Path, pictures: Path, server: FakeServer, body: bytes
+) -> None:
+    server.answer = lambda _: (200, body)
+    done = evaluated(tiny_set, pictures, server.url)
+    assert done.exit_code == 1
+    assert len(json.loads(done.stdout)["live"]["differences"]) == 12
+
+
+def test_an_unreadable_image_must_be_refused_there_too(
+    tiny_set: Path, tmp_path: Path, server: FakeServer, right: Answer
+) -> None:
+    mixed = write_pictures(tmp_path / "mixed", num_per_color=1)
+    (mixed / LABELS[0] / "bad.jpg").write_bytes(b"no image")
+    is_strict = True
+
+    def answer(body: bytes) -> tuple[int, bytes]:
+        if body == b"no image":
+            if is_strict:
+                return 400, b"{}"
+            return 200, json.dumps(right(sorted(mixed.glob("*/*.png"))[0].read_bytes())).encode()
+        return 200, json.dumps(right(body)).encode()
+
+    server.answer = answer
+    assert evaluated(tiny_set, mixed, server.url).exit_code == 0
+    is_strict = False
+    done = evaluated(tiny_set, mixed, server.url)
+    assert done.exit_code == 1
+    assert "unreadable here, not there" in json.loads(done.stdout)["live"]["differences"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_set": "other"}, "serves other"),
+        ({"labels": ["a", "b", "c"]}, "serves tiny"),
+        ({"members": [{"name": "sure", "precision": "INT8"}]}, "serves tiny (sure)"),
+    ],
+)
+def test_another_set_is_refused(
+    tiny_set: Path, pictures: Path, server: FakeServer, changes: dict[str, Any], says: str
+) -> None:
+    server.get = (200, json.dumps(json.loads(server.get[1]) | changes).encode())
+    done = evaluated(tiny_set, pictures, server.url)
+    assert isinstance(done.exception, ModelSetError)
+    assert says in str(done.exception)
+
+
+@pytest.mark.parametrize("stage", ["preprocess", "combine"])
+def test_a_service_with_functions_of_its_own_is_refused(tiny_set, pictures, server, stage) -> None:
+    facts = json.loads(server.get[1]) | {"preprocess": None, "combine": None}
+    server.get = (200, json.dumps(facts | {stage: "own.module:function"}).encode())
+    result = evaluated(tiny_set, pictures, server.url)
+    assert isinstance(result.exception, ModelSetError)
+    assert f"{stage}: own.module:function), which this process does not" in str(result.exception)
+    server.get = (200, json.dumps(facts).encode())
+    assert evaluated(tiny_set, pictures, server.url).exit_code == 0
+
+
+@pytest.mark.parametrize("answer", [(404, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b"{}")])
+def test_something_else_on_the_port_is_told(
+    tiny_set: Path, pictures: Path, server: FakeServer, answer: tuple[int, bytes]
+) -> None:
+    server.get = answer
+    done = evaluated(tiny_set, pictures, server.url)
+    assert "does not answer as Tandem does" in str(done.exception)
+
+
+def test_nobody_there(tiny_set: Path, pictures: Path, free_port: Callable[[], int]) -> None:
+    done = evaluated(tiny_set, pictures, f"http://127.0.0.1:{free_port()}")
+    assert "(Connection refused); is the service running?" in str(done.exception)
+
+
+def test_a_set_that_answers_wrongly_is_measured_as_such(
+    pictures: Path, tmp_path: Path, server: FakeServer
+) -> None:
+    """The same name and labels, other networks: every image differs."""
+    other = write_tiny_set(tmp_path / "tiny", gains={"sure": -8.0, "unsure": -2.0})
+    live = json.loads(evaluated(other, pictures, server.url).stdout)["live"]
+    assert live["num_same"] == 0
+    assert live["num_right"]["ensemble"] == 12
+
+
+def test_an_address_that_is_none(tiny_set: Path) -> None:
+    with pytest.raises(ModelSetError, match="is no address"):
+        LiveService("http://[::1", load_model_set(str(tiny_set)))
+    with pytest.raises(ModelSetError, match="write http://127"):
+        LiveService("127.0.0.1:8000", load_model_set(str(tiny_set)))

@@ -1,0 +1,330 @@
+"""``models add --trust`` of real PyTorch files: what they answer once converted, and refusals."""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibration.sets import pytorch
+from calibration.sets.add_set import NewSet, add_set
+from calibration.sets.options import MemberOptions
+from calibration.sets.pytorch import ConversionTask
+from models.ensemble import Probabilities
+from models.errors import ModelSetError
+from models.load import load
+from models.model_set import ModelSet
+from models.network import RuntimeOptions
+from models.record import RuntimeName
+from tests.support.runtime_files import export_module, write_float_pt2, write_tiny_pt2
+from tests.support.script_files import (
+    frozen,
+    quiet,
+    save_script,
+    scripted,
+    traced,
+    write_float_script,
+    write_tiny_script,
+)
+from tests.support.tiny_networks import LABELS, SIZE
+
+pytestmark = pytest.mark.torch
+GAIN = 3.0
+FP16 = 1e-3  # an IR's weights are stored so
+IMAGES = np.random.default_rng(5).integers(0, 256, (5, SIZE, SIZE, 3), np.uint8)
+RGB: dict[str, Any] = {
+    "mean": (10.0, 20.0, 30.0),
+    "scale": (100.0, 110.0, 120.0),
+    "color_order": "RGB",
+}
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convert here, where torch is imported already: seconds less than in a process of its own.
+
+    ``test_a_network_answers_as_the_module_does``, of every kind of file and for both runtimes, has
+    the processes, and test_conversion.py how they may end.
+    """
+
+    def run(_: object, task: ConversionTask, **__: Any) -> None:
+        from calibration.sets.pytorch_child import convert
+
+        with quiet():
+            convert(task)
+
+    monkeypatch.setattr(pytorch, "run_apart", run)
+
+
+here = pytest.mark.usefixtures("in_this_process")
+
+
+def softmax(logits: np.ndarray) -> Probabilities:
+    exponentials = np.exp(logits)
+    return (exponentials / exponentials.sum(1, keepdims=True)).astype(np.float32)
+
+
+def expected() -> Probabilities:
+    """What the network answers: its three classes are red, green and blue here."""
+    floats = (IMAGES[..., ::-1].astype(np.float64) - RGB["mean"]) / RGB["scale"]
+    return softmax(GAIN * floats.mean((1, 2)))
+
+
+def added(
+    tmp_path: Path,
+    path: Path,
+    runtime: RuntimeName = "openvino",
+    *,
+    size: int | None = None,
+    **more: Any,
+) -> ModelSet:
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(LABELS), "utf-8")
+    options: dict[str, Any] = {
+        "options": MemberOptions(**RGB, input_size=size),
+        "is_trusted": True,
+    } | more
+    new = NewSet("made", [("one", path)], labels, runtimes={"one": runtime}, **options)
+    return add_set(new, tmp_path / "sets", is_replaced=True)
+
+
+def rows_of(made: ModelSet) -> Probabilities:
+    network = load(made.network_path("one", "FP16"), RuntimeOptions(batch_sizes=(1, 8)))
+    network.check_fits(SIZE, made.manifest.num_classes)
+    return network.predict(IMAGES)
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("kind", [".pt2", ".pt"])
+def test_a_network_answers_as_the_module_does(
+    tmp_path: Path, kind: str, runtime: RuntimeName
+) -> None:
+    write = write_float_pt2 if kind == ".pt2" else write_float_script
+    made = added(tmp_path, write(tmp_path / f"net{kind}", GAIN), runtime)
+    record = made.manifest.member("one")
+    assert (record.networks["FP16"].runtime, record.fixed_batch) == (runtime, None)
+    assert made.manifest.image.input_size == SIZE  # of what it was exported, or traced, with
+    assert record.source.startswith(f"net{kind}, sha256 ")
+    np.testing.assert_allclose(rows_of(made), expected(), atol=FP16)
+    assert made.golden is not None
+
+
+@pytest.mark.parametrize("how", ["script", "trace+freeze", "script+freeze"])
+@pytest.mark.parametrize("batch", [0, 4], ids=["any batch", "batch 4"])
+@here
+def test_a_script_however_it_was_saved(tmp_path: Path, how: str, batch: int) -> None:
+    path = write_float_script(tmp_path / "net.pth", GAIN, how, batch)
+    np.testing.assert_allclose(rows_of(added(tmp_path, path, size=SIZE)), expected(), atol=FP16)
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+@here
+def test_a_batch_that_is_built_in(tmp_path: Path, runtime: RuntimeName) -> None:
+    """OpenVINO frees it where the graph allows that; ONNX Runtime runs that many at a time."""
+    made = added(tmp_path, write_float_pt2(tmp_path / "net.pt2", GAIN, 2), runtime)
+    assert made.manifest.member("one").fixed_batch == (None if runtime == "openvino" else 2)
+    np.testing.assert_allclose(rows_of(made), expected(), atol=FP16)
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("suffix", [".pt2", ".torchscript"])
+@here
+def test_the_files_that_sets_had_for_pytorch(
+    tmp_path: Path, suffix: str, runtime: RuntimeName
+) -> None:
+    """They take pixels, with the preprocessing inside: what is said of it is not asked."""
+    write = write_tiny_pt2 if suffix == ".pt2" else write_tiny_script
+    plain = MemberOptions(mean=(1.0, 2.0, 3.0))
+    made = added(tmp_path, write(tmp_path / f"net{suffix}", GAIN), runtime, options=plain)
+    np.testing.assert_allclose(rows_of(made), softmax(GAIN * IMAGES.mean((1, 2)) / 255), atol=FP16)
+
+
+@here
+def test_a_scripted_modules_size_is_to_be_said(tmp_path: Path) -> None:
+    path = write_float_script(tmp_path / "net.pt", GAIN, "script")
+    with pytest.raises(ModelSetError, match="its size is open, so say --input-size"):
+        added(tmp_path, path)
+    assert not (tmp_path / "sets").exists()
+
+
+def ending(end: str) -> Any:
+    """Return a module that ends in something else than a row of classes."""
+    import torch
+
+    class Map(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return image * 2
+
+    class Two(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return image.mean((2, 3)), image * 2
+
+    class Pair(torch.nn.Module):
+        def forward(self, image: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            return image.mean((2, 3)) + other
+
+    class Sum(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return image.sum()
+
+    class Four(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return torch.cat([image, image], 1).mean((2, 3))[:, :4]
+
+    class Larger(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return image.view(image.shape[0], 3, 32, 32).mean((2, 3))
+
+    class NotANumber(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            rows = image.mean((2, 3))
+            return (rows - rows) / (rows - rows)
+
+    kinds = {kind.__name__: kind for kind in (Map, Two, Pair, Sum, Four, Larger, NotANumber)}
+    return kinds[end]().eval()
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ("Map", "segmentation or features are no classifiers"),
+        ("Two", r"gives Tuple\[Tensor, Tensor\]; a member has one tensor out|has 2 outputs"),
+        ("Pair", r"has 2 inputs \(image, other\); a member has one image in"),
+        ("Sum", "other rows than images"),
+        ("Four", "4 classes; .*labels.txt: 3 labels. The number of classes must be the same"),
+        ("Larger", r"does not run on images of \[3, 16, 16\].*is invalid for input of size"),
+        ("NotANumber", "answers NaN to an image"),
+    ],
+)
+@here
+def test_scripts_that_are_no_classifiers(tmp_path: Path, end: str, says: str) -> None:
+    path = save_script(scripted(ending(end)), tmp_path / "net.pt")
+    with pytest.raises(ModelSetError, match=says) as failed:
+        added(tmp_path, path, size=SIZE)
+    assert "net.pt" in failed.value.message
+    assert not (tmp_path / "sets").exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ("Map", "segmentation or features are no classifiers"),
+        ("Two", r"has 2 outputs \(.+, .+\); a member has one image in and one row"),
+        ("NotANumber", "answers NaN to an image"),
+    ],
+)
+@here
+def test_programs_that_are_no_classifiers(tmp_path: Path, end: str, says: str) -> None:
+    import torch
+
+    export_module(ending(end), tmp_path / "net.pt2", torch.zeros(2, 3, SIZE, SIZE))
+    with pytest.raises(ModelSetError, match=says) as failed:
+        added(tmp_path, tmp_path / "net.pt2")
+    assert "net.pt2" in failed.value.message
+    assert not (tmp_path / "sets").exists()
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+@here
+def test_weights_that_are_no_numbers(tmp_path: Path, runtime: RuntimeName) -> None:
+    path = write_float_script(tmp_path / "net.pt", float("nan"))
+    with pytest.raises(ModelSetError, match=r"net\.pt: the weights .* have NaN; its training"):
+        added(tmp_path, path, runtime)
+
+
+def in_training(kind: str, path: Path) -> Path:
+    """Write a network whose layers draw at random, or normalise by the batch that they see."""
+    import torch
+
+    class Drops(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return torch.dropout(image, 0.5, True).mean((2, 3))
+
+    class Normalises(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            rows = image.mean((2, 3))
+            return torch.nn.functional.batch_norm(rows, None, None, training=True)
+
+    module = Drops() if kind == "dropout" else Normalises()
+    if path.suffix == ".pt2":
+        with quiet():
+            export_module(module, path, torch.zeros(2, 3, SIZE, SIZE))
+        return path
+    return save_script(traced(module, (2, 3, SIZE, SIZE), is_float=True), path)
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".pt"])
+@pytest.mark.parametrize("kind", ["dropout", "batch norm"])
+@here
+def test_a_network_in_training_mode(tmp_path: Path, kind: str, suffix: str) -> None:
+    path = in_training(kind, tmp_path / f"net{suffix}")
+    with pytest.raises(ModelSetError, match=r"is in training mode|does not run on images"):
+        added(tmp_path, path)
+    assert not (tmp_path / "sets").exists()
+
+
+def test_a_checkpoint_is_told_from_a_network(tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "net.pt")
+    with pytest.raises(ModelSetError, match=r"is a checkpoint of torch\.save: weights"):
+        added(tmp_path, tmp_path / "net.pt")
+
+
+def test_a_file_that_is_damaged(tmp_path: Path) -> None:
+    whole = write_float_script(tmp_path / "whole.pt")
+    with zipfile.ZipFile(whole) as before, zipfile.ZipFile(tmp_path / "net.pt", "w") as after:
+        for name in before.namelist():
+            after.writestr(name, b"def forward" if name.endswith(".py") else before.read(name))
+    with pytest.raises(ModelSetError, match=r"net\.pt cannot be converted: "):
+        added(tmp_path, tmp_path / "net.pt")
+
+
+@here
+def test_classes_are_mapped_by_their_ids(tmp_path: Path) -> None:
+    for name, ids in (("ids", "blue\ngreen"), ("own", "red\ngreen\nblue"), ("two", "blue\ngreen")):
+        (tmp_path / f"{name}.txt").write_text(f"{ids}\n", "utf-8")
+    new = NewSet(
+        "made",
+        [("one", write_float_script(tmp_path / "net.pt", GAIN))],
+        tmp_path / "two.txt",
+        class_ids=tmp_path / "ids.txt",
+        member_class_ids={"one": tmp_path / "own.txt"},
+        options=MemberOptions(**RGB),
+        is_trusted=True,
+    )
+    picked = expected()[:, [2, 1]]
+    rows = rows_of(add_set(new, tmp_path / "sets"))
+    np.testing.assert_allclose(rows, picked / picked.sum(1, keepdims=True), atol=FP16)
+
+
+@here
+def test_a_network_like_real_ones_answers_as_the_module_does(tmp_path: Path) -> None:
+    """Convolutions, batch norm, sizes that are computed, several outputs of one operator."""
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+            self.norm = torch.nn.BatchNorm2d(8)
+            self.last = torch.nn.Linear(8, 3)
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            first, second = torch.relu(self.norm(self.conv(image))).chunk(2, dim=1)
+            joined = torch.cat([torch.nn.functional.gelu(first, approximate="tanh"), second], 1)
+            pooled = torch.nn.functional.adaptive_avg_pool2d(joined, 1)
+            return self.last(pooled.view(pooled.shape[0], -1))
+
+    torch.manual_seed(0)
+    module = Net().eval()
+    export_module(module, tmp_path / "net.pt2", torch.zeros(2, 3, SIZE, SIZE))
+    save_script(frozen(scripted(module)), tmp_path / "net.pt")
+    floats = (IMAGES[..., ::-1] - np.array(RGB["mean"])) / np.array(RGB["scale"])
+    batch = torch.from_numpy(floats.astype(np.float32)).permute(0, 3, 1, 2)
+    with torch.inference_mode():
+        wanted = module(batch).softmax(1).numpy()
+    for name in ("net.pt2", "net.pt"):
+        made = added(tmp_path, tmp_path / name, size=SIZE)
+        np.testing.assert_allclose(rows_of(made), wanted, atol=FP16)

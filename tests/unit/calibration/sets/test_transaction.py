@@ -1,0 +1,470 @@
+"""A change of a set: only its own files come and go, and one command at a time.
+
+A disk that is full or fails leaves the set as it was, and the message says where.
+
+Earlier versions of a set: what is kept, how many, and which is made the current one again.
+"""
+
+import errno
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import openvino as ov
+import pytest
+
+from calibration.sets.transaction import MOVING_NAME, change, check_current, create, write_manifest
+from calibration.sets.versions import pin
+from models.errors import ModelSetError
+from models.manifest import read_manifest
+from models.model_set import BUNDLED_DIR, ModelSet, load_model_set
+from models.stores import MAX_EARLIER, earlier_folders
+from tests.support.calibration.staged_sets import (
+    change_texts,
+    contents,
+    is_whole,
+    make,
+    with_network,
+    with_texts,
+)
+from tests.support.full_disk import full_disk
+
+
+@pytest.fixture
+def folder(tiny_set, tmp_path) -> Path:
+    """A copy that may be changed."""
+    return Path(shutil.copytree(tiny_set, tmp_path / "sets" / "tiny"))
+
+
+def test_a_change_names_only_its_own_files_and_the_old_ones_go(folder):
+    old = read_manifest(folder)
+    with change(folder) as staging:
+        manifest = with_network(staging)
+        staging.move_in(manifest)
+    assert read_manifest(folder) == manifest
+    assert is_whole(folder)
+    gone = {"sure.xml", "sure.bin"}
+    kept = {record.path for record in old.files} - gone
+    added = {record.path for record in manifest.files} - kept
+    assert set(contents(folder)) == kept | added | {"manifest.yaml"}
+    assert {Path(name).suffix for name in added} == {".xml", ".bin", ".json"}
+
+
+def test_the_copy_of_a_set_in_a_store_is_not_changed(folder, tmp_path, monkeypatch):
+    """It would be taken for a damaged one, and be fetched again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    copy = tmp_path / "cache" / "tandem" / "sets" / "of-the-url" / "digest"
+    shutil.copytree(folder, copy)
+    with (
+        pytest.raises(ModelSetError, match=r"a copy of a set in a store, .* tandem models push"),
+        change(copy),
+    ):
+        pass
+    assert contents(copy) == contents(folder)
+
+
+def test_the_same_change_again_and_again_never_writes_over_what_is_named(folder):
+    for gain in (3.0, 3.0, 3.0, 5.0):
+        before = read_manifest(folder).members[0].networks["INT8"]
+        with change(folder) as staging:
+            manifest = with_network(staging, gain)
+            network = manifest.members[0].networks["INT8"]
+            assert not (folder / network.xml.path).exists()
+            assert not (folder / network.bin.path).exists()
+            staging.move_in(manifest)
+        assert is_whole(folder)
+        assert before.xml.path != network.xml.path
+        assert before.bin.path != network.bin.path
+    assert len(contents(folder)) == len(read_manifest(folder).files) + 1
+
+
+def test_files_that_are_not_the_sets_stay(folder):
+    with change(folder) as staging:
+        staging.move_in(with_network(staging))
+    name = read_manifest(folder).members[0].networks["INT8"].bin.path
+    (folder / "sure.bin").write_bytes(b"my own")
+    (folder / "README.md").write_bytes(b"mine")
+    with change(folder) as staging:
+        staging.move_in(with_network(staging))
+    assert not (folder / name).exists()
+    assert (folder / "sure.bin").read_bytes() == b"my own"
+    assert (folder / "README.md").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("error", [ValueError("a fault"), KeyboardInterrupt(), SystemExit(1)])
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_an_exception_leaves_the_set_as_it_was(folder, error, is_staged):
+    before = contents(folder)
+
+    def fail() -> None:
+        with change(folder) as staging:
+            if is_staged:
+                with_network(staging)
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".xml"])
+def test_a_network_cut_short_in_silence_gets_no_further(folder, monkeypatch, suffix):
+    before, save = contents(folder), ov.save_model
+
+    def cut_short(model: ov.Model, path: Path, **options: bool) -> None:
+        save(model, path, **options)
+        written = path.with_suffix(suffix)
+        os.truncate(written, written.stat().st_size // 2)
+
+    monkeypatch.setattr(ov, "save_model", cut_short)
+    with pytest.raises(ModelSetError, match="OpenVINO cannot read"), change(folder) as staging:
+        staging.move_in(with_network(staging, num_convolutions=2))
+    assert contents(folder) == before
+
+
+def test_a_network_that_does_not_run_is_an_error_that_names_it(folder):
+    before = contents(folder)
+    with change(folder) as staging:
+        manifest = with_network(staging)
+        staged = staging.work / manifest.members[0].networks["INT8"].xml.path
+        staged.write_text("<net/>")
+        with pytest.raises(ModelSetError, match=r"cannot run .*sure.*\.xml"):
+            staging.golden(manifest)
+    assert contents(folder) == before
+
+
+def test_a_note_of_moves_names_nothing_outside_the_set(folder):
+    outside = folder.parent / "precious.txt"
+    outside.write_text("keep me")
+    work = folder / ".staging.partial"
+    work.mkdir()
+    record = {"path": "../precious.txt", "sha256": "0" * 64}
+    (work / MOVING_NAME).write_text(f"[{record}]".replace("'", '"'))
+    before = contents(folder)
+    change_texts(folder)
+    assert outside.read_text() == "keep me"
+    assert set(before) - set(contents(folder)) >= {".staging.partial"}
+
+
+def test_a_second_change_at_the_same_time_is_refused(folder):
+    with change(folder) as staging:
+        manifest = with_texts(staging, read_manifest(folder))
+        with pytest.raises(ModelSetError, match="another command is changing"), change(folder):
+            pass
+        with (
+            pytest.raises(ModelSetError, match="another command is changing"),
+            create(folder, is_replaced=True),
+        ):
+            pass
+        staging.move_in(manifest)  # its files were left alone
+    assert is_whole(folder)
+    change_texts(folder)
+
+
+def test_a_blocking_call_in_a_change_is_not_taken_for_another_command(folder):
+    with pytest.raises(BlockingIOError), change(folder):
+        raise BlockingIOError(errno.EAGAIN, "not now")
+
+
+def test_a_set_that_is_not_there_cannot_be_changed(tmp_path):
+    with (
+        pytest.raises(ModelSetError, match=r"cannot open .*nothing: No such file"),
+        change(tmp_path / "nothing"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("free", [0, 40, 2000, 4900])
+def test_a_full_disk_while_networks_are_written(folder, free):
+    before = contents(folder)
+    with (
+        full_disk(free),
+        pytest.raises(ModelSetError, match=r"cannot write .* The set is as it"),
+        change(folder) as staging,
+    ):
+        with_network(staging, num_convolutions=2)
+    assert contents(folder) == before
+
+
+def test_a_full_disk_says_where_and_how_much_is_free(folder):
+    with full_disk(40), pytest.raises(ModelSetError) as caught, change(folder) as staging:
+        staging.text("labels.txt", "x" * 50)
+    assert str(folder / ".staging.partial") in caught.value.message
+    assert "File too large" in caught.value.message
+    assert "MB are free there" in caught.value.message
+
+
+def test_a_full_disk_while_files_are_moved_in(folder):
+    """Texts and the note of what moves fit; the manifest, written last, does not."""
+    before = contents(folder)
+    with full_disk(2000), pytest.raises(ModelSetError, match="cannot write"):
+        change_texts(folder, hint="long" * 500)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_move_that_fails_takes_back_the_others(folder, monkeypatch, nth):
+    before, calls, move = contents(folder), [], Path.replace
+
+    def sometimes(self: Path, target: Path) -> Path:
+        calls.append(target)
+        if len(calls) == nth:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return move(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", sometimes)
+        with pytest.raises(ModelSetError, match="Input/output error"):
+            change_texts(folder)
+    assert len(calls) == nth
+    assert contents(folder) == before
+
+
+def test_a_full_disk_while_a_set_is_made(folder):
+    before = contents(folder.parent)
+    for free in (0, 100, 3000):
+        with (
+            full_disk(free),
+            pytest.raises(ModelSetError, match="cannot write"),
+            create(folder, is_replaced=True) as staging,
+        ):
+            make(staging)
+        assert contents(folder.parent) == before
+
+
+def test_a_place_that_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with (
+        pytest.raises(ModelSetError, match=r"cannot write .* Not a directory.* MB are free"),
+        create(tmp_path / "file" / "sets" / "mine"),
+    ):
+        pass
+    with (
+        pytest.raises(ModelSetError, match="is no folder"),
+        create(tmp_path / "file", is_replaced=True),
+    ):
+        pass
+    assert (tmp_path / "file").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+BY = "a test"
+
+
+def version_of(folder: Path) -> str:
+    return load_model_set(str(folder)).fingerprint()
+
+
+def kept(folder: Path) -> list[str]:
+    return [place.name for place in earlier_folders(folder)]
+
+
+def change_network(folder: Path, gain: float) -> str:
+    """Make another version of the set, and return what it is."""
+    with change(folder, BY) as staging:
+        staging.move_in(with_network(staging, gain))
+    return version_of(folder)
+
+
+def replace(folder: Path) -> str:
+    with create(folder, is_replaced=True, made_by=BY) as staging:
+        make(staging)
+    (version,) = load_model_set(str(folder)).fingerprints.values()
+    return version
+
+
+def test_a_change_keeps_what_was_there_as_a_whole_set(folder):
+    before, first = contents(folder), version_of(folder)
+    second = change_network(folder, 3.0)
+    assert second != first
+    assert kept(folder) == [first]
+    place = folder / ".versions" / first
+    assert contents(place) == before
+    assert is_whole(place)
+    assert read_manifest(folder).made.by == BY
+    labels = read_manifest(folder).labels.path
+    assert (place / labels).samefile(folder / labels)  # shared, not copied
+
+
+def test_a_change_of_words_is_no_version(folder):
+    first = version_of(folder)
+    with change(folder, BY) as staging:
+        manifest = read_manifest(folder).model_copy(update={"description": "other words"})
+        staging.move_in(manifest)
+    assert version_of(folder) == first
+    assert kept(folder) == []
+    assert read_manifest(folder).made is None
+
+
+def test_int8_beside_the_float_networks_takes_no_version_away(folder):
+    replace(folder)  # float networks alone
+    earlier = kept(folder)
+    floats = load_model_set(str(folder)).fingerprints
+    with change(folder, BY) as staging:
+        manifest = read_manifest(folder)
+        (member,) = manifest.members
+        networks = member.networks | {"INT8": member.networks["FP16"]}
+        members = (member.model_copy(update={"networks": networks}),)
+        staging.move_in(manifest.model_copy(update={"members": members}))
+    assert set(floats.items()) < set(load_model_set(str(folder)).fingerprints.items())
+    assert kept(folder) == earlier
+
+
+def test_a_replacement_keeps_what_was_there_and_its_versions(folder):
+    first, second = version_of(folder), change_network(folder, 3.0)
+    old = contents(folder / ".versions" / first)
+    replace(folder)
+    assert kept(folder) == [second, first]
+    assert contents(folder / ".versions" / first) == old
+    assert all(is_whole(folder / ".versions" / name) for name in (first, second))
+    assert load_model_set(str(folder)).labels == ("a", "b", "c")
+
+
+def test_the_oldest_goes(folder):
+    versions = [version_of(folder)]
+    versions += [change_network(folder, gain) for gain in range(20, 21 + MAX_EARLIER)]
+    assert kept(folder) == versions[1:-1][::-1]
+    assert len(kept(folder)) == MAX_EARLIER
+
+
+def test_a_set_whose_manifest_is_spoilt_can_be_replaced(folder):
+    (folder / "manifest.yaml").write_text("nonsense: true\n")
+    replace(folder)
+    assert is_whole(folder)
+    assert kept(folder) == []
+
+
+@pytest.mark.parametrize("way", ["change", "replace"])
+def test_a_disk_without_hard_links_has_copies(folder, way, monkeypatch):
+    first, before = version_of(folder), contents(folder)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    _ = change_network(folder, 3.0) if way == "change" else replace(folder)
+    assert contents(folder / ".versions" / first) == before
+
+
+@pytest.mark.parametrize("way", ["change", "replace"])
+def test_a_disk_too_full_for_a_version_leaves_the_set_as_it_was(folder, way, monkeypatch):
+    before = contents(folder)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", refuse)  # of the manifest
+        with pytest.raises(ModelSetError, match="No space left on device"):
+            _ = change_network(folder, 3.0) if way == "change" else replace(folder)
+    left = {name for name in contents(folder) if not name.startswith(".versions")}
+    assert left == set(before)
+    assert kept(folder) == []
+    first = version_of(folder)
+    change_network(folder, 3.0)
+    assert kept(folder) == [first]
+    assert [path.name for path in (folder / ".versions").iterdir()] == [first]
+
+
+def test_a_pinned_version_is_the_current_one_and_back(folder):
+    first, before = version_of(folder), contents(folder)
+    second = change_network(folder, 3.0)
+    (folder / "notes").mkdir()
+    (folder / "notes" / "mine.txt").write_text("my own")
+    (folder / "README.md").write_text("mine")
+    assert pin(load_model_set(str(folder)), first).fingerprint() == first
+    assert kept(folder) == [second]
+    assert {name: contents(folder)[name] for name in before} == before
+    assert (folder / "notes" / "mine.txt").read_text() == "my own"
+    assert (folder / "README.md").read_text() == "mine"
+    assert pin(load_model_set(str(folder)), second).manifest.made.by == BY
+    assert is_whole(folder)
+    assert kept(folder) == [first]
+    assert pin(load_model_set(str(folder)), second).fingerprint() == second
+    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
+
+
+def test_files_of_one_name_in_two_versions_stay_apart(folder):
+    """A stem that a change gave up is free for the next one but one."""
+    versions = [change_network(folder, gain) for gain in (3.0, 4.0, 5.0)]
+    for version in (*versions, *versions[::-1]):
+        pin(load_model_set(str(folder)), version)
+        assert version_of(folder) == version
+        assert is_whole(folder)
+        assert all(map(is_whole, earlier_folders(folder)))
+
+
+def test_a_damaged_version_is_not_pinned(folder):
+    first = version_of(folder)
+    second = change_network(folder, 3.0)
+    (folder / ".versions" / first / "sure.bin").write_bytes(b"altered")
+    before = contents(folder.parent)
+    with pytest.raises(ModelSetError, match=f"version {first} cannot be served: .*altered"):
+        pin(load_model_set(str(folder)), first)
+    assert contents(folder.parent) == before
+    assert version_of(folder) == second
+
+
+def test_a_version_that_is_not_there(folder):
+    with pytest.raises(ModelSetError, match=r"not 0{12}, .* tandem models history"):
+        pin(load_model_set(str(folder)), "0" * 12)
+
+
+def test_a_pin_that_fails_leaves_everything_as_it_was(folder, monkeypatch):
+    first = version_of(folder)
+    change_network(folder, 3.0)
+    before, move = contents(folder.parent), Path.replace
+
+    def failing(self: Path, target: Path) -> Path:
+        if target == folder and "old" not in self.name:
+            raise OSError(errno.EIO, "broken")
+        return move(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", failing)
+        with pytest.raises(ModelSetError, match="broken"):
+            pin(load_model_set(str(folder)), first)
+    assert contents(folder.parent) == before
+
+
+def test_a_bundled_set_is_read_only():
+    bundled = load_model_set("imagenette")
+    with pytest.raises(ModelSetError, match="comes with the program and is read-only"):
+        pin(bundled, bundled.fingerprint())
+    assert bundled.folder.parent == BUNDLED_DIR
+
+
+def test_an_earlier_version_is_not_changed(folder):
+    first = version_of(folder)
+    change_network(folder, 3.0)
+    place = folder / ".versions" / first
+    before = contents(place)
+    with pytest.raises(ModelSetError, match=f"tandem models pin .*tiny@{first}"):
+        change_network(place, 5.0)
+    assert contents(place) == before
+    check_current(folder)
+    with change(place) as staging:  # as tandem evaluate adds its record
+        update = {"description": "other words"}
+        staging.move_in(read_manifest(place).model_copy(update=update))
+    assert version_of(place) == first
+
+
+def test_the_advice_to_pin_is_a_command(folder):
+    place = folder.rename(folder.with_name("my set")) / ".versions" / "0123456789ab"
+    with pytest.raises(ModelSetError) as refused:
+        check_current(place)
+    line = refused.value.message.rpartition(": ")[2]
+    assert shlex.split(line) == ["tandem", "models", "pin", f"{place.parents[1]}@0123456789ab"]
+
+
+def test_versions_go_by_every_precision(folder):
+    manifest = read_manifest(folder)
+    both = [
+        m.model_copy(update={"networks": m.networks | {"FP16": m.networks["INT8"]}})
+        for m in manifest.members
+    ]
+    write_manifest(folder, manifest.model_copy(update={"members": tuple(both)}))
+    found = ModelSet(folder, read_manifest(folder))
+    assert list(found.fingerprints) == ["INT8", "FP16"]

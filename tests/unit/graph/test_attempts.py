@@ -1,0 +1,200 @@
+"""Calls made again: after a death, but not for ever; a second one for a call that hangs."""
+
+import asyncio
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+
+from app.errors import OverloadedError
+from app.graph.attempts import MAX_CALLS, MOST_SAVED, PER_IMAGE, HedgeBudget, hedged, retry
+from tests.support.virtual_loop import virtually
+
+SOON, NEVER_S = 0.01, 30.0
+
+
+class Calls:
+    """Each call does what its turn says: an answer, an error, or a time for which it hangs."""
+
+    def __init__(self, *turns: str | Exception | float) -> None:
+        self.turns, self.num_made, self.num_cancelled = turns, 0, 0
+
+    async def __call__(self) -> str:
+        turn = self.turns[self.num_made]
+        self.num_made += 1
+        if isinstance(turn, Exception):
+            raise turn
+        if isinstance(turn, str):
+            return turn
+        try:
+            await asyncio.sleep(turn)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        return f"after {turn} s"
+
+
+async def test_an_answer_in_time_is_asked_for_once():
+    calls = Calls("first", "second")
+    assert await hedged(calls, NEVER_S, HedgeBudget(), 1) == "first"
+    assert calls.num_made == 1
+
+
+@virtually
+async def test_one_that_hangs_is_asked_for_again_and_cancelled():
+    calls = Calls(NEVER_S, "second")
+    assert await hedged(calls, SOON, HedgeBudget(), 1) == "second"
+    await asyncio.sleep(0)
+    assert (calls.num_made, calls.num_cancelled) == (2, 1)
+
+
+@virtually
+async def test_the_first_may_still_answer_first():
+    calls = Calls(5 * SOON, NEVER_S)
+    assert await hedged(calls, SOON, HedgeBudget(), 1) == "after 0.05 s"
+    await asyncio.sleep(0)
+    assert (calls.num_made, calls.num_cancelled) == (2, 1)
+
+
+async def test_an_early_error_is_raised_and_not_asked_for_again():
+    calls = Calls(ValueError("early"), "second")
+    with pytest.raises(ValueError, match="early"):
+        await hedged(calls, NEVER_S, HedgeBudget(), 1)
+    assert calls.num_made == 1
+
+
+@virtually
+async def test_an_error_of_the_second_does_not_end_the_first():
+    calls = Calls(5 * SOON, ValueError("second"))
+    assert await hedged(calls, SOON, HedgeBudget(), 1) == "after 0.05 s"
+
+
+@virtually
+async def test_if_both_fail_there_is_an_error():
+    num_made = 0
+
+    async def call() -> str:
+        nonlocal num_made
+        num_made += 1
+        number = num_made
+        await asyncio.sleep(3 * SOON)
+        raise ValueError(f"call {number}")
+
+    with pytest.raises(ValueError, match="call 2"):
+        await hedged(call, SOON, HedgeBudget(), 1)
+
+
+@virtually
+async def test_a_caller_that_goes_takes_both_along():
+    calls = Calls(NEVER_S, NEVER_S)
+    task = asyncio.create_task(hedged(calls, SOON, HedgeBudget(), 1))
+    while calls.num_made < 2:
+        await asyncio.sleep(SOON)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert (calls.num_made, calls.num_cancelled) == (2, 2)
+
+
+@pytest.mark.parametrize("after_s", [0.0, -1.0])
+@virtually
+async def test_without_time_there_is_no_second_call(after_s):
+    calls = Calls(SOON, "second")
+    assert await hedged(calls, after_s, HedgeBudget(), 1) == f"after {SOON} s"
+    assert calls.num_made == 1
+
+
+@virtually
+async def test_without_budget_there_is_no_second_call():
+    budget = HedgeBudget()
+    while budget.spend(1):
+        pass
+    calls = Calls(5 * SOON, "second")
+    assert await hedged(calls, SOON, budget, 1) == "after 0.05 s"
+    assert calls.num_made == 1
+
+
+def spent(budget: HedgeBudget, num_images: int) -> int:
+    """Make a call that hangs; return how many images its second one has."""
+    budget.earn(num_images)
+    return num_images if budget.spend(num_images) else 0
+
+
+def test_the_budget_is_a_share_of_the_images():
+    """Every call of a stage that has too much to do hangs."""
+    budget = HedgeBudget()
+    num_spent = sum(spent(budget, 1) for _ in range(1000))
+    assert num_spent == pytest.approx(1000 * PER_IMAGE + MOST_SAVED, abs=2)
+
+
+def test_large_forms_get_no_larger_a_share():
+    """Fifty photos a second are answered in time, and a form of 64 is late."""
+    budget, num_spent = HedgeBudget(), 0
+    for _ in range(100):
+        for _ in range(50):
+            budget.earn(1)
+        num_spent += spent(budget, 64)
+    assert 64 < num_spent <= 100 * (50 + 64) * PER_IMAGE + MOST_SAVED + 64
+
+
+def test_a_form_that_is_larger_than_what_is_saved_is_asked_for_again():
+    budget = HedgeBudget()
+    assert spent(budget, 64) == 64
+    assert spent(budget, 1) == 0
+
+
+class Dying:
+    """Fails ``num_deaths`` times, then answers."""
+
+    def __init__(self, num_deaths: int, error: Exception) -> None:
+        self.num_deaths, self.error, self.num_calls = num_deaths, error, 0
+
+    async def __call__(self) -> str:
+        self.num_calls += 1
+        if self.num_calls <= self.num_deaths:
+            raise self.error
+        return "answer"
+
+
+DEATHS = [ActorUnavailableError("Actor is unavailable.", b"\0" * 16), ActorDiedError()]
+
+
+@pytest.mark.parametrize("error", DEATHS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("num_deaths", range(MAX_CALLS))
+async def test_a_death_is_no_error_while_calls_are_left(error, num_deaths):
+    call = Dying(num_deaths, error)
+    assert await retry(call, pause_s=lambda: 0) == "answer"
+    assert call.num_calls == num_deaths + 1
+
+
+async def test_what_kills_every_replica_is_given_up():
+    call = Dying(100, DEATHS[0])
+    with pytest.raises(ActorUnavailableError):
+        await retry(call, pause_s=lambda: 0)
+    assert call.num_calls == MAX_CALLS
+
+
+@pytest.mark.parametrize(
+    "error", [OverloadedError("full"), RayTaskError("f", "trace", ValueError()), TimeoutError()]
+)
+async def test_an_error_that_the_stage_raised_is_not_asked_for_twice(error):
+    call = Dying(1, error)
+    with pytest.raises(type(error)):
+        await retry(call, pause_s=lambda: 0)
+    assert call.num_calls == 1
+
+
+async def test_after_a_death_the_call_can_be_another():
+    calls: list[str] = []
+
+    async def together() -> str:
+        calls.append("together")
+        raise DEATHS[1]
+
+    async def alone() -> str:
+        calls.append("alone")
+        raise DEATHS[1]
+
+    with pytest.raises(ActorDiedError):
+        await retry(together, alone, pause_s=lambda: 0)
+    assert calls == ["together", "alone", "alone"]

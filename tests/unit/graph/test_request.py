@@ -1,0 +1,301 @@
+"""The cache of responses: what is kept, what had to go, and what several wait for.
+
+Parameters of a request: one check for both interfaces, with errors that say what to send.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.errors import BadParameterError
+from app.graph.redis_cache import Outcome, RedisStore
+from app.graph.request import (
+    ENTRY_BYTES,
+    ImageFlight,
+    ResponseCache,
+    RowStore,
+    checked_threshold,
+    checked_top_k,
+    lane_of,
+    parse_timeout_s,
+)
+
+KIB = 2**10
+KEYS = [bytes([number]) * 32 for number in range(64)]
+SIZE = 64 * KIB
+RESULT = Outcome(np.ones((1, 2), np.float32))
+
+
+def rows() -> np.ndarray:
+    return np.full((2, 64), 0.5, np.float32)  # 512 bytes
+
+
+PUTS = st.tuples(st.just("put"), st.integers(0, 30), st.integers(0, 1000))
+GETS = st.tuples(st.just("get"), st.integers(0, 30), st.just(0))
+
+
+@settings(max_examples=300, database=None)
+@given(steps=st.lists(PUTS | GETS, max_size=200), max_bytes=st.integers(0, 20_000))
+def test_the_store_keeps_the_most_recently_used_that_fit(
+    steps: list[tuple[str, int, int]], max_bytes: int
+):
+    """Compares the store with a list of (key, rows), the most recently used last."""
+    store, num_evicted = RowStore(max_bytes), 0
+    kept: list[tuple[int, np.ndarray]] = []
+    for what, number, size in steps:
+        used = [rows for key, rows in kept if key == number]
+        kept = [entry for entry in kept if entry[0] != number]
+        if what == "get":
+            assert store.get(KEYS[number]) is (used[0] if used else None)
+            kept += [(number, rows) for rows in used]
+            continue
+        rows = np.zeros((1, size), np.float32)
+        store.put(KEYS[number], rows)
+        kept += [(number, rows)] if rows.nbytes + ENTRY_BYTES <= max_bytes else []
+        while taken(kept) > max_bytes:
+            del kept[0]
+            num_evicted += 1
+        assert store.num_bytes == taken(kept)
+        assert store.num_evicted == num_evicted
+    assert all(store.get(KEYS[number]) is rows for number, rows in kept)
+
+
+def taken(kept: list[tuple[int, np.ndarray]]) -> int:
+    return sum(rows.nbytes + ENTRY_BYTES for _, rows in kept)
+
+
+def test_rows_larger_than_the_store_take_the_old_ones_away_and_evict_nothing():
+    store = RowStore(2 * (rows().nbytes + ENTRY_BYTES))
+    for key in KEYS[:2]:
+        store.put(key, rows())
+    store.put(KEYS[1], np.zeros((2, 4096), np.float32))  # the old rows are no answer any more
+    assert store.get(KEYS[0]) is not None
+    assert store.get(KEYS[1]) is None
+    assert store.num_evicted == 0
+
+
+def test_what_is_kept_is_there_for_the_next_request():
+    cache, kept = ResponseCache(SIZE), rows()
+    cache.keep(KEYS[0], kept)
+    assert cache.read(KEYS[0]) is kept
+    assert cache.read(KEYS[1]) is None
+
+
+def test_the_first_who_asks_computes_and_the_others_wait():
+    cache = ResponseCache(SIZE)
+    first, is_new = cache.join(KEYS[0], "interactive")
+    assert is_new
+    assert cache.join(KEYS[0], "interactive") == (first, False)
+    assert cache.join(KEYS[1], "interactive")[1]
+    assert len(cache._flights) == 2
+    cache.end(first, Outcome(rows()))
+    assert cache.join(KEYS[0], "interactive")[1]  # nothing was kept: it is computed anew
+
+
+def test_each_eviction_is_counted_once():
+    cache = ResponseCache(8 * KIB)
+    for key in KEYS:
+        cache.keep(key, rows())
+    left = sum(cache.read(key) is not None for key in KEYS)
+    assert cache.num_bytes <= 8 * KIB
+    assert 0 < left < len(KEYS)
+    assert cache.take_evicted() == len(KEYS) - left
+    assert cache.take_evicted() == 0
+
+
+class Shared:
+    """As much of the shared store as is asked: it has the rows of some keys."""
+
+    def __init__(self, kept: dict[bytes, np.ndarray]) -> None:
+        self.kept = kept
+
+    async def read(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
+        return [self.kept.get(key) for key in keys]
+
+
+async def test_what_others_kept_ends_the_computation_and_the_rest_is_left_to_do():
+    kept = rows()
+    cache = ResponseCache(SIZE, cast("RedisStore", Shared({KEYS[1]: kept})))
+    flights = {n: cache.join(KEYS[n], "interactive")[0] for n in (0, 1)}
+    assert await cache.fetch({**flights, 2: None}) == {1: kept}
+    assert [flights[n].ended.is_set() for n in (0, 1)] == [False, True]
+    assert flights[1].value == Outcome(kept)
+    assert cache.read(KEYS[1]) is kept
+    assert cache.read(KEYS[0]) is None
+
+
+async def test_what_it_comes_to_is_for_all_and_it_is_forgotten():
+    cache = ResponseCache(SIZE)
+    own, _ = cache.join(b"a", "bulk")
+    waits = [asyncio.create_task(cache.join(b"a", "bulk")[0].ended.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    cache.end(own, RESULT)
+    await asyncio.gather(*waits)
+    assert own.value is RESULT
+    assert len(cache._flights) == 0
+    cache.end(own, None)  # as a "finally" does
+    assert own.value is RESULT
+
+
+async def test_a_waiter_that_goes_disturbs_nobody():
+    cache = ResponseCache(SIZE)
+    own, _ = cache.join(b"a", "bulk")
+    leaves, stays = (asyncio.create_task(own.ended.wait()) for _ in range(2))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    await asyncio.sleep(0)
+    assert leaves.cancelled()
+    cache.end(own, RESULT)
+    await stays
+
+
+def test_interactive_does_not_wait_for_bulk():
+    cache = ResponseCache(SIZE)
+    bulk, _ = cache.join(b"a", "bulk")
+    interactive, is_new = cache.join(b"a", "interactive")
+    assert is_new
+    assert cache.join(b"a", "bulk") == (interactive, False)
+    cache.end(bulk, RESULT)  # which is not the one that is under way now
+    assert not cache.join(b"a", "interactive")[1]
+    assert bulk.value is RESULT
+    assert not interactive.ended.is_set()
+
+
+ERRORS = {"fails": ValueError, "cancelled": asyncio.CancelledError}
+OUTCOME = st.sampled_from(["value", "fails", "cancelled", "answered"])
+
+
+@settings(max_examples=200, database=None)
+@given(outcomes=st.lists(OUTCOME, min_size=1, max_size=12))
+def test_however_computations_end_everybody_ends(outcomes):
+    """Each caller, if it must compute, ends as ``outcomes`` say; none waits for ever."""
+
+    async def play() -> list[str]:
+        cache = ResponseCache(SIZE)
+        computed: list[int] = []
+
+        async def call(number: int) -> str:
+            while True:
+                flight, is_new = cache.join(b"a", "interactive")
+                if is_new:
+                    return await compute(number, flight)
+                await flight.ended.wait()
+                if flight.value is not None:
+                    return "shared"
+                if flight.was_answered:
+                    return "alone"
+
+        async def compute(number: int, flight: ImageFlight) -> str:
+            computed.append(number)
+            try:
+                await asyncio.sleep(0)
+                if (error := ERRORS.get(outcomes[number])) is not None:
+                    raise error
+                value = RESULT if outcomes[number] == "value" else None
+                cache.end(flight, value, answered=True)
+                return outcomes[number]
+            finally:
+                cache.end(flight)
+
+        calls = [asyncio.create_task(call(number)) for number in range(len(outcomes))]
+        async with asyncio.timeout(10):
+            await asyncio.wait(calls)
+        assert len(cache._flights) == 0
+        assert computed == list(range(len(computed))), "the next one takes over"
+        return ["ended" if c.cancelled() or c.exception() else c.result() for c in calls]
+
+    ended = asyncio.run(play())
+    good = [n for n, outcome in enumerate(outcomes) if outcome in ("value", "answered")]
+    first = good[0] if good else len(outcomes)
+    assert ended[:first] == ["ended"] * first
+    if good:
+        after = {"value": "shared", "answered": "alone"}[outcomes[first]]
+        assert ended[first + 1 :] == [after] * (len(outcomes) - first - 1)
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_a_top_k_within_the_classes(top_k: int) -> None:
+    assert checked_top_k(top_k, 3) == top_k
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 4])
+def test_a_top_k_outside_of_them(top_k: int) -> None:
+    with pytest.raises(BadParameterError, match=f"top_k is {top_k}; .* ask for 1 to 3"):
+        checked_top_k(top_k, 3)
+
+
+def test_an_endless_top_k_is_not_repeated_whole() -> None:
+    with pytest.raises(BadParameterError) as caught:
+        checked_top_k(10**4000, 3)
+    assert len(str(caught.value)) < 150
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("2", 2.0), ("0.25", 0.25), (" 1e-3 ", 0.001)])
+def test_a_time(given: str, seconds: float) -> None:
+    assert parse_timeout_s(given) == seconds
+
+
+@pytest.mark.parametrize(
+    "given", ["", "soon", "0", "-1", "nan", "5_0", "1e1_0", "\u0665", "x" * 10_000]
+)
+def test_a_time_that_is_none(given: str) -> None:
+    with pytest.raises(BadParameterError, match="give seconds as a number above 0") as caught:
+        parse_timeout_s(given)
+    assert len(str(caught.value)) < 150
+
+
+@pytest.mark.parametrize(
+    ("priority", "num_images", "lane"),
+    [
+        (None, 1, "interactive"),
+        (None, 2, "bulk"),
+        ("u=3", 5, "interactive"),
+        ("u=0, i", 5, "interactive"),
+        ("i, u=7", 1, "bulk"),
+        ("u = 4", 1, "bulk"),
+        ("i", 1, "interactive"),
+        ("", 3, "bulk"),
+        ("urgent", 1, "interactive"),
+        ("xu=7", 1, "interactive"),
+    ],
+)
+def test_who_gets_into_which_lane(priority, num_images, lane):
+    assert lane_of(priority, num_images) == lane
+
+
+@pytest.mark.parametrize("priority", ["u=8", "u=99999999999999999999999999"])
+def test_an_urgency_that_is_none(priority):
+    with pytest.raises(BadParameterError, match="0 to 7"):
+        lane_of(priority, 1)
+
+
+@given(st.text(max_size=40), st.integers(1, 64))
+@settings(max_examples=300, deadline=None)
+def test_any_header_is_a_lane_or_refused(priority, num_images):
+    try:
+        assert lane_of(priority, num_images) in ("interactive", "bulk")
+    except BadParameterError:
+        assert "u" in priority
+
+
+@pytest.mark.parametrize("threshold", [None, 0.01, 0.5, 0.999])
+def test_a_threshold_of_a_multi_label_set(threshold: float | None) -> None:
+    assert checked_threshold(threshold, is_multi_label=True) == threshold
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, -3.0, math.nan, math.inf])
+def test_a_threshold_outside_of_the_scores(threshold: float) -> None:
+    with pytest.raises(BadParameterError, match=r"threshold is .*above 0 and below 1"):
+        checked_threshold(threshold, is_multi_label=True)
+
+
+def test_a_threshold_of_classes_that_exclude_each_other() -> None:
+    assert checked_threshold(None, is_multi_label=False) is None
+    with pytest.raises(BadParameterError, match=r"threshold is 0\.5; .* leave it out"):
+        checked_threshold(0.5, is_multi_label=False)

@@ -1,0 +1,147 @@
+"""``precision: auto``: what is served where INT8 is computed otherwise than it was recorded."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.errors import ConfigError
+from app.graph.set_checks import decided
+from app.launch.config import ServeConfig
+from app.launch.log import service_log
+from app.launch.resolved_config import ServeOptions
+from app.launch.serve import _checked_config
+from app.main import build
+from app.settings import Settings
+from calibration.sets.transaction import write_manifest
+from models.errors import ModelSetError
+from models.golden import GoldenMismatchError
+from models.manifest import read_manifest
+from tests.support.spoilt_golden import both_precisions, spoil_int8
+from tests.support.tiny_networks import write_tiny_set
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    """A set of both precisions that answers as where it was made."""
+    return both_precisions(tmp_path / "set")
+
+
+@pytest.fixture
+def wrong(good: Path) -> Path:
+    """A set whose INT8 is computed otherwise here."""
+    spoil_int8(good, "unsure")
+    return good
+
+
+def of(folder: Path, **changes: object) -> Settings:
+    return Settings(model_set=str(folder), **({"precision": "auto"} | changes))
+
+
+def choice(settings: Settings) -> tuple[str, str | None]:
+    chosen, warning = decided(settings, settings.load_set())
+    assert chosen.model_copy(update={"precision": "auto"}) == settings.model_copy(
+        update={"precision": "auto"}
+    )
+    return chosen.precision, warning
+
+
+def test_int8_where_it_answers_as_it_must(good: Path) -> None:
+    assert choice(of(good)) == ("INT8", None)
+
+
+def test_fp16_where_a_members_int8_does_not(wrong: Path) -> None:
+    precision, warning = choice(of(wrong))
+    assert precision == "FP16"
+    assert warning is not None
+    assert warning.startswith(
+        "precision auto: FP16 is served, not INT8: unsure INT8 does not answer"
+    )
+
+
+def test_one_precision_is_decided_for_several_sets(good: Path, tmp_path: Path) -> None:
+    wrong = both_precisions(tmp_path / "wrong")
+    spoil_int8(wrong, "unsure")
+    right, other = of(good), of(wrong)
+    chosen, warning = decided(right, right.load_set(), other.load_set())
+    assert (chosen.precision, decided(right, right.load_set(), right.load_set())[1]) == (
+        "FP16",
+        None,
+    )
+    assert warning is not None
+    assert "unsure INT8 does not answer" in warning
+
+
+@pytest.mark.parametrize("precision", ["INT8", "FP16"])
+def test_what_is_asked_for_is_not_changed(wrong: Path, precision: str) -> None:
+    assert choice(of(wrong, precision=precision)) == (precision, None)
+
+
+def test_float_alone_is_taken(tmp_path: Path) -> None:
+    folder = write_tiny_set(tmp_path / "float", precision="FP16")
+    assert choice(of(folder)) == (
+        "FP16",
+        "precision auto: FP16 is served, not INT8: sure has no INT8 network.",
+    )
+
+
+def test_without_golden_answers_int8_is_not_doubted(tmp_path: Path) -> None:
+    assert choice(of(write_tiny_set(tmp_path / "unchecked"))) == ("INT8", None)
+
+
+def test_without_float_networks_nothing_is_served(wrong: Path) -> None:
+    """As of the wheel's bundled set: its manifest names them, and the files are not there."""
+    (wrong / "sure-fp16.bin").unlink()
+    with pytest.raises(ModelSetError, match=r"unsure INT8 does not.*no FP16 to take: .*is missing"):
+        choice(of(wrong))
+    manifest = read_manifest(wrong)
+    members = [
+        m.model_copy(update={"networks": {"INT8": m.networks["INT8"]}}) for m in manifest.members
+    ]
+    write_manifest(wrong, manifest.model_copy(update={"members": tuple(members)}))
+    with pytest.raises(ModelSetError, match="no FP16 to take: member sure has no FP16 network"):
+        choice(of(wrong))
+
+
+def test_the_command_says_so_and_hands_the_precision_to_all_replicas(
+    wrong: Path,
+    free_port: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TANDEM_PRECISION", "auto")
+    options = ServeOptions(model_set=str(wrong), port=free_port())
+    with service_log("json"):
+        config = _checked_config(options)
+    assert config.settings.precision == "FP16"
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (line,) = [line for line in lines if "precision auto" in line["message"]]
+    assert line["levelname"] == "WARNING"
+
+
+def test_the_graph_is_built_of_what_was_decided(
+    wrong: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``serve run`` and ``serve deploy`` come this way."""
+    with caplog.at_level(logging.WARNING, "ray.serve"):
+        build(of(wrong))
+    assert "precision auto: FP16 is served" in caplog.text
+
+
+def test_the_default_is_this_machines_and_others_are_refused() -> None:
+    assert Settings().precision == "INT8"  # where the tests run, on x86-64
+    content = ServeConfig.read(Path("serve_config.yaml")).as_dict()
+    content["applications"][0]["args"] = {"precision": "int8"}
+    with pytest.raises(ConfigError, match="precision"):
+        ServeConfig.of(content)
+
+
+def test_the_error_is_that_of_the_check(wrong: Path) -> None:
+    """It fails as in a replica, so both speak of the same thing."""
+    from app.stages.classifier import Classifier
+
+    with pytest.raises(GoldenMismatchError, match="unsure INT8 does not answer"):
+        Classifier(of(wrong, precision="INT8"), "unsure")
+    assert Classifier(of(wrong, precision="FP16"), "unsure").calls_at_once

@@ -1,0 +1,121 @@
+"""models.files: an earlier result outlives a full disk; links, modes and pipes.
+
+The folders of an account that may have no home.
+"""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from platformdirs import user_cache_path
+
+from models.errors import TandemError
+from models.files import (
+    ResultFileError,
+    check_can_write,
+    needed_folder,
+    user_folder,
+    write_json,
+    write_whole,
+)
+
+
+def test_an_earlier_result_outlives_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "result.json"
+    write_json(path, {"top1": 0.9})
+    whole = Path.write_bytes
+
+    def half(self: Path, data: bytes) -> int:
+        whole(self, data[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(
+        ResultFileError, match=r"cannot write \S+: No space left on device; make room"
+    ):
+        write_json(path, {"top1": 0.8})
+    assert json.loads(path.read_text("utf-8")) == {"top1": 0.9}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_takes_no_file_is_refused_before_the_work(tmp_path: Path) -> None:
+    """What is there may be written to, but a new file takes its place."""
+    check_can_write(tmp_path / "new.json")
+    check_can_write(Path("/dev/null"))
+    check_can_write(Path("-"))
+    (tmp_path / "loop").symlink_to("loop")
+    long = tmp_path / ("x" * 250)  # with the suffix of a file that is being written
+    missing = tmp_path / "missing" / "result.json"
+    for path in (Path("/proc/result.json"), missing, tmp_path, tmp_path / "loop", long):
+        with pytest.raises(ResultFileError, match="in a folder that can be written"):
+            check_can_write(path)
+
+
+def refuse(path: Path) -> None:
+    assert path.read_text("utf-8") == "new"
+    raise ValueError("not what it should be")
+
+
+def test_a_file_that_is_refused_leaves_the_one_before(tmp_path: Path) -> None:
+    (path := tmp_path / "file").write_text("old", "utf-8")
+    with pytest.raises(ValueError, match="not what it should be"):
+        write_whole(path, "new", refuse)
+    assert path.read_text("utf-8") == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_one_and_its_file_is_checked(tmp_path: Path) -> None:
+    (target := tmp_path / "file").write_text("old", "utf-8")
+    (link := tmp_path / "link").symlink_to(target)
+    with pytest.raises(ValueError, match="not what it should be"):
+        write_whole(link, "new", refuse)
+    write_whole(link, "new")
+    assert link.is_symlink()
+    assert target.read_text("utf-8") == "new"
+
+
+def test_a_mode_is_the_files_before_it_has_content(tmp_path: Path) -> None:
+    modes = list[int]()
+    path = tmp_path / "file"
+    write_whole(path, "new", lambda partial: modes.append(partial.stat().st_mode), mode=0o600)
+    assert [stat.S_IMODE(mode) for mode in (*modes, path.stat().st_mode)] == [0o600, 0o600]
+    write_whole(path, "newer")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    os.umask(before := os.umask(0))
+    return before
+
+
+def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
+    """As a pipe or /dev/stdout, which a command run by root could replace."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, "new")
+        assert os.read(reader, 10) == b"new"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def none(_: str) -> Path:
+    raise RuntimeError("could not determine the home directory")
+
+
+def test_a_folder_below_the_users(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_folder(user_cache_path, "a", "b") == tmp_path / "tandem" / "a" / "b"
+
+
+def test_without_a_home_there_is_none():
+    assert user_folder(none, "a") is None
+    assert user_folder(lambda name: Path("~/.cache", name)) is None
+    with pytest.raises(TandemError, match="no home folder; set HOME"):
+        needed_folder(none)

@@ -1,0 +1,220 @@
+"""HEIC and AVIF: the same pixels as their libraries show, within the limits, or a clear refusal."""
+
+import io
+import struct
+import sys
+
+import numpy as np
+import pillow_heif
+import pytest
+from PIL import Image, ImageOps
+
+from models import image_formats
+from models.errors import CorruptImageError, TooManyPixelsError, UnsupportedFormatError
+from models.image import DEFAULT_MAX_FULL_PIXELS, ImageRule, check_image, read_image
+from models.image_header import read_header
+from tests.support.images import difference, encode, make_alpha, make_scene, reference
+
+KINDS = ("HEIC", "AVIF")
+RULE = ImageRule(48, 64)
+CLOSE = 4  # levels of 255, of compression; a wrong colour, side or place differs by tens
+
+
+def make(kind: str, image, **options: object) -> bytes:
+    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    if kind == "AVIF":
+        return encode(picture, "AVIF", quality=95, subsampling="4:4:4", speed=10, **options)
+    buffer = io.BytesIO()
+    pillow_heif.from_pillow(picture).save(buffer, quality=95, chroma=444, **options)
+    return buffer.getvalue()
+
+
+def announcing(data: bytes, width: int, height: int) -> bytes:
+    """The file with another size in its first ``ispe``; the picture in it stays."""
+    at = data.index(b"ispe") + 8
+    return data[:at] + struct.pack(">II", width, height) + data[at + 8 :]
+
+
+def with_box(data: bytes, kind: bytes, value: int) -> bytes:
+    """The file with another value of its irot (quarter turns to the left) or imir (axis)."""
+    at = data.index(kind) + 4
+    return data[:at] + bytes([value]) + data[at + 1 :]
+
+
+def with_exif(kind: str, scene, exif: Image.Exif) -> bytes:
+    if kind == "AVIF":
+        return make("AVIF", scene, exif=exif)
+    picture = Image.fromarray(scene)
+    picture.info["exif"] = exif.tobytes()
+    return make("HEIC", picture)
+
+
+def exif_with(tag: int, value: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[tag] = value
+    return exif
+
+
+def is_close(data: bytes, scene) -> bool:
+    return difference(read_image(data, RULE), reference(encode(scene, "PNG"), RULE))[1] < CLOSE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [(200, 150), (151, 203)])
+def test_pixels_are_those_of_the_scene_but_for_compression(kind, size):
+    scene = make_scene(*size)
+    header = read_header(data := make(kind, scene))
+    assert (header.format, header.width, header.height) == (kind.lower(), *size)
+    assert header.orientation == 1
+    assert not header.has_alpha
+    assert is_close(data, scene)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_avif_is_turned_once(orientation):
+    exif = exif_with(0x0112, orientation)  # Pillow writes it as irot and imir
+    scene = make_scene(120, 90)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(encode(scene, "PNG", exif=exif))))
+    assert is_close(with_exif("AVIF", scene, exif), np.asarray(upright))
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_heic_is_turned_once(turns):
+    scene = make_scene(120, 90)
+    data = with_exif("HEIC", scene, exif_with(0x0112, 3))  # stored upside down, with irot
+    assert read_header(with_box(data, b"irot", turns)).orientation == 1  # libheif turns it
+    assert is_close(with_box(data, b"irot", turns), np.rot90(np.rot90(scene, 2), turns))
+
+
+@pytest.mark.parametrize("axis", range(2))
+def test_a_heic_is_mirrored_once(axis):
+    scene = make_scene(120, 90)
+    data = with_exif("HEIC", scene, exif_with(0x0112, 2))  # stored with left and right swapped
+    assert is_close(with_box(data, b"imir", axis), np.flip(np.flip(scene, 1), axis))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exif_alone_turns_nothing(kind):
+    scene = make_scene(120, 90)
+    data = with_exif(kind, scene, exif_with(0x0113, 3))
+    turned = data.replace(b"\x01\x13\x00\x03", b"\x01\x12\x00\x03")  # now "orientation"
+    assert turned != data
+    assert is_close(turned, scene)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transparency_is_laid_over_white(kind):
+    scene = Image.fromarray(make_scene(120, 90))
+    scene.putalpha(Image.fromarray(make_alpha(120, 90)))
+    data = make(kind, scene)
+    assert read_header(data).has_alpha
+    assert is_close(data, scene)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_grey_pictures(kind):
+    scene = Image.fromarray(make_scene(120, 90)).convert("L")
+    assert is_close(make(kind, scene), scene)
+
+
+def test_more_bits_become_eight():
+    scene = make_scene(120, 90)
+    buffer = io.BytesIO()
+    samples = (scene.astype(np.uint16) << 8).tobytes()
+    pillow_heif.from_bytes("RGB;16", (120, 90), samples).save(buffer, quality=95, chroma=444)
+    assert is_close(buffer.getvalue(), scene)
+
+
+def test_a_picture_in_tiles_as_phones_make_it():
+    scene = make_scene(300, 200)
+    data = make("HEIC", scene, tile_size=128)
+    assert b"grid" in data
+    assert is_close(data, scene)
+
+
+def test_of_several_pictures_the_primary_one_is_taken():
+    file = pillow_heif.from_pillow(Image.fromarray(make_scene(120, 90)))
+    second = make_scene(90, 120, seed=3)
+    file.add_from_pillow(Image.fromarray(second))
+    buffer = io.BytesIO()
+    file.save(buffer, quality=95, chroma=444, primary_index=1)
+    assert is_close(buffer.getvalue(), second)
+
+
+def test_of_an_animation_the_first_picture_is_taken_and_too_many_are_refused(monkeypatch):
+    scenes = [Image.fromarray(make_scene(64, 48, seed=seed)) for seed in range(3)]
+    data = make("AVIF", scenes[0], save_all=True, append_images=scenes[1:])
+    assert is_close(data, scenes[0])
+    monkeypatch.setattr(image_formats, "_MAX_PICTURES", 2)
+    with pytest.raises(UnsupportedFormatError, match=r"AVIF with 3 pictures.*up to 2 are"):
+        read_header(data)
+
+
+@pytest.mark.parametrize("brand", [b"mif1", b"msf1"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_general_brand_is_what_it_is_compatible_with(kind, brand):
+    data = make(kind, make_scene(64, 48))
+    renamed = data[:8] + brand + data[12:]
+    assert read_header(renamed).format == kind.lower()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [(65_535, 65_535), (2**31, 3), (20_000, 20_000), (8000, 4000)])
+def test_a_huge_announced_size_is_refused_before_decoding(kind, size, monkeypatch):
+    def decode(*_):
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(image_formats, "decode", decode)
+    # 151 x 203: of odd sides HEIC says by clap that less is shown; what is stored counts.
+    for scene in (make_scene(128, 128), make_scene(151, 203)):
+        data = announcing(make(kind, scene), *size)
+        with pytest.raises(TooManyPixelsError, match=f"{size[0]} x {size[1]}"):
+            check_image(data, RULE, max_pixels=2**25, max_full_pixels=DEFAULT_MAX_FULL_PIXELS)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (500, 20), (2000, 2000)])
+def test_a_heic_of_another_size_than_announced_is_corrupt(size):
+    data = announcing(make("HEIC", make_scene(128, 128)), *size)
+    with pytest.raises(CorruptImageError, match="HEIC"):
+        read_image(data, RULE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_cut_anywhere_is_corrupt(kind):
+    data = make(kind, make_scene(64, 48))
+    for kept in [*range(12, len(data), 29), len(data) - 1]:
+        with pytest.raises(CorruptImageError):
+            read_image(data[:kept], RULE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_give_a_picture_or_a_refusal(kind):
+    rng = np.random.default_rng(5)
+    whole = np.frombuffer(make(kind, make_scene(64, 48)), np.uint8)
+    num_refused = 0
+    for _ in range(300):
+        damaged = whole.copy()
+        damaged[rng.integers(12, min(500, len(whole)), 3)] = rng.integers(0, 256, 3)
+        try:
+            assert read_image(damaged.tobytes(), RULE).shape == RULE.shape
+        except (CorruptImageError, TooManyPixelsError, UnsupportedFormatError):
+            num_refused += 1
+    assert num_refused > 50
+
+
+def test_boxes_that_are_very_many_are_not_walked():
+    start = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
+    for rest in (b"\0\0\0\x08free" * 500_000, b"\0\0\0\0meta" + b"ispe" + bytes(4) * 500_000):
+        with pytest.raises(CorruptImageError, match="header is cut short or damaged"):
+            read_header(start + rest)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_extra_the_refusal_names_it(kind, monkeypatch):
+    data = make(kind, make_scene(64, 48))
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # as if it were not installed
+    with pytest.raises(UnsupportedFormatError) as refusal:
+        read_header(data)
+    assert refusal.value.status == 415
+    assert f"{kind} is not decoded" in refusal.value.message
+    assert "pip install 'tandem-serve[heif]'" in refusal.value.message

@@ -1,0 +1,124 @@
+"""Memory given back after compiling, only of the files that were named; and what decoding keeps."""
+
+import ctypes
+import mmap
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models import machine
+from models.machine import give_back_memory
+from models.openvino_network import CompiledNetwork, RuntimeOptions
+from tests.support.tiny_networks import save_model, tiny_model
+
+pytestmark = pytest.mark.skipif(not machine.MAPS.exists(), reason="Linux's /proc")
+SIZE = 1 << 20
+
+
+def resident_kib(path: Path) -> int:
+    """Return how much of a mapped file the process holds."""
+    text, total = Path("/proc/self/smaps").read_text("utf-8"), 0
+    for part in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", text):
+        head, _, rest = part.partition("\n")
+        if head.endswith(str(path)):
+            total += sum(map(int, re.findall(r"Rss: +(\d+) kB", rest)))
+    return total
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    """Return a function that maps a new file of random bytes and reads all of it."""
+    opened = []
+
+    def map_file(name: str, prot: int = mmap.PROT_READ) -> tuple[Path, mmap.mmap, bytes]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        content = np.random.default_rng(3).bytes(SIZE)
+        path.write_bytes(content)
+        with path.open("r+b") as file:
+            view = mmap.mmap(file.fileno(), SIZE, mmap.MAP_SHARED, prot)
+        opened.append(view)
+        assert view[:] == content
+        assert resident_kib(path) == SIZE // 1024
+        return path, view, content
+
+    yield map_file
+    for view in opened:
+        view.close()
+
+
+def test_pages_of_a_mapped_file_are_dropped_and_read_again(mapped):
+    path, view, content = mapped("a/network.bin")
+    give_back_memory(path.parent)
+    assert resident_kib(path) == 0
+    assert view[:] == content
+
+
+def test_files_elsewhere_and_writable_ones_stay(mapped):
+    elsewhere, _, _ = mapped("a/network.bin")
+    writable, _, _ = mapped("b/network.bin", mmap.PROT_READ | mmap.PROT_WRITE)
+    give_back_memory(writable.parent)
+    assert resident_kib(elsewhere) == resident_kib(writable) == SIZE // 1024
+
+
+def test_without_proc_nothing_is_dropped(mapped, monkeypatch, tmp_path):
+    path, _, _ = mapped("a/network.bin")
+    monkeypatch.setattr(machine, "MAPS", tmp_path / "none")
+    give_back_memory(path.parent)
+    assert resident_kib(path) == SIZE // 1024
+
+
+def test_a_compiled_network_holds_no_pages_and_answers_as_before(tmp_path):
+    save_model(tiny_model(), tmp_path, "net")
+    network = next(tmp_path.glob("*.xml"))
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    options = RuntimeOptions(batch_sizes=(1, 2), cache_dir=cache)
+    first = CompiledNetwork(network, options)
+    images = np.random.default_rng(5).integers(0, 256, (2, *first.input_shape), np.uint8)
+    expected = first.predict(images)
+    cached = CompiledNetwork(network, options)
+    blobs = list(cache.iterdir())
+    assert blobs
+    assert sum(map(resident_kib, blobs)) == 0
+    np.testing.assert_array_equal(cached.predict(images), expected)
+
+
+FAULTS = """
+import sys, threading
+from resource import RUSAGE_THREAD, getrusage
+import numpy as np
+from models import memory
+
+def photo():
+    return [np.ones(size, np.uint8) for size in (560_000, 560_000, 560_000, 300_000)]
+
+def faults_of_100():
+    for _ in range(20):
+        photo()
+    before = getrusage(RUSAGE_THREAD).ru_minflt
+    for _ in range(100):
+        photo()
+    print((getrusage(RUSAGE_THREAD).ru_minflt - before) / 100)
+
+if "keep" in sys.argv:
+    memory.keep_freed_memory()
+thread = threading.Thread(target=faults_of_100)  # as a decoding thread: an arena of its own
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's")
+def test_a_photo_finds_the_memory_that_the_last_one_has_freed():
+    def faults(*arguments: str) -> float:
+        command = [sys.executable, "-c", FAULTS, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        return float(done.stdout)
+
+    assert faults("keep") < 2
+    assert faults() > 20  # or there is nothing to do any more

@@ -1,0 +1,270 @@
+"""Compiled networks: padding, limits, and which networks are refused."""
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as ops
+
+from models.errors import ModelSetError
+from models.golden import golden_images
+from models.model_set import load_model_set
+from models.openvino_network import CompiledNetwork, RuntimeOptions
+from tests.support.tiny_networks import SIZE, save_model, tiny_model
+
+
+@pytest.fixture(scope="module")
+def xml(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("network")
+    save_model(tiny_model(gain=3.0), folder, "tiny")
+    return folder / "tiny.xml"
+
+
+@pytest.fixture(scope="module")
+def network(xml) -> CompiledNetwork:
+    return CompiledNetwork(xml, RuntimeOptions(batch_sizes=(4, 1, 2, 4)))
+
+
+def images(count: int) -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 256, (count, SIZE, SIZE, 3), np.uint8)
+
+
+def expected(batch: np.ndarray) -> np.ndarray:
+    logits = 3.0 * batch.mean((1, 2)) / 255
+    exponentials = np.exp(logits)
+    return exponentials / exponentials.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_batch_of_any_size_gives_its_own_rows(network, count):
+    rows = network.predict(images(count))
+    assert rows.dtype == np.float32
+    assert rows.shape == (count, 3)
+    np.testing.assert_allclose(rows, expected(images(count)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "seen", [lambda b: b[:, ::-1], lambda b: b[..., ::-1], lambda b: b.transpose(0, 2, 1, 3)]
+)
+def test_images_that_do_not_lie_in_one_piece(network, seen):
+    batch = seen(images(3))
+    rows = network.predict(list(batch))
+    np.testing.assert_array_equal(rows, network.predict(np.ascontiguousarray(batch)))
+
+
+def test_padding_changes_nothing(network, xml):
+    exact = CompiledNetwork(xml, RuntimeOptions(batch_sizes=(3,)))
+    np.testing.assert_allclose(network.predict(images(3)), exact.predict(images(3)), atol=1e-6)
+
+
+def test_an_answer_is_not_overwritten_by_the_next_run(network):
+    first = network.predict(images(2))
+    before = first.copy()
+    network.predict(255 - images(2))
+    np.testing.assert_array_equal(first, before)
+
+
+def test_the_callers_images_are_not_written_to(network):
+    batch = images(3)
+    batch.flags.writeable = False  # as Ray hands them over
+    network.predict(batch)
+    np.testing.assert_array_equal(batch, images(3))
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_batch_out_of_range(network, count):
+    with pytest.raises(ValueError, match=f"a batch of {count} images; 1 to 4 are taken"):
+        network.predict(images(max(count, 1))[:count])
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
+def test_pixels_that_are_not_bytes_are_refused_rather_than_cast(network, kind):
+    with pytest.raises(ValueError, match="takes uint8, 0 to 255"):
+        network.predict(images(1).astype(kind))
+
+
+def test_networks_that_come_and_go_leave_signals_working(xml):
+    """Of two OpenVINO Cores, one made before the other ended leaves a freed signal stack."""
+    script = f"""
+import os, signal
+from pathlib import Path
+from models.openvino_network import CompiledNetwork, RuntimeOptions
+for _ in range(3):
+    network = CompiledNetwork(Path({str(xml)!r}), RuntimeOptions(batch_sizes=(1,)))
+del network
+signal.signal(signal.SIGTERM, lambda *_: print("heard"))
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, b"heard\n"), ran.stderr
+
+
+def test_what_the_network_says_of_itself(network):
+    assert network.batch_sizes == (1, 2, 4)
+    assert network.max_batch_size == 4
+    assert network.input_shape == (SIZE, SIZE, 3)
+    network.warm_up()
+
+
+def test_a_batch_size_that_comes_and_goes_while_threads_predict(network):
+    batch, ends = images(7), threading.Event()
+    rows = expected(batch)
+
+    def predict(num: int) -> int:
+        rounds = 0
+        while not ends.is_set():
+            np.testing.assert_allclose(network.predict(batch[:num]), rows[:num], atol=1e-5)
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(3) as threads:
+        runs = [threads.submit(predict, num) for num in (1, 3, 4)]
+        try:
+            for _ in range(3):
+                network.add_batch_size(8)
+                network.add_batch_size(8)  # once is enough
+                assert network.batch_sizes == (1, 2, 4, 8)
+                np.testing.assert_allclose(network.predict(batch), rows, atol=1e-5)
+                network.remove_batch_size(8)
+                assert network.batch_sizes == (1, 2, 4)
+                with pytest.raises(ValueError, match="a batch of 7 images; 1 to 4 are taken"):
+                    network.predict(batch)
+        finally:
+            ends.set()
+    assert all(run.result() for run in runs)
+
+
+def test_a_bundled_network_answers_the_same_in_batches_of_any_size():
+    member = load_model_set("imagenette").network_path("resnet50", "INT8")
+    bundled = CompiledNetwork(member, RuntimeOptions(batch_sizes=(1, 8)))
+    batch = golden_images(bundled.input_shape[0], 16)
+    alone = np.concatenate([bundled.predict(batch[i : i + 1]) for i in range(16)])
+    np.testing.assert_allclose(bundled.predict(batch[:8]), alone[:8], atol=1e-6)
+    bundled.add_batch_size(16)  # of a backlog
+    np.testing.assert_allclose(bundled.predict(batch), alone, atol=1e-6)
+
+
+def test_check_fits(network):
+    network.check_fits(SIZE, 3)
+    with pytest.raises(ModelSetError, match=r"takes 16x16 and gives 3 classes; .*17x17 and 3"):
+        network.check_fits(17, 3)
+    with pytest.raises(ModelSetError, match="16x16 and 10: mend the manifest"):
+        network.check_fits(SIZE, 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_threads": 0}, "num_threads is 0"),
+        ({"batch_sizes": ()}, r"batch_sizes is \(\)"),
+        ({"batch_sizes": (1, 0)}, r"batch_sizes is \(1, 0\)"),
+    ],
+)
+def test_options_out_of_range(options, says):
+    with pytest.raises(ModelSetError, match=says):
+        RuntimeOptions(**options)
+
+
+def test_threads_are_given_and_pinning_is_off(tmp_path):
+    properties = RuntimeOptions(num_threads=3, cache_dir=tmp_path).properties
+    assert properties["INFERENCE_NUM_THREADS"] == 3
+    assert properties["ENABLE_CPU_PINNING"] is False
+    assert properties["CACHE_DIR"] == str(tmp_path)
+    assert "CACHE_DIR" not in RuntimeOptions().properties
+
+
+def head(shape: list[int], kind: ov.Type = ov.Type.u8) -> tuple[ov.Node, ov.Node]:
+    pixels = ops.parameter(shape, kind)
+    return pixels, ops.reduce_mean(ops.convert(pixels, "f32"), np.array([1, 2]), keep_dims=False)
+
+
+def of_input(shape: list[int], kind: ov.Type = ov.Type.u8) -> ov.Model:
+    pixels, means = head(shape, kind)
+    return ov.Model([means], [pixels], "odd")
+
+
+def two_outputs() -> ov.Model:
+    pixels, means = head([-1, 8, 8, 3])
+    return ov.Model([means, ops.relu(means)], [pixels], "odd")
+
+
+def two_inputs() -> ov.Model:
+    pixels, means = head([-1, 8, 8, 3])
+    others, more = head([-1, 8, 8, 3])
+    return ov.Model([ops.add(means, more)], [pixels, others], "odd")
+
+
+def no_class_axis() -> ov.Model:
+    pixels, means = head([-1, 8, 8, 3])
+    mean = ops.reduce_mean(means, np.array([1]), keep_dims=False)
+    return ov.Model([mean], [pixels], "odd")
+
+
+def rankless() -> ov.Model:
+    pixels = ops.parameter(ov.PartialShape.dynamic(), ov.Type.u8)
+    return ov.Model([ops.relu(ops.convert(pixels, "f32"))], [pixels], "odd")
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (
+            lambda: of_input([-1, 8, 8, 3], ov.Type.f32),
+            "takes .*float32.*fold the pre",
+        ),
+        (lambda: of_input([-1, 3, 8, 8]), r"a member takes u8 \[\?,H,W,3\]"),
+        (lambda: of_input([-1, -1, 8, 3]), "with H and W fixed"),
+        (lambda: of_input([-1, 8, 8, 4]), "a member takes u8"),
+        (lambda: of_input([-1, 8, 3]), "a member takes u8"),
+        (rankless, "a member takes u8"),
+        (two_outputs, "has 1 inputs and 2 outputs; a member has one of each"),
+        (two_inputs, "has 2 inputs and 1 outputs"),
+        (no_class_axis, r"a member gives probabilities \[\?,C\]"),
+    ],
+    ids=["float", "NCHW", "any height", "4 channels", "rank 3", "no rank", "2 out", "2 in", "1-D"],
+)
+def test_a_network_of_another_kind_is_refused(tmp_path, model, says):
+    save_model(model(), tmp_path, "odd")
+    with pytest.raises(ModelSetError, match=says):
+        CompiledNetwork(tmp_path / "odd.xml", RuntimeOptions(batch_sizes=(1,)))
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(xml, tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    options = RuntimeOptions(batch_sizes=(1,), cache_dir=tmp_path / "file" / "cache")
+    assert "CACHE_DIR" not in options.properties
+    assert "starts will be slower" in caplog.text
+    CompiledNetwork(xml, options).warm_up()
+
+
+def test_compiled_networks_are_kept_between_starts(xml, tmp_path):
+    CompiledNetwork(xml, RuntimeOptions(batch_sizes=(1, 2), cache_dir=tmp_path / "new" / "cache"))
+    assert len(list((tmp_path / "new" / "cache").iterdir())) == 2
+
+
+FIRST_TOGETHER = """
+import sys, threading
+from pathlib import Path
+import numpy as np
+from models.openvino_network import CompiledNetwork, RuntimeOptions
+path, = sys.argv[1:]
+networks = [CompiledNetwork(Path(path), RuntimeOptions(batch_sizes=(1,))) for _ in range(2)]
+barrier = threading.Barrier(2)
+def run(network):
+    barrier.wait()
+    network.predict(np.zeros((1, *network.input_shape), np.uint8))
+threads = [threading.Thread(target=run, args=(network,)) for network in networks]
+sys.setswitchinterval(1e-6)
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_two_threads_may_run_their_first_network_at_the_same_time(xml):
+    """Without the tensor that ``_core`` makes every third process hangs here, the GIL held."""
+    for _ in range(4):
+        subprocess.run([sys.executable, "-c", FIRST_TOGETHER, str(xml)], timeout=60, check=True)

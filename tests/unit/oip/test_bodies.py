@@ -1,0 +1,214 @@
+"""Bodies of inference requests over HTTP: where the JSON ends, and what is in it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.errors import BadTensorError, BodyTooLargeError
+from app.oip.bodies import MAX_JSON_BYTES, parse_request
+from app.oip.tensors import InferRequest, RegionSlice, RequestedOutput, bytes_elements, uint8_array
+from tests.support.open_inference import HEADER_LENGTH, Sent, binary_request, elements, with_header
+
+NO_DATA = {"name": "pixels", "datatype": "UINT8", "shape": [1, 2]}
+PIXELS = {**NO_DATA, "data": [7, 8]}
+IN_REGION: dict[str, Any] = {"shared_memory_region": "r", "shared_memory_byte_size": 2}
+TWICE: dict[str, Any] = {**IN_REGION, "binary_data_size": 2}
+
+
+def parsed(sent: Sent) -> InferRequest:
+    body, headers = sent
+    return parse_request(body, headers.get(HEADER_LENGTH))
+
+
+def test_binary_data_come_after_the_json():
+    request = parsed(binary_request(elements(b"one", b"two"), shape=[2, 1], id="mine"))
+    (tensor,) = request.inputs
+    assert (tensor.name, tensor.datatype, tensor.shape) == ("image", "BYTES", (2, 1))
+    assert bytes_elements(tensor) == [b"one", b"two"]
+    assert (request.id, request.outputs) == ("mine", ())
+
+
+def test_several_inputs_follow_each_other_and_json_ones_take_nothing():
+    sizes = ((1, None), (2, 2), (3, 3))
+    tensors = [
+        {"name": f"t{number}", "datatype": "UINT8", "shape": [number]}
+        | ({"data": [9]} if size is None else {"parameters": {"binary_data_size": size}})
+        for number, size in sizes
+    ]
+    request = parsed(with_header({"inputs": tensors}, b"abcde"))
+    contents = [uint8_array(tensor).tobytes() for tensor in request.inputs]
+    assert contents == [b"\x09", b"ab", b"cde"]
+
+
+def test_without_the_header_all_is_json():
+    request = parse_request(json.dumps({"inputs": [PIXELS]}).encode(), None)
+    assert uint8_array(request.inputs[0]).tolist() == [[7, 8]]
+
+
+def test_the_raw_form_is_one_image_and_is_answered_in_binary():
+    request = parse_request(b"an image", "0")
+    (tensor,) = request.inputs
+    assert (tensor.name, tensor.shape, bytes_elements(tensor)) == ("image", (1,), [b"an image"])
+    assert request.wants_binary
+
+
+def test_outputs_say_themselves_whether_they_are_binary_or_the_request_does():
+    outputs = [
+        {"name": "a"},
+        {"name": "b", "parameters": {"binary_data": False, "classification": 3}},
+    ]
+    fields = {"inputs": [PIXELS], "outputs": outputs, "parameters": {"binary_data_output": True}}
+    assert parsed(with_header(fields)).outputs == (
+        RequestedOutput("a", True),
+        RequestedOutput("b", False, 3),
+    )
+
+
+def test_tensors_in_regions_have_no_data():
+    output = {"name": "label", "parameters": {**IN_REGION, "shared_memory_offset": 6}}
+    fields = {"inputs": [{**NO_DATA, "parameters": IN_REGION}, PIXELS], "outputs": [output]}
+    request = parsed(with_header(fields))
+    assert request.inputs[0].region == RegionSlice("r", 2)
+    assert uint8_array(request.inputs[1]).tolist() == [[7, 8]]
+    assert request.outputs == (RequestedOutput("label", region=RegionSlice("r", 2, 6)),)
+    assert request.uses_regions
+    assert not parsed(with_header({"inputs": [PIXELS]})).uses_regions
+
+
+@pytest.mark.parametrize("given", ["-1", "x", "", "1.0", "+1", " 2", "0x10", "²", "1e3", "1_0"])
+def test_a_header_length_that_is_no_number(given):
+    with pytest.raises(BadTensorError, match="is the number of bytes of JSON"):
+        parse_request(b"{}", given)
+
+
+@pytest.mark.parametrize("depth", [100, 1000, 1020, 100_000])
+@pytest.mark.parametrize(
+    "place", ["inputs", "outputs", "parameters", "id", "name", "datatype", "shape", "data"]
+)
+def test_deep_json_is_refused_as_any_other(place, depth):
+    deep = "[" * depth + "]" * depth
+    tensor = {key: json.dumps(value) for key, value in PIXELS.items()}
+    fields = {"inputs": "[TENSOR]"} | ({} if place in tensor else {place: deep})
+    tensor |= {place: deep} if place in tensor else {}
+    text = ",".join(f'"{key}":{value}' for key, value in fields.items())
+    one = ",".join(f'"{key}":{value}' for key, value in tensor.items())
+    body = ("{" + text + "}").replace("TENSOR", "{" + one + "}").encode()
+    with pytest.raises(BadTensorError) as refused:
+        uint8_array(parse_request(body, None).inputs[0])
+    assert len(refused.value.message) < 300
+
+
+@pytest.mark.parametrize("given", ["3", "4294967296", "9" * 5000])
+def test_a_header_length_beyond_the_body(given):
+    with pytest.raises(BadTensorError, match="the body has 2 bytes") as refused:
+        parse_request(b"{}", given)
+    assert len(refused.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ([], "the request is"),
+        ("text", "the request is"),
+        ({}, "inputs is None"),
+        ({"inputs": {}}, "inputs is"),
+        ({"inputs": [3]}, "an input is 3"),
+        ({"inputs": [PIXELS] * 17}, "17 inputs, the limit is 16"),
+        ({"inputs": [PIXELS], "outputs": 3}, "outputs is 3"),
+        ({"inputs": [PIXELS], "outputs": [3]}, "an output is 3"),
+        ({"inputs": [PIXELS], "outputs": [{}]}, "an output's name is None"),
+        ({"inputs": [PIXELS], "outputs": [{"name": "x", "parameters": 3}]}, "parameters is 3"),
+        ({"inputs": [PIXELS], "parameters": []}, "parameters is"),
+        ({"inputs": [PIXELS], "id": 3}, "id is 3"),
+        ({"inputs": [PIXELS], "id": "x" * 1025}, "up to 1024 characters"),
+        ({"inputs": [PIXELS], "parameters": {"binary_data_output": 1}}, "true or false"),
+        ({"inputs": [{**PIXELS, "parameters": {"binary_data_size": 2}}]}, "both data and binary"),
+        ({"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1]}]}, "neither data nor"),
+        ({"inputs": [{**PIXELS, "parameters": IN_REGION}]}, "has data and a region"),
+        ({"inputs": [{**NO_DATA, "parameters": TWICE}]}, "has data and a region"),
+    ],
+)
+def test_json_that_is_no_request(fields, says):
+    with pytest.raises(BadTensorError, match=says):
+        parsed(with_header(fields))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"classification": 0}, "classification is 0"),
+        ({"classification": -1}, "classification is -1"),
+        ({"classification": "3"}, "whole number"),
+        ({"classification": True}, "whole number"),
+        ({"binary_data": "yes"}, "true or false"),
+        ({"shared_memory_region": "r"}, "shared_memory_byte_size is None"),
+        ({"shared_memory_byte_size": 2}, "shared_memory_region is None"),
+        ({"shared_memory_offset": 2}, "shared_memory_region is None"),
+        ({**IN_REGION, "shared_memory_region": ""}, "shared_memory_region is ''"),
+        ({**IN_REGION, "shared_memory_region": ["r"]}, "shared_memory_region is"),
+        ({**IN_REGION, "shared_memory_byte_size": 0}, "give a size from 1"),
+        ({**IN_REGION, "shared_memory_byte_size": -1}, "give a size from 1"),
+        ({**IN_REGION, "shared_memory_byte_size": "2"}, "whole number"),
+        ({**IN_REGION, "shared_memory_byte_size": True}, "whole number"),
+        ({**IN_REGION, "shared_memory_offset": -1}, "an offset from 0"),
+        ({**IN_REGION, "shared_memory_offset": 0.5}, "whole number"),
+    ],
+)
+def test_an_output_that_makes_no_sense(parameters, says):
+    outputs = [{"name": "probabilities", "parameters": parameters}]
+    with pytest.raises(BadTensorError, match=says):
+        parsed(with_header({"inputs": [PIXELS], "outputs": outputs}))
+
+
+@pytest.mark.parametrize("size", [-1, 4, 2**31, 2**64])
+def test_a_size_beyond_what_is_left(size):
+    tensor = {
+        "name": "x",
+        "datatype": "BYTES",
+        "shape": [1],
+        "parameters": {"binary_data_size": size},
+    }
+    with pytest.raises(BadTensorError, match=r"binary_data_size is .* 3 bytes are left|whole"):
+        parsed(with_header({"inputs": [tensor]}, b"abc"))
+
+
+def test_bytes_that_no_input_takes():
+    with pytest.raises(BadTensorError, match="3 bytes are left over after the inputs"):
+        parsed(with_header({"inputs": [PIXELS]}, b"abc"))
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xd8\xff", b"[" * 5000, b'{"inputs": [NaN]}'])
+def test_what_is_no_json(text):
+    with pytest.raises(BadTensorError, match="is no JSON"):
+        parse_request(text, None)
+
+
+def test_json_is_bounded_before_it_is_parsed():
+    with pytest.raises(BodyTooLargeError, match=f"the limit is {MAX_JSON_BYTES}"):
+        parse_request(b"[" * (MAX_JSON_BYTES + 1), None)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "timeout_s", "priority", "top_k"),
+    [
+        ({}, None, None, None),
+        ({"timeout": 2_500_000, "priority": 1, "top_k": 3}, 2.5, "u=0", 3),
+        ({"timeout": 0, "priority": 0}, None, None, None),
+        ({"priority": 5}, None, "u=4", None),
+        ({"priority": 2**40}, None, "u=7", None),
+    ],
+)
+def test_parameters_of_the_request(parameters, timeout_s, priority, top_k):
+    request = InferRequest((), parameters=parameters)
+    assert (request.timeout_s, request.priority, request.top_k) == (timeout_s, priority, top_k)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("timeout", -1), ("timeout", 0.5), ("timeout", "1"), ("priority", -1), ("priority", [])],
+)
+def test_parameters_that_make_no_sense(name, value):
+    request = InferRequest((), parameters={name: value})
+    with pytest.raises(BadTensorError, match=name):
+        _ = request.timeout_s, request.priority

@@ -1,0 +1,487 @@
+"""Folders and stores of samples: bounded, whole, and nobody else's files touched.
+
+Which images are kept, and what a sample holds.
+
+Samples are written off the event loop: full queues and broken places cost no answer.
+"""
+
+import dataclasses
+import json
+import logging
+import stat
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.answers import Fault, MemberOpinion, as_json
+from app.errors import ConfigError
+from app.samples import samples
+from app.samples.samples import (
+    Sample,
+    SampleFolder,
+    SamplePlace,
+    Sampler,
+    SampleStore,
+    check_sample_store,
+    disagreement_sampler_of,
+    is_chosen,
+    sample_of,
+    sampler_of,
+)
+from app.settings import Settings
+from app.telemetry.metric_table import SAMPLES
+from models.stores import CLIENTS, StoreError, smart_open_file
+from tests.support.answers import answer_of
+from tests.support.full_disk import full_disk
+from tests.support.instruments import Instruments
+from tests.support.s3_server import local_s3
+
+START = datetime(2026, 11, 26, tzinfo=UTC)
+KIB = 1024
+
+
+def sample(number: int, size: int = KIB) -> Sample:
+    """The ``number``-th sample, of about ``size`` bytes, its answer among them."""
+    return sample_of(b"\xff\xd8\xff" * (size // 3), answer_of(), 0, START + timedelta(0, number))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def num_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def place_of(sampler: Sampler | None) -> SamplePlace:
+    assert sampler is not None
+    return sampler._place
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_the_oldest_go_and_the_bound_holds(tmp_path: Path) -> None:
+    place, most = SampleFolder(tmp_path, 64 * KIB), 64 * KIB
+    for number in range(200):
+        assert place.write(sample(number))
+        assert num_bytes(tmp_path) <= most
+    stems = [sample(number).stem for number in range(200)]
+    left = sorted({name.partition(".")[0] for name in names(tmp_path)})
+    assert left == stems[-len(left) :]  # the newest, without gaps
+    assert len(names(tmp_path)) == 2 * len(left)  # each with its answer
+    assert num_bytes(tmp_path) > most // 2
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_what_others_wrote_counts_and_what_is_no_sample_stays(tmp_path: Path) -> None:
+    own = tmp_path / "holiday.jpg"
+    own.write_bytes(b"mine" * 50 * KIB)
+    for number in range(40):
+        SampleFolder(tmp_path, 64 * KIB).write(sample(number))  # a process each
+    assert own.exists()
+    assert num_bytes(tmp_path) - own.stat().st_size <= 64 * KIB
+    assert f"{sample(39).stem}.json" in names(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_several_gateways_on_a_folder_hardly_pass_the_bound(tmp_path: Path) -> None:
+    most = 1024 * KIB
+    places = [SampleFolder(tmp_path, most) for _ in range(4)]
+    for number in range(500):
+        places[number % 4].write(sample(number, 4 * KIB))
+        if number > 280 and number % 7 == 0:
+            assert num_bytes(tmp_path) <= most * (1 + 3 / 128)
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_what_a_killed_process_left_goes_too(tmp_path: Path) -> None:
+    partial = tmp_path / f".{sample(0).stem}.jpg.4711.partial"
+    partial.write_bytes(b"half" * 4 * KIB)
+    place = SampleFolder(tmp_path, 16 * KIB)
+    assert place.write(sample(1))
+    assert not partial.exists()
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_a_sample_larger_than_the_bound_is_not_kept(tmp_path: Path) -> None:
+    place = SampleFolder(tmp_path, 16 * KIB)
+    assert place.write(sample(0))
+    assert not place.write(sample(1, 17 * KIB))
+    assert len(names(tmp_path)) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_a_new_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    SampleFolder(tmp_path / "a" / "samples", 16 * KIB).write(sample(0))
+    assert stat.S_IMODE((tmp_path / "a" / "samples").stat().st_mode) == 0o700
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_samples_in_a_folder_of_all_are_their_owners_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    SampleFolder(tmp_path, 16 * KIB).write(sample(0))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_a_folder_that_went_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "samples"
+    place = SampleFolder(folder, KIB * KIB)
+    place.write(sample(0))
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError):
+        place.write(sample(1))
+    assert place.write(sample(2))
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_a_full_disk_leaves_no_half_of_a_sample(tmp_path: Path) -> None:
+    place = SampleFolder(tmp_path / "samples", KIB * KIB)
+    with full_disk(20 * KIB), pytest.raises(OSError, match="large"):
+        place.write(sample(0, 64 * KIB))
+    assert names(tmp_path / "samples") == []
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with local_s3(monkeypatch) as bucket:
+        yield f"{bucket}/samples"
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_a_store_has_a_folder_a_day_and_a_bound_for_it(s3: str) -> None:
+    day = [START]
+    place = SampleStore(s3, 4 * KIB, now=lambda: day[0])
+    assert [place.write(sample(number)) for number in range(4)] == [True, True, False, False]
+    day[0] += timedelta(1)
+    last = sample(4)
+    assert place.write(last)
+    for name, content in last.files:
+        with smart_open_file(f"{s3}/20261127/{name}", "rb") as opened:
+            assert opened.read() == content
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_a_store_that_is_gone_says_so(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = SampleStore("s3://no-such-bucket-of-mine/samples", KIB * KIB)
+    with pytest.raises(StoreError, match="cannot write s3://no-such-bucket-of-mine/samples/"):
+        place.write(sample(0))
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_the_settings_say_where(tmp_path: Path) -> None:
+    assert sampler_of(Settings()) is None
+    assert sampler_of(Settings(sample_dir=str(tmp_path))) is None  # the ratio is 0
+    folder = sampler_of(Settings(sample_dir=str(tmp_path), sample_ratio=0.5))
+    assert isinstance(place_of(folder), SampleFolder)
+    store = sampler_of(Settings(sample_dir="s3://b/f", sample_ratio=1))
+    assert isinstance(place_of(store), SampleStore)
+    assert list(tmp_path.iterdir()) == []  # nothing before the first sample
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_samples_and_disagreements_share_the_bound(tmp_path: Path) -> None:
+    versions = {"shadow": "imagenette@000000000000", "sample_mib": 1}
+    assert disagreement_sampler_of(Settings(**versions)) is None
+    one = Settings(sample_dir=str(tmp_path), sample_ratio=1)
+    assert disagreement_sampler_of(one) is None  # of one version
+    settings = Settings(sample_dir=str(tmp_path), sample_ratio=1, **versions)
+    places = place_of(sampler_of(settings)), place_of(disagreement_sampler_of(settings))
+    for number in range(300):
+        for place in places:
+            assert place.write(sample(number, 4 * KIB))
+    below = tmp_path / "disagreements"
+    of_disagreements = num_bytes(below)
+    of_samples = sum(path.stat().st_size for path in tmp_path.iterdir() if path.is_file())
+    assert KIB * KIB / 8 < of_disagreements <= KIB * KIB / 4
+    assert KIB * KIB / 2 < of_samples <= KIB * KIB * 3 / 4
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_disagreements_go_to_a_folder_of_the_store(s3: str) -> None:
+    settings = Settings(sample_dir=f"{s3}/", shadow="imagenette@000000000000")
+    place = place_of(disagreement_sampler_of(settings))
+    assert isinstance(place, SampleStore)
+    last = sample(1)
+    assert place.write(last)
+    name, content = last.files[0]
+    day = f"{datetime.now(UTC):%Y%m%d}"
+    with smart_open_file(f"{s3}/disagreements/{day}/{name}", "rb") as opened:
+        assert opened.read() == content
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+def test_a_store_without_its_package_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("/var/samples", None, "s3://b/samples", "gs://b/samples", "az://c/samples"):
+        check_sample_store(place)
+    monkeypatch.setitem(CLIENTS, "s3", "no-such-distribution")  # smart_open itself is Ray's
+    with pytest.raises(ConfigError, match=r"pip install 'tandem-serve\[s3\]'"):
+        check_sample_store("s3://b/samples")
+
+
+@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sample_ratio": 0.1}, "sample_dir is not set: set it to a folder or a URL"),
+        ({"sample_dir": "https://host/f"}, "sample_dir is a 'https' URL: give a folder, or s3://"),
+        ({"sample_dir": "s3://key:secret@b/f"}, "with credentials, which logs would show"),
+        ({"sample_dir": "s3://"}, "give a folder, or s3://BUCKET/FOLDER"),
+        ({"sample_ratio": 1.5}, "less than or equal to 1"),
+    ],
+)
+def test_settings_that_make_no_sense(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        Settings(**arguments)
+    assert "secret" not in str(raised.value)
+
+
+WHEN = datetime(2026, 11, 26, 8, 30, 5, 123456, UTC)
+IDS = [f"request-{number}" for number in range(4000)]
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.25, 0.9])
+def test_the_share_that_is_chosen(ratio: float) -> None:
+    chosen = sum(is_chosen(name, 0, ratio) for name in IDS)
+    deviation = (ratio * (1 - ratio) * len(IDS)) ** 0.5
+    assert abs(chosen - ratio * len(IDS)) < 4 * deviation
+
+
+def test_none_and_all() -> None:
+    assert not any(is_chosen(name, 0, 0.0) for name in IDS)
+    assert all(is_chosen(name, 0, 1.0) for name in IDS)
+
+
+def test_images_of_a_request_are_chosen_each_by_itself() -> None:
+    chosen = [is_chosen("id", place, 0.5) for place in range(64)]
+    assert 10 < sum(chosen) < 54
+    assert chosen == [is_chosen("id", place, 0.5) for place in range(64)]
+
+
+def test_a_larger_share_has_all_of_a_smaller() -> None:
+    few = {name for name in IDS if is_chosen(name, 0, 0.1)}
+    assert few < {name for name in IDS if is_chosen(name, 0, 0.2)}
+
+
+def test_the_answer_of_a_version_that_disagrees_is_beside_it() -> None:
+    other = dataclasses.replace(answer_of(), model_version="fedcba987654")
+    plain, both = (
+        json.loads(sample_of(b"\xff\xd8\xff...", answer_of(), 0, WHEN, each).text)
+        for each in (None, other)
+    )
+    disagrees = both.pop("disagrees")
+    assert both == plain
+    assert disagrees["model_version"] == "fedcba987654"
+    assert disagrees["predictions"] == plain["predictions"]
+    assert "timings_ms" not in disagrees
+
+
+def test_an_answer_is_kept_as_it_was() -> None:
+    answer = answer_of(agreement=False, sure=True)
+    sample = sample_of(b"\xff\xd8\xff...", answer, 2, WHEN)
+    (image, picture), (name, text) = sample.files
+    assert (picture, sample.num_bytes) == (b"\xff\xd8\xff...", 6 + len(text))
+    assert image.removesuffix(".jpg") == name.removesuffix(".json") == sample.stem
+    row = json.loads(text)
+    assert row == {
+        "file": image,
+        "time": "2026-11-26T08:30:05.123+00:00",
+        "image": 2,
+        "model_set": "fake",
+        "model_version": "0123456789ab",
+        "predictions": [{"index": 0, "label": "x", "probability": 0.9}],
+        "members": {name: dataclasses.asdict(own) for name, own in answer.members.items()},
+        "agreement": False,
+        "degraded": False,
+        "sure": True,
+        "request_id": "1",
+    }
+
+
+def test_a_member_of_a_multi_label_set_that_lists_no_label() -> None:
+    answer = dataclasses.replace(
+        answer_of(), predictions=[], members={"m": MemberOpinion(predictions=[])}, threshold=0.5
+    )
+    row = json.loads(sample_of(b"", answer, 0, WHEN).text)
+    assert row["members"] == {"m": {"predictions": []}}  # as the client got it
+
+
+def test_all_probabilities_are_left_out() -> None:
+    answer = dataclasses.replace(answer_of(), probabilities=np.zeros(3, np.float32))
+    assert sample_of(b"", answer, 0, WHEN).text == sample_of(b"", answer_of(), 0, WHEN).text
+    assert as_json(answer) == as_json(answer_of())
+
+
+def test_names_are_in_the_order_of_arrival_wherever_the_clock_is() -> None:
+    east = timezone(timedelta(hours=9))
+    first, second = (
+        sample_of(b"", answer_of(), 0, when)
+        for when in (WHEN.astimezone(east), WHEN + timedelta(microseconds=1))
+    )
+    assert first.stem < second.stem
+    assert first.stem.startswith("20261126T083005123456-")
+
+
+@pytest.mark.parametrize(
+    ("start", "suffix"),
+    [
+        (b"\x89PNG", "png"),
+        (b"RIFF....WEBP", "webp"),
+        (b"\0\0\0\x18ftypheic", "heic"),
+        (b"?", "bin"),
+    ],
+)
+def test_the_suffix_is_the_formats(start: bytes, suffix: str) -> None:
+    assert sample_of(start, answer_of(), 0, WHEN).suffix == suffix
+
+
+def test_a_request_id_is_no_part_of_a_path() -> None:
+    answer = dataclasses.replace(answer_of(), request_id="../../etc/passwd\0")
+    assert "/" not in sample_of(b"", answer, 0, WHEN).stem
+
+
+WITHIN_S = 30.0
+FAULT = Fault(400, "not_an_image", "these bytes are no image")
+
+
+class Results:
+    """The results that a sampler tells, and a wait for as many as a test expects."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._changed = threading.Condition()
+
+    def __call__(self, result: str) -> None:
+        with self._changed:
+            self.counts[result] += 1
+            self._changed.notify_all()
+
+    def wait(self, number: int) -> Counter[str]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.counts.total() >= number, WITHIN_S)
+        return self.counts
+
+
+class Place:
+    """Keeps samples in memory; waits for ``gate``, and raises while it ``is_broken``."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.threads: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_broken = False
+
+    def write(self, sample: Sample) -> bool:
+        assert self.gate.wait(WITHIN_S)
+        self.threads.add(threading.current_thread().name)
+        if self.is_broken:
+            raise OSError(28, "No space left on device")
+        self.samples.append(sample)
+        return True
+
+
+@pytest.fixture
+def results() -> Results:
+    return Results()
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def test_images_with_an_answer_are_kept_on_another_thread(place: Place, results: Results) -> None:
+    kept = Sampler(1.0, place, results, lambda: datetime(2026, 1, 2, tzinfo=UTC))
+    kept.note("id", [b"a", b"b", b"c"], [answer_of(), FAULT, answer_of()])
+    kept.note("pixels", [], [answer_of()])
+    assert results.wait(2) == {"written": 2}
+    assert [sample.image for sample in place.samples] == [b"a", b"c"]
+    assert b'"image":2' in place.samples[1].text
+    assert place.threads == {"samples"}
+    assert all(sample.stem.startswith("20260102T000000") for sample in place.samples)
+
+
+def test_a_disagreement_is_kept_whatever_the_ratio(place: Place, results: Results) -> None:
+    kept = Sampler(0.0, place, results)
+    kept.note("1", [b"a"], [answer_of()])
+    kept.note_disagreement(b"b", answer_of(), answer_of(sure=True), 3)
+    assert results.wait(1) == {"written": 1}
+    (sample,) = place.samples
+    assert sample.image == b"b"
+    assert json.loads(sample.text)["disagrees"]["sure"] is True
+    assert json.loads(sample.text)["image"] == 3
+
+
+def test_the_ratio_counts(place: Place, results: Results) -> None:
+    kept = Sampler(0.5, place, results)
+    names = [f"id{number}" for number in range(200)]
+    for name in names:
+        kept.note(name, [b"a"], [answer_of()])
+    chosen = sum(is_chosen(name, 0, 0.5) for name in names)
+    assert results.wait(chosen) == {"written": chosen}
+    assert 60 < chosen < 140
+
+
+def test_what_the_queue_has_no_room_for_is_dropped(place: Place, results: Results) -> None:
+    place.gate.clear()
+    kept = Sampler(1.0, place, results)
+    number = samples.MAX_WAITING + 10
+    for each in range(number):
+        kept.note(f"id{each}", [b"a"], [answer_of()])  # returns, though nothing is written
+    assert 9 <= results.counts["dropped"] <= 10  # the thread may have one in its hands
+    place.gate.set()
+    assert results.wait(number)["written"] == number - results.counts["dropped"]
+    kept.note("later", [b"a"], [answer_of()])
+    results.wait(number + 1)
+    assert len(place.samples) == results.counts["written"]
+
+
+def test_waiting_images_have_bytes_in_all(
+    place: Place, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "MAX_WAITING_BYTES", 100)
+    place.gate.clear()
+    kept = Sampler(1.0, place, results)
+    for each in range(20):
+        kept.note(f"id{each}", [b"a" * 30], [answer_of()])
+    assert 16 <= results.counts["dropped"] <= 17
+    place.gate.set()
+    results.wait(20)
+    kept.note("later", [b"a" * 90], [answer_of()])  # the room is there again
+    assert results.wait(21)["written"] == 21 - results.counts["dropped"]
+
+
+def test_a_place_that_fails_is_logged_and_no_answers_trouble(
+    place: Place, results: Results, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.is_broken = True
+    kept = Sampler(1.0, place, results)
+    with caplog.at_level(logging.ERROR, "ray.serve"):
+        for number in range(20):
+            kept.note(f"id{number}", [b"a"], [answer_of()])
+        assert results.wait(20) == {"failed": 20}
+    (line,) = caplog.messages
+    assert "cannot write samples (OSError: [Errno 28] No space left on device)" in line
+
+
+def test_a_sample_that_is_too_large_is_dropped(tmp_path: Path, results: Results) -> None:
+    kept = Sampler(1.0, SampleFolder(tmp_path, 1000), results)
+    kept.note("id", [b"a" * 2000], [answer_of()])
+    assert results.wait(1) == {"dropped": 1}
+
+
+def test_the_metric(told: Instruments, tmp_path: Path) -> None:
+    samples.record_sample("written")
+    assert told.of(SAMPLES) == {("written",): 1.0}
+    assert sampler_of(Settings()) is None
+    assert sampler_of(Settings(sample_ratio=0.1, sample_dir=str(tmp_path))) is not None
+    assert disagreement_sampler_of(Settings(sample_dir=str(tmp_path))) is None
+    versions = Settings(sample_dir=str(tmp_path), shadow="imagenette@000000000000")
+    assert disagreement_sampler_of(versions) is not None

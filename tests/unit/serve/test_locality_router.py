@@ -1,0 +1,118 @@
+"""The choice between a replica on the caller's node and one elsewhere."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
+
+from app.serve.locality_router import (
+    LOCALITY_SLACK,
+    LocalityRouter,
+    known_replicas,
+    note_silent,
+    rank_replicas,
+)
+
+
+def ranks(queues: dict[str, int | None]) -> list[list[str]]:
+    """Choose among replicas whose names say where they are."""
+    near = [name for name in queues if name.startswith("near")]
+    far = [name for name in queues if name.startswith("far")]
+    return rank_replicas(near, far, queues.__getitem__)
+
+
+@pytest.mark.parametrize("queue", [0, 3, 60])
+def test_with_equal_queues_the_near_one_is_called(queue: int) -> None:
+    assert ranks({"near": queue, "far": queue}) == [["near"], ["far"]]
+
+
+def test_the_near_one_is_called_within_the_slack() -> None:
+    assert ranks({"near": 4 + LOCALITY_SLACK, "far": 4}) == [["near"], ["far"]]
+
+
+def test_beyond_the_slack_the_other_is_called() -> None:
+    assert ranks({"near": 5 + LOCALITY_SLACK, "far": 4}) == [["far"], ["near"]]
+
+
+@pytest.mark.parametrize("queues", [{"near": None, "far": 0}, {"near": 0, "far": None}])
+def test_what_is_not_known_is_asked_of_both(queues: dict[str, int | None]) -> None:
+    assert ranks(queues) == [["near", "far"]]
+
+
+@pytest.mark.parametrize("side", ["near", "far"])
+def test_where_there_is_one_side_alone_two_are_compared(side: str) -> None:
+    (rank,) = ranks({f"{side}1": 5, f"{side}2": 0, f"{side}3": None})
+    assert len(set(rank)) == 2
+    assert ranks({side: 7}) == [[side]]
+
+
+def test_load_that_arrives_at_one_node_spreads_over_all() -> None:
+    queues: dict[str, int | None] = {"near": 0, "far1": 0, "far2": 0}
+    for _ in range(300):
+        chosen = ranks(queues)[0][0]
+        queues[chosen] = (queues[chosen] or 0) + 1
+    lengths = sorted(length or 0 for length in queues.values())
+    assert lengths[-1] - lengths[0] <= 3
+
+
+def test_of_many_near_ones_a_short_queue_is_likelier() -> None:
+    queues: dict[str, int | None] = {"near1": 0, "near2": 9, "near3": 9, "far": 50}
+    counted = Counter(ranks(queues)[0][0] for _ in range(600))
+    assert set(counted) == {"near1", "near2", "near3"}
+    assert counted["near1"] > counted["near2"] + counted["near3"]
+
+
+def router_of(app_name: str) -> LocalityRouter:
+    """Made with the arguments that Serve gives: one that it does not take would hang every call."""
+    deployment: Any = DeploymentID(name="member", app_name=app_name)
+    return LocalityRouter(
+        deployment_id=deployment,
+        handle_source=DeploymentHandleSource.REPLICA,
+        self_node_id="here",
+        self_actor_id="gateway",
+        self_actor_handle=None,
+        use_replica_queue_len_cache=True,
+        create_replica_wrapper_func=lambda replica: replica,
+        prefer_local_node_routing=False,
+        prefer_local_az_routing=False,
+        self_availability_zone=None,
+    )
+
+
+def replicas_of(router: LocalityRouter, nodes: dict[str, str]) -> list[Any]:
+    """Return replicas by their nodes, as the router is given them."""
+    deployment: Any = router._called
+    found: list[Any] = [SimpleNamespace(replica_id=ReplicaID(name, deployment)) for name in nodes]
+    for replica, node in zip(found, nodes.values(), strict=True):
+        replica.multiplexed_model_ids = set()
+        replica.node_id = node
+        replica.availability_zone = None
+        replica.push_proxy_handle = lambda _: None
+    return found
+
+
+async def test_the_process_knows_which_replicas_there_are() -> None:
+    router = router_of("counted")
+    assert known_replicas("counted", "member") == (1, ())
+    router.update_replicas(replicas_of(router, {"a": "here", "b": "there", "c": "here"}))
+    assert known_replicas("counted", "member") == (3, ("a", "c"))
+    assert known_replicas("counted", "other") == (1, ())
+
+
+async def test_one_that_is_silent_on_its_channel_is_called_by_nobody() -> None:
+    router = router_of("silent")
+    near, far = replicas = replicas_of(router, {"quiet1": "here", "quiet2": "there"})
+    router.update_replicas(replicas)
+
+    async def never(deadline_s: float) -> int:
+        raise TimeoutError
+
+    near.get_queue_len = never
+    for replica in replicas:
+        router.on_new_queue_len_info(replica.replica_id, 0)
+    note_silent("quiet1", is_silent=True)
+    assert await router.choose_replicas(replicas) == [[far]]
+    note_silent("quiet1", is_silent=False)
+    assert await router.choose_replicas(replicas) == [[near], [far]]

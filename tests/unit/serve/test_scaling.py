@@ -1,0 +1,384 @@
+"""Rates, backlog and costs from replicas' reports, as they come and go.
+
+The autoscaling policy's promises, whatever the stages, the load and the noise.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from app.queueing.usage import FIGURES, Usage
+from app.serve.scaling import (
+    ENOUGH_ARRIVALS,
+    WINDOWS_S,
+    Demand,
+    ScalingOptions,
+    StageMeter,
+    StageState,
+    State,
+    decide,
+    demand,
+)
+from tests.support.drawn_reports import reports
+
+
+def metered(*replicas):
+    meter = StageMeter()
+    meter.update(dict(enumerate(replicas)), now=50.0)
+    return meter
+
+
+def test_rates_and_backlogs_of_replicas_add_up_whatever_their_clocks_say():
+    meter = metered(reports(100, waiting=3), reports(50, waiting=4, clock=-7e6))
+    found = meter.demand()
+    assert found.rate == pytest.approx(150)
+    assert found.backlog == 7
+
+
+@pytest.mark.parametrize(("rate", "window_s"), [(400, 5), (50, 10), (25, 20), (3, 40)])
+def test_few_arrivals_are_counted_for_longer(rate, window_s):
+    found = metered(reports(rate)).demand()
+    assert found.window_s == window_s
+    assert found.rate == pytest.approx(rate)
+
+
+def test_a_step_shows_within_seconds():
+    before = reports(10, 0, 50)
+    after = reports(300, 50, 54, at_start=before[-1].images_arrived)
+    meter = metered(before)
+    assert meter.demand().rate == pytest.approx(10)
+    meter.update({0: after}, now=54.0)
+    assert meter.demand().rate == pytest.approx((4 * 300 + 10) / 5)
+
+
+def test_a_few_arrivals_are_enough_to_see_that_most_are_gone():
+    before = reports(100, 0, 50)
+    meter = metered(before)
+    meter.update({0: reports(3, 50, 56, at_start=before[-1].images_arrived)}, now=56.0)
+    assert meter.demand().rate == pytest.approx(3)
+    assert meter.demand().window_s == 5
+
+
+def test_reports_that_come_again_count_once_and_old_ones_are_forgotten():
+    meter = StageMeter()
+    for now in range(1, 200):
+        since = max(0, now - 10)
+        meter.update({0: reports(100, since, now, at_start=100.0 * since)}, now)
+    assert meter.demand().rate == pytest.approx(100)
+    assert len(meter._of[0].kept) <= 42
+
+
+def test_a_replica_that_is_gone_counts_no_more():
+    meter = metered(reports(100), reports(60))
+    meter.update({1: reports(60)}, now=51.0)
+    assert meter.demand().rate == pytest.approx(60)
+
+
+@pytest.mark.parametrize("rate", [12.0, 30.0, 80.0, 400.0])
+@pytest.mark.parametrize("for_s", [2, 4, 9, 18, 30])
+def test_replicas_that_become_ready_do_not_add_to_what_arrives(rate, for_s):
+    """One did everything for a minute; then three share it, each with a clock of its own."""
+    before = reports(rate, 0, 60)
+    share = reports(rate / 3, 60, 60 + for_s, at_start=before[-1].images_arrived)
+    new = [reports(rate / 3, 0, for_s, clock=clock) for clock in (-7e6, 3e6)]
+    meter = StageMeter()
+    meter.update({0: before}, now=60.0)
+    meter.update({0: before + share, **dict(enumerate(new, start=1))}, now=60.0 + for_s)
+    assert meter.demand().rate == pytest.approx(rate)
+
+
+def test_a_hung_replica_counts_no_more():
+    hung, other = reports(100, waiting=70), reports(60, waiting=3)
+    meter = metered(hung, other)
+    assert meter.demand().rate == pytest.approx(160)
+    for now in range(51, 60):  # what was last known of it comes again and again
+        meter.update({0: hung, 1: reports(60, 0, now, waiting=3)}, now)
+    assert meter.demand().rate == pytest.approx(60)
+    assert meter.demand().backlog == 3
+    meter.update({0: reports(100, 0, 60), 1: reports(60, 0, 60)}, now=60.0)
+    assert meter.demand().rate == pytest.approx(160)
+
+
+def test_when_all_hang_nothing_is_known():
+    meter = metered(reports(100))
+    meter.update({0: reports(100)}, now=56.0)
+    assert demand({"Gateway": meter}) is None
+
+
+def test_replicas_that_report_rarely_do_not_hang():
+    meter = metered(reports(100))
+    meter.update({0: reports(100)}, now=60.0, interval_s=10.0)  # Serve's default
+    assert meter.demand().rate == pytest.approx(100)
+    meter.update({0: reports(100)}, now=81.0, interval_s=10.0)
+    assert not meter.is_measured
+
+
+def test_two_reports_of_one_time_are_one():
+    start, *others = reports(100)
+    meter = metered([start, start, *others, others[-1]])
+    assert meter.demand().rate == pytest.approx(100)
+    meter = metered([start, start])
+    assert not meter.is_measured
+
+
+def test_a_clock_that_is_set_back_begins_anew():
+    meter = metered(reports(100))
+    meter.update({0: reports(60, 0, 20, clock=-3600.0, at_start=5000.0)}, now=71.0)
+    assert meter.demand().rate == pytest.approx(60)
+
+
+def test_nothing_is_told_before_there_are_two_reports():
+    meter = metered(reports(10, 0, 0))
+    assert not meter.is_measured
+    assert demand({"Gateway": meter, "Decoder": StageMeter()}) is None
+
+
+def test_the_stage_that_sees_most_tells_the_demand():
+    meters = {"Decoder": metered(reports(80)), "Gateway": metered(reports(120, waiting=9))}
+    assert demand(meters).rate == pytest.approx(120)
+    assert demand(meters).backlog == 9
+
+
+def test_the_cost_of_an_image():
+    meter = metered(reports(50, cpu_ms=20), reports(100, cpu_ms=14))
+    assert meter.cpu_ms() == pytest.approx(16)
+
+
+def test_an_idle_process_is_not_taken_for_a_dear_image():
+    meter = metered(reports(1, cpu_ms=20, idle_ms=30))  # 50 CPU-ms an image, most of it Ray's
+    assert meter.cpu_ms() is None
+    assert meter.expected_cpu_ms() == 15
+
+
+def test_what_was_measured_is_remembered_when_there_is_too_little_to_tell():
+    before = reports(50, cpu_ms=22)
+    meter = metered(before)
+    assert meter.cpu_ms() == pytest.approx(22)
+    meter.update({1: reports(1, cpu_ms=20, idle_ms=30)}, now=51.0)
+    assert meter.cpu_ms() == pytest.approx(22)
+
+
+def test_what_copies_for_a_shadow_used_is_no_cost_of_images() -> None:
+    usage = Usage(4, 15.0, cpu_s=lambda: 1.25)
+    usage.copied(200.0)
+    usage.copied(50.0)
+    assert usage.figures()["cpu_ms"] == 1000
+
+
+def test_usage_counts_what_came_what_is_there_and_what_was_done():
+    spent = iter([1.25])
+    usage = Usage(4, 15.0, cpu_s=lambda: next(spent))
+    usage.refused()
+    with usage.under_way(3):
+        pass
+    with pytest.raises(ValueError, match="no"), usage.under_way(2):
+        raise ValueError("no")
+    with usage.under_way(5):
+        figures = usage.figures()
+    assert figures == {
+        "images_arrived": 11,
+        "images_done": 3,
+        "images_waiting": 5,
+        "cpu_ms": 1250,
+        "cores": 4,
+        "expected_cpu_ms": 15,
+    }
+    assert set(figures) == set(FIGURES)
+    assert all(isinstance(value, float) for value in figures.values())  # else Serve drops them
+
+
+OPTIONS = ScalingOptions()
+WINDOW_S = 5.0
+TICK_S = 0.5
+ENSEMBLE = {
+    "Gateway": StageState(6.2, 1, 1, 1000, 1),
+    "Decoder": StageState(5.1, 2, 1, 1000, 1),
+    "resnet50": StageState(18.9, 4, 1, 1000, 1),
+    "densenet169": StageState(18.4, 4, 1, 1000, 1),
+}
+
+
+def decided(stages, rate, state=None, now=0.0, backlog=0.0, window_s=WINDOW_S):
+    return decide(stages, Demand(rate, window_s, backlog), state or State(), now, OPTIONS)
+
+
+def at(stages, targets):
+    """The stages when what was decided has been asked for."""
+    return {name: replace(stage, target=targets[name]) for name, stage in stages.items()}
+
+
+def played(stages, rates, window_s=WINDOW_S) -> Iterator[dict[str, int]]:
+    """Yield the targets of one decision after the other, a tick apart."""
+    state = State()
+    for step, rate in enumerate(rates):
+        decision = decided(stages, rate, state, step * TICK_S, window_s=window_s)
+        state, stages = decision.state, at(stages, decision.targets)
+        yield dict(decision.targets)
+
+
+@st.composite
+def limits(draw):
+    low = draw(st.integers(1, 5))
+    return low, low + draw(st.integers(0, 60))
+
+
+@st.composite
+def any_stage(draw):
+    low, high = draw(limits())
+    cpu_ms = draw(st.floats(0.1, 500))
+    return StageState(cpu_ms, draw(st.floats(0.5, 64)), low, high, draw(st.integers(low, high)))
+
+
+STAGES = st.dictionaries(st.sampled_from("abcdef"), any_stage(), min_size=1)
+RATES = st.floats(0, 5000)
+BACKLOGS = st.floats(0, 5000)
+HISTORIES = st.lists(RATES, max_size=5)
+
+
+def after(stages, history):
+    state = State()
+    for step, rate in enumerate(history):
+        state = decided(stages, rate, state, step * TICK_S).state
+    return state
+
+
+@given(STAGES, HISTORIES, RATES, BACKLOGS)
+def test_the_limits_are_kept(stages, history, rate, backlog):
+    targets = decided(stages, rate, after(stages, history), 10, backlog).targets
+    assert set(targets) == set(stages)
+    for name, stage in stages.items():
+        assert stage.min_replicas <= targets[name] <= stage.max_replicas
+
+
+@given(STAGES, HISTORIES, RATES, RATES)
+def test_a_higher_rate_never_gets_less(stages, history, one, other):
+    """Without a backlog: of more arrivals more are usually under way, and less of it is backlog."""
+    state = after(stages, history)
+    low, high = sorted((one, other))
+    less, more = decided(stages, low, state, 10).targets, decided(stages, high, state, 10).targets
+    assert all(less[name] <= more[name] for name in stages)
+
+
+@given(STAGES, HISTORIES, RATES, BACKLOGS)
+def test_never_below_what_the_rate_keeps_busy_unless_a_limit_is_in_the_way(
+    stages, history, rate, backlog
+):
+    targets = decided(stages, rate, after(stages, history), 10, backlog).targets
+    for name, stage in stages.items():
+        is_at_its_limit = targets[name] == stage.max_replicas
+        another_is = any(s.capacity(s.max_replicas) < rate for s in stages.values())
+        assert stage.capacity(targets[name]) >= rate * (1 - 1e-6) or is_at_its_limit or another_is
+
+
+@given(STAGES, HISTORIES, RATES, BACKLOGS)
+def test_the_same_again_decides_the_same(stages, history, rate, backlog):
+    first = decided(stages, rate, after(stages, history), 10, backlog)
+    again = decided(at(stages, first.targets), rate, first.state, 10, backlog)
+    assert again.targets == first.targets
+    assert again.state == first.state
+
+
+@given(st.floats(5, 3000))
+def test_every_stage_gets_cores_in_the_ratio_of_its_cost(rate):
+    targets = decided(ENSEMBLE, rate).targets
+    for name, stage in ENSEMBLE.items():
+        exact = rate * stage.cpu_ms / (stage.cores * 1e3 * OPTIONS.target_utilization)
+        assert exact - 1e-6 <= targets[name] < exact + 1 + 1e-6
+
+
+def test_a_fused_graph_is_sized_by_its_sum():
+    cost = sum(stage.cpu_ms for stage in ENSEMBLE.values())
+    one = {"Gateway": StageState(cost, 4, 1, 100, 1)}
+    assert decided(one, 400).targets == {"Gateway": math.ceil(400 * cost / 4000 / 0.7)}
+
+
+def test_a_stage_at_its_limit_bounds_what_the_others_get():
+    stages = ENSEMBLE | {"densenet169": replace(ENSEMBLE["densenet169"], max_replicas=1)}
+    targets = decided(stages, 5000).targets
+    bound = stages["densenet169"].capacity(1)
+    assert targets == decided(ENSEMBLE, bound).targets | {"densenet169": 1}
+
+
+def poisson_rates(rate: float, window_s: float, seconds: float, seed: int) -> list[float]:
+    """Arrivals of the last window over its length, at every tick."""
+    rng = np.random.default_rng(seed)
+    per_tick = rng.poisson(rate * TICK_S, int((seconds + window_s) / TICK_S))
+    ticks = int(window_s / TICK_S)
+    return list(np.convolve(per_tick, np.ones(ticks), "valid") / window_s)
+
+
+@pytest.mark.parametrize("rate", [10.0, 20.0, 50.0, 111.0, 200.0, 444.0, 800.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_poisson_noise_moves_nothing_once_it_has_settled(rate, seed):
+    """Ten minutes at one rate, wherever it lies between two numbers of replicas."""
+    window_s = next(w for w in WINDOWS_S if rate * w >= ENOUGH_ARRIVALS)
+    rates = poisson_rates(rate, window_s, 600, seed)
+    slow = {name: replace(stage, cores=0.5) for name, stage in ENSEMBLE.items()}
+    targets = list(played(slow, rates, window_s=window_s))
+    settled = targets[int(60 / TICK_S) :]
+    changes = sum(a != b for a, b in itertools.pairwise(settled))
+    assert changes <= 1
+
+
+def test_costs_that_waver_move_nothing():
+    rng, state, seen = np.random.default_rng(0), State(), set()
+    for step in range(1000):
+        wavering = {
+            name: replace(stage, cpu_ms=stage.cpu_ms * rng.uniform(0.93, 1.07))
+            for name, stage in ENSEMBLE.items()
+        }
+        decision = decided(wavering, 300, state, step * TICK_S)
+        state = decision.state
+        seen.add(tuple(decision.targets.values()))
+    assert len(seen) == 1
+
+
+@given(st.floats(1, 200), st.floats(1.5, 20))
+def test_a_step_is_followed_at_once(rate, factor):
+    *_, before, after_step = played(ENSEMBLE, [rate, rate, rate * factor])
+    assert after_step == decided(at(ENSEMBLE, before), rate * factor).targets
+
+
+def test_down_only_when_nothing_more_was_needed_for_long():
+    high, low = decided(ENSEMBLE, 800).targets, decided(ENSEMBLE, 50).targets
+    ticks = int(OPTIONS.scale_down_after_s / TICK_S)
+    targets = list(played(ENSEMBLE, [800] + [50] * (ticks + 10)))
+    assert targets[ticks - 1] == high
+    # Down to the upper confidence limit of the low rate: here one replica more at the most.
+    assert all(low[name] <= targets[-1][name] <= low[name] + 1 for name in low)
+
+
+def test_a_peak_in_between_starts_the_wait_anew():
+    ticks = int(OPTIONS.scale_down_after_s / TICK_S)
+    rates = [800] + [50] * (ticks // 2) + [800] + [50] * (ticks - 2)
+    assert list(played(ENSEMBLE, rates))[-1] == decided(ENSEMBLE, 800).targets
+
+
+def test_a_new_policy_takes_nothing_away_at_once():
+    """The controller started anew, and what was decided before is forgotten."""
+    stages = at(ENSEMBLE, dict.fromkeys(ENSEMBLE, 9))
+    targets = list(played(stages, [50] * 300))
+    assert targets[0] == dict.fromkeys(ENSEMBLE, 9)
+    assert targets[-1] == decided(ENSEMBLE, 50).targets
+
+
+def test_a_backlog_asks_for_more_and_what_is_usually_under_way_does_not():
+    calm = decided(ENSEMBLE, 200).targets
+    assert decided(ENSEMBLE, 200, backlog=100).targets == calm
+    behind = decided(ENSEMBLE, 200, backlog=1100).targets
+    assert behind == decided(ENSEMBLE, 200 + 1000 / OPTIONS.drain_s).targets
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"target_utilization": 1.5}, {"drain": 3}, {"cpu_ms": {"Decoder": 0}}]
+)
+def test_options_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        ScalingOptions.model_validate(wrong)

@@ -1,0 +1,186 @@
+"""The stages of a set in a running process: they join, and are taken out without a trace."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.errors import NotReadyError
+from app.graph.observer import RequestObserver
+from app.graph.request import ClassifyRequest
+from app.queueing.scheduler import QueueReport
+from app.serve.gateway import Assembly, assemble
+from app.serve.set_stages import SetStages
+from app.settings import Settings
+from app.telemetry.metric_table import QUEUE_AGE_MS, QUEUE_LENGTH
+from models.errors import ModelSetError
+from models.model_set import load_model_set
+from tests.support.several_sets import FIRST, SECOND, labels_of, write_two_sets
+from tests.support.steps import settle
+from tests.support.tiny_networks import SIZE, picture
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[str, str]:
+    return write_two_sets(tmp_path)
+
+
+@pytest.fixture
+def graph(folders) -> Assembly:
+    return assemble(settings_of(folders[0]))
+
+
+def settings_of(folder: str) -> Settings:
+    return Settings(model_set=folder, compile_cache=None)
+
+
+def built(graph: Assembly, folder: str) -> SetStages:
+    """Return the stages, built as at run time: on another thread than the loop's."""
+    made: list[SetStages] = []
+
+    def build() -> None:
+        made.append(graph.stages.build(settings_of(folder), load_model_set(folder)))
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    thread.join()
+    return made[0]
+
+
+async def label_of(stages: SetStages, color: str) -> str:
+    request = ClassifyRequest([picture(color)], 1, 10.0, "id", RequestObserver())
+    (answer,) = await stages.ensemble.run(request)
+    return answer.predictions[0].label
+
+
+async def test_a_set_joins_and_is_taken_out_while_the_other_answers(graph, folders, told):
+    (first,) = graph.stages.joined
+    threads = graph.stages._threads
+    (both,) = [threads.scheduler._queues.copy()]
+    second = built(graph, folders[1])
+    graph.stages.join(second)
+    assert await label_of(second, "red") == labels_of("red")[SECOND]
+    assert await label_of(first, "red") == labels_of("red")[FIRST]
+    assert len(threads.scheduler._queues) == len(both) + 1
+    assert graph.stages.members == [*first.members, *second.members]
+    await graph.check_health()
+    network = weakref.ref(second.members[0]._network)
+    await graph.stages.remove(second)
+    assert network() is None  # without a collection of cycles: its memory is free at once
+    assert threads.scheduler._queues == both
+    assert graph.stages.members == [*first.members]
+    assert told.of(QUEUE_LENGTH)["sure",] == 0
+    assert await label_of(first, "blue") == labels_of("blue")[FIRST]
+    await graph.check_health()
+
+
+async def test_two_versions_of_a_set_have_one_queue_length_for_each_member(graph, folders, told):
+    """What clients wait for in one is not hidden by the other's queue, which is empty."""
+    (first,) = graph.stages.joined
+    second = built(graph, folders[0])
+    graph.stages.join(second)
+    first.members[0]._metrics._report = lambda: QueueReport(5, 1.5)
+    for stages in (first, second):
+        await label_of(stages, "red")
+    name = first.members[0]._label
+    assert told.of(QUEUE_LENGTH)[name,] == 5
+    assert told.of(QUEUE_AGE_MS)[name,] == 1500
+    await graph.stages.remove(second)
+    assert told.of(QUEUE_LENGTH)[name,] == 5
+
+
+async def test_nothing_is_left_of_a_taken_out_set(graph, folders):
+    second = built(graph, folders[1])
+    graph.stages.join(second)
+    await label_of(second, "red")
+    left = [
+        weakref.ref(part) for part in (second, *second.members, second.decoder, second.combiner)
+    ]
+    await graph.stages.remove(second)
+    del second
+    gc.collect()
+    assert [part() for part in left] == [None] * len(left)
+
+
+async def test_what_waits_for_a_set_that_is_taken_out_fails_at_once(graph, folders):
+    """A probe of readiness is counted nowhere: it would wait, and /readyz with it."""
+    second = built(graph, folders[1])
+    graph.stages.join(second)
+    (member,) = second.members
+    images = np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8)
+    call = member.classify(images, 10.0)  # its turn is when the loop turns
+    await graph.stages.remove(second)
+    assert isinstance(call.exception(), NotReadyError)
+    assert not member.usage.num_under_way
+
+
+async def test_the_last_batch_ends_before_the_network_goes(graph, folders, monkeypatch):
+    second = built(graph, folders[1])
+    graph.stages.join(second)
+    (member,) = second.members
+    may_end, begun = threading.Event(), threading.Event()
+    predict = member._network.predict
+
+    def slow(batch: Any) -> np.ndarray:
+        begun.set()
+        may_end.wait()
+        return predict(batch)
+
+    monkeypatch.setattr(member._network, "predict", slow)
+    call = member.classify(np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8), 10.0)
+    await asyncio.to_thread(begun.wait)
+    removing = asyncio.create_task(graph.stages.remove(second))
+    await settle()
+    assert not removing.done()
+    may_end.set()
+    await removing
+    assert (await call).probabilities.shape == (1, 3)
+
+
+async def test_batches_wait_for_decoded_images_while_there_is_one_set_alone(graph, folders):
+    scheduler, alone = graph.stages._threads.scheduler, graph.stages.joined[0].decoder
+    assert scheduler._source is alone
+    second = built(graph, folders[1])
+    graph.stages.join(second)
+    assert scheduler._source is None
+    await graph.stages.remove(second)
+    assert scheduler._source is alone
+
+
+async def test_the_loop_decodes_less_while_another_sets_member_is_behind(graph, folders):
+    second = built(graph, folders[1])
+    graph.stages.join(second)
+    decoder = graph.stages.joined[0].decoder
+    assert decoder._loop_has_time()
+    (other,) = second.members
+    others = [
+        other.classify(np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8), 10.0) for _ in range(99)
+    ]
+    assert not decoder._loop_has_time()
+    for call in others:
+        call.cancel()
+
+
+async def test_a_set_that_joins_later_has_the_queue_settings_of_the_others(graph, folders):
+    graph.stages.reconfigure({"max_batch_size": 3})
+    second = built(graph, folders[1])
+    graph.stages.join(second)
+    assert {member._queue.max_batch_size for member in graph.stages.members} == {3}
+
+
+def test_a_set_with_a_broken_file_leaves_nothing_behind(graph, folders):
+    before = list(graph.stages._threads.scheduler._queues)
+    folder = Path(folders[0])
+    model_set = load_model_set(str(folder))
+    last = model_set.manifest.members[-1]
+    path = model_set.network_path(last.name)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ModelSetError, match=f"{path} was altered"):
+        graph.stages.build(settings_of(folders[0]), model_set)
+    assert graph.stages._threads.scheduler._queues == before
+    assert len(graph.stages.joined) == 1

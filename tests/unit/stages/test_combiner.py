@@ -1,0 +1,54 @@
+"""The Combiner on the tiny set: weights of the manifest, labels, agreement."""
+
+import numpy as np
+import pytest
+
+from app.settings import Settings
+from app.stages.combiner import Combiner
+from calibration.sets.transaction import write_manifest
+from models.manifest import read_manifest
+from tests.support.tiny_networks import LABELS, write_tiny_set
+
+
+@pytest.fixture(scope="module")
+def combiner(tmp_path_factory) -> Combiner:
+    folder = write_tiny_set(tmp_path_factory.mktemp("set"), weights={"sure": 3.0, "unsure": 1.0})
+    return Combiner(Settings(model_set=str(folder)))
+
+
+def row(*values: float) -> np.ndarray:
+    return np.array([values], np.float32)
+
+
+async def test_weights_labels_and_each_members_own_opinion(combiner):
+    rows = {"sure": row(1, 0, 0), "unsure": row(0, 0.4, 0.6)}
+    (one,) = await combiner.combine(rows, 2)
+    assert [(p.label, p.index) for p in one.predictions] == [(LABELS[0], 0), (LABELS[2], 2)]
+    assert [p.probability for p in one.predictions] == pytest.approx([0.75, 0.15])
+    assert [p.label for p in one.members["unsure"]] == [LABELS[2], LABELS[1]]
+    assert not one.agreement
+
+
+async def test_every_image_is_answered_by_its_own_rows(combiner):
+    rows = np.eye(3, dtype=np.float32)
+    answers = await combiner.combine({"sure": rows, "unsure": rows}, 1)
+    assert [a.predictions[0].index for a in answers] == [0, 1, 2]
+    assert all(a.agreement for a in answers)
+
+
+async def test_one_member_alone_agrees_with_itself(combiner):
+    (one,) = await combiner.combine({"unsure": row(0.2, 0.3, 0.5)}, 3)
+    assert one.agreement
+    assert sum(p.probability for p in one.predictions) == pytest.approx(1)
+
+
+async def test_the_temperature_is_of_all_members_average(tmp_path):
+    folder = write_tiny_set(tmp_path / "set")
+    manifest = read_manifest(folder)
+    write_manifest(folder, manifest.model_copy(update={"temperature": 0.5}))
+    hot = Combiner(Settings(model_set=str(folder)))
+    rows = {"sure": row(0.8, 0.1, 0.1), "unsure": row(0.4, 0.3, 0.3)}
+    (one,) = await hot.combine(rows, 3)
+    assert [p.probability for p in one.predictions] == pytest.approx([9 / 11, 1 / 11, 1 / 11])
+    (alone,) = await hot.combine({"sure": rows["sure"]}, 1)
+    assert alone.predictions[0].probability == pytest.approx(0.8)

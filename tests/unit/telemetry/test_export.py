@@ -1,0 +1,476 @@
+"""The figures of a replica's process.
+
+The exporter of the settings, against real receivers.
+
+The pipeline: a sink by the settings, once in a process, and no traces of health checks.
+
+A sink never waits, never raises, and counts what it loses.
+"""
+
+import logging
+import re
+import socket
+import threading
+import time
+
+import psutil
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from app.settings import Settings
+from app.telemetry import export as pipeline_module
+from app.telemetry import export as sink_module
+from app.telemetry.export import (
+    Endpoint,
+    Feeder,
+    Pipeline,
+    Sink,
+    endpoint_of,
+    exporter_of,
+    pipeline,
+)
+from app.telemetry.metric_table import CLOCK_STEPS, DROPPED_SPANS, PROCESS_CPU_MS, PROCESS_MEMORY
+from app.telemetry.metrics import meter
+from app.telemetry.spans import current_parent, orphans, outlets, record
+from tests.support.instruments import Instruments
+from tests.support.trace_receivers import JaegerAgent, JaegerCollector, OtlpGrpc, OtlpHttp
+
+
+class ReplicaMetricsSink:
+    name, num_dropped = "otlp", 7
+
+
+def test_the_process_tells_its_cost_and_its_losses(
+    told: Instruments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "sink", ReplicaMetricsSink())
+    feeder = Feeder(meter)
+    sum(range(100_000))  # costs CPU time
+    feeder.flush()
+    assert told.of(PROCESS_MEMORY)[()] > 1e6
+    assert told.of(PROCESS_CPU_MS)[()] > 0
+    assert told.of(CLOCK_STEPS)[()] >= 0
+    assert told.of(DROPPED_SPANS) == {("otlp",): 7}
+
+
+def test_figures_that_cannot_be_read_are_said_once(
+    told: Instruments, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(process: psutil.Process) -> None:
+        raise NotImplementedError("no /proc here")
+
+    monkeypatch.setattr(psutil.Process, "memory_info", unknown)
+    feeder = Feeder(meter)
+    for _ in range(3):
+        feeder.flush()
+    (warning,) = caplog.messages
+    assert "no /proc here" in warning
+    assert "requests are served as before" in warning
+
+
+def test_a_feeder_ends_with_the_meter(told: Instruments) -> None:
+    meter.is_on = False
+    Feeder(meter).run()
+    assert told.values == {}
+
+
+def settings(**changes: object) -> Settings:
+    return Settings.model_validate(changes)
+
+
+def check(received, spans) -> None:
+    """Compare what arrived with what was sent."""
+    assert [r.name for r in received] == [s.name for s in spans]
+    decode, infer, request = received
+    assert {r.trace_id for r in received} == {f"{spans[0].context.trace_id:032x}"}
+    assert decode.parent_id == infer.parent_id == request.span_id
+    assert request.parent_id is None
+    assert infer.attributes["tandem.member"] == "a"
+    assert infer.attributes["tandem.batch_size"] == 4
+    assert infer.end_us - infer.start_us == pytest.approx(17_000, abs=2)
+    assert request.service == "tandem"
+
+
+def test_otlp_by_grpc(spans):
+    with OtlpGrpc() as receiver:
+        exporter = exporter_of(settings(trace_endpoint=receiver.url))
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        exporter.shutdown()
+    check(receiver.spans, spans)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
+def test_otlp_by_http(spans, monkeypatch, path):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    with OtlpHttp() as receiver:
+        exporter = exporter_of(settings(trace_endpoint=receiver.url + path))
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        exporter.shutdown()
+    assert receiver.paths == ["/v1/traces"]
+    check(receiver.spans, spans)
+
+
+@pytest.mark.parametrize("variable", [None, "ENDPOINT", "TRACES_ENDPOINT"])
+def test_the_port_4318_means_http(spans, monkeypatch, variable):
+    """Also where OpenTelemetry's own variable names it: gRPC would be spoken to an HTTP port."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    endpoint = "http://127.0.0.1:4318"
+    if variable:
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{variable}", endpoint)
+    exporter = exporter_of(settings(trace_endpoint=None if variable else endpoint))
+    assert isinstance(exporter, OTLPSpanExporter)
+
+
+def test_the_standard_variables_count(spans, monkeypatch):
+    with OtlpHttp() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        exporter = exporter_of(settings())
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+    check(receiver.spans, spans)
+
+
+def test_jaegers_agent(spans):
+    with JaegerAgent() as receiver:
+        exporter = exporter_of(settings(trace_exporter="jaeger", trace_endpoint=receiver.url))
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        receiver.wait_for(lambda found: len(found) == len(spans))
+    check(receiver.spans, spans)
+
+
+def test_a_packet_has_a_limit_and_many_spans_take_many(spans):
+    with JaegerAgent() as receiver:
+        exporter = exporter_of(settings(trace_exporter="jaeger", trace_endpoint=receiver.url))
+        exporter.export(spans * 150)
+        receiver.wait_for(lambda found: len(found) == 450)
+    assert len(receiver.packets) > 1
+
+
+def test_jaegers_collector(spans):
+    with JaegerCollector() as receiver:
+        exporter = exporter_of(settings(trace_exporter="jaeger", trace_endpoint=receiver.url))
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        receiver.status = 503
+        assert exporter.export(spans) is SpanExportResult.FAILURE
+    assert receiver.paths[0] == "/api/traces?format=jaeger.thrift"
+    check(receiver.spans, spans)
+
+
+@pytest.mark.parametrize("changes", [{"trace_exporter": "none"}, {}])
+def test_nothing_is_sent_without_an_exporter_or_an_address(changes, caplog):
+    assert exporter_of(settings(**changes)) is None
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("PROTOCOL", "http/json", "'http/json': grpc or http/protobuf"),
+        ("TIMEOUT", "10s", "'10s'"),
+        ("COMPRESSION", "zstd", '"zstd"'),
+        ("ENDPOINT", "http://collector:99999", "99999|range"),
+    ],
+)
+def test_an_exporter_that_cannot_be_made_stops_no_start(monkeypatch, caplog, name, value, told):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+    assert exporter_of(settings()) is None
+    (warning,) = caplog.messages
+    assert warning.startswith("no traces are exported (otlp): ")
+    assert re.search(told, warning)
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "endpoint"),
+    [
+        ({}, {}, None),
+        ({}, {"PROTOCOL": "http/protobuf"}, None),
+        ({}, {"ENDPOINT": "http://c:4318/"}, Endpoint("c", 4318)),
+        ({}, {"TRACES_ENDPOINT": "https://c"}, Endpoint("c", 443)),
+        ({}, {"ENDPOINT": "c:4317"}, None),
+        ({"trace_endpoint": "http://d:1"}, {"ENDPOINT": "http://c:2"}, Endpoint("d", 1)),
+        ({"trace_exporter": "jaeger"}, {"ENDPOINT": "http://c:2"}, None),  # an agent, over UDP
+        (
+            {"trace_exporter": "jaeger", "trace_endpoint": "http://d:14268"},
+            {},
+            Endpoint("d", 14268),
+        ),
+    ],
+)
+def test_the_endpoint_is_of_the_settings_or_the_variables(
+    monkeypatch, changes, variables, endpoint
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+    assert endpoint_of(settings(**changes)) == endpoint
+
+
+def test_an_endpoint_says_why_it_cannot_be_reached(free_port):
+    port = free_port()
+    assert Endpoint("127.0.0.1", port).problem() == f"nobody listens at 127.0.0.1:{port}"
+    assert "nohost.invalid:1: " in str(Endpoint("nohost.invalid", 1).problem())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        assert Endpoint(host, port).problem() is None
+
+
+class Kept(SpanExporter):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def export(self, spans):
+        self.names += [span.name for span in spans]
+        return SpanExportResult.SUCCESS
+
+
+@pytest.fixture
+def exporter(monkeypatch) -> Kept:
+    kept = Kept()
+    monkeypatch.setattr(pipeline_module, "exporter_of", lambda settings: kept)
+    monkeypatch.setattr(pipeline_module, "endpoint_of", lambda settings: None)
+    return kept
+
+
+@pytest.fixture
+def asked() -> Pipeline:
+    pipeline = Pipeline()
+    pipeline.is_asked_for = True
+    return pipeline
+
+
+def test_spans_go_to_the_exporter_once(asked, exporter, spans):
+    asked.start(Settings())
+    sink = asked.sink
+    asked.start(Settings())  # a second stage in the process
+    assert asked.sink is sink
+    for span in spans:
+        asked.on_end(span)
+    asked.shutdown()
+    assert exporter.names == [span.name for span in spans]
+    assert asked.dropped == {"otlp": 0}
+
+
+def test_a_trace_that_begins_below_the_gateway_is_nobodys(exporter, exported, asked):
+    """Serve tells a replica that a request is sampled, never that it is not."""
+    asked.start(Settings())
+    provider = TracerProvider()
+    provider.add_span_processor(asked)
+    tracer = provider.get_tracer("serve")
+    with tracer.start_as_current_span("replica_handle_request resnet50 classify"):
+        assert current_parent() is None
+        tracer.start_span("below").end()
+    assert not orphans
+    asked.is_ingress = True
+    with tracer.start_as_current_span("replica_handle_request Gateway __call__"):
+        assert current_parent() is not None
+    asked.shutdown()
+    assert exporter.names == ["replica_handle_request Gateway __call__"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "GET /healthz",
+        "HEAD /readyz",
+        "GET /v2/health/ready",
+        "grpc.health.v1.Health/Check",
+        "inference.GRPCInferenceService/ServerLive",
+    ],
+)
+def test_health_checks_are_left_out(asked, exporter, request_span, exported, path):
+    request_span.update_name(path)
+    request_span.end()
+    asked.start(Settings())
+    asked.on_end(exported.get_finished_spans()[0])
+    asked.shutdown()
+    assert exporter.names == []
+
+
+@pytest.mark.parametrize("exporter_name", ["none", "otlp"])
+def test_without_a_collector_nothing_starts(asked, spans, monkeypatch, exporter_name):
+    for name in ("ENDPOINT", "TRACES_ENDPOINT"):
+        monkeypatch.delenv(f"OTEL_EXPORTER_OTLP_{name}", raising=False)
+    before = list(outlets)
+    asked.start(Settings(trace_exporter=exporter_name))
+    asked.on_end(spans[0])
+    assert asked.force_flush()
+    asked.shutdown()
+    assert (asked.sink, asked.dropped, outlets) == (None, {}, before)
+
+
+def test_without_serves_tracing_nothing_starts(exporter):
+    pipeline = Pipeline()
+    pipeline.start(Settings())
+    assert pipeline.sink is None
+
+
+def test_serve_gets_the_processor_and_the_environment_its_names(monkeypatch):
+    fresh = Pipeline()
+    monkeypatch.setattr(pipeline_module, "pipeline", fresh)
+    monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+    assert pipeline_module.span_processors() == [fresh]
+    assert fresh.is_asked_for
+    import os
+
+    assert os.environ["OTEL_SERVICE_NAME"] == "tandem"
+    assert "deployment.environment=test" in os.environ["OTEL_RESOURCE_ATTRIBUTES"]
+    assert "host.name=" in os.environ["OTEL_RESOURCE_ATTRIBUTES"]
+
+
+class Scripted(SpanExporter):
+    """Waits at a gate and gives the results it is told."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.result: SpanExportResult | Exception = SpanExportResult.SUCCESS
+        self.num_taken = 0
+        self.sizes: list[int] = []  # of all that it was given
+        self.is_shut_down = False
+
+    def export(self, spans):
+        self.sizes.append(len(spans))
+        self.gate.wait(10)
+        if isinstance(self.result, Exception):
+            raise self.result
+        if self.result is SpanExportResult.SUCCESS:
+            self.num_taken += len(spans)
+        return self.result
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+        self.gate.set()
+
+
+@pytest.fixture
+def exporter_sink() -> Scripted:
+    return Scripted()
+
+
+def test_spans_arrive(exporter_sink, spans):
+    sink = Sink("otlp", exporter_sink)
+    for span in spans:
+        sink.on_end(span)
+    sink.shutdown()
+    assert exporter_sink.num_taken == len(spans)
+    assert exporter_sink.is_shut_down
+    assert sink.num_dropped == 0
+
+
+def test_an_exporter_that_hangs_costs_no_time_and_is_counted(exporter_sink, spans):
+    exporter_sink.gate.clear()
+    sink = Sink("otlp", exporter_sink, max_waiting=10)
+    began = time.monotonic()
+    for _ in range(100):
+        sink.on_end(spans[0])
+    assert time.monotonic() - began < 5  # the gate alone would take ten
+    assert sink.num_dropped == 90
+    exporter_sink.gate.set()
+    assert sink.force_flush(1000)
+    sink.on_end(spans[0])  # there is room again
+    sink.shutdown()
+    assert exporter_sink.num_taken == 11
+
+
+@pytest.mark.parametrize(
+    "result", [SpanExportResult.FAILURE, OSError(104, "Connection reset by peer")], ids=str
+)
+def test_failures_are_counted_and_told_once(exporter_sink, spans, result, caplog, monkeypatch):
+    monkeypatch.setattr(sink_module, "ENDPOINT_TRIAL_EVERY_S", 0.0)
+    exporter_sink.result = result
+    sink = Sink("otlp", exporter_sink)
+    with caplog.at_level(logging.WARNING, "ray.serve"):
+        for _ in range(3):
+            sink.on_end(spans[0])
+            sink.force_flush(1000)
+        assert sink.num_dropped == 3
+        assert len(caplog.records) == 1
+        assert "requests are served as before" in caplog.text
+        exporter_sink.result = SpanExportResult.SUCCESS
+        sink.on_end(spans[0])
+        sink.force_flush(1000)
+        assert "otlp spans arrive; 3 were lost" in caplog.text
+    sink.shutdown()
+    assert exporter_sink.num_taken == 1
+
+
+def test_nobody_at_the_endpoint_is_a_loss_with_its_reason(exporter_sink, spans, free_port, caplog):
+    exporter_sink.result = SpanExportResult.FAILURE
+    port = free_port()
+    sink = Sink("otlp", exporter_sink, Endpoint("127.0.0.1", port))
+    sink.on_end(spans[0])
+    sink.force_flush(1000)
+    assert sink.num_dropped == 1
+    (line,) = caplog.records
+    assert line.levelname == "WARNING"
+    assert f"otlp spans are lost (nobody listens at 127.0.0.1:{port})" in line.message
+    assert "ray_tandem_dropped_spans counts them" in line.message
+    sink.shutdown()
+
+
+def test_who_failed_is_left_alone_for_a_while(exporter_sink, spans):
+    """Nothing is encoded for an endpoint that was not there a moment ago."""
+    exporter_sink.result = SpanExportResult.FAILURE
+    sink = Sink("otlp", exporter_sink)
+    for _ in range(3):
+        sink.on_end(spans[0])
+        sink.force_flush(1000)
+        exporter_sink.result = SpanExportResult.SUCCESS  # which is not found out yet
+    assert exporter_sink.num_taken == 0
+    assert sink.num_dropped == 3
+    sink.shutdown()
+
+
+def test_stopping_does_not_wait_for_who_takes_nothing(exporter_sink, spans):
+    exporter_sink.result = SpanExportResult.FAILURE
+    sink = Sink("otlp", exporter_sink)
+    sink.on_end(spans[0])
+    sink.force_flush(1000)
+    exporter_sink.gate.clear()  # a retry would wait here; shutdown ends it
+    sink.on_end(spans[0])
+    sink.shutdown()
+    assert exporter_sink.is_shut_down
+    assert sink.num_dropped == 2
+
+
+class SinkKept(SpanExporter):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.spans: list = []
+
+    def export(self, spans):
+        self.spans += spans
+        return SpanExportResult.SUCCESS
+
+
+def test_all_exporters_have_a_recorded_span_with_the_same_identity(exported, request_span):
+    exporters = SinkKept(), SinkKept()
+    sinks = [Sink("kept", exporter) for exporter in exporters]
+    parent = current_parent()
+    assert parent
+    for number in range(50):
+        record("decode", parent, 1.0, 2.0, {"tandem.bytes": number})
+    for span in exported.get_finished_spans():
+        for sink in sinks:
+            sink.on_end(span)
+    for sink in sinks:
+        sink.shutdown()
+    first, second = (exporter.spans for exporter in exporters)
+    assert first == second
+    assert [span.attributes["tandem.bytes"] for span in first] == list(range(50))
+    assert len({span.context.span_id for span in first}) == 50
+
+
+def test_many_spans_go_in_batches(exporter_sink, spans, monkeypatch):
+    monkeypatch.setattr(sink_module, "EVERY_MS", 3.6e6)
+    sink = Sink("otlp", exporter_sink)
+    for _ in range(1000):
+        sink.on_end(spans[0])
+    sink.shutdown()
+    assert sum(exporter_sink.sizes) == 1000
+    assert max(exporter_sink.sizes) <= sink_module.BATCH

@@ -1,0 +1,232 @@
+"""A member's batches, its queue, its golden check.
+
+The meter gathers, hands on once, and is never a request's trouble.
+"""
+
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from app.queueing.scheduler import ExecutedBatch, QueueReport
+from app.telemetry.export import start_metrics
+from app.telemetry.metric_table import (
+    BATCHES,
+    BUCKETS_MS,
+    FAILED_BATCHES,
+    FAILED_GOLDEN_CHECKS,
+    GOLDEN_MS,
+    GOLDEN_PASSED,
+    MEMBER_IMAGES,
+    METRICS,
+    QUEUE_AGE_MS,
+    QUEUE_LENGTH,
+    REQUEST_MS,
+    REQUESTS,
+)
+from app.telemetry.metrics import (
+    MemberMetrics,
+    Meter,
+    Reports,
+    meter,
+    record_answered,
+    recorded_golden_ms,
+)
+from tests.support.instruments import Instruments
+from tests.support.queued_images import NumberedCall
+
+
+def report() -> QueueReport:
+    return QueueReport(3, 0.25)
+
+
+def ran(size: int, error: Exception | None = None) -> ExecutedBatch:
+    return ExecutedBatch(0.0, 1.0, (NumberedCall(),) * size, error)
+
+
+async def test_batches_by_size(told: Instruments) -> None:
+    metrics = MemberMetrics("a", report)
+    for size in (1, 4, 4):
+        metrics.executed(ran(size))
+    assert told.of(BATCHES) == {("a", "1"): 1, ("a", "4"): 2}
+    assert told.of(MEMBER_IMAGES) == {("a",): 9}
+
+
+async def test_a_failed_batch_is_no_work_done(told: Instruments) -> None:
+    MemberMetrics("a", report).executed(ran(4, RuntimeError()))
+    assert told.of(FAILED_BATCHES) == {("a",): 1}
+    assert told.of(MEMBER_IMAGES) == {}
+
+
+async def test_the_queue_is_looked_at_from_the_first_batch_on(told: Instruments) -> None:
+    MemberMetrics("a", report).executed(ran(1))
+    assert told.of(QUEUE_LENGTH) == {("a",): 3}
+    assert told.of(QUEUE_AGE_MS) == {("a",): 250}
+
+
+def test_without_metrics_no_loop_is_needed() -> None:
+    MemberMetrics("a", report).executed(ran(1))
+
+
+def test_a_golden_check_that_passes(told: Instruments) -> None:
+    taken_ms = recorded_golden_ms("a", lambda: None)
+    assert told.of(GOLDEN_PASSED) == {("a",): 1}
+    assert told.of(GOLDEN_MS) == {("a",): taken_ms}
+    assert taken_ms >= 0
+
+
+def test_a_golden_check_that_fails_is_told_before_the_error_goes_on(told: Instruments) -> None:
+    """The replica ends within a second: the meter's next regular flush would be too late."""
+
+    def check() -> None:
+        raise ValueError("another answer")
+
+    with pytest.raises(ValueError, match="another answer"):
+        recorded_golden_ms("a", check)
+    at_once = {name: dict(series) for name, series in told.values.items()}
+    assert at_once[GOLDEN_PASSED.name] == {("a",): 0}
+    assert at_once[FAILED_GOLDEN_CHECKS.name] == {("a",): 1}
+    assert told.of(FAILED_GOLDEN_CHECKS) == {("a",): 1}  # once, whenever the next flush is
+
+
+async def test_the_queues_of_a_members_versions_count_together(told: Instruments) -> None:
+    """A shadow's empty queue does not hide that clients wait for the other version."""
+    alike: Reports = {}
+    main = MemberMetrics("a", report, alike)
+    shadow = MemberMetrics("a", lambda: QueueReport(1, 0.0), alike)
+    for metrics in (main, shadow):
+        metrics.executed(ran(1))
+    assert told.of(QUEUE_LENGTH) == {("a",): 4}
+    assert told.of(QUEUE_AGE_MS) == {("a",): 250}
+    main.close()
+    assert told.of(QUEUE_LENGTH) == {("a",): 1}
+    assert told.of(QUEUE_AGE_MS) == {("a",): 0}
+
+
+async def test_the_last_batch_of_a_member_that_goes_is_no_beginning(told: Instruments) -> None:
+    metrics = MemberMetrics("a", report)
+    metrics.close()
+    metrics.executed(ran(1))
+    assert told.of(MEMBER_IMAGES) == {("a",): 1}
+    assert metrics._watching is None
+
+
+async def test_a_member_that_goes_has_an_empty_queue(told: Instruments) -> None:
+    metrics = MemberMetrics("a", report)
+    metrics.executed(ran(1))
+    metrics.close()
+    assert told.of(QUEUE_LENGTH) == {("a",): 0}
+    assert told.of(QUEUE_AGE_MS) == {("a",): 0}
+    assert metrics._watching is not None
+    assert metrics._watching.cancelled()
+
+
+OK: dict[str, Any] = {"route": "/", "status": "200", "operation": "other"}
+BAD = OK | {"status": "400"}
+
+
+def test_counts_are_gathered_and_handed_on_once(told: Instruments) -> None:
+    for _ in range(3):
+        meter.count(REQUESTS, **OK)
+    meter.count(REQUESTS, by=2, **BAD)
+    assert told.of(REQUESTS) == {("/", "200", "other"): 3, ("/", "400", "other"): 2}
+    assert told.of(REQUESTS) == {("/", "200", "other"): 3, ("/", "400", "other"): 2}
+
+
+def test_nothing_is_no_count(told: Instruments) -> None:
+    meter.count(REQUESTS, by=0, **OK)
+    meter.count(REQUESTS, by=float("nan"), **OK)
+    assert told.of(REQUESTS) == {}
+
+
+def test_a_gauge_is_told_again_and_again(told: Instruments) -> None:
+    meter.set(QUEUE_LENGTH, 4, member="a")
+    assert told.of(QUEUE_LENGTH) == {("a",): 4}
+    told.values.clear()
+    assert told.of(QUEUE_LENGTH) == {("a",): 4}
+
+
+def test_nothing_is_lost_between_threads(told: Instruments) -> None:
+    def count() -> None:
+        for _ in range(2000):
+            meter.count(REQUESTS, **OK)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        meter.flush()
+    assert told.of(REQUESTS) == {("/", "200", "other"): 8000}
+
+
+def test_flushes_on_several_threads_lose_nothing(told: Instruments) -> None:
+    """A member that is loaded later records its golden check on a thread of its own."""
+    for _ in range(3000):
+        record_answered("/v1/classify", 200, 1.0)
+    threads = [threading.Thread(target=meter.flush) for _ in range(4)]
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch_s)
+    assert meter.is_on
+    assert told.observed(REQUEST_MS) == {("200",): 3000}
+
+
+def test_a_histogram_goes_out_as_prometheus_has_them(told: Instruments) -> None:
+    for value in (0.1, 45, 50, 20_000):  # a bound belongs to its bucket
+        meter.observe(REQUEST_MS, value, status="200")
+    assert told.observed(REQUEST_MS) == {("200",): 4}
+    bucket, total, _ = REQUEST_MS.parts
+    assert told.of(total) == {("200",): 20_095.1}
+    buckets = {key[-1]: number for key, number in told.of(bucket).items()}
+    assert [buckets[bound] for bound in ("0.25", "40", "50", "10000", "+Inf")] == [1, 1, 3, 3, 4]
+
+
+def test_ray_in_trouble_switches_it_off_with_one_warning(
+    told: Instruments, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.raises = RuntimeError("no core worker")
+    for _ in range(3):
+        meter.count(REQUESTS, **OK)
+        meter.flush()
+    assert not meter.is_on
+    (warning,) = caplog.messages
+    assert "no core worker" in warning
+    assert "requests are served as before" in warning
+
+
+def test_it_does_nothing_until_it_is_started() -> None:
+    idle = Meter()
+    idle.count(REQUESTS, **OK)
+    idle.set(QUEUE_LENGTH, 1, member="a")
+    idle.observe(REQUEST_MS, 1, status="200")
+    idle.flush()
+    assert not idle.is_on
+
+
+def test_it_is_started_once() -> None:
+    started = Meter()
+    made: list[Any] = []
+    assert started.start(made.append)
+    assert not started.start(made.append)
+    assert len(made) == len({part.name for part in made}) >= len(METRICS)
+
+
+def test_no_replica_no_metrics() -> None:
+    start_metrics()
+    assert not meter.is_on
+
+
+def test_the_table_is_what_prometheus_takes() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert metric.name.startswith("tandem_")
+        assert metric.text
+        assert not {"deployment", "replica", "application"} & set(metric.tags)  # Serve's own
+    assert list(BUCKETS_MS) == sorted(set(BUCKETS_MS))

@@ -1,0 +1,269 @@
+"""The gate of promote: refusals with figures, and which version is meant.
+
+Versions that share the traffic: of one set and one list of classes, each by its own name.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.errors import BadParameterError, ConfigError, UnverifiedError
+from app.main import in_versions
+from app.settings import Settings
+from app.traffic.control import (
+    accuracy_warnings,
+    candidate,
+    class_places,
+    first_split,
+    loaded_sets,
+    refusals,
+    refused_by_gate,
+    status_of,
+)
+from app.traffic.plan import (
+    BookStatus,
+    Comparison,
+    Disagreement,
+    Figures,
+    Plan,
+    Split,
+    VersionFigures,
+)
+from calibration.sets.transaction import write_manifest
+from models.manifest import read_manifest
+from models.record import FileRecord
+from tests.support.plain_values import plain
+from tests.support.tiny_networks import LABELS, with_accuracy, write_tiny_set
+from tests.support.tiny_versions import GOOD, SURER, name_of, write_versions
+
+A, B, C = "imagenet@aaaaaaaaaaaa", "imagenet@bbbbbbbbbbbb", "imagenet@cccccccccccc"
+
+
+def status(
+    num_agreed: int = 0,
+    num_differing: int = 0,
+    split: Split = Split({A: 95.0, B: 5.0}),  # noqa: B008  # frozen
+    refused: str | None = None,
+    figures: VersionFigures | None = None,
+    **others: str | None,
+) -> dict[str, Any]:
+    comparison = Comparison()
+    for _ in range(num_agreed):
+        comparison.note(0.0, None)
+    for _ in range(num_differing):
+        comparison.note(1.0, Disagreement("r", 0, ["cat", "dog"]))
+    pairs = {f"{A} {B}": comparison} if comparison.compared else {}
+    book = BookStatus(Plan.first(split), [0], Figures({B: figures} if figures else {}, pairs))
+    return plain(status_of(book, {A: None, B: refused} | others))
+
+
+def test_a_version_that_agrees_on_enough_photos_may_be_promoted() -> None:
+    assert refusals(status(200), B, 200, 0.95) == []
+    assert refusals(status(995, 5), B, 200, 0.95) == []
+
+
+def test_too_few_photos_are_refused_with_the_number_that_is_missing() -> None:
+    (reason,) = refusals(status(150), B, 200, 0.95)
+    assert reason.startswith(f"150 photos were compared with {A}, 50 fewer than 200")
+    (reason,) = refusals(status(), B, 200, 0.95)
+    assert reason.startswith(f"0 photos were compared with {A}, 200 fewer than 200")
+
+
+def test_little_agreement_is_refused_with_the_gap_of_the_lower_end() -> None:
+    (reason,) = refusals(status(600, 400), B, 200, 0.95)
+    assert f"agrees with {A} on 600 of 1000 photos, 60.0% (95 %: from 56.9%)" in reason
+    assert "38.1% below 95.0%" in reason
+
+
+def test_a_failed_copy_counts_as_a_disagreement() -> None:
+    """Nine of ten photos fail, and the version agrees on all that it answered."""
+    (reason,) = refusals(status(200, figures=VersionFigures(copies_failed=1800)), B, 200, 0.95)
+    assert f"agrees with {A} on 200 of 200 photos and 1800 that it failed on, 10.0%" in reason
+    _, reason = refusals(status(figures=VersionFigures(copies_failed=50)), B, 200, 0.95)
+    assert f"agrees with {A} on 0 of 0 photos and 50 that it failed on, 0.0%" in reason
+    assert refusals(status(2000, figures=VersionFigures(copies_failed=3)), B, 200, 0.95) == []
+
+
+def test_a_version_that_fails_clients_is_refused() -> None:
+    (reason,) = refusals(status(200, figures=VersionFigures(98, 2)), B, 200, 0.95)
+    assert reason.startswith("2 of its 100 answers to clients failed, 2.0%: more than 1.0%")
+    assert refusals(status(200, figures=VersionFigures(99, 1)), B, 200, 0.95) == []
+
+
+def test_what_the_accuracy_gate_refuses_is_refused_whatever_agrees() -> None:
+    assert refusals(status(1000, refused="INT8 lost 3 %"), B, 200, 0.95) == ["INT8 lost 3 %"]
+
+
+def test_the_main_version_needs_no_comparison_with_itself() -> None:
+    assert refusals(status(), A, 200, 0.95) == []
+
+
+def test_the_only_other_version_is_meant() -> None:
+    loaded: dict[str, Any] = {C: None}
+    assert candidate(status(), None) == B
+    assert candidate(status(split=Split({A: 100.0}, B)), None) == B
+    assert candidate(status(**loaded), None) == B  # C is loaded, and has no part in the traffic
+    assert candidate(status(), A) == A
+
+
+@pytest.mark.parametrize(
+    ("split", "asked", "message"),
+    [
+        (Split({A: 90.0, B: 5.0, C: 5.0}), None, f"there are {B}, {C}"),
+        (Split({A: 100.0}), None, f"there are {B}"),
+        (Split({A: 100.0}), A, "answers every request already"),
+        (Split({A: 100.0}), C, f"{C} is not loaded; there are {A}, {B}"),
+    ],
+)
+def test_a_version_that_cannot_be_meant_is_refused(
+    split: Split, asked: str | None, message: str
+) -> None:
+    others: dict[str, Any] = {C: None} if C in split.shares else {}
+    with pytest.raises(BadParameterError, match=message):
+        candidate(status(split=split, **others), asked)
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> list[str]:
+    return write_versions(tmp_path / "tiny", GOOD, SURER)
+
+
+def settings_of(**more: object) -> Settings:
+    return Settings.model_validate({"compile_cache": None} | more)
+
+
+def set_with_labels(folder: Path, *labels: str, **more: Any) -> str:
+    folder.mkdir()
+    (folder / "names.txt").write_text("\n".join(labels) + "\n", "utf-8")
+    record = FileRecord.of(folder, "names.txt")
+    return str(write_tiny_set(folder, labels=record, num_classes=len(labels), **more))
+
+
+def set_with_ids(folder: Path, ids: str, labels: Sequence[str]) -> str:
+    folder.mkdir()
+    (folder / "ids.txt").write_text(ids.replace(" ", "\n") + "\n", "utf-8")
+    (folder / "names.txt").write_text("\n".join(labels) + "\n", "utf-8")
+    records = {name: FileRecord.of(folder, f"{name}.txt") for name in ("names", "ids")}
+    return str(write_tiny_set(folder, labels=records["names"], class_ids=records["ids"]))
+
+
+def test_the_settings_make_the_first_split(names: list[str]) -> None:
+    good, better = names
+    settings = settings_of(traffic={better: 5, good: 95})
+    sets = loaded_sets(settings)
+    assert settings.model_set == good
+    assert [model_set.fingerprint() for model_set in sets] == [good[-12:], better[-12:]]
+    assert first_split(settings, sets) == Split({name_of(good): 95.0, name_of(better): 5.0})
+    shadowed = settings_of(model_set=good, shadow=better)
+    split = first_split(shadowed, loaded_sets(shadowed))
+    assert split == Split({name_of(good): 100.0, name_of(better): 0.0}, name_of(better))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"traffic": {"a@111111111111": 95}}, "sum to 95, not to 100"),
+        ({"traffic": {"a": 100}, "model_set": "b"}, "model_set is 'b', and traffic is of 'a'"),
+        ({"traffic": {"a": 100}, "members": "deployment"}, "members is deployment"),
+        ({"shadow": "a", "model_sets": ["a", "b"]}, "versions of one set"),
+        ({"traffic": {"a": 100}, "model_sets": ["a", "b"]}, "versions of one set"),
+        ({"shadow": "a", "weights": {"x": 1}}, "leave out model_sets and weights"),
+        ({"traffic_header": "X-User"}, "traffic_header"),
+        ({"compare_ratio": 1.5}, "compare_ratio"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        settings_of(**changes)
+
+
+def test_a_set_may_be_named_with_its_traffic() -> None:
+    settings = settings_of(model_set="a", traffic={"a@111111111111": 40, "a@222222222222": 60})
+    assert settings.model_set == "a@222222222222"
+
+
+def test_the_same_version_twice_is_refused(names: list[str]) -> None:
+    good, _ = names
+    folder, _, _ = good.rpartition("@")
+    with pytest.raises(ConfigError, match=f"name {name_of(good)} twice"):
+        loaded_sets(settings_of(model_set=folder, shadow=good))
+
+
+def test_versions_of_two_sets_are_refused(tmp_path: Path, names: list[str]) -> None:
+    other = str(write_tiny_set(tmp_path / "other", name="other"))
+    with pytest.raises(ConfigError, match="tiny and other are two sets"):
+        loaded_sets(settings_of(model_set=names[0], shadow=other))
+
+
+def test_other_classes_are_refused_with_their_names(tmp_path: Path, names: list[str]) -> None:
+    other = set_with_labels(tmp_path / "other", "mostly blue", "mostly green", "mostly pink")
+    with pytest.raises(ConfigError, match="mostly red are missing, mostly pink are new"):
+        loaded_sets(settings_of(model_set=names[0], shadow=other))
+
+
+def test_the_same_classes_in_another_order_are_mapped(tmp_path: Path, names: list[str]) -> None:
+    other = set_with_labels(tmp_path / "other", *LABELS[1:], LABELS[0])
+    main, shadow = loaded_sets(settings_of(model_set=names[0], shadow=other))
+    assert class_places(main, shadow) == [2, 0, 1]
+    assert class_places(main, main) is None
+
+
+def test_two_classes_of_one_name_in_another_order_cannot_be_mapped(tmp_path: Path) -> None:
+    first = set_with_labels(tmp_path / "first", "crane", "crane", "heron")
+    other = set_with_labels(tmp_path / "other", "heron", "crane", "crane")
+    with pytest.raises(ConfigError, match="several classes are called crane: give both sets class"):
+        loaded_sets(settings_of(model_set=first, shadow=other))
+
+
+def test_ids_in_another_order_are_mapped_and_other_ids_are_refused(tmp_path: Path) -> None:
+    first, moved, other = (
+        set_with_ids(tmp_path / name, ids, labels)
+        for name, ids, labels in (
+            ("first", "b g r", LABELS),
+            ("moved", "r b g", ("scarlet", "azure", "emerald")),
+            ("other", "r b x", LABELS),
+        )
+    )
+    main, shadow = loaded_sets(settings_of(model_set=first, shadow=moved))
+    assert class_places(main, shadow) == [1, 2, 0]
+    message = "other class ids than .*: g are missing, x are new; make the version with the same cl"
+    with pytest.raises(ConfigError, match=message):
+        loaded_sets(settings_of(model_set=first, shadow=other))
+    shares = {first: 50.0, moved: 40.0, other: 10.0}
+    with pytest.raises(ConfigError, match="g are missing"):
+        loaded_sets(settings_of(traffic=shares))
+
+
+def test_classes_of_the_same_ids_may_have_better_labels(tmp_path: Path) -> None:
+    first = set_with_ids(tmp_path / "first", "b g r", LABELS)
+    second = set_with_ids(tmp_path / "second", "b g r", ("blue", "green", "red"))
+    assert class_places(*loaded_sets(settings_of(model_set=first, shadow=second))) is None
+
+
+def test_a_version_that_lost_too_much_may_be_a_shadow(names: list[str]) -> None:
+    good, better = names
+    folder = Path(good.rpartition("@")[0]) / ".versions" / better[-12:]
+    lost = with_accuracy(read_manifest(folder), {"sure": 0.5, "ensemble": 0.5}, {"ensemble": 0.4})
+    write_manifest(folder, lost)
+    shadowed = settings_of(model_set=good, shadow=better)
+    warnings = accuracy_warnings(shadowed, loaded_sets(shadowed))
+    assert any("40" in warning for warning in warnings)
+    dropped = loaded_sets(shadowed)[1]
+    assert refused_by_gate(dropped, shadowed) is not None
+    assert refused_by_gate(dropped, settings_of(model_set=good, allow_unverified=True)) is None
+    answering = settings_of(traffic={good: 95, better: 5})
+    with pytest.raises(UnverifiedError):
+        accuracy_warnings(answering, loaded_sets(answering))
+
+
+def test_every_replica_has_the_versions_that_urls_have_now(names: list[str]) -> None:
+    sets = loaded_sets(settings_of(model_set=names[0], shadow=names[1]))
+    url = "https://store/tiny"
+    settings = settings_of(model_set=url, traffic={url: 95, f"{url}@{names[1][-12:]}": 5})
+    named = in_versions(settings, sets)
+    hashes = [f"{url}@{model_set.folder.name}" for model_set in sets]
+    assert list(named.traffic or ()) == hashes
+    assert named.model_set == hashes[0]
