@@ -1,0 +1,115 @@
+"""Prints the product's tree, a line for each file: ``python -m tests.support.tree``.
+
+``--check`` fails over the budgets: files and lines of the product, lines of the tests, lines of a
+file, and modules that only one other module of their folder imports. The exceptions say why.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("app", "models", "calibration", "client/tandem_client")
+MAX_FILES, MAX_LINES, MAX_TEST_LINES = 160, 42_500, 60_000
+SHORTEST, LONGEST = 100, 500  # lines of a file
+SHORT = {}  # shorter files, and why each is one of its own
+LONG = {}  # longer files, and why each is not two
+ONLY_IMPORTER = {}  # modules with one importer, in their folder, and why each is a file of its own
+
+
+def product_files() -> list[Path]:
+    """Return the modules of the product, without generated ones and packages' docstrings."""
+    every = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return sorted(
+        path for path in every if "_pb2" not in path.name and path.name != "__init__.py"
+    )
+
+
+def num_lines(path: Path) -> int:
+    return path.read_text("utf-8").count("\n")
+
+
+def purpose(path: Path) -> str:
+    """Return the first line of a module's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[1:] if parts[0] == "client" else parts).removesuffix(".__init__")
+
+
+def importers() -> dict[str, set[str]]:
+    """Return the modules that import each module of the product, also within functions."""
+    modules = {dotted(path): path for path in product_files()}
+    by_module: dict[str, set[str]] = defaultdict(set)
+    packages = [path for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")]
+    for path in [*modules.values(), *packages]:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                if name in modules and name != dotted(path):
+                    by_module[name].add(dotted(path))
+    return by_module
+
+
+def only_importers() -> dict[str, str]:
+    """Return the modules that exactly one module imports, which is of the same folder."""
+    return {
+        module: next(iter(of))
+        for module, of in importers().items()
+        if len(of) == 1 and module.rpartition(".")[0] == next(iter(of)).rpartition(".")[0]
+    }
+
+
+def problems() -> list[str]:
+    """Return what is over a budget, and exceptions that are none any more."""
+    files = {str(path.relative_to(ROOT)): num_lines(path) for path in product_files()}
+    total = sum(files.values())
+    of_tests = sum(map(num_lines, (ROOT / "tests").rglob("*.py")))
+    rows = []
+    if len(files) > MAX_FILES:
+        rows.append(f"{len(files)} files of the product, the limit is {MAX_FILES}: join some")
+    if total > MAX_LINES:
+        rows.append(f"{total} lines of the product, the limit is {MAX_LINES}: remove some")
+    if of_tests > MAX_TEST_LINES:
+        rows.append(f"{of_tests} lines of tests, the limit is {MAX_TEST_LINES}: remove some")
+    short = {name for name, lines in files.items() if lines < SHORTEST}
+    long = {name for name, lines in files.items() if lines > LONGEST}
+    alone = set(only_importers())
+    for what, there, named in (
+        (f"shorter than {SHORTEST} lines", short, SHORT),
+        (f"longer than {LONGEST} lines", long, LONG),
+        ("imported by one module of its folder alone", alone, ONLY_IMPORTER),
+    ):
+        rows += [f"{name} is {what}: join or split it, or name why not" for name in there - set(named)]
+        rows += [f"{name} is no more {what}: remove the exception" for name in set(named) - there]
+    return sorted(rows)
+
+
+def show() -> None:
+    """Print a line for each file: its lines and its purpose."""
+    folder = None
+    for path in product_files():
+        name = path.relative_to(ROOT)
+        if name.parent != folder:
+            folder = name.parent
+            init = path.parent / "__init__.py"
+            print(f"\n{folder}/  {purpose(init) if init.exists() else ''}")
+        print(f"  {name.name:28}{num_lines(path):5}  {purpose(path)}")
+    files = product_files()
+    print(f"\n{len(files)} files, {sum(map(num_lines, files))} lines")
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        found = problems()
+        print("\n".join(found))
+        sys.exit(bool(found))
+    show()
