@@ -458,7 +458,7 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
 
     @property
     def served_precision(self) -> Precision:
-        """The networks' precision: INT8 for ``auto``, until :mod:`app.graph.set_checks` has decided."""
+        """The networks' precision: INT8 for ``auto`` until ``app.graph.set_checks`` decides."""
         return "INT8" if self.precision == "auto" else self.precision
 
     def of_each_set(self) -> list["Settings"]:

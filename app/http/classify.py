@@ -33,7 +33,6 @@ from app.graph.service import EnsembleService
 from app.http.body import FileForm, read_coded_body, read_coded_chunks
 from app.http.errors import Headers, error_response, response_of
 from app.queueing.admission import Share
-from app.settings import Settings
 from models.errors import CorruptImageError, NotAnImageError, TandemError
 
 # The first bytes of texts that clients send in place of images: JSON, and base64 of JPEG, PNG and
@@ -94,8 +93,14 @@ class ClassifyRoute:
         is_form = headers.text(CONTENT_TYPE)[:10].lower() == "multipart/"
         with WatchedRequest(receive) as watched, service.admit(options, observer) as admitted:
             async with admitted.arriving():
-                read = read_form if is_form else read_image
-                body = await read(watched, headers, service.settings, admitted.share)
+                limits = service.settings
+                if is_form:
+                    form = FileForm(headers.text(CONTENT_TYPE), limits.max_files)
+                    most = limits.max_body_bytes
+                    await read_coded_chunks(watched, headers, most, admitted.share, form.write)
+                    body = RequestBody(form.files())
+                else:
+                    body = await read_image(watched, headers, limits.max_body_bytes, admitted.share)
             answers = await admitted.answer(body)
         start_ms = observer.elapsed_ms()
         try:
@@ -108,21 +113,12 @@ class ClassifyRoute:
 
 
 async def read_image(
-    receive: Receive, headers: Headers, settings: Settings, share: Share
+    receive: Receive, headers: Headers, max_bytes: int, share: Share
 ) -> RequestBody:
     """Read a body that is an image; raise :class:`NotAnImageError` if it is a text about one."""
-    body = await read_coded_body(receive, headers, settings.max_body_bytes, share)
+    body = await read_coded_body(receive, headers, max_bytes, share)
     _check_no_text(body)
     return RequestBody([body])
-
-
-async def read_form(
-    receive: Receive, headers: Headers, settings: Settings, share: Share
-) -> RequestBody:
-    """Read a multipart form of images."""
-    form = FileForm(headers.text(CONTENT_TYPE), settings.max_files)
-    await read_coded_chunks(receive, headers, settings.max_body_bytes, share, form.write)
-    return RequestBody(form.files())
 
 
 def _check_no_text(body: bytes) -> None:

@@ -10,8 +10,8 @@ The private features of Ray that replicas depend on, each with a check of its pr
 
 Checks that the service can run with the installed Ray, and names features that Ray lacks.
 
-The application uses names that Ray does not promise to keep (:mod:`app.serve.ray_compatibility`). They are
-looked up before any is imported. A missing name, or other parameters, would otherwise show as a
+The application uses names that Ray does not promise to keep. They are looked up before any is
+imported. A missing name, or other parameters, would otherwise show as a
 service that half works.
 """
 

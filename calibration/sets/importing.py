@@ -57,8 +57,8 @@ def import_member(
         )
     if runtime == "onnxruntime" and path.suffix not in (ONNX, *PYTORCH_SUFFIXES):
         raise ModelSetError(
-            f"{path} is no file for onnxruntime, which takes ONNX, or {', '.join(PYTORCH_SUFFIXES)} of "
-            "PyTorch"
+            f"{path} is no file for onnxruntime, which takes ONNX, or "
+            f"{', '.join(PYTORCH_SUFFIXES)} of PyTorch"
         )
     if runtime != "openvino":
         check_installed(runtime, runtime, f"models add of {path.name} for {runtime}")

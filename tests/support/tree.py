@@ -21,9 +21,7 @@ ONLY_IMPORTER = {}  # modules with one importer, in their folder, and why each i
 def product_files() -> list[Path]:
     """Return the modules of the product, without generated ones and packages' docstrings."""
     every = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    return sorted(
-        path for path in every if "_pb2" not in path.name and path.name != "__init__.py"
-    )
+    return sorted(path for path in every if "_pb2" not in path.name and path.name != "__init__.py")
 
 
 def num_lines(path: Path) -> int:
@@ -88,7 +86,9 @@ def problems() -> list[str]:
         (f"longer than {LONGEST} lines", long, LONG),
         ("imported by one module of its folder alone", alone, ONLY_IMPORTER),
     ):
-        rows += [f"{name} is {what}: join or split it, or name why not" for name in there - set(named)]
+        rows += [
+            f"{name} is {what}: join or split it, or name why not" for name in there - set(named)
+        ]
         rows += [f"{name} is no more {what}: remove the exception" for name in set(named) - there]
     return sorted(rows)
 

@@ -42,8 +42,8 @@ def test_another_one_if_a_second_service_is_about_to_take_it(monkeypatch):
     usual = checks.free_port()
     monkeypatch.setattr(checks, "METRICS_PORT", usual)
     code = (
-        "import sys; from app.launch import ports; ports.METRICS_PORT = int(sys.argv[1])\n"
-        "print(ports.metrics_port(None), flush=True); sys.stdin.read()"
+        "import sys; from app.launch import checks; checks.METRICS_PORT = int(sys.argv[1])\n"
+        "print(checks.metrics_port(None), flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(usual)]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as other:

@@ -22,7 +22,13 @@ from tests.support.tiny_networks import write_tiny_set
 
 KILL = 9  # exit code of a child that was killed
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}  # events of Python's audit hooks
-TRACED = {transaction.__file__, transaction.__file__, transaction.__file__}
+TRACED = {transaction.__file__}
+
+
+@pytest.fixture
+def folder(tiny_set, tmp_path) -> Path:
+    """A copy of a set that may be changed."""
+    return Path(shutil.copytree(tiny_set, tmp_path / "sets" / "tiny"))
 
 
 class InterruptAt:
