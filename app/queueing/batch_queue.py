@@ -48,6 +48,7 @@ RunBatch = Callable[[Sequence[Pixels]], Awaitable[Probabilities | TimedRows]]
 SHADOW_RUN_S = 5.0  # the time limit of a batch in the shadow lane, after which it counts as hanging
 SHADOW_RUNS = 20  # a shorter limit: this many times the mean time of a batch, but at least 1 s
 LAST_RUN_SHARE = 0.1  # the weight of the last run in the moving average of their times
+LAST_BATCH_SHARE = 0.05  # the weight of the last batch in the moving average of an image's time
 ALONE_S = 1.0  # without an interactive image, after which bulk images count as a backlog too
 
 
@@ -140,6 +141,7 @@ class BatchQueue:
         self._interactive_at = -math.inf  # when the last interactive image arrived
         self.fastest_s = 0.0  # the shortest time of a batch so far
         self.mean_s = 0.0  # the moving average of the time of a batch
+        self.image_s = 0.0  # that of the time of an image in a batch
         self.share = share
         self._scheduler = scheduler or BatchScheduler()
         self._scheduler.join(self)
@@ -299,6 +301,8 @@ class BatchQueue:
             return
         executed = self._executed(batch, started, timed.ended)
         self.fastest_s = min(self.fastest_s or executed.infer_s, executed.infer_s)
+        taken_s = executed.infer_s / executed.size
+        self.image_s += LAST_BATCH_SHARE * (taken_s - self.image_s) if self.image_s else taken_s
         self._charge(executed, is_again)
         for entry, row in zip(batch, rows, strict=True):
             entry.end(BatchResult(row, started - entry.arrived, executed))

@@ -33,6 +33,9 @@ from models.ensemble import Probabilities
 from models.openvino_network import Pixels
 
 MAX_HOLD_S = 0.05  # how long a batch waits; one core decodes eight photos in half of it
+# At this rate decoding takes half of the event loop's time. If the networks are faster, threads
+# decode.
+LOOP_IMAGES_PER_S = 250
 
 
 class CoreShare:
@@ -211,6 +214,8 @@ class Queue(Protocol):
 
     share: CoreShare | None  # the set's share of the cores; None: turns go by age alone
     mean_s: float  # the mean time of its latest batches
+    image_s: float  # a core's mean time for an image, in the latest batches; 0 before the first
+    max_batch_size: int
     images: PriorityQueue[Waiting]  # that wait
 
     def take(self) -> Coroutine[Any, Any, None] | None:
@@ -295,6 +300,26 @@ class BatchScheduler:
         self._source = source
         if source is not None:
             source.on_decoded(self.call)
+
+    def leaves_loop_time(self, share: CoreShare | None) -> bool:
+        """Whether the event loop has time to decode a photo for the set with this ``share``.
+
+        It has none while images wait that fill a batch on each core, nor for networks so fast that
+        decoding would take half of the loop's time.
+        """
+        num_cores = self._num_at_once * self._threads_each
+        num_waiting, image_s = 0, 0.0
+        for queue in self._queues:
+            num = len(queue.images.interactive) + len(queue.images.bulk)
+            if num >= num_cores * queue.max_batch_size:
+                return False
+            num_waiting += num
+            # Every image passes all members of its set, which share the cores: their times add up.
+            if queue.share is share:
+                image_s += queue.image_s
+        if not num_waiting and not self._running:
+            return True
+        return not image_s or self._num_at_once / image_s <= LOOP_IMAGES_PER_S
 
     def call(self) -> None:
         """Request turns because images wait; they are given at the end of this turn of the loop.

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from app.graph.ensemble import Ensemble
@@ -62,7 +63,7 @@ class StageBuilder:
         self._reports: dict[tuple[str, str], Reports] = {}  # by set and member
         self._user_config: dict[str, Any] = {}
         self.joined: list[SetStages] = []
-        self.members: list[Classifier] = []  # of all joined sets; the Decoders read it
+        self.members: list[Classifier] = []  # of all joined sets
 
     @property
     def threads_each(self) -> int:
@@ -161,7 +162,10 @@ class StageBuilder:
         if self._decoder is None:
             decoders: Iterable[Decoder | None] = (stages.decoder for stages in self.joined)
             queue = next((decoder.queue for decoder in decoders if decoder is not None), None)
-            return Decoder(settings, model_set, queue)
+            if self._threads is None:
+                return Decoder(settings, model_set, queue)
+            share, scheduler = self._share_of(model_set.name), self._threads.scheduler
+            return Decoder(settings, model_set, queue, partial(scheduler.leaves_loop_time, share))
         image_bytes = model_set.manifest.inputs.num_bytes
         return RemoteDecoder(self._decoder, image_bytes, self._channels(self._decoder))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from app.answers import Decoded, Fault
 from app.errors import HeavyFileError
-from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy
+from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy, LoopTurn
 from app.queueing.scheduler import SHADOW, Lane
 from app.queueing.usage import Usage
 from app.settings import Settings
@@ -30,6 +30,9 @@ from models.openvino_network import Pixels
 # libavif may decode up to 2^28 pixels, whatever the header says: so never on every thread.
 AVIF_PIXELS = 4 * 2**20
 HEAVY_PIXELS = 2 * 2**20  # from this size on an image is heavy: about 0.1 s as PNG
+# Up to this size the event loop may decode a JPEG, in a few milliseconds.
+SMALL_BYTES, SMALL_PIXELS = 256 * 2**10, 2**20
+MAX_ON_LOOP = 8  # images that the loop decodes in one turn, while its other work waits
 
 
 class _Outcome(NamedTuple):
@@ -38,13 +41,19 @@ class _Outcome(NamedTuple):
 
 
 class Decoder:
-    """Decodes on threads of its own (OpenCV releases the GIL): the replica's loop stays free."""
+    """Decodes on threads of its own (OpenCV releases the GIL), so the replica's loop stays free.
+
+    A request's only small photo is decoded on the loop instead, while ``leaves_loop_time`` says
+    that the batches in this process leave it time: a thread would have to wait for the GIL a dozen
+    times per photo, and wake the loop for its result.
+    """
 
     def __init__(
         self,
         settings: Settings,
         model_set: ModelSet | None = None,
         queue: "DecodeQueue[_Outcome] | None" = None,
+        leaves_loop_time: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start the threads; ``queue`` is shared by the sets of a process; None: a new one."""
         cv2.setNumThreads(1)  # one image per core, not one image on every core
@@ -58,6 +67,8 @@ class Decoder:
         self.queue = queue or DecodeQueue[_Outcome](
             settings.decode_threads, settings.max_heavy_pixels
         )
+        self._loop_turn: LoopTurn[_Outcome | None] = LoopTurn(self._decode_small, MAX_ON_LOOP)
+        self._leaves_loop_time = leaves_loop_time
         self._health = Health("file that is decoded", counts_failures=False)
         cores = replica_cores(settings.decode_threads)
         self.usage = Usage(cores, decoder_cpu_ms(model_set.manifest))
@@ -66,16 +77,16 @@ class Decoder:
 
     @property
     def num_coming(self) -> int:
-        return self.queue.num_coming
+        return self.queue.num_coming + self._loop_turn.num_waiting
 
     @property
     def num_busy(self) -> int:
         """How many cores decoding keeps busy, with the event loop's if it has files to decode."""
-        return self.queue.num_busy
+        return self.queue.num_busy + (self._loop_turn.num_waiting > 0)
 
     def on_decoded(self, call: Callable[[], None]) -> None:
         """Register a function that is called on the loop whenever a file has been decoded."""
-        self.queue.on_end = call
+        self.queue.on_end = self._loop_turn.on_end = call
 
     async def check_health(self) -> None:
         """Raise :class:`UnhealthyError` if decoding hangs; Serve then replaces the replica."""
@@ -103,12 +114,37 @@ class Decoder:
         self.usage.began(len(files))
         is_done = False
         try:
-            outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
+            outcome = None
+            if self._is_for_loop(files, left_s, lane):
+                outcome = await self._loop_turn.submit(files[0])
+            if outcome is not None:
+                outcomes = [outcome]
+            else:
+                outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
             is_done = True
         finally:
             self.usage.ended(len(files), done=is_done)
         record_decodes([outcome.file for outcome in outcomes])
         return self._stacked(outcomes)
+
+    def _is_for_loop(self, files: list[bytes], left_s: float, lane: Lane) -> bool:
+        """Whether to try the event loop: for a small file alone, if the loop has time."""
+        is_small = len(files) == 1 and len(files[0]) <= SMALL_BYTES
+        if not is_small or lane != "interactive" or not left_s > 0:
+            return False
+        return self._loop_turn.has_room and self._leaves_loop_time()
+
+    def _decode_small(self, data: bytes) -> _Outcome | None:
+        """Decode a small photo on the event loop; return None if a thread has to decode it."""
+        try:
+            checked = self._check(data)
+        except TandemError:
+            return None  # a thread reports the fault
+        header = checked.header
+        is_plain = header.format == "jpeg" and not header.has_many_scans
+        if not is_plain or header.width * header.height > SMALL_PIXELS:
+            return None
+        return self._finish(data, checked)
 
     async def _by_turns(
         self, files: list[bytes], left_s: float, lane: Lane, *, takes_heavy: bool

@@ -15,8 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import NotReadyError
-from app.queueing.batch_queue import BatchQueue
-from app.queueing.scheduler import BULK_EVERY, LANES, SHADOW, BatchScheduler, Lane, PriorityQueue
+from app.queueing.batch_queue import LAST_BATCH_SHARE, BatchQueue
+from app.queueing.scheduler import (
+    BULK_EVERY,
+    LANES,
+    LOOP_IMAGES_PER_S,
+    SHADOW,
+    BatchScheduler,
+    CoreShare,
+    Lane,
+    PriorityQueue,
+)
 from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, number_of, settle
 
@@ -46,6 +55,52 @@ async def test_two_queues_share_one_place_oldest_first():
     await settle()
     assert [n.batches for n in networks] == [[[0], [2]], [[1]]]
     await networks[0].finish_all()
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "image_s", "has_time"),
+    [
+        (0, 0.0, True),  # nothing waits, and nothing runs
+        (0, 1e-4, True),
+        (1, 0.0, True),  # nobody knows yet what an image takes
+        (1, 1.0, True),
+        (1, 1.1 * 2 / 2 / LOOP_IMAGES_PER_S, True),  # of two members on two places
+        (1, 0.9 * 2 / 2 / LOOP_IMAGES_PER_S, False),  # so fast that the loop would be busy
+        (8, 1.0, False),  # a batch for each core
+    ],
+)
+async def test_the_event_loop_has_time_to_decode(num_waiting, image_s, has_time):
+    networks = [SteppedNetwork(), SteppedNetwork()]
+    turns = BatchScheduler(2)
+    queues = queues_of(turns, networks)
+    for queue in queues:
+        queue.image_s = image_s
+    if num_waiting:
+        submit(queues[1], [image(number) for number in range(num_waiting)])
+    assert turns.leaves_loop_time(None) is has_time
+
+
+async def test_networks_of_another_set_do_not_say_what_an_image_takes():
+    networks = [SteppedNetwork(), SteppedNetwork()]
+    turns, (mine, others) = BatchScheduler(1), (CoreShare(), CoreShare())
+    for network, share, image_s in zip(networks, (mine, others), (1e-4, 1.0), strict=True):
+        queue = BatchQueue(network.run, (1, 2), 100, network.clock, turns, share=share)
+        queue.image_s = image_s
+        submit(queue, [image(0)])
+    assert not turns.leaves_loop_time(mine)
+    assert turns.leaves_loop_time(others)
+
+
+async def test_a_queue_knows_what_an_image_takes():
+    network = SteppedNetwork()
+    queue = BatchQueue(network.run, (4,), 100, network.clock, BatchScheduler(1))
+    for taken_s, expected in ((0.4, 0.1), (4.0, 0.1 + LAST_BATCH_SHARE * (1.0 - 0.1))):
+        submit(queue, [image(number) for number in range(4)])
+        await settle()
+        network.now += taken_s
+        network.finish()
+        await settle()
+        assert queue.image_s == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("lane", ["interactive", "bulk"])

@@ -156,12 +156,12 @@ async def test_the_loop_decodes_less_while_another_sets_member_is_behind(graph, 
     second = built(graph, folders[1])
     graph.stages.join(second)
     decoder = graph.stages.joined[0].decoder
-    assert decoder._loop_has_time()
+    assert decoder._leaves_loop_time()
     (other,) = second.members
     others = [
         other.classify(np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8), 10.0) for _ in range(99)
     ]
-    assert not decoder._loop_has_time()
+    assert not decoder._leaves_loop_time()
     for call in others:
         call.cancel()
 
