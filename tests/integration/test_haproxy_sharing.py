@@ -15,7 +15,7 @@ from tests.support.haproxy_process import MAX_REQUESTS, OPTIONS, haproxy_before
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.slow_clients import linger
 
-APP = Path(errors.__file__).parents[1]
+APP = Path(errors.__file__).parent
 CLASSIFY = "/v1/classify"
 KEY = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
 BEGUN = bytes(15 * 2**10)  # of a body: so much lets a request go on
