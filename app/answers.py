@@ -1,9 +1,7 @@
-"""The messages that stages of the graph send to each other.
+"""The messages that stages of the graph send each other, and the answers of the HTTP interface.
 
-Response models of the HTTP interface: plain dataclasses, which /docs describes.
-
-A request makes some twenty of these objects, so they are not validated: their values were made
-here. FastAPI reads their fields for the schema as it would read a pydantic model's.
+The answers are plain dataclasses: FastAPI reads their fields for the schema in /docs. A request
+makes about twenty of these objects. They are not validated, since all values were made here.
 """
 
 import logging

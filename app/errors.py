@@ -1,15 +1,13 @@
-"""The errors of serving, each with its HTTP status and code.
+"""The errors of serving, each with its HTTP status and code, and the headers shared with HAProxy.
 
-:mod:`models.errors` has the base class and the errors of images and model sets.
+:mod:`models.errors` has the base class, and the errors of images and model sets.
 
-Headers that the Gateway and HAProxy exchange: limits, refusals, deadlines and health.
+A refusal carries the Gateway's present limit of requests. HAProxy then refuses further requests
+itself, and counts them (app/launch/haproxy_cfg). The next request that it passes on carries that
+count.
 
-A refusal of the Gateway carries its present limit of requests. HAProxy then refuses further
-requests itself (app/launch/haproxy_cfg), and counts them. The next request that it
-passes on carries that count.
-
-HAProxy moves a client's time limit to a header of our own that Serve does not know. Otherwise Serve
-would answer a late request in plain text, before the Gateway does.
+HAProxy copies a client's time limit to a header that Serve does not know. Otherwise Serve would
+answer a late request in plain text, before the Gateway does.
 """
 
 from models.errors import TandemError

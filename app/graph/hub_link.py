@@ -1,7 +1,7 @@
-"""Facts that all Gateways share: the book of a hub (:mod:`app.serve.hub`), and the way to it.
+"""State that all Gateways share: the book that keeps it, and a Gateway's link to that book.
 
-Every second each Gateway reports its facts and gets the newest. A hub that began anew learns them
-from the Gateways.
+Every second each Gateway reports what it knows, and gets the newest state. A book that was started
+again learns the state from these reports. :mod:`app.serve.hub` runs the books as deployments.
 """
 
 import asyncio

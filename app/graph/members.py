@@ -1,17 +1,15 @@
-"""Asks the members of the ensemble in parallel and collects their results.
+"""The members of the ensemble: asks them in parallel, collects their results, and runs the cascade.
 
 The answer policy says how many must answer: every member (``all``), more than half of them
 (``quorum``), or one (``any``). An answer that lacks members is *degraded*, and names them.
 
-The interfaces by which the graph calls its stages, wherever they run.
+The protocols here are how the graph calls Decoder, members and Combiner. Objects in this process
+(:mod:`app.stages`) implement them, and deployments behind a handle (:mod:`app.serve.remote`).
+``left_s`` is the time that the request has left, in seconds. A call that would take longer raises
+:class:`app.errors.DeadlineError`.
 
-Objects in this process (:mod:`app.deployments`) and deployments behind a handle
-(:mod:`app.serve.remote`) implement these protocols. ``left_s`` is the time that the request has
-left, in seconds; calls that would take longer raise :class:`app.errors.DeadlineError`.
-
-The cascade: asks the other members only about images on which the first is not sure.
-
-It is off unless ``cascade_margin`` is set. ``tandem evaluate`` measures each margin's accuracy.
+The cascade asks the other members only about images on which the first is not sure. It is off
+unless ``cascade_margin`` is set. ``tandem evaluate`` measures the accuracy at each margin.
 """
 
 import asyncio

@@ -1,11 +1,8 @@
-"""Rows in Redis, shared by all Gateways; Redis is optional and may be slow, full or gone.
+"""The response cache in Redis, shared by all Gateways: the keys of images, and rows as bytes.
 
-Nothing here raises, or waits longer than :data:`READ_S`. :class:`app.graph.redis_cache.RowsFormat`
-checks the bytes from Redis, which are not trusted.
-
-Rows as bytes, for a store that others can write to: they are checked, and never executed.
-
-Keys of images: a hash of the file's bytes and of everything else that its answer depends on.
+Redis is optional and may be slow, full or gone: nothing here raises, or waits longer than
+:data:`READ_S`. A key hashes the file's bytes and everything else that the answer depends on.
+Others can write to the store, so :class:`RowsFormat` checks its bytes and executes none of them.
 """
 
 import asyncio

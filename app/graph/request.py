@@ -1,8 +1,7 @@
-"""A classification request as the graph takes it, from either interface.
+"""A classification request: its options, its body, their checks, and the cache in this process.
 
-Checks the parameters of a request, alike for HTTP and gRPC.
-
-The cache of one process: answers, and computations under way, so that one image runs once.
+HTTP and gRPC make the same request, so that the checks are equal for both. The cache keeps answers,
+and shares computations under way: several requests with the same image compute it once.
 """
 
 import asyncio

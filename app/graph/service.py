@@ -1,4 +1,4 @@
-"""The service that the HTTP and the gRPC interface share.
+"""The service behind HTTP and gRPC: admits a request, checks its options, runs the graph in time.
 
 An interface parses a request and renders the answer. Everything in between is here: keys, limits,
 deadlines, the graph, readiness, and the description for ``/v1/models``.

@@ -1,6 +1,6 @@
 """Checks model sets before they are served: their names, INT8's accuracy, and the settings.
 
-Decides ``precision: auto``: INT8 where this CPU computes it right, else the float networks.
+It also decides ``precision: auto``: INT8 where this CPU computes it right, else the float networks.
 """
 
 from collections import Counter

@@ -1,11 +1,8 @@
-"""The HTTP interface: the middlewares that every request passes, and the routes.
+"""The HTTP application: its routes, and the middlewares that every request passes.
 
-Cross-origin requests of browsers (CORS): pages of allowed sites can call and read answers.
-
-Starlette's middleware implements it. HAProxy adds the same headers to its own answers
-(app/launch/haproxy_cfg).
-
-Authentication by bearer keys (RFC 6750), before the body is read.
+The middlewares record the request, check its bearer key (RFC 6750) before the body is read, and
+answer for cross-origin requests of browsers (CORS). Starlette implements CORS; HAProxy adds the
+same headers to its own answers (app/launch/haproxy_cfg).
 """
 
 import asyncio

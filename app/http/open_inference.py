@@ -1,10 +1,8 @@
-"""The routes of the Open Inference Protocol, below /v2: health, metadata, inference, statistics.
+"""The routes of other servers' protocols: Open Inference (/v2), KServe's V1, Triton's repository.
 
-POST /v2/models/MODEL/infer: reads an inference request and renders its answer.
-
-/v1/models/MODEL and its :predict, the routes of KServe's V1 protocol and TensorFlow Serving.
-
-The routes of Triton's model repository extension.
+/v2 has health, metadata, inference and statistics. POST /v2/models/MODEL/infer reads an inference
+request and renders its answer. /v1/models/MODEL and its :predict are the routes of KServe's V1
+protocol and TensorFlow Serving. Triton's repository extension loads and unloads sets.
 """
 
 from collections.abc import Callable, Mapping

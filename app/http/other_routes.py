@@ -1,12 +1,11 @@
-"""POST and GET /v1/feedback: the right labels of earlier answers, and live accuracy by version.
+"""The routes for feedback, traffic and shared memory, the web page, and the API description.
 
-GET and PUT /v1/traffic: shows and changes the traffic between versions of a set.
+/v1/feedback takes the right labels of earlier answers, and shows live accuracy by version.
+/v1/traffic shows and changes the traffic between versions of a set. The routes of Triton's shared
+memory extensions only serve callers on this machine.
 
-Serves the web page and the API description, with all assets from this machine.
-
-They need no key, so they must be cheap: cached bytes, an ETag, and a limit on concurrent answers.
-
-The routes of Triton's shared memory extensions, which only serve local callers.
+The page and the description need no key, so they must be cheap. They are cached bytes with an ETag,
+and only a limited number is answered at a time. All assets are from this machine.
 """
 
 import base64

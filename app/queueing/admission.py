@@ -1,14 +1,12 @@
-"""Admission control: refuses requests beyond the limits, before their bodies are read.
+"""Admission control: limits requests, uploads and their bytes, before bodies are read.
 
-Limits the time of uploads, and cancels the slowest upload when its place is needed.
+Three limits apply: requests under way, the bytes of bodies that a Gateway holds, and the time of an
+upload. When the places run out, the slowest upload is cancelled.
 
-Limits the bytes of request bodies that one Gateway holds at a time.
-
-Limits how many requests are under way during overload, by Little's law.
-
-By Little's law, requests under way = rate x time. A fixed limit means a second of waiting on a
-small machine and a few milliseconds on a large one. So under overload the limit follows the
-measured rate: the requests that fill a batch on every core, plus those answered within the target.
+During overload the limit on requests follows the measured rate, by Little's law: requests under way
+= rate x time. A fixed limit means a second of waiting on a small machine, and a few milliseconds on
+a large one. The limit is the requests that fill a batch on every core, plus those answered within
+the target.
 
 Many requests at a time are not yet overload: a burst is answered in time. Overload begins when
 requests are refused for lack of room, and still are after many have been answered. It ends when

@@ -4,11 +4,10 @@ Unlike ``@serve.batch`` it has no timer: a single image on an idle replica start
 next batch grows while one runs. Each network has a queue with three lanes.
 :mod:`app.queueing.scheduler` decides when a queue may run a batch.
 
-A larger batch size for a backlog, compiled when a backlog first occurs.
-
-Larger batches cost less per image: the weights are read once for all of them. But while few images
-wait, a large batch leaves other cores idle, and each of its images waits for all. It also takes
-memory, which a service without backlogs does not need (decision 0033).
+A backlog doubles the batch size; the larger size is compiled when a backlog first occurs. Larger
+batches cost less per image, since the weights are read once for all of them. While few images wait,
+a large batch would leave other cores idle, and each image would wait for all. It also takes memory,
+which a service without backlogs does not need (decision 0033).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Schedules the batches of several queues on the same cores.
+"""Schedules the batches of several queues on the same cores, by lane, age and share.
 
 Members in a process share its cores by taking turns. With cores of its own for each member, those
 of the faster member would be idle while images wait for the slower one.
@@ -7,20 +7,16 @@ If images are decoded on the same cores, a batch waits a little for images that 
 as long as decoding keeps every core busy: a larger batch costs less per image.
 
 A full batch can be formed ahead, while all cores are busy. The thread whose batch ends first begins
-it at once, without waiting for an event loop that is decoding.
+it at once, without waiting for the event loop.
+
+Each queue has three lanes. A form of 64 files must not delay a single photo, so interactive images
+go first. Every ``BULK_EVERY``-th turn is for bulk images if any wait, so that they do not starve.
+No client waits for images of the shadow lane: they only get a turn while no others wait.
 
 Model sets may have weighted shares of the cores, by start-time fair queueing (Goyal, Vin and Cheng,
 1996). Each set has a virtual time, which a batch advances by its seconds divided by the set's
 weight. The set with the lowest virtual time runs the next batch. A set that was idle starts at the
 present virtual time, so that it gets no credit for being idle.
-
-A queue with three lanes: interactive, bulk and shadow.
-
-A form of 64 files must not delay a single photo. So interactive images go first; every
-``BULK_EVERY``-th turn is for bulk images if any wait, so that they do not starve. The images of the
-shadow lane, which no client waits for, only get a turn while no others wait.
-
-Records of the batch queue: an image's result, an executed batch, the queue's state.
 """
 
 import asyncio

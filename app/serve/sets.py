@@ -1,6 +1,6 @@
-"""The model sets of one Gateway, which can be loaded and unloaded while it runs.
+"""The model sets of the Gateways: loads and unloads them by name, at all Gateways alike.
 
-Loads and unloads sets by name at all Gateways: the one asked reports to the hub ``Sets``.
+The Gateway that is asked reports to the hub ``Sets``, from which the others learn.
 """
 
 import asyncio

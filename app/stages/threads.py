@@ -1,10 +1,7 @@
-"""Threads that run networks, sized by the cores of a replica, and threads that load them.
+"""Threads that run networks, sized by a replica's cores; their health, and the memory that is free.
 
-Liveness of a stage's work (batches, decoding, functions), for ``check_health``.
-
-The CPU and memory limits of the machine, its control groups and the user.
-
-Every group from the process's own up to the root may have a limit; the tightest counts.
+Limits on CPU and memory come from the machine, its control groups and the user. Every group from
+the process's own up to the root may have a limit; the tightest counts.
 """
 
 import asyncio

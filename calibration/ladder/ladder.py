@@ -1,4 +1,4 @@
-"""The run of a ladder: its rungs one after another, each in a process, the last as a service."""
+"""Runs a ladder: its rungs one after another, each in a process, the last as a service."""
 
 import json
 import os
