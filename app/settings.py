@@ -1,7 +1,7 @@
 """All settings of a service, the checks between them, and the settings of each of its sets.
 
-Their groups are model sets and versions, limits of what is accepted, and records that are kept:
-samples, feedback and traces.
+Their groups are model sets and versions, limits on requests, and records that are kept: samples,
+feedback and traces.
 """
 
 import platform

@@ -4,7 +4,7 @@ It also tells systemd the service's state (sd_notify), and relays metrics from R
 loopback to an address that other machines reach.
 
 OpenTelemetry raises when it reads an unusable variable, at import, in every process of Ray's, even
-without tracing. A tracing error must not keep the service from starting, so such variables are
+without tracing. A tracing error must not keep the service from starting, so these variables are
 removed. Without a collector tracing is off.
 """
 

@@ -172,7 +172,7 @@ class Admission:
         self._num_answering += 1
 
     def end(self, *, is_answered: bool) -> None:
-        """Count a request no more; one that was not answered says nothing of what is possible."""
+        """Stop counting a request; the limit learns its rate from answered requests only."""
         self._num_answering -= 1
         if is_answered and self._limit is not None and self._limit.crowd:
             self._limit.answered(self._clock(), self._num_answering)
