@@ -163,7 +163,7 @@ Stamp = tuple[int, int] | None  # None: there is no file
 
 
 def file_stamp(path: Path) -> Stamp:
-    """Return what changes with the file, its permissions, and what a link to it names."""
+    """Return a value that changes when the file, its mode or its symlink target does."""
     try:
         status = path.stat()
     except OSError:

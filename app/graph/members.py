@@ -91,7 +91,7 @@ async def enough_of(
 
 
 def says_nothing_of_others(missing: Mapping[str, str]) -> bool:
-    """Whether members are missing because of their request: it left no time, or is too large."""
+    """Whether members are missing because of this request: too little time, or too large."""
     return not {LATE, DeadlineError.code, OverloadedError.code}.isdisjoint(missing.values())
 
 

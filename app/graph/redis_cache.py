@@ -77,7 +77,8 @@ class RowsFormat:
 class RedisStore:
     """Reads and writes rows; for one event loop.
 
-    ``prefix`` begins every key in Redis; it names the model set, for people who look or clean up.
+    ``prefix`` begins every key in Redis. It has the model set's name, so that people can find and
+    remove its keys.
     ``connect`` makes the client, so that tests can replace it.
     """
 
@@ -220,7 +221,7 @@ LIBRARIES = ("opencv-python-headless", "pillow", "pillow-heif", "openvino", "onn
 
 
 class ImageKeys:
-    """Makes keys of 32 bytes; any other model set, precision or limit gives other keys.
+    """Makes keys of 32 bytes; another model set, precision or limit gives other keys.
 
     ``functions`` are the identities of the operator's own functions, if any.
     """

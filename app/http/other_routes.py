@@ -439,11 +439,11 @@ def _add_unregister(api: FastAPI, inference: Inference, tags: list[Any]) -> None
 def _add_cuda(api: FastAPI, tags: list[Any]) -> None:
     """Add CUDA's routes without any regions, since clients unregister them at their start."""
 
-    @api.get(f"{CUDA}/status", tags=tags, summary="None: see register")
+    @api.get(f"{CUDA}/status", tags=tags, summary="Always empty: see register")
     async def all_regions() -> list[RegionStatus]:
         return []
 
-    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="None: see register")
+    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="Always empty: see register")
     async def one_region(region_name: str) -> list[RegionStatus]:
         return []
 

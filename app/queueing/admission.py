@@ -53,7 +53,7 @@ class ConcurrencyLimit:
 
     @property
     def value(self) -> int:
-        """How many requests may be under way while :attr:`is_on`."""
+        """The limit of requests under way while :attr:`is_on`."""
         in_batches = self._num_cores * self._max_batch_size / self.images_per_request
         # At least one request on each core, and one that is being read or decoded.
         floor = max(self._num_cores + 1.0, in_batches)
@@ -280,7 +280,7 @@ SLOW_S_PER_MIB = 0.25
 
 
 class Upload:
-    """An upload under way: an asynchronous context manager of the block in which it arrives.
+    """An upload under way; an asynchronous context manager around the arrival of its body.
 
     Times are by the loop's clock. ``num_bytes`` is its announced length; 0 if only the number of
     uploads matters.
@@ -302,7 +302,7 @@ class Upload:
 
     @property
     def is_slow(self) -> bool:
-        """Whether its place may go to another: it is slow, or its time is over."""
+        """Whether another request may take its place: it is slow, or its time is over."""
         now = asyncio.get_running_loop().time()
         return self.timeout.expired() or now >= self.slow_from
 
@@ -343,7 +343,7 @@ class Uploads:
 
     @property
     def slowest(self) -> "Upload | None":
-        """The upload that counts as slow first, or has for the longest time."""
+        """The upload that has been slow for the longest time, or will be slow first."""
         return min(self.under_way, key=lambda upload: upload.slow_from, default=None)
 
     def arriving(self, within_s: float = math.inf, num_bytes: int = 0) -> Upload:
@@ -380,7 +380,7 @@ def _late_after(seconds: float) -> str:
 
 
 class ByteBudget:
-    """Counts the bytes of every body that have arrived, until its request is answered.
+    """Counts the bytes of bodies that have arrived, each until its request is answered.
 
     Announced bytes (Content-Length) are checked against the budget but not reserved. Otherwise
     twelve clients that announce 20 MB each and send nothing would use up 256 MiB.
@@ -432,8 +432,8 @@ class Share:
 # Overload begins with a refusal after this share of the requests that were under way at the first
 # refusal has been answered. While a stage hangs, or a burst arrives, few are answered.
 ANSWERED_SHARE = 1 / 4
-# ... and if this share was refused, of those answered since: as many clients as the limit and a
-# health probe are no overload.
+# ... and if this share of those answered since was refused. It ignores isolated refusals, such as a
+# health probe at exactly the limit.
 REFUSED_SHARE = 0.02
 STILL_SHARE = 1 / 2  # If fewer than this share are still under way, it was a burst.
 # Overload ends when none was refused for this time, and this many were admitted meanwhile,

@@ -57,7 +57,7 @@ class VirtualClock:
             self.charged(share, seconds)
 
     def charged(self, share: CoreShare, seconds: float) -> None:
-        """Count more of a share's time, which no turn was taken for."""
+        """Charge a share for time beyond its turns."""
         share.ends = max(self._now, share.ends) + seconds / share.weight
         self._latest_end = max(self._latest_end, share.ends)
 
@@ -80,7 +80,7 @@ T = TypeVar("T", bound=Entry)
 
 
 class PriorityQueue(Generic[T]):
-    """A queue for each lane, in order of arrival; the lanes are attributes, to be looked at."""
+    """A queue for each lane, in order of arrival; callers may read the lanes, not change them."""
 
     def __init__(self) -> None:
         self.interactive: deque[T] = deque()
@@ -104,7 +104,7 @@ class PriorityQueue(Generic[T]):
 
     @property
     def answered(self) -> Iterator[T]:
-        """Those of :attr:`num_answered`."""
+        """The entries outside of the shadow lane."""
         return chain(self.interactive, self.bulk)
 
     @property
@@ -139,7 +139,7 @@ class PriorityQueue(Generic[T]):
 
 
 class ExecutedBatch:
-    """A batch that has been run; compared by identity. Times are by the queue's clock."""
+    """A batch that has run; compared by identity. Times are by the queue's clock."""
 
     __slots__ = ("__weakref__", "calls", "ended", "error", "infer_s", "size", "started")
 
@@ -212,11 +212,11 @@ class Queue(Protocol):
     def take(self) -> Coroutine[Any, Any, None] | None:
         """Form the next batch and return its run, not yet started.
 
-        None if the image whose turn it was has gone: look again whose turn it is.
+        None if the next image was cancelled; call again.
         """
 
     def would_grow(self, num_more: int, within_s: float) -> bool:
-        """Whether ``num_more`` images ``within_s`` enlarge the next batch, and none is late."""
+        """Whether ``num_more`` images ``within_s`` enlarge the next batch, and none is too late."""
 
     @property
     def has_whole_batch(self) -> bool:
@@ -274,12 +274,12 @@ class BatchScheduler:
         self._queues.append(queue)
 
     def leave(self, queue: Queue) -> list[asyncio.Task[None]]:
-        """Give ``queue`` no more turns, and return its running batches."""
+        """Remove ``queue`` from the turns, and return its running batches."""
         self._queues.remove(queue)
         return [task for task, of in self._running.items() if of is queue]
 
     def charge(self, share: CoreShare | None, seconds: float) -> None:
-        """Let a share pay for a run beyond that of its turn."""
+        """Charge a share for a run beyond that of its turn."""
         if share is not None:
             self._virtual.charged(share, seconds)
 

@@ -271,7 +271,7 @@ class SharedSets(HubLink):
         await asyncio.shield(untraced_task(self._change(name, is_wanted=True)))
 
     async def unload(self, name: str) -> None:
-        """Serve a set no more; as :meth:`load`."""
+        """Unload a set at all Gateways; raises as :meth:`load` does."""
         await asyncio.shield(untraced_task(self._change(name, is_wanted=False)))
 
     async def _change(self, name: str, *, is_wanted: bool) -> None:

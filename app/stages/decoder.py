@@ -70,7 +70,7 @@ class Decoder:
 
     @property
     def num_busy(self) -> int:
-        """How many cores decoding keeps busy, with the event loop's if it has files to decode."""
+        """How many cores decoding keeps busy, without heavy files."""
         return self.queue.num_busy
 
     def on_decoded(self, call: Callable[[], None]) -> None:

@@ -277,7 +277,7 @@ def _check_callable(stage: Stage, name: str, function: object) -> None:
 def _digest(module_name: str, function: object) -> str:
     """Return the hash of the files from which the function was imported.
 
-    What runs is what was imported, whatever the files say later.
+    Edits after import have no effect.
     """
     names = (module_name, getattr(function, "__module__", None) or module_name)
     digests = _DIGESTS.setdefault(sys.modules[module_name], {})
@@ -306,7 +306,7 @@ MAX_VIEWS = 8  # each costs an inference of every member
 
 
 class Preprocess(Protocol):
-    """Maps pixels to pixels, between the Decoder and the members."""
+    """The signature of ``preprocess``: maps pixels to pixels, between Decoder and members."""
 
     def __call__(self, images: Pixels, /) -> Pixels:
         """Return the images that the members get.
@@ -326,7 +326,7 @@ class Preprocess(Protocol):
 
 
 class Combine(Protocol):
-    """Maps the members' rows to the ensemble's, in place of the weighted average."""
+    """The signature of ``combine``: maps the members' rows to the ensemble's row."""
 
     def __call__(
         self, members: Mapping[str, Probabilities], weights: Mapping[str, float], /

@@ -42,7 +42,7 @@ class InferenceThreads:
         self._executor = ThreadPoolExecutor(num, "infer")
 
     def apart(self) -> "InferenceThreads":
-        """Return other threads of the same number, which take turns with these on the same cores.
+        """Return as many other threads, which take turns with these on the same cores.
 
         A batch that hangs on one of them does not block these.
         """
