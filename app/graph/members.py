@@ -63,8 +63,8 @@ async def enough_of(
 ) -> bool:
     """Wait until every call is done, or until waiting longer is not worth it.
 
-    The wait ends early when fewer than ``needed`` calls can still succeed, ``patience_s`` after
-    ``needed`` calls have succeeded, or when nearly all of ``left_s`` has passed.
+    The wait ends early when fewer than ``needed`` calls can still succeed. It also ends
+    ``patience_s`` after ``needed`` calls have succeeded, and when ``left_s`` has nearly passed.
 
     Returns:
         Whether unfinished calls had the whole of ``patience_s``. False if the request's own time
