@@ -15,9 +15,8 @@ MAX_FILES, MAX_LINES, MAX_TEST_LINES = 160, 42_500, 60_000
 SHORTEST, LONGEST = 100, 500  # lines of a file
 SHORT: dict[str, str] = {}  # shorter files, and why each is one of its own
 LONG: dict[str, str] = {}  # longer files, and why each is not two
-ONLY_IMPORTER: dict[
-    str, str
-] = {}  # modules with one importer, in their folder, and why each is a file of its own
+# Modules with one importer, in their folder, and why each is a file of its own.
+ONLY_IMPORTER: dict[str, str] = {}
 
 
 def product_files() -> list[Path]:
