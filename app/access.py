@@ -1,10 +1,7 @@
-"""API keys as text: their form, the file of keys, and the key that a client sends.
+"""API keys and TLS files as text: of the service, and of those who call it.
 
-A key never becomes part of a message, and no command takes one as an argument: ps would show it.
-
-The files with which a client speaks to a service over TLS, and their errors.
-
-Tells that a file is another one than before: written, replaced, linked elsewhere, or gone.
+A key is never part of a message, and no command takes one as an argument: ps would show it.
+:func:`file_stamp` shows that a file was written, replaced or removed, so that it is read again.
 """
 
 import re
@@ -166,7 +163,7 @@ Stamp = tuple[int, int] | None  # None: there is no file
 
 
 def file_stamp(path: Path) -> Stamp:
-    """Return what changes with the file, its permissions, and what a link to it names."""
+    """Return a value that changes when the file, its mode or its symlink target does."""
     try:
         status = path.stat()
     except OSError:

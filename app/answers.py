@@ -1,9 +1,7 @@
-"""The messages that stages of the graph send to each other.
+"""The messages that stages of the graph send each other, and the answers of the HTTP interface.
 
-Response models of the HTTP interface: plain dataclasses, which /docs describes.
-
-A request makes some twenty of these objects, so they are not validated: their values were made
-here. FastAPI reads their fields for the schema as it would read a pydantic model's.
+The answers are plain dataclasses: FastAPI reads their fields for the schema in /docs. A request
+makes about twenty of these objects. They are not validated, since all values were made here.
 """
 
 import logging
@@ -35,7 +33,7 @@ class Fault:
         return cls(error.status, error.code, error.message)
 
 
-# What a client is told when the fault is ours; the exception itself is the log's.
+# The client's answer if the fault is ours; the log has the exception.
 UNEXPECTED = Fault(
     500,
     TandemError.code,
@@ -61,7 +59,7 @@ class Decoded(NamedTuple):
     images: Pixels
     faults: dict[int, Fault]  # by position in the request
     decode_ms: tuple[float, ...]  # per good image
-    model_set_fingerprint: str  # of all stages alike, but in a rolling update
+    model_set_fingerprint: str  # equal in all stages, except during a rolling update
 
 
 class MemberAnswer(NamedTuple):
@@ -92,7 +90,7 @@ class Combined(NamedTuple):
     agreement: bool  # all members that answered have the same top-1, or the same labels
     entropy: float  # of the average's row, 0 (sure) to 1; models/ensemble.py
     model_set_fingerprint: str
-    row: Probabilities | None = None  # (C,), of the operator's own combine: no average to redo
+    row: Probabilities | None = None  # (C,), only of the operator's own combine
     threshold: float | None = None  # of the scores that are listed, of a multi-label set
     sure: bool | None = None  # by the set's bound; None: it has none, or some members are missing
 
@@ -110,8 +108,8 @@ class Combined(NamedTuple):
     ) -> "Combined":
         """Return the answer of up to ``k`` classes from the average and each member's row, (C,).
 
-        ``is_row_kept``: ``mean`` is no average that others can make again, and goes with the
-        answer. ``is_whole``: it is of all members.
+        ``is_row_kept``: the answer carries ``mean``, which is the operator's own and cannot be
+        computed again from the members' rows. ``is_whole``: ``mean`` is of all members.
         """
         own = {name: rule.predictions(row, k) for name, row in members.items()}
         is_agreed = rule.agree(members.values())
@@ -124,7 +122,7 @@ class Combined(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class MemberOpinion:
-    """What one member alone says: its first choice, and its own list.
+    """The answer of one member: its first choice, and its own list.
 
     ``label`` and ``probability`` are left out where a multi-label set's member lists no label.
     """
@@ -138,10 +136,10 @@ class MemberOpinion:
 class StageTiming:
     """One bar of the timeline; times in ms from the request's arrival at the Gateway.
 
-    ``read`` is the body, ``cache`` the look into the response cache (and the wait for another
-    request's computation), ``decode`` the pixels, ``preprocess`` the operator's own function on
-    them, ``queue`` and ``infer`` a member's, ``combine`` the average, or the operator's own
-    function. What lies between two bars is transport.
+    ``read`` receives the body. ``cache`` looks into the response cache, or waits for another
+    request's computation. ``decode`` makes pixels; ``preprocess`` is the operator's own function on
+    them. ``queue`` and ``infer`` are a member's. ``combine`` averages, or calls the operator's own
+    function. The time between two bars is transport.
     """
 
     stage: str
@@ -154,7 +152,7 @@ class StageTiming:
 
 @dataclass(slots=True)
 class Timings:
-    """Where the request's milliseconds went."""
+    """The duration of a request and of each of its stages, in ms."""
 
     total: float
     stages: list[StageTiming]
@@ -169,8 +167,8 @@ class Classified:
     predictions: Annotated[
         list[Prediction],
         Field(
-            description="likeliest first; of a multi-label set the labels whose score is the "
-            "threshold or more, highest first, which may be none"
+            description="likeliest first; in a multi-label set all labels with a score of at least "
+            "the threshold, perhaps none"
         ),
     ]
     members: dict[str, MemberOpinion]
@@ -185,7 +183,7 @@ class Classified:
     # Left out unless the set says when an answer is sure, and all members answered.
     sure: Annotated[
         bool | SkipJsonSchema[None],
-        Field(description="the first class is as likely as answers are that can be relied on"),
+        Field(description="true if the top probability reaches the set's confidence threshold"),
     ] = None
     # Left out unless there are some.
     skipped_members: Annotated[
@@ -204,7 +202,7 @@ class Classified:
     # Left out unless it is true.
     cached: Annotated[
         bool | SkipJsonSchema[None],
-        Field(description="computed for an earlier request, or for one under way (setting cache)"),
+        Field(description="true if another request computed it (setting cache)"),
     ] = None
     request_id: str
     timings_ms: Timings
@@ -275,7 +273,7 @@ def answer_values(answer: Classified) -> dict[str, Any]:
 
 
 def _stage_values(stage: StageTiming) -> dict[str, Any]:
-    """Return what :func:`_values` would, sooner: an image has seven of them."""
+    """Return the same as :func:`_values`, faster: an image has seven stages."""
     values: dict[str, Any] = {
         "stage": stage.stage,
         "start_ms": stage.start_ms,
@@ -294,7 +292,7 @@ def _values(part: Classified | MemberOpinion) -> dict[str, Any]:
 
 
 def error_answer(fault: Fault, request_id: str) -> ErrorAnswer:
-    """Dress a fault for the outside."""
+    """Return the body of an error response."""
     return ErrorAnswer(ErrorDetail(fault.code, fault.message, request_id))
 
 
@@ -310,9 +308,10 @@ def classified(
     is_cached: bool = False,
     probabilities: Probabilities | None = None,
 ) -> Classified:
-    """Dress the Combiner's answer for the outside; ``skipped`` members were not asked.
+    """Return an image's answer for clients, from the Combiner's.
 
-    ``missing`` ones should have answered; the value says why they did not (a code).
+    ``skipped`` members were not asked. ``missing`` members should have answered; the value is the
+    code of the reason.
     """
     members = {name: _opinion(predictions) for name, predictions in combined.members.items()}
     return Classified(

@@ -92,8 +92,9 @@ def node_environment(haproxy: Path) -> dict[str, str]:
         # say so for our application. What kills every Gateway it meets kills four.
         GATEWAY_TIMEOUT: environment_value(GATEWAY_TIMEOUT) or str(GATEWAY_TIMEOUT_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
-        # A node has two Gateways, and those that are dead look idle: both may be tried before one
-        # elsewhere. One that cannot be reached is left out until a check, after 0.25 s, finds it.
+        # HAProxy prefers idle servers, and a dead one looks idle. So allow two failed attempts per
+        # node, which has two Gateways. A server that cannot be reached is skipped until a check,
+        # every 0.25 s, succeeds.
         "RAY_SERVE_HAPROXY_RETRIES": "3",
         "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
         BUFFER_BYTES: str(RETRIED_BYTES),

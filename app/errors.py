@@ -1,15 +1,13 @@
-"""The errors of serving, each with its HTTP status and code.
+"""The errors of serving, each with its HTTP status and code, and the headers shared with HAProxy.
 
-:mod:`models.errors` has the base class and the errors of images and model sets.
+:mod:`models.errors` has the base class, and the errors of images and model sets.
 
-Headers that the Gateway and HAProxy exchange: limits, refusals, deadlines and health.
+A refusal carries the Gateway's present limit of requests. HAProxy then refuses further requests
+itself, and counts them (app/launch/haproxy_cfg). The next request that it passes on carries that
+count.
 
-A refusal of the Gateway carries its present limit of requests. HAProxy then refuses further
-requests itself (app/launch/haproxy_cfg), and counts them. The next request that it
-passes on carries that count.
-
-HAProxy moves a client's time limit to a header of our own that Serve does not know. Otherwise Serve
-would answer a late request in plain text, before the Gateway does.
+HAProxy copies a client's time limit to a header that Serve does not know. Otherwise Serve would
+answer a late request in plain text, before the Gateway does.
 """
 
 from models.errors import TandemError
@@ -24,7 +22,7 @@ MAX_SHOWN = 40  # characters of a client's value that an error repeats
 
 
 class ConfigError(TandemError):
-    """A configuration that cannot be used, or that this machine cannot serve."""
+    """The configuration cannot be used, or not on this machine."""
 
     code = "config"
 
@@ -43,7 +41,7 @@ class ClientGoneError(TandemError):
 
 
 class UnauthorizedError(TandemError):
-    """A service with keys was called without one of them."""
+    """The service asks for an API key, and the request has no valid one."""
 
     status = 401
     code = "unauthorized"
@@ -58,21 +56,21 @@ class SlowBodyError(TandemError):
 
 
 class RouteError(TandemError):
-    """A path that the service does not have; with status 405, a method that the path refuses."""
+    """The service does not have the path; with status 405, the path does not accept the method."""
 
     status = 404
     code = "http"
 
 
 class OriginError(TandemError):
-    """A preflight request of a page, or for a method, that ``allowed_origins`` does not admit."""
+    """A preflight request has an origin or a method that ``allowed_origins`` does not admit."""
 
     status = 400
     code = "origin"
 
 
 class BadParameterError(TandemError):
-    """A query parameter, header or form that does not make sense."""
+    """A query parameter, header or form field has an invalid value."""
 
     status = 422
     code = "bad_parameter"
@@ -86,35 +84,35 @@ class BadTensorError(TandemError):
 
 
 class UnknownModelError(TandemError):
-    """A model, or a version of one, that is not served."""
+    """The model, or this version of it, is not served."""
 
     status = 404
     code = "unknown_model"
 
 
 class UnknownRequestError(TandemError):
-    """Feedback for a request that is not remembered, or to a service that takes none."""
+    """Feedback for a request that is not remembered, or the service accepts no feedback."""
 
     status = 404
     code = "unknown_request"
 
 
 class FeedbackExistsError(TandemError):
-    """Feedback for an image that has another label already, or for an id of several requests."""
+    """The image has another label already, or several requests have this id."""
 
     status = 409
     code = "feedback_exists"
 
 
 class SetStateError(TandemError):
-    """A set that cannot be loaded or unloaded in this service, such as the default."""
+    """The set cannot be loaded or unloaded in this service: the default set, for example."""
 
     status = 422
     code = "set_state"
 
 
 class BadRegionError(TandemError):
-    """Shared memory that is off, gone, too small, or not what was registered."""
+    """Shared memory is off, gone, too small, or was replaced after it was registered."""
 
     status = 400
     code = "bad_region"
@@ -128,7 +126,7 @@ class NotLocalError(TandemError):
 
 
 class UnknownRegionError(TandemError):
-    """A region of shared memory that is not registered."""
+    """No region of shared memory is registered by this name."""
 
     status = 404
     code = "unknown_region"
@@ -163,28 +161,28 @@ class TrafficLockedError(TandemError):
 
 
 class UnsupportedCodingError(TandemError):
-    """A Content-Encoding that is not read."""
+    """The Content-Encoding is not supported."""
 
     status = 415
     code = "unsupported_coding"
 
 
 class BadCodingError(TandemError):
-    """A body that is not in the Content-Encoding that its header names."""
+    """The body does not have the Content-Encoding that its header names."""
 
     status = 400
     code = "bad_coding"
 
 
 class BodyTooLargeError(TandemError):
-    """More bytes than the limit; what came over it was dropped as it arrived."""
+    """The body has more bytes than the limit; those beyond it were dropped."""
 
     status = 413
     code = "too_many_bytes"
 
 
 class TooManyFilesError(TandemError):
-    """More files in one request than the limit."""
+    """A request has more files than the limit."""
 
     status = 413
     code = "too_many_files"
@@ -193,8 +191,8 @@ class TooManyFilesError(TandemError):
 class OverloadedError(TandemError):
     """Every queue place is taken: come back later (the answer carries Retry-After).
 
-    A second argument is how many requests the Gateway lets be under way at present, for HAProxy to
-    refuse what comes beyond.
+    The second argument is the Gateway's present limit of requests under way. HAProxy refuses
+    requests beyond it.
     """
 
     status = 429
@@ -202,35 +200,35 @@ class OverloadedError(TandemError):
 
     @property
     def limit(self) -> int | None:
-        """How many requests may be under way at present; None where that has not changed."""
+        """The present limit of requests under way; None if it has not changed."""
         return int(self.args[1]) if len(self.args) > 1 else None
 
 
 class NotReadyError(TandemError):
-    """A member has not answered yet, or no longer does."""
+    """A member has not answered yet, or does not answer any more."""
 
     status = 503
     code = "not_ready"
 
 
 class OtherSetError(NotReadyError):
-    """A replica of another model set was met, in the middle of a rolling update."""
+    """A replica serves another model set, during a rolling update."""
 
     code = "other_set"
 
 
 class HeavyFileError(NotReadyError):
-    """A large picture came in a call with files of others: it is to come in one of its own."""
+    """Large images cannot share a batched call; send this one alone."""
 
 
 class FunctionError(TandemError):
-    """A function of the operator's (``preprocess``, ``combine``) raised, or returned nonsense."""
+    """The operator's function (``preprocess``, ``combine``) raised, or its result does not fit."""
 
     code = "function"
 
 
 class UnhealthyError(TandemError):
-    """A replica that no longer works; Serve hears of it and replaces the replica."""
+    """A replica does not work any more; Serve replaces it."""
 
     status = 503
     code = "unhealthy"
@@ -260,7 +258,8 @@ INTERNAL_HEADERS = (
     DEADLINE_METADATA,
     PREFIX_METADATA,
 )
-# The largest count in one header: without HAProxy a client could send it, and it counts as demand.
+# The largest count that is accepted. Without HAProxy a client could send any, which the autoscaling
+# policy would take for demand.
 MAX_REFUSED = 1000
 
 

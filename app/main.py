@@ -1,4 +1,4 @@
-"""The graph, bound: ``serve run serve_config.yaml`` calls :func:`build` with the file's ``args``.
+"""Binds the graph to deployments: Serve calls :func:`build` with the ``args`` of a configuration.
 
 client ─▶ Gateway ─▶ Decoder
              │  ├──▶ resnet50    ─┐  one Classifier per member,

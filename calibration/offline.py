@@ -1,4 +1,4 @@
-"""A model set in this process, without a service: its ensemble, many files, the upper bound.
+"""Runs a model set in this process, without a service: one image, many files, the upper bound.
 
 :func:`load` is ``tandem.load``, :class:`OfflineRun` is ``tandem classify --offline``, and
 :func:`limit` is ``tandem bench --limit``. Answers are those that a service would give.

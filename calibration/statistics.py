@@ -1,13 +1,10 @@
-"""Statistics of a measured accuracy: intervals, paired tests, calibration error.
+"""Statistics of a measured accuracy: intervals, paired tests, calibration error, and the cascade.
 
-Everything works on counts, so memory does not grow with the images.
+Everything works on counts, so memory grows with classes, not with images.
 
-Counts a classifier's right and wrong answers; memory grows with classes, not with images.
-
-Estimates a cascade's accuracy and CPU time, for each threshold.
-
-The first member answers alone if its margin is at least the threshold (``app.graph.members``).
-Images are counted in bins of the margin, so memory does not grow with their number.
+A cascade's accuracy and CPU time are estimated for each threshold. The first member answers alone
+if its margin is at least the threshold (:mod:`app.graph.members`). Images are counted in bins of
+the margin.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,9 @@
-"""The combiner's arithmetic: weighted average, top-k, entropy of distributions.
-
-Turns a set's probabilities into labels, the members' agreement, and whether an answer is sure.
+"""The arithmetic of the ensemble: weighted average, top-k and entropy, and the rule for an answer.
 
 In a **classification** set a row is a distribution over exclusive classes, and an answer lists the
 likeliest. In a **multi-label** set a row has an independent score for each class, as from a
 sigmoid. An answer lists the labels with a score of at least the threshold, perhaps none.
+:class:`AnswerRule` makes labels of a row, by the set's task.
 """
 
 import math

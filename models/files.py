@@ -1,8 +1,7 @@
-"""The files of a command's results: checked before hours of work, written after them in one step.
+"""Files of results, written in one step and checked before hours of work, and the user's folders.
 
-Readers never see a part of a file, and a full disk leaves the old one.
-
-The user's own folders by the platform's rules; an account may have no home.
+Readers never see a part of a file, and a full disk leaves the old one. The user's folders follow
+the platform's rules; an account may have no home.
 """
 
 import contextlib

@@ -1,18 +1,15 @@
 """Decodes JPEG, PNG and WebP (HEIC and AVIF with an extra) to the networks' uint8 input.
 
 Serving, calibration and evaluation all call ``check_image`` and ``decode_images``, so they get the
-same pixels; models.image calls them for a set's members. Limits are checked on the header,
-before anything is allocated. ICC profiles are ignored and values taken as
-sRGB, as in torchvision. For an animation it decodes the first picture (for APNG the default
-picture, which every viewer shows).
+same pixels. Limits are checked on the header, before anything is allocated. ICC profiles are
+ignored and values taken as sRGB, as in torchvision. Of an animation the first picture is decoded
+(of an APNG the default picture, which every viewer shows). Transparent images are laid over white,
+and 16-bit samples are reduced to 8 bits.
 
-Composites transparent images over white, and reduces 16-bit samples to 8 bits.
-
-The members' inputs from a picture, which is decoded once; each distinct input is made once.
-
-Members with equal inputs share them. If all are equal, an image is uint8 (H, W, 3) and a batch (N,
-H, W, 3). Otherwise an image is uint8 (B,): the distinct inputs one after another, and a batch is
-(N, B). Both are stacked and sliced alike. :meth:`ImageInputs.of` returns a member's part.
+A picture is decoded once for all members; each distinct input is made once. If all inputs are
+equal, an image is uint8 (H, W, 3) and a batch (N, H, W, 3). Otherwise an image is uint8 (B,), the
+distinct inputs one after another, and a batch is (N, B). Both are stacked and sliced alike.
+:meth:`ImageInputs.of` returns a member's part.
 """
 
 import math

@@ -1,18 +1,16 @@
-"""Recognises image formats by their first bytes.
+"""Recognises image formats by their first bytes, and reads PNG chunks, HEIC and AVIF.
 
 Signatures are from each format's specification; those of boxes (HEIC, AVIF) are the brands
 registered at mp4ra.org.
 
-Walks a PNG's chunks, and makes a PNG for OpenCV with the default picture's chunks only.
+A PNG for OpenCV is made of the default picture's chunks only. OpenCV would refuse metadata of 8 MB,
+show an animation's first frame instead of its default picture, and check IEND's checksum. The
+picture does not depend on any of these.
 
-OpenCV would refuse metadata of 8 MB, show an animation's first frame instead of its default
-picture, and check IEND's checksum. The picture does not depend on any of these.
-
-Reads HEIC (libheif) and AVIF (libavif), if the extra ``heif`` is installed.
-
-Both packages read a header without decoding, and the limits are checked in between. Orientation is
-applied once: libheif applies irot, imir and clap while decoding, Pillow reports irot and imir for
-an AVIF. Exif's orientation is ignored in both.
+HEIC (libheif) and AVIF (libavif) need the extra ``heif``. Both packages read a header without
+decoding, and the limits are checked in between. Orientation is applied once: libheif applies irot,
+imir and clap while decoding, Pillow reports irot and imir for an AVIF. Exif's orientation is
+ignored in both.
 """
 
 import io

@@ -1,10 +1,9 @@
-"""Reads an image's format and size from its header, without decoding pixels.
+"""Reads an image's format and size from its header, and rejects files before pixels are decoded.
 
 It has three small parsers by the specifications: JPEG (ITU-T T.81 annex B), PNG (W3C, third
 edition) and WebP (RFC 9649). They walk segments, skip compressed data, and copy nothing of the
-body. The orientation is of their Exif metadata (CIPA DC-008). image_heif.py reads HEIC and AVIF.
-
-Rejects files by their header and end, before pixels are decoded or allocated.
+body. The orientation is from their Exif metadata (CIPA DC-008). image_formats.py reads HEIC and
+AVIF. A file is rejected by its header and its end: too many pixels, or truncated.
 """
 
 import re

@@ -1,22 +1,18 @@
-"""Judges a model set by its accuracy records: verified, unmeasured, unknown, or dropped.
+"""Judges a model set by its accuracy records, and estimates its CPU cost per image.
 
-A record refuses a set if it measured the same INT8 networks, whatever else of the set has changed
-since. A record verifies a set only if its networks and conditions are unchanged.
-:mod:`models.ledger` decides whether a loss is significant. See decision 0010.
-
-Decides whether INT8 lost more than a set allows: refused, verified, or unknown.
+A set is verified, unmeasured, unknown or refused. A record refuses a set if it measured the same
+INT8 networks, whatever else of the set has changed since. A record verifies a set only if its
+networks and conditions are unchanged (decision 0010).
 
 Every measured loss varies by chance, so with few images a figure above or below ``max_drop`` proves
 nothing. **Refused** requires a significant loss above ``max_drop``. **Verified** requires an
-interval that ends below a bound, which is tighter with more images. Everything else is **unknown**.
-See decision 0011; ``tests/load/gate_simulation.py`` measures the rates of both errors.
+interval that ends below a bound, which is tighter with more images. Everything else is **unknown**
+(decision 0011). ``tests/load/gate_simulation.py`` measures the rates of both errors.
 
-Expected CPU cost of an image in each stage, until it is measured.
-
-The members' cost is in the manifest's accuracy record (``tandem evaluate``). The rest was measured
-for photos of 15 to 240 KB and 16 clients (tests/load/results/apart.json; two cores with AVX512-VNNI
-and AMX). The figures include tracing of every request, 2 %, which clusters do not use
-(tracing.json).
+The cost of members is in the manifest's accuracy record (``tandem evaluate``). The cost of the
+other stages was measured for photos of 15 to 240 KB and 16 clients
+(tests/load/results/apart.json; two cores with AVX512-VNNI and AMX). It includes tracing of every
+request, 2 %, which clusters do not use (tracing.json).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,12 +1,8 @@
-"""The number of CPUs that this process may use, by affinity and control group quotas.
+"""What this machine has: CPUs and their limits, memory that goes back to it, installed packages.
 
-Groups of version 1 and 2 are read. Every group from the process's own up to the root may have a
-limit (a systemd unit, a pod around a container); the tightest counts. See cgroups(7) and
-proc_pid_mountinfo(5).
-
-Returns memory to the system after compiling, and keeps freed memory for decoding.
-
-Installed packages: versions for results, and which extra has a missing package.
+The number of CPUs is that of the affinity mask, limited by control group quotas. Groups of version
+1 and 2 are read. Every group from the process's own up to the root may have a limit (a systemd
+unit, a pod around a container); the tightest counts. See cgroups(7) and proc_pid_mountinfo(5).
 """
 
 import ctypes

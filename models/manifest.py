@@ -1,8 +1,6 @@
-"""``manifest.yaml``: all properties of a model set.
+"""``manifest.yaml``: all properties of a model set, with the accuracy that was measured.
 
 No other file of the project defines an input size, a number of classes or a member's name.
-
-Accuracy as a manifest keeps it: whole evaluations, and the drops that quantising measured.
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""The interface of networks in every runtime.
-
-Options for loading a network: threads, batch sizes, float type.
-"""
+"""The interface of networks in every runtime, and the options for loading a network."""
 
 import logging
 import os

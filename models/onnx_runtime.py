@@ -1,14 +1,12 @@
-"""Reads an ONNX file's operators and external files, without the onnx package.
-
-It only walks the structure (field numbers of onnx.proto, ONNX 1.23) and skips weights. It runs
-before any library opens the file: external data names paths, which must not be followed from a
-model set.
-
-ONNX Runtime on the CPU: the extra ``onnxruntime``.
+"""Networks on ONNX Runtime (the extra ``onnxruntime``), and a reader of ONNX files.
 
 A member's file is an ONNX graph with its preprocessing folded in: uint8 (N, H, W, 3) BGR to float32
 (N, C) probabilities. Batches of any size run without compiling. A file with a fixed batch size also
 takes any number of images, and runs them in parts of that size.
+
+The reader lists a file's operators and external files without the onnx package. It walks the
+structure (field numbers of onnx.proto, ONNX 1.23), skips weights, and runs before any library opens
+the file: external data names paths, which must not be followed from a model set.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,11 +1,8 @@
-"""Strict frozen records for manifests, and files identified by hash.
+"""Records of manifests, strict and frozen: files by hash, images; and YAML that people write.
 
-The image section of a manifest, or of a member: input size, resize and colour order.
-
-Reads YAML that people write: repeated keys and invalid values are errors with their place.
-
-PyYAML's safe loader silently takes the second of two equal keys. It raises various Python errors
-for a 13th month, a number of 5,000 digits or ten thousand brackets.
+PyYAML's safe loader silently takes the second of two equal keys, and raises various Python errors
+for a 13th month, a number of 5,000 digits or ten thousand brackets. Here repeated keys and invalid
+values are errors with their place.
 """
 
 import hashlib

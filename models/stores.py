@@ -1,16 +1,12 @@
-"""Model sets at URLs of object stores and web servers, fetched into a cache.
+"""Model sets at URLs of object stores and web servers, fetched into a cache, and their versions.
 
 No store is listed: the manifest is read, then the files that it names, each checked by its hash.
 The manifest's own hash names a set's folder in the cache, and in a store that it was pushed to:
 ``.versions/HASH``. Fingerprints are only looked up, since two manifests may share one.
 
-Files in object stores and on web servers: reads, hashes and writes them, explains errors.
-
-Finds a model set's earlier versions, which are complete sets in a folder inside the set's.
-
 A fingerprint names a version (:meth:`models.manifest.Manifest.fingerprint`), and NAME@VERSION a
-set in that version. Commands that make another version keep what was there
-(:mod:`calibration.sets.transaction`).
+set in that version. Earlier versions are complete sets in a folder inside the set's. Commands that
+make another version keep what was there (:mod:`calibration.sets.transaction`).
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Results of one load test: every request's outcome, their summary, and the service's CPU time."""
+"""Results of a load test: the outcome of every request, the summary, and the service's CPU time."""
 
 import math
 from collections import Counter

@@ -1,6 +1,6 @@
-"""``tandem serve``: serves the ensemble on this machine, or deploys it to a running cluster.
+"""``tandem serve`` and ``tandem environment``: serve here or on a cluster, and prepare a node.
 
-``tandem environment``: prints the variables that a cluster node needs before ``ray start``.
+``tandem environment`` prints the variables that a cluster node needs before ``ray start``.
 """
 
 import json

@@ -1,6 +1,6 @@
 """``tandem traffic``: shows and changes how requests are split between versions of a set.
 
-Renders the table of ``tandem traffic``, with a column for each version.
+The table has a column for each version.
 """
 
 import json

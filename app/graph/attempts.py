@@ -40,7 +40,7 @@ async def retry(
     again: Callable[[], Awaitable[T]] | None = None,
     pause_s: Callable[[], float] = lambda: random.uniform(PAUSE_S, LONGEST_PAUSE_S),
 ) -> T:
-    """Make a call until a replica survives it, at most ``MAX_CALLS`` times.
+    """Repeat a call while its replica dies, up to ``MAX_CALLS`` calls.
 
     ``again`` makes the repeated calls; None: ``call`` does. ``pause_s`` returns the time before
     each.

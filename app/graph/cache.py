@@ -79,7 +79,7 @@ class _Run:
             self._alone = set(range(len(request.files)))
 
     async def answers(self) -> RequestAnswers:
-        """Return the answers, after as many rounds as it takes.
+        """Return the answers, in one round or more.
 
         A second round is for files that another request computed without a result.
         """

@@ -1,7 +1,7 @@
-"""Runs the graph: Decoder, then all members in parallel (or the cascade), then Combiner.
+"""The graph: Decoder, then all members in parallel (or the cascade), then Combiner.
 
-The operator's own functions (:mod:`app.functions`) run between Decoder and members, and in the
-Combiner.
+The operator's own functions (:mod:`app.stages.own_functions`) run between Decoder and members, and
+in the Combiner.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Facts that all Gateways share: the book of a hub (:mod:`app.serve.hub`), and the way to it.
+"""State that all Gateways share: the book that keeps it, and a Gateway's link to that book.
 
-Every second each Gateway reports its facts and gets the newest. A hub that began anew learns them
-from the Gateways.
+Every second each Gateway reports what it knows, and gets the newest state. A book that was started
+again learns the state from these reports. :mod:`app.serve.hub` runs the books as deployments.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ MAX_REPORTS = 1000  # Gateways whose reports are kept apart
 
 
 class Facts(Protocol):
-    """An immutable value; ``origin`` tells services of other settings apart."""
+    """The shared state, an immutable value; ``origin`` differs between services' settings."""
 
     @property
     def origin(self) -> str: ...
@@ -37,7 +37,7 @@ class Facts(Protocol):
         """Grows by one with each change."""
 
     def merged(self, other: Self) -> Self:
-        """Return the newer of both, the same in every process."""
+        """Return the newer of both; every process must choose the same."""
 
 
 F = TypeVar("F", bound=Facts)
@@ -45,7 +45,7 @@ R = TypeVar("R")  # what a Gateway reports besides
 
 
 class Book(Generic[F, R]):
-    """The newest facts, and the last report of each Gateway; ``clock`` returns seconds."""
+    """Keeps the newest facts, and each Gateway's last report; ``clock`` returns seconds."""
 
     def __init__(self, facts: F, clock: Callable[[], float] = time.monotonic) -> None:
         self.facts, self._clock = facts, clock
@@ -53,7 +53,7 @@ class Book(Generic[F, R]):
         self._reports: dict[str, tuple[int, float, R]] = {}
 
     def report(self, gateway: str, facts: F, more: R, revision: int | None = None) -> F | None:
-        """Record a Gateway's facts, and return the newest; None to a service of other settings.
+        """Record a Gateway's facts, and return the newest; None if its settings differ.
 
         If the Gateway's facts are newer, the book adopts them. ``revision`` is the one that the
         Gateway serves, by default that of its facts.
@@ -74,7 +74,7 @@ class Book(Generic[F, R]):
         return [serves for serves, at, _ in self._reports.values() if now - at < IS_THERE_S]
 
     def _forget(self, more: R) -> None:
-        """Take leave of the report of a Gateway that was silent for longer than all others."""
+        """React to the loss of a Gateway's report, dropped as the oldest of too many."""
 
 
 class HubHandle:

@@ -1,17 +1,15 @@
-"""Asks the members of the ensemble in parallel and collects their results.
+"""The members of the ensemble: asks them in parallel, collects their results, and runs the cascade.
 
 The answer policy says how many must answer: every member (``all``), more than half of them
 (``quorum``), or one (``any``). An answer that lacks members is *degraded*, and names them.
 
-The interfaces by which the graph calls its stages, wherever they run.
+The protocols here are how the graph calls Decoder, members and Combiner. Objects in this process
+(:mod:`app.stages`) implement them, and deployments behind a handle (:mod:`app.serve.remote`).
+``left_s`` is the time that the request has left, in seconds. A call that would take longer raises
+:class:`app.errors.DeadlineError`.
 
-Objects in this process (:mod:`app.deployments`) and deployments behind a handle
-(:mod:`app.serve.remote`) implement these protocols. ``left_s`` is the time that the request has
-left, in seconds; calls that would take longer raise :class:`app.errors.DeadlineError`.
-
-The cascade: asks the other members only about images on which the first is not sure.
-
-It is off unless ``cascade_margin`` is set. ``tandem evaluate`` measures each margin's accuracy.
+The cascade asks the other members only about images on which the first is not sure. It is off
+unless ``cascade_margin`` is set. ``tandem evaluate`` measures the accuracy at each margin.
 """
 
 import asyncio
@@ -65,8 +63,8 @@ async def enough_of(
 ) -> bool:
     """Wait until every call is done, or until waiting longer is not worth it.
 
-    The wait ends early when fewer than ``needed`` calls can still succeed, ``patience_s`` after
-    ``needed`` calls have succeeded, or when nearly all of ``left_s`` has passed.
+    The wait ends early when fewer than ``needed`` calls can still succeed. It also ends
+    ``patience_s`` after ``needed`` calls have succeeded, and when ``left_s`` has nearly passed.
 
     Returns:
         Whether unfinished calls had the whole of ``patience_s``. False if the request's own time
@@ -93,7 +91,7 @@ async def enough_of(
 
 
 def says_nothing_of_others(missing: Mapping[str, str]) -> bool:
-    """Whether members are missing because of their request: it left no time, or is too large."""
+    """Whether members are missing because of this request: too little time, or too large."""
     return not {LATE, DeadlineError.code, OverloadedError.code}.isdisjoint(missing.values())
 
 

@@ -50,7 +50,7 @@ class RequestObserver:
     def stage_ended(
         self, name: str, start_ms: float, attributes: Mapping[str, Value] | None = None
     ) -> None:
-        """Record the metric and the span of a stage of the whole request, which ends now.
+        """Record metric and span of a stage of the whole request that ends now.
 
         ``start_ms`` is what :meth:`elapsed_ms` was at its start.
         """
@@ -62,7 +62,7 @@ class RequestObserver:
             record(name, self._parent, started, ended, attributes)
 
     def timed(self, name: str, start_ms: float) -> Interval:
-        """Keep a stage that ends now for the timings; it gets neither metric nor span here."""
+        """Add a stage that ends now to the timings, without metric and span."""
         interval = self._stages[name] = Interval(start_ms, self.elapsed_ms())
         return interval
 

@@ -1,11 +1,8 @@
-"""Rows in Redis, shared by all Gateways; Redis is optional and may be slow, full or gone.
+"""The response cache in Redis, shared by all Gateways: the keys of images, and rows as bytes.
 
-Nothing here raises, or waits longer than :data:`READ_S`. :class:`app.graph.redis_cache.RowsFormat`
-checks the bytes from Redis, which are not trusted.
-
-Rows as bytes, for a store that others can write to: they are checked, and never executed.
-
-Keys of images: a hash of the file's bytes and of everything else that its answer depends on.
+Redis is optional and may be slow, full or gone: nothing here raises, or waits longer than
+:data:`READ_S`. A key hashes the file's bytes and everything else that the answer depends on.
+Others can write to the store, so :class:`RowsFormat` checks its bytes and executes none of them.
 """
 
 import asyncio
@@ -80,7 +77,8 @@ class RowsFormat:
 class RedisStore:
     """Reads and writes rows; for one event loop.
 
-    ``prefix`` begins every key in Redis; it names the model set, for people who look or clean up.
+    ``prefix`` begins every key in Redis. It has the model set's name, so that people can find and
+    remove its keys.
     ``connect`` makes the client, so that tests can replace it.
     """
 
@@ -223,7 +221,7 @@ LIBRARIES = ("opencv-python-headless", "pillow", "pillow-heif", "openvino", "onn
 
 
 class ImageKeys:
-    """Makes keys of 32 bytes; any other model set, precision or limit gives other keys.
+    """Makes keys of 32 bytes; another model set, precision or limit gives other keys.
 
     ``functions`` are the identities of the operator's own functions, if any.
     """

@@ -1,8 +1,7 @@
-"""A classification request as the graph takes it, from either interface.
+"""A classification request: its options, its body, their checks, and the cache in this process.
 
-Checks the parameters of a request, alike for HTTP and gRPC.
-
-The cache of one process: answers, and computations under way, so that one image runs once.
+HTTP and gRPC make the same request, so that the checks are equal for both. The cache keeps answers,
+and shares computations under way: several requests with the same image compute it once.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ RequestAnswers = list[Classified | Fault]  # one per file, in order
 
 @dataclass(frozen=True, slots=True)
 class TensorRequest:
-    """The part of a request of tensors: its answers carry every class's probability."""
+    """Options of a request of tensors, whose answers carry the probability of every class."""
 
     pixels: Pixels | None = None  # (N, H, W, 3) uint8 BGR, decoded already, in place of files
     member: str | None = None  # ask this member alone; None: the ensemble
@@ -68,7 +67,7 @@ class RequestBody(NamedTuple):
 
 
 class AnswerListener(Protocol):
-    """Is notified of answers, and must not delay them."""
+    """Gets a notice of each answer, and must not delay it."""
 
     def note(
         self, request_id: str, files: Sequence[bytes], answers: Sequence[Classified | Fault]

@@ -60,7 +60,7 @@ class ForwardingGraph:
         self._hedge_budget = HedgeBudget()
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
-        """Run the graph; while its stages serve another set, forward the request and retry.
+        """Run the graph; while its stages serve another set, forward the request, then try again.
 
         The caller limits the time.
         """

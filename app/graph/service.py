@@ -1,4 +1,4 @@
-"""The service that the HTTP and the gRPC interface share.
+"""The service behind HTTP and gRPC: admits a request, checks its options, runs the graph in time.
 
 An interface parses a request and renders the answer. Everything in between is here: keys, limits,
 deadlines, the graph, readiness, and the description for ``/v1/models``.
@@ -238,7 +238,7 @@ class EnsembleService:
                 await service.check_ready()
 
     def describes(self, model_set: ModelSet) -> None:
-        """Let the service describe itself as another version of its set."""
+        """Set the version of the set that the service reports as its own."""
         self.model_set = model_set
         self.version = model_set.fingerprint(self.settings.served_precision)
 
@@ -333,7 +333,7 @@ class AdmittedRequest:
         return await service.classify(request)
 
     def _move_to(self, service: EnsembleService) -> None:
-        """Count from here on in the limits of the set that only the body named."""
+        """Move the request to the limits of the set that the body names."""
         if self._options.model_set is not None:
             raise BadParameterError(
                 f"the metadata model-set says {self._options.model_set!r}, the message "

@@ -1,6 +1,6 @@
 """Checks model sets before they are served: their names, INT8's accuracy, and the settings.
 
-Decides ``precision: auto``: INT8 where this CPU computes it right, else the float networks.
+It also decides ``precision: auto``: INT8 where this CPU computes it right, else the float networks.
 """
 
 from collections import Counter
@@ -85,12 +85,12 @@ def check_task(cascade_margin: float | None, manifest: Manifest) -> None:
 
 
 def decided(settings: Settings, *model_sets: ModelSet) -> tuple[Settings, str | None]:
-    """Return the settings with one precision for all; why it is not INT8, or None.
+    """Return the settings with one precision for all sets, and the reason if it is not INT8.
 
     Every INT8 network is compiled and run here; each replica still checks what it serves.
 
     Raises:
-        ModelSetError: a network is missing or altered, or no float ones are there to take.
+        ModelSetError: a network is missing or altered, or there are no float networks to use.
 
     """
     if settings.precision != "auto":

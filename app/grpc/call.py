@@ -1,13 +1,9 @@
-"""A gRPC call: its metadata, its status, and its record in trace and metrics.
+"""A gRPC call: its metadata, its images, its status, and its record in trace and metrics.
 
-Reads images and metadata of a gRPC request, with the same limits as over HTTP.
-
-Registers the interfaces with Serve's gRPC server, so that a call begins before its message.
-
-On the wire, a call with one request message equals a call with a stream of them. A method
-registered for streams is called when the headers are there, and receives the message itself. So the
-key, admission and the byte budget are checked first. Until a message is received it stays with the
-client, except for one flow control window (HTTP/2).
+The calls register as streaming methods. On the wire a call with one request message equals a call
+with a stream of them, but a streaming method is called before its message arrives. So the key,
+admission and the byte budget are checked first. Until then a message stays with the client, except
+for one flow control window (HTTP/2).
 """
 
 import asyncio

@@ -1,13 +1,10 @@
-"""The gRPC interface: parses ``Ensemble.Classify`` messages and renders the reply.
+"""The gRPC interface: ``Ensemble.Classify``, the health protocol, and reflection.
 
-gRPC's health protocol, ``grpc.health.v1``, which Kubernetes and load balancers use.
+The health protocol, ``grpc.health.v1``, has only ``Check``. Clients treat a server without
+``Watch`` as serving. A ``Watch`` call never ends, and would delay a replica that stops.
 
-Only ``Check``: clients take a server without ``Watch`` for a serving one, by the protocol. A
-``Watch`` call never ends, and would delay a replica that stops.
-
-gRPC's reflection as ``grpc.reflection.v1``, which clients try first; grpcio has only v1alpha.
-
-The messages of both versions are equal on the wire, so v1alpha's servicer answers both.
+Clients try ``grpc.reflection.v1`` first, but grpcio has only v1alpha. Their messages are equal on
+the wire, so the servicer of v1alpha answers both.
 """
 
 from collections.abc import Iterable

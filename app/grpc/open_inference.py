@@ -1,6 +1,6 @@
 """The Open Inference Protocol over gRPC: the methods of ``inference.GRPCInferenceService``.
 
-Reads ``ModelInferRequest`` and renders ``ModelInferResponse``, with raw and typed contents.
+It reads ``ModelInferRequest`` and renders ``ModelInferResponse``, with raw or typed contents.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -85,14 +85,14 @@ class Receiver:
         return message
 
     async def receive_short(self, stream: gRPCInputStream[Message], announced: int | None) -> bytes:
-        """Return the message of a question, which takes a place of its own instead of admission.
+        """Read a metadata request, whose places are limited apart from admission.
 
         Otherwise a client that never sends the rest of its message would hold one of Serve's places
         for all requests, for any time.
 
         Raises:
-            BodyTooLargeError: the message is longer than any question.
-            OverloadedError: too many questions are being received, all just begun.
+            BodyTooLargeError: the message is longer than any metadata request.
+            OverloadedError: too many of them are being received, all just begun.
             SlowBodyError: the message did not arrive in time.
             BadParameterError, ClientGoneError: the call has no message.
 

@@ -1,11 +1,8 @@
-"""The HTTP interface: the middlewares that every request passes, and the routes.
+"""The HTTP application: its routes, and the middlewares that every request passes.
 
-Cross-origin requests of browsers (CORS): pages of allowed sites can call and read answers.
-
-Starlette's middleware implements it. HAProxy adds the same headers to its own answers
-(app/launch/haproxy_cfg).
-
-Authentication by bearer keys (RFC 6750), before the body is read.
+The middlewares record the request, check its bearer key (RFC 6750) before the body is read, and
+answer for cross-origin requests of browsers (CORS). Starlette implements CORS; HAProxy adds the
+same headers to its own answers (app/launch/haproxy_cfg).
 """
 
 import asyncio
@@ -49,7 +46,7 @@ FORM = {
 }
 BODY = {"content": {**dict.fromkeys(IMAGE_TYPES, BINARY), "multipart/form-data": FORM}}
 ModelSetName = Annotated[
-    str | SkipJsonSchema[None], Query(description="of a service with several sets: which one")
+    str | SkipJsonSchema[None], Query(description="the set, if the service has several")
 ]
 TRACE_ID_HEADER = b"x-trace-id"
 NO_ROUTE = "other"  # the name of unknown paths in metrics, so that a scanner adds no tags
@@ -182,11 +179,11 @@ def _describe_classify(api: TandemAPI) -> None:
     )
     async def classify(
         top_k: Annotated[
-            int, Query(description="classes in the answer; of a multi-label set at most")
+            int, Query(description="number of classes in the answer; in a multi-label set at most")
         ] = api.classify.default_top_k,
         threshold: Annotated[
             float | SkipJsonSchema[None],
-            Query(description="of a multi-label set: the least score of a label in the answer"),
+            Query(description="multi-label sets only: lowest score of a listed label"),
         ] = None,
         model_set: ModelSetName = None,
     ) -> Response:

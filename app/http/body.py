@@ -1,8 +1,6 @@
-"""Reads request bodies within limits; closes connections whose body is not read to the end.
+"""Reads request bodies within limits of size and time: images, multipart forms, JSON objects.
 
-Parses multipart forms: the contents of their files, in order.
-
-Reads a small JSON object from a request's body, within limits of size and time.
+A connection whose body is not read to its end is closed.
 """
 
 import asyncio

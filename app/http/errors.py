@@ -1,7 +1,4 @@
-"""Renders errors as HTTP responses: status, the JSON form, ``Retry-After``.
-
-The headers of one request, looked up by name.
-"""
+"""Renders errors as HTTP responses: status, JSON, ``Retry-After``; also reads request headers."""
 
 import random
 from functools import cached_property

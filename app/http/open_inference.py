@@ -1,10 +1,8 @@
-"""The routes of the Open Inference Protocol, below /v2: health, metadata, inference, statistics.
+"""The routes of other servers' protocols: Open Inference (/v2), KServe's V1, Triton's repository.
 
-POST /v2/models/MODEL/infer: reads an inference request and renders its answer.
-
-/v1/models/MODEL and its :predict, the routes of KServe's V1 protocol and TensorFlow Serving.
-
-The routes of Triton's model repository extension.
+/v2 has health, metadata, inference and statistics. POST /v2/models/MODEL/infer reads an inference
+request and renders its answer. /v1/models/MODEL and its :predict are the routes of KServe's V1
+protocol and TensorFlow Serving. Triton's repository extension loads and unloads sets.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +45,7 @@ from app.telemetry.metrics import INFER, INFER_VERSION, PREDICT, PREDICT_VERSION
 
 MODEL_PATH = "/v2/models/{model_name}"
 VERSION = MODEL_PATH + "/versions/{model_version}"
-LIVE, READY_SUMMARY = "The Gateway lives", "As many members answer as answer_policy wants"
+LIVE, READY_SUMMARY = "Whether the Gateway runs", "Whether enough members answer"
 TAGS: list[Any] = ["Open Inference Protocol (KServe's V2)"]
 NO_MODEL: dict[int | str, dict[str, Any]] = {
     404: described(ProtocolError, "no such model or version")
@@ -121,7 +119,7 @@ def add_open_inference(api: FastAPI, inference: Inference) -> None:
 def _add_server(api: FastAPI, inference: Inference) -> None:
     service = inference.service
 
-    @api.get("/v2", tags=TAGS, summary="The server, and the extensions of the protocol it has")
+    @api.get("/v2", tags=TAGS, summary="The server and its extensions of the protocol")
     async def server() -> ServerMetadata:
         return server_metadata(has_shared_memory=inference.regions is not None)
 
@@ -143,8 +141,13 @@ def _add_models(api: FastAPI, inference: Inference) -> None:
     async def metadata(model_name: str, model_version: str = "") -> ModelMetadata:
         return inference.models.find(model_name, model_version).metadata()
 
-    @api.get(f"{MODEL_PATH}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="It answers")
-    @api.get(f"{VERSION}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="It answers")
+    @api.get(
+        f"{MODEL_PATH}/ready",
+        tags=TAGS,
+        responses=NO_MODEL | NOT_READY,
+        summary="Readiness",
+    )
+    @api.get(f"{VERSION}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="Readiness")
     async def model_ready(model_name: str, model_version: str = "") -> ModelReady:
         model = inference.models.find(model_name, model_version)
         await service.of_set(model.model_set).check_ready()
@@ -154,14 +157,17 @@ def _add_models(api: FastAPI, inference: Inference) -> None:
 def _add_statistics(api: FastAPI, inference: Inference) -> None:
     """Add the statistics before the models' routes: ``stats`` must not be taken for a model."""
 
-    @api.get("/v2/models/stats", tags=TAGS, summary="What every model answered by this protocol")
+    @api.get("/v2/models/stats", tags=TAGS, summary="Inference statistics of all models")
     async def all_statistics() -> AllStatistics:
         return inference.statistics()
 
     @api.get(
-        f"{MODEL_PATH}/stats", tags=TAGS, responses=NO_MODEL, summary="What one model answered"
+        f"{MODEL_PATH}/stats",
+        tags=TAGS,
+        responses=NO_MODEL,
+        summary="Inference statistics",
     )
-    @api.get(f"{VERSION}/stats", tags=TAGS, responses=NO_MODEL, summary="What one model answered")
+    @api.get(f"{VERSION}/stats", tags=TAGS, responses=NO_MODEL, summary="Inference statistics")
     async def statistics(model_name: str, model_version: str = "") -> AllStatistics:
         return inference.statistics(inference.models.find(model_name, model_version))
 
@@ -277,7 +283,7 @@ def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]
 
     states: dict[int | str, Any] = {status: errors[status] for status in (404, 503)}
 
-    @api.get("/v1/models/{model_name}", tags=tags, responses=states, summary="It answers")
+    @api.get("/v1/models/{model_name}", tags=tags, responses=states, summary="Readiness")
     async def state(model_name: str) -> ModelReady:
         if model_name.endswith(":predict"):  # another route's path with a wrong method
             raise HTTPException(405, headers={"allow": "POST"})
@@ -338,7 +344,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
     @api.post(
         f"{REPOSITORY_PATH}/load",
         responses=REFUSALS | UNSERVABLE,
-        summary="Serve a set, as its folder has it now",
+        summary="Load a set as it is in its folder now",
         **described,
     )
     async def load(request: Request, model_name: str) -> Response:
@@ -347,9 +353,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         await inference.repository.load(model_name, parameters, is_local=local)
         return Response()
 
-    @api.post(
-        f"{REPOSITORY_PATH}/unload", responses=REFUSALS, summary="Serve a set no more", **described
-    )
+    @api.post(f"{REPOSITORY_PATH}/unload", responses=REFUSALS, summary="Unload a set", **described)
     async def unload(request: Request, model_name: str) -> Response:
         parameters = await parameters_of(request)
         local = is_local(request.scope)

@@ -1,12 +1,11 @@
-"""POST and GET /v1/feedback: the right labels of earlier answers, and live accuracy by version.
+"""The routes for feedback, traffic and shared memory, the web page, and the API description.
 
-GET and PUT /v1/traffic: shows and changes the traffic between versions of a set.
+/v1/feedback takes the right labels of earlier answers, and shows live accuracy by version.
+/v1/traffic shows and changes the traffic between versions of a set. The routes of Triton's shared
+memory extensions only serve callers on this machine.
 
-Serves the web page and the API description, with all assets from this machine.
-
-They need no key, so they must be cheap: cached bytes, an ETag, and a limit on concurrent answers.
-
-The routes of Triton's shared memory extensions, which only serve local callers.
+The page and the description need no key, so they must be cheap. They are cached bytes with an ETag,
+and only a limited number is answered at a time. All assets are from this machine.
 """
 
 import base64
@@ -440,11 +439,11 @@ def _add_unregister(api: FastAPI, inference: Inference, tags: list[Any]) -> None
 def _add_cuda(api: FastAPI, tags: list[Any]) -> None:
     """Add CUDA's routes without any regions, since clients unregister them at their start."""
 
-    @api.get(f"{CUDA}/status", tags=tags, summary="None: see register")
+    @api.get(f"{CUDA}/status", tags=tags, summary="Always empty: see register")
     async def all_regions() -> list[RegionStatus]:
         return []
 
-    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="None: see register")
+    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="Always empty: see register")
     async def one_region(region_name: str) -> list[RegionStatus]:
         return []
 

@@ -1,12 +1,11 @@
-"""The configuration to serve: a serve_config.yaml, read and checked once.
+"""The configuration to serve: a serve_config.yaml, read and checked once, with absolute paths.
 
 Importing this module must not import ray, which reads its environment when it is imported (see
 :mod:`app.launch.run_folder`). Reading a configuration does import ray.
 
-Paths in a configuration: makes them absolute, and drops folders that cannot be written to.
-
-Ray's processes run in another working folder than the command, so relative paths are made absolute.
-Some accounts have no writable home: a container's root may be read-only.
+Ray's processes have another working folder than the command, so relative paths are made absolute.
+Folders that cannot be written to are dropped: some accounts have no writable home, and a
+container's root may be read-only.
 """
 
 import copy

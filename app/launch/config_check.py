@@ -17,6 +17,11 @@ from app.settings import Settings
 # (app/serve/ray_compatibility.py).
 NEWER_OPTIONS = ("max_surge_percent",)
 POLICY = "app.serve.serve_policy:EnsemblePolicy"
+# Import paths that configurations of earlier versions name, and where the objects are now.
+MOVED = {
+    "app.scaling.serve_policy:EnsemblePolicy": POLICY,
+    "app.tracing.pipeline:span_processors": "app.telemetry.export:span_processors",
+}
 
 
 def checked_content(content: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -26,11 +31,13 @@ def checked_content(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         The content with the schema's types: a number that was written as text is a number.
 
     Raises:
-        ConfigError: it names ``source`` and lists all unknown keys and bad values.
+        ConfigError: it names ``source`` and lists all unknown keys, moved import paths and bad
+            values.
 
     """
-    if unknown := unknown_keys(content, ServeDeploySchema) + _unknown_in_policies(content):
-        raise ConfigError(f"{source}: " + "; ".join(unknown))
+    unknown = unknown_keys(content, ServeDeploySchema) + _unknown_in_policies(content)
+    if problems := unknown + _moved_paths(content):
+        raise ConfigError(f"{source}: " + "; ".join(problems))
     if not content.get("applications"):
         raise ConfigError(f"{source} has no applications; see serve_config.yaml in the project")
     if odd := _unmapped(content["applications"]):
@@ -118,6 +125,18 @@ def _unknown_in_policies(content: Mapping[str, Any]) -> list[str]:
             f"applications[{index}].autoscaling_policy",
         )
     ]
+
+
+def _moved_paths(content: Any, where: str = "") -> list[str]:
+    """Return a line per import path of an earlier version, at every depth, with today's path."""
+    if isinstance(content, dict):
+        inner = [(f"{where}.{key}" if where else str(key), value) for key, value in content.items()]
+    elif isinstance(content, list):
+        inner = [(f"{where}[{index}]", value) for index, value in enumerate(content)]
+    else:
+        new = MOVED.get(content) if isinstance(content, str) else None
+        return [f"{where} is {content}, which has moved: write {new}"] if new else []
+    return [line for place, value in inner for line in _moved_paths(value, place)]
 
 
 def _policy_kwargs(application: Mapping[str, Any]) -> Any:

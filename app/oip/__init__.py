@@ -1,4 +1,4 @@
 """The Open Inference Protocol (KServe's V2) for HTTP and gRPC: tensors, models, inference.
 
-``tensors``, ``request`` and ``json_body`` contain only the protocol, without any framework.
+``tensors`` and ``bodies`` contain only the protocol, without any framework.
 """

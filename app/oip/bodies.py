@@ -1,17 +1,12 @@
-"""Parses the body of an inference request over HTTP: JSON, followed by the binary tensors.
+"""Bodies of inference over HTTP: parses requests and renders answers, of V2 and of KServe's V1.
 
-The header Inference-Header-Content-Length has the length of the JSON. Without it all is JSON. With
-0 the body is raw: a single encoded image.
+A V2 body is JSON, followed by the binary tensors. The header Inference-Header-Content-Length has
+the length of the JSON. Without it all is JSON. With 0 the body is raw: a single encoded image.
+Outputs are probabilities, labels, and Triton's classification strings.
 
-The answer to an inference request: its output tensors, and its form over HTTP.
-
-Over HTTP it is JSON, followed by the binary tensors. Outputs are probabilities, labels, and
-Triton's classification strings.
-
-KServe's V1 protocol, which is TensorFlow Serving's: images in base64, rows of outputs.
-
-A request is ``{"instances": [{"b64": "..."}]}``, or ``{"instances": [{"image": {"b64": "..."}}]}``.
-It is converted to an inference request of the Open Inference Protocol.
+KServe's V1 protocol is TensorFlow Serving's: images in base64, rows of outputs. A request is
+``{"instances": [{"b64": "..."}]}``, or ``{"instances": [{"image": {"b64": "..."}}]}``. It is
+converted to a V2 inference request.
 """
 
 import gc

@@ -1,6 +1,6 @@
 """The protocol's documents on server and models, as dataclasses whose schema /docs shows.
 
-The names of the fields are the protocol's, in JSON and in protobuf messages alike.
+The fields have the protocol's names, in JSON and in protobuf messages alike.
 """
 
 import time

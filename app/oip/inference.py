@@ -1,6 +1,7 @@
-"""Answers inference requests through the application's service, under its limits.
+"""Answers inference requests through the application's service, and loads and unloads sets by name.
 
-Triton's model repository extension: the index, and loading and unloading of model sets.
+An inference request counts in the same limits as any other. Loading, unloading and the index are
+Triton's model repository extension.
 """
 
 from collections.abc import Iterator, Mapping

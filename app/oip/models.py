@@ -40,8 +40,8 @@ class ServedModel:
     def metadata(self) -> ModelMetadata:
         """Describe inputs and outputs; the first dimension is the images'.
 
-        In a multi-label set an image has several labels: as many as the image of the request with
-        the most, filled with empty labels.
+        In a multi-label set the labels have the shape (N, K): K is the most labels of any image.
+        Empty labels fill shorter rows.
         """
         of_labels = [-1] if self.threshold is None else [-1, -1]
         inputs = [TensorMetadata(IMAGE, "BYTES", [-1])]

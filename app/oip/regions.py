@@ -3,11 +3,10 @@
 All Gateways of a run share a folder of entries, so each knows every region. The folder is removed
 after the run.
 
-Opens, reads and writes files of POSIX shared memory, which others may change at any moment.
-
-It uses ``pread`` and ``pwrite`` and never maps a file. Reading a mapping beyond the end of a
-truncated file, or writing one when memory is full, raises SIGBUS and ends the process. A system
-call returns an error instead (decision 0074).
+Files of POSIX shared memory may be changed by others at any moment. They are read and written with
+``pread`` and ``pwrite``, and never mapped. Reading a mapping beyond the end of a truncated file, or
+writing to it when memory is full, raises SIGBUS and ends the process. A system call returns an
+error instead (decision 0074).
 """
 
 import hashlib

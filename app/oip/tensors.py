@@ -1,9 +1,7 @@
-"""Tensors of the Open Inference Protocol: datatypes, shapes and contents.
+"""Tensors and inference requests of the Open Inference Protocol, independent of the transport.
 
 Contents are either binary (row-major, little-endian; each BYTES element after its length in 4
 bytes) or values: JSON lists, or gRPC's typed contents.
-
-An inference request of the Open Inference Protocol, independent of its transport.
 """
 
 import binascii

@@ -1,14 +1,12 @@
-"""Admission control: refuses requests beyond the limits, before their bodies are read.
+"""Admission control: limits requests, uploads and their bytes, before bodies are read.
 
-Limits the time of uploads, and cancels the slowest upload when its place is needed.
+Three limits apply: requests under way, the bytes of bodies that a Gateway holds, and the time of an
+upload. When the places run out, the slowest upload is cancelled.
 
-Limits the bytes of request bodies that one Gateway holds at a time.
-
-Limits how many requests are under way during overload, by Little's law.
-
-By Little's law, requests under way = rate x time. A fixed limit means a second of waiting on a
-small machine and a few milliseconds on a large one. So under overload the limit follows the
-measured rate: the requests that fill a batch on every core, plus those answered within the target.
+During overload the limit on requests follows the measured rate, by Little's law: requests under way
+= rate x time. A fixed limit means a second of waiting on a small machine, and a few milliseconds on
+a large one. The limit is the requests that fill a batch on every core, plus those answered within
+the target.
 
 Many requests at a time are not yet overload: a burst is answered in time. Overload begins when
 requests are refused for lack of room, and still are after many have been answered. It ends when
@@ -55,7 +53,7 @@ class ConcurrencyLimit:
 
     @property
     def value(self) -> int:
-        """How many requests may be under way while :attr:`is_on`."""
+        """The limit of requests under way while :attr:`is_on`."""
         in_batches = self._num_cores * self._max_batch_size / self.images_per_request
         # At least one request on each core, and one that is being read or decoded.
         floor = max(self._num_cores + 1.0, in_batches)
@@ -174,7 +172,7 @@ class Admission:
         self._num_answering += 1
 
     def end(self, *, is_answered: bool) -> None:
-        """Count a request no more; one that was not answered says nothing of what is possible."""
+        """Stop counting a request; the limit learns its rate from answered requests only."""
         self._num_answering -= 1
         if is_answered and self._limit is not None and self._limit.crowd:
             self._limit.answered(self._clock(), self._num_answering)
@@ -282,7 +280,7 @@ SLOW_S_PER_MIB = 0.25
 
 
 class Upload:
-    """An upload under way: an asynchronous context manager of the block in which it arrives.
+    """An upload under way; an asynchronous context manager around the arrival of its body.
 
     Times are by the loop's clock. ``num_bytes`` is its announced length; 0 if only the number of
     uploads matters.
@@ -304,7 +302,7 @@ class Upload:
 
     @property
     def is_slow(self) -> bool:
-        """Whether its place may go to another: it is slow, or its time is over."""
+        """Whether another request may take its place: it is slow, or its time is over."""
         now = asyncio.get_running_loop().time()
         return self.timeout.expired() or now >= self.slow_from
 
@@ -345,7 +343,7 @@ class Uploads:
 
     @property
     def slowest(self) -> "Upload | None":
-        """The upload that counts as slow first, or has for the longest time."""
+        """The upload that has been slow for the longest time, or will be slow first."""
         return min(self.under_way, key=lambda upload: upload.slow_from, default=None)
 
     def arriving(self, within_s: float = math.inf, num_bytes: int = 0) -> Upload:
@@ -382,7 +380,7 @@ def _late_after(seconds: float) -> str:
 
 
 class ByteBudget:
-    """Counts the bytes of every body that have arrived, until its request is answered.
+    """Counts the bytes of bodies that have arrived, each until its request is answered.
 
     Announced bytes (Content-Length) are checked against the budget but not reserved. Otherwise
     twelve clients that announce 20 MB each and send nothing would use up 256 MiB.
@@ -434,8 +432,8 @@ class Share:
 # Overload begins with a refusal after this share of the requests that were under way at the first
 # refusal has been answered. While a stage hangs, or a burst arrives, few are answered.
 ANSWERED_SHARE = 1 / 4
-# ... and if this share was refused, of those answered since: as many clients as the limit and a
-# health probe are no overload.
+# ... and if this share of those answered since was refused. It ignores isolated refusals, such as a
+# health probe at exactly the limit.
 REFUSED_SHARE = 0.02
 STILL_SHARE = 1 / 2  # If fewer than this share are still under way, it was a burst.
 # Overload ends when none was refused for this time, and this many were admitted meanwhile,

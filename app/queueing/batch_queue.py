@@ -4,11 +4,10 @@ Unlike ``@serve.batch`` it has no timer: a single image on an idle replica start
 next batch grows while one runs. Each network has a queue with three lanes.
 :mod:`app.queueing.scheduler` decides when a queue may run a batch.
 
-A larger batch size for a backlog, compiled when a backlog first occurs.
-
-Larger batches cost less per image: the weights are read once for all of them. But while few images
-wait, a large batch leaves other cores idle, and each of its images waits for all. It also takes
-memory, which a service without backlogs does not need (decision 0033).
+A backlog doubles the batch size; the larger size is compiled when a backlog first occurs. Larger
+batches cost less per image, since the weights are read once for all of them. While few images wait,
+a large batch would leave other cores idle, and each image would wait for all. It also takes memory,
+which a service without backlogs does not need (decision 0033).
 """
 
 import asyncio
@@ -159,7 +158,7 @@ class BatchQueue:
 
     @property
     def oldest_age_s(self) -> float:
-        """How long the oldest image of a client has waited; 0 if none waits, or only copies do."""
+        """The age of the oldest image that a client waits for; 0 if there is none."""
         arrived = (entry.arrived for entry in self.images.answered if not entry.is_gone())
         return max(0.0, self._clock() - min(arrived, default=math.inf))
 
@@ -230,18 +229,19 @@ class BatchQueue:
 
     @property
     def has_whole_batch(self) -> bool:
-        """Whether interactive images fill the largest usual batch, and waiting would not help.
+        """Whether interactive images fill the largest usual batch, and none larger is near.
 
-        With a backlog size, waiting helps if they fill even twice that: a larger batch is near.
+        A larger one is near if there is a backlog size, and the images fill twice the usual batch.
         """
         num = len(self.images.interactive)
         is_one = num >= self.max_batch_size
         return is_one and (self._backlog is None or num < 2 * self.max_batch_size)
 
     def take(self) -> Coroutine[Any, Any, None] | None:
-        """Form a batch of images that are still wanted, and return its run.
+        """Form a batch of the waiting images, and return its run.
 
-        None without any; or if the first image of a lane has gone, as the turn may be another's.
+        None if none waits. Also None if the first image of a lane was cancelled: then another queue
+        may be next.
         """
         self._end_the_late()
         images = self.images

@@ -49,7 +49,7 @@ class _Job(Generic[R]):
     pixels: int = 0  # of a heavy file
 
     def is_gone(self) -> bool:
-        """Whether nobody waits for the file: its caller has gone, or has an answer."""
+        """Whether the file is not needed: its caller has gone, or has an answer."""
         return self.future.done()
 
 
@@ -110,7 +110,7 @@ class DecodeQueue(Generic[R]):
         return job.future
 
     def _call_thread(self) -> None:
-        """Have a thread run one more job: when it is free, it takes the next one."""
+        """Let a thread run one more job; a free thread takes the next job by itself."""
         turn = asyncio.get_running_loop().run_in_executor(self._executor, self._run_next)
         turn.add_done_callback(self._had_turn)
 

@@ -1,4 +1,4 @@
-"""Schedules the batches of several queues on the same cores.
+"""Schedules the batches of several queues on the same cores, by lane, age and share.
 
 Members in a process share its cores by taking turns. With cores of its own for each member, those
 of the faster member would be idle while images wait for the slower one.
@@ -7,20 +7,16 @@ If images are decoded on the same cores, a batch waits a little for images that 
 as long as decoding keeps every core busy: a larger batch costs less per image.
 
 A full batch can be formed ahead, while all cores are busy. The thread whose batch ends first begins
-it at once, without waiting for an event loop that is decoding.
+it at once, without waiting for the event loop.
+
+Each queue has three lanes. A form of 64 files must not delay a single photo, so interactive images
+go first. Every ``BULK_EVERY``-th turn is for bulk images if any wait, so that they do not starve.
+No client waits for images of the shadow lane: they only get a turn while no others wait.
 
 Model sets may have weighted shares of the cores, by start-time fair queueing (Goyal, Vin and Cheng,
 1996). Each set has a virtual time, which a batch advances by its seconds divided by the set's
 weight. The set with the lowest virtual time runs the next batch. A set that was idle starts at the
 present virtual time, so that it gets no credit for being idle.
-
-A queue with three lanes: interactive, bulk and shadow.
-
-A form of 64 files must not delay a single photo. So interactive images go first; every
-``BULK_EVERY``-th turn is for bulk images if any wait, so that they do not starve. The images of the
-shadow lane, which no client waits for, only get a turn while no others wait.
-
-Records of the batch queue: an image's result, an executed batch, the queue's state.
 """
 
 import asyncio
@@ -64,7 +60,7 @@ class VirtualClock:
             self.charged(share, seconds)
 
     def charged(self, share: CoreShare, seconds: float) -> None:
-        """Count more of a share's time, which no turn was taken for."""
+        """Charge a share for time beyond its turns."""
         share.ends = max(self._now, share.ends) + seconds / share.weight
         self._latest_end = max(self._latest_end, share.ends)
 
@@ -87,7 +83,7 @@ T = TypeVar("T", bound=Entry)
 
 
 class PriorityQueue(Generic[T]):
-    """A queue for each lane, in order of arrival; the lanes are attributes, to be looked at."""
+    """A queue for each lane, in order of arrival; callers may read the lanes, not change them."""
 
     def __init__(self) -> None:
         self.interactive: deque[T] = deque()
@@ -111,7 +107,7 @@ class PriorityQueue(Generic[T]):
 
     @property
     def answered(self) -> Iterator[T]:
-        """Those of :attr:`num_answered`."""
+        """The entries outside of the shadow lane."""
         return chain(self.interactive, self.bulk)
 
     @property
@@ -146,7 +142,7 @@ class PriorityQueue(Generic[T]):
 
 
 class ExecutedBatch:
-    """A batch that has been run; compared by identity. Times are by the queue's clock."""
+    """A batch that has run; compared by identity. Times are by the queue's clock."""
 
     __slots__ = ("__weakref__", "calls", "ended", "error", "infer_s", "size", "started")
 
@@ -221,11 +217,11 @@ class Queue(Protocol):
     def take(self) -> Coroutine[Any, Any, None] | None:
         """Form the next batch and return its run, not yet started.
 
-        None if the image whose turn it was has gone: look again whose turn it is.
+        None if the next image was cancelled; call again.
         """
 
     def would_grow(self, num_more: int, within_s: float) -> bool:
-        """Whether ``num_more`` images ``within_s`` enlarge the next batch, and none is late."""
+        """Whether ``num_more`` images ``within_s`` enlarge the next batch, and none is too late."""
 
     @property
     def has_whole_batch(self) -> bool:
@@ -283,12 +279,12 @@ class BatchScheduler:
         self._queues.append(queue)
 
     def leave(self, queue: Queue) -> list[asyncio.Task[None]]:
-        """Give ``queue`` no more turns, and return its running batches."""
+        """Remove ``queue`` from the turns, and return its running batches."""
         self._queues.remove(queue)
         return [task for task, of in self._running.items() if of is queue]
 
     def charge(self, share: CoreShare | None, seconds: float) -> None:
-        """Let a share pay for a run beyond that of its turn."""
+        """Charge a share for a run beyond that of its turn."""
         if share is not None:
             self._virtual.charged(share, seconds)
 

@@ -63,7 +63,7 @@ class Usage:
             self._num_done += num_images
 
     def copied(self, cpu_ms: float) -> None:
-        """Exclude a shadow's CPU time from the cost per image, since copies give way."""
+        """Exclude a shadow's CPU time from the cost per image: copies only use idle cores."""
         self._copies_ms += cpu_ms
 
     def figures(self) -> dict[str, float]:

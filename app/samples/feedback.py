@@ -1,8 +1,7 @@
-"""Sends a Gateway's answers to the feedback book, which one replica keeps for all Gateways.
+"""Feedback: remembers the latest answers, and the right labels that callers report for them.
 
-Answers are collected and sent a few times a second, so that no client waits for it.
-
-The feedback book: the latest answers, and the right labels that callers reported for them.
+The book has one replica for all Gateways. Each Gateway sends it collected answers a few times a
+second, so that no client waits for it.
 """
 
 import asyncio

@@ -1,10 +1,7 @@
-"""A sample: the file of an image as its client sent it, and the answer to it.
+"""Samples of live images with their answers: chooses them, and writes them to a folder or a store.
 
-Chooses samples among the answers, and writes them on its own thread.
-
-No answer waits for a sample or fails because of it: if the queue is full the sample is dropped.
-
-The places that samples are written to: a folder of bounded size, or an object store.
+A thread of its own writes them. No answer waits for a sample or fails because of it: if the queue
+is full the sample is dropped. A folder has a bounded size.
 """
 
 import hashlib

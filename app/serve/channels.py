@@ -1,13 +1,8 @@
-"""The client's end: a Gateway's connection to one replica of its node.
+"""Calls over Unix sockets between a Gateway and the replicas of its node: frames, client, server.
 
-Frames: the wire format of a channel, the protocol that parses it, and socket addresses.
-
-A frame is a head of 16 bytes, little-endian (kind, number of the call, length of the payload), and
-the payload. Payloads of calls and answers are the messages of :mod:`app.serve.shared_calls`.
-
-The channels of a deployment: one to each of its replicas on this node.
-
-The server's end: a stage's replica answers the calls of the Gateways of its node.
+A Gateway has a connection to each replica of a deployment on its node. A frame is a head of 16
+bytes, little-endian (kind, number of the call, length of the payload), and the payload. Payloads
+are the messages of :mod:`app.serve.shared_calls`.
 """
 
 import asyncio

@@ -1,8 +1,6 @@
-"""The Gateway: the ingress deployment, with Serve's hooks around the graph of :mod:`app.graph`.
+"""The Gateway: the ingress deployment, and how its graph is assembled, with all versions of a set.
 
-Assembles the graph from stages in this process and deployments behind handles.
-
-Builds the versions of a set in this process, behind one graph.
+Each stage of the graph (:mod:`app.graph`) is in this process, or a deployment behind a handle.
 """
 
 import asyncio

@@ -4,17 +4,14 @@ A call carries decoded images (150 KB each at 224 px), and every image goes to e
 own router draws two replicas of all, so with two nodes half of the traffic crosses the network. Its
 locality option stays on the node until the replica there is full, however long its queue. This
 router weighs both: it takes a replica elsewhere if its queue is shorter by more than
-``LOCALITY_SLACK`` (tests/load/locality.py). It skips silent replicas long before Serve's health
-checks notice them.
+``LOCALITY_SLACK`` (tests/load/locality.py).
 
-The replicas of each deployment, as routers and channels know them, and which are silent.
+It skips silent replicas long before Serve's health checks notice them. A replica acknowledges a
+call before it starts to work, so a healthy one answers even when it is busy. It is suspected if no
+acknowledgement comes within ``SUSPECT_AFTER_S``.
 
 Serve updates a router on the router's own thread; calls are made on another. Values that both use
 are replaced as a whole, so no lock is needed.
-
-A replica is suspected if it has not acknowledged a call within ``SUSPECT_AFTER_S``. It acknowledges
-a call before it starts to work, with its number of calls. So a healthy replica is not suspected for
-being busy.
 """
 
 import asyncio

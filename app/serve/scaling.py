@@ -1,12 +1,10 @@
 """The autoscaling policy: a pure function from measured demand to replicas of every stage.
 
 Every image visits every stage, so all stages are sized for the same rate, each by its cost per
-image. This module does not depend on Ray, and time is passed in.
+image. Arrival rate, backlog and cost come from the replicas' usage reports.
 
-Computes arrival rate, backlog and cost per image from the replicas' usage reports.
-
-The functions are pure; time is passed in. Report times are by each replica's clock, and times of
-two clocks are never compared.
+This module does not depend on Ray, and time is passed in. Report times are by each replica's clock;
+times of two clocks are never compared.
 """
 
 import math

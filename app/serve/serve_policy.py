@@ -1,11 +1,11 @@
-"""Adapts the policy to Ray Serve's application-level ``autoscaling_policy``.
+"""Adapts the policy to Ray Serve's application-level ``autoscaling_policy``; formats Serve's log.
 
 Serve passes the replicas' reports (``record_autoscaling_stats``), and applies each deployment's
 limits and delays to the result. Set these delays to 0, since the policy has its own.
 
-Serve's log on stderr, which pods of a cluster show, in the format of its files.
-
-Ray 2.60 writes text to stderr (``RAY_SERVE_LOG_TO_STDERR``), whatever ``logging_config`` says.
+Pods of a cluster show what Serve writes to stderr. Ray 2.60 writes text there
+(``RAY_SERVE_LOG_TO_STDERR``), whatever ``logging_config`` says; here it gets the format of Serve's
+files.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""The model sets of one Gateway, which can be loaded and unloaded while it runs.
+"""The model sets of the Gateways: loads and unloads them by name, at all Gateways alike.
 
-Loads and unloads sets by name at all Gateways: the one asked reports to the hub ``Sets``.
+The Gateway that is asked reports to the hub ``Sets``, from which the others learn.
 """
 
 import asyncio
@@ -271,7 +271,7 @@ class SharedSets(HubLink):
         await asyncio.shield(untraced_task(self._change(name, is_wanted=True)))
 
     async def unload(self, name: str) -> None:
-        """Serve a set no more; as :meth:`load`."""
+        """Unload a set at all Gateways; raises as :meth:`load` does."""
         await asyncio.shield(untraced_task(self._change(name, is_wanted=False)))
 
     async def _change(self, name: str, *, is_wanted: bool) -> None:

@@ -1,16 +1,15 @@
-"""Encodes calls of stages and their answers: a head in JSON, then files, images and rows.
-
-Serve pickles arguments. For a single bytes object that is a copy; for lists, arrays and dataclasses
-it is a large part of a call's cost. Every length and shape in a message is checked before use.
-Errors travel by class name and arguments; only our own errors become their class again.
-
-Batches calls of a remote stage: one call carries the images of many requests.
+"""Calls that many requests share: collects images for a call, and encodes calls and answers.
 
 A call between processes costs as much for one image as for eight. While calls are under way,
 further images wait here for the next call. There is no timer: to an idle stage a single image
 leaves at once, as in :mod:`app.queueing.batch_queue`. Calls have the sizes of batches. With sizes
 1, 4 and 8, of six waiting images four leave, and the other two wait for more: in a call of six they
 would run as a small batch.
+
+A message is a head in JSON, then files, images and rows. Serve would pickle arguments. For a single
+bytes object that is a copy; for lists, arrays and dataclasses it is a large part of a call's cost.
+Every length and shape in a message is checked before use. Errors travel by class name and
+arguments; only our own errors become their class again.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The Classifier: one member of the ensemble, with its compiled network and its batch queue.
-
-A call of a member in this process.
-"""
+"""The Classifier: one member of the ensemble, with its compiled network and its batch queue."""
 
 import asyncio
 import logging

@@ -1,21 +1,11 @@
-"""Checks the results of the operator's own functions, in the trial and for every request.
-
-Calls an operator's function for requests: on threads, checked, traced and counted.
-
-Imports the operator's own functions by the names in the settings.
+"""The operator's own functions, ``preprocess`` and ``combine``: imports, tries, calls, checks them.
 
 A name is ``package.module:function`` and comes from the operator's configuration only; nothing that
-a client sends is imported.
-
-The signatures of the operator's own functions: the settings ``preprocess`` and ``combine``.
+a client sends is imported. Each function is tried on generated input before the service starts.
 
 A function is called on several threads at a time. It gets read-only arrays and returns a new one.
 If it raises, or its result does not fit, only the request that it was called for fails (500, code
 ``function``).
-
-The graph's stages for the operator's own functions: ``preprocess`` and ``combine``.
-
-Tries the operator's own functions on generated input, before the service starts.
 """
 
 import asyncio
@@ -287,7 +277,7 @@ def _check_callable(stage: Stage, name: str, function: object) -> None:
 def _digest(module_name: str, function: object) -> str:
     """Return the hash of the files from which the function was imported.
 
-    What runs is what was imported, whatever the files say later.
+    Edits after import have no effect.
     """
     names = (module_name, getattr(function, "__module__", None) or module_name)
     digests = _DIGESTS.setdefault(sys.modules[module_name], {})
@@ -316,7 +306,7 @@ MAX_VIEWS = 8  # each costs an inference of every member
 
 
 class Preprocess(Protocol):
-    """Maps pixels to pixels, between the Decoder and the members."""
+    """The signature of ``preprocess``: maps pixels to pixels, between Decoder and members."""
 
     def __call__(self, images: Pixels, /) -> Pixels:
         """Return the images that the members get.
@@ -336,7 +326,7 @@ class Preprocess(Protocol):
 
 
 class Combine(Protocol):
-    """Maps the members' rows to the ensemble's, in place of the weighted average."""
+    """The signature of ``combine``: maps the members' rows to the ensemble's row."""
 
     def __call__(
         self, members: Mapping[str, Probabilities], weights: Mapping[str, float], /

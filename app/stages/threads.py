@@ -1,10 +1,7 @@
-"""Threads that run networks, sized by the cores of a replica, and threads that load them.
+"""Threads that run networks, sized by a replica's cores; their health, and the memory that is free.
 
-Liveness of a stage's work (batches, decoding, functions), for ``check_health``.
-
-The CPU and memory limits of the machine, its control groups and the user.
-
-Every group from the process's own up to the root may have a limit; the tightest counts.
+Limits on CPU and memory come from the machine, its control groups and the user. Every group from
+the process's own up to the root may have a limit; the tightest counts.
 """
 
 import asyncio
@@ -44,7 +41,7 @@ class InferenceThreads:
         self._executor = ThreadPoolExecutor(num, "infer")
 
     def apart(self) -> "InferenceThreads":
-        """Return other threads of the same number, which take turns with these on the same cores.
+        """Return as many other threads, which take turns with these on the same cores.
 
         A batch that hangs on one of them does not block these.
         """

@@ -42,14 +42,14 @@ class Metric:
 REQUESTS = Metric(
     "tandem_requests",
     "counter",
-    "requests by route and status (of gRPC, what HTTP would say); 499: the client went away; "
-    "operation: classify on every route that classifies images, else other",
+    "requests by route and HTTP status, also over gRPC; 499: the client hung up; operation: "
+    "classify on every route that classifies images, else other",
     ("route", "status", "operation"),
 )
 KEY_REQUESTS = Metric(
     "tandem_key_requests",
     "counter",
-    "requests that were let in, by the name of their key; unnamed: it has none",
+    "admitted requests by the name of their key; unnamed: the key has no name",
     ("key",),
     when="there are keys",
 )
@@ -69,15 +69,15 @@ REQUEST_MS = Metric(
 STAGE_MS = Metric(
     "tandem_stage_ms",
     "histogram",
-    "read, cache, preprocess, combine and encode of a request; decode, queue and infer of an "
-    "image, the latter two by member (its batch's run)",
+    "duration of a stage: read, cache, preprocess, combine and encode per request; decode per "
+    "image; queue and infer per image and member",
     ("stage", "member"),
 )
 ANSWERS = Metric(
     "tandem_answers",
     "counter",
-    "classified images; agreed: yes, no, or alone where one member answered; sure: yes, no, or "
-    "unknown where the set does not say or a member did not answer; model_version: the set's "
+    "classified images; agreed: yes, no, or alone if a single member answered; sure: yes, no, or "
+    "unknown if the set has no threshold or a member is missing; model_version: the set's "
     "fingerprint",
     ("agreed", "degraded", "sure", "model_version"),
 )
@@ -89,7 +89,7 @@ ENTROPY = Metric(
 SKIPPED = Metric(
     "tandem_skipped_members",
     "counter",
-    "images that a member was not asked about, by cascade_margin",
+    "images that the cascade answered without this member",
     ("member",),
     when="cascade_margin is set",
 )
@@ -104,16 +104,16 @@ CACHE_LOOKUPS = Metric(
 CACHE_REDIS = Metric(
     "tandem_cache_redis",
     "counter",
-    "images looked for in Redis (hit, miss, bad: damaged; failed; skipped: it failed lately) and "
-    "written to it (written, unwritten)",
+    "images looked up in Redis (hit, miss, bad: damaged, failed, skipped: Redis failed lately) and "
+    "written to Redis (written, unwritten)",
     ("result",),
     when="cache is redis://",
 )
 CACHE_BYTES = Metric(
     "tandem_cache_bytes",
     "gauge",
-    "memory that a Gateway's response cache takes, at most cache_mib; with several sets, that of "
-    "the set asked last, at most its share",
+    "memory of a Gateway's response cache, at most cache_mib; with several sets, of the set that "
+    "was asked last",
     when="cache is set",
 )
 CACHE_EVICTIONS = Metric(
@@ -132,7 +132,7 @@ TRAFFIC_SHARE = Metric(
 TRAFFIC_COPIES = Metric(
     "tandem_traffic_copies",
     "counter",
-    "images that a version was to compute in the shadow lane; result: computed, failed, or dropped "
+    "copies of images sent to a version in the shadow lane; result: computed, failed, or dropped "
     "(the service was busy)",
     ("model_version", "result"),
     when="traffic or shadow is set",
@@ -140,23 +140,23 @@ TRAFFIC_COPIES = Metric(
 TRAFFIC_COMPARED = Metric(
     "tandem_traffic_compared",
     "counter",
-    "images that a version and the one with the largest share both answered; agreed: yes if both "
-    "have the same first choice (of a multi-label set, the same labels), or no",
+    "images that both this version and the main version answered; agreed: yes if both have the "
+    "same first choice (in a multi-label set the same labels), or no",
     ("model_version", "agreed"),
     when="traffic or shadow is set",
 )
 TRAFFIC_VARIATION = Metric(
     "tandem_traffic_variation",
     "counter",
-    "total variation between the probabilities of these two, summed; each 0 (the same) to 1",
+    "total variation between the probabilities of this and the main version, summed; 0 to 1 each",
     ("model_version",),
     when="traffic or shadow is set",
 )
 FAILED_FUNCTIONS = Metric(
     "tandem_failed_functions",
     "counter",
-    "calls of the operator's own function (stage: preprocess, combine) that raised or returned "
-    "nonsense; the request was answered 500",
+    "calls of the operator's own function (stage: preprocess, combine) that raised, or whose "
+    "result did not fit; the request was answered 500",
     ("stage",),
     when="preprocess or combine fails",
 )
@@ -175,19 +175,19 @@ FAILED_BATCHES = Metric(
 )
 QUEUE_LENGTH = Metric("tandem_queue_length", "gauge", "images that wait for a member", ("member",))
 QUEUE_AGE_MS = Metric(
-    "tandem_queue_age_ms", "gauge", "how long the image that waits longest has waited", ("member",)
+    "tandem_queue_age_ms", "gauge", "age of the oldest waiting image", ("member",)
 )
 GOLDEN_PASSED = Metric(
     "tandem_golden_passed",
     "gauge",
-    "1: the member answered its last golden check as where the set was made; 0: it did not",
+    "1 if the last golden check passed, else 0",
     ("member",),
 )
 FAILED_GOLDEN_CHECKS = Metric(
     "tandem_failed_golden_checks",
     "counter",
-    "golden checks that failed: the replica ended, or a version loaded while it served was "
-    "refused; Ray keeps the count when the replica is gone",
+    "golden checks that failed: the replica ended, or refused a version that it was to load; Ray "
+    "keeps the count when the replica is gone",
     ("member",),
     when="a golden check fails",
 )
@@ -195,8 +195,8 @@ GOLDEN_MS = Metric("tandem_golden_ms", "gauge", "duration of the golden check", 
 SAMPLES = Metric(
     "tandem_samples",
     "counter",
-    "images chosen by sample_ratio, or that versions disagree on; result: written, dropped (the "
-    "queue was full, or sample_mib), or failed",
+    "images chosen by sample_ratio, or on which versions disagree; result: written, dropped (the "
+    "queue was full, or sample_mib reached), or failed",
     ("result",),
     when="sample_dir is set",
 )

@@ -1,11 +1,10 @@
-"""The meter of this process: aggregates counts and sends them to Ray every few seconds.
+"""Records metrics: aggregates counts in this process and sends them to Ray every few seconds.
 
 A call of Ray's API costs microseconds, a call here a tenth of that. Nothing raises: the first error
 is logged and stops the meter, so that requests are not affected.
 
-Metrics of a member: executed batches, queue length and age, golden check.
-
-Metrics of requests, of their answers, and of look-ups in the response cache.
+The functions and classes here record members (batches, queue, golden check), requests, answers, and
+look-ups in the response cache. :mod:`app.telemetry.metric_table` names all metrics.
 """
 
 import asyncio

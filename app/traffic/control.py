@@ -1,13 +1,8 @@
-"""Reads and changes the traffic: the methods behind ``/v1/traffic``, and the link to its owner.
+"""Reads and changes the traffic: ``/v1/traffic``, the gate of ``promote``, and versions at start.
 
 The deployment ``Traffic`` owns the plan of all Gateways. A Gateway sends it figures and receives
-the newest plan.
-
-The answer of ``GET /v1/traffic``, as dataclasses whose schema /docs shows.
-
-The gate of ``tandem traffic promote``: reasons against a version that is to answer alone.
-
-Loads the versions of a set that share its traffic, names them and checks that they fit.
+the newest plan. The gate lists reasons against a version that is to answer alone. At start, the
+versions that share the traffic are loaded, named, and checked for a common set of classes.
 """
 
 import asyncio

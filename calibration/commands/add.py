@@ -1,4 +1,4 @@
-"""The command ``tandem models add``: makes a model set of one's own networks."""
+"""``tandem models add``: makes a model set of one's own networks."""
 
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args

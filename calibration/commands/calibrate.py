@@ -1,6 +1,6 @@
 """Runs ``tandem evaluate --calibrate`` and ``--sure-at``: what they fit goes into the manifest.
 
-The options of ``tandem evaluate``, and their checks before hours of work.
+It also checks the options of ``tandem evaluate`` before hours of work.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,7 +1,4 @@
-"""The command line of ``tandem evaluate``: its options and their help.
-
-Runs ``tandem evaluate``: measures, keeps the accuracy record, writes the reports.
-"""
+"""``tandem evaluate``: measures a set's accuracy, keeps the accuracy record, writes the reports."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence

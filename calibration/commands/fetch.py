@@ -1,4 +1,4 @@
-"""The command ``tandem models fetch``: makes a model set of published ImageNet networks."""
+"""``tandem models fetch``: makes a model set of published ImageNet networks."""
 
 import contextlib
 import logging

@@ -1,8 +1,6 @@
-"""The commands ``tandem models list`` and ``verify``: what sets there are, and their files.
+"""``tandem models list``, ``verify``, ``history``, ``pin`` and ``push``: sets and their versions.
 
-The commands ``tandem models history``, ``pin`` and ``push``: a set's versions.
-
-Command-line options that several commands share, and parsers of their values.
+Options that several commands share are here too, with the parsers of their values.
 """
 
 import json

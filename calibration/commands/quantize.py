@@ -1,4 +1,4 @@
-"""The command ``tandem quantize``: makes the INT8 networks of a set, of all members or none."""
+"""``tandem quantize``: makes the INT8 networks of a set, of all its members or of none."""
 
 import contextlib
 import json

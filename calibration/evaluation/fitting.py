@@ -1,14 +1,12 @@
-"""Chooses the bound on the first class's probability from which an ensemble's answer is sure.
+"""Fits temperatures and the bound for sure answers, on half of the images, and judges on the rest.
 
-The bound is the lowest above which at least the requested share is right on half of the images, by
-the lower end of the 95 % interval. A hash of each file decides its half. The other half gives the
-reported share, so that it is unbiased.
+A hash of each file decides its half. There is a temperature for each member, then one for their
+average (Guo et al., 2017). A temperature divides the logits, so it changes a member's confidence,
+not its classes. The average may give other classes when its members' confidence changes.
 
-Fits temperatures: one for each member, then one for their average (Guo et al., 2017).
-
-They are fitted on half of the images, by a hash of each file, and judged on the other half. A
-temperature divides the logits, so it changes a member's confidence, not its classes. The average
-may give other classes when its members' confidence changes.
+The bound is on the first class's probability. It is the lowest above which at least the requested
+share is right, by the lower end of the 95 % interval. The other half gives the reported share, so
+that it is unbiased.
 """
 
 import threading

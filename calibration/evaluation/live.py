@@ -1,6 +1,6 @@
 """Compares a running service's answers with those of the same networks in this process.
 
-Compares a running service's lists of labels with those of the same networks here.
+It compares labels, or lists of labels for a multi-label set.
 """
 
 import threading

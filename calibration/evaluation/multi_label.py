@@ -1,9 +1,7 @@
-"""Evaluates a multi-label set: each member and the ensemble, float and INT8.
+"""Evaluates a multi-label set: mean average precision, micro and macro F1, float and INT8.
 
 Scores are kept until the end, 4 bytes per image, class and network, since average precision needs
 their order over all images.
-
-Figures of scores against sets of labels: mean average precision, micro and macro F1.
 
 Average precision of a class is the mean of the precision at each of its images, with images sorted
 by the class's score (ties are a single step). mAP is its mean over the classes that have an image.

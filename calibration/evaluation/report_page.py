@@ -1,10 +1,7 @@
-"""Renders an evaluation as an HTML page that loads nothing from elsewhere.
+"""Renders an evaluation as an HTML page with inline plots, which loads nothing from elsewhere.
 
-Renders HTML pages, which load nothing from elsewhere, with Jinja.
-
-Plots an evaluation as inline SVG, with matplotlib.
-
-Plots ensembles: top-1 against CPU time, memory as the marks' size, and the Pareto front.
+Jinja makes the page, matplotlib the plots (SVG). The plot of ensembles has top-1 against CPU time,
+memory as the marks' size, and the Pareto front.
 """
 
 import io

@@ -1,8 +1,6 @@
-"""Reports the comparison of ensembles: a table, the lines for serve_config.yaml, JSON.
+"""Reports compared ensembles and the cascade: tables, lines for serve_config.yaml, JSON.
 
-Reports the cascade of an evaluation: a table, the line for serve_config.yaml, JSON.
-
-Makes a table of figures by name, in which long names wrap and figures keep their width.
+In tables of figures by name, long names wrap and figures keep their width.
 """
 
 from collections.abc import Mapping

@@ -1,27 +1,15 @@
-"""The compared ensembles: subsets of the members, with a way to combine their rows.
+"""Compares subsets of the members: accuracy, CPU time and memory of each, and the Pareto front.
 
-Measures each member's cost: CPU time per image, and memory.
+A hash of each file decides whether the image fits weights or judges. So an image is on the same
+side in every run, whatever the order and the other images, and copies of an image are on the same
+side. The study keeps a byte per ensemble for each judging image, since each ensemble is compared
+with the best. It keeps the rows of fitting images up to a limit.
 
-Measures every candidate on images that its weights were not fitted to.
-
-It keeps a byte per image and ensemble, whether it was right, since each is compared with the best.
-
-Fits a logarithmic opinion pool: log p(class) = sum of w_m log p_m(class), minus a constant.
-
-It is multinomial logistic regression on the members' log-probabilities, with a coefficient per
-member (Hinton 2002, products of experts; Heskes 1998). Its log-likelihood is concave in the
-weights. They need not sum to one: their sum makes the pool more or less confident than its members.
-
-The accuracy and cost of ensembles, and the Pareto front of both.
-
-Splits images into those for fitting weights and those for judging.
-
-A hash of the file decides. So an image is on the same side in every run, whatever the order and the
-other images, and copies of an image are on the same side.
-
-Compares ensembles on a stream of batches: the first half fits weights, the second judges.
-
-It keeps a byte per ensemble for each judging image, and the rows of fitting images up to a limit.
+Fitted weights are a logarithmic opinion pool: log p(class) = sum of w_m log p_m(class), minus a
+constant. It is multinomial logistic regression on the members' log-probabilities, with a
+coefficient per member (Hinton 2002, products of experts; Heskes 1998). Its log-likelihood is
+concave in the weights. They need not sum to one: their sum makes the pool more or less confident
+than its members.
 """
 
 import hashlib

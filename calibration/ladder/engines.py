@@ -1,4 +1,4 @@
-"""The engines that run a network in the way of a rung, and the preparation of what they run."""
+"""The engines that run a network in the way of a rung, and the preparation of their networks."""
 
 import contextlib
 import itertools

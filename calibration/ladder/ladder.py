@@ -1,4 +1,4 @@
-"""The run of a ladder: its rungs one after another, each in a process, the last as a service."""
+"""Runs a ladder: its rungs one after another, each in a process, the last as a service."""
 
 import json
 import os
@@ -269,7 +269,7 @@ def free_port() -> int:
 
 
 def _wait_ready(url: str, process: Child) -> str:
-    """Wait until the service is ready; return what is wrong if it is not."""
+    """Wait until the service is ready; return the reason if it does not become ready."""
     deadline = time.monotonic() + START_LIMIT_S
     with httpx.Client(base_url=url, timeout=5, trust_env=False) as client:
         while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The process of a rung: ``python -P -m calibration.ladder.measure TASK.json RESULT.json``.
+"""Measures a rung: ``python -P -m calibration.ladder.measure TASK.json RESULT.json``.
 
 It measures throughput, latency, CPU time, utilisation, power and memory. Every caller is a thread
 that makes one call after another (a closed loop); networks release the GIL. Progress is on stdout,

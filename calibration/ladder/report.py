@@ -1,4 +1,4 @@
-"""A ladder's figures: the table, the JSON, the plot (SVG) and the page (HTML)."""
+"""Reports a ladder's figures: the table, the JSON, the plot (SVG) and the page (HTML)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

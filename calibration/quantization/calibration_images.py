@@ -1,10 +1,9 @@
 """Draws the calibration and the validation images, and records their hashes.
 
-Makes calibration images from photographs in Python packages, for sets without other images.
-
-scikit-image's test photographs come from its wheel. scikit-learn's two are installed with NNCF.
-Each of these few gives many images: random squares, mirrored, with changed colours and brightness.
-INT8 only needs the activations' ranges, which are similar for all photographs.
+Sets without images of their own get them from photographs in Python packages. scikit-image's are in
+its wheel; scikit-learn's two are installed with NNCF. Each of these few gives many images: random
+squares, mirrored, with changed colours and brightness. INT8 only needs the activations' ranges,
+which are similar for all photographs.
 """
 
 import hashlib

@@ -1,6 +1,7 @@
 """Quantises a network to INT8 with NNCF, with accuracy control if that loses too much.
 
-Turns errors of NNCF and OpenVINO for a member into a line, and checks names of operations.
+Errors of NNCF and OpenVINO become a line that names the member. Names of operations are checked
+before.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,17 +1,13 @@
 """Quantises a whole set: its members' INT8 networks, its manifest, its golden answers.
 
-Merges the results of quantising into the manifest, which may have been edited meanwhile.
-
 Quantising takes minutes, and its lock stops other commands but not an editor. So the manifest is
 read again at the end. Only the fields that quantising owns are replaced. If the inputs of INT8 have
 changed, nothing is written.
 
-Keeps Ctrl-C off the main thread's signal stack, which NNCF's use of OpenVINO may free.
-
-An OpenVINO ``Core`` gives its thread an alternative signal stack, and takes it back when it ends.
-NNCF makes its own Cores. If one ends after a younger one was made, the thread keeps a freed stack,
-and the next signal ends the process with SIGSEGV. Our own code makes a single Core
-(:mod:`models.openvino_network`).
+The work runs off the main thread. An OpenVINO ``Core`` gives its thread an alternative signal
+stack, and takes it back when it ends. NNCF makes its own Cores. If one ends after a younger one was
+made, the thread keeps a freed stack, and the next signal (Ctrl-C) ends the process with SIGSEGV.
+Our own code makes a single Core (:mod:`models.openvino_network`).
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Creates a model set from existing classifiers: ONNX, OpenVINO IR, TFLite or PyTorch files.
 
-Creates a set in a process of its own, since a damaged file can crash the library that reads it.
-
-For example, OpenVINO 2026.4 crashes on a convolution without weights.
+The work runs in a process of its own, since a damaged file can crash the library that reads it. For
+example, OpenVINO 2026.4 crashes on a convolution without weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,10 +1,7 @@
 """Converts torch networks to folded OpenVINO IR: ``python -m calibration.sets.convert --help``.
 
-Builds torchvision's networks, and loads and saves their weights.
-
-Imports a safetensors state dict of a torchvision classification network.
-
-safetensors contain only tensors, so this project builds the architecture.
+It builds torchvision's networks, and loads and saves their weights. safetensors contain only
+tensors, so this project builds the architecture.
 """
 
 import importlib

@@ -3,12 +3,10 @@
 The bytes go into ``<name>.part``, which is renamed to ``<name>`` after the check: so ``<name>`` is
 never incomplete.
 
-Asks the Hugging Face hub for a file's commit and hash before the file is downloaded.
-
-The hub answers ``/<repository>/resolve/<revision>/<file>`` for a large file with a redirect to its
-bytes; the headers of that answer name the commit (X-Repo-Commit) and the file's sha256
-(X-Linked-Etag). The file is then fetched at that commit, so that a resumed download is of the same
-file.
+The Hugging Face hub is asked for a file's commit and hash first. It answers
+``/<repository>/resolve/<revision>/<file>`` for a large file with a redirect to its bytes. The
+headers of that answer name the commit (X-Repo-Commit) and the file's sha256 (X-Linked-Etag). The
+file is then fetched at that commit, so that a resumed download is of the same file.
 """
 
 import re

@@ -1,9 +1,8 @@
 """Brings a classifier's output into its task's form: a row per image, float (N, C) in 0..1.
 
-Determines a network's task, and the ending it lacks: a softmax, a sigmoid or nothing.
-
-A network that ends in a sigmoid scores each class by itself (multi-label). Any other gives logits
-or a distribution: classes that exclude each other, unless ``--task`` says multi-label.
+It determines the network's task, and the ending that it lacks: a softmax, a sigmoid or nothing. A
+network that ends in a sigmoid scores each class by itself (multi-label). Any other gives logits or
+a distribution: classes that exclude each other, unless ``--task`` says multi-label.
 """
 
 from collections.abc import Mapping

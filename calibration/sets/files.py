@@ -1,9 +1,8 @@
 """Checks a network's file before a library opens it: its kind, and where its weights are.
 
 An ONNX file may name other files for its weights (``TensorProto.external_data``), by any path. A
-network that somebody sends must not read files of other folders.
-
-Recognises kinds of PyTorch files by the names in their ZIP archive, without loading them.
+network that somebody sends must not read files of other folders. The kind of a PyTorch file is
+recognised by the names in its ZIP archive, without loading it.
 """
 
 import zipfile

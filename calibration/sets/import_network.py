@@ -1,14 +1,13 @@
 """Imports a classifier that OpenVINO can read as a member: uint8 BGR in, probabilities out.
 
-Rewrites a network's graph so that OpenVINO runs it better; its results stay the same.
-
-Rewrites quantised weights that have a zero point as symmetric ones, which INT8 kernels take.
+The graph is rewritten so that OpenVINO runs it better: concatenations are chained, and quantised
+weights with a zero point become symmetric.
 
 TFLite's uint8 networks keep a weight as (q - zero point) * scale, q from 0 to 255. oneDNN's INT8
 convolutions take int8 weights without a zero point: with one, OpenVINO computes the layer in float
 and makes the weights anew for every image. Where all of an output channel's q - zero point lie in
 -127 to 127, the new weights are the same numbers. Where not, the channel gets the scale whose
-rounding and clipping cost least. Measured: decision 0026.
+rounding and clipping cost least (decision 0026).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,7 @@
-"""Reads a member's file for its runtime; converts PyTorch files first, and refuses pickles.
+"""Reads a member's file for its runtime, and tries the network before it is accepted.
 
-A member's ONNX file for ONNX Runtime, and the trial run before it is accepted.
-
-Compares a network's answers on OpenVINO and on ONNX Runtime, if that is installed.
+PyTorch files are converted first, and pickles refused. A member on ONNX Runtime gets an ONNX file.
+If ONNX Runtime is installed, its answers are compared with OpenVINO's.
 """
 
 import tempfile

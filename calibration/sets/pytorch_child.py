@@ -1,11 +1,8 @@
 """Loads a PyTorch file in the child process of :mod:`calibration.sets.pytorch`.
 
-It writes the network as IR or ONNX, if the result answers as PyTorch does.
-
-Loads PyTorch's two kinds of networks, and determines their input and answers to noise.
-
-Loading runs the file's code, so only the child process of
-:mod:`calibration.sets.pytorch` may do it.
+Loading runs the file's code, so only that process may do it. The child determines the network's
+input and its answers to noise. It writes the network as IR or ONNX, if the result answers as
+PyTorch does.
 """
 
 import json

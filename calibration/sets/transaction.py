@@ -1,29 +1,20 @@
-"""Transactions on a model set's folder: readers see the old set until the last step.
+"""Changes a model set's folder in one step: readers see the old set or the new one.
 
 However a command ends (an error, a full disk, Ctrl-C, a kill, a power cut), the set is complete.
 Files that a killed command leaves behind are harmless, and the next command removes them.
 
 - :func:`change` replaces the manifest in one rename; the files that only the old one names go
-  after that.
+  after that. New files are written and checked in a work folder inside the set, and moved in under
+  new names before.
 - :func:`create` builds the new set in ``.NAME.partial``, in the same folder. A folder cannot be
   replaced in one rename, so the old one goes to ``.NAME.old.partial``, the new one takes its name,
   then the old one is removed. Between the two renames nothing has the set's name;
   ``models.model_set`` then takes the old one from where it is, and never another set of that name.
 
-Either keeps the set from before as an earlier version (:mod:`calibration.sets.transaction`), where
-``made_by`` names the command that makes a new one.
-
-Stages a model set's new files: writes and checks them in a work folder, then moves them in.
-
-The work folder is inside the set. The files are moved in under new names, and the manifest, which
-names them, is replaced last and in one step.
-
-Keeps a set's earlier versions when a command replaces it.
-
-A version is a complete set in ``.versions`` of the set's folder (:mod:`models.stores`). Its files
-are hard links if the disk supports them, so that shared files take room once.
-
-Writes files so that a power cut can neither undo nor reorder the writes.
+Either keeps the set from before as an earlier version, where ``made_by`` names the command that
+makes a new one. A version is a complete set in ``.versions`` of the set's folder
+(:mod:`models.stores`). Its files are hard links if the disk supports them, so that shared files
+take room once.
 
 Writes, renames and removals are first made in memory, and may reach the disk in another order
 (fsync(2), rename(2)). So a file's bytes are flushed before it is renamed to its final name, and the

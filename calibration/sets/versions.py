@@ -1,7 +1,4 @@
-"""Makes an earlier version of a set the current one again.
-
-Copies a set to an object store, from which :mod:`models.stores` fetches it.
-"""
+"""Makes an earlier version of a set the current one again, and copies a set to an object store."""
 
 import shutil
 from pathlib import Path

@@ -1,5 +1,6 @@
 """What Serve would accept in silence is refused: misspelt options, bad values, too short times."""
 
+import importlib
 import re
 
 import pytest
@@ -8,6 +9,7 @@ from ray import serve
 from app.errors import ConfigError
 from app.launch.checks import SERVE_DEFAULT_GRACE_S
 from app.launch.config import ServeConfig
+from app.launch.config_check import MOVED
 from tests.support.configurations import (
     APPLICATION,
     GOOD,
@@ -100,6 +102,46 @@ def test_the_autoscaling_policy_is_read_as_strictly(tmp_path, policy, says):
     content = with_key(GOOD, ("applications", 0), "autoscaling_policy", policy)
     with pytest.raises(ConfigError, match=re.escape(says)):
         ServeConfig.read(write(tmp_path, content))
+
+
+OLD_EXPORTER = "app.tracing.pipeline:span_processors"
+OLD_POLICY = "app.scaling.serve_policy:EnsemblePolicy"
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value", "says"),
+    [
+        (
+            (),
+            "tracing_config",
+            {"enabled": True, "exporter_import_path": OLD_EXPORTER},
+            f"tracing_config.exporter_import_path is {OLD_EXPORTER}, which has moved: "
+            "write app.telemetry.export:span_processors",
+        ),
+        (
+            ("applications", 0),
+            "autoscaling_policy",
+            {"policy_function": OLD_POLICY, "policy_kwargs": {"drain_s": 3}},
+            f"applications[0].autoscaling_policy.policy_function is {OLD_POLICY}, which has moved: "
+            "write app.serve.serve_policy:EnsemblePolicy",
+        ),
+    ],
+)
+def test_an_import_path_of_an_earlier_version_is_refused_with_todays(
+    tmp_path, place, key, value, says
+):
+    path = write(tmp_path, with_key(GOOD, place, key, value))
+    with pytest.raises(ConfigError) as caught:
+        ServeConfig.read(path)
+    assert caught.value.message == f"{path}: {says}"
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_an_import_path_that_moved_is_gone_and_the_new_one_is_there(old, new):
+    module, _, name = new.partition(":")
+    assert hasattr(importlib.import_module(module), name)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(old.partition(":")[0])
 
 
 def test_a_policy_of_somebody_elses_has_its_own_kwargs(tmp_path):
