@@ -9,7 +9,7 @@ Decides whether INT8 lost more than a set allows: refused, verified, or unknown.
 Every measured loss varies by chance, so with few images a figure above or below ``max_drop`` proves
 nothing. **Refused** requires a significant loss above ``max_drop``. **Verified** requires an
 interval that ends below a bound, which is tighter with more images. Everything else is **unknown**.
-See decision 0011; ``tests/load/gate_simulation.py`` measures the rates of both errors.
+See decision 0011, which has the rates of both errors.
 
 Expected CPU cost of an image in each stage, until it is measured.
 

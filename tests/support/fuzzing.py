@@ -1,7 +1,7 @@
 """Fuzzes manifests and image files: a right answer or a clear error, never a traceback.
 
-``tests/unit/models/test_fuzz.py`` tries a few thousand mutations of each, ``tests/load/fuzz.py`` as
-many as it is asked for. The same seed gives the same mutations.
+``tests/unit/models/test_fuzz.py`` tries a few thousand mutations of each. The same seed gives the
+same mutations.
 """
 
 import struct
