@@ -21,9 +21,8 @@ import typer
 from checked_load import CheckedLoad, summary
 from drawn_classes import draw, tiny_set
 from fault_kinds import CUTS, FAULTS, Setting
-from machine import ROOT, describe
+from machine import ROOT, describe, write_result
 from ray_nodes import RayCluster
-from result_file import write_result
 from serve_state import ServeState
 from small_cluster import CLUSTER, WORKER_CPUS, configuration, environment, wait_whole
 
