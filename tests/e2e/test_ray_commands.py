@@ -54,7 +54,7 @@ def test_serve_run_answers_and_stops(
 ) -> None:
     port = free_port()
     # The session's own service, which other tests share, keeps its Ray; this one has its own.
-    command = [BIN / "serve", "run", config_at(port, tmp_path), "--address", "local"]
+    command = [str(BIN / "serve"), "run", str(config_at(port, tmp_path)), "--address", "local"]
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": str(temp)}
     log = tmp_path / "log.txt"
     service = Service(port, log=log, command=command, environment=environment)
@@ -95,7 +95,7 @@ def test_tandem_serve_joins_a_cluster_and_leaves_it_as_it_was(
     cluster: RayHead, tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
 ) -> None:
     port = free_port()
-    command = [BIN / "tandem", "serve", "--port", str(port), "--address", cluster.address]
+    command = [str(BIN / "tandem"), "serve", "--port", str(port), "--address", cluster.address]
     log = tmp_path / "log.txt"
     service = Service(port, log=log, command=command, environment=cluster.environment)
     with killed_after(service):

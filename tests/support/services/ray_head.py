@@ -43,7 +43,7 @@ class RayHead:
 
     def run(self, name: str, *arguments: str) -> None:
         """Run a command of this environment's ``bin`` folder that knows the token."""
-        words = [BIN / name, *arguments]
+        words = [str(BIN / name), *arguments]
         done = subprocess.run(
             words, cwd=ROOT, env=self.environment, capture_output=True, timeout=120
         )
@@ -61,7 +61,7 @@ def ray_head(
     ports = {name: free_port() for name in PORTS}
     place = ("--node-ip-address=127.0.0.1", f"--temp-dir={folder}/ray", "--num-cpus=2")
     numbers = (f"--{name}={port}" for name, port in ports.items())
-    command = [BIN / "ray", "start", "--head", "--block", *place, *numbers, *options]
+    command = [str(BIN / "ray"), "start", "--head", "--block", *place, *numbers, *options]
     with (folder / "stderr.txt").open("wb") as stderr:
         process = subprocess.Popen(
             ending_with_parent(command), cwd=ROOT, env=own, stdout=subprocess.DEVNULL,
