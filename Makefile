@@ -114,9 +114,8 @@ format: $(VENV)/.test ## write the format that check asks for
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-reference: $(VENV)/.test ## write docs/reference from the code, performance and faults from the results, the table of decisions
+reference: $(VENV)/.test ## write docs/reference from the code, and the table of decisions
 	$(BIN)/python -m tests.support.reference
-	$(BIN)/python -m tests.support.result_pages
 	$(BIN)/python -m tests.support.decisions
 
 docs: $(VENV)/.test ## build the site of docs/ into build/site; a link that leads nowhere fails

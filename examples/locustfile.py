@@ -1,6 +1,6 @@
 """Loads a service with Locust: photographs over HTTP, in the ways that /v1 and /v2 have.
 
-    pip install '.[study]'
+    pip install '.[locust]'
     TANDEM_PHOTOS=photos locust -f examples/locustfile.py --host http://127.0.0.1:8000
 
 ``--tags raw``, ``form`` or ``v2`` takes one of the ways. TANDEM_KEY_FILE names the file with a key.

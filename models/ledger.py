@@ -6,8 +6,8 @@ networks and conditions are unchanged (decision 0010).
 
 Every measured loss varies by chance, so with few images a figure above or below ``max_drop`` proves
 nothing. **Refused** requires a significant loss above ``max_drop``. **Verified** requires an
-interval that ends below a bound, which is tighter with more images. Everything else is **unknown**
-(decision 0011). ``tests/load/gate_simulation.py`` measures the rates of both errors.
+interval that ends below a bound, which is tighter with more images. Everything else is **unknown**.
+See decision 0011, which has the rates of both errors.
 
 The cost of members is in the manifest's accuracy record (``tandem evaluate``). The cost of the
 other stages was measured for photos of 15 to 240 KB and 16 clients

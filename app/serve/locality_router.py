@@ -4,7 +4,7 @@ A call carries decoded images (150 KB each at 224 px), and every image goes to e
 own router draws two replicas of all, so with two nodes half of the traffic crosses the network. Its
 locality option stays on the node until the replica there is full, however long its queue. This
 router weighs both: it takes a replica elsewhere if its queue is shorter by more than
-``LOCALITY_SLACK`` (tests/load/locality.py).
+``LOCALITY_SLACK`` (decision 0063).
 
 It skips silent replicas long before Serve's health checks notice them. A replica acknowledges a
 call before it starts to work, so a healthy one answers even when it is busy. It is suspected if no

@@ -27,7 +27,7 @@ from models.ensemble import average, tempered
 from models.image import read_image
 from models.model_set import load_model_set
 from tests.support.certificates import Root, Signed
-from tests.support.services.live_service import Service, Start, drawn_photo
+from tests.support.services.live_service import Service, Start, changed_config, drawn_photo
 from tests.support.services.page_driver import browser, open_page, photo_file  # noqa: F401 (fixtures)
 
 FOLDER = Path(__file__).parent
@@ -77,9 +77,13 @@ def start_process(
 ) -> Start:
     """Start a service with further arguments, which the caller stops."""
 
-    def start(*arguments: str, port: int | None = None) -> Service:
-        log = tmp_path_factory.mktemp("serve") / "log.txt"
-        return Service(port or free_port(), *arguments, log=log, temp=temp)
+    def start(*arguments: str, port: int | None = None, args: dict | None = None) -> Service:
+        folder = tmp_path_factory.mktemp("serve")
+        if args is not None:  # of the application, besides those of serve_config.yaml
+            with changed_config(folder) as content:
+                content["applications"][0]["args"] |= args
+            arguments = ("--config", str(folder / "serve_config.yaml"), *arguments)
+        return Service(port or free_port(), *arguments, log=folder / "log.txt", temp=temp)
 
     return start
 
@@ -89,12 +93,17 @@ def start_service(start_process: Start) -> Iterator[Start]:
     """Start a service; all are stopped after the file: each takes a tenth of a core at rest."""
     with ExitStack() as stack:
 
-        def start(*arguments: str, port: int | None = None) -> Service:
-            service = start_process(*arguments, port=port)
+        def start(*arguments: str, **options: Any) -> Service:
+            service = start_process(*arguments, **options)
             stack.callback(service.stop)
             return service
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def grpc_port(free_port: Callable[[], int]) -> int:
+    return free_port()
 
 
 @pytest.fixture(scope="module")

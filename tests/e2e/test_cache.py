@@ -3,9 +3,7 @@
 In the fast tier: tests/unit/http/test_response_cache.py, with the real stages on tiny networks.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import grpc
 import httpx
@@ -14,25 +12,15 @@ import pytest
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from tests.support.redis_server import RedisServer, running_redis
-from tests.support.services.live_service import Service, Start, changed_config, drawn_photo
+from tests.support.services.live_service import Service, Start, drawn_photo
+from tests.support.services.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def grpc_port(free_port: Callable[[], int]) -> int:
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def cached(
-    start_service: Start, tmp_path_factory: pytest.TempPathFactory, grpc_port: int
-) -> Service:
-    folder = tmp_path_factory.mktemp("cached")
-    with changed_config(folder) as content:
-        content["applications"][0]["args"]["cache"] = "local"
-    config = folder / "serve_config.yaml"
-    service = start_service("--config", str(config), "--grpc-port", str(grpc_port))
+def cached(start_service: Start, grpc_port: int) -> Service:
+    service = start_service("--grpc-port", str(grpc_port), args={"cache": "local"})
     service.wait_ready()
     return service
 
@@ -45,28 +33,19 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.mark.redis
 def test_with_redis_that_goes_away(
-    start_service: Start, tmp_path: Path, redis: RedisServer, photo_label: str, photo: bytes
+    start_service: Start, redis: RedisServer, photo_label: str, photo: bytes
 ) -> None:
-    with changed_config(tmp_path) as content:
-        content["applications"][0]["args"]["cache"] = redis.url
-    service = start_service("--config", str(tmp_path / "serve_config.yaml"))
+    service = start_service(args={"cache": redis.url})
     service.wait_ready()
-    with httpx.Client(base_url=service.url, timeout=60) as client:
+    assert service.label(photo) == photo_label
 
-        def label(data: bytes) -> str:
-            answer = client.post("/v1/classify", content=data)
-            assert answer.status_code == 200
-            return answer.json()["predictions"][0]["label"]
+    def is_written() -> bool:  # by a task of its own
+        return redis.command("DBSIZE") != b":0\r\n" or not service.label(photo + b"again")
 
-        assert label(photo) == photo_label
-        deadline = time.monotonic() + 60
-        while redis.command("DBSIZE") == b":0\r\n":  # written by a task of its own
-            assert time.monotonic() < deadline
-            label(photo + b"again")
-        redis.stop()
-        for number in range(5):
-            assert label(photo + bytes([number])) == photo_label
-        assert label(photo) == photo_label
+    wait_until(is_written, 60, "an answer in Redis")
+    redis.stop()
+    for more in (*(bytes([number]) for number in range(5)), b""):
+        assert service.label(photo + more) == photo_label
     service.stop()
 
 
@@ -89,15 +68,8 @@ def test_over_grpc_too(cached: Service, grpc_port: int) -> None:
         ensemble = EnsembleStub(channel)
 
         def ask(*metadata: tuple[str, str]) -> bool:
-            return (
-                ensemble.Classify(request, metadata=metadata, timeout=60)
-                .results[0]
-                .classified.cached
-            )
+            reply = ensemble.Classify(request, metadata=metadata, timeout=60)
+            return reply.results[0].classified.cached
 
-        assert [ask(), ask(), ask(("cache-control", "no-cache")), ask()] == [
-            False,
-            True,
-            False,
-            True,
-        ]
+        asked = [ask(), ask(), ask(("cache-control", "no-cache")), ask()]
+        assert asked == [False, True, False, True]

@@ -1,7 +1,6 @@
 """A service that lets in only clients with a certificate of its own root."""
 
 import ssl
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support.certificates import Root, Signed
-from tests.support.services.live_service import TANDEM, Service, changed_config
+from tests.support.services.live_service import Service, changed_config, run_tandem
 from tests.support.services.processes import reachable_ports
 
 
@@ -53,15 +52,8 @@ def test_with_client_certificates_it_gets_ready_and_lets_in_nobody_else(
     roots = ["--ca", str(root.path)]
     own = ["--client-cert", str(mine.certificate), "--client-key", str(mine.key)]
     for options, is_let_in in (([*roots, *own], True), (roots, False)):
-        done = run_client(["classify", str(tmp_path / "photo.jpg"), "--url", url, *options])
-        assert (done.returncode == 0) == is_let_in, done.stderr + done.stdout
-        load = ["bench", "--images", str(tmp_path), "--concurrency", "1", "--duration", "1"]
-        done = run_client([*load, "--url", url, *options])
-        assert (done.returncode == 0) == is_let_in, done.stderr + done.stdout
+        load = ["bench", "--images", tmp_path, "--concurrency", "1", "--duration", "1"]
+        for command in (["classify", tmp_path / "photo.jpg"], load):
+            done = run_tandem(*command, "--url", url, *options, exit_code=None)
+            assert (done.returncode == 0) == is_let_in, done.stderr + done.stdout
     assert reachable_ports(service.process.pid) == set()
-
-
-def run_client(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TANDEM, *command], capture_output=True, text=True, timeout=120, check=False
-    )

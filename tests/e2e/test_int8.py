@@ -9,7 +9,6 @@ the others as they say.
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from calibration.sets.transaction import write_manifest
 from models.ledger import judge
 from models.manifest import read_manifest
 from tests.support.exposed_metrics import exposed
-from tests.support.services.live_service import TANDEM, Start
+from tests.support.services.live_service import TANDEM, Start, run_tandem
 from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import (
     LABELS,
@@ -37,21 +36,11 @@ from tests.support.tiny_networks import (
     write_tiny_set,
 )
 
-TIMEOUT_S = 300
 NUM_MEMBERS = 8  # as many as a set may have
 
 
 def tandem(*arguments: object, home: Path, exit_code: int = 0) -> str:
-    """Run the command; return what it printed on stdout."""
-    done = subprocess.run(
-        [TANDEM, *(str(a) for a in arguments)],
-        env=os.environ | {"XDG_DATA_HOME": str(home), "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == exit_code, done.stdout + done.stderr
-    return done.stdout
+    return run_tandem(*arguments, exit_code=exit_code, XDG_DATA_HOME=str(home)).stdout
 
 
 @pytest.fixture(scope="module")

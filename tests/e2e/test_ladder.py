@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from models.model_set import load_model_set
-from tests.support.services.live_service import TANDEM, drawn_photo
+from tests.support.services.live_service import TANDEM, drawn_photo, run_tandem
 from tests.support.services.processes import EVENTUALLY_S, still_running, title, wait_until
 
 pytestmark = pytest.mark.slow
@@ -34,24 +34,8 @@ def images(tmp_path: Path) -> Path:
 def test_the_bundled_set_as_far_as_the_service(images: Path, tmp_path: Path) -> None:
     files = {"--json": tmp_path / "a.json", "--plot": tmp_path / "a.svg"}
     written = [str(part) for pair in files.items() for part in pair]
-    options: list[str | Path] = [
-        "--rungs",
-        RUNGS,
-        "--seconds",
-        "1",
-        "--member",
-        "densenet169",
-        "--images",
-        images,
-    ]
-    options += ["--work", tmp_path / "work"]
-    done = subprocess.run(
-        [TANDEM, "ladder", "imagenette", *options, *written],
-        capture_output=True,
-        text=True,
-        timeout=2 * EVENTUALLY_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ["--rungs", RUNGS, "--seconds", "1", "--member", "densenet169", "--images", images]
+    run_tandem("ladder", "imagenette", *options, "--work", tmp_path / "work", *written)
     rungs = {rung["name"]: rung for rung in json.loads((tmp_path / "a.json").read_text())["rungs"]}
     assert list(rungs) == RUNGS.split(",")
     assert "no PyTorch source" in rungs["eager"]["reason"]

@@ -5,19 +5,17 @@ tests/unit/graph/test_members.py, every stage with drawn pictures.
 """
 
 import json
-import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.support.imagenet_small import MEMBERS
-from tests.support.services.live_service import TANDEM, Start
+from tests.support.services.live_service import Start, run_tandem
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared_data]
 
 NUM_IMAGES = 200
-TIMEOUT_S = 300
 
 
 @pytest.fixture(scope="module")
@@ -25,24 +23,9 @@ def mobilenets(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """Return the folder of the set, as the command makes it."""
     folder, into = shared_data / "imagenet-small", tmp_path_factory.mktemp("sets")
     members = [f"{name}={folder / 'tflite' / file}" for name, file in MEMBERS.items()]
-    files: list[str | Path] = [
-        "--labels",
-        folder / "labels.txt",
-        "--class-ids",
-        folder / "class_ids.txt",
-    ]
+    names = ("--labels", folder / "labels.txt", "--class-ids", folder / "class_ids.txt")
     options = [word for member in members for word in ("--member", member)]
-    command: list[str | Path] = [
-        TANDEM,
-        "models",
-        "add",
-        "mobilenets",
-        *options,
-        *files,
-        "--into",
-        into,
-    ]
-    subprocess.run(command, check=True, timeout=TIMEOUT_S)
+    run_tandem("models", "add", "mobilenets", *options, *names, "--into", into)
     return into / "mobilenets"
 
 
@@ -51,22 +34,8 @@ def test_live_is_in_process_image_by_image(
 ) -> None:
     service = start_service("--model-set", str(mobilenets))
     service.wait_ready()
-    images: list[str | Path] = ["--images", shared_data / "imagenet-small" / "images"]
-    sample: list[str | Path] = [
-        "--max-images",
-        str(NUM_IMAGES),
-        "--url",
-        service.url,
-        "--json",
-        "-",
-    ]
-    done = subprocess.run(
-        [TANDEM, "evaluate", mobilenets, *images, *sample],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
+    images = ("--images", shared_data / "imagenet-small" / "images", "--max-images", NUM_IMAGES)
+    done = run_tandem("evaluate", mobilenets, *images, "--url", service.url, "--json", "-")
     report = json.loads(done.stdout)
     assert report["live"]["num_same"] == report["num_images"] == NUM_IMAGES
     assert report["scores"]["INT8"]["v2"]["top1"] > 0.8

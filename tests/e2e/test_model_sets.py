@@ -5,11 +5,8 @@ tests/unit/graph/test_several_sets.py, tests/unit/serve/test_served_sets.py.
 """
 
 import json
-import os
-import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +20,7 @@ from app.grpc.open_inference_pb2 import RepositoryModelLoadRequest, RepositoryMo
 from tandem_client import BadRequest, Client
 from tandem_client.grpc_client import GrpcClient
 from tests.support.open_inference_stub import inference_stub
-from tests.support.services.live_service import TANDEM, Start, changed_config
+from tests.support.services.live_service import Start, run_tandem
 from tests.support.services.page_driver import OpenPage, drop
 from tests.support.services.processes import wait_until
 from tests.support.several_sets import FIRST, SECOND, labels_of, write_two_sets
@@ -34,20 +31,12 @@ NAMES = [FIRST, SECOND]
 
 
 @pytest.fixture(scope="module")
-def grpc_port(free_port: Callable[[], int]) -> int:
-    return free_port()
-
-
-@pytest.fixture(scope="module")
 def service_url(
     start_service: Start, grpc_port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    folder = tmp_path_factory.mktemp("sets")
-    with changed_config(folder) as content:
-        content["applications"][0]["args"]["unload_after_s"] = 1
-    sets = ",".join(write_two_sets(folder))
-    config = str(folder / "serve_config.yaml")
-    service = start_service("--config", config, "--model-set", sets, "--grpc-port", str(grpc_port))
+    sets = ",".join(write_two_sets(tmp_path_factory.mktemp("sets")))
+    options = ("--model-set", sets, "--grpc-port", str(grpc_port))
+    service = start_service(*options, args={"unload_after_s": 1})
     service.wait_ready()
     return service.url
 
@@ -82,17 +71,8 @@ def test_the_clients_and_the_command_line_name_a_set(
         for client in (http, grpc):
             with pytest.raises(BadRequest, match=f"there are {FIRST}, {SECOND}"):
                 client.classify(photo, model_set="nobody")
-    command: list[str | Path] = [
-        TANDEM,
-        "classify",
-        photo,
-        "--url",
-        service_url,
-        "--json",
-        "--model-set",
-        SECOND,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    at = ("--url", service_url, "--json", "--model-set", SECOND)
+    done = run_tandem("classify", photo, *at)
     assert json.loads(done.stdout)["predictions"][0]["label"] == labels_of("blue")[SECOND]
 
 

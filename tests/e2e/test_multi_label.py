@@ -5,8 +5,6 @@ tests/unit/graph/test_multi_label.py, evaluation in tests/unit/calibration/evalu
 """
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import httpx
@@ -25,22 +23,14 @@ from tests.support.scored_sets import (
     scored_picture,
     write_scored_images,
 )
-from tests.support.services.live_service import TANDEM, Start, changed_config
+from tests.support.services.live_service import Start, run_tandem
 
 pytestmark = pytest.mark.slow
 WEIGHTS = {"steep": 2.0, "flat": 1.0}
 
 
 def tandem(*arguments: object, home: Path) -> str:
-    done = subprocess.run(
-        [TANDEM, *(str(a) for a in arguments)],
-        env=os.environ | {"XDG_DATA_HOME": str(home), "COLUMNS": "140"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_tandem(*arguments, XDG_DATA_HOME=str(home)).stdout
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +57,7 @@ def test_the_live_answer_is_the_average_of_sigmoids(home: Path, start_service: S
     images = write_scored_images(home / "images", num_per_picture=5)
     said = tandem("evaluate", "colours", "--images", images, home=home)
     assert "mAP" in said
-    with changed_config(home) as content:
-        content["applications"][0]["args"]["precision"] = "FP16"
-    service = start_service("--config", str(home / "serve_config.yaml"), "--model-set", str(folder))
+    service = start_service("--model-set", str(folder), args={"precision": "FP16"})
     service.wait_ready()
     for name, (colour, labels) in PICTURES.items():
         _check_answer(service.url, name, colour, labels)

@@ -35,11 +35,6 @@ def _portable() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def grpc_port(free_port: Callable[[], int]) -> int:
-    return free_port()
-
-
-@pytest.fixture(scope="module")
 def metrics_port(free_port: Callable[[], int]) -> int:
     return free_port()
 

@@ -5,8 +5,6 @@ In the fast tier: each runtime and a mixed set within one process in tests/unit/
 """
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import httpx
@@ -16,7 +14,7 @@ import pytest
 from models.manifest import read_manifest
 from tests.support.runtime_files import float_onnx, write_float_pt2
 from tests.support.script_files import write_float_script
-from tests.support.services.live_service import TANDEM, Start, changed_config
+from tests.support.services.live_service import Start, run_tandem
 from tests.support.services.processes import mapped_runtimes
 from tests.support.tiny_networks import LABELS, SIZE, tiny_model, write_pictures
 
@@ -27,15 +25,7 @@ PLAIN = ("--mean", "0,0,0", "--scale", "255,255,255", "--color-order", "BGR")
 
 
 def tandem(*arguments: object, home: Path) -> str:
-    done = subprocess.run(
-        [TANDEM, *(str(a) for a in arguments)],
-        env=os.environ | {"XDG_DATA_HOME": str(home), "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_tandem(*arguments, XDG_DATA_HOME=str(home)).stdout
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +59,7 @@ def test_the_live_service_answers_as_in_process(home: Path, start_service: Start
     pictures = write_pictures(home / "pictures", num_per_color=10)
     said = tandem("evaluate", "mixed", "--images", pictures, home=home)
     assert "1.0000" in said
-    with changed_config(home) as content:
-        content["applications"][0]["args"]["precision"] = "FP16"
-    service = start_service("--config", str(home / "serve_config.yaml"), "--model-set", str(folder))
+    service = start_service("--model-set", str(folder), args={"precision": "FP16"})
     service.wait_ready()
     live = ["--url", service.url, "--json", "-"]
     report = json.loads(tandem("evaluate", "mixed", "--images", pictures, *live, home=home))

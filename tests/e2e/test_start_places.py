@@ -12,17 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.support.services.ends_with_parent import ending_with_parent
 from tests.support.services.live_service import ROOT, Service, changed_config
-from tests.support.services.processes import (
-    EVENTUALLY_S,
-    descendants,
-    still_running,
-    wait_until,
-)
+from tests.support.services.processes import descendants, still_running
 from tests.support.services.restricted import restricted, why_not
 
 pytestmark = pytest.mark.slow
@@ -45,11 +38,6 @@ def stopped_after(service: Service, number: signal.Signals) -> Iterator[None]:
         service.stop()
 
 
-def label(service: Service, photo: bytes) -> str:
-    answer = httpx.post(f"{service.url}/v1/classify", content=photo, timeout=60)
-    return str(answer.raise_for_status().json()["predictions"][0]["label"])
-
-
 def test_make_serve_by_an_account_without_a_home_on_a_read_only_root(
     tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
 ) -> None:
@@ -63,7 +51,7 @@ def test_make_serve_by_an_account_without_a_home_on_a_read_only_root(
     configs = {ROOT / "serve_config.yaml": tmp_path / "serve_config.yaml"}
     service = Service(port, log=tmp_path / "log.txt", command=restricted(make, configs))
     with stopped_after(service, signal.SIGTERM):
-        assert label(service, photo) == photo_label
+        assert service.label(photo) == photo_label
     said = service.log.read_text()
     assert "compile_cache: cannot write to /.cache/tandem/openvino (Read-only file system)" in said
 
@@ -94,9 +82,9 @@ def test_a_folder_of_another_program_and_a_shell_with_its_variables(
             environment=others | unusual,
         )
         with stopped_after(service, signal.SIGINT):
-            assert label(service, photo) == photo_label
+            assert service.label(photo) == photo_label
             service.send(signal.SIGHUP, is_for_all=True)  # the terminal is closed
-            assert label(service, photo) == photo_label
+            assert service.label(photo) == photo_label
     finally:
         temp.rmdir()  # nothing was left in it
     for name in ("PROPAGATORS=b3", "EXPORTER_OTLP_TIMEOUT=10s", "SPAN_LINK_COUNT_LIMIT=many"):
@@ -115,7 +103,7 @@ def test_without_a_home_or_an_account_at_the_loopback_of_ipv6(
     service = Service(port, log=tmp_path / "log.txt", command=command)
     service.url = f"http://[::1]:{port}"
     with stopped_after(service, signal.SIGTERM):
-        assert label(service, photo) == photo_label
+        assert service.label(photo) == photo_label
 
 
 def test_a_limit_of_processes_that_is_too_low_is_a_line_before_ray_starts(
@@ -123,14 +111,8 @@ def test_a_limit_of_processes_that_is_too_low_is_a_line_before_ray_starts(
 ) -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
-    serve: list[str | Path] = [
-        "prlimit",
-        "--nproc=250",
-        BIN / "tandem",
-        "serve",
-        "--port",
-        str(free_port()),
-    ]
+    port = str(free_port())
+    serve = ["prlimit", "--nproc=250", str(BIN / "tandem"), "serve", "--port", port]
     done = subprocess.run(
         restricted(serve, {}), capture_output=True, text=True, check=False, timeout=300
     )
@@ -140,39 +122,17 @@ def test_a_limit_of_processes_that_is_too_low_is_a_line_before_ray_starts(
 
 
 def test_with_standard_error_closed(
-    free_port: Callable[[], int], photo: bytes, photo_label: str
+    tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
 ) -> None:
     port = free_port()
-    closed: list[str | Path] = [
-        "sh",
-        "-c",
-        'exec "$@" 2>&-',
-        "sh",
-        BIN / "tandem",
-        "serve",
-        "--port",
-        str(port),
-    ]
-    process = subprocess.Popen(
-        ending_with_parent(closed), stdout=subprocess.DEVNULL, start_new_session=True
-    )
-    url = f"http://127.0.0.1:{port}"
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", str(BIN / "tandem"), "serve", "--port", str(port)]
+    service = Service(port, log=tmp_path / "log.txt", command=closed)
     try:
-        wait_until(lambda: is_ready(url), EVENTUALLY_S, "a service that is ready")
-        answer = httpx.post(f"{url}/v1/classify", content=photo, timeout=60).raise_for_status()
-        assert answer.json()["predictions"][0]["label"] == photo_label
-        family = descendants(process.pid)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        service.wait_answering()
+        assert service.label(photo) == photo_label
+        family = descendants(service.process.pid)
+        service.send(signal.SIGINT)
+        assert service.process.wait(60) == 0
         assert still_running(family) == []
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
+        service.stop()

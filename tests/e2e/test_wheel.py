@@ -4,7 +4,6 @@ The launcher's own tests (tests/unit/cli/test_launcher.py) are in the fast tier.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import venv
@@ -15,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.calibration.package_index import PackageIndex
-from tests.support.services.ends_with_parent import ending_with_parent
-from tests.support.services.live_service import READY_WITHIN_S, ROOT
-from tests.support.services.processes import wait_until
+from tests.support.services.live_service import ROOT, Service
 
 pytestmark = pytest.mark.slow
 # Of those who run the tests; PYTHONPATH could make the checkout importable.
@@ -163,29 +160,16 @@ def test_serve_in_an_empty_folder(
     photo: bytes,
     photo_label: str,
 ) -> None:
-    command, log, port = installed / "tandem", tmp_path / "log.txt", free_port()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ending_with_parent([command, "serve", "--port", str(port)]),
-            cwd=empty,
-            env=ENVIRONMENT | {"TMPDIR": str(temp)},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    command, port = installed / "tandem", free_port()
+    serve = [str(command), "serve", "--port", str(port)]
+    environment, log = ENVIRONMENT | {"TMPDIR": str(temp)}, tmp_path / "log.txt"
+    service = Service(port, log=log, command=serve, folder=empty, environment=environment)
     try:
-        wait_until(
-            lambda: "ready at" in log.read_text() or process.poll() is not None,
-            READY_WITHIN_S,
-            "tandem serve",
-        )
-        assert process.poll() is None, log.read_text()
+        service.wait_ready()
         (tmp_path / "photo.jpg").write_bytes(photo)
-        url = f"http://127.0.0.1:{port}"
-        said = run(command, "classify", tmp_path / "photo.jpg", "--url", url, cwd=empty)
+        said = run(command, "classify", tmp_path / "photo.jpg", "--url", service.url, cwd=empty)
         assert photo_label in said
     finally:
-        process.send_signal(signal.SIGINT)
-        code = process.wait(60)
+        code = service.stop()
     assert code == 0
     assert list(empty.iterdir()) == []

@@ -23,8 +23,7 @@ import httpx
 import psutil
 import typer
 import yaml
-from machine import ROOT, describe
-from result_file import write_result
+from machine import ROOT, describe, write_result
 from running import Running, running_service
 
 from app.answers import Fault

@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import yaml
 from machine import ROOT
 from running import TANDEM, Running, running
@@ -99,8 +98,3 @@ def all_running(contestants: Sequence[Contestant]) -> Iterator[dict[str, Running
             )
             for one in contestants
         }
-
-
-def root_of(service: Running) -> psutil.Process:
-    """Return the process that all of a service descend from."""
-    return psutil.Process(service.process.pid)

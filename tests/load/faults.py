@@ -21,14 +21,14 @@ import typer
 from checked_load import CheckedLoad, summary
 from drawn_classes import draw, tiny_set
 from fault_kinds import CUTS, FAULTS, Setting
-from machine import ROOT, describe
+from machine import ROOT, describe, write_result
 from ray_nodes import RayCluster
-from result_file import write_result
 from serve_state import ServeState
-from small_cluster import CLUSTER, WORKER_CPUS, configuration, environment, wait_whole
+from small_cluster import CLUSTER, WORKER_CPUS, configuration, wait_whole
 
 from tests.support.redis_server import REDIS, running_redis
 from tests.support.services import network
+from tests.support.services.ray_head import haproxy_environment
 
 BURST, EVERY_S = 6, 0.5
 BEFORE_S, AFTER_S = 2.0, 2.0  # of load without a fault, around it
@@ -61,7 +61,7 @@ def main(
         folder = Path(stack.enter_context(temporary))
         net = network.Network() if is_on_network else None
         redis = stack.enter_context(running_redis(folder)) if "head" in names else None
-        cluster = RayCluster(folder, environment(folder), WORKER_CPUS, net, redis)
+        cluster = RayCluster(folder, haproxy_environment(folder), WORKER_CPUS, net, redis)
         stack.callback(cluster.stop)
         result = {**describe(), **run(cluster, folder, names, config)}
     write_result(result, json_file)

@@ -19,8 +19,7 @@ from good_load import GoodLoad, over_http
 from hostile_calls import beside_calls
 from hostile_crowds import beside_crowds
 from hostile_flood import flooding
-from machine import describe
-from result_file import write_result
+from machine import describe, write_result
 from running import Running, running_service
 
 from app.bench.load import drawn_photos, photos_in

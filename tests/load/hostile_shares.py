@@ -23,8 +23,7 @@ from urllib.parse import urlsplit
 import grpc
 import typer
 from good_load import GoodLoad, over_http
-from machine import describe
-from result_file import write_result
+from machine import describe, write_result
 from running import running_service
 
 from app.bench.load import drawn_photos, photos_in

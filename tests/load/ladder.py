@@ -5,7 +5,6 @@ measures the bound of the machine before and after; what counts is the median of
 Prints JSON.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ import psutil
 import typer
 import yaml
 from bound import Bound
-from machine import ROOT, describe
+from machine import ROOT, describe, write_result
 from running import TANDEM, running
 
 from app.bench.load import Load, Target, photos_in, run_load
@@ -93,10 +92,7 @@ def main(
             for name, of in rows.items()
         ],
     }
-    text = json.dumps(result, indent=2)
-    typer.echo(text)
-    if out is not None:
-        out.write_text(text + "\n", "utf-8")
+    write_result(result, out)
 
 
 def measure(rung: Rung, bodies: list[bytes], bound: Bound, seconds: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Importing it also makes the project's ``tests.support`` importable from the scripts beside it.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import typer
 
 from models.machine import describe_machine
 
@@ -26,6 +28,14 @@ def describe() -> dict[str, Any]:
     command = " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])
     memory_gib = round(psutil.virtual_memory().total / 2**30, 1)
     return {**facts, "command": command, "commit": commit, "memory_gib": memory_gib}
+
+
+def write_result(result: dict[str, Any], file: Path | None) -> None:
+    """Print a benchmark's result as JSON, and write it to ``file`` if there is one."""
+    text = json.dumps(result, indent=2)
+    typer.echo(text)
+    if file is not None:
+        file.write_text(text + "\n", "utf-8")
 
 
 def _git(*arguments: str) -> str:

@@ -27,11 +27,10 @@ from contestants import (
     yardstick,
 )
 from larger_set import write_larger_set
-from machine import describe
+from machine import describe, write_result
 from null_set import small_photos, write_null_set
 from overhead_report import show, summary
 from overhead_turns import Turns
-from result_file import write_result
 
 from app.bench.load import photos_in
 

@@ -11,7 +11,6 @@ most (16 clients in a closed loop, before and after every turn) and at 80 % of t
 Prints JSON.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Annotated, Any
 
 import psutil
 import typer
-from machine import describe
+from machine import describe, write_result
 from running import Running, running_service
 
 from app.bench.load import Load, Target, photos_in, run_load
@@ -76,10 +75,7 @@ def main(
         "medians": {f"{f:g}x": medians(rows, f, OTHERS) for f in (USUAL, *FACTORS)},
         "turns": rows,
     }
-    text = json.dumps(result, indent=2)
-    typer.echo(text)
-    if out is not None:
-        out.write_text(text + "\n", "utf-8")
+    write_result(result, out)
 
 
 def shares(over: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

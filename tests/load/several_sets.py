@@ -17,8 +17,7 @@ import psutil
 import typer
 import yaml
 from lean_load import run_lean
-from machine import ROOT, describe
-from result_file import write_result
+from machine import ROOT, describe, write_result
 from running import Running, running_service
 
 from app.bench.load import Load, Target, photos_in

@@ -5,7 +5,6 @@ clients and forms of 16 photos against the best in-process setup, and one client
 alone. The bound is measured before and after every turn. Prints JSON.
 """
 
-import json
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 from bound import Bound
-from machine import describe
+from machine import describe, write_result
 from running import running_service
 
 from app.bench.load import Load, Target, photos_in, run_load
@@ -49,10 +48,7 @@ def main(
         },
         "rounds": rows,
     }
-    text = json.dumps(result, indent=2)
-    typer.echo(text)
-    if out is not None:
-        out.write_text(text + "\n", "utf-8")
+    write_result(result, out)
 
 
 MEDIANS = ("share", "form_share", "overhead_ms", "images_per_s", "cpu_ms_per_image")

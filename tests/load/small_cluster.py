@@ -8,26 +8,11 @@ from machine import ROOT
 from ray_nodes import RayNode
 from serve_state import ServeState
 
-from app.environment import HAPROXY_COMMAND, node_environment
 from app.launch.config import ServeConfig
-from app.launch.haproxy import HaproxyCommand
 from models.manifest import read_manifest
 from tests.support.services.network import Place
 
 WORKER_CPUS = 2  # what Ray is told of a worker: room for a replica of each stage
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Return what ``tandem environment`` gives every node, and files apart from other clusters'."""
-    HaproxyCommand(folder / HAPROXY_COMMAND, ports=None).write()
-    return node_environment(folder / HAPROXY_COMMAND) | {
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/serve/haproxy.cfg",
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/serve/admin.sock",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{folder}/serve",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/serve/server-state",
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/serve/metrics.sock",
-        "PYTHONPATH": str(ROOT),
-    }
 
 
 CLUSTER = ROOT / "configs" / "cluster.yaml"

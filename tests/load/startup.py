@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from machine import cpu_seconds, describe, process_tree, pss_mb
-from result_file import write_result
+from machine import cpu_seconds, describe, process_tree, pss_mb, write_result
 from running import TANDEM, running
 
 from app.bench.load import Load, Target, drawn_photos, run_load

@@ -1,7 +1,7 @@
 """Fuzzes manifests and image files: a right answer or a clear error, never a traceback.
 
-``tests/unit/models/test_fuzz.py`` tries a few thousand mutations of each, ``tests/load/fuzz.py`` as
-many as it is asked for. The same seed gives the same mutations.
+``tests/unit/models/test_fuzz.py`` tries a few thousand mutations of each. The same seed gives the
+same mutations.
 """
 
 import struct
@@ -53,8 +53,8 @@ MARKERS = [
 ]  # fmt: skip
 
 
-def run(attempt: Attempt, num: int, seed: int, *, first: int = 0) -> Counter[Outcome]:
-    """Try ``num`` mutations from number ``first``; count what became of them.
+def run(attempt: Attempt, num: int, seed: int) -> Counter[Outcome]:
+    """Try ``num`` mutations; count what became of them.
 
     Raises:
         AssertionError: one ended otherwise than with an answer or an error of ours; the message
@@ -62,7 +62,7 @@ def run(attempt: Attempt, num: int, seed: int, *, first: int = 0) -> Counter[Out
 
     """
     outcomes: Counter[Outcome] = Counter()
-    for number in range(first, first + num):
+    for number in range(num):
         started = time.process_time()
         try:
             outcomes[attempt(Random(f"{seed}/{number}"))] += 1

@@ -13,41 +13,11 @@ from tests.support.mutations import spoilt_bytes
 SIZE, NUM_CLASSES = 8, 3
 MARKERS = [b"\xff" * 9, bytes(9), b"\x7f", b"\x80", b"\xff\xff\xff\xff\x07", struct.pack("<q", -1)]
 KINDS = [
-    *(
-        "Add",
-        "AveragePool",
-        "BatchNormalization",
-        "Cast",
-        "Clip",
-        "Concat",
-        "Conv",
-        "Div",
-        "Expand",
-    ),
-    *(
-        "Flatten",
-        "Gather",
-        "Gemm",
-        "GlobalAveragePool",
-        "Identity",
-        "LRN",
-        "MatMul",
-        "MaxPool",
-        "Mul",
-    ),
-    *(
-        "Pad",
-        "PRelu",
-        "QuantizeLinear",
-        "ReduceMean",
-        "Relu",
-        "Reshape",
-        "Resize",
-        "Shape",
-        "Sigmoid",
-    ),
-    *("Slice", "Softmax", "Split", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where"),
-]
+    "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Conv", "Div", "Expand",
+    "Flatten", "Gather", "Gemm", "GlobalAveragePool", "Identity", "LRN", "MatMul", "MaxPool", "Mul",
+    "Pad", "PRelu", "QuantizeLinear", "ReduceMean", "Relu", "Reshape", "Resize", "Shape", "Sigmoid",
+    "Slice", "Softmax", "Split", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
+]  # fmt: skip
 NUMBERS = [-(2**63), 2**63 - 1, -1, 0, 1, 2, 3, 7, 8, 2**31, 2**40]
 
 

@@ -1,4 +1,4 @@
-"""The simulated service with replicas that come and go as an autoscaler decides."""
+"""The simulated service with replicas that come and go as our autoscaling policy decides."""
 
 import heapq
 import math
@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from app.queueing.usage import UsageReport
+from app.serve.scaling import ScalingOptions, StageMeter, StageState, State, decide, demand
 from calibration.simulator import (
     Service,
     SimImage,
@@ -44,9 +45,6 @@ class ScaledOutcome(SimulationOutcome):
 
     replicas: dict[str, list[int]] = field(default_factory=dict)  # ready ones
     targets: dict[str, list[int]] = field(default_factory=dict)
-    under_way: list[int] = field(default_factory=list)
-    core_seconds: float = 0.0  # of all replicas, from their start until they ended
-    num_changes: int = 0  # of a stage's target
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +130,6 @@ class ScaledSimulation(Simulation):
             self._account(running)
         decided = self._autoscaler.decide(self._now, running, self._targets)
         for name, replicas in decided.items():
-            self.outcome.num_changes += replicas != self._targets[name]
             self._targets[name] = replicas
             self._scale(name, replicas)
 
@@ -140,13 +137,11 @@ class ScaledSimulation(Simulation):
         for name, stage in self._service.stages.items():
             self.outcome.replicas[name].append(sum(not r.is_ending for r in running[name]))
             self.outcome.targets[name].append(self._targets[name])
-            self.outcome.core_seconds += len(self._present[name]) * stage.cores * REPORT_S
             is_front = name == self._service.steps[0][0]  # it has an image until it is answered
             for r in running[name]:
                 waiting = self._under_way / len(running[name]) if is_front else r.num_ongoing
                 counts = (r.num_arrived, r.num_done, waiting, r.cpu_ms)
                 r.reports.append(UsageReport(self._now, *counts, stage.cores, stage.cpu_ms))
-        self.outcome.under_way.append(self._under_way)
 
     def _scale(self, name: str, target: int) -> None:
         """Start replicas, or let the youngest end when they have no work left."""
@@ -169,3 +164,30 @@ class ScaledSimulation(Simulation):
     def _route_to_able(self, name: str) -> None:
         present = self._present[name]
         self._replicas[name] = [r for r in present if r.is_ready and not r.is_ending]
+
+
+class PolicyAutoscaler:
+    """Measures and decides with the same code as :mod:`app.serve.serve_policy`."""
+
+    def __init__(self, service: ScaledService, options: ScalingOptions | None = None) -> None:
+        self._service, self._options = service, options or ScalingOptions.model_validate({})
+        self._meters = {name: StageMeter() for name in service.stages}
+        self._state = State()
+
+    def decide(
+        self, now: float, running: Mapping[str, Sequence[ScaledReplica]], targets: Mapping[str, int]
+    ) -> Mapping[str, int]:
+        """Return the replicas of every stage."""
+        stages = {}
+        for name, stage in self._service.stages.items():
+            meter = self._meters[name]
+            meter.update({id(r): list(r.known(now)) for r in running[name]}, now)
+            cpu_ms = meter.cpu_ms() or stage.cpu_ms
+            limits = (stage.min_replicas, stage.max_replicas)
+            stages[name] = StageState(cpu_ms, stage.cores, *limits, targets[name])
+        arriving = demand(self._meters)
+        if arriving is None:
+            return {}
+        decision = decide(stages, arriving, self._state, now, self._options)
+        self._state = decision.state
+        return decision.targets

@@ -10,22 +10,15 @@ import subprocess
 import psutil
 import pytest
 
-from tests.support.services.live_service import TANDEM, Service
+from tests.support.services.live_service import TANDEM, Service, run_tandem
 from tests.support.services.processes import still_running, title
 
 pytestmark = pytest.mark.slow
-TIMEOUT_S = 120
 
 
 def test_load_on_the_service_is_told_with_its_cost(service: Service) -> None:
     arguments = ["--concurrency", "2", "--rate", "5", "--duration", "3", "--warm-up", "1"]
-    done = subprocess.run(
-        [TANDEM, "bench", "--url", service.url, *arguments, "--json", "-"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_tandem("bench", "--url", service.url, *arguments, "--json", "-")
     result = json.loads(done.stdout)
     assert result["model_set"] == "imagenette"
     closed, opened = result["runs"]

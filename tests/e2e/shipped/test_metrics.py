@@ -1,11 +1,11 @@
 """Debian's Prometheus scrapes the running service with the shipped configuration, and is asked."""
 
-import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -46,9 +46,7 @@ class Prometheus:
 
 
 def metrics_address(service: Service) -> str:
-    found = re.search(r"metrics: http://(\S+)/metrics", service.log.read_text())
-    assert found
-    return found[1]
+    return urlsplit(service.metrics_url).netloc
 
 
 def shipped_config(folder: Path, target: str) -> Path:

@@ -14,7 +14,6 @@ from models.ledger import current_records
 from models.manifest import ENSEMBLE, AccuracyRecord
 from models.model_set import load_model_set
 from models.record import Precision
-from tests.support import result_pages
 from tests.support.services.live_service import ROOT, Service, drawn_photo
 
 LADDER = (ROOT / "docs/decisions/0036-one-machine-one-process.md").read_text("utf-8")
@@ -172,13 +171,3 @@ def test_the_ladder_is_what_was_measured() -> None:
     assert len(rows) >= 6
     for row in rows:
         assert row in LADDER, f"the table of decision 0036 has no {row}"
-
-
-def test_the_table_of_speed_is_what_was_measured() -> None:
-    assert "\n".join(result_pages.contest()) in README
-
-
-@pytest.mark.parametrize("name", result_pages.PAGES)
-def test_a_page_of_figures_is_written_from_its_results(name: str) -> None:
-    """After a new result: python -m tests.support.result_pages."""
-    assert (ROOT / "docs" / name).read_text("utf-8") == result_pages.PAGES[name]()

@@ -1,7 +1,6 @@
 """Photographs that the bundled networks never saw, through the whole service."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +9,11 @@ import numpy as np
 import pytest
 
 from models.model_set import load_model_set
-from tests.support.services.live_service import SAME_PROBABILITY, TANDEM, Service
+from tests.support.services.live_service import SAME_PROBABILITY, Service, run_tandem
 
 pytestmark = pytest.mark.shared_data
 
 PER_CLASS = 4
-TIMEOUT_S = 300
 # Chance is 0.1. The bundled set has 0.87 over all 1,451 eval photos; of 40, two standard errors
 # less is 0.75. The bound catches a broken pixel path (swapped colours, a wrong crop), not a lost
 # percent: the accuracy itself is the model card's.
@@ -75,22 +73,9 @@ def test_live_is_in_process_on_200_photographs(service: Service, shared_data: Pa
 
     In the fast tier: forty photographs, above; test_live.py, the report.
     """
-    arguments: list[str | Path] = [
-        "--images",
-        shared_data / "imagenette" / "eval",
-        "--max-images",
-        "200",
-    ]
-    done = subprocess.run(
-        [TANDEM, "evaluate", "imagenette", *arguments, "--url", service.url, "--json", "-"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
+    images = ("--images", shared_data / "imagenette" / "eval", "--max-images", 200)
+    done = run_tandem("evaluate", "imagenette", *images, "--url", service.url, "--json", "-")
     report = json.loads(done.stdout)
     assert report["live"]["num_same"] == report["num_images"] == 200
-    assert (
-        report["live"]["num_right"]["ensemble"] / 200
-        == report["scores"]["INT8"]["ensemble"]["top1"]
-    )
+    top1 = report["scores"]["INT8"]["ensemble"]["top1"]
+    assert report["live"]["num_right"]["ensemble"] / 200 == top1

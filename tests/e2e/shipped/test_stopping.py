@@ -40,18 +40,13 @@ def second(service: Service, start_process: Start) -> Iterator[Service]:
         started.stop()
 
 
-def label(service: Service, photo: bytes) -> str:
-    answer = httpx.post(f"{service.url}/v1/classify", content=photo, timeout=60)
-    return answer.json()["predictions"][0]["label"]
-
-
 def test_two_services_at_once(
     service: Service, second: Service, photo: bytes, photo_label: str
 ) -> None:
     ports = [listening(descendants(one.process.pid)) for one in (service, second)]
     # Serve's proxies set SO_REUSEPORT: a port of both would answer with either's networks.
     assert not set.intersection(*ports)
-    assert label(service, photo) == label(second, photo) == photo_label
+    assert service.label(photo) == second.label(photo) == photo_label
 
 
 def test_without_a_collector_nothing_is_traced(second: Service, photo: bytes) -> None:
@@ -97,4 +92,4 @@ def test_what_is_under_way_is_answered_and_nothing_is_left(
         answers = asyncio.run(ask_and_stop())
         told = [a.status_code if isinstance(a, httpx.Response) else repr(a) for a in answers]
         assert told == [200] * NUM
-    assert label(service, photo) == photo_label
+    assert service.label(photo) == photo_label

@@ -1,7 +1,8 @@
-"""A real ``tandem serve`` in a process of its own, and a picture to send to it."""
+"""A real ``tandem serve`` in a process of its own, other commands, and a picture to send."""
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import httpx
 import numpy as np
 import pytest
 import yaml
 
 from tests.support.services.ends_with_parent import ending_with_parent
+from tests.support.services.processes import wait_until
 
 ROOT = Path(__file__).parents[3]
 TANDEM = Path(sys.executable).with_name("tandem")
 # The same networks in another process: only the batch size (padding) and the number of threads may
 # differ, which changes the order of additions. float32 at 0..1 keeps 1e-7; deep networks widen it.
 SAME_PROBABILITY = 1e-4
+COMMAND_WITHIN_S = 300
 READY_WITHIN_S = 300  # a loaded CI machine; the benchmark in tests/load measures the real figure
 
 
@@ -65,6 +69,28 @@ class Service:
             time.sleep(0.2)
         pytest.fail(f"not ready within {READY_WITHIN_S} s:\n{self.log.read_text()}")
 
+    def is_ready(self) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/readyz", timeout=10).status_code == 200
+        return False
+
+    def wait_answering(self) -> None:
+        """Wait until it is ready by its own word: the command may not say so."""
+        what = f"{self.url} is ready"
+        wait_until(lambda: self.is_ready() or self.process.poll() is not None, READY_WITHIN_S, what)
+        assert self.process.poll() is None, self.log.read_text()
+
+    def label(self, photo: bytes) -> str:
+        """Return what it calls a photo."""
+        return label_at(self.url, photo)
+
+    @property
+    def metrics_url(self) -> str:
+        """Where its metrics are, as the log says."""
+        found = re.search(r"metrics: (http://\S+/metrics)", self.log.read_text())
+        assert found
+        return found[1]
+
     def send(self, number: signal.Signals, *, is_for_all: bool = False) -> None:
         """Signal the command alone, as ``kill`` does, or all that it started.
 
@@ -77,6 +103,26 @@ class Service:
         if self.process.poll() is None:
             self.send(signal.SIGINT)
         return self.process.wait(60)
+
+
+def label_at(url: str, photo: bytes) -> str:
+    answer = httpx.post(f"{url}/v1/classify", content=photo, timeout=60)
+    return str(answer.raise_for_status().json()["predictions"][0]["label"])
+
+
+def run_tandem(
+    *arguments: object, exit_code: int | None = 0, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own; it must end with ``exit_code``, if there is one."""
+    done = subprocess.run(
+        [TANDEM, *map(str, arguments)],
+        env=os.environ | {"COLUMNS": "140"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_WITHIN_S,
+    )
+    assert exit_code in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ Needs root, and iproute2 and util-linux, which every Linux has. All of it is ins
 the script enters first, so nothing of it is seen outside or left behind.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -61,11 +60,6 @@ class Place:
         """Plug the cable in, or pull it out."""
         _ip("link", "set", self.interface, "up" if is_up else "down")
 
-    def num_bytes(self) -> int:
-        """Return what the link has carried so far, both ways."""
-        (told,) = json.loads(_ip("-json", "-stats", "link", "show", self.interface))
-        return sum(told["stats64"][way]["bytes"] for way in ("rx", "tx"))
-
     def leave(self) -> None:
         if self.holder is not None:
             self.holder.kill()
@@ -105,6 +99,5 @@ class Network:
             place.leave()
 
 
-def _ip(*arguments: str, prefix: tuple[str, ...] = ()) -> str:
-    command = [*prefix, "ip", *arguments]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+def _ip(*arguments: str, prefix: tuple[str, ...] = ()) -> None:
+    subprocess.run([*prefix, "ip", *arguments], check=True)

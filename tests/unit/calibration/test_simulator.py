@@ -7,8 +7,12 @@ from hypothesis import strategies as st
 
 from app.bench.load import poisson_arrivals
 from calibration.simulator import Service, SimStage, Simulation
-from tests.support.scaled_simulation import ScaledService, ScaledSimulation, ScaledStage
-from tests.support.simulated_policy import PolicyAutoscaler
+from tests.support.scaled_simulation import (
+    PolicyAutoscaler,
+    ScaledService,
+    ScaledSimulation,
+    ScaledStage,
+)
 
 STEPS = (("Gateway",), ("Decoder",), ("one", "other"))
 

@@ -1,4 +1,4 @@
-"""A few thousand mutations of manifests and image files; ``tests/load/fuzz.py`` tries many more."""
+"""A few thousand mutations of manifests and image files."""
 
 import pytest
 

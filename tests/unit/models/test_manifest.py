@@ -202,7 +202,7 @@ def test_a_threshold_is_of_multi_label_sets(tmp_path):
 
 
 def test_a_number_of_images_that_no_float_holds(tiny_set, tmp_path):
-    """Found by tests/load/fuzz.py: the accuracy gate raised OverflowError."""
+    """Fuzzing brought this up: the accuracy gate raised OverflowError."""
     manifest = with_accuracy(read_manifest(tiny_set), {"sure": 0.9}, {"sure": 0.001})
     content = changed(manifest.model_dump(mode="json"), "accuracy.0.num_images", 10**400)
     with pytest.raises(ModelSetError, match=r"accuracy\.0\.num_images: .* 1000000000"):

@@ -1,4 +1,4 @@
-"""Some mutations of an ONNX file; ``tests/load/fuzz.py`` tries many more."""
+"""Some mutations of an ONNX file (decision 0024: of 100,000)."""
 
 from contextlib import closing
 from random import Random

@@ -1,0 +1,130 @@
+"""The tables of docs/performance.md and docs/faults.md have the figures of their results."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+CONTESTANTS = ("bound", "yardstick", "tandem")
+SHARES = {  # the group of each result
+    "one-way": "together",
+    "one-way-avx2": "together",
+    "overhead-224-vnni": "together",
+    "overhead-80-vnni": "together",
+    "overhead-vnni": "null",
+    "overhead": "together",
+    "overhead-224": "together",
+}
+
+
+def result(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / f"tests/load/results/{name}.json").read_text("utf-8"))
+
+
+def row(*cells: str, of: str = "") -> str:
+    """Return the end of a table's line; ``of`` is the result that it links."""
+    link = [f"[{of}.json](../tests/load/results/{of}.json)"] if of else []
+    return f"| {' | '.join([*cells, *link])} |"
+
+
+def measured(name: str) -> str:
+    """Say of which machine and commit a result is."""
+    content = result(name)
+    machine = content.get("machine", content)
+    where = f"{machine['cores']} cores of an {machine['cpu']}, commit {machine['commit'][:7]}"
+    return f"{where}; [{name}.json](../tests/load/results/{name}.json)"
+
+
+def contest() -> Iterator[str]:
+    many, one = (result("one-way")["together"]["median"][clients] for clients in ("16", "1"))
+    for name in CONTESTANTS:
+        figures = (f"{many[name]['images_per_s']:.0f}", f"{many[name]['cpu_ms']:.1f}")
+        yield row(*figures, f"{one[name]['p50_ms']:.1f}")
+
+
+def performance() -> Iterator[str]:
+    yield from contest()
+    for name, group in SHARES.items():
+        part = result(name)[group]
+        of = (part["median"].get(load) for load in ("1", "16", "64"))
+        shares = [f"{load['tandem']['of_yardstick']:.2f}" if load else "" for load in of]
+        machine = part.get("machine", result(name)["machine"])
+        yield row(*shares, machine["commit"][:7], of=name)
+    for name in ("startup-vnni", "startup"):
+        content = result(name)
+        seconds = (content["ready_after_s"]["median"], content["first_start_s"])
+        memory_gb, cores = content["idle"]["pss_mb"] / 1e3, content["idle"]["cores"]
+        yield row(*(f"{s:.0f}" for s in seconds), f"{memory_gb:.2f}", f"{cores:.2f}", of=name)
+    for name in ("apart", "apart-vnni"):
+        for form in ("tandem", "members", "apart"):
+            many, one = (result(name)["apart"]["median"][load][form] for load in ("16", "1"))
+            figures = (f"{many['images_per_s']:.0f}", f"{many['cpu_ms']:.1f}")
+            yield row(*figures, f"{one['p50_ms']:.1f}", of=name)
+    for share in ("0", "0.5", "0.9", "0.99"):
+        rates = (result("cache")["median"][f"{where} {share}"] for where in ("none", "local"))
+        yield row(f"{float(share):.0%}", *(f"{rate['images_per_s']:.0f}" for rate in rates))
+    for name in ("overload-vnni", "overload"):
+        content = result(name)
+        for times, goodput in content["median_goodput_share"].items():
+            median, left = content["medians"][times], goodput["of_what_the_generator_left"]
+            others = (f"{median['p99_times_usual']:.1f}", f"{median['cpu_ms_a_refusal']:.2f}")
+            yield row(f"{left:.2f}", *others, of=name)
+
+
+def faults() -> Iterator[str]:
+    apart, head, whole = (result(f"faults{of}")["faults"] for of in ("", "-head", "-whole"))
+    for faults in ({**apart, **head}, whole):
+        for name, fault in faults.items():
+            counts = (str(fault[what]) for what in ("accepted", "lost", "wrong"))
+            what, seconds = f"`{name}`: {fault['fault']}", f"{fault['recovered_after_s']:.0f}"
+            yield row(what, f"{fault['offered_per_s']:.0f}", *counts, seconds)
+    attacks = [("hostile", result("hostile")["good_beside_hostile"])]
+    attacks += [("crowding", result("crowding")["beside_large_pictures"]["good"])]
+    shares, crowds = result("hostile_shares"), result("hostile_crowds")["crowds"]
+    attacks += [("hostile_shares", shares[name]) for name in ("unread", "begun", "header")]
+    stalls = ("stalled_calls", "crowd_on_one_member")
+    attacks += [("hostile_crowds", crowds[name]["http"]) for name in stalls]
+    for of, good in attacks:
+        yield row(f"{good['sent']:,}", f"{good['right']:,}", f"{good['p99_ms']:.0f}", of=of)
+
+
+@pytest.mark.parametrize(("page", "figures"), [("performance", performance), ("faults", faults)])
+def test_every_line_of_the_tables_has_its_results_figures(page, figures):
+    text = (ROOT / f"docs/{page}.md").read_text("utf-8")
+    lines = [
+        line
+        for table in re.findall(r"(?:^\|.*\n)+", text, re.M)
+        for line in table.split("\n")[2:-1]
+    ]
+    wrong = [
+        (line, figure)
+        for line, figure in zip(lines, figures(), strict=True)
+        if not line.endswith(figure)
+    ]
+    assert wrong == []
+
+
+def test_the_readme_has_the_table_of_speed():
+    assert [line for line in contest() if line not in (ROOT / "README.md").read_text("utf-8")] == []
+
+
+def test_the_pages_say_where_their_figures_were_measured():
+    performance, faults = (
+        " ".join((ROOT / f"docs/{page}.md").read_text("utf-8").split())
+        for page in ("performance", "faults")
+    )
+    assert [name for name in ("one-way", "cache") if measured(name) not in performance] == []
+    of_faults = ("faults", "faults-head", "faults-whole")
+    assert [name for name in of_faults if measured(name) not in faults] == []
+    run = result("serve-run")["serve-run"]["median"]["16"]["serve-run"]["of_tandem"]
+    assert f"reaches {run:.2f} of `tandem serve`" in performance
+    assert f"medians of {result('one-way')['rounds']} rounds" in performance
+    head = result("faults-head")["faults"]["head"]
+    placed = sum(sum(by_node.values()) for by_node in head["placement"].values())
+    assert f"{head['replicas_kept']} of {placed} replicas go on meanwhile" in faults
+    sent = result("hostile")["hostile"]["sent"]
+    assert f"| {sent:,} malformed requests |" in faults
