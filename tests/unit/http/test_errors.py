@@ -12,8 +12,7 @@ import pytest
 
 from app.errors import DeadlineError, FunctionError, NotReadyError, OverloadedError
 from app.http.errors import ERRORS, Headers, new_request_id
-from app.http.open_inference import INFER_ERRORS
-from app.http.other_routes import REGISTERING
+from app.http.open_inference import INFER_ERRORS, REGISTERING
 from models.errors import NotAnImageError, TandemError
 
 
