@@ -380,10 +380,10 @@ class Manifest(Record):
                 f"threshold is {self.threshold} and task {self.task}: a multi_label set has a "
                 "threshold, above 0 and below 1, and no other set has one"
             )
-        has_temperatures = set(self.temperatures.values()) != {1.0}
-        for what, is_there in (("a temperature", has_temperatures), ("sure", bool(self.sure))):
-            if self.is_multi_label and is_there:
-                raise ValueError(f"{what} is of classes that exclude each other: not multi_label")
+        if self.is_multi_label and set(self.temperatures.values()) != {1.0}:
+            raise ValueError("a temperature is of classes that exclude each other: not multi_label")
+        if self.is_multi_label and self.sure is not None:
+            raise ValueError("sure is of classes that exclude each other: not multi_label")
         return self
 
     @property

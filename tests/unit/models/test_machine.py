@@ -92,7 +92,7 @@ FAULTS = """
 import sys, threading
 from resource import RUSAGE_THREAD, getrusage
 import numpy as np
-from models import memory
+from models import machine
 
 def photo():
     return [np.ones(size, np.uint8) for size in (560_000, 560_000, 560_000, 300_000)]
@@ -106,7 +106,7 @@ def faults_of_100():
     print((getrusage(RUSAGE_THREAD).ru_minflt - before) / 100)
 
 if "keep" in sys.argv:
-    memory.keep_freed_memory()
+    machine.keep_freed_memory()
 thread = threading.Thread(target=faults_of_100)  # as a decoding thread: an arena of its own
 thread.start()
 thread.join()
