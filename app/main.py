@@ -16,7 +16,7 @@ from ray.serve import Application
 
 from app.graph.service import answer_timeout_s
 from app.graph.set_checks import check_task, decided
-from app.oip.shared_memory import regions_of
+from app.oip.regions import regions_of
 from app.samples.feedback import FeedbackBook
 from app.samples.samples import check_sample_store
 from app.serve.gateway import Gateway

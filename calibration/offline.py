@@ -26,11 +26,11 @@ from models.errors import ImageError, ModelSetError
 from models.files import user_folder
 from models.golden import check
 from models.ledger import judge
-from models.load import load as load_network
 from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet, load_model_set, search_path
 from models.network import RuntimeOptions
+from models.network import load as load_network
 from models.record import Precision
 
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)

@@ -1,7 +1,8 @@
-"""Files of results, written in one step and checked before hours of work, and the user's folders.
+"""Result files and the user's folders.
 
-Readers never see a part of a file, and a full disk leaves the old one. The user's folders follow
-the platform's rules; an account may have no home.
+Results are checked before hours of work, and written after them in one step: readers never see a
+part of a file, and a full disk leaves the old one. Folders of the user follow the platform's rules;
+an account may have no home.
 """
 
 import contextlib
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import TandemError
+
+APPLICATION = "tandem"
 
 
 class ResultFileError(TandemError):
@@ -96,9 +99,6 @@ def _is_special(path: Path) -> bool:
 
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
-
-
-APPLICATION = "tandem"
 
 
 def with_home(path: str | Path) -> Path:

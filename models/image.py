@@ -21,9 +21,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from models import image_formats
 from models.errors import CorruptImageError, TandemError
-from models.image_formats import default_picture
+from models.image_formats import HEIF_FORMATS, decode_heif, default_picture
 from models.image_header import (
     WEBP_ALPHA_FLAG,
     ImageHeader,
@@ -203,8 +202,8 @@ def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np
         flags = cv2.IMREAD_UNCHANGED
     pixels: NDArray[np.uint8] | None = None
     try:
-        if header.format in image_formats.FORMATS:
-            pixels = image_formats.decode(view, header.format)
+        if header.format in HEIF_FORMATS:
+            pixels = decode_heif(view, header.format)
         else:
             file = np.frombuffer(_without_the_rest(view, header), np.uint8)
             pixels = cv2.imdecode(file, flags)  # type: ignore[assignment]

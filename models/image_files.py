@@ -106,12 +106,13 @@ def images_at(url: str) -> list[str]:
         raise StoreError(f"cannot list {url}: {error}") from error
     below = len(PurePosixPath(path).parts)
     scheme = url.partition(SEPARATOR)[0]
-    names = [info.path for info in infos if info.is_file and _is_image_at(info.path, below)]
+    names = [
+        info.path
+        for info in infos
+        if info.is_file
+        and info.path.lower().endswith(SUFFIXES)
+        and not any(map(is_hidden, PurePosixPath(info.path).parts[below:]))
+    ]
     if not names:
         raise StoreError(f"no {KINDS} in {url}; name another folder")
     return [f"{scheme}{SEPARATOR}{name}" for name in sorted(names)]
-
-
-def _is_image_at(path: str, below: int) -> bool:
-    parts = PurePosixPath(path).parts[below:]
-    return path.lower().endswith(SUFFIXES) and not any(map(is_hidden, parts))

@@ -1,9 +1,9 @@
-"""Recognises image formats by their first bytes, and reads PNG chunks, HEIC and AVIF.
+"""Recognises image formats by their first bytes; reads PNG's chunks, and HEIC and AVIF.
 
 Signatures are from each format's specification; those of boxes (HEIC, AVIF) are the brands
 registered at mp4ra.org.
 
-A PNG for OpenCV is made of the default picture's chunks only. OpenCV would refuse metadata of 8 MB,
+OpenCV gets a PNG with the chunks of the default picture only. It would refuse metadata of 8 MB,
 show an animation's first frame instead of its default picture, and check IEND's checksum. The
 picture does not depend on any of these.
 
@@ -30,7 +30,6 @@ from models.machine import pip_install
 if TYPE_CHECKING:
     from PIL.AvifImagePlugin import AvifImageFile
     from pillow_heif import HeifFile
-
 
 DECODED = ("jpeg", "png", "webp")
 HAS_HEIF = find_spec("pillow_heif") is not None  # the extra heif, for HEIC and AVIF
@@ -72,6 +71,19 @@ _SVG = re.compile(
 )
 # Sizes of the BMP information headers in use (OS/2 1.x, 3.x, and Windows 3 to 5), at byte 14.
 _BMP_HEADERS = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# Encoders write at least 8 KB of pixels per chunk; many tiny chunks are an attack.
+_MAX_CHUNKS = 2**16
+_read_chunk = struct.Struct(">I4s").unpack_from  # length and kind
+_PIXELS = frozenset({b"IDAT"})
+_BEFORE_PIXELS = _PIXELS | {b"IHDR", b"PLTE", b"tRNS"}
+_END = b"\0\0\0\0IEND\xaeB`\x82"
+HEIF_EXTRA, HEIF_FORMATS = "heif", ("heic", "avif")  # formats of an ImageHeader
+_MAX_PICTURES = 1000  # in a file; only the first, or the primary one, is decoded
+ORIENTATION_TAG = 0x0112  # of Exif
+# Of a file's boxes and announced sizes; libheif allows 1,000 items, one for each tile.
+_MAX_BOXES, _MAX_SIZES = 256, 4096
+_ERRORS = (ValueError, RuntimeError, SyntaxError, EOFError, OSError, LookupError)
 
 
 def name_format(view: memoryview) -> str | None:
@@ -84,7 +96,11 @@ def name_format(view: memoryview) -> str | None:
         return "webp"
     if start[4:8] == b"ftyp":
         brand = _BRANDS.get(start[8:12])
-        return _refined(start) if brand == "HEIF" else brand
+        if brand == "HEIF":  # a general brand: the compatible ones say more
+            end = min(int.from_bytes(start[:4]), len(start))
+            names = {_BRANDS.get(start[place : place + 4]) for place in range(16, end, 4)}
+            return next((name for name in ("HEIC", "AVIF") if name in names), brand)
+        return brand
     if start[:2] == b"BM" and int.from_bytes(start[14:18], "little") in _BMP_HEADERS:
         return "BMP"
     if icon := _ICON.match(start):
@@ -94,22 +110,6 @@ def name_format(view: memoryview) -> str | None:
     if _PORTABLE_ANYMAP.match(start):
         return "PNM"
     return "SVG" if _SVG.match(start) else None
-
-
-def _refined(start: bytes) -> str:
-    """Return the format of a file with HEIF's general brand, by its compatible brands."""
-    end = min(int.from_bytes(start[:4]), len(start))
-    names = {_BRANDS.get(start[place : place + 4]) for place in range(16, end, 4)}
-    return next((name for name in ("HEIC", "AVIF") if name in names), "HEIF")
-
-
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Encoders write at least 8 KB of pixels per chunk; many tiny chunks are an attack.
-_MAX_CHUNKS = 2**16
-_read_chunk = struct.Struct(">I4s").unpack_from  # length and kind
-_PIXELS = frozenset({b"IDAT"})
-_BEFORE_PIXELS = _PIXELS | {b"IHDR", b"PLTE", b"tRNS"}
-_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 def png_chunks(view: memoryview, position: int = 8) -> Iterator[tuple[bytes, int, int]]:
@@ -158,15 +158,6 @@ def default_picture(view: memoryview) -> memoryview | bytes:
     return b"".join([*(view[span] for span in spans), _END])
 
 
-FORMATS = ("heic", "avif")  # of an ImageHeader
-EXTRA = "heif"
-_MAX_PICTURES = 1000  # in a file; only the first, or the primary one, is decoded
-_ORIENTATION_TAG = 0x0112
-# Of a file's boxes and announced sizes; libheif allows 1,000 items, one for each tile.
-_MAX_BOXES, _MAX_SIZES = 256, 4096
-_ERRORS = (ValueError, RuntimeError, SyntaxError, EOFError, OSError, LookupError)
-
-
 class HeifSize(NamedTuple):
     """A header's properties: the sides as decoded, and Exif's orientation."""
 
@@ -189,7 +180,7 @@ def read_size(view: memoryview, name: str) -> HeifSize:
     except ModuleNotFoundError as error:
         raise UnsupportedFormatError(
             f"{name} is not decoded: send JPEG, PNG or WebP, or install what decodes it where the "
-            f"service runs: {pip_install(EXTRA)}."
+            f"service runs: {pip_install(HEIF_EXTRA)}."
         ) from error
     width, height = _largest_announced(view)
     if not width * height:
@@ -212,7 +203,7 @@ def read_size(view: memoryview, name: str) -> HeifSize:
     return size
 
 
-def decode(view: memoryview, format: str) -> NDArray[np.uint8]:
+def decode_heif(view: memoryview, format: str) -> NDArray[np.uint8]:
     """Return the picture as stored: (h, w) grey, (h, w, 3) BGR or (h, w, 4) BGRA, 8 bits.
 
     Raises:
@@ -266,7 +257,7 @@ def _avif(view: memoryview) -> "AvifImageFile":
 def _avif_size(view: memoryview) -> tuple[HeifSize, int]:
     with _avif(view) as file:
         width, height = file.size
-        orientation = file.getexif().get(_ORIENTATION_TAG, 1)
+        orientation = file.getexif().get(ORIENTATION_TAG, 1)
         return HeifSize(width, height, orientation, "A" in file.mode), file.n_frames
 
 

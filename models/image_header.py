@@ -1,9 +1,9 @@
-"""Reads an image's format and size from its header, and rejects files before pixels are decoded.
+"""Reads an image's format and size from its header, and refuses files by header and end.
 
-It has three small parsers by the specifications: JPEG (ITU-T T.81 annex B), PNG (W3C, third
-edition) and WebP (RFC 9649). They walk segments, skip compressed data, and copy nothing of the
-body. The orientation is from their Exif metadata (CIPA DC-008). image_formats.py reads HEIC and
-AVIF. A file is rejected by its header and its end: too many pixels, or truncated.
+Nothing is decoded or allocated before. There are three small parsers by the specifications: JPEG
+(ITU-T T.81 annex B), PNG (W3C, third edition) and WebP (RFC 9649). They walk segments, skip
+compressed data, and copy nothing of the body. The orientation is of their Exif metadata (CIPA
+DC-008). :mod:`models.image_formats` reads HEIC and AVIF.
 """
 
 import re
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from models import image_formats
 from models.errors import (
     CorruptImageError,
     NotAnImageError,
@@ -21,8 +20,10 @@ from models.errors import (
 )
 from models.image_formats import (
     DECODED,
+    HEIF_FORMATS,
     KINDS,
     OF_THE_EXTRA,
+    ORIENTATION_TAG,
     PNG_SIGNATURE,
     has_png_end,
     name_format,
@@ -44,7 +45,13 @@ _PNG_START = PNG_SIGNATURE + b"\0\0\0\x0dIHDR"
 WEBP_ALPHA_FLAG = 0x10  # of VP8X's flags, at byte 20 of the file
 _PNG_CRITICAL = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 _EXIF_START = b"Exif\0\0"  # before the TIFF header: always in JPEG, by mistake in PNG and WebP
-_ORIENTATION_TAG = 0x0112
+# OpenCV's own limit on either side (CV_IO_MAX_IMAGE_WIDTH, CV_IO_MAX_IMAGE_HEIGHT).
+_MAX_SIDE = 2**20
+# Each scan passes over the whole picture; encoders write about 10, an attack thousands.
+_MAX_SCANS = 100
+# In compressed data FF is followed by 00 or a restart marker, so it contains neither of these.
+_JPEG_END = re.compile(rb"\xff\xd9")
+_JPEG_START_OR_END = re.compile(rb"\xff[\xd8\xd9]")
 _LONG = 4  # the type of 4-byte values; the tag should have SHORT, of 2 bytes
 
 
@@ -260,7 +267,7 @@ def _read_orientation(exif: memoryview) -> int:
         (num_entries,) = struct.unpack_from(order + "H", exif, directory)
         for entry in range(directory + 2, directory + 2 + 12 * num_entries, 12):
             tag, kind = struct.unpack_from(order + "HH", exif, entry)
-            if tag == _ORIENTATION_TAG:
+            if tag == ORIENTATION_TAG:
                 size = "I" if kind == _LONG else "H"
                 (value,) = struct.unpack_from(order + size, exif, entry + 8)
                 return int(value) if 1 <= value <= 8 else 1
@@ -270,13 +277,6 @@ def _read_orientation(exif: memoryview) -> int:
 
 
 _PARSERS = {"jpeg": _read_jpeg, "png": _read_png, "webp": _read_webp}
-# OpenCV's own limit on either side (CV_IO_MAX_IMAGE_WIDTH, CV_IO_MAX_IMAGE_HEIGHT).
-_MAX_SIDE = 2**20
-# Each scan passes over the whole picture; encoders write about 10, an attack thousands.
-_MAX_SCANS = 100
-# In compressed data FF is followed by 00 or a restart marker, so it contains neither of these.
-_JPEG_END = re.compile(rb"\xff\xd9")
-_JPEG_START_OR_END = re.compile(rb"\xff[\xd8\xd9]")
 
 
 def check_limits(header: ImageHeader, max_pixels: int) -> None:
@@ -307,7 +307,7 @@ def check_full_pixels(header: ImageHeader, full_pixels: int, max_full_pixels: in
 
 def check_complete(view: memoryview, header: ImageHeader) -> None:
     """Refuse a file without its end; bytes after the end are allowed."""
-    if header.format in image_formats.FORMATS:
+    if header.format in HEIF_FORMATS:
         return  # decoding refuses it
     if header.format == "webp":
         is_complete = int.from_bytes(view[4:8], "little") + 8 <= view.nbytes

@@ -1,18 +1,17 @@
 """Judges a model set by its accuracy records, and estimates its CPU cost per image.
 
-A set is verified, unmeasured, unknown or refused. A record refuses a set if it measured the same
-INT8 networks, whatever else of the set has changed since. A record verifies a set only if its
-networks and conditions are unchanged (decision 0010).
+A record refuses a set if it measured the same INT8 networks, whatever else of the set has changed
+since. A record verifies a set only if its networks and conditions are unchanged (decision 0010).
 
 Every measured loss varies by chance, so with few images a figure above or below ``max_drop`` proves
 nothing. **Refused** requires a significant loss above ``max_drop``. **Verified** requires an
-interval that ends below a bound, which is tighter with more images. Everything else is **unknown**.
-See decision 0011, which has the rates of both errors.
+interval that ends below a bound, which is tighter with more images. Everything else is **unknown**
+(decision 0011). ``tests/load/gate_simulation.py`` measures the rates of both errors.
 
-The cost of members is in the manifest's accuracy record (``tandem evaluate``). The cost of the
-other stages was measured for photos of 15 to 240 KB and 16 clients
-(tests/load/results/apart.json; two cores with AVX512-VNNI and AMX). It includes tracing of every
-request, 2 %, which clusters do not use (tracing.json).
+Last is the expected CPU cost of an image in each stage, until it is measured. The members' cost is
+in the manifest's accuracy record (``tandem evaluate``). The rest was measured for photos of 15 to
+240 KB and 16 clients (tests/load/results/apart.json; two cores with AVX512-VNNI and AMX). The
+figures include tracing of every request, 2 %, which clusters do not use (tracing.json).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +33,14 @@ from models.manifest import (
 from models.record import Precision
 
 Status = Literal["verified", "unmeasured", "unknown", "dropped"]
+DropOutcome = Literal["refused", "verified", "unknown"]
+SIGNIFICANCE = 0.05  # the probability that a set as good as float is refused for any of its figures
+# An interval verifies if it ends less than this above max_drop, as a fraction: half a point at
+# 1,000 images, since intervals shrink with the root of their number. MAX_SLACK keeps losses of two
+# points from being verified.
+SLACK, SLACK_IMAGES, MAX_SLACK = 0.005, 1000, 0.015
+LEAST_IMAGES = 254  # fewer cannot verify with the usual max_drop, even without any difference
+MOST_IMAGES = 10**7  # more are not requested
 
 
 @dataclass(frozen=True)
@@ -180,9 +187,6 @@ def _why_stale(manifest: Manifest, precision: Precision) -> str:
     return f" as the set is now: {changed} changed since it was measured"
 
 
-DropOutcome = Literal["refused", "verified", "unknown"]
-
-
 def bound(max_drop: float, num_images: int) -> float:
     """Return the highest upper end of a loss's interval that still verifies INT8."""
     return max_drop + min(MAX_SLACK, SLACK * sqrt(SLACK_IMAGES / num_images))
@@ -234,11 +238,6 @@ def _refusal(manifest: Manifest) -> str | None:
     """Return where the present INT8 networks lost too much: in an evaluation, or when quantised."""
     for record, judgement in standing_refusals(manifest):
         return _too_much(manifest, judgement, record)
-    return _validation_refusal(manifest)
-
-
-def _validation_refusal(manifest: Manifest) -> str | None:
-    """Return which member lost too much when it was quantised, if any."""
     kept = [(m, m.validation_drop) for m in manifest.members if m.validation_drop]
     for member, validation in kept:
         network = member.networks.get("INT8")
@@ -296,15 +295,6 @@ def _too_much(
 
 def _points(fraction: float) -> str:
     return f"{fraction * 100:.2f} points"
-
-
-SIGNIFICANCE = 0.05  # the probability that a set as good as float is refused for any of its figures
-# An interval verifies if it ends less than this above max_drop, as a fraction: half a point at
-# 1,000 images, since intervals shrink with the root of their number. MAX_SLACK keeps losses of two
-# points from being verified.
-SLACK, SLACK_IMAGES, MAX_SLACK = 0.005, 1000, 0.015
-LEAST_IMAGES = 254  # fewer cannot verify with the usual max_drop, even without any difference
-MOST_IMAGES = 10**7  # more are not requested
 
 
 def judged(

@@ -1,8 +1,11 @@
-"""What this machine has: CPUs and their limits, memory that goes back to it, installed packages.
+"""The machine a process runs on: its CPUs, its memory, and its installed packages.
 
-The number of CPUs is that of the affinity mask, limited by control group quotas. Groups of version
-1 and 2 are read. Every group from the process's own up to the root may have a limit (a systemd
-unit, a pod around a container); the tightest counts. See cgroups(7) and proc_pid_mountinfo(5).
+The number of usable CPUs follows affinity and control group quotas, of version 1 and 2. Every group
+from the process's own up to the root may have a limit (a systemd unit, a pod around a container);
+the tightest counts. See cgroups(7) and proc_pid_mountinfo(5).
+
+Memory is returned to the system after compiling, and freed memory is kept for decoding. Packages
+have versions for results, and an extra that a missing package belongs to.
 """
 
 import ctypes
@@ -22,6 +25,21 @@ from typing import Any
 from models.errors import TandemError
 
 PROC = Path("/proc/self")  # contains the files cgroup and mountinfo
+MAPS = Path("/proc/self/maps")
+# Address range and file of a mapping whose pages can be dropped without loss; proc_pid_maps(5).
+_SHARED_READ_ONLY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r--s \S+ \S+ \S+ +(/.+)$", re.MULTILINE)
+_MADV_DONTNEED = 4  # Linux's; madvise(2)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's; mallopt(3)
+KEPT_BYTES = 16 * 2**20  # of freed memory, at most, in each thread's arena
+MAPPED_BYTES = 4 * 2**20  # larger allocations get their own mapping, which is returned when freed
+DISTRIBUTION = "tandem-serve"  # the project's name on PyPI; "tandem" there is another project
+OF_A_SERVICE = ("ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn")
+
+
+class MissingExtraError(TandemError):
+    """A package that only one extra of the project brings is not there."""
+
+    code = "missing_extra"
 
 
 def usable_cpus() -> set[int]:
@@ -71,8 +89,14 @@ def group_folders(controller: str, proc: Path) -> Iterator[Path]:
     for line in groups:
         _, controllers, path = line.split(":", 2)
         for mount in mounts:
-            if _is_hierarchy(mount, controllers.split(","), controller):
-                yield from _upwards(Path(_text(mount[4])), _below(path, _text(mount[3])))
+            if not _is_hierarchy(mount, controllers.split(","), controller):
+                continue
+            group, root = PurePosixPath(path), _text(mount[3])
+            # The mount itself counts if the group is elsewhere.
+            below = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
+            for inner in (below, *below.parents):
+                if ".." not in inner.parts:  # outside of this process's namespace
+                    yield Path(_text(mount[4])) / inner
 
 
 def _is_hierarchy(mount: list[str], controllers: list[str], controller: str) -> bool:
@@ -81,18 +105,6 @@ def _is_hierarchy(mount: list[str], controllers: list[str], controller: str) -> 
     if controllers == [""]:  # version 2 has a single hierarchy
         return kind == "cgroup2"
     return kind == "cgroup" and controller in controllers and controller in options
-
-
-def _below(group: str, root: str) -> PurePosixPath:
-    """Return a group's path below the mount; the mount itself if the group is elsewhere."""
-    path = PurePosixPath(group)
-    return path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
-
-
-def _upwards(mount: Path, path: PurePosixPath) -> Iterator[Path]:
-    for inner in (path, *path.parents):
-        if ".." not in inner.parts:  # outside of this process's namespace
-            yield mount / inner
 
 
 def _text(field: str) -> str:
@@ -112,15 +124,6 @@ def _quota(folder: Path) -> float:
         return math.inf if quota in ("max", "-1") else int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return math.inf
-
-
-MAPS = Path("/proc/self/maps")
-# Address range and file of a mapping whose pages can be dropped without loss; proc_pid_maps(5).
-_SHARED_READ_ONLY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r--s \S+ \S+ \S+ +(/.+)$", re.MULTILINE)
-_MADV_DONTNEED = 4  # Linux's; madvise(2)
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's; mallopt(3)
-KEPT_BYTES = 16 * 2**20  # of freed memory, at most, in each thread's arena
-MAPPED_BYTES = 4 * 2**20  # larger allocations get their own mapping, which is returned when freed
 
 
 def give_back_memory(*folders: Path) -> None:
@@ -158,16 +161,6 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
         libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
-
-
-DISTRIBUTION = "tandem-serve"  # the project's name on PyPI; "tandem" there is another project
-OF_A_SERVICE = ("ray", "openvino", "opencv-python-headless", "numpy", "fastapi", "uvicorn")
-
-
-class MissingExtraError(TandemError):
-    """A package that only one extra of the project brings is not there."""
-
-    code = "missing_extra"
 
 
 def describe_machine(further: Iterable[str] = ()) -> dict[str, Any]:

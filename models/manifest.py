@@ -1,6 +1,7 @@
 """``manifest.yaml``: all properties of a model set, with the accuracy that was measured.
 
-No other file of the project defines an input size, a number of classes or a member's name.
+No other file of the project defines an input size, a number of classes or a member's name. Accuracy
+is kept as whole evaluations, and as the drops that quantising measured.
 """
 
 import hashlib
@@ -34,6 +35,11 @@ from models.record import (
 
 MANIFEST_NAME = "manifest.yaml"
 MAX_MEMBERS = 8
+ENSEMBLE = "ensemble"  # the combiner's average, next to the members' names
+Z95 = NormalDist().inv_cdf(0.975)
+Difference = Annotated[float, Field(ge=-1, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NumImages = Annotated[int, Field(ge=1, le=10**9)]  # a float in statistics
 
 
 class Network(Record):
@@ -65,7 +71,14 @@ class Network(Record):
     def _files_are_the_runtimes_own(self) -> "Network":
         """Check both files: OpenVINO always takes the weights next to the .xml."""
         if self.runtime != "openvino":
-            return self._with_one_file()
+            suffix = SUFFIXES[self.runtime]
+            if self.file is None or self.xml is not None or self.bin is not None:
+                raise ValueError(f"a network of runtime {self.runtime} is one file, a {suffix}")
+            if PurePosixPath(self.file.path).suffix != suffix:
+                raise ValueError(
+                    f"{self.file.path!r} is for {self.runtime}: it must end in {suffix}"
+                )
+            return self
         if self.xml is None or self.bin is None or self.file is not None:
             raise ValueError("an OpenVINO network is xml and bin; file is for onnxruntime")
         xml = PurePosixPath(self.xml.path)
@@ -74,14 +87,6 @@ class Network(Record):
                 f"bin is {self.bin.path!r}, but OpenVINO loads the weights of {self.xml.path!r} "
                 f"from {str(xml.with_suffix('.bin'))!r}: xml must end in .xml, bin be that file"
             )
-        return self
-
-    def _with_one_file(self) -> "Network":
-        suffix = SUFFIXES[self.runtime]
-        if self.file is None or self.xml is not None or self.bin is not None:
-            raise ValueError(f"a network of runtime {self.runtime} is one file, a {suffix}")
-        if PurePosixPath(self.file.path).suffix != suffix:
-            raise ValueError(f"{self.file.path!r} is for {self.runtime}: it must end in {suffix}")
         return self
 
     @property
@@ -110,10 +115,6 @@ class QuantizationOptions(Record):
     model_type: Literal["convolutional", "transformer"] | None = None
 
 
-Difference = Annotated[float, Field(ge=-1, le=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
 class Loss(NamedTuple):
     """The loss of INT8 in one figure, for :mod:`models.ledger`."""
 
@@ -136,7 +137,25 @@ class Drop(Record):
         return (Loss("top-1", self.top1, self.interval[1], self.p_value),)
 
 
-NumImages = Annotated[int, Field(ge=1, le=10**9)]  # a float in statistics
+class MultiLabelDrop(Record):
+    """Float minus INT8 of a multi-label set on the same images; negative: INT8 was better."""
+
+    mean_average_precision: Difference
+    mean_average_precision_interval: tuple[Difference, Difference]  # 95 %, of the paired difference
+    micro_f1: Difference
+    micro_f1_interval: tuple[Difference, Difference]
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """Return the losses of the two figures that max_drop limits.
+
+        mAP changes with the order of images, micro F1 with scores that cross the threshold. Either
+        may miss a loss that the other shows.
+        """
+        return (
+            _normal_loss("mAP", self.mean_average_precision, self.mean_average_precision_interval),
+            _normal_loss("micro-F1", self.micro_f1, self.micro_f1_interval),
+        )
 
 
 class ValidationDrop(Record):
@@ -172,7 +191,7 @@ class MemberRecord(Record):
 
     @model_validator(mode="after")
     def _name_is_free(self) -> "MemberRecord":
-        if self.name == "ensemble":
+        if self.name == ENSEMBLE:
             raise ValueError("a member cannot be called ensemble: that is the average of all")
         return self
 
@@ -234,27 +253,6 @@ class Conditions(Record):
             "temperatures": (self.temperatures, now.temperatures),
         }
         return [what for what, (before, after) in pairs.items() if before != after]
-
-
-class MultiLabelDrop(Record):
-    """Float minus INT8 of a multi-label set on the same images; negative: INT8 was better."""
-
-    mean_average_precision: Difference
-    mean_average_precision_interval: tuple[Difference, Difference]  # 95 %, of the paired difference
-    micro_f1: Difference
-    micro_f1_interval: tuple[Difference, Difference]
-
-    @property
-    def losses(self) -> tuple[Loss, ...]:
-        """Return the losses of the two figures that max_drop limits.
-
-        mAP changes with the order of images, micro F1 with scores that cross the threshold. Either
-        may miss a loss that the other shows.
-        """
-        return (
-            _normal_loss("mAP", self.mean_average_precision, self.mean_average_precision_interval),
-            _normal_loss("micro-F1", self.micro_f1, self.micro_f1_interval),
-        )
 
 
 class MultiLabelScore(Record):
@@ -377,14 +375,14 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _threshold_is_of_scores(self) -> "Manifest":
-        if (self.threshold is not None) != (self.task == "multi_label"):
+        if (self.threshold is not None) != self.is_multi_label:
             raise ValueError(
                 f"threshold is {self.threshold} and task {self.task}: a multi_label set has a "
                 "threshold, above 0 and below 1, and no other set has one"
             )
-        if self.task == "multi_label" and set(self.temperatures.values()) != {1.0}:
+        if self.is_multi_label and set(self.temperatures.values()) != {1.0}:
             raise ValueError("a temperature is of classes that exclude each other: not multi_label")
-        if self.task == "multi_label" and self.sure is not None:
+        if self.is_multi_label and self.sure is not None:
             raise ValueError("sure is of classes that exclude each other: not multi_label")
         return self
 
@@ -395,7 +393,7 @@ class Manifest(Record):
             image=self.image,
             labels_sha256=self.labels.sha256,
             class_ids_sha256=self.class_ids.sha256 if self.class_ids else None,
-            weights={member.name: member.weight for member in self.members},
+            weights=self.weights,
             float_type=self.float_type,
             member_images={m.name: m.image for m in self.members if m.image} or None,
             threshold=self.threshold,
@@ -477,10 +475,6 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         places = [f"{'.'.join(map(str, e['loc'])) or 'top'}: {e['msg']}" for e in error.errors()]
         raise ModelSetError(f"{path}: " + "; ".join(places)) from error
-
-
-Z95 = NormalDist().inv_cdf(0.975)
-ENSEMBLE = "ensemble"  # the combiner's average, next to the members' names
 
 
 def wilson_interval(part: int, number: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The interface of networks in every runtime, and the options for loading a network."""
+"""Networks in every runtime: their interface, the options for loading, and :func:`load`."""
 
 import logging
 import os
@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
-from models.record import FloatType, RuntimeName
+from models.record import SUFFIXES, FloatType, RuntimeName
 
+logger = logging.getLogger(__name__)
+STATM = Path("/proc/self/statm")  # pages: size, resident, ...
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -101,9 +103,6 @@ def check_image(image: Pixels, shape: tuple[int, ...]) -> None:
         raise ValueError(f"an image of {image.shape}; the network takes {shape}")
 
 
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class RuntimeOptions:
     """How a network is compiled or loaded."""
@@ -155,3 +154,32 @@ def _can_write(folder: Path) -> bool:
         logger.warning("no compile cache in %s: %s; starts will be slower", folder, error.strerror)
         return False
     return os.access(folder, os.W_OK)
+
+
+def load(path: Path, options: RuntimeOptions) -> LoadedNetwork:
+    """Load a member's network, ready to run.
+
+    Raises:
+        MissingExtraError: its runtime is not installed.
+        ModelSetError: the runtime cannot read the file, or it is not a member's network.
+
+    """
+    from models.openvino_network import CompiledNetwork  # it imports this module
+
+    before = _resident_bytes()
+    network: LoadedNetwork
+    if path.suffix == SUFFIXES["openvino"]:
+        network = CompiledNetwork(path, options)
+    else:
+        from models.onnx_runtime import OnnxNetwork  # an optional extra
+
+        network = OnnxNetwork(path, options)
+    network.memory_bytes = max(0, _resident_bytes() - before)
+    return network
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -161,7 +161,7 @@ class OnnxNetwork(LoadedNetwork):
 
     runtime: ClassVar[RuntimeName] = "onnxruntime"
     float_type = "f32"
-    memory_bytes = 0  # set by models.load
+    memory_bytes = 0  # set by load
     kernels: tuple[str, ...] = ()  # ONNX Runtime hides them
 
     def __init__(self, path: Path, options: RuntimeOptions) -> None:

@@ -136,7 +136,7 @@ class CompiledNetwork(LoadedNetwork):
     """A network ready to run; every thread that calls it gets its own infer requests."""
 
     runtime: ClassVar[RuntimeName] = "openvino"
-    memory_bytes = 0  # set by models.load
+    memory_bytes = 0  # set by load
 
     def __init__(self, network: Path | ov.Model, options: RuntimeOptions) -> None:
         """Compile an IR, by path or in memory, once for each batch size."""

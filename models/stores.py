@@ -1,12 +1,12 @@
-"""Model sets at URLs of object stores and web servers, fetched into a cache, and their versions.
+"""Model sets at URLs of object stores and web servers, fetched into a cache; versions of sets.
 
 No store is listed: the manifest is read, then the files that it names, each checked by its hash.
 The manifest's own hash names a set's folder in the cache, and in a store that it was pushed to:
 ``.versions/HASH``. Fingerprints are only looked up, since two manifests may share one.
 
-A fingerprint names a version (:meth:`models.manifest.Manifest.fingerprint`), and NAME@VERSION a
-set in that version. Earlier versions are complete sets in a folder inside the set's. Commands that
-make another version keep what was there (:mod:`calibration.sets.transaction`).
+A set's earlier versions are complete sets in a folder inside the set's. A fingerprint names a
+version (:meth:`models.manifest.Manifest.fingerprint`), and NAME@VERSION a set in that version.
+Commands that make another version keep the earlier (:mod:`calibration.sets.transaction`).
 """
 
 import contextlib
@@ -35,12 +35,31 @@ from models.record import sha256_of
 if TYPE_CHECKING:
     import httpx
 
-
 OBJECT_STORES = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
 FORMS = f"{OBJECT_STORES}, hf://USER/REPOSITORY/FOLDER or https://HOST/FOLDER"
 MAX_MANIFEST_BYTES, MAX_FILE_BYTES = 16 * 2**20, 8 * 2**30
 # A store that may not be listed answers 403 for an absent file, some servers 200 with a page.
 ABSENT = (200, 403, 404, 410)
+EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}  # read by smart_open; WEB schemes over HTTP
+CLIENTS = {"s3": "boto3", "gs": "google-cloud-storage", "az": "azure-identity"}
+WEB = ("https", "http", "hf")
+HUB = "https://huggingface.co"
+CHUNK_BYTES = 2**20
+NUM_TRIES = 3
+SILENCE_S = 30.0
+RETRY_S = 10.0  # how long Google's client retries; its default is 120
+SECRET = re.compile(r"(?<=//)[^/\s]+@|\?[^\s'\"]+")  # secrets of URLs, in messages of libraries
+VERSIONS_NAME = ".versions"  # in the set's folder; contains a folder per earlier version
+MAX_EARLIER = 5  # earlier versions per set; the oldest is removed
+VERSION = re.compile(r"[0-9a-f]{12}")
+
+
+class StoreError(ModelSetError):
+    """A store cannot be read or written, or what it has is not what the manifest says."""
+
+    code = "store"
+    answered: int | None = None  # the HTTP status of the store
+    may_pass = False  # whether a retry may succeed
 
 
 def is_url(name: str) -> bool:
@@ -215,25 +234,6 @@ def _prune(cache: Path, kept: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}  # read by smart_open; WEB schemes over HTTP
-CLIENTS = {"s3": "boto3", "gs": "google-cloud-storage", "az": "azure-identity"}
-WEB = ("https", "http", "hf")
-HUB = "https://huggingface.co"
-CHUNK_BYTES = 2**20
-NUM_TRIES = 3
-SILENCE_S = 30.0
-RETRY_S = 10.0  # how long Google's client retries; its default is 120
-SECRET = re.compile(r"(?<=//)[^/\s]+@|\?[^\s'\"]+")  # secrets of URLs, in messages of libraries
-
-
-class StoreError(ModelSetError):
-    """A store cannot be read or written, or what it has is not what the manifest says."""
-
-    code = "store"
-    answered: int | None = None  # the HTTP status of the store
-    may_pass = False  # whether a retry may succeed
-
-
 def copy_file(url: str, target: Path, most: int) -> str:
     """Copy a file of the store and return its SHA-256; retries after temporary errors.
 
@@ -358,6 +358,8 @@ def said(what: str) -> Iterator[None]:
     except TandemError:
         raise
     except Exception as error:
+        import httpx
+
         causes = list(_causes(error))
         answered = next(filter(None, map(_status, causes)), None)
         first_line = SECRET.sub("", next(iter(str(error).splitlines()), ""))
@@ -365,18 +367,13 @@ def said(what: str) -> Iterator[None]:
             first_line = f"the store answered {answered} {http.client.responses.get(answered, '')}"
         raised = StoreError(f"{what}: {type(error).__name__}: {first_line}")
         raised.answered = answered
-        is_network = any(map(_is_of_network, causes))
-        raised.may_pass = (
-            is_network if raised.answered is None else raised.answered in (429, *range(500, 600))
-        )
+        if answered is None:
+            kinds = (httpx.TransportError, http.client.HTTPException, socket.gaierror)
+            of_network = (*kinds, ConnectionError, TimeoutError)
+            raised.may_pass = any(isinstance(cause, of_network) for cause in causes)
+        else:
+            raised.may_pass = answered in (429, *range(500, 600))
         raise raised from error
-
-
-def _is_of_network(error: BaseException) -> bool:
-    import httpx
-
-    kinds = (httpx.TransportError, http.client.HTTPException, socket.gaierror)
-    return isinstance(error, (*kinds, ConnectionError, TimeoutError))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -394,11 +391,6 @@ def _status(error: BaseException) -> int | None:
         response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     statuses = (response, getattr(response, "status_code", None), getattr(error, "code", None))
     return next((status for status in statuses if isinstance(status, int)), None)
-
-
-VERSIONS_NAME = ".versions"  # in the set's folder; contains a folder per earlier version
-MAX_EARLIER = 5  # earlier versions per set; the oldest is removed
-VERSION = re.compile(r"[0-9a-f]{12}")
 
 
 def split_version(name: str) -> tuple[str, str | None]:

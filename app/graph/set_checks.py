@@ -12,11 +12,10 @@ from app.settings import Settings
 from models import golden
 from models.errors import ModelSetError
 from models.ledger import Verdict, judge
-from models.load import load
 from models.machine import available_cpus
 from models.manifest import Manifest
 from models.model_set import ModelSet
-from models.network import RuntimeOptions
+from models.network import RuntimeOptions, load
 
 
 def served_sets(settings: Settings) -> list[ModelSet]:

@@ -1,9 +1,10 @@
-"""A gRPC call: its metadata, its images, its status, and its record in trace and metrics.
+"""A gRPC call: its metadata and message with HTTP's limits, its status, its trace and metrics.
 
-The calls register as streaming methods. On the wire a call with one request message equals a call
-with a stream of them, but a streaming method is called before its message arrives. So the key,
-admission and the byte budget are checked first. Until then a message stays with the client, except
-for one flow control window (HTTP/2).
+:func:`add_servicer` registers the services so that a call begins before its message. On the wire, a
+call with one request message equals a call with a stream of them. A method registered for streams
+is called when the headers are there, and receives the message itself. So the key, admission and the
+byte budget are checked first. Until a message is received it stays with the client, except for one
+flow control window (HTTP/2).
 """
 
 import asyncio
@@ -33,12 +34,19 @@ from app.errors import (
     TooManyFilesError,
 )
 from app.graph.request import CACHE_CONTROL, TIMEOUT_HEADER, RequestOptions, parse_timeout_s
-from app.grpc import open_inference_pb2, tandem_pb2
+from app.grpc import open_inference_pb2
 from app.grpc import tandem_pb2 as messages
-from app.oip.shared_memory import asks_for_itself, is_loopback
+from app.oip.regions import asks_for_itself, is_loopback
 from app.telemetry.metrics import CLIENT_WENT, record_answered
 
-AnswerMessage = TypeVar("M")
+AnswerMessage = TypeVar("AnswerMessage")
+ParsedMessage = TypeVar("ParsedMessage", bound=ProtobufMessage)
+SERVICE = messages.DESCRIPTOR.services_by_name["Ensemble"].full_name
+METHOD = "Classify"
+_OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+OPEN_INFERENCE = _OPEN_INFERENCE.full_name
+OPEN_INFERENCE_METHODS = [*_OPEN_INFERENCE.methods_by_name]
+HEALTH, CHECK = "grpc.health.v1.Health", "Check"
 TRACE_ID = "x-trace-id"
 STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC
 # Clients with a retry policy wait this long (gRPC proposal A6), as with HTTP's Retry-After.
@@ -61,6 +69,15 @@ CODES = {
 }
 OK = 200
 MODEL_SET = "model-set"  # names the set before the message is read, for the call's place
+DEADLINE_FORM = re.compile(r"(\d{1,8})([HMSmun])")
+PREFIX_FORM = re.compile(r"00([0-9A-Fa-f]{8})")
+UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+# The client's clock started when it sent the request, and the answer has to travel.
+SHARE_OF_DEADLINE = 0.9
+MAX_FIELDS = 2**16
+# Types of values in protobuf's encoding, and the bytes of those that have a fixed number.
+VARINT, OF_A_LENGTH, SIZES = 0, 2, {1: 8, 5: 4}
+LONGEST_SHIFT = 63  # a number has ten bytes at most
 
 
 class GrpcCall:
@@ -171,18 +188,6 @@ def is_loopback_peer(peer: str) -> bool:
         return False
     address, _, _ = unquote(rest).rpartition(":")
     return is_loopback(address.removeprefix("[").removesuffix("]"))
-
-
-ParsedMessage = TypeVar("M", bound=ProtobufMessage)
-DEADLINE_FORM = re.compile(r"(\d{1,8})([HMSmun])")
-PREFIX_FORM = re.compile(r"00([0-9A-Fa-f]{8})")
-UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-# The client's clock started when it sent the request, and the answer has to travel.
-SHARE_OF_DEADLINE = 0.9
-MAX_FIELDS = 2**16
-# Types of values in protobuf's encoding, and the bytes of those that have a fixed number.
-VARINT, OF_A_LENGTH, SIZES = 0, 2, {1: 8, 5: 4}
-LONGEST_SHIFT = 63  # a number has ten bytes at most
 
 
 def announced_bytes(metadata: Mapping[str, str]) -> int | None:
@@ -297,16 +302,6 @@ def timeout_s_of(metadata: Mapping[str, str]) -> float | None:
     return min(seconds, default=None)
 
 
-SERVICE = tandem_pb2.DESCRIPTOR.services_by_name["Ensemble"].full_name
-METHOD = "Classify"
-_OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-OPEN_INFERENCE, OPEN_INFERENCE_METHODS = (
-    _OPEN_INFERENCE.full_name,
-    [*_OPEN_INFERENCE.methods_by_name],
-)
-HEALTH, CHECK = "grpc.health.v1.Health", "Check"
-
-
 class Message:
     """A message's bytes, which :meth:`take` hands over once.
 
@@ -335,11 +330,7 @@ def add_servicer(servicer: Any, server: Any) -> None:
     (``grpc_servicer_functions``) with its own servicer, and with servers that replace the
     servicer's methods by Serve's handlers.
     """
-    services = {
-        SERVICE: [METHOD],
-        OPEN_INFERENCE: OPEN_INFERENCE_METHODS,
-        HEALTH: [CHECK],
-    }
+    services = {SERVICE: [METHOD], OPEN_INFERENCE: OPEN_INFERENCE_METHODS, HEALTH: [CHECK]}
     for service, methods in services.items():
         handlers = {
             name: grpc.stream_unary_rpc_method_handler(getattr(servicer, name), Message)

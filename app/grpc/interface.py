@@ -1,10 +1,10 @@
-"""The gRPC interface: ``Ensemble.Classify``, the health protocol, and reflection.
+"""The gRPC services that are not the Open Inference Protocol's.
 
-The health protocol, ``grpc.health.v1``, has only ``Check``. Clients treat a server without
-``Watch`` as serving. A ``Watch`` call never ends, and would delay a replica that stops.
-
-Clients try ``grpc.reflection.v1`` first, but grpcio has only v1alpha. Their messages are equal on
-the wire, so the servicer of v1alpha answers both.
+``Ensemble.Classify`` answers images. ``grpc.health.v1`` is for Kubernetes and load balancers. It
+has only ``Check``: clients take a server without ``Watch`` for a serving one, by the protocol, and
+a ``Watch`` call never ends, so it would delay a replica that stops. Reflection is there as
+``grpc.reflection.v1``, which clients try first; grpcio has only v1alpha. The messages of both are
+equal on the wire, so v1alpha's servicer answers both.
 """
 
 from collections.abc import Iterable
@@ -91,22 +91,17 @@ class GrpcInterface:
 
 def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages.ClassifyReply:
     """Return the reply with every image's answer or error, in order."""
-    rows = [
-        messages.Result(error=_error(result, request_id))
-        if isinstance(result, Fault)
-        else messages.Result(classified=as_values(result))
-        for result in results
-    ]
+    rows = []
+    for result in results:
+        if isinstance(result, Fault):
+            code, status = result.code, number_of(result.status)
+            error = messages.Error(
+                code=code, message=result.message, request_id=request_id, status=status
+            )
+            rows.append(messages.Result(error=error))
+        else:
+            rows.append(messages.Result(classified=as_values(result)))
     return messages.ClassifyReply(results=rows, request_id=request_id)
-
-
-def _error(fault: Fault, request_id: str) -> messages.Error:
-    return messages.Error(
-        code=fault.code,
-        message=fault.message,
-        request_id=request_id,
-        status=number_of(fault.status),
-    )
 
 
 NAMES = ("", SERVICE, OPEN_INFERENCE)  # "" is the server as a whole
@@ -151,7 +146,11 @@ V1, REFLECTION_METHOD = V1ALPHA.replace("v1alpha", "v1"), "ServerReflectionInfo"
 
 def add_reflection_v1(server: Any, services: Iterable[str]) -> None:
     """Add the service to Serve's gRPC server; it describes ``services`` and both versions."""
-    descriptor_pool.Default().AddSerializedFile(_described())
+    file = FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    text = json_format.MessageToJson(file).replace("v1alpha", "v1")  # v1's own description
+    described = json_format.Parse(text, FileDescriptorProto())
+    descriptor_pool.Default().AddSerializedFile(described.SerializeToString())
     servicer = reflection.aio.ReflectionServicer({*services, V1, V1ALPHA})
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
@@ -161,12 +160,3 @@ def add_reflection_v1(server: Any, services: Iterable[str]) -> None:
     server.add_passthrough_service(V1)  # answered in the server, without a deployment
     handlers = grpc.method_handlers_generic_handler(V1, {REFLECTION_METHOD: handler})
     server.add_generic_rpc_handlers((handlers,))
-
-
-def _described() -> bytes:
-    """Return v1's own description: v1alpha's under the new name."""
-    file = FileDescriptorProto()
-    reflection_pb2.DESCRIPTOR.CopyToProto(file)
-    text = json_format.MessageToJson(file).replace("v1alpha", "v1")
-    described: bytes = json_format.Parse(text, FileDescriptorProto()).SerializeToString()
-    return described

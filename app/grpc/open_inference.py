@@ -26,11 +26,10 @@ from app.grpc.receiver import Receiver
 from app.oip.bodies import MAX_TENSORS, InferAnswer, OutputTensor
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import server_metadata
-from app.oip.shared_memory import NO_CUDA, for_caller
+from app.oip.regions import NO_CUDA, for_caller
 from app.oip.tensors import (
     InferRequest,
     RegionSlice,
-    RequestedOutput,
     Tensor,
     checked_id,
     checked_tensor,
@@ -206,7 +205,7 @@ def infer_request_of(message: messages.ModelInferRequest) -> InferRequest:
         raise BadTensorError(f"the request has too many tensors; the limit is {MAX_TENSORS} each")
     return InferRequest(
         _inputs(message),
-        tuple(_output(each) for each in message.outputs),
+        tuple(requested_output(o.name, _parameters(o.parameters)) for o in message.outputs),
         _parameters(message.parameters),
         checked_id(message.id),
     )
@@ -255,10 +254,6 @@ def _input(
         raise BadTensorError(f"{where}: {datatype} goes into {expected}, and {wrong[0]} is filled")
     values = list(getattr(message.contents, expected))
     return checked_tensor(name, datatype, tensor.shape, values=values, is_base64=is_base64)
-
-
-def _output(message: messages.ModelInferRequest.InferRequestedOutputTensor) -> RequestedOutput:
-    return requested_output(message.name, _parameters(message.parameters))
 
 
 def _parameters(sent: Mapping[str, messages.InferParameter]) -> dict[str, Any]:

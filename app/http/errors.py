@@ -1,4 +1,7 @@
-"""Renders errors as HTTP responses: status, JSON, ``Retry-After``; also reads request headers."""
+"""Errors as HTTP responses: status, JSON form, ``Retry-After``, and their description in OpenAPI.
+
+Also the headers of a request, looked up by name, with the request id that errors carry.
+"""
 
 import random
 from functools import cached_property
@@ -8,6 +11,7 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
@@ -31,6 +35,15 @@ def described(form: type, description: str) -> dict[str, Any]:
     """
     schema = {"$ref": f"#/components/schemas/{form.__name__}"}
     return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def json_body(
+    schema: dict[str, Any], example: object = None, *, is_required: bool = True
+) -> dict[str, Any]:
+    """Return a route's ``openapi_extra`` for a body of JSON."""
+    content = {"schema": schema} | ({} if example is None else {"example": example})
+    required = {"required": True} if is_required else {}
+    return {"requestBody": {**required, "content": {"application/json": content}}}
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -57,31 +70,26 @@ def add_error_handlers(api: FastAPI) -> None:
 
     async def render(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            if error.status_code == 405:
-                allowed = _allowed(request, (error.headers or {}).get("allow", ""))
-                error.detail = f"{error.detail}, use {allowed}"
             return _of_routing(request, error)
         if isinstance(error, RequestValidationError):
-            error = _bad_parameter(error)
+            first = error.errors()[0]
+            where = str(first["loc"][:2][-1])  # for example "query" and the parameter's name
+            value = str(first.get("input"))[:MAX_SHOWN]
+            error = BadParameterError(f"{where} is {value!r}: {first['msg']}; see /docs")
         return response_of(request.scope, error)
 
     for kind in (TandemError, RequestValidationError, HTTPException, Exception):
         api.add_exception_handler(kind, render)
 
 
-def _bad_parameter(error: RequestValidationError) -> BadParameterError:
-    first = error.errors()[0]
-    where = str(first["loc"][:2][-1])  # for example "query" and the parameter's name
-    value = str(first.get("input"))[:MAX_SHOWN]
-    return BadParameterError(f"{where} is {value!r}: {first['msg']}; see /docs")
-
-
 def _of_routing(request: Request, error: HTTPException) -> Response:
-    text = f"{request.method} {request.url.path}: {error.detail}; see /docs for what there is"
-    answer = error_response(request.scope, Fault(error.status_code, RouteError.code, text))
-    answer.headers.update(error.headers or {})
+    headers, detail = MutableHeaders(error.headers or {}), error.detail
     if error.status_code == 405:
-        answer.headers["allow"] = _allowed(request, answer.headers.get("allow", ""))
+        headers["allow"] = _allowed(request, headers.get("allow", ""))
+        detail = f"{detail}, use {headers['allow']}"
+    text = f"{request.method} {request.url.path}: {detail}; see /docs for what there is"
+    answer = error_response(request.scope, Fault(error.status_code, RouteError.code, text))
+    answer.headers.update(headers)
     return answer
 
 

@@ -1,8 +1,7 @@
-"""The routes of other servers' protocols: Open Inference (/v2), KServe's V1, Triton's repository.
+"""The routes of the Open Inference Protocol, below /v2, and of KServe's V1 protocol.
 
-/v2 has health, metadata, inference and statistics. POST /v2/models/MODEL/infer reads an inference
-request and renders its answer. /v1/models/MODEL and its :predict are the routes of KServe's V1
-protocol and TensorFlow Serving. Triton's repository extension loads and unloads sets.
+Those of V2 are health, metadata, statistics, inference (:class:`InferEndpoint`), and Triton's
+extensions: the model repository, and shared memory, which serves local callers alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +12,11 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope
 
 from app.answers import Fault, Ready
-from app.errors import BadTensorError
+from app.errors import BadRegionError, BadTensorError
 from app.graph.observer import RequestObserver
 from app.http.body import read_coded_body, read_fields
 from app.http.classify import WatchedRequest, request_options
-from app.http.errors import CODED, ERRORS, Headers, described, error_response
-from app.http.other_routes import NOT_LOCAL, add_shared_memory, is_local
+from app.http.errors import CODED, ERRORS, Headers, described, error_response, json_body
 from app.oip.bodies import (
     HEADER_LENGTH,
     InferAnswer,
@@ -35,11 +33,12 @@ from app.oip.documents import (
     ModelMetadata,
     ModelReady,
     ProtocolError,
+    RegionStatus,
     ServerMetadata,
 )
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import ServedModel, server_metadata
-from app.oip.shared_memory import for_caller
+from app.oip.regions import NO_CUDA, Regions, asks_for_itself, for_caller, is_loopback
 from app.oip.tensors import InferRequest
 from app.telemetry.metrics import INFER, INFER_VERSION, PREDICT, PREDICT_VERSION
 
@@ -52,6 +51,9 @@ NO_MODEL: dict[int | str, dict[str, Any]] = {
 }
 NOT_READY: dict[int | str, dict[str, Any]] = {
     503: described(ProtocolError, "a member does not answer")
+}
+NOT_LOCAL: dict[int | str, dict[str, Any]] = {
+    403: described(ProtocolError, "shared memory, and a caller that may be elsewhere")
 }
 INFER_ERRORS: dict[int | str, dict[str, Any]] = (
     {status: described(ProtocolError, error["description"]) for status, error in ERRORS.items()}
@@ -105,10 +107,22 @@ ANSWERED = {
 }
 
 
+def is_local(scope: Scope) -> bool:
+    """Whether a request is known to come from a program on this machine.
+
+    The connection may be HAProxy's, which then listens on loopback (:mod:`app.launch.haproxy`).
+    """
+    client, headers = scope.get("client"), Headers(scope)
+    if client is None or not is_loopback(client[0]):
+        return False
+    return asks_for_itself(lambda name: headers.joined(name.encode("ascii")))
+
+
 def add_open_inference(api: FastAPI, inference: Inference) -> None:
     """Add the protocol's routes."""
     _add_server(api, inference)
     add_shared_memory(api, inference, TAGS)
+    add_cuda_shared_memory(api, TAGS)
     add_repository(api, inference, TAGS)
     _add_statistics(api, inference)
     _add_models(api, inference)
@@ -266,12 +280,7 @@ def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]
         "tags": tags,
         "summary": "Classify images in base64",
         "responses": {200: {"content": {"application/json": {"schema": ANSWER}}}, **errors},
-        "openapi_extra": {
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": PREDICT_SCHEMA, "example": EXAMPLE}},
-            }
-        },
+        "openapi_extra": json_body(PREDICT_SCHEMA, EXAMPLE),
         "response_class": Response,
     }
 
@@ -327,7 +336,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         "/v2/repository/index",
         tags=tags,
         responses={status: REFUSALS[status] for status in (400, 408, 413, 415)},
-        openapi_extra=_body(READY_FIELDS),
+        openapi_extra=json_body(READY_FIELDS, is_required=False),
         summary="The models and their states; ready: only those that answer",
     )
     async def index(request: Request) -> list[IndexEntry]:
@@ -337,7 +346,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
 
     described: dict[str, Any] = {
         "tags": tags,
-        "openapi_extra": _body(PARAMETERS),
+        "openapi_extra": json_body(PARAMETERS, is_required=False),
         "response_class": Response,
     }
 
@@ -361,5 +370,102 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         return Response()
 
 
-def _body(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+REGION_REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: described(ProtocolError, "shared memory that is off, gone or too small"),
+    **NOT_LOCAL,
+}
+NO_REGION: dict[int | str, dict[str, Any]] = {404: described(ProtocolError, "no such region")}
+REGISTERING: dict[int | str, dict[str, Any]] = {
+    **{status: described(ProtocolError, ERRORS[status]["description"]) for status in (408, 413)},
+    409: described(ProtocolError, "the region is registered already"),
+    415: described(ProtocolError, CODED[415]["description"]),
+}
+SIZE = {"type": "integer", "minimum": 0}
+REGION = json_body(
+    {
+        "type": "object",
+        "required": ["key", "byte_size"],
+        "properties": {"key": {"type": "string"}, "offset": SIZE, "byte_size": SIZE},
+    }
+)
+
+
+def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+    """Add the routes; if shared memory is off they answer with an error."""
+    timeout_s = inference.service.settings.request_timeout_s
+    described: dict[str, Any] = {"tags": tags, "responses": REGION_REFUSALS}
+    empty = described | {"response_class": Response}
+
+    def regions_for(request: Request) -> Regions:
+        return for_caller(inference.regions, is_local=is_local(request.scope))
+
+    @api.get(f"{SYSTEM}/status", summary="The registered regions", **described)
+    async def all_regions(request: Request) -> list[RegionStatus]:
+        return regions_for(request).status()
+
+    @api.get(
+        SYSTEM + "/region/{region_name}/status",
+        tags=tags,
+        responses=REGION_REFUSALS | NO_REGION,
+        summary="One registered region",
+    )
+    async def one_region(request: Request, region_name: str) -> list[RegionStatus]:
+        return regions_for(request).status(region_name)
+
+    @api.post(
+        SYSTEM + "/region/{region_name}/register",
+        tags=tags,
+        responses=REGION_REFUSALS | REGISTERING,
+        openapi_extra=REGION,
+        response_class=Response,
+        summary="Register a file of /dev/shm, or a part of one, as a region",
+    )
+    async def register(request: Request, region_name: str) -> Response:
+        regions = regions_for(request)
+        fields = await read_fields(request, timeout_s, BadRegionError, "key, offset and byte_size")
+        numbers = fields.get("offset", 0), fields.get("byte_size")
+        regions.register(region_name, fields.get("key"), *numbers)
+        return Response()
+
+    @api.post(SYSTEM + "/region/{region_name}/unregister", summary="Forget a region", **empty)
+    async def unregister(request: Request, region_name: str) -> Response:
+        regions_for(request).unregister(region_name)
+        return Response()
+
+    @api.post(f"{SYSTEM}/unregister", summary="Forget all regions", **empty)
+    async def unregister_all(request: Request) -> Response:
+        regions_for(request).unregister()
+        return Response()
+
+
+def add_cuda_shared_memory(api: FastAPI, tags: list[Any]) -> None:
+    """Add CUDA's routes without any regions, since clients unregister them at their start."""
+
+    @api.get(f"{CUDA}/status", tags=tags, summary="None: see register")
+    async def all_regions() -> list[RegionStatus]:
+        return []
+
+    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="None: see register")
+    async def one_region(region_name: str) -> list[RegionStatus]:
+        return []
+
+    nothing: dict[str, Any] = {"response_class": Response, "summary": "Nothing to forget"}
+
+    @api.post(f"{CUDA}/unregister", tags=tags, **nothing)
+    async def unregister_all() -> Response:
+        return Response()
+
+    @api.post(CUDA + "/region/{region_name}/unregister", tags=tags, **nothing)
+    async def unregister(region_name: str) -> Response:
+        return Response()
+
+    @api.post(
+        CUDA + "/region/{region_name}/register",
+        tags=tags,
+        responses={400: described(ProtocolError, NO_CUDA)},
+        response_class=Response,
+        summary="Not supported",
+    )
+    async def register(region_name: str) -> Response:
+        raise BadRegionError(NO_CUDA)

@@ -1,11 +1,9 @@
-"""The routes for feedback, traffic and shared memory, the web page, and the API description.
+"""The routes next to those that classify: feedback, traffic between versions, and the web page.
 
 /v1/feedback takes the right labels of earlier answers, and shows live accuracy by version.
-/v1/traffic shows and changes the traffic between versions of a set. The routes of Triton's shared
-memory extensions only serve callers on this machine.
-
-The page and the description need no key, so they must be cheap. They are cached bytes with an ETag,
-and only a limited number is answered at a time. All assets are from this machine.
+/v1/traffic shows and changes the traffic between versions of a set. The page and the API
+description are served with all their assets from this machine. They need no key, so they must be
+cheap: cached bytes, an ETag, and a limit on concurrent answers.
 """
 
 import base64
@@ -30,7 +28,6 @@ from app.answers import ErrorAnswer
 from app.errors import (
     MAX_SHOWN,
     BadParameterError,
-    BadRegionError,
     NoTrafficError,
     OverloadedError,
     TrafficLockedError,
@@ -38,11 +35,7 @@ from app.errors import (
 )
 from app.graph.service import EnsembleService
 from app.http.body import read_fields
-from app.http.errors import CODED, ERRORS, Headers, described
-from app.oip.documents import ProtocolError, RegionStatus
-from app.oip.inference import Inference
-from app.oip.regions import Regions
-from app.oip.shared_memory import NO_CUDA, asks_for_itself, for_caller, is_loopback
+from app.http.errors import CODED, ERRORS, described, json_body
 from app.samples.feedback import Feedback, FeedbackFigures
 from app.traffic.control import EXPECTED, TrafficControl, TrafficStatus
 from models.image_files import SUFFIXES
@@ -83,25 +76,25 @@ class FeedbackAnswer:
     model_version: str
 
 
-FEEDBACK_BODY = {
-    "required": True,
-    "content": {"application/json": {"schema": FeedbackRequest.model_json_schema()}},
-}
-
-
 def add_feedback(api: FastAPI, service: EnsembleService, feedback: Feedback | None) -> None:
     """Add the routes; if feedback is off they answer with an error."""
 
     @api.post(
         FEEDBACK_PATH,
         responses=REPORTING,
-        openapi_extra={"requestBody": FEEDBACK_BODY},
+        openapi_extra=json_body(FeedbackRequest.model_json_schema()),
         summary="Report the right label of an answered image",
     )
     async def report(request: Request) -> FeedbackAnswer:
         book = _on(feedback)
         timeout_s = service.settings.request_timeout_s
-        said = _checked(await read_fields(request, timeout_s, BadParameterError, WANTED))
+        fields = await read_fields(request, timeout_s, BadParameterError, WANTED)
+        try:
+            said = FeedbackRequest.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = str(first["loc"][0])[:MAX_SHOWN]
+            raise BadParameterError(f"{where}: {first['msg']}; send {WANTED}") from error
         judgement = await book.judge(
             said.request_id, said.label, said.image, service.sets_with(said.label)
         )
@@ -130,15 +123,6 @@ def _on(feedback: Feedback | None) -> Feedback:
     return feedback
 
 
-def _checked(fields: dict[str, Any]) -> FeedbackRequest:
-    try:
-        return FeedbackRequest.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = str(first["loc"][0])[:MAX_SHOWN]
-        raise BadParameterError(f"{where}: {first['msg']}; send {WANTED}") from error
-
-
 TRAFFIC_PATH = "/v1/traffic"
 MISSING: dict[int | str, dict[str, Any]] = {
     404: described(ErrorAnswer, "no traffic, or a version that is not loaded"),
@@ -158,15 +142,10 @@ SPLIT = {
     "rollback": {"type": "boolean"},
     "revision": {"type": "integer"},
 }
-TRAFFIC_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {"type": "object", "properties": SPLIT},
-            "example": {"shares": {"imagenet@1083e06ff666": 95, "imagenet@5b1de7a0f9c2": 5}},
-        }
-    },
-}
+TRAFFIC_BODY = json_body(
+    {"type": "object", "properties": SPLIT},
+    {"shares": {"imagenet@1083e06ff666": 95, "imagenet@5b1de7a0f9c2": 5}},
+)
 
 
 def add_traffic(api: FastAPI, service: EnsembleService, traffic: TrafficControl | None) -> None:
@@ -193,7 +172,7 @@ def add_traffic(api: FastAPI, service: EnsembleService, traffic: TrafficControl 
         TRAFFIC_PATH,
         response_model_exclude_none=True,
         responses=CHANGING,
-        openapi_extra={"requestBody": TRAFFIC_BODY},
+        openapi_extra=TRAFFIC_BODY,
         summary="Change shares and shadow, or go back; answered once all Gateways serve it",
     )
     async def change(request: Request) -> TrafficStatus:
@@ -324,145 +303,3 @@ def add_pages(api: FastAPI) -> None:
     @api.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
         return description(_root(request)).answer(request)
-
-
-SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
-NOT_LOCAL: dict[int | str, dict[str, Any]] = {
-    403: described(ProtocolError, "shared memory, and a caller that may be elsewhere")
-}
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: described(ProtocolError, "shared memory that is off, gone or too small"),
-    **NOT_LOCAL,
-}
-UNKNOWN: dict[int | str, dict[str, Any]] = {404: described(ProtocolError, "no such region")}
-REGISTERING: dict[int | str, dict[str, Any]] = {
-    **{status: described(ProtocolError, ERRORS[status]["description"]) for status in (408, 413)},
-    409: described(ProtocolError, "the region is registered already"),
-    415: described(ProtocolError, CODED[415]["description"]),
-}
-SIZE = {"type": "integer", "minimum": 0}
-REGION = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["key", "byte_size"],
-                "properties": {"key": {"type": "string"}, "offset": SIZE, "byte_size": SIZE},
-            }
-        }
-    },
-}
-
-
-def is_local(scope: Scope) -> bool:
-    """Whether a request is known to come from a program on this machine.
-
-    The connection may be HAProxy's, which then listens on loopback (:mod:`app.launch.haproxy`).
-    """
-    client, headers = scope.get("client"), Headers(scope)
-    if client is None or not is_loopback(client[0]):
-        return False
-    return asks_for_itself(lambda name: headers.joined(name.encode("ascii")))
-
-
-def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
-    """Add the routes; if shared memory is off they answer with an error."""
-    _add_status(api, inference, tags)
-    _add_register(api, inference, tags)
-    _add_unregister(api, inference, tags)
-    _add_cuda(api, tags)
-
-
-def _regions(inference: Inference, request: Request) -> Regions:
-    return for_caller(inference.regions, is_local=is_local(request.scope))
-
-
-def _add_status(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
-    @api.get(f"{SYSTEM}/status", tags=tags, responses=REFUSALS, summary="The registered regions")
-    async def all_regions(request: Request) -> list[RegionStatus]:
-        return _regions(inference, request).status()
-
-    @api.get(
-        SYSTEM + "/region/{region_name}/status",
-        tags=tags,
-        responses=REFUSALS | UNKNOWN,
-        summary="One registered region",
-    )
-    async def one_region(request: Request, region_name: str) -> list[RegionStatus]:
-        return _regions(inference, request).status(region_name)
-
-
-def _add_register(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
-    timeout_s = inference.service.settings.request_timeout_s
-
-    @api.post(
-        SYSTEM + "/region/{region_name}/register",
-        tags=tags,
-        responses=REFUSALS | REGISTERING,
-        openapi_extra={"requestBody": REGION},
-        response_class=Response,
-        summary="Register a file of /dev/shm, or a part of one, as a region",
-    )
-    async def register(request: Request, region_name: str) -> Response:
-        regions = _regions(inference, request)
-        fields = await read_fields(request, timeout_s, BadRegionError, "key, offset and byte_size")
-        numbers = fields.get("offset", 0), fields.get("byte_size")
-        regions.register(region_name, fields.get("key"), *numbers)
-        return Response()
-
-
-def _add_unregister(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
-    @api.post(
-        SYSTEM + "/region/{region_name}/unregister",
-        tags=tags,
-        responses=REFUSALS,
-        response_class=Response,
-        summary="Forget a region",
-    )
-    async def unregister(request: Request, region_name: str) -> Response:
-        _regions(inference, request).unregister(region_name)
-        return Response()
-
-    @api.post(
-        f"{SYSTEM}/unregister",
-        tags=tags,
-        responses=REFUSALS,
-        response_class=Response,
-        summary="Forget all regions",
-    )
-    async def unregister_all(request: Request) -> Response:
-        _regions(inference, request).unregister()
-        return Response()
-
-
-def _add_cuda(api: FastAPI, tags: list[Any]) -> None:
-    """Add CUDA's routes without any regions, since clients unregister them at their start."""
-
-    @api.get(f"{CUDA}/status", tags=tags, summary="Always empty: see register")
-    async def all_regions() -> list[RegionStatus]:
-        return []
-
-    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="Always empty: see register")
-    async def one_region(region_name: str) -> list[RegionStatus]:
-        return []
-
-    nothing: dict[str, Any] = {"response_class": Response, "summary": "Nothing to forget"}
-
-    @api.post(f"{CUDA}/unregister", tags=tags, **nothing)
-    async def unregister_all() -> Response:
-        return Response()
-
-    @api.post(CUDA + "/region/{region_name}/unregister", tags=tags, **nothing)
-    async def unregister(region_name: str) -> Response:
-        return Response()
-
-    @api.post(
-        CUDA + "/region/{region_name}/register",
-        tags=tags,
-        responses={400: described(ProtocolError, NO_CUDA)},
-        response_class=Response,
-        summary="Not supported",
-    )
-    async def register(region_name: str) -> Response:
-        raise BadRegionError(NO_CUDA)

@@ -1,12 +1,13 @@
-"""Bodies of inference over HTTP: parses requests and renders answers, of V2 and of KServe's V1.
+"""Inference over HTTP: requests parsed from their bodies, and answers rendered as bodies.
 
-A V2 body is JSON, followed by the binary tensors. The header Inference-Header-Content-Length has
-the length of the JSON. Without it all is JSON. With 0 the body is raw: a single encoded image.
-Outputs are probabilities, labels, and Triton's classification strings.
+In the Open Inference Protocol both are JSON, followed by the binary tensors. The header
+Inference-Header-Content-Length has the length of the JSON. Without it all is JSON. With 0 the body
+is raw: a single encoded image. Outputs are probabilities, labels, and Triton's classification
+strings.
 
-KServe's V1 protocol is TensorFlow Serving's: images in base64, rows of outputs. A request is
-``{"instances": [{"b64": "..."}]}``, or ``{"instances": [{"image": {"b64": "..."}}]}``. It is
-converted to a V2 inference request.
+KServe's V1 protocol, which is TensorFlow Serving's, has images in base64, and rows of outputs. A
+request is ``{"instances": [{"b64": "..."}]}``, or ``{"instances": [{"image": {"b64": "..."}}]}``.
+It is converted to a request of the Open Inference Protocol.
 """
 
 import gc
@@ -40,7 +41,7 @@ from app.oip.tensors import (
     truth,
     whole_number,
 )
-from models.ensemble import AnswerRule, Prediction, top_k
+from models.ensemble import AnswerRule, top_k
 
 HEADER_LENGTH = "inference-header-content-length"
 LENGTH_HINT = (
@@ -51,6 +52,9 @@ MAX_JSON_BYTES = 2 * 2**20
 MAX_VALUES = 2**14  # of longer JSON, counted by these characters, which base64 lacks:
 BEFORE_VALUES = (b",", b"[", b"{")
 MAX_TENSORS = 16  # inputs and outputs each
+PROBABILITY_BYTES = 4  # FP32
+EXPECTED = '{"instances": [{"b64": "..."}]}, a file in base64 for each image'
+Images = Sequence[Classified]
 
 
 def parse_request(body: bytes, header_length: str | None) -> InferRequest:
@@ -152,17 +156,17 @@ def _input(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, int]:
     parameters = parsed_object(fields.get("parameters", {}), f"{where}: parameters")
     size, region = whole_number(parameters, "binary_data_size"), region_slice(where, parameters)
     is_base64 = has_base64(parameters)
+    has_data = "data" in fields
     if region is not None:
-        if size is not None or "data" in fields:
+        if size is not None or has_data:
             raise BadTensorError(f"{where} has data and a region; give one of them")
         return checked_tensor(name, datatype, shape, region=region, is_base64=is_base64), 0
+    if has_data is (size is not None):
+        which = "both data and" if has_data else "neither data nor"
+        raise BadTensorError(f"{where} has {which} binary_data_size; give one of them")
     if size is None:
-        if "data" not in fields:
-            raise BadTensorError(f"{where} has neither data nor binary_data_size; give one of them")
         values = fields["data"]
         return checked_tensor(name, datatype, shape, values=values, is_base64=is_base64), 0
-    if "data" in fields:
-        raise BadTensorError(f"{where} has both data and binary_data_size; give one of them")
     if not 0 <= size <= len(binary):
         raise BadTensorError(
             f"{where}: binary_data_size is {size}, and {len(binary)} bytes are left of the body"
@@ -175,10 +179,6 @@ def _requested_output(each: Any, is_binary: bool) -> RequestedOutput:
     fields = parsed_object(each, "an output")
     parameters = parsed_object(fields.get("parameters", {}), "an output's parameters")
     return requested_output(fields.get("name"), parameters, is_binary=is_binary)
-
-
-PROBABILITY_BYTES = 4  # FP32
-Images = Sequence[Classified]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +280,8 @@ def _output_tensor(
     elif asked.num_classes:
         num_classes = min(asked.num_classes, len(model.labels))
         shape = (len(images), num_classes)
-        best = _best(images, model, num_classes)
-        contents = [f"{p.probability:f}:{p.index}:{p.label}".encode() for p in best]
+        best = (top_k(image.probabilities, model.labels, num_classes) for image in images)
+        contents = [f"{p.probability:f}:{p.index}:{p.label}".encode() for row in best for p in row]
     else:
         contents = np.stack([image.probabilities for image in images])  # (N, C) float32
         shape = contents.shape
@@ -306,11 +306,6 @@ def _labels(
     ]
 
 
-def _best(images: Images, model: ServedModel, k: int) -> list[Prediction]:
-    """Return the likeliest ``k`` classes of each image, row by row."""
-    return [p for image in images for p in top_k(image.probabilities, model.labels, k)]
-
-
 def rendered(answer: InferAnswer) -> tuple[bytes, int | None]:
     """Return the body over HTTP and the number of its bytes that are JSON, or None if all are."""
     outputs: list[dict[str, Any]] = []
@@ -331,9 +326,6 @@ def rendered(answer: InferAnswer) -> tuple[bytes, int | None]:
         head["parameters"] = answer.parameters
     text = orjson.dumps(head | {"outputs": outputs})
     return (b"".join((text, *parts)), len(text)) if parts else (text, None)
-
-
-EXPECTED = '{"instances": [{"b64": "..."}]}, a file in base64 for each image'
 
 
 def parse_instances(body: bytes, _: str | None = None) -> InferRequest:

@@ -1,9 +1,9 @@
 """Answers inference requests through the application's service, and loads and unloads sets by name.
 
-An inference request counts in the same limits as any other. Loading, unloading and the index are
-Triton's model repository extension.
+Also Triton's model repository extension: the index, and loading and unloading of model sets.
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
@@ -13,6 +13,7 @@ from app.environment import is_on_loopback
 from app.errors import (
     BadParameterError,
     BadTensorError,
+    BodyTooLargeError,
     NotLocalError,
     SetStateError,
     TooManyFilesError,
@@ -27,13 +28,14 @@ from app.graph.request import (
     checked_top_k,
 )
 from app.graph.service import ArrivingBody, EnsembleService
-from app.oip.bodies import InferAnswer, answer_of, check_outputs_fit
+from app.oip.bodies import InferAnswer, OutputTensor, answer_of, check_outputs_fit
 from app.oip.documents import AllStatistics, IndexEntry, ModelStatistics
 from app.oip.models import IMAGE, Models, ServedModel
 from app.oip.regions import Regions
-from app.oip.shared_memory import loaded, placed
-from app.oip.tensors import InferRequest, bytes_elements, shown, uint8_array
+from app.oip.tensors import InferRequest, Tensor, bytes_elements, shown, uint8_array
 from app.queueing.admission import Share
+
+LONG_BYTES = 2**20  # longer reads run on a thread, to keep the event loop free
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +82,16 @@ class Inference:
         if self._sets != (now := self._served()):
             self._sets = now
             self._models = self._models_of_sets()
-            kept = [self._of(model) for model in self._models.all]
+            kept = [self.statistics_of(model) for model in self._models.all]
             self._statistics = {(each.name, each.version): each for each in kept}
         return self._models
 
     def statistics(self, *models: ServedModel) -> AllStatistics:
         """Return the statistics of ``models``; without any, of all that are served at present."""
-        return AllStatistics([self._of(model) for model in models or self.models.all])
+        return AllStatistics([self.statistics_of(model) for model in models or self.models.all])
 
-    def _of(self, model: ServedModel) -> ModelStatistics:
+    def statistics_of(self, model: ServedModel) -> ModelStatistics:
+        """Return the statistics that a model's requests are counted in."""
         new = ModelStatistics(model.name, model.version)
         return self._statistics.setdefault((model.name, model.version), new)
 
@@ -104,10 +107,6 @@ class Inference:
         Raises as :meth:`EnsembleService.admit` does.
         """
         return AdmittedInference(self, options, observer)
-
-    def statistics_of(self, model: ServedModel) -> ModelStatistics:
-        """Return the statistics that a model's requests are counted in."""
-        return self._of(model)
 
 
 class AdmittedInference:
@@ -191,9 +190,7 @@ class AdmittedInference:
         return answer
 
 
-def _images_of(
-    answers: RequestAnswers,
-) -> tuple[list[Classified], Fault | None]:
+def _images_of(answers: RequestAnswers) -> tuple[list[Classified], Fault | None]:
     """Return the answers, or the first fault, which names its image."""
     images: list[Classified] = []
     for number, answer in enumerate(answers):
@@ -202,6 +199,50 @@ def _images_of(
             return [], Fault(answer.status, answer.code, message)
         images.append(answer)
     return images, None
+
+
+async def loaded(tensor: Tensor, regions: Regions | None, max_bytes: int, share: Share) -> Tensor:
+    """Return a tensor with its contents, read from its region if it has one.
+
+    The bytes count in ``share`` like a body's, before memory is allocated for them.
+
+    Raises:
+        BodyTooLargeError: the tensor is longer than a body may be; nothing was read.
+        UnknownRegionError, BadRegionError: the region is not as it was registered.
+        OverloadedError: the bodies of all requests together are too large.
+
+    """
+    if tensor.region is None or regions is None:
+        return tensor
+    if tensor.region.byte_size > max_bytes:
+        raise BodyTooLargeError(
+            f"input {shown(tensor.name)} has {tensor.region.byte_size} bytes of shared memory, the "
+            f"limit is {max_bytes}; send fewer images per request"
+        )
+    share.grow(tensor.region.byte_size)
+    if tensor.region.byte_size > LONG_BYTES:
+        raw = await asyncio.to_thread(regions.read, tensor.region)
+    else:
+        raw = regions.read(tensor.region)
+    return replace(tensor, raw=raw, region=None)
+
+
+def placed(answer: InferAnswer, regions: Regions | None) -> InferAnswer:
+    """Write the outputs that have a region; return the answer with their places.
+
+    Raises:
+        UnknownRegionError, BadRegionError: a region is not as it was registered, or too small.
+
+    """
+    if regions is None:
+        return answer
+
+    def place(output: OutputTensor) -> OutputTensor:
+        if output.region is None:
+            return output
+        return replace(output, region=regions.write(output.region, output.packed()))
+
+    return replace(answer, outputs=tuple(map(place, answer.outputs)))
 
 
 READY = "READY"

@@ -1,19 +1,19 @@
-"""Shared-memory regions that clients registered: Triton's system shared memory extension.
+"""Regions of shared memory that clients registered: Triton's system shared memory extension.
 
 All Gateways of a run share a folder of entries, so each knows every region. The folder is removed
-after the run.
+after the run. Only callers that are known to be on this machine may use regions.
 
-Files of POSIX shared memory may be changed by others at any moment. They are read and written with
-``pread`` and ``pwrite``, and never mapped. Reading a mapping beyond the end of a truncated file, or
-writing to it when memory is full, raises SIGBUS and ends the process. A system call returns an
-error instead (decision 0074).
+Others may change the files at any moment. So they are read and written by ``pread`` and ``pwrite``,
+never mapped. Reading a mapping beyond the end of a truncated file, or writing one when memory is
+full, raises SIGBUS and ends the process. A system call returns an error instead (decision 0074).
 """
 
 import hashlib
+import ipaddress
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,14 @@ from typing import Any
 
 import orjson
 
-from app.errors import BadRegionError, RegionExistsError, UnknownRegionError
+from app.environment import REGIONS_FOLDER, environment_value
+from app.errors import (
+    BadRegionError,
+    ConfigError,
+    NotLocalError,
+    RegionExistsError,
+    UnknownRegionError,
+)
 from app.oip.documents import RegionStatus
 from app.oip.tensors import RegionSlice, shown
 
@@ -30,6 +37,16 @@ MAX_NAME = 256  # characters
 MAX_OFFSET = 2**63 - 1  # off_t
 RegionEntry = tuple[RegionStatus, tuple[int, int]]  # a region and its file's identity
 FOLDER = Path("/dev/shm")  # POSIX shared memory on Linux (shm_overview(7))
+MAX_NAME_BYTES = 255  # NAME_MAX
+STEP_BYTES = 2**30  # Linux transfers a little less than 2 GiB per call
+OFF = (
+    "shared memory is off here; send the data itself, or start the service with shared_memory: "
+    "unproxied"
+)
+NO_CUDA = (
+    "CUDA shared memory is not supported: the networks run on CPUs; send the data itself, or "
+    "register system shared memory"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +90,13 @@ class Regions:
 
     def status(self, name: str = "") -> list[RegionStatus]:
         """Describe a region, or all with an empty name; raises :class:`UnknownRegionError`."""
-        return [self._find(name)[0]] if name else self._all()
+        if name:
+            return [self._find(name)[0]]
+        regions = []
+        for place in self._places():
+            with suppress(FileNotFoundError):  # unregistered meanwhile
+                regions.append(_parsed(place.read_bytes())[0])
+        return sorted(regions, key=lambda region: region.name)
 
     def read(self, part: RegionSlice) -> bytes:
         """Return the bytes of ``part``; may run on any thread; raises as :meth:`write` does."""
@@ -124,13 +147,6 @@ class Regions:
         with suppress(FileNotFoundError):
             return _parsed(self._place(_checked_name(name)).read_bytes())
         raise UnknownRegionError(f"region {shown(name)} is not registered; register it first")
-
-    def _all(self) -> list[RegionStatus]:
-        regions = []
-        for place in self._places():
-            with suppress(FileNotFoundError):  # unregistered meanwhile
-                regions.append(_parsed(place.read_bytes())[0])
-        return sorted(regions, key=lambda region: region.name)
 
     def _add(self, region: RegionStatus, identity: tuple[int, int]) -> None:
         if len(self._places()) >= MAX_REGIONS:
@@ -189,10 +205,6 @@ def _check_size(file: OpenFile, where: str, needed: int) -> None:
             f"{where}: its shared memory has {file.size} bytes, and it needs {needed}; make it as "
             "large before it is registered, and leave it so"
         )
-
-
-MAX_NAME_BYTES = 255  # NAME_MAX
-STEP_BYTES = 2**30  # Linux transfers a little less than 2 GiB per call
 
 
 def file_name(key: object) -> str:
@@ -265,3 +277,65 @@ def write_at(file: OpenFile, place: int, data: bytes) -> None:
                 f"shared memory took {len(data) - len(left)} of {len(data)} bytes: {error.strerror}"
             ) from error
         left, place = left[written:], place + written
+
+
+def regions_of(*, is_on: bool) -> Regions | None:
+    """Return a Gateway's regions; None if shared memory is off.
+
+    Raises:
+        ConfigError: shared memory is on, but callers may be on other machines.
+
+    """
+    if not is_on:
+        return None
+    folder = environment_value(REGIONS_FOLDER)
+    if folder is None:
+        raise ConfigError(
+            "shared_memory is for tandem serve, which knows that it listens on loopback "
+            "alone; start the service with it, or leave the setting out"
+        )
+    return Regions(Path(folder))
+
+
+def for_caller(regions: Regions | None, *, is_local: bool) -> Regions:
+    """Return the regions, for a caller on this machine.
+
+    Raises:
+        BadRegionError: shared memory is off.
+        NotLocalError: the caller is not known to be on this machine.
+
+    """
+    if regions is None:
+        raise BadRegionError(OFF)
+    if not is_local:
+        raise NotLocalError(
+            "shared memory is for programs on the service's own machine that call it directly; "
+            "send the data itself"
+        )
+    return regions
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``address`` is a loopback IP address."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
+
+
+def asks_for_itself(header: Callable[[str], str | None]) -> bool:
+    """Whether no header says that a request was made for somebody else.
+
+    A proxy may name the client that it forwards for. A web page's requests have an origin, and are
+    the page's, wherever the browser runs.
+
+    Args:
+        header: returns a header's values, joined by commas; None if it is absent.
+
+    """
+    if header("origin") is not None or header("forwarded") is not None:
+        return False
+    forwarded = header("x-forwarded-for")
+    return forwarded is None or all(is_loopback(part.strip()) for part in forwarded.split(","))

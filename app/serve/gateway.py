@@ -27,7 +27,7 @@ from app.grpc.receiver import Receiver
 from app.grpc.tandem_pb2 import ClassifyReply
 from app.http.api import create_api
 from app.oip.inference import Inference
-from app.oip.shared_memory import regions_of
+from app.oip.regions import regions_of
 from app.samples.feedback import Feedback
 from app.samples.samples import disagreement_sampler_of, sampler_of
 from app.serve.remote import StageHandle

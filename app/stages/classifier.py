@@ -37,9 +37,8 @@ from models import golden
 from models.ensemble import tempered
 from models.errors import TandemError
 from models.ledger import MEMBER_APART, member_cpu_ms
-from models.load import load
 from models.model_set import ModelSet
-from models.network import LoadedNetwork, Pixels, RuntimeOptions
+from models.network import LoadedNetwork, Pixels, RuntimeOptions, load
 from models.record import Precision
 
 logger = logging.getLogger("ray.serve")

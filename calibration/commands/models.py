@@ -149,8 +149,7 @@ def verify(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False) 
 def _problems_running(model_set: ModelSet) -> list[str]:
     """Compile and run every network: right files may fit neither manifest nor machine."""
     from models import golden
-    from models.load import load
-    from models.network import RuntimeOptions
+    from models.network import RuntimeOptions, load
 
     manifest, problems = model_set.manifest, list[str]()
     options = RuntimeOptions(batch_sizes=(1,), float_type=manifest.float_type)

@@ -18,11 +18,10 @@ import numpy as np
 from calibration.datasets import ImageFile
 from models.ensemble import Probabilities, average, tempered
 from models.errors import ImageError, ModelSetError
-from models.load import load
 from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet
-from models.network import LoadedNetwork, Pixels, RuntimeOptions
+from models.network import LoadedNetwork, Pixels, RuntimeOptions, load
 from models.record import Precision
 
 BATCH = 8

@@ -33,10 +33,9 @@ from calibration.evaluation.inference import BATCH, AnsweredBatch
 from calibration.statistics import EDGES, CascadePoint, CascadeTally, Paired, Rightness
 from models.ensemble import Probabilities, average, margins
 from models.errors import ModelSetError
-from models.load import load
 from models.manifest import Manifest, wilson_interval
 from models.model_set import ModelSet
-from models.network import LoadedNetwork
+from models.network import LoadedNetwork, load
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from models.record import Precision, sha256_of
 

@@ -22,10 +22,10 @@ from calibration.ladder.rungs import LABELLED, RungNetwork, RungOptions, RungTas
 from calibration.sets.input import MEAN_RGB, SCALE_RGB
 from models.ensemble import Probabilities, average, is_sure, tempered
 from models.errors import ImageError, ModelSetError
-from models.load import load
 from models.machine import needs_extra
 from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions, read_manifest
 from models.model_set import ModelSet
+from models.network import load
 from models.openvino_network import (
     CompiledNetwork,
     Pixels,

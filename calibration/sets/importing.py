@@ -21,9 +21,8 @@ from calibration.sets.options import ClassMap, FileOptions
 from calibration.sets.pytorch import converted
 from models.ensemble import Probabilities
 from models.errors import ModelSetError, TandemError
-from models.load import load
 from models.machine import check_installed, needs_extra
-from models.network import LoadedNetwork, Pixels, RuntimeOptions
+from models.network import LoadedNetwork, Pixels, RuntimeOptions, load
 from models.openvino_network import last_line
 from models.record import RuntimeName, Task
 

@@ -39,10 +39,9 @@ from pydantic import TypeAdapter, ValidationError
 from models import golden
 from models.errors import ModelSetError
 from models.golden import GOLDEN_NAME, Golden, GoldenAnswer
-from models.load import load
 from models.manifest import MANIFEST_NAME, Made, Manifest, Network, read_manifest
 from models.model_set import BUNDLED_DIR, PARTIAL_SUFFIX, ModelSet, replaced_folder
-from models.network import RuntimeOptions
+from models.network import RuntimeOptions, load
 from models.openvino_network import last_line, read_network
 from models.record import FileRecord, Precision, sha256_of
 from models.stores import MAX_EARLIER, VERSIONS_NAME, earlier_folders, is_fetched

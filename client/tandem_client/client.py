@@ -33,7 +33,7 @@ from tandem_client.exchange import (
 from tandem_client.images import Image, takes_long
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # typing has it from Python 3.11 on
+    from typing_extensions import Self, Unpack  # typing has them from Python 3.11 on
 
 T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -44,60 +44,19 @@ AHEAD = 4
 NOTICED_WITHIN_S = 0.5
 
 
-class HttpClient:
-    """The options of :class:`Client`, which explains them, and of :class:`AsyncClient`."""
+class ServiceClient:
+    """A client of a service: over HTTP or gRPC, blocking or not."""
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        timeout: float = 30.0,
-        retry: RetryPolicy | None = None,
-        tls: Tls | ssl.SSLContext | None = None,
-        allow_degraded: bool = True,
-        max_connections: int = 100,
-        transport: httpx.MockTransport | None = None,
-    ) -> None:
-        self._options = Options(
-            checked_url(url),
-            api_key,
-            timeout,
-            retry or RetryPolicy(),
-            tls,
-            allow_degraded,
-            max_connections,
-            transport,
-        )
-        self._context = self._options.tls_context()
-        self._calls = AsyncCalls(self._options, self._context)
-        self._thread = LoopThread(self._calls)  # starts with a blocking client's first call
-        weakref.finalize(self, self._thread.close)  # for a client that is never closed
+    _options: Options
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._options.shown_url!r})"
 
 
-class Client(HttpClient):
-    """Calls a service; any number of threads may share it.
+class BlockingClient(ServiceClient):
+    """A client whose calls wait for their answers: a subclass has ``close`` and ``_ask``."""
 
-    Connections are kept between calls. ``close``, or the end of a ``with`` block, closes them and
-    ends the thread that sends the requests.
-
-    Args:
-        url: of the service, with ``http://`` or ``https://``.
-        api_key: for a service that requires one.
-        timeout: seconds for a call with all its attempts; also sent to the service.
-        retry: how often, and after which errors, a call is repeated.
-        tls: files for ``https://``, or your own context.
-        allow_degraded: whether to return answers of fewer members than were asked; otherwise they
-            raise :class:`Degraded`.
-        max_connections: the limit of open connections.
-        transport: replaces the network, for tests.
-
-    """
-
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,7 +64,11 @@ class Client(HttpClient):
 
     def close(self) -> None:
         """Close the connections."""
-        self._thread.close()
+        raise NotImplementedError
+
+    def _ask(self, call: Call) -> list[Outcome]:
+        """Return the service's outcome for each file, retrying as the options allow."""
+        raise NotImplementedError
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
@@ -137,7 +100,65 @@ class Client(HttpClient):
 
         """
         call = Call.of(image, CallOptions(**options))
-        return answer_of(call, self._thread.run(self._calls.ask, call), self._options)
+        return answer_of(call, self._ask(call), self._options)
+
+
+class HttpClient(ServiceClient):
+    """The options of :class:`Client`, which explains them, and of :class:`AsyncClient`."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        retry: RetryPolicy | None = None,
+        tls: Tls | ssl.SSLContext | None = None,
+        allow_degraded: bool = True,
+        max_connections: int = 100,
+        transport: httpx.MockTransport | None = None,
+    ) -> None:
+        self._options = Options(
+            checked_url(url),
+            api_key,
+            timeout,
+            retry or RetryPolicy(),
+            tls,
+            allow_degraded,
+            max_connections,
+            transport,
+        )
+        self._context = self._options.tls_context()
+        self._calls = AsyncCalls(self._options, self._context)
+        self._thread = LoopThread(self._calls)  # starts with a blocking client's first call
+        weakref.finalize(self, self._thread.close)  # for a client that is never closed
+
+
+class Client(HttpClient, BlockingClient):
+    """Calls a service; any number of threads may share it.
+
+    Connections are kept between calls. ``close``, or the end of a ``with`` block, closes them and
+    ends the thread that sends the requests.
+
+    Args:
+        url: of the service, with ``http://`` or ``https://``.
+        api_key: for a service that requires one.
+        timeout: seconds for a call with all its attempts; also sent to the service.
+        retry: how often, and after which errors, a call is repeated.
+        tls: files for ``https://``, or your own context.
+        allow_degraded: whether to return answers of fewer members than were asked; otherwise they
+            raise :class:`Degraded`.
+        max_connections: the limit of open connections.
+        transport: replaces the network, for tests.
+
+    """
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._thread.close()
+
+    def _ask(self, call: Call) -> list[Outcome]:
+        return self._thread.run(self._calls.ask, call)
 
     def classify_many(
         self,

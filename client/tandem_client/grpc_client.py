@@ -4,8 +4,7 @@
 """
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -13,30 +12,23 @@ from google.protobuf.json_format import MessageToDict
 from tandem_client.answers import (
     BadAnswer,
     BadRequest,
-    Classification,
     Outcome,
-    Result,
     TandemError,
     Unreachable,
     error_of,
     outcome_of,
 )
+from tandem_client.client import BlockingClient
 from tandem_client.exchange import (
     Attempts,
     Call,
-    CallArguments,
     CallOptions,
     Options,
     RetryPolicy,
     Tls,
-    answer_of,
     is_loopback,
 )
-from tandem_client.images import Image
 from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 METHOD = "/tandem.v1.Ensemble/Classify"
 # HTTP's statuses of the service's own codes, where gRPC has one status for several.
@@ -72,7 +64,7 @@ STATUSES = {
 }
 
 
-class GrpcClient:
+class GrpcClient(BlockingClient):
     """Calls a service over an HTTP/2 connection; any number of threads may share it.
 
     Args:
@@ -111,43 +103,11 @@ class GrpcClient:
         )
         self._now, self._sleep = time.monotonic, time.sleep
 
-    def __repr__(self) -> str:
-        return f"GrpcClient({self._options.shown_url!r})"
-
-    def __enter__(self) -> "GrpcClient":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
 
-    @overload
-    def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
-        self, image: Image, **options: "Unpack[CallArguments]"
-    ) -> Classification: ...
-
-    @overload
-    def classify(
-        self, image: Sequence[Image], **options: "Unpack[CallArguments]"
-    ) -> list[Result]: ...
-
-    def classify(
-        self, image: Image | Sequence[Image], **options: "Unpack[CallArguments]"
-    ) -> Classification | list[Result]:
-        """Classify an image, or several in one call: :meth:`tandem_client.Client.classify`.
-
-        Raises:
-            TandemError: there is no answer; see :mod:`tandem_client.answers`.
-
-        """
-        call = Call.of(image, CallOptions(**options))
-        return answer_of(call, self._ask(call), self._options)
-
     def _ask(self, call: Call) -> list[Outcome]:
-        """Return the service's outcome for each file, retrying as the options allow."""
         if not call.files:
             return []
         attempts = Attempts.of(self._options, call, self._now)
@@ -215,10 +175,7 @@ def _failure(error: grpc.RpcError, attempts: Attempts, options: Options) -> Tand
         return Unreachable(f"no answer from {options.shown_url} ({error.details()})", "refused")
     else:
         fields["code"], http_status = f"grpc_{status.name.lower()}", http_status or 500
-    return error_of(fields, http_status, _pushback_s(trailing))
-
-
-def _pushback_s(trailing: dict[str, Any]) -> float | None:
-    """Read ``grpc-retry-pushback-ms`` (gRPC proposal A6), gRPC's equivalent of Retry-After."""
-    text = str(trailing.get("grpc-retry-pushback-ms", ""))
-    return int(text[:9]) / 1000 if text.isascii() and text.isdecimal() else None
+    # gRPC's equivalent of Retry-After (gRPC proposal A6), in ms.
+    wait = str(trailing.get("grpc-retry-pushback-ms", ""))
+    retry_after_s = int(wait[:9]) / 1000 if wait.isascii() and wait.isdecimal() else None
+    return error_of(fields, http_status, retry_after_s)

@@ -11,9 +11,8 @@ from calibration.sets.convert import build_network, save_tensors
 from calibration.sets.options import MemberOptions
 from calibration.training.train import normalised
 from models.errors import ModelSetError
-from models.load import load
 from models.model_set import ModelSet
-from models.network import RuntimeOptions
+from models.network import RuntimeOptions, load
 from models.record import RuntimeName
 
 SIZE = 64

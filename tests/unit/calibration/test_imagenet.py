@@ -22,9 +22,8 @@ from calibration.quantization import calibration_images, quantize_set
 from calibration.quantization.quantize_set import Request
 from calibration.sets.packaged import Wheel
 from calibration.sets.transaction import Staging
-from models.load import load
 from models.model_set import load_model_set
-from models.network import RuntimeOptions
+from models.network import RuntimeOptions, load
 from models.record import ImageRecord
 from tests.support.calibration.lite_weights import lite_tensors, old_file
 from tests.support.calibration.package_index import PackageIndex

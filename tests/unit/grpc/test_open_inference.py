@@ -11,36 +11,53 @@ import pytest
 from app.errors import NotReadyError
 from app.graph.keys import Keys
 from app.grpc import open_inference_pb2 as messages
-from app.grpc.call import OPEN_INFERENCE_METHODS
+from app.grpc.call import OPEN_INFERENCE_METHODS, is_loopback_peer
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
 from app.oip.inference import Inference
 from app.telemetry.metric_table import REQUEST_MS, REQUESTS
 from tests.support.grpc_contexts import context_of, stalled_stream, stream_of
 from tests.support.instruments import Instruments
-from tests.support.open_inference import FIRST, LABELS, MEAN, SIZE, VERSION, Graph, elements
+from tests.support.open_inference import (
+    FIRST,
+    IMAGE,
+    LABELS,
+    MEAN,
+    SIZE,
+    VERSION,
+    Graph,
+    drawn,
+    elements,
+)
+from tests.support.shared_regions import Memory, in_region
 
-IMAGE = b"good image"
 Request = messages.ModelInferRequest
 Parameter = messages.InferParameter
 CODE = grpc.StatusCode
+INVALID = CODE.INVALID_ARGUMENT
+HERE, ELSEWHERE = "ipv4:127.0.0.1:5", "ipv4:10.0.0.7:5"
+FILE = elements(IMAGE)
+SYSTEM = ("SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister")
 
 
 class Client:
-    """Calls methods in this process, as Serve does."""
+    """Calls methods in this process, as Serve does, from ``peer``."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._methods = OpenInferenceMethods()
-        self._methods._open_inference = OpenInferenceInterface(Inference(graph.service))
+    def __init__(self, graph: Graph, memory: Memory | None = None, peer: str = HERE) -> None:
+        regions = memory.regions if memory else None
+        self._methods, self._peer = OpenInferenceMethods(), peer
+        self._methods._open_inference = OpenInferenceInterface(Inference(graph.service, regions))
 
-    async def call(self, method: str, request: Any = None, **metadata: str) -> tuple[Any, Any]:
+    async def call(
+        self, method: str, request: Any = None, metadata: Any = None, **fields: Any
+    ) -> tuple[Any, Any]:
         """Return the reply, and the context that has its status."""
-        context = context_of(**metadata)
-        data = b"" if request is None else request.SerializeToString()
-        answering = getattr(self._methods, method)
-        return await answering(incoming=stream_of(data), grpc_context=context), context
+        request = request or getattr(messages, f"{method}Request")(**fields)
+        context = context_of(peer=self._peer, **(metadata or {}))
+        stream = stream_of(request.SerializeToString())
+        return await getattr(self._methods, method)(incoming=stream, grpc_context=context), context
 
     async def infer(self, request: Request, **metadata: str) -> tuple[Any, Any]:
-        return await self.call("ModelInfer", request, **metadata)
+        return await self.call("ModelInfer", request, metadata)
 
 
 @pytest.fixture
@@ -53,14 +70,49 @@ def client(graph) -> Client:
     return Client(graph)
 
 
-def tensor(name: str = "image", datatype: str = "BYTES", shape: Any = (1,), **contents: Any) -> Any:
-    given = messages.InferTensorContents(**contents) if contents else None
-    return Request.InferInputTensor(name=name, datatype=datatype, shape=shape, contents=given)
+@pytest.fixture
+def memory(tmp_path) -> Memory:
+    return Memory(tmp_path)
 
 
-def output(name: str, **parameters: int) -> Any:
-    given = {key: Parameter(int64_param=value) for key, value in parameters.items()}
-    return Request.InferRequestedOutputTensor(name=name, parameters=given)
+@pytest.fixture
+def shared(graph, memory) -> Client:
+    """A client that has shared memory."""
+    return Client(graph, memory)
+
+
+def given(parameters: dict[str, Any]) -> dict[str, Any]:
+    kinds = {int: "int64_param", str: "string_param", bool: "bool_param"}
+    return {name: Parameter(**{kinds[type(value)]: value}) for name, value in parameters.items()}
+
+
+def tensor(
+    name: str = "image",
+    datatype: str = "BYTES",
+    shape: Any = (1,),
+    parameters: dict[str, Any] | None = None,
+    **contents: Any,
+) -> Any:
+    filled = messages.InferTensorContents(**contents) if contents else None
+    return Request.InferInputTensor(
+        name=name,
+        datatype=datatype,
+        shape=shape,
+        contents=filled,
+        parameters=given(parameters or {}),
+    )
+
+
+def placed(*place: Any, **more: Any) -> Any:
+    """Return the image as a tensor in a region; ``place`` is that of in_region."""
+    return tensor(parameters=in_region(*place, **more))
+
+
+def output(name: str, parameters: dict[str, Any] | None = None) -> Any:
+    return Request.InferRequestedOutputTensor(name=name, parameters=given(parameters or {}))
+
+
+GOOD = tensor(bytes_contents=[IMAGE])
 
 
 def asked(*inputs: Any, raw: Any = (), model: str = "imagenette", **fields: Any) -> Request:
@@ -81,7 +133,7 @@ async def test_raw_contents_are_answered_in_raw_contents(client):
 
 
 async def test_typed_contents_are_answered_in_typed_contents(client):
-    reply, _ = await client.infer(asked(tensor(bytes_contents=[IMAGE])))
+    reply, _ = await client.infer(asked(GOOD))
     probabilities, label = reply.outputs
     assert list(probabilities.contents.fp32_contents) == pytest.approx(MEAN, abs=1e-7)
     assert list(label.contents.bytes_contents) == [LABELS[1].encode()]
@@ -102,7 +154,7 @@ async def test_mlservers_base64(client, is_raw):
             assert context.code() is None, context.details()
             assert [*reply.outputs[1].shape] == [2]
         else:
-            assert context.code() is CODE.INVALID_ARGUMENT
+            assert context.code() is INVALID
             assert f"element 1, {part!r}, is no base64" in context.details()
 
 
@@ -120,10 +172,10 @@ async def test_pixels_are_not_decoded(graph, client, is_raw):
 
 async def test_classification_parameters_and_a_member_alone(graph, client):
     request = asked(
-        tensor(bytes_contents=[IMAGE]),
+        GOOD,
         model="imagenette.resnet50",
         model_version="1",
-        outputs=[output("probabilities", classification=2)],
+        outputs=[output("probabilities", {"classification": 2})],
         parameters={"priority": Parameter(uint64_param=6), "timeout": Parameter(int64_param=10**6)},
     )
     reply, _ = await client.infer(request)
@@ -139,68 +191,44 @@ async def test_classification_parameters_and_a_member_alone(graph, client):
 @pytest.mark.parametrize(
     ("request_", "code", "says"),
     [
-        (asked(tensor()), "INVALID_ARGUMENT", "0 values"),
-        (asked(), "INVALID_ARGUMENT", "has 0 inputs"),
-        (asked(*[tensor()] * 17), "INVALID_ARGUMENT", "the limit is 16"),
-        (asked(tensor(), raw=[b"", b""]), "INVALID_ARGUMENT", "2 entries for 1 inputs"),
-        (
-            asked(tensor(bytes_contents=[IMAGE]), raw=[elements(IMAGE)]),
-            "INVALID_ARGUMENT",
-            "has contents and raw_input_contents",
-        ),
-        (asked(tensor(uint_contents=[1])), "INVALID_ARGUMENT", "BYTES goes into bytes_contents"),
-        (asked(tensor(datatype="FP16", shape=(0,))), "INVALID_ARGUMENT", "raw_input_contents only"),
-        (asked(tensor(shape=(-1,)), raw=[b""]), "INVALID_ARGUMENT", "sizes are whole numbers"),
-        (asked(tensor(shape=(2**31,)), raw=[b""]), "INVALID_ARGUMENT", "more elements than"),
-        (asked(tensor(shape=(2**62,) * 5), raw=[b""]), "INVALID_ARGUMENT", "more elements than"),
-        (asked(tensor(), raw=[b"\xff\xff\xff\xff"]), "INVALID_ARGUMENT", "4294967295 bytes"),
+        (asked(tensor()), INVALID, "0 values"),
+        (asked(), INVALID, "has 0 inputs"),
+        (asked(*[tensor()] * 17), INVALID, "the limit is 16"),
+        (asked(tensor(), raw=[b"", b""]), INVALID, "2 entries for 1 inputs"),
+        (asked(GOOD, raw=[FILE]), INVALID, "has contents and raw_input_contents"),
+        (asked(tensor(uint_contents=[1])), INVALID, "BYTES goes into bytes_contents"),
+        (asked(tensor(datatype="FP16", shape=(0,))), INVALID, "raw_input_contents only"),
+        (asked(tensor(shape=(-1,)), raw=[b""]), INVALID, "sizes are whole numbers"),
+        (asked(tensor(shape=(2**31,)), raw=[b""]), INVALID, "more elements than"),
+        (asked(tensor(shape=(2**62,) * 5), raw=[b""]), INVALID, "more elements than"),
+        (asked(tensor(), raw=[b"\xff\xff\xff\xff"]), INVALID, "4294967295 bytes"),
         (
             asked(tensor("pixels", "UINT8", (1, SIZE, SIZE, 3), uint_contents=[256])),
-            "INVALID_ARGUMENT",
+            INVALID,
             "1 values",
         ),
-        (
-            asked(tensor(), tensor("pixels", "UINT8"), raw=[elements(IMAGE), b"1"]),
-            "INVALID_ARGUMENT",
-            "has 2 inputs",
-        ),
-        (asked(tensor(shape=(5,), bytes_contents=[IMAGE] * 5)), "INVALID_ARGUMENT", "limit is 4"),
-        (
-            asked(tensor(bytes_contents=[IMAGE]), outputs=[output("x")]),
-            "INVALID_ARGUMENT",
-            "no output 'x'",
-        ),
-        (
-            asked(tensor(bytes_contents=[IMAGE]), id="x" * 2000),
-            "INVALID_ARGUMENT",
-            "up to 1024 characters",
-        ),
-        (asked(tensor(bytes_contents=[IMAGE]), model="x"), "NOT_FOUND", "there are imagenette"),
-        (
-            asked(tensor(bytes_contents=[IMAGE]), model_version="2"),
-            "NOT_FOUND",
-            f"has version {VERSION}, which 1",
-        ),
-        (
-            asked(tensor(shape=(2,), bytes_contents=[IMAGE, b"no"])),
-            "INVALID_ARGUMENT",
-            "image 1 of 2",
-        ),
+        (asked(tensor(), tensor("pixels", "UINT8"), raw=[FILE, b"1"]), INVALID, "has 2 inputs"),
+        (asked(tensor(shape=(5,), bytes_contents=[IMAGE] * 5)), INVALID, "limit is 4"),
+        (asked(GOOD, outputs=[output("x")]), INVALID, "no output 'x'"),
+        (asked(GOOD, id="x" * 2000), INVALID, "up to 1024 characters"),
+        (asked(GOOD, model="x"), CODE.NOT_FOUND, "there are imagenette"),
+        (asked(GOOD, model_version="2"), CODE.NOT_FOUND, f"has version {VERSION}, which 1"),
+        (asked(tensor(shape=(2,), bytes_contents=[IMAGE, b"no"])), INVALID, "image 1 of 2"),
     ],
 )
 async def test_bad_requests(client, request_, code, says):
     reply, context = await client.infer(request_)
-    assert context.code() is CODE[code]
+    assert context.code() is code
     assert says in context.details()
     assert reply == messages.ModelInferResponse()
-    good, _ = await client.infer(asked(tensor(bytes_contents=[IMAGE])))
+    good, _ = await client.infer(asked(GOOD))
     assert len(good.outputs) == 2
 
 
 async def test_a_message_that_is_none(client):
     context = context_of()
     await client._methods._open_inference.call("ModelInfer", stream_of(b"\xff\xff"), context)
-    assert context.code() is CODE.INVALID_ARGUMENT
+    assert context.code() is INVALID
     assert "inference.ModelInferRequest" in context.details()
     assert "app/grpc/open_inference.proto" in context.details()
 
@@ -245,7 +273,7 @@ async def test_a_question_that_announces_a_mebibyte_is_refused_at_once(client):
     context = context_of(x_grpc_message_prefix="0000100000")
     async with asyncio.timeout(10):
         await client._methods._open_inference.call("ModelReady", stalled_stream(), context)
-    assert context.code() is CODE.INVALID_ARGUMENT
+    assert context.code() is INVALID
     assert "the limit of this method is 16384" in context.details()
 
 
@@ -268,14 +296,14 @@ async def test_keys_are_asked_for_and_probes_need_none(graph):
         is_open = method in ("ServerLive", "ServerReady")
         assert context.code() is (None if is_open else CODE.UNAUTHENTICATED), method
     bearer = f"Bearer {'k' * 32}"
-    request = asked(tensor(bytes_contents=[IMAGE]))
+    request = asked(GOOD)
     reply, context = await client.infer(request, authorization=bearer)
     assert context.code() is None
     assert list(reply.outputs[0].contents.fp32_contents) != FIRST
 
 
 async def test_calls_are_counted_by_their_method(client, told: Instruments):
-    await client.infer(asked(tensor(bytes_contents=[IMAGE])))
+    await client.infer(asked(GOOD))
     await client.call("ServerLive")
     service = "/inference.GRPCInferenceService"
     expected = {
@@ -289,3 +317,183 @@ async def test_calls_are_counted_by_their_method(client, told: Instruments):
 def test_every_method_of_the_service_is_the_ingress_own():
     for method in OPEN_INFERENCE_METHODS:
         assert callable(getattr(OpenInferenceMethods, method))
+
+
+async def test_regions_are_registered_described_and_forgotten(shared, memory):
+    memory.file("k", bytes(100))
+    region: dict[str, Any] = {"name": "r", "key": "/k", "offset": 5, "byte_size": 90}
+    reply, context = await shared.call("SystemSharedMemoryRegister", **region)
+    assert (context.code(), reply) == (None, messages.SystemSharedMemoryRegisterResponse())
+    expected = messages.SystemSharedMemoryStatusResponse.RegionStatus(**region)
+    for name in ("", "r"):
+        reply, _ = await shared.call("SystemSharedMemoryStatus", name=name)
+        assert dict(reply.regions) == {"r": expected}
+    _, context = await shared.call("SystemSharedMemoryRegister", **region)
+    assert context.code() is CODE.ALREADY_EXISTS
+    await shared.call("SystemSharedMemoryUnregister", name="r")
+    _, context = await shared.call("SystemSharedMemoryStatus", name="r")
+    assert context.code() is CODE.NOT_FOUND
+    await shared.call("SystemSharedMemoryRegister", **region)
+    await shared.call("SystemSharedMemoryUnregister")
+    assert not (await shared.call("SystemSharedMemoryStatus"))[0].regions
+
+
+@pytest.mark.parametrize("way", ["image", "pixels"])
+async def test_inputs_and_outputs_in_regions(shared, memory, way):
+    data, shape = (FILE, [1]) if way == "image" else (drawn().tobytes(), drawn().shape)
+    datatype = "BYTES" if way == "image" else "UINT8"
+    memory.region(data, "in", "a")
+    place = memory.region(bytes(100), "out", "b")
+    outputs = [
+        output("label", in_region(60, "out", 40)),
+        output("probabilities", in_region(40, "out")),
+    ]
+    request = asked(tensor(way, datatype, shape, in_region(len(data), "in")), outputs=outputs)
+    reply, context = await shared.infer(request)
+    assert context.code() is None, context.details()
+    label, rows = reply.outputs
+    packed = elements(LABELS[1].encode())
+    assert rows.parameters["shared_memory_byte_size"].int64_param == 40
+    assert "shared_memory_offset" not in rows.parameters
+    assert label.parameters["shared_memory_region"].string_param == "out"
+    assert label.parameters["shared_memory_offset"].int64_param == 40
+    assert label.parameters["shared_memory_byte_size"].int64_param == len(packed)
+    assert reply.raw_output_contents == [b"", b""]
+    written = place.read_bytes()
+    assert np.frombuffer(written[:40], "<f4") == pytest.approx(MEAN, abs=1e-7)
+    assert written[40 : 40 + len(packed)] == packed
+
+
+async def test_raw_outputs_keep_their_places_beside_those_in_regions(shared, memory):
+    memory.region(FILE)
+    memory.region(bytes(40), "out", "b")
+    outputs = [output("probabilities", in_region(40, "out")), output("label")]
+    for request in (
+        asked(placed(len(FILE)), outputs=outputs),
+        asked(tensor(), outputs=outputs, raw=[FILE]),
+    ):
+        reply, _ = await shared.infer(request)
+        assert reply.raw_output_contents == [b"", elements(LABELS[1].encode())]
+
+
+async def test_typed_outputs_beside_those_in_regions(shared, memory):
+    memory.region(bytes(40), "out", "b")
+    outputs = [output("probabilities", in_region(40, "out")), output("label")]
+    reply, _ = await shared.call("ModelInfer", asked(GOOD, outputs=outputs))
+    assert not reply.outputs[0].HasField("contents")
+    assert list(reply.outputs[1].contents.bytes_contents) == [LABELS[1].encode()]
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "says"),
+    [
+        (asked(placed(9, "x")), CODE.NOT_FOUND, "'x' is not registered"),
+        (asked(placed(999)), INVALID, "999 from 0 on are asked for"),
+        (asked(placed(-1)), INVALID, "give a size from 1"),
+        (asked(placed(9, offset=-1)), INVALID, "an offset from 0"),
+        (
+            asked(tensor(parameters={"shared_memory_region": "r"})),
+            INVALID,
+            "shared_memory_byte_size is None",
+        ),
+        (
+            asked(tensor(parameters={"shared_memory_region": 3, "shared_memory_byte_size": 9})),
+            INVALID,
+            "shared_memory_region is 3",
+        ),
+        (asked(placed(len(FILE)), raw=[FILE]), INVALID, "has 1 entries for 0 inputs"),
+        (
+            asked(tensor(parameters=in_region(len(FILE)), bytes_contents=[IMAGE])),
+            INVALID,
+            "has data and a region",
+        ),
+        (
+            asked(placed(len(FILE)), outputs=[output("probabilities", in_region(39, "r"))]),
+            INVALID,
+            "has 40 bytes, and 39 of shared memory",
+        ),
+    ],
+)
+async def test_requests_that_no_region_fits(shared, memory, request_, code, says):
+    memory.region(FILE)
+    reply, context = await shared.infer(request_)
+    assert context.code() is code
+    assert says in context.details()
+    assert reply == messages.ModelInferResponse()
+    good = asked(placed(len(FILE)))
+    assert len((await shared.infer(good))[0].outputs) == 2
+
+
+@pytest.mark.parametrize(
+    ("is_on", "peer", "code", "says"),
+    [
+        (False, HERE, INVALID, "shared memory is off here"),
+        (True, ELSEWHERE, CODE.PERMISSION_DENIED, "on the service's own machine"),
+        (True, "unknown", CODE.PERMISSION_DENIED, "on the service's own machine"),
+    ],
+)
+async def test_it_is_off_by_default_and_for_callers_here(graph, memory, is_on, peer, code, says):
+    memory.region(FILE)
+    client = Client(graph, memory if is_on else None, peer)
+    for method in SYSTEM:
+        _, context = await client.call(method)
+        assert (context.code(), says in context.details()) == (code, True)
+    outputs = [output("label", in_region(9, "r"))]
+    for request in (asked(placed(len(FILE))), asked(tensor(), raw=[FILE], outputs=outputs)):
+        _, context = await client.infer(request)
+        assert (context.code(), says in context.details()) == (code, True)
+    assert len(memory.regions.status()) == 1
+    metadata, _ = await client.call("ServerMetadata")
+    assert ("system_shared_memory" in metadata.extensions) is is_on
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code"),
+    [
+        ({"x_forwarded_for": "203.0.113.5"}, CODE.PERMISSION_DENIED),
+        ({"forwarded": "for=203.0.113.5"}, CODE.PERMISSION_DENIED),
+        ({"x_forwarded_for": "127.0.0.1"}, None),
+    ],
+)
+async def test_a_proxy_that_says_for_whom_it_asks_is_believed(shared, metadata, code):
+    _, context = await shared.call("SystemSharedMemoryStatus", metadata=metadata)
+    assert context.code() is code
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+async def test_cuda_shared_memory_is_not_supported(graph, memory, is_on):
+    client = Client(graph, memory if is_on else None)
+    fields = {"name": "r", "raw_handle": b"x", "device_id": 0, "byte_size": 64}
+    _, context = await client.call("CudaSharedMemoryRegister", **fields)
+    assert context.code() is INVALID
+    assert "CUDA shared memory is not supported" in context.details()
+    reply, context = await client.call("CudaSharedMemoryStatus")
+    assert (context.code(), len(reply.regions)) == (None, 0)
+    _, context = await client.call("CudaSharedMemoryUnregister")
+    assert context.code() is None
+
+
+async def test_keys_come_before_regions(graph, memory):
+    graph.service.keys = Keys(["k" * 32])
+    for method in SYSTEM:
+        _, context = await Client(graph, memory).call(method)
+        assert context.code() is CODE.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize(
+    ("peer", "expected"),
+    [
+        ("ipv4:127.0.0.1:4321", True),
+        ("ipv6:[::1]:4321", True),
+        ("ipv6:%5B::1%5D:4321", True),
+        ("ipv6:[::ffff:127.0.0.1]:4321", True),
+        ("ipv4:10.0.0.7:4321", False),
+        ("ipv6:[2001:db8::1]:4321", False),
+        ("ipv6:[::ffff:10.0.0.7]:4321", False),
+        ("unix:/tmp/socket", False),
+        ("unknown", False),
+        ("", False),
+    ],
+)
+def test_peers_on_this_machine(peer: str, expected: bool) -> None:
+    assert is_loopback_peer(peer) is expected

@@ -1,4 +1,4 @@
-"""Several sets over gRPC: the message names one; what is not served is NOT_FOUND."""
+"""Several sets, and a multi-label one, over gRPC."""
 
 import asyncio
 from contextlib import ExitStack
@@ -10,14 +10,19 @@ import pytest
 from app.errors import NotReadyError
 from app.graph.service import EnsembleService
 from app.grpc import open_inference_pb2
+from app.grpc import open_inference_pb2 as messages
 from app.grpc.interface import GrpcInterface
 from app.grpc.open_inference import OpenInferenceInterface
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.oip.inference import Inference
 from app.serve.gateway import Assembly, assemble
 from app.settings import Settings
+from tandem_client.exchange import Options
+from tandem_client.grpc_client import _outcomes
 from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.open_inference import elements
+from tests.support.scored_service import scored_service
+from tests.support.scored_sets import scored_picture, write_scored_set
 from tests.support.several_sets import FIRST, SECOND, labels_of, write_two_sets
 from tests.support.tiny_networks import picture
 
@@ -185,3 +190,59 @@ async def test_a_set_is_unloaded_and_loaded_by_tritons_methods(graph, service, m
     _, context = await call("RepositoryModelLoad", model_name=SECOND)
     assert context.code() is None
     assert await ready() == {FIRST, SECOND}
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory):
+    return scored_service(str(write_scored_set(tmp_path_factory.mktemp("scored"))))
+
+
+async def classify_scored(scored, *names: str, **asked: Any):
+    context = context_of()
+    images = [scored_picture(name) for name in names]
+    request = ClassifyRequest(images=images, **asked)
+    incoming = stream_of(request.SerializeToString())
+    return await GrpcInterface(scored).classify(incoming, context), context
+
+
+async def test_each_image_has_its_list(scored):
+    reply, _ = await classify_scored(scored, "cyan", "black")
+    cyan, black = (result.classified for result in reply.results)
+    assert [one.label for one in cyan.predictions] == ["has blue", "has green"]
+    assert cyan.threshold == 0.5
+    assert not black.predictions
+    assert not black.members["steep"].HasField("label")
+    assert cyan.members["steep"].label == "has blue"
+
+
+async def test_the_client_reads_it(scored):
+    reply, _ = await classify_scored(scored, "cyan", "black")
+    cyan, black = _outcomes(reply, 2, Options("grpc://x"))
+    assert cyan.labels == ("has blue", "has green")
+    assert (black.labels, black.threshold, black.members["flat"].label) == ((), 0.5, None)
+
+
+async def test_another_threshold(scored):
+    reply, _ = await classify_scored(scored, "red", threshold=0.01, top_k=3)
+    (red,) = reply.results
+    assert len(red.classified.predictions) == 3
+    assert red.classified.threshold == 0.01
+    reply, context = await classify_scored(scored, "red", threshold=1.5)
+    assert context.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("threshold", "width", "code"),
+    [(0.0001, 3, None), (0.9999, 1, None), (2.0, 0, grpc.StatusCode.INVALID_ARGUMENT)],
+)
+async def test_the_open_inference_protocol(scored, threshold, width, code):
+    interface = OpenInferenceInterface(Inference(scored))
+    request = messages.ModelInferRequest(model_name="scored")
+    request.inputs.add(name="image", datatype="BYTES", shape=[2, 1])
+    request.raw_input_contents.append(elements(scored_picture("red"), scored_picture("black")))
+    request.parameters["threshold"].double_param = threshold
+    context = context_of()
+    incoming = stream_of(request.SerializeToString())
+    reply = await interface.call("ModelInfer", incoming, context)
+    assert context.code() == code
+    assert [list(one.shape) for one in reply.outputs] == ([[2, 3], [2, width]] if width else [])

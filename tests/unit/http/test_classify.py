@@ -1,18 +1,25 @@
-"""POST /v1/classify: parameters, forms and answers, with a gateway that only remembers.
-
-Clients that hang up while their answer is made.
-"""
+"""POST /v1/classify: answers, refusals, and what of a request is passed on."""
 
 import asyncio
 import gzip
+import logging
 import zlib
+from dataclasses import replace
 
 import httpx
 import pytest
 
 from app.answers import Fault
-from app.errors import LIMIT_HEADER, MAX_REFUSED, REFUSED_HEADER, TIMEOUT_COPY, ClientGoneError
+from app.errors import (
+    LIMIT_HEADER,
+    MAX_REFUSED,
+    REFUSED_HEADER,
+    TIMEOUT_COPY,
+    ClientGoneError,
+)
+from app.http.api import create_api
 from app.http.classify import WATCHED_AFTER_S, WatchedRequest
+from tests.support.raw_asgi import REQUESTS, STATUSES, Asked, ask
 
 CLASSIFY = "/v1/classify"
 
@@ -58,19 +65,6 @@ async def test_a_form_answers_every_file_in_order(client, service):
     assert {r.get("request_id") or r["error"]["request_id"] for r in body["results"]} == {"r2"}
     assert body["request_id"] == "r2"
     assert service.requests[0].files == [b"image a", b"no", b"image b"]
-
-
-@pytest.mark.parametrize(
-    "value", ["0", "-1", "11", "9999", "x", "1.5", "", "9" * 4000, "9" * 5000, "nan"]
-)
-async def test_a_top_k_out_of_range_is_refused_before_the_body_is_used(client, service, value):
-    answer = await client.post(CLASSIFY, params={"top_k": value}, content=b"image")
-    assert answer.status_code == 422
-    error = answer.json()["error"]
-    assert error["code"] == "bad_parameter"
-    assert "top_k" in error["message"]
-    assert len(error["message"]) < 300  # the offending value is not sent back whole
-    assert service.requests == []
 
 
 @pytest.mark.parametrize("value", ["1", "10"])
@@ -424,3 +418,77 @@ async def test_while_its_body_still_comes_a_request_is_not_looked_at():
         await asyncio.sleep(2 * WATCHED_AFTER_S)
         assert messages == [b"last"]
         assert not (await watched())["more_body"]
+
+
+ID = (b"x-request-id", b"r1")
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_request_gets_one_answer_with_its_identity(service, name):
+    asked = REQUESTS[name]
+    asked = replace(asked, headers=[*asked.headers, ID])
+    answer = ask(create_api(service), asked)
+    assert answer.status == STATUSES[name]
+    assert b"r1" in answer.body
+
+
+def test_an_error_of_ours_is_answered_logged_and_raised(service, caplog):
+    service.raises = ValueError("a defect")
+    api = create_api(service)
+
+    async def caught(scope, receive, send) -> None:
+        with pytest.raises(ValueError, match="a defect"):
+            await api(scope, receive, send)
+
+    with caplog.at_level(logging.ERROR):
+        answer = ask(caught, Asked(headers=[ID], chunks=(b"image",)))
+    assert answer.status == 500
+    assert caplog.text.count("request r1 failed") == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "text"),
+    [
+        (b"top_k=x", 422, b"top_k is 'x'; give a whole number"),
+        (b"top_k=2.5", 422, b"top_k is '2.5'"),
+        (b"top_k=1_0", 422, b"top_k is '1_0'"),
+        ("top_k=²".encode(), 422, b"top_k is "),
+        (b"top_k=", 422, b"top_k is ''"),
+        (b"top_k=nan", 422, b"top_k is 'nan'"),
+        (b"top_k=-1", 422, b"top_k is -1; this model set has 10 classes"),
+        (b"top_k=0", 422, b"top_k is 0"),
+        (b"top_k=11", 422, b"top_k is 11"),
+        (b"top_k=" + b"9" * 4000, 422, b"top_k is 999"),
+        (b"top_k=" + b"9" * 5000, 422, b"top_k is 999"),
+        (b"threshold=x", 422, b"threshold is 'x'; give a number"),
+        (b"threshold=0.5_0", 422, b"threshold is '0.5_0'; give a number"),
+        (b"threshold=0.%D9%A5", 422, b"give a number"),  # a digit, but not of ASCII
+        (b"threshold=0.5", 422, b"exclude each other"),
+        (b"top_k=2&top_k=3", 200, b"image"),
+        (b"top%5Fk=99", 422, b"top_k is 99"),
+        (b"other=1", 200, b"image"),
+    ],
+)
+def test_the_query(service, query, status, text):
+    answer = ask(create_api(service), Asked(query=query, headers=[ID], chunks=(b"image",)))
+    assert answer.status == status
+    assert text in answer.body
+    assert len(service.requests) == (status == 200)
+    if status == 422:
+        assert b'"bad_parameter"' in answer.body
+        assert len(answer.body) < 400  # the offending value is not sent back whole
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/classify", 405), ("POST", "/v1/classify/", 404), ("GET", "/v1/models/", 404)],
+)
+def test_another_method_or_path_is_an_error_and_no_redirect(service, method, path, status):
+    answer = ask(create_api(service), Asked(method=method, path=path, chunks=(b"image",)))
+    assert answer.status == status
+    assert b"location" not in dict(answer.headers or {})
+
+
+def test_the_last_of_two_parameters_counts(service):
+    ask(create_api(service), Asked(query=b"top_k=2&top_k=3", chunks=(b"image",)))
+    assert service.requests[0].top_k == 3

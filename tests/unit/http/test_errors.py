@@ -12,8 +12,7 @@ import pytest
 
 from app.errors import DeadlineError, FunctionError, NotReadyError, OverloadedError
 from app.http.errors import ERRORS, Headers, new_request_id
-from app.http.open_inference import INFER_ERRORS
-from app.http.other_routes import REGISTERING
+from app.http.open_inference import INFER_ERRORS, REGISTERING
 from models.errors import NotAnImageError, TandemError
 
 
@@ -63,17 +62,8 @@ async def test_an_error_of_the_gateway_becomes_its_status(client, service, kind)
     assert answer.status_code == kind.status
     expected = {"code": kind.code, "message": "what to do next", "request_id": "r"}
     assert answer.json() == {"error": expected}
-
-
-@pytest.mark.parametrize(("kind", "retry"), [(OverloadedError, "1"), (NotReadyError, "1")])
-async def test_come_back_later_says_when(client, service, kind, retry):
-    service.raises = kind("full")
-    answer = await client.post("/v1/classify", content=b"image")
-    assert answer.headers["retry-after"] == retry
-
-
-async def test_what_cannot_help_has_no_retry_after(client):
-    assert "retry-after" not in (await client.post("/v1/classify", content=b"no")).headers
+    is_to_come_back = kind in (OverloadedError, NotReadyError)
+    assert answer.headers.get("retry-after") == ("1" if is_to_come_back else None)
 
 
 async def test_an_unexpected_error_tells_the_log_and_not_the_client(client, service, caplog):

@@ -1,4 +1,4 @@
-"""Whatever is sent: never a 500, errors in their one form, statuses among the documented."""
+"""Whatever is sent to classify, and requests drawn from /openapi.json: answered as documented."""
 
 import json
 from functools import cache
@@ -6,12 +6,16 @@ from typing import Any
 
 import jsonschema
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from schemathesis.checks import CheckFunction
+from schemathesis.specs.openapi import checks
 
 from app.http.api import create_api
 from app.settings import Settings
 from tests.support.fakes import NOT_AN_IMAGE, FakeService
+from tests.support.open_inference import Graph
 from tests.support.raw_asgi import Asked, Header, Told, ask
 
 KEY = "k" * 32
@@ -186,3 +190,35 @@ def test_no_authorization_but_the_key_opens(value: bytes, more: list[Header], gu
     assert told.headers is not None
     assert told.headers[b"www-authenticate"].startswith(b"Bearer")
     assert KEY.encode() not in told.body
+
+
+NUM_DRAWN = 25  # of each operation
+# The status codes that are documented, the documents' schemas, and never a 5xx that is none of
+# them.
+CHECKED: list[CheckFunction] = [
+    schemathesis.checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+]
+schema = schemathesis.openapi.from_asgi("/openapi.json", create_api(Graph().service))
+
+
+def test_v2_is_documented() -> None:
+    paths = set(schema.raw_schema["paths"])
+    assert {
+        "/v2/health/ready",
+        "/v2/models/{model_name}/infer",
+        "/v2/models/{model_name}/versions/{model_version}/infer",
+    } <= paths
+
+
+@schema.parametrize()
+@settings(
+    max_examples=NUM_DRAWN,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+def test_every_operation_answers_as_the_schema_says(case: schemathesis.Case) -> None:
+    case.call_and_validate(checks=CHECKED)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from app.http.api import create_api
+from tests.support.asgi_client import asgi_client
 from tests.support.scored_service import scored_service
 from tests.support.scored_sets import (
     LABELS,
@@ -26,7 +27,7 @@ def api(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def client(api) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://test")
+    return asgi_client(api)
 
 
 def binary(*names: str, parameters: dict[str, object] | None = None) -> dict[str, object]:

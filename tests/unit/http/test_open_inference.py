@@ -1,90 +1,447 @@
-"""Whatever is sent to /v2: never a 500, errors in the protocol's form, statuses as documented."""
+"""Inference under /v2, with the real service in front of members of the test."""
 
 import gzip
 import json
-from functools import cache
-from typing import Any
+import zlib
+from dataclasses import replace
 
-import jsonschema
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+import numpy as np
+import pytest
 
-from app.http.api import create_api
-from tests.support.open_inference import HEADER_LENGTH, Graph, binary_request, elements
-from tests.support.raw_asgi import Asked, Header, Told, ask
-
-EXAMPLES = settings(
-    max_examples=200,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+from app.errors import NotReadyError
+from app.oip.inference import Inference
+from app.telemetry.metric_table import REQUEST_MS, REQUESTS
+from tests.support.asgi_client import write_keys
+from tests.support.instruments import Instruments
+from tests.support.open_inference import (
+    FIRST,
+    HEADER_LENGTH,
+    IMAGE,
+    LABELS,
+    MEAN,
+    MODEL,
+    SECOND,
+    SIZE,
+    VERSION,
+    Graph,
+    asked,
+    binary_request,
+    client_of,
+    drawn,
+    elements,
+    error_of,
+    images,
+    infer,
+    outputs_of,
+    pixels,
+    with_header,
 )
-INFER = "/v2/models/{model_name}/infer"
-GOOD, _ = binary_request(elements(b"good"), outputs=[{"name": "label"}])
-VALUES = st.binary(max_size=30).map(lambda raw: raw.translate(None, b"\r\n\0"))
-NUMBERS = st.integers(-(2**70), 2**70) | st.integers(-2, 300)
-HEADERS = st.one_of(
-    st.tuples(st.just(HEADER_LENGTH.encode()), NUMBERS.map(lambda n: str(n).encode()) | VALUES),
-    st.tuples(
-        st.just(b"content-encoding"),
-        st.sampled_from([b"gzip", b"deflate", b"identity", b"br", b"GZIP", b"gzip,gzip"]) | VALUES,
-    ),
-    st.tuples(st.sampled_from([b"content-type", b"priority", b"x-request-id"]), VALUES),
-)
-PIECES = st.sampled_from(
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return Graph()
+
+
+@pytest.fixture
+def client(graph):
+    return client_of(graph)
+
+
+async def test_encoded_images_get_probabilities_and_labels(client):
+    answer = await infer(client, images(IMAGE, IMAGE, id="mine"))
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["model_name"], body["model_version"], body["id"]) == (
+        "imagenette",
+        VERSION,
+        "mine",
+    )
+    probabilities, label = body["outputs"]
+    assert (probabilities["name"], probabilities["datatype"]) == ("probabilities", "FP32")
+    assert probabilities["shape"] == [2, 10]
+    assert probabilities["data"] == pytest.approx([*MEAN, *MEAN], abs=1e-7)
+    expected = {"name": "label", "datatype": "BYTES", "shape": [2], "data": [LABELS[1]] * 2}
+    assert label == expected
+
+
+async def test_the_answer_is_that_of_v1(client):
+    over_v1 = (await client.post("/v1/classify?top_k=10", content=IMAGE)).json()
+    found = outputs_of(await infer(client, images(IMAGE)))
+    for prediction in over_v1["predictions"]:
+        assert found["probabilities"][prediction["index"]] == prediction["probability"]
+    assert found["label"] == [over_v1["predictions"][0]["label"]]
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("is_binary", [False, True])
+async def test_pixels_are_not_decoded(graph, client, is_binary, is_nested):
+    graph.decoder.raises = AssertionError("the Decoder was asked")
+    array = drawn(2)
+    array[1] = 9
+    data = array.tolist() if is_nested else array.ravel().tolist()
+    in_json = with_header(
+        {"inputs": [{"name": "pixels", "datatype": "UINT8", "shape": array.shape, "data": data}]}
+    )
+    answer = await infer(client, pixels(array) if is_binary else in_json)
+    assert answer.status_code == 200, answer.text
+    assert graph.members["resnet50"].seen == [[7, 9]]
+    assert outputs_of(answer)["label"] == [LABELS[1]] * 2
+
+
+async def test_outputs_are_those_that_were_asked_for_and_binary_on_request(client):
+    outputs = [*asked("label", binary_data=True), *asked("probabilities", binary_data=True)]
+    answer = await infer(client, images(IMAGE, outputs=outputs))
+    assert answer.headers["content-type"] == "application/octet-stream"
+    found = outputs_of(answer)
+    assert list(found) == ["label", "probabilities"]
+    assert found["label"] == elements(LABELS[1].encode())
+    assert np.frombuffer(found["probabilities"], "<f4") == pytest.approx(MEAN, abs=1e-7)
+    answer = await infer(client, images(IMAGE, outputs=asked("label")))
+    assert outputs_of(answer) == {"label": [LABELS[1]]}
+
+
+async def test_the_raw_form_takes_one_image_and_answers_in_binary(client):
+    answer = await infer(client, (IMAGE, {HEADER_LENGTH: "0"}))
+    found = outputs_of(answer)
+    assert found["label"] == elements(LABELS[1].encode())
+    assert len(found["probabilities"]) == 40
+
+
+async def test_classification_strings(client):
+    outputs = asked("probabilities", classification=2)
+    answer = await infer(client, images(IMAGE, IMAGE, outputs=outputs))
+    (output,) = answer.json()["outputs"]
+    assert (output["datatype"], output["shape"]) == ("BYTES", [2, 2])
+    best = [f"{MEAN[index]:f}:{index}:{LABELS[index]}" for index in (1, 4)]
+    assert output["data"] == best * 2
+    more = await infer(client, images(IMAGE, outputs=asked("probabilities", classification=9999)))
+    assert more.json()["outputs"][0]["shape"] == [1, 10]
+
+
+async def test_top_k_asks_for_several_labels(client):
+    answer = await infer(client, images(IMAGE, parameters={"top_k": 3}, outputs=asked("label")))
+    (output,) = answer.json()["outputs"]
+    assert (output["shape"], output["data"]) == ([1, 3], [LABELS[1], LABELS[4], LABELS[3]])
+
+
+async def test_a_member_alone_gives_its_own_probabilities(graph, client):
+    graph.members["densenet169"].raises = AssertionError("the other member was asked")
+    answer = await infer(client, images(IMAGE), f"{MODEL}.resnet50/versions/1")
+    assert answer.json()["model_name"] == "imagenette.resnet50"
+    assert outputs_of(answer)["probabilities"] == pytest.approx(FIRST, abs=1e-7)
+
+
+async def test_a_degraded_answer_says_so():
+    graph = Graph(answer_policy="any", member_patience_s=0)
+    graph.members["resnet50"].raises = NotReadyError("gone")
+    body = (await infer(client_of(graph), images(IMAGE))).json()
+    missing = {"degraded": True, "missing_members": "resnet50: not_ready"}
+    assert body["parameters"] == missing  # whether it is sure was measured of all members
+    assert body["outputs"][0]["data"] == pytest.approx(SECOND, abs=1e-7)
+
+
+async def test_the_cascade_decides_each_image_by_itself():
+    graph = Graph(cascade_margin=0.5)
+    graph.members["resnet50"].rows = {7: [0.0, 1.0] + [0.0] * 8, 9: FIRST}
+    array = drawn(2)
+    array[1] = 9
+    rows = np.array(outputs_of(await infer(client_of(graph), pixels(array)))["probabilities"])
+    assert rows[:10].tolist() == [0.0, 1.0] + [0.0] * 8
+    assert rows[10:] == pytest.approx(MEAN, abs=1e-7)
+    assert graph.members["densenet169"].seen == [[9]]
+
+
+async def test_time_and_lane_are_the_requests(graph, client):
+    await infer(client, images(IMAGE))
+    await infer(client, images(IMAGE, IMAGE))
+    await infer(client, images(IMAGE, parameters={"priority": 6}))
+    await infer(client, images(IMAGE, IMAGE, parameters={"priority": 1, "timeout": 2_000_000}))
+    await infer(client, images(IMAGE), priority="u=6")
+    assert graph.decoder.lanes == ["interactive", "bulk", "bulk", "interactive", "bulk"]
+    assert 1.5 < graph.members["resnet50"].asked[3][1] <= 2.0
+    answer = await infer(client, images(IMAGE, parameters={"timeout": 1}))
+    assert error_of(answer, 504)
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 11])
+async def test_a_top_k_out_of_range(graph, client, top_k):
+    answer = await infer(client, images(IMAGE, parameters={"top_k": top_k}))
+    assert "ask for 1 to 10" in error_of(answer, 422)
+    assert graph.decoder.lanes == []
+
+
+async def test_one_bad_image_fails_its_request_and_is_named(client):
+    answer = await infer(client, images(IMAGE, b"no", IMAGE))
+    assert "image 1 of 3" in error_of(answer, 400)
+    assert "these bytes are no image" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "says"),
     [
-        GOOD,
-        GOOD[:-1],
-        GOOD + b"x",
-        gzip.compress(GOOD, mtime=0),
-        gzip.compress(bytes(10**7), mtime=0),
-        b"{",
-        b"[]",
+        (images(), 400, "has no image"),
+        (images(*[IMAGE] * 5), 413, "5 images, the limit is 4"),
+        (images(IMAGE, name="picture"), 400, "no input 'picture'; it has image and pixels"),
+        (images(IMAGE, datatype="UINT8"), 400, "has datatype UINT8; it is BYTES"),
+        (images(IMAGE, outputs=asked("logits")), 400, "no output 'logits'"),
+        (images(IMAGE, outputs=asked("")), 400, "no output ''"),
+        (images(IMAGE, outputs=asked("label", "label")), 400, "asked for twice"),
+        (images(IMAGE, outputs=asked("label", classification=1)), 400, "of the output probab"),
+        (binary_request(elements(IMAGE), shape=[1, 2]), 400, r"has shape [1, 2]; it is [N]"),
+        (binary_request(elements(IMAGE), shape=[]), 400, "has shape []"),
+        (binary_request(elements(IMAGE), shape=[2**31]), 400, "more elements than 2147483647"),
+        (binary_request(elements(IMAGE), shape=[-1]), 400, "sizes are whole numbers from 0"),
+        (pixels(drawn()[:, :64]), 400, "has shape [1, 64, 128, 3]; it is [N,128,128,3]"),
+        (pixels(drawn()[0]), 400, "has shape [128, 128, 3]"),
+        (pixels(drawn(0)), 400, "has no image"),
+        (with_header({"inputs": []}), 400, "has 0 inputs; send one, image or pixels"),
+        ((b"{", {}), 400, "is no JSON"),
+        ((b"{}", {HEADER_LENGTH: "-2"}), 400, "is '-2'"),
+        ((bytes(500_001), {HEADER_LENGTH: "0"}), 413, "the limit is 500000"),
+    ],
+)
+async def test_bad_requests_are_told_in_the_protocols_form(graph, client, sent, status, says):
+    assert says in error_of(await infer(client, sent), status)
+    assert graph.decoder.lanes == []
+    assert graph.members["resnet50"].seen == []
+    assert (await infer(client, images(IMAGE))).status_code == 200
+
+
+async def test_both_inputs_at_once(client):
+    raw = elements(IMAGE)
+    image, more = (
+        json.loads(body[: int(headers[HEADER_LENGTH])])["inputs"][0]
+        for body, headers in (images(IMAGE), pixels(drawn()))
+    )
+    sent = with_header({"inputs": [image, more]}, raw + drawn().tobytes())
+    assert "has 2 inputs; send one" in error_of(await infer(client, sent), 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v2/models/nothing", "there are imagenette, imagenette.resnet50, imagenette.densenet169"),
+        (f"{MODEL}/versions/2", "it has version 1"),
+        (f"{MODEL}.nothing", "there are imagenette"),
+    ],
+)
+async def test_a_model_or_version_that_is_none(client, path, says):
+    assert says in error_of(await infer(client, images(IMAGE), path), 404)
+    for way in (path, f"{path}/ready", f"{path}/stats"):
+        assert says in error_of(await client.get(way), 404)
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", f"{MODEL}/infer", 405)])
+async def test_what_is_not_there_is_told_in_the_protocols_form(client, method, path, status):
+    assert "/docs" in error_of(await client.request(method, path), status)
+    assert "/docs" in error_of(await client.get("/v2/nothing"), 404)
+
+
+@pytest.mark.parametrize(
+    ("coding", "coded"),
+    [("gzip", gzip.compress), ("deflate", zlib.compress), ("GZIP", gzip.compress)],
+)
+async def test_coded_bodies(client, coding, coded):
+    body, headers = images(IMAGE)
+    answer = await infer(client, (coded(body), headers), **{"content-encoding": coding})
+    assert outputs_of(answer)["label"] == [LABELS[1]]
+
+
+async def test_a_bomb_is_refused_before_it_is_inflated(graph, client):
+    bomb = gzip.compress(bytes(200 * 2**20))
+    answer = await infer(client, (bomb, {HEADER_LENGTH: "0"}), **{"content-encoding": "gzip"})
+    assert "more than 500000 bytes" in error_of(answer, 413)
+    assert graph.service.byte_budget.num_held == 0
+
+
+ZIPPED = gzip.compress(IMAGE, mtime=0)  # else the time would be in the test's name
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status"),
+    [
+        ("gzip", b"no gzip", 400),
+        ("gzip", ZIPPED[:-9], 400),
+        ("gzip", ZIPPED * 2, 400),
+        ("gzip", b"", 400),
+        ("deflate", ZIPPED, 400),
+        ("br", IMAGE, 415),
+        ("gzip, gzip", IMAGE, 415),
+    ],
+)
+async def test_codings_that_are_damaged_or_unknown(client, coding, body, status):
+    answer = await infer(client, (body, {HEADER_LENGTH: "0"}), **{"content-encoding": coding})
+    assert error_of(answer, status)
+
+
+async def test_an_error_of_ours_has_the_protocols_form_too(graph, client):
+    graph.members["resnet50"].raises = ValueError("a defect")
+    assert "request id" in error_of(await infer(client, images(IMAGE)), 500)
+
+
+async def test_an_answer_of_one_member_says_nothing_of_the_others(graph, client):
+    await infer(client, images(IMAGE), f"{MODEL}.resnet50")
+    graph.members["densenet169"].raises = NotReadyError("gone")
+    assert (await client.get("/readyz")).status_code == 503
+    assert "gone" in error_of(await client.get("/v2/health/ready"), 503)
+    assert "gone" in error_of(await client.get(f"{MODEL}/ready"), 503)
+    assert (await client.get("/v2/health/live")).json() == {"live": True}
+
+
+async def test_keys_are_asked_for_and_probes_need_none(tmp_path):
+    path = write_keys(tmp_path)
+    client = client_of(Graph(api_keys_file=path))
+    for way in ("/v2", MODEL, f"{MODEL}/ready", "/v2/models/stats"):
+        assert "key" in error_of(await client.get(way), 401)
+    assert "key" in error_of(await infer(client, images(IMAGE)), 401)
+    for way in ("/v2/health/live", "/v2/health/ready"):
+        assert (await client.get(way)).status_code == 200
+    answer = await infer(client, images(IMAGE), authorization=f"Bearer {'k' * 32}")
+    assert answer.status_code == 200
+
+
+async def test_what_the_server_says_of_itself(client):
+    told = (await client.get("/v2")).json()
+    assert told["name"] == "tandem"
+    assert {"binary_tensor_data", "classification", "statistics"} <= set(told["extensions"])
+    model = (await client.get(f"{MODEL}/versions/1")).json()
+    assert model == (await client.get(MODEL)).json()
+    assert model == (await client.get(f"{MODEL}/versions/{VERSION}")).json()
+    assert (model["name"], model["versions"]) == ("imagenette", [VERSION, "1"])
+    assert [(t["name"], t["datatype"], t["shape"]) for t in model["inputs"] + model["outputs"]] == [
+        ("image", "BYTES", [-1]),
+        ("pixels", "UINT8", [-1, SIZE, SIZE, 3]),
+        ("probabilities", "FP32", [-1, 10]),
+        ("label", "BYTES", [-1]),
     ]
-)
-NAMES = st.sampled_from(["imagenette", "imagenette.resnet50", "nothing", "a/b", "%2e%2e", "ü"])
+    index = (await client.post("/v2/repository/index", json={"ready": True})).json()
+    names = ["imagenette", "imagenette.resnet50", "imagenette.densenet169"]
+    assert [entry["name"] for entry in index] == names
+    assert {entry["version"] for entry in index} == {VERSION}
+    assert index == (await client.post("/v2/repository/index")).json()
+    for name in names:
+        told = (await client.get(f"/v2/models/{name}/versions/1/ready")).json()
+        assert told == {"name": name, "ready": True}
 
 
-@cache
-def api() -> Any:
-    return create_api(Graph().service)
+async def test_statistics_count_what_was_answered_by_the_protocol(client):
+    await infer(client, images(IMAGE, IMAGE))
+    await infer(client, images(b"no"))
+    await client.post("/v1/classify", content=IMAGE)
+    (stats,) = (await client.get(f"{MODEL}/stats")).json()["model_stats"]
+    assert (stats["inference_count"], stats["execution_count"]) == (2, 1)
+    times = stats["inference_stats"]
+    assert (times["success"]["count"], times["fail"]["count"]) == (1, 1)
+    assert times["success"]["ns"] > times["compute_infer"]["ns"] > 0
+    every = (await client.get("/v2/models/stats")).json()["model_stats"]
+    assert len(every) == 3
+    assert every[0] == stats
 
 
-@cache
-def description() -> dict[str, Any]:
-    described: dict[str, Any] = json.loads(ask(api(), Asked("GET", "/openapi.json")).body)
-    return described
+async def test_statistics_are_of_the_versions_served_at_present(graph, client):
+    """A set was loaded by name, or another version became the main one."""
+    assert (await client.get("/v2/models/stats")).json()["model_stats"][0]["version"] == VERSION
+    graph.service.version = "0123456789ab"
+    models, served = graph.service.served_models(), graph.service
+    served.served_models = lambda: replace(models, model_version="0123456789ab")
+    for stats in (await client.get("/v2/models/stats")).json()["model_stats"]:
+        assert stats["version"] == "0123456789ab"
 
 
-def check(told: Told, way: dict[str, Any], more: set[int]) -> None:
-    """Hold an answer to the description of the interface."""
-    documented = {int(status) for status in way["responses"]} | more
-    assert told.status in documented, (told.status, told.body)
-    if told.status >= 400:
-        assert told.headers is not None
-        assert told.headers[b"content-type"] == b"application/json"
-        reference = {"$ref": "#/components/schemas/ProtocolError"}
-        jsonschema.validate(json.loads(told.body), {**reference, **description()})
+async def test_versions_that_are_no_longer_served_leave_no_statistics(graph):
+    inference, models = Inference(graph.service), graph.service.served_models()
+    for version in ("0123456789ab", "ba9876543210"):
+        graph.service.version = version
+        graph.service.served_models = lambda of=version: replace(models, model_version=of)
+        assert len(inference.statistics().model_stats) == 3
+        assert {of for _, of in inference._statistics} == {version}
 
 
-@EXAMPLES
-@given(st.lists(HEADERS, max_size=4), PIECES | st.binary(max_size=90), st.booleans())
-def test_any_headers_and_any_body(headers: list[Header], body: bytes, hangs_up: bool):
-    path = "/v2/models/imagenette/infer"
-    told = ask(api(), Asked("POST", path, headers=headers, chunks=[body], hangs_up=hangs_up))
-    check(told, description()["paths"][INFER]["post"], {499} if hangs_up else set())
+async def test_requests_are_counted_by_their_route(client, told: Instruments):
+    await infer(client, images(IMAGE))
+    await infer(client, images(b"no"), f"{MODEL}/versions/1")
+    route = "/v2/models/{model_name}"
+    assert told.of(REQUESTS) == {
+        (f"{route}/infer", "200", "classify"): 1,
+        (f"{route}/versions/{{model_version}}/infer", "400", "classify"): 1,
+    }
+    assert told.observed(REQUEST_MS) == {("200",): 1, ("400",): 1}
 
 
-@EXAMPLES
-@given(
-    st.sampled_from([path for path in description()["paths"] if path.startswith("/v2")]),
-    NAMES | st.text(min_size=1, max_size=8),
-    st.sampled_from(["1", "2", "", "x", "-1"]) | st.text(max_size=4),
-    st.sampled_from(["GET", "POST", "HEAD", "PUT", "DELETE"]),
-)
-def test_any_model_version_and_method(path: str, name: str, version: str, method: str):
-    sent = path.replace("{model_name}", name).replace("{model_version}", version)
-    told = ask(api(), Asked(method, sent, chunks=[b"{}"]))
-    way = description()["paths"][path].get(method.lower(), {"responses": {}})
-    if told.status != 307 and method != "HEAD":
-        check(told, way, {404, 405})
+async def test_the_description_has_every_route(client):
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    way = paths["/v2/models/{model_name}/infer"]["post"]
+    assert "application/octet-stream" in way["requestBody"]["content"]
+    schema = way["responses"]["400"]["content"]["application/json"]["schema"]
+    assert schema == {"$ref": "#/components/schemas/ProtocolError"}
+    assert len([path for path in paths if path.startswith("/v2")]) == 25
+
+
+OTHER = IMAGE + b" of another"
+
+
+@pytest.fixture
+def cached() -> Graph:
+    return Graph(cache="local")
+
+
+@pytest.fixture
+def caching(cached):
+    return client_of(cached)
+
+
+def num_asked(cached: Graph) -> int:
+    return sum(map(len, cached.members["resnet50"].seen))
+
+
+async def test_a_hit_is_what_was_computed(cached, caching):
+    computed = await infer(caching, images(IMAGE))
+    hit = await infer(caching, images(IMAGE))
+    assert num_asked(cached) == 1
+    assert computed.json()["parameters"] == {"sure": False}
+    assert hit.json()["parameters"] == {"sure": False, "cached": True}
+    assert outputs_of(hit) == outputs_of(computed)
+    assert outputs_of(hit)["probabilities"] == pytest.approx(MEAN.tolist(), abs=1e-7)
+
+
+async def test_v1_and_v2_have_one_cache(cached, caching):
+    await caching.post("/v1/classify", content=IMAGE)
+    answer = await infer(caching, images(IMAGE))
+    assert num_asked(cached) == 1
+    assert outputs_of(answer)["label"] == [LABELS[1]]
+    await infer(caching, images(OTHER))
+    over_v1 = await caching.post("/v1/classify", content=OTHER)
+    assert over_v1.json()["cached"] is True
+
+
+async def test_a_request_that_is_a_hit_in_part_is_not_called_one(cached, caching):
+    await infer(caching, images(IMAGE))
+    answer = await infer(caching, images(OTHER, IMAGE))
+    assert answer.json()["parameters"] == {"sure": False}
+    assert len(outputs_of(answer)["label"]) == 2
+    assert num_asked(cached) == 2
+
+
+@pytest.mark.parametrize("control", ["no-cache", "no-store"])
+async def test_the_client_may_have_it_computed(cached, caching, control):
+    await infer(caching, images(IMAGE))
+    answer = await infer(caching, images(IMAGE), **{"cache-control": control})
+    assert answer.json()["parameters"] == {"sure": False}
+    assert num_asked(cached) == 2
+
+
+async def test_pixels_and_members_alone_are_computed(cached, caching):
+    for _ in range(2):
+        await infer(caching, pixels(drawn()))
+        await infer(caching, images(IMAGE), path=f"{MODEL}.resnet50")
+    assert num_asked(cached) == 4
+
+
+async def test_statistics_tell_hits_from_misses(caching):
+    for _ in range(3):
+        await infer(caching, images(IMAGE))
+    (model,) = (await caching.get(f"{MODEL}/stats")).json()["model_stats"]
+    told = {name: model["inference_stats"][name]["count"] for name in ("cache_hit", "cache_miss")}
+    assert told == {"cache_hit": 2, "cache_miss": 1}
+    assert (model["inference_count"], model["execution_count"]) == (3, 1)

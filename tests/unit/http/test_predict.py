@@ -11,6 +11,7 @@ import pytest
 from app.errors import NotReadyError
 from app.oip.bodies import MAX_JSON_BYTES
 from app.telemetry.metrics import CLASSIFY
+from tests.support.asgi_client import KEY, write_keys
 from tests.support.open_inference import (
     IMAGE,
     LABELS,
@@ -24,7 +25,6 @@ from tests.support.open_inference import (
 )
 
 PREDICT = "/v1/models/imagenette:predict"
-KEY = "k" * 32
 
 
 @pytest.fixture
@@ -136,9 +136,7 @@ async def test_errors_keys_and_limits_are_those_of_the_other_ways(graph, tmp_pat
     graph.members["resnet50"].raises = NotReadyError("resnet50 is starting")
     assert "starting" in error_of(await client.post(PREDICT, json=good), 503)
 
-    keys = tmp_path / "keys"
-    keys.write_text(KEY)
-    keys.chmod(0o600)
+    keys = write_keys(tmp_path)
     guarded = client_of(Graph(api_keys_file=keys))
     error_of(await guarded.post(PREDICT, json=good), 401)
     key = {"authorization": f"Bearer {KEY}"}

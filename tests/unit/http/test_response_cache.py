@@ -14,6 +14,7 @@ from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.http.api import create_api
 from app.serve.gateway import assemble
 from app.settings import Settings
+from tests.support.asgi_client import asgi_client
 from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.tiny_networks import picture
 
@@ -34,12 +35,7 @@ def services(tiny_set) -> dict[str, EnsembleService]:
 
 @pytest.fixture
 async def clients(services) -> AsyncIterator[dict[str, httpx.AsyncClient]]:
-    clients = {
-        cache: httpx.AsyncClient(
-            transport=httpx.ASGITransport(create_api(service)), base_url="http://tandem"
-        )
-        for cache, service in services.items()
-    }
+    clients = {cache: asgi_client(create_api(service)) for cache, service in services.items()}
     yield clients
     for client in clients.values():
         await client.aclose()

@@ -24,6 +24,7 @@ from app.traffic.control import TrafficControl
 from app.traffic.plan import Figures, Plan, Split, TrafficBook
 from calibration.sets.transaction import write_manifest
 from models.manifest import read_manifest
+from tests.support.asgi_client import asgi_client
 from tests.support.instruments import Instruments
 from tests.support.open_inference import binary_request, elements
 from tests.support.tiny_networks import COLORS, expected_label, with_accuracy
@@ -475,8 +476,7 @@ async def test_without_keys_the_settings_say_who_may_change_it(
 
 async def test_a_service_without_versions_says_so(names: list[str]) -> None:
     service = assemble(Settings(model_set=names[0], compile_cache=None)).service
-    transport = httpx.ASGITransport(create_api(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
+    async with asgi_client(create_api(service)) as client:
         for method in ("GET", "PUT"):
             answer = await client.request(method, "/v1/traffic")
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_traffic")

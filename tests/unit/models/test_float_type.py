@@ -14,7 +14,6 @@ from calibration import offline
 from calibration.commands.models import _problems_running
 from calibration.evaluation import inference
 from models import golden, openvino_network
-from models import load as runtimes_load
 from models.model_set import ModelSet, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions, read_network
 from models.record import Precision
@@ -134,7 +133,7 @@ def test_a_set_is_run_in_the_float_type_it_asks_for(
             asked.append(options.float_type)
             super().__init__(network, options)
 
-    monkeypatch.setattr(runtimes_load, "CompiledNetwork", Recorded)
+    monkeypatch.setattr("models.openvino_network.CompiledNetwork", Recorded)
     use(load_model_set(str(folder)), precision)
     assert set(asked) == {float_type}
 

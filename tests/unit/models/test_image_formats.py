@@ -164,7 +164,7 @@ def test_a_huge_announced_size_is_refused_before_decoding(kind, size, monkeypatc
     def decode(*_):
         raise AssertionError("it was decoded")
 
-    monkeypatch.setattr(image_formats, "decode", decode)
+    monkeypatch.setattr("models.image.decode_heif", decode)
     # 151 x 203: of odd sides HEIC says by clap that less is shown; what is stored counts.
     for scene in (make_scene(128, 128), make_scene(151, 203)):
         data = announcing(make(kind, scene), *size)

@@ -1,7 +1,8 @@
-"""Memory given back after compiling, only of the files that were named; and what decoding keeps."""
+"""CPUs by affinity and quota; memory given back after compiling, and kept for decoding."""
 
 import ctypes
 import mmap
+import os
 import re
 import subprocess
 import sys
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from models import machine
-from models.machine import give_back_memory
+from models.machine import available_cpus, cpu_model, give_back_memory, usable_cpus
 from models.openvino_network import CompiledNetwork, RuntimeOptions
+from tests.support.cgroup_files import CgroupFiles
 from tests.support.tiny_networks import save_model, tiny_model
 
-pytestmark = pytest.mark.skipif(not machine.MAPS.exists(), reason="Linux's /proc")
+of_linux = pytest.mark.skipif(not machine.MAPS.exists(), reason="Linux's /proc")
 SIZE = 1 << 20
 
 
@@ -51,6 +53,7 @@ def mapped(tmp_path):
         view.close()
 
 
+@of_linux
 def test_pages_of_a_mapped_file_are_dropped_and_read_again(mapped):
     path, view, content = mapped("a/network.bin")
     give_back_memory(path.parent)
@@ -58,6 +61,7 @@ def test_pages_of_a_mapped_file_are_dropped_and_read_again(mapped):
     assert view[:] == content
 
 
+@of_linux
 def test_files_elsewhere_and_writable_ones_stay(mapped):
     elsewhere, _, _ = mapped("a/network.bin")
     writable, _, _ = mapped("b/network.bin", mmap.PROT_READ | mmap.PROT_WRITE)
@@ -65,6 +69,7 @@ def test_files_elsewhere_and_writable_ones_stay(mapped):
     assert resident_kib(elsewhere) == resident_kib(writable) == SIZE // 1024
 
 
+@of_linux
 def test_without_proc_nothing_is_dropped(mapped, monkeypatch, tmp_path):
     path, _, _ = mapped("a/network.bin")
     monkeypatch.setattr(machine, "MAPS", tmp_path / "none")
@@ -72,6 +77,7 @@ def test_without_proc_nothing_is_dropped(mapped, monkeypatch, tmp_path):
     assert resident_kib(path) == SIZE // 1024
 
 
+@of_linux
 def test_a_compiled_network_holds_no_pages_and_answers_as_before(tmp_path):
     save_model(tiny_model(), tmp_path, "net")
     network = next(tmp_path.glob("*.xml"))
@@ -92,7 +98,7 @@ FAULTS = """
 import sys, threading
 from resource import RUSAGE_THREAD, getrusage
 import numpy as np
-from models import memory
+from models import machine
 
 def photo():
     return [np.ones(size, np.uint8) for size in (560_000, 560_000, 560_000, 300_000)]
@@ -106,13 +112,14 @@ def faults_of_100():
     print((getrusage(RUSAGE_THREAD).ru_minflt - before) / 100)
 
 if "keep" in sys.argv:
-    memory.keep_freed_memory()
+    machine.keep_freed_memory()
 thread = threading.Thread(target=faults_of_100)  # as a decoding thread: an arena of its own
 thread.start()
 thread.join()
 """
 
 
+@of_linux
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's")
 def test_a_photo_finds_the_memory_that_the_last_one_has_freed():
     def faults(*arguments: str) -> float:
@@ -122,3 +129,54 @@ def test_a_photo_finds_the_memory_that_the_last_one_has_freed():
 
     assert faults("keep") < 2
     assert faults() > 20  # or there is nothing to do any more
+
+
+@pytest.fixture
+def eight_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+
+
+@pytest.mark.usefixtures("eight_cores")
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("max 100000", 8),
+        ("200000 100000", 2),
+        ("250000 100000", 2),
+        ("50000 100000", 1),  # half a CPU is one thread
+        ("6400000 100000", 8),  # a quota above the cores there are
+        ("", 8),
+    ],
+)
+def test_the_quota_of_a_cgroup(tmp_path, content, expected):
+    files = CgroupFiles(tmp_path)
+    files.mount_v2("/system.slice/tandem.service")
+    files.set("v2", "/system.slice", cpu__max=content)
+    assert available_cpus(files.proc) == expected
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_no_cgroup(tmp_path):
+    assert available_cpus(tmp_path) == 8
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_a_system_without_affinity_masks(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert usable_cpus() == {0, 1, 2}
+    assert available_cpus(tmp_path) == 3
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert available_cpus(tmp_path) == 1
+
+
+def test_the_cpus_name_and_what_decides_int8(tmp_path):
+    info = tmp_path / "cpuinfo"
+    info.write_text(
+        "processor\t: 0\nmodel name\t: Xeon\nflags\t\t: fpu avx2 avx512_vnni amx_int8\n\n"
+        "processor\t: 1\nmodel name\t: Other\nflags\t\t: fpu\n"
+    )
+    assert cpu_model(info) == "Xeon (avx2 avx512_vnni amx_int8)"
+    info.write_text("Hardware: something\n")
+    assert cpu_model(info) == "unknown (no int8 extensions)"
+    assert cpu_model(tmp_path / "missing") == "unknown"

@@ -22,11 +22,10 @@ from calibration.quantization.quantize_set import Request, quantize_set
 from models import golden, machine
 from models.errors import ModelSetError
 from models.ledger import current_records
-from models.load import load
 from models.machine import MissingExtraError
 from models.manifest import Network, read_manifest
 from models.model_set import ModelSet, load_model_set
-from models.network import RuntimeOptions
+from models.network import RuntimeOptions, load
 from models.record import FileRecord, RuntimeName
 from tests.support.runtime_files import tiny_onnx, write_mixed_set
 from tests.support.tiny_networks import SIZE, picture, take_golden, write_pictures, write_tiny_set

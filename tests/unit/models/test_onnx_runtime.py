@@ -10,8 +10,7 @@ import pytest
 
 from calibration.sets.files import check_file
 from models.errors import ModelSetError
-from models.load import load
-from models.network import RuntimeOptions
+from models.network import RuntimeOptions, load
 from models.onnx_runtime import OnnxNetwork, onnx_facts, read_onnx
 from tests.support.runtime_files import float_onnx, tiny_onnx
 from tests.support.tiny_networks import SIZE

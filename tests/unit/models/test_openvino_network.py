@@ -1,8 +1,10 @@
-"""Compiled networks: padding, limits, and which networks are refused."""
+"""Networks compiled by OpenVINO: sizes, answers, refusals; and the locale, which loading leaves."""
 
+import locale
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,7 +15,7 @@ from openvino import opset13 as ops
 from models.errors import ModelSetError
 from models.golden import golden_images
 from models.model_set import load_model_set
-from models.openvino_network import CompiledNetwork, RuntimeOptions
+from models.openvino_network import CompiledNetwork, RuntimeOptions, kept_locale
 from tests.support.tiny_networks import SIZE, save_model, tiny_model
 
 
@@ -268,3 +270,51 @@ def test_two_threads_may_run_their_first_network_at_the_same_time(xml):
     """Without the tensor that ``_core`` makes every third process hangs here, the GIL held."""
     for _ in range(4):
         subprocess.run([sys.executable, "-c", FIRST_TOGETHER, str(xml)], timeout=60, check=True)
+
+
+@pytest.fixture
+def utf8() -> Iterator[None]:
+    before = locale.setlocale(locale.LC_ALL)
+    locale.setlocale(locale.LC_ALL, "C.UTF-8")
+    yield
+    locale.setlocale(locale.LC_ALL, before)
+
+
+def set_to_c() -> None:
+    locale.setlocale(locale.LC_ALL, "C")
+
+
+@pytest.mark.usefixtures("utf8")
+def test_a_block_puts_back_what_was_there():
+    with kept_locale:
+        set_to_c()
+    assert locale.setlocale(locale.LC_CTYPE) == "C.UTF-8"
+
+
+@pytest.mark.usefixtures("utf8")
+def test_of_blocks_that_overlap_the_last_one_puts_back_what_the_first_found():
+    is_within, may_end = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with kept_locale:
+            is_within.set()
+            may_end.wait(10)
+
+    thread = threading.Thread(target=other)
+    with kept_locale:
+        set_to_c()
+        thread.start()
+        assert is_within.wait(10)
+    assert locale.setlocale(locale.LC_CTYPE) == "C"  # not while another may compile
+    may_end.set()
+    thread.join()
+    assert locale.setlocale(locale.LC_CTYPE) == "C.UTF-8"
+
+
+@pytest.mark.usefixtures("utf8")
+def test_networks_that_are_read_from_the_cache_on_several_threads_leave_the_locale(tmp_path):
+    save_model(tiny_model(), tmp_path, "tiny")
+    options = RuntimeOptions(num_threads=4, batch_sizes=(1, 2, 3, 4), cache_dir=tmp_path / "cache")
+    for _ in range(20):  # it was lost in one of a few
+        CompiledNetwork(tmp_path / "tiny.xml", options)
+        assert locale.setlocale(locale.LC_CTYPE) == "C.UTF-8"

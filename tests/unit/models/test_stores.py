@@ -38,6 +38,9 @@ from tests.support.stored_sets import (
 )
 from tests.support.tiny_networks import write_tiny_set
 
+# Google's client says so of a package that it can do without.
+pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
@@ -100,7 +103,6 @@ def measured_anew(shop: Path) -> Path:
     return shop
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_only_the_manifest_and_its_files_are_read(shop: Path, url: str) -> None:
     (shop / "secret.txt").write_text("not the set's")
     taken = load_model_set(url)
@@ -114,7 +116,6 @@ def test_only_the_manifest_and_its_files_are_read(shop: Path, url: str) -> None:
     assert {path.rpartition("/")[2] for path in Files.asked} == {MANIFEST_NAME}
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_version_in_the_cache_asks_nobody(shop: Path, url: str) -> None:
     first = load_model_set(url)
     Files.asked.clear()
@@ -124,14 +125,12 @@ def test_a_version_in_the_cache_asks_nobody(shop: Path, url: str) -> None:
     assert Files.asked == []
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_file_that_was_altered_in_the_cache_is_fetched_again(shop: Path, url: str) -> None:
     taken = load_model_set(url)
     (taken.folder / "sure.bin").write_bytes(b"altered")
     assert load_model_set(f"{url}@{taken.fingerprint()}").problems() == []
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_an_earlier_version_of_a_set_whose_versions_are_kept(shop: Path, url: str) -> None:
     """A folder as ``--replace`` leaves it, served as it is."""
     version = version_of(shop)
@@ -144,7 +143,6 @@ def test_an_earlier_version_of_a_set_whose_versions_are_kept(shop: Path, url: st
         load_model_set(f"{url}@{'0' * 12}")
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_manifest_that_changed_is_taken_though_its_version_stays(shop: Path, url: str) -> None:
     """A fingerprint covers neither accuracy nor golden answers, and one precision alone."""
     first = load_model_set(url)
@@ -157,7 +155,6 @@ def test_a_manifest_that_changed_is_taken_though_its_version_stays(shop: Path, u
     assert load_model_set(f"{url}@{first.fingerprint()}").folder == second.folder
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_whole_folder_that_a_killed_process_left_is_no_version(shop: Path, url: str) -> None:
     taken = load_model_set(url)
     left = taken.folder.rename(taken.folder.with_name("partial"))
@@ -168,7 +165,6 @@ def test_a_whole_folder_that_a_killed_process_left_is_no_version(shop: Path, url
     assert cached() == [again.folder.name]
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_version_is_of_the_precision_that_is_asked_for(shop: Path, url: str) -> None:
     both = with_two_precisions(shop)
     for precision in ("INT8", "FP16"):
@@ -178,7 +174,6 @@ def test_a_version_is_of_the_precision_that_is_asked_for(shop: Path, url: str) -
     assert load_model_set(f"{url}@{manifest_of(shop)}", None, "INT8").problems() == []
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_the_cache_keeps_the_sets_that_are_used(shop: Path, url: str) -> None:
     used = load_model_set(url).folder
     for _ in range(MAX_EARLIER + 2):
@@ -189,7 +184,6 @@ def test_the_cache_keeps_the_sets_that_are_used(shop: Path, url: str) -> None:
     assert len(cached()) == 1 + MAX_EARLIER
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_set_that_another_process_removes_meanwhile(
     shop: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +202,6 @@ def test_a_set_that_another_process_removes_meanwhile(
     assert not removed.exists()
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_cache_that_is_read_only_serves(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +223,6 @@ def test_a_cache_that_is_read_only_serves(
     assert not (taken.folder.parent / "lock").exists()
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_files_come_as_they_are(url: str) -> None:
     assert load_model_set(url).problems() == []
     Files.compressed = "always"
@@ -238,7 +230,6 @@ def test_files_come_as_they_are(url: str) -> None:
         load_model_set(url)
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_server_that_answers_every_path_with_a_page(shop: Path, url: str) -> None:
     Files.page = b"<!doctype html><title>Sign in</title>"
     assert load_model_set(f"{url}@{version_of(shop)}").problems() == []
@@ -246,7 +237,6 @@ def test_a_server_that_answers_every_path_with_a_page(shop: Path, url: str) -> N
         load_model_set(f"{url}/nowhere")
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_redirect_from_https_to_http_is_refused(
     shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +253,6 @@ def test_a_redirect_from_https_to_http_is_refused(
     assert asked == ["https"]
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_loads_at_once_download_once(shop: Path, url: str) -> None:
     with ThreadPoolExecutor(4) as threads:
         folders = {taken.folder for taken in threads.map(load_model_set, [url] * 4)}
@@ -271,13 +260,11 @@ def test_loads_at_once_download_once(shop: Path, url: str) -> None:
     assert sum(path.endswith("sure.bin") for path in Files.asked) == len(("sure", "unsure"))
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_name_that_a_url_must_quote(shop: Path, url: str) -> None:
     with_an_odd_name(shop)
     assert load_model_set(url).problems() == []
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 @pytest.mark.parametrize("place", ["https://me:SECRET@host/x", "s3://KEY:SECRET@bucket/x"])
 def test_credentials_in_a_url_are_refused_and_not_said(shop: Path, place: str) -> None:
     for tried in (lambda: load_model_set(place), lambda: push(shop, ["0" * 12], place)):
@@ -286,7 +273,6 @@ def test_credentials_in_a_url_are_refused_and_not_said(shop: Path, place: str) -
         assert "SECRET" not in str(raised.value)
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_credentials_of_a_web_server_are_netrcs(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +286,6 @@ def test_credentials_of_a_web_server_are_netrcs(
     assert Files.credentials == f"Basic {base64.b64encode(b'me:SECRET').decode()}"
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_what_a_redirect_signs_is_not_said(url: str) -> None:
     Files.redirected = f"{url.removesuffix('/tiny')}/other?signature=SECRET"
     with pytest.raises(StoreError, match="404") as raised:
@@ -308,7 +293,6 @@ def test_what_a_redirect_signs_is_not_said(url: str) -> None:
     assert "SECRET" not in str(raised.value)
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 @pytest.mark.parametrize(
     ("place", "problem"),
     [
@@ -323,13 +307,11 @@ def test_urls_that_name_no_folder(shop: Path, place: str, problem: str) -> None:
         load_model_set(place)
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_download_that_breaks_off_is_tried_again(url: str) -> None:
     Files.num_broken = 2
     assert load_model_set(url).problems() == []
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_download_that_always_breaks_off_leaves_nothing(url: str) -> None:
     Files.num_broken = 100
     with pytest.raises(StoreError, match=r"^cannot read http\S+\.bin: \w+: .*has no copy$"):
@@ -338,7 +320,6 @@ def test_a_download_that_always_breaks_off_leaves_nothing(url: str) -> None:
     assert sum(path.endswith(".bin") for path in Files.asked) == 3
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_an_altered_file_is_refused_and_leaves_nothing(shop: Path, url: str) -> None:
     (shop / "sure.bin").write_bytes(b"altered")
     with pytest.raises(StoreError, match=r"/tiny/sure\.bin was altered: its sha256 is .*push the"):
@@ -346,7 +327,6 @@ def test_an_altered_file_is_refused_and_leaves_nothing(shop: Path, url: str) -> 
     assert cached() == []
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_file_that_is_missing_and_a_folder_that_is_none(shop: Path, url: str) -> None:
     (shop / "sure.bin").unlink()
     with pytest.raises(StoreError, match=r"^cannot read \S+/tiny/sure\.bin: .*404"):
@@ -355,7 +335,6 @@ def test_a_file_that_is_missing_and_a_folder_that_is_none(shop: Path, url: str) 
         load_model_set(f"{url}/nowhere")
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 @pytest.mark.parametrize("path", ["../../outside", "/etc/outside"])
 def test_a_manifest_names_nothing_outside_of_the_cache(shop: Path, url: str, path: str) -> None:
     manifest = shop / MANIFEST_NAME
@@ -365,7 +344,6 @@ def test_a_manifest_names_nothing_outside_of_the_cache(shop: Path, url: str, pat
     assert cached() == []
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_file_larger_than_the_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "MAX_FILE_BYTES", 50)
     with pytest.raises(StoreError, match=r"has over 50 bytes, the limit"):
@@ -373,14 +351,12 @@ def test_a_file_larger_than_the_limit(url: str, monkeypatch: pytest.MonkeyPatch)
     assert cached() == []
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_full_disk_leaves_nothing(url: str) -> None:
     with full_disk(40), pytest.raises(StoreError, match=r"^cannot keep \S+ in .*: .*make room"):
         load_model_set(url)
     assert cached() == []
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 @pytest.mark.parametrize(("status", "tries"), [(403, 1), (429, 3), (503, 3)])
 def test_a_store_that_refuses(url: str, status: int, tries: int) -> None:
     Files.status = status
@@ -389,7 +365,6 @@ def test_a_store_that_refuses(url: str, status: int, tries: int) -> None:
     assert len(Files.asked) == tries
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_store_that_is_gone_says_what_this_machine_has(shop: Path, url: str) -> None:
     with pytest.raises(StoreError, match=r"^cannot read http://127.0.0.1:1/tiny.*has no copy$"):
         load_model_set("http://127.0.0.1:1/tiny")
@@ -400,7 +375,6 @@ def test_a_store_that_is_gone_says_what_this_machine_has(shop: Path, url: str) -
     assert load_model_set(f"{url}@{version}").fingerprint() == version
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_package_that_is_not_installed(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package, scheme, extra in (
         ("azure.identity", "az", "azure"),
@@ -413,13 +387,11 @@ def test_a_package_that_is_not_installed(shop: Path, monkeypatch: pytest.MonkeyP
             load_model_set(f"{scheme}://bucket/tiny")
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_web_server_is_not_pushed_to(shop: Path) -> None:
     with pytest.raises(StoreError, match=r"^cannot write to https://h/x: push to s3://BUC"):
         push(shop, [version_of(shop)], "https://h/x")
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_push_to_no_url_is_told_where_it_can_write(shop: Path) -> None:
     forms = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
     with pytest.raises(StoreError) as raised:
@@ -427,7 +399,6 @@ def test_a_push_to_no_url_is_told_where_it_can_write(shop: Path) -> None:
     assert raised.value.message == f"/tmp/x is no URL of a store: write {forms}"
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_the_hubs_files_are_those_of_the_main_branch(
     shop: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,7 +408,6 @@ def test_the_hubs_files_are_those_of_the_main_branch(
     assert load_model_set("hf://me/sets/tiny").problems() == []
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 @pytest.mark.parametrize("name", ["s3", "file:///x", "a/b", "://", "ftp://h/x", "azure://b/x"])
 def test_what_is_no_url(name: str) -> None:
     assert not is_url(name)
@@ -479,22 +449,7 @@ def test_another_version_is_refused_with_both(folder):
 
 
 def test_a_service_wants_the_version_of_its_precision(folder):
-    manifest = read_manifest(folder)
-    other = write_tiny_set(folder.parent / "float", gains={"sure": 1.0, "unsure": 1.5})
-    members = []
-    for own, floats in zip(manifest.members, read_manifest(other).members, strict=True):
-        network = floats.networks["INT8"]
-        for file in network.files:
-            shutil.copyfile(other / file.path, folder / f"float-{file.path}")
-        renamed = {
-            kind: getattr(network, kind).model_copy(
-                update={"path": f"float-{getattr(network, kind).path}"}
-            )
-            for kind in ("xml", "bin")
-        }
-        networks = own.networks | {"FP16": network.model_copy(update=renamed)}
-        members.append(own.model_copy(update={"networks": networks}))
-    write_manifest(folder, manifest.model_copy(update={"members": tuple(members)}))
+    with_two_precisions(folder)
     both = load_model_set(str(folder)).fingerprints
     assert len(set(both.values())) == 2
     for precision, version in both.items():

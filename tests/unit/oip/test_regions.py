@@ -1,9 +1,4 @@
-"""Registering regions of shared memory, and using them: every way in which they do not fit.
-
-Files of shared memory, and what may happen to them while they are used.
-
-Whatever clients register and use, in any order: a client's error, or the bytes themselves.
-"""
+"""Regions of shared memory: registering and using them, their files, and who may use them."""
 
 import errno
 import os
@@ -14,11 +9,31 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from app.errors import BadRegionError, RegionExistsError, UnknownRegionError
+from app.environment import REGIONS_FOLDER
+from app.errors import (
+    BadRegionError,
+    ConfigError,
+    NotLocalError,
+    RegionExistsError,
+    UnknownRegionError,
+)
 from app.oip.documents import RegionStatus
-from app.oip.regions import MAX_NAME, MAX_REGIONS, OpenFile, file_name, opened, read_at, write_at
+from app.oip.regions import (
+    MAX_NAME,
+    MAX_REGIONS,
+    OpenFile,
+    file_name,
+    for_caller,
+    is_loopback,
+    opened,
+    read_at,
+    regions_of,
+    write_at,
+)
 from app.oip.tensors import RegionSlice
+from app.settings import Settings
 from tests.support.open_files import open_files
 from tests.support.shared_regions import Memory
 
@@ -380,3 +395,51 @@ def test_any_steps_in_any_order(steps: list[tuple[Any, ...]]) -> None:
         run = Run(Path(folder))
         for step in steps:
             run.take(step)
+
+
+def test_it_is_off_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(REGIONS_FOLDER, str(tmp_path))
+    assert regions_of(is_on=False) is None
+    with pytest.raises(BadRegionError, match="shared memory is off here; send the data itself"):
+        for_caller(None, is_local=True)
+
+
+def test_only_tandem_serve_on_loopback_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(REGIONS_FOLDER, raising=False)
+    with pytest.raises(ConfigError, match="is for tandem serve"):
+        regions_of(is_on=True)
+    monkeypatch.setenv(REGIONS_FOLDER, str(tmp_path))
+    assert for_caller(regions_of(is_on=True), is_local=True).status() == []
+
+
+def test_the_setting_says_that_no_proxy_is_in_front() -> None:
+    with pytest.raises(ValidationError, match="set shared_memory: unproxied"):
+        Settings(shared_memory=True)
+    assert not Settings().shared_memory
+
+
+def test_callers_elsewhere_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotLocalError, match="on the service's own machine"):
+        for_caller(Memory(tmp_path).regions, is_local=False)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.7", False),
+        ("::ffff:10.0.0.7", False),
+        ("0.0.0.0", False),
+        ("fe80::1", False),
+        ("localhost", False),
+        ("", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+def test_addresses_of_this_machine(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected

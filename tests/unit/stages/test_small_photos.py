@@ -6,12 +6,12 @@ import threading
 import cv2
 import numpy as np
 import pytest
-from models.image import ImageInputs
 
 from app.errors import DeadlineError
 from app.serve.gateway import assemble
 from app.settings import Settings
 from app.stages.decoder import MAX_ON_LOOP, SMALL_BYTES, Decoder
+from models.image import ImageInputs
 from tests.support.tiny_networks import COLORS, picture
 
 

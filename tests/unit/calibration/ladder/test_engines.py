@@ -18,9 +18,8 @@ from calibration.ladder.measure import outcome_of
 from calibration.ladder.rungs import RungOptions, RungResult, RungTask
 from calibration.quantization.quantize import quantized_layers
 from calibration.sets.transaction import write_manifest
-from models.load import load
 from models.manifest import read_manifest
-from models.network import LoadedNetwork, RuntimeOptions
+from models.network import LoadedNetwork, RuntimeOptions, load
 from models.openvino_network import compile_with
 from models.record import ImageRecord
 from tests.support.calibration.evaluated_sets import two_precisions

@@ -17,10 +17,9 @@ from app.cli.main import app
 from calibration.sets.add_set import NewSet, add_set
 from calibration.sets.options import MemberOptions
 from models.errors import ModelSetError
-from models.load import load
 from models.manifest import MemberRecord, read_manifest
 from models.model_set import ModelSet
-from models.network import RuntimeOptions
+from models.network import RuntimeOptions, load
 from models.record import RuntimeName
 
 SIZE = 16

@@ -11,9 +11,8 @@ from calibration.sets.add_set import NewSet, add_set
 from calibration.sets.options import MemberOptions
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
-from models.load import load
 from models.model_set import ModelSet
-from models.network import RuntimeOptions
+from models.network import RuntimeOptions, load
 from models.record import RuntimeName, Task
 from tests.support.runtime_files import export_module, float_onnx
 from tests.support.scored_sets import BIAS, LABELS, SIZE, scored_model

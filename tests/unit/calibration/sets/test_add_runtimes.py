@@ -13,10 +13,9 @@ from calibration.sets.input import Normalisation
 from calibration.sets.options import MemberOptions
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
-from models.load import load
 from models.machine import MissingExtraError
 from models.model_set import ModelSet
-from models.network import RuntimeOptions
+from models.network import RuntimeOptions, load
 from models.record import RuntimeName
 from tests.support.runtime_files import float_onnx, tiny_onnx
 from tests.support.tiny_networks import LABELS, SIZE

@@ -13,9 +13,8 @@ from calibration.sets.options import MemberOptions
 from calibration.sets.pytorch import ConversionTask
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
-from models.load import load
 from models.model_set import ModelSet
-from models.network import RuntimeOptions
+from models.network import RuntimeOptions, load
 from models.record import RuntimeName
 from tests.support.runtime_files import export_module, write_float_pt2, write_tiny_pt2
 from tests.support.script_files import (

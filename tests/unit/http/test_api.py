@@ -1,4 +1,4 @@
-"""Who may call: keys from a file or the environment, and what a caller without one is told."""
+"""Who may call: keys from a file or the environment, and pages of other origins."""
 
 import hashlib
 import logging
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from app.access import ApiKeyError
@@ -15,23 +14,31 @@ from app.http.api import create_api
 from app.http.errors import Headers
 from app.settings import Settings
 from app.telemetry.metric_table import KEY_REQUESTS
+from tests.support.asgi_client import KEY, asgi_client, write_keys
 from tests.support.fakes import FakeService
 
-KEY, OTHER = "k" * 32, "other-Key.with_all~of+the/signs=="
+OTHER = "other-Key.with_all~of+the/signs=="
 CLASSIFY = "/v1/classify"
+SHOP, ELSEWHERE = "https://shop.example", "https://other.example"
+ALLOWED = "access-control-allow-origin"
 
 
 @pytest.fixture
 def key_file(tmp_path):
-    path = tmp_path / "keys"
-    path.write_text(f"# ours\n{KEY}\n\n  {OTHER}  \n")
-    path.chmod(0o600)
-    return path
+    return write_keys(tmp_path, f"# ours\n{KEY}\n\n  {OTHER}  \n")
 
 
 @pytest.fixture
-def service(key_file):
-    return FakeService(Settings(max_body_bytes=1000, max_files=3, api_keys_file=key_file))
+def origins() -> tuple[str, ...]:
+    return (SHOP, "http://localhost:3000")
+
+
+@pytest.fixture
+def service(key_file, origins):
+    settings = Settings(
+        max_body_bytes=1000, max_files=3, api_keys_file=key_file, allowed_origins=origins
+    )
+    return FakeService(settings)
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -116,8 +123,7 @@ async def test_everything_else_wants_a_key(client, path):
     "path", ["/page/../v1/models", "/docs/assets/../../v1/models", "/page//v1/models"]
 )
 async def test_no_way_leads_round_the_keys(service, path):
-    transport = httpx.ASGITransport(_with_raw_path(create_api(service), path))
-    async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
+    async with asgi_client(_with_raw_path(create_api(service), path)) as client:
         answer = await client.get("/")
     assert answer.status_code in (401, 404)
     assert "model_set" not in answer.text
@@ -145,8 +151,7 @@ async def test_the_description_says_what_wants_a_key(client):
 
 
 async def test_without_keys_everybody_may_call_and_nothing_is_described():
-    transport = httpx.ASGITransport(create_api(FakeService()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
+    async with asgi_client(create_api(FakeService())) as client:
         assert (await client.get("/v1/models")).status_code == 200
         assert "securitySchemes" not in (await client.get("/openapi.json")).text
 
@@ -333,9 +338,123 @@ def test_the_old_keys_hold_while_the_file_cannot_be_read(
 async def test_requests_are_counted_by_the_name_of_their_key(key_file, told):
     key_file.write_text(f"team-a:{KEY}\n{OTHER}\n")
     api = create_api(FakeService(Settings(api_keys_file=key_file)))
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(api), base_url="http://tandem"
-    ) as client:
+    async with asgi_client(api) as client:
         for key in (KEY, KEY, OTHER, "x" * 32, f"team-a:{KEY}"):
             await client.get("/v1/models", headers=bearer(key))
     assert told.of(KEY_REQUESTS) == {("team-a",): 2, ("unnamed",): 1}
+
+
+def preflight(origin: str, method: str = "POST") -> dict[str, str]:
+    wanted = "authorization,content-type,x-request-timeout-seconds"
+    return {
+        "origin": origin,
+        "access-control-request-method": method,
+        "access-control-request-headers": wanted,
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/classify", "/v1/models", "/v2/models/a/infer"])
+@pytest.mark.parametrize("origin", [SHOP, "http://localhost:3000"])
+async def test_a_preflight_is_answered_without_a_key(client, path, origin):
+    answer = await client.options(path, headers=preflight(origin))
+    assert answer.status_code == 200
+    assert answer.headers[ALLOWED] == origin
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    allowed = answer.headers["access-control-allow-headers"]
+    assert allowed == preflight(origin)["access-control-request-headers"]
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("origin", "method"),
+    [(ELSEWHERE, "POST"), (SHOP + ".evil", "POST"), ("null", "POST"), (SHOP, "DELETE")],
+)
+async def test_another_preflight_is_refused_and_says_why(client, origin, method):
+    answer = await client.options("/v1/classify", headers=preflight(origin, method))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "origin")
+    assert origin in error["message"]
+    assert method in error["message"]
+    assert "allowed_origins" in error["message"]
+    assert answer.headers.get(ALLOWED) == (origin if origin == SHOP else None)
+    assert answer.headers["content-type"] == "application/json"
+
+
+async def test_a_refused_preflight_has_the_requests_own_id(client):
+    answer = await client.options(
+        "/v1/models", headers=preflight(ELSEWHERE) | {"x-request-id": "r1"}
+    )
+    assert answer.json()["error"]["request_id"] == "r1"
+
+
+async def test_every_answer_can_be_read_by_an_allowed_page(client, service):
+    key = {"authorization": f"Bearer {KEY}", "origin": SHOP}
+    seen = [
+        await client.post("/v1/classify", content=b"image", headers=key),
+        await client.post("/v1/classify", content=b"image", headers={"origin": SHOP}),
+        await client.post("/v1/classify?top_k=x", content=b"image", headers=key),
+        await client.get("/nothing", headers=key),
+        await client.get("/v2/models/nothing", headers=key),
+        await client.get("/", headers=key),
+    ]
+    service.raises = RuntimeError("a bug")
+    seen.append(await client.post("/v1/classify", content=b"image", headers=key))
+    assert [answer.status_code for answer in seen] == [200, 401, 422, 404, 404, 200, 500]
+    assert {answer.headers.get(ALLOWED) for answer in seen} == {SHOP}
+    assert {answer.headers.get("vary") for answer in seen} == {"Origin"}
+    exposed = {answer.headers["access-control-expose-headers"] for answer in seen}
+    assert all("x-request-id" in names and "retry-after" in names for names in exposed)
+
+
+@pytest.mark.parametrize("headers", [{"origin": ELSEWHERE}, {}])
+async def test_other_pages_read_nothing(client, headers):
+    key = {"authorization": f"Bearer {KEY}"}
+    answer = await client.post("/v1/classify", content=b"image", headers=key | headers)
+    assert answer.status_code == 200  # curl and the like have no origin, and need none
+    assert ALLOWED not in answer.headers
+
+
+@pytest.mark.parametrize("origins", [("*",)])
+async def test_all_origins(client, origins):
+    assert (await client.options("/v1/classify", headers=preflight(ELSEWHERE))).headers[
+        ALLOWED
+    ] == "*"
+    answer = await client.post("/v1/classify", content=b"image", headers={"origin": ELSEWHERE})
+    assert (answer.status_code, answer.headers[ALLOWED]) == (401, "*")
+
+
+async def test_without_the_setting_nobody_is_allowed():
+    async with asgi_client(create_api(FakeService())) as client:
+        refused = await client.options("/v1/classify", headers=preflight(SHOP))
+        answer = await client.post("/v1/classify", content=b"image", headers={"origin": SHOP})
+    assert (refused.status_code, answer.status_code) == (405, 200)
+    names = {*refused.headers, *answer.headers}
+    assert not [name for name in names if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://shop.example", "http://[::1]:3000", "tauri://localhost", "http://a_b-c.d:65535", "*"],
+)
+def test_origins_as_browsers_write_them(origin):
+    assert Settings(allowed_origins=(origin,)).allowed_origins == (origin,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "shop.example",
+        "https://shop.example/",
+        "https://Shop.example",
+        "https://*.example",
+        "https://shop.example:443",
+        "http://shop.example:80",
+        "https://shop.example }",
+        "https://",
+        "null",
+        "",
+    ],
+)
+def test_what_no_browser_writes_is_refused_before_anything_starts(text):
+    with pytest.raises(ValueError, match="is no origin: give scheme, host and port"):
+        Settings(allowed_origins=("*", text))

@@ -1,0 +1,445 @@
+"""Shared memory over HTTP: where it is on, and who may use it.
+
+Whatever parameters name in shared memory: never a 500, and what is refused changes nothing.
+
+Shared memory over HTTP, with the real service in front of members of the test.
+"""
+
+import asyncio
+import json
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.http.api import create_api
+from app.oip.inference import Inference
+from tests.support.open_inference import (
+    IMAGE,
+    LABELS,
+    MEAN,
+    MODEL,
+    Graph,
+    client_of,
+    drawn,
+    elements,
+    error_of,
+    images,
+    infer,
+    outputs_of,
+    with_header,
+)
+from tests.support.raw_asgi import Asked, Told, ask
+from tests.support.shared_regions import Memory, image_in, in_region
+
+
+@pytest.fixture
+def memory(tmp_path) -> Memory:
+    return Memory(tmp_path)
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return Graph()
+
+
+@pytest.fixture
+def client(graph, memory):
+    return client_of(graph, memory.regions)
+
+
+SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+REGION = f"{SYSTEM}/region/r"
+FILE = elements(IMAGE)
+
+
+async def asked_for_regions(client, **headers):
+    """Return the answers to everything that has to do with regions."""
+    fields = {"key": "k", "byte_size": 1}
+    return [
+        await client.get(f"{SYSTEM}/status", headers=headers),
+        await client.get(f"{REGION}/status", headers=headers),
+        await client.post(f"{REGION}/register", json=fields, headers=headers),
+        await client.post(f"{REGION}/unregister", headers=headers),
+        await client.post(f"{SYSTEM}/unregister", headers=headers),
+        await infer(client, image_in(in_region(len(FILE))), **headers),
+        await infer(
+            client,
+            images(IMAGE, outputs=[{"name": "label", "parameters": in_region(9)}]),
+            **headers,
+        ),
+    ]
+
+
+async def test_it_is_off_by_default(graph):
+    client = client_of(graph)
+    for answer in await asked_for_regions(client):
+        assert "shared memory is off here; send the data itself" in error_of(answer, 400)
+    assert "system_shared_memory" not in (await client.get("/v2")).json()["extensions"]
+
+
+async def test_the_extension_is_named_where_it_is_on(client):
+    extensions = (await client.get("/v2")).json()["extensions"]
+    assert "system_shared_memory" in extensions
+    assert "cuda_shared_memory" not in extensions
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7", "::ffff:10.0.0.7", "2001:db8::1"])
+async def test_callers_elsewhere_are_refused(graph, memory, address):
+    memory.region(FILE)
+    client = client_of(graph, memory.regions, address)
+    for answer in await asked_for_regions(client):
+        assert "on the service's own machine" in error_of(answer, 403)
+    assert len(memory.regions.status()) == 1
+    assert (await infer(client, images(IMAGE))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-forwarded-for": "203.0.113.5"},
+        {"x-forwarded-for": "127.0.0.1, 203.0.113.5"},
+        {"x-forwarded-for": "unknown"},
+        {"forwarded": "for=203.0.113.5"},
+        {"origin": "https://elsewhere.example"},
+    ],
+)
+async def test_what_others_ask_by_way_of_a_program_here_is_refused(client, memory, headers):
+    memory.region(FILE)
+    for answer in await asked_for_regions(client, **headers):
+        assert "that call it directly" in error_of(answer, 403)
+    assert (await infer(client, images(IMAGE), **headers)).status_code == 200
+
+
+async def test_a_proxy_that_asks_for_this_machine_is_believed(client, memory):
+    memory.region(FILE)
+    answer = await client.get(f"{SYSTEM}/status", headers={"x-forwarded-for": "127.0.0.1, ::1"})
+    assert len(answer.json()) == 1
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+async def test_cuda_shared_memory_is_not_supported(graph, memory, is_on):
+    client = client_of(graph, memory.regions if is_on else None)
+    fields = {"raw_handle": {"b64": "AA=="}, "device_id": 0, "byte_size": 64}
+    answer = await client.post(f"{CUDA}/region/r/register", json=fields)
+    assert "CUDA shared memory is not supported" in error_of(answer, 400)
+    for path in (f"{CUDA}/status", f"{CUDA}/region/r/status"):
+        assert (await client.get(path)).json() == []
+    for path in (f"{CUDA}/unregister", f"{CUDA}/region/r/unregister"):
+        assert (await client.post(path)).status_code == 200
+
+
+EXAMPLES = settings(
+    max_examples=150,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+NUMBERS = st.integers(-2, 120) | st.sampled_from([2**31, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)])
+ANY = (
+    NUMBERS | st.none() | st.booleans() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
+)
+PARAMETERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "shared_memory_region": st.sampled_from(["in", "out", "other", ""]) | ANY,
+        "shared_memory_byte_size": st.sampled_from([len(FILE), 40]) | NUMBERS | ANY,
+        "shared_memory_offset": st.just(0) | NUMBERS | ANY,
+        "classification": st.just(3),
+        "binary_data": st.booleans(),
+    },
+)
+OUTPUTS = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["probabilities", "label"])}, optional={"parameters": PARAMETERS}
+    ),
+    max_size=2,
+)
+REFUSED = {400, 403, 404, 409, 413}
+REGISTERED = st.fixed_dictionaries(
+    {},
+    optional={
+        "key": st.sampled_from(["k", "/k", "l", "../k", "..", "link", "k\0"]) | ANY,
+        "offset": NUMBERS | ANY,
+        "byte_size": NUMBERS | ANY,
+    },
+)
+
+
+class Service:
+    """The interface of the real service, and its memory, which has two regions."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.memory, graph = Memory(Path(self._folder.name)), Graph()
+        (self.memory.folder / "link").symlink_to("k")
+        inference = Inference(graph.service, self.memory.regions)
+        self.budget = graph.service.byte_budget
+        self.api = create_api(graph.service, inference)
+
+    def restored(self) -> "Service":
+        """Return it with the regions as they were."""
+        self.memory.regions.unregister()
+        self.memory.region(FILE, "in", "k")
+        self.memory.region(bytes(100), "out", "l")
+        return self
+
+
+@cache
+def service() -> Service:
+    return Service()
+
+
+def check(told: Told) -> None:
+    assert told.status in REFUSED | {200}, (told.status, told.body)
+    if told.status != 200:
+        assert list(json.loads(told.body)) == ["error"]
+
+
+@EXAMPLES
+@given(PARAMETERS, OUTPUTS, st.sampled_from([[1], [1, 1], [2], [0]]))
+def test_any_parameters_of_tensors(
+    source: dict[str, Any], outputs: list[dict[str, Any]], shape: list[int]
+) -> None:
+    tensor = {"name": "image", "datatype": "BYTES", "shape": shape, "parameters": source}
+    body, headers = with_header({"inputs": [tensor], "outputs": outputs})
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    asked, path = service().restored(), "/v2/models/imagenette/infer"
+    check(ask(asked.api, Asked("POST", path, headers=sent, chunks=[body])))
+    assert [(asked.memory.folder / key).stat().st_size for key in ("k", "l")] == [len(FILE), 100]
+    assert asked.budget.num_held == 0
+
+
+@EXAMPLES
+@given(st.sampled_from(["in", "mine", "a%2fb", "%00", "ü"]), REGISTERED | ANY)
+def test_anything_that_is_to_be_a_region(name: str, fields: Any) -> None:
+    path = f"/v2/systemsharedmemory/region/{name}"
+    api = service().restored().api
+    check(ask(api, Asked("POST", f"{path}/register", chunks=[json.dumps(fields).encode()])))
+    check(ask(api, Asked("GET", f"{path}/status")))
+    check(ask(api, Asked("POST", f"{path}/unregister")))
+    check(ask(api, Asked("GET", "/v2/systemsharedmemory/status")))
+
+
+PIXELS = drawn(2)
+
+
+def output_in(name: str, byte_size: int, region: str = "out", offset: int | None = None):
+    return {"name": name, "parameters": in_region(byte_size, region, offset)}
+
+
+async def test_regions_are_registered_described_and_forgotten(client, memory):
+    memory.file("k", bytes(100))
+    answer = await client.post(
+        f"{REGION}/register", json={"key": "/k", "offset": 5, "byte_size": 90}
+    )
+    assert (answer.status_code, answer.content) == (200, b"")
+    expected = [{"name": "r", "key": "/k", "offset": 5, "byte_size": 90}]
+    assert (await client.get(f"{REGION}/status")).json() == expected
+    assert (await client.get(f"{SYSTEM}/status")).json() == expected
+    await client.post(f"{SYSTEM}/region/a%20b/register", json={"key": "k", "byte_size": 9})
+    assert len((await client.get(f"{SYSTEM}/status")).json()) == 2
+    assert (await client.post(f"{REGION}/unregister")).status_code == 200
+    assert "not registered" in error_of(await client.get(f"{REGION}/status"), 404)
+    assert (await client.post(f"{SYSTEM}/unregister")).status_code == 200
+    assert (await client.get(f"{SYSTEM}/status")).json() == []
+
+
+@pytest.mark.parametrize("way", ["image", "pixels"])
+async def test_inputs_and_outputs_in_regions_are_answered_as_others_are(client, memory, way):
+    data = elements(IMAGE, IMAGE) if way == "image" else PIXELS.tobytes()
+    memory.region(b"before" + data + b"after", "in", "a")
+    place = memory.region(bytes(200), "out", "b")
+    outputs = [output_in("probabilities", 80, offset=8), output_in("label", 100, offset=100)]
+    more = {} if way == "image" else {"name": "pixels", "datatype": "UINT8"}
+    shape = [2] if way == "image" else list(PIXELS.shape)
+    sent = image_in(in_region(len(data), "in", 6), shape, outputs, **more)
+    answer = await infer(client, sent)
+    assert answer.status_code == 200, answer.text
+    rows, names = answer.json()["outputs"]
+    label = elements(*[LABELS[1].encode()] * 2)
+    assert rows == {
+        "name": "probabilities",
+        "datatype": "FP32",
+        "shape": [2, 10],
+        "parameters": in_region(80, "out", 8),
+    }
+    assert names["parameters"] == in_region(len(label), "out", 100)
+    assert "data" not in names
+    written = place.read_bytes()
+    assert np.frombuffer(written[8:88], "<f4") == pytest.approx(np.tile(MEAN, 2), abs=1e-7)
+    assert written[100:] == label + bytes(100 - len(label))
+    assert written[:8] + written[88:100] == bytes(20)
+
+
+async def test_one_of_both_may_be_in_a_region(client, memory):
+    memory.region(FILE)
+    assert outputs_of(await infer(client, image_in(in_region(len(FILE)))))["label"] == [LABELS[1]]
+    place = memory.region(bytes(40), "out", "b")
+    outputs = [{"name": "label"}, output_in("probabilities", 40)]
+    answer = await infer(client, images(IMAGE, outputs=outputs))
+    assert answer.json()["outputs"][0]["data"] == [LABELS[1]]
+    assert np.frombuffer(place.read_bytes(), "<f4") == pytest.approx(MEAN, abs=1e-7)
+
+
+async def test_bytes_in_regions_count_until_the_answer_as_a_bodys_do(graph, client, memory):
+    data = elements(*[IMAGE + bytes(1000)] * 2)
+    memory.region(data)
+    budget = graph.service.byte_budget
+    gate = graph.members["resnet50"].gate = asyncio.Event()
+    sent = image_in(in_region(len(data)), [2])
+    task = asyncio.create_task(infer(client, sent))
+    while not graph.members["resnet50"].asked:
+        await asyncio.sleep(0)
+    assert budget.num_held == len(data) + len(sent[0])
+    gate.set()
+    assert (await task).status_code == 200
+    assert budget.num_held == 0
+
+
+async def test_more_than_a_body_may_have_is_refused_before_it_is_read(client, memory):
+    with (memory.folder / "k").open("wb") as file:
+        file.truncate(2**40)
+    memory.regions.register("r", "k", 0, 2**40)
+    answer = await infer(client, image_in(in_region(2**40)))
+    assert "the limit is 500000" in error_of(answer, 413)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status", "says"),
+    [
+        (in_region(len(FILE), "other"), 404, "'other' is not registered; register it first"),
+        (in_region(len(FILE) + 1), 400, "are asked for"),
+        (in_region(len(FILE), offset=1), 400, "are asked for"),
+        (in_region(1, offset=2**63 - 1), 400, "are asked for"),
+        (in_region(2**63 - 1), 413, "the limit is 500000"),
+        (in_region(len(FILE) - 1), 400, "has 10 bytes by its length, and 9 are left"),
+        (in_region(3), 400, "shape and data must agree"),
+        (in_region(-1), 400, "give a size from 1"),
+        (in_region(0), 400, "give a size from 1"),
+        (in_region(9, offset=-1), 400, "an offset from 0"),
+        (in_region(2**70), 400, "JSON|whole number|limit"),
+        ({"shared_memory_region": "r"}, 400, "shared_memory_byte_size is None"),
+        ({"shared_memory_byte_size": 9}, 400, "shared_memory_region is None"),
+        ({**in_region(9), "binary_data_size": 0}, 400, "has data and a region"),
+    ],
+)
+async def test_inputs_that_no_region_has(graph, client, memory, parameters, status, says):
+    memory.region(FILE)
+    answer = await infer(client, image_in(parameters))
+    if says == "JSON|whole number|limit":
+        assert answer.status_code in (400, 413)
+    else:
+        assert says in error_of(answer, status)
+    assert graph.decoder.lanes == []
+    assert graph.service.byte_budget.num_held == 0
+    assert (await infer(client, image_in(in_region(len(FILE))))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "says"),
+    [
+        (output_in("probabilities", 39), 400, "has 40 bytes, and 39 of shared memory"),
+        (output_in("probabilities", 40, "other"), 404, "'other' is not registered"),
+        (output_in("probabilities", 41), 400, "are asked for"),
+        (output_in("label", 1, offset=40), 400, "are asked for"),
+        (output_in("label", 40, offset=-1), 400, "an offset from 0"),
+    ],
+)
+async def test_outputs_that_no_region_takes_are_refused_before_anything_is_computed(
+    graph, client, memory, output, status, says
+):
+    memory.region(bytes(40), "out")
+    answer = await infer(client, images(IMAGE, outputs=[output]))
+    assert says in error_of(answer, status)
+    assert graph.decoder.lanes == []
+
+
+async def test_a_label_longer_than_its_place(client, memory):
+    place = memory.region(bytes(40), "out")
+    answer = await infer(client, images(IMAGE, outputs=[output_in("label", 5)]))
+    assert "and 5 are given to it in region 'out'" in error_of(answer, 400)
+    assert place.read_bytes() == bytes(40)
+    stats = (await client.get(f"{MODEL}/stats")).json()["model_stats"][0]["inference_stats"]
+    assert (stats["success"]["count"], stats["fail"]["count"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("happens", "says"),
+    [
+        (lambda memory, place: place.unlink(), "No such file"),
+        (lambda memory, place: os.truncate(place, 39), "has 39 bytes, and it needs 40"),
+        (lambda memory, place: memory.regions.unregister("out"), "not registered"),
+    ],
+)
+async def test_a_region_that_goes_while_its_answer_is_computed(
+    graph, client, memory, happens, says
+):
+    place = memory.region(bytes(40), "out")
+    gate = graph.members["resnet50"].gate = asyncio.Event()
+    sent = images(IMAGE, outputs=[output_in("probabilities", 40)])
+    task = asyncio.create_task(infer(client, sent))
+    while not graph.members["resnet50"].asked:
+        await asyncio.sleep(0)
+    happens(memory, place)
+    gate.set()
+    answer = await task
+    assert says in error_of(answer, answer.status_code)
+    assert answer.status_code in (400, 404)
+    assert (await infer(client, images(IMAGE))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"", 400, "is no JSON"),
+        (b"{", 400, "is no JSON"),
+        (b"[]", 400, "is no object"),
+        (b"{}", 400, "key is None"),
+        (b'{"key": "k"}', 400, "byte_size is None"),
+        (b'{"key": "../k", "byte_size": 1}', 400, "without slashes"),
+        (b'{"key": "/a/k", "byte_size": 1}', 400, "without slashes"),
+        (b'{"key": "..", "byte_size": 1}', 400, "not dots alone"),
+        (b'{"key": "k\\u0000", "byte_size": 1}', 400, "without slashes"),
+        (b'{"key": "link", "byte_size": 1}', 400, "symbolic links"),
+        (b'{"key": "nothing", "byte_size": 1}', 400, "No such file"),
+        (b'{"key": "k", "byte_size": 101}', 400, "has 100 bytes, and it needs 101"),
+        (b'{"key": "k", "byte_size": 9223372036854775808}', 400, "byte_size is 9223"),
+        (b'{"key": "k", "offset": -1, "byte_size": 1}', 400, "offset is -1"),
+        (b'{"key": "k", "offset": null, "byte_size": 1}', 400, "offset is None"),
+        (b" " * 70_000, 413, "the limit is 65536"),
+    ],
+)
+async def test_what_cannot_be_registered(client, memory, body, status, says):
+    memory.file("k", bytes(100))
+    (memory.folder / "link").symlink_to("k")
+    assert says in error_of(await client.post(f"{REGION}/register", content=body), status)
+    assert (await client.get(f"{SYSTEM}/status")).json() == []
+
+
+async def test_registering_twice(client, memory):
+    memory.region(FILE)
+    fields = {"key": "k", "byte_size": 1}
+    answer = await client.post(f"{REGION}/register", json=fields)
+    assert "is registered already; unregister it first" in error_of(answer, 409)
+
+
+async def test_files_that_change_all_the_time_never_end_the_process(client, memory):
+    """Whatever a client does to its memory meanwhile, others are served."""
+    place = memory.region(FILE + bytes(40))
+    sent = image_in(in_region(len(FILE)), outputs=[output_in("probabilities", 40, "r", len(FILE))])
+    whole, sizes = FILE + bytes(40), (0, 1, len(FILE), len(FILE) + 39)
+    for number in range(40):
+        task = asyncio.create_task(infer(client, sent))
+        for _ in range(number):
+            await asyncio.sleep(0)
+        os.truncate(place, sizes[number % 4])
+        assert (await task).status_code in (200, 400)
+        place.write_bytes(whole)
+        assert (await infer(client, sent)).status_code == 200
