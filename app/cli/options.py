@@ -1,7 +1,10 @@
-"""Options that more than one command takes, and their checks."""
+"""Options that more than one command takes, their checks, and options as a dataclass."""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -67,3 +70,30 @@ def check_can_plot(path: Path | None, command: str) -> None:
         raise ConfigError(f"--plot {path}: a name that ends with {' or '.join(PLOTS)}")
     with needs_extra("calibrate", f"{command} --plot"):
         import matplotlib  # noqa: F401
+
+
+def one_parameter_a_field(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command as Typer reads it: each dataclass that it takes becomes its fields.
+
+    So an option is written once: as a field with its type, its ``typer.Option`` and its default.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters = dict[str, inspect.Parameter]()
+    fields = dict[str, dict[str, inspect.Parameter]]()
+    for name, parameter in inspect.signature(command).parameters.items():
+        if is_dataclass(hints[name]):
+            fields[name] = dict(inspect.signature(hints[name]).parameters)
+            parameters |= fields[name]
+        else:
+            parameters[name] = parameter
+
+    def typed(**values: Any) -> None:
+        for name, own in fields.items():
+            values[name] = hints[name](**{field: values.pop(field) for field in own})
+        command(**values)
+
+    by_name = [each.replace(kind=each.KEYWORD_ONLY) for each in parameters.values()]
+    typed.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
+    typed.__annotations__ = {each.name: each.annotation for each in by_name}
+    typed.__doc__ = command.__doc__
+    return typed
