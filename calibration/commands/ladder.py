@@ -19,49 +19,51 @@ if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none 
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
-Network = Annotated[
-    str,
-    typer.Argument(
-        metavar="NETWORK", help="a model set, or with --random-weights a torchvision name"
-    ),
-]
-RandomWeights = Annotated[
-    bool, typer.Option("--random-weights", help="torchvision's network of that name: speed only")
-]
-MemberName = Annotated[str | None, typer.Option(help="of the set  (default: its first)")]
-Size = Annotated[int | None, typer.Option(help="px, of --random-weights  (default: 224)")]
-Classes = Annotated[int | None, typer.Option(help="of --random-weights  (default: 1000)")]
-Labelled = Annotated[
-    Path | None, typer.Option(help="ImageFolder or CSV of file,label: for top-1 and the cascade")
-]
-MaxImages = Annotated[int, typer.Option(min=0, help="a random sample this large; 0: all")]
-Seconds = Annotated[float, typer.Option(help="s of measuring, each rung; there are some 19")]
-Rungs = Annotated[str | None, typer.Option(help="only these, with commas  (default: all)")]
-CascadeMargin = Annotated[float, typer.Option(min=0.001, max=1, help="of the cascade's rung")]
-Work = Annotated[
-    Path | None, typer.Option(help="folder for results on the way  (default: in the user's cache)")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="keep what was measured, do the rest")]
-Plot = Annotated[Path | None, typer.Option(help="images/s by rung as a plot, .svg")]
-Html = Annotated[Path | None, typer.Option(help="write a page with table and plot")]
-
 
 def ladder(
-    network: Network,
-    random_weights: RandomWeights = False,
-    member: MemberName = None,
-    size: Size = None,
-    classes: Classes = None,
-    images: Labelled = None,
-    max_images: MaxImages = 200,
-    seconds: Seconds = 10.0,
-    rungs: Rungs = None,
-    cascade_margin: CascadeMargin = 0.5,
-    work: Work = None,
-    resume: Resume = False,
+    network: Annotated[
+        str,
+        typer.Argument(
+            metavar="NETWORK", help="a model set, or with --random-weights a torchvision name"
+        ),
+    ],
+    random_weights: Annotated[
+        bool,
+        typer.Option("--random-weights", help="torchvision's network of that name: speed only"),
+    ] = False,
+    member: Annotated[str | None, typer.Option(help="of the set  (default: its first)")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="px, of --random-weights  (default: 224)")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="of --random-weights  (default: 1000)")
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="ImageFolder or CSV of file,label: for top-1 and the cascade"),
+    ] = None,
+    max_images: Annotated[
+        int, typer.Option(min=0, help="a random sample this large; 0: all")
+    ] = 200,
+    seconds: Annotated[
+        float, typer.Option(help="s of measuring, each rung; there are some 19")
+    ] = 10.0,
+    rungs: Annotated[
+        str | None, typer.Option(help="only these, with commas  (default: all)")
+    ] = None,
+    cascade_margin: Annotated[
+        float, typer.Option(min=0.001, max=1, help="of the cascade's rung")
+    ] = 0.5,
+    work: Annotated[
+        Path | None,
+        typer.Option(help="folder for results on the way  (default: in the user's cache)"),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="keep what was measured, do the rest")
+    ] = False,
     json_file: JsonFile = None,
-    plot: Plot = None,
-    html: Html = None,
+    plot: Annotated[Path | None, typer.Option(help="images/s by rung as a plot, .svg")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a page with table and plot")] = None,
     model_dir: ModelDirs = None,
 ) -> None:
     """Measure a network from eager PyTorch to the service, one optimisation after another.

@@ -24,49 +24,42 @@ if TYPE_CHECKING:
 MAX_LISTED = 10
 
 
-Images = Annotated[
-    Path | None,
-    typer.Option(
-        help="folder of images like those to be served; labels are not needed  (default: crops of "
-        "17 photographs that scikit-image and scikit-learn ship; the first is fetched by pip)"
-    ),
-]
-Validation = Annotated[
-    Path | None,
-    typer.Option(
-        help="labelled images (ImageFolder or CSV) to measure the drop on  "
-        "(default: what calibration leaves of --images, if labelled and 400 or more)"
-    ),
-]
-MembersOption = Annotated[list[str] | None, typer.Option(help="only this member; may be repeated")]
-SubsetSize = Annotated[
-    int | None, typer.Option(min=1, help="calibration images  (default: the manifest's, 300)")
-]
-Preset = Annotated[
-    Literal["mixed", "performance"] | None,
-    typer.Option(help="mixed or performance  (default: the manifest's)"),
-]
-FastBiasCorrection = Annotated[
-    bool | None,
-    typer.Option("--fast-bias-correction/--full-bias-correction", help="full: slow, finer"),
-]
-MaxDrop = Annotated[
-    float | None,
-    typer.Option(min=0, max=1, help="of top-1, a fraction  (default: the manifest's, 0.005)"),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="the outcome as JSON")]
-
-
 def quantize(
     name: SetName,
-    images: Images = None,
-    validation: Validation = None,
-    member: MembersOption = None,
-    subset_size: SubsetSize = None,
-    preset: Preset = None,
-    fast_bias_correction: FastBiasCorrection = None,
-    max_drop: MaxDrop = None,
-    as_json: AsJson = False,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="folder of images like those to be served; labels are not needed  (default: crops "
+            "of 17 photographs that scikit-image and scikit-learn ship; the first is fetched by "
+            "pip)"
+        ),
+    ] = None,
+    validation: Annotated[
+        Path | None,
+        typer.Option(
+            help="labelled images (ImageFolder or CSV) to measure the drop on  "
+            "(default: what calibration leaves of --images, if labelled and 400 or more)"
+        ),
+    ] = None,
+    member: Annotated[
+        list[str] | None, typer.Option(help="only this member; may be repeated")
+    ] = None,
+    subset_size: Annotated[
+        int | None, typer.Option(min=1, help="calibration images  (default: the manifest's, 300)")
+    ] = None,
+    preset: Annotated[
+        Literal["mixed", "performance"] | None,
+        typer.Option(help="mixed or performance  (default: the manifest's)"),
+    ] = None,
+    fast_bias_correction: Annotated[
+        bool | None,
+        typer.Option("--fast-bias-correction/--full-bias-correction", help="full: slow, finer"),
+    ] = None,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="of top-1, a fraction  (default: the manifest's, 0.005)"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="the outcome as JSON")] = False,
     model_dir: ModelDirs = None,
 ) -> None:
     """Quantise a set's float networks to INT8 with NNCF, into the set's own folder.
