@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from app.access import ClientTls, key_headers
-from app.cli.options import (
-    CallersKeyFile,
-    ClientCert,
-    ClientKey,
-    JsonFile,
-    PhotoFolder,
-    Plot,
-    Roots,
-    check_can_plot,
-    service_url,
-)
+from app.access import key_headers
+from app.cli.options import Caller, JsonFile, PhotoFolder, Plot, check_can_plot, service_url
 from app.errors import ConfigError
 from models.files import check_can_write, write_json
 
@@ -58,10 +48,8 @@ def bench(
     ] = False,
     model_set: Annotated[str, typer.Option(help="with --limit: the set")] = "imagenette",
     precision: Annotated[str, typer.Option(help="with --limit: INT8 or FP16")] = "INT8",
-    key_file: CallersKeyFile = None,
-    ca: Roots = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
+    *,
+    caller: Caller,
 ) -> None:
     """Load a running service and report throughput, latency, errors and CPU time.
 
@@ -86,8 +74,8 @@ def bench(
             service_url(url),
             bodies,
             files_per_request=files,
-            headers=key_headers(key_file),
-            tls=ClientTls(ca, client_cert, client_key),
+            headers=key_headers(caller.key_file),
+            tls=caller.tls,
         )
         result = run_loads(
             _loads(Load(target, duration, seed=seed), concurrency, rate),

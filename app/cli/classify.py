@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from app.access import ClientTls, sent_key
-from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots, service_url
+from app.access import sent_key
+from app.cli.options import Caller, service_url
 from app.errors import ConfigError
 from app.graph.request import checked_threshold, checked_top_k
 
@@ -75,10 +75,8 @@ def classify(
             "FILE.parquet or s3://BUCKET/FOLDER; the same command goes on where it was stopped",
         ),
     ] = None,
-    key_file: CallersKeyFile = None,
-    ca: Roots = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
+    *,
+    caller: Caller,
 ) -> None:
     """Send images to a running service and print their labels; exit code 1 if any failed."""
     wanted = Wanted(top_k, threshold, model_set)
@@ -87,9 +85,9 @@ def classify(
     elif option := next(filter(None, (out_file and "--out", address and "--address")), None):
         raise ConfigError(f"{option} goes with --offline; a service's answers: --json > FILE.jsonl")
     else:
-        files, tls = _files(paths), ClientTls(ca, client_cert, client_key)
+        files = _files(paths)
         num_files = len(files)
-        with _client(url, sent_key(key_file), tls) as client:
+        with _client(url, caller) as client:
             rows = _rows(client, files, url, wanted)
             num_failed = _run(rows, num_files, wanted, as_json)
     if num_failed:
@@ -151,7 +149,7 @@ def _offline(
     return num_failed, len(files)
 
 
-def _client(url: str, api_key: str | None, tls: ClientTls) -> "Client":
+def _client(url: str, caller: Caller) -> "Client":
     """Return a client that retries requests that were refused or broken off.
 
     It does not retry if nothing listens at the address: that would take time for every file.
@@ -160,7 +158,11 @@ def _client(url: str, api_key: str | None, tls: ClientTls) -> "Client":
 
     policy = RetryPolicy(on=frozenset({"overloaded", "not_ready", "reset"}))
     return Client(
-        service_url(url), api_key=api_key, timeout=TIMEOUT_S, retry=policy, tls=tls.context()
+        service_url(url),
+        api_key=sent_key(caller.key_file),
+        timeout=TIMEOUT_S,
+        retry=policy,
+        tls=caller.tls.context(),
     )
 
 

@@ -2,15 +2,18 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from app.errors import ConfigError
 from models.files import check_can_write
 from models.machine import needs_extra
+
+if TYPE_CHECKING:
+    from app.access import ClientTls
 
 PLOTS = (".png", ".svg")
 
@@ -20,23 +23,36 @@ PhotoFolder = Annotated[
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="file for the result as JSON; - is stdout")
 ]
-CallersKeyFile = Annotated[
-    Path | None,
-    typer.Option(help="file with the service's API key  (default: TANDEM_API_KEY)"),
-]
-Roots = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca", help="root certificates for https://  (default: SSL_CERT_FILE, or the system's)"
-    ),
-]
-ClientCert = Annotated[
-    Path | None, typer.Option(help="client certificate in PEM, for a service that requires one")
-]
-ClientKey = Annotated[
-    Path | None, typer.Option(help="private key of --client-cert  (default: in the same file)")
-]
 Plot = Annotated[Path | None, typer.Option(help="file for a plot, .png or .svg")]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The key and the certificates with which a command calls a service."""
+
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="file with the service's API key  (default: TANDEM_API_KEY)"),
+    ] = None
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="root certificates for https://  (default: SSL_CERT_FILE, or the system's)"
+        ),
+    ] = None
+    client_cert: Annotated[
+        Path | None, typer.Option(help="client certificate in PEM, for a service that requires one")
+    ] = None
+    client_key: Annotated[
+        Path | None, typer.Option(help="private key of --client-cert  (default: in the same file)")
+    ] = None
+
+    @property
+    def tls(self) -> "ClientTls":
+        """The files of TLS."""
+        from app.access import ClientTls
+
+        return ClientTls(self.ca, self.client_cert, self.client_key)
 
 
 def service_url(text: str) -> str:

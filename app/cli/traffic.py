@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots, service_url
+from app.cli.options import Caller, service_url
 from app.errors import ConfigError
 from app.traffic.control import MIN_AGREEMENT, MIN_COMPARED, candidate, refusals
 from app.traffic.plan import Split
@@ -59,10 +58,8 @@ def traffic(
         bool, typer.Option("--json", help="print /v1/traffic once, as JSON")
     ] = False,
     url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000",
-    key_file: CallersKeyFile = None,
-    ca: Roots = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
+    *,
+    caller: Caller,
 ) -> None:
     """Show or change how requests are split between versions of a set, without a restart.
 
@@ -71,7 +68,7 @@ def traffic(
     agreement on live photos allow it. rollback restores the previous split. Exit code 1: promote
     refused.
     """
-    service = TrafficService(url, key_file, ca, client_cert, client_key)
+    service = TrafficService(url, caller)
     if action is Action.SHOW:
         _show(service, as_json=as_json)
         return
@@ -158,26 +155,18 @@ def _changed(status: Status, *, as_json: bool) -> None:
 class TrafficService:
     """A client of the traffic interface of a running service."""
 
-    def __init__(
-        self,
-        url: str,
-        key_file: Path | None,
-        ca: Path | None,
-        client_cert: Path | None,
-        client_key: Path | None,
-    ) -> None:
+    def __init__(self, url: str, caller: Caller) -> None:
         import httpx
 
-        from app.access import ClientTls, key_headers
+        from app.access import key_headers
         from tandem_client.exchange import is_loopback
 
-        tls = ClientTls(ca, client_cert, client_key).context()
         self._url = service_url(url)
         self._client = httpx.Client(
             base_url=self._url,
-            headers=key_headers(key_file),
+            headers=key_headers(caller.key_file),
             timeout=TIMEOUT_S,
-            verify=tls or True,
+            verify=caller.tls.context() or True,
             trust_env=not is_loopback(url),  # HTTP_PROXY would get the key
         )
 
