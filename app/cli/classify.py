@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -15,12 +15,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from app.access import sent_key
+from app.bench.load import find_files
 from app.cli.options import Caller, service_url
 from app.errors import ConfigError
 from app.graph.request import checked_threshold, checked_top_k
-
-if TYPE_CHECKING:
-    from tandem_client import Client, TandemError
+from tandem_client import Client, RetryPolicy, TandemError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 OFFLINE, OFFLINE_SET = "tandem.offline", "imagenette"
@@ -85,7 +84,7 @@ def classify(
     elif option := next(filter(None, (out_file and "--out", address and "--address")), None):
         raise ConfigError(f"{option} goes with --offline; a service's answers: --json > FILE.jsonl")
     else:
-        files = _files(paths)
+        files = list(find_files(paths))
         num_files = len(files)
         with _client(url, caller) as client:
             rows = _rows(client, files, url, wanted)
@@ -95,19 +94,13 @@ def classify(
         raise typer.Exit(1)
 
 
-def _files(paths: list[str]) -> list[Path]:
-    from app.bench.load import find_files
-
-    return list(find_files(paths))
-
-
 @contextmanager
 def _source(
     model_set: str, address: str | None, paths: list[str]
 ) -> Iterator[tuple[Any, list[str]]]:
     """Give what classifies, this process or a cluster, and the names of the files."""
     if address is None:
-        files = list(map(str, _files(paths)))
+        files = list(map(str, find_files(paths)))
         (entry,) = entry_points(group=OFFLINE, name="rows")  # app never imports calibration
         yield entry.load()(model_set), files
     else:
@@ -149,13 +142,11 @@ def _offline(
     return num_failed, len(files)
 
 
-def _client(url: str, caller: Caller) -> "Client":
+def _client(url: str, caller: Caller) -> Client:
     """Return a client that retries requests that were refused or broken off.
 
     It does not retry if nothing listens at the address: that would take time for every file.
     """
-    from tandem_client import Client, RetryPolicy
-
     policy = RetryPolicy(on=frozenset({"overloaded", "not_ready", "reset"}))
     return Client(
         service_url(url),
@@ -205,9 +196,7 @@ def _reported(rows: Iterator[ClassifiedFile], num_files: int) -> Iterator[Classi
             err.print(f"{number} of {num_files} classified")
 
 
-def _rows(
-    client: "Client", files: list[Path], url: str, wanted: Wanted
-) -> Iterator[ClassifiedFile]:
+def _rows(client: Client, files: list[Path], url: str, wanted: Wanted) -> Iterator[ClassifiedFile]:
     """Yield a row per file, in order, with a few requests under way at a time."""
     answers = client.classify_many(files, concurrency=CONCURRENCY, **wanted._asdict())
     for result in answers:
@@ -215,7 +204,7 @@ def _rows(
         yield {"file": str(result.path), **outcome}
 
 
-def _error(error: "TandemError", url: str) -> dict[str, str]:
+def _error(error: TandemError, url: str) -> dict[str, str]:
     """Return an error in the service's form, with advice if the service did not answer."""
     message = error.message
     if error.code == "unreachable":

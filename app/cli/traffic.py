@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Annotated, Any
 
+import httpx
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from app.access import key_headers
 from app.cli.options import Caller, service_url
 from app.errors import ConfigError
 from app.traffic.control import MIN_AGREEMENT, MIN_COMPARED, candidate, refusals
 from app.traffic.plan import Split
+from tandem_client.exchange import is_loopback
 
 PATH = "/v1/traffic"
 LOOK_EVERY_S = 1.0
@@ -156,11 +159,6 @@ class TrafficService:
     """A client of the traffic interface of a running service."""
 
     def __init__(self, url: str, caller: Caller) -> None:
-        import httpx
-
-        from app.access import key_headers
-        from tandem_client.exchange import is_loopback
-
         self._url = service_url(url)
         self._client = httpx.Client(
             base_url=self._url,
@@ -177,8 +175,6 @@ class TrafficService:
         return self._ask("PUT", content)
 
     def _ask(self, method: str, content: dict[str, Any] | None) -> Status:
-        import httpx
-
         try:
             answer = self._client.request(method, PATH, json=content)
         except httpx.HTTPError as error:

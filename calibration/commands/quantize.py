@@ -86,7 +86,7 @@ def quantize(
     started = time.perf_counter()
     outcome = _run(model_set, request)
     if as_json:
-        typer.echo(json.dumps(_facts(model_set, outcome, time.perf_counter() - started)))
+        typer.echo(json.dumps(_as_json(model_set, outcome, time.perf_counter() - started)))
     else:
         _show(model_set, outcome)
     _refuse(outcome, model_set.manifest.max_drop if max_drop is None else max_drop)
@@ -116,7 +116,9 @@ def _refuse(outcome: "MemberQuantization", limit: float) -> None:
         raise typer.Exit(1)
 
 
-def _facts(model_set: ModelSet, outcome: "MemberQuantization", seconds: float) -> dict[str, object]:
+def _as_json(
+    model_set: ModelSet, outcome: "MemberQuantization", seconds: float
+) -> dict[str, object]:
     members = {
         name: {"drop": q.drop, "first_drop": q.first_drop, "left_float": list(q.left_float)}
         for name, q in outcome.members.items()
