@@ -3,28 +3,18 @@
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from app.access import ClientTls, key_headers
-from app.cli.options import (
-    CallersKeyFile,
-    ClientCert,
-    ClientKey,
-    JsonFile,
-    PhotoFolder,
-    Plot,
-    Roots,
-    check_can_plot,
-    service_url,
-)
+from app.access import key_headers
+from app.bench.load import Load, Target, drawn_photos, photos_in
+from app.bench.runs import run_loads
+from app.cli.options import Caller, JsonFile, PhotoFolder, Plot, check_can_plot, service_url
 from app.errors import ConfigError
 from models.files import check_can_write, write_json
-
-if TYPE_CHECKING:  # imported at its use, so that tandem --help stays fast
-    from app.bench.load import Load
+from models.machine import describe_machine
 
 MAX_NUMBER = 1e6
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
@@ -58,19 +48,14 @@ def bench(
     ] = False,
     model_set: Annotated[str, typer.Option(help="with --limit: the set")] = "imagenette",
     precision: Annotated[str, typer.Option(help="with --limit: INT8 or FP16")] = "INT8",
-    key_file: CallersKeyFile = None,
-    ca: Roots = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
+    *,
+    caller: Caller,
 ) -> None:
     """Load a running service and report throughput, latency, errors and CPU time.
 
     In open loops latency counts from the scheduled time. The load comes from another process,
     whose own cost is printed. Exit code 1: no request was answered.
     """
-    from app.bench.load import Load, Target
-    from app.bench.runs import run_loads
-
     _check_numbers(duration=duration, warm_up=warm_up, objective_ms=objective_ms)
     check_can_write(json_file)
     check_can_plot(plot, "bench")
@@ -86,8 +71,8 @@ def bench(
             service_url(url),
             bodies,
             files_per_request=files,
-            headers=key_headers(key_file),
-            tls=ClientTls(ca, client_cert, client_key),
+            headers=key_headers(caller.key_file),
+            tls=caller.tls,
         )
         result = run_loads(
             _loads(Load(target, duration, seed=seed), concurrency, rate),
@@ -112,15 +97,12 @@ def _check_numbers(**values: float) -> None:
 
 def _bodies(images: Path | None) -> tuple[list[bytes], dict[str, object]]:
     """Return the photos to send, and the facts of them and of this machine for the result."""
-    from app.bench.load import drawn_photos, photos_in
-    from models.machine import describe_machine
-
     bodies = photos_in(images) if images else drawn_photos()
     origin = str(images) if images else "drawn photos of 500 x 375"
     return bodies, {"machine": describe_machine(), "images": origin, "num_images": len(bodies)}
 
 
-def _loads(like: "Load", concurrency: str | None, rate: str | None) -> "list[Load]":
+def _loads(like: Load, concurrency: str | None, rate: str | None) -> list[Load]:
     """Return the closed loops, then the open loops."""
     if not (concurrency or rate):
         concurrency = "1,8,16"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -14,13 +14,12 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from app.access import ClientTls, sent_key
-from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots, service_url
+from app.access import sent_key
+from app.bench.load import find_files
+from app.cli.options import Caller, service_url
 from app.errors import ConfigError
 from app.graph.request import checked_threshold, checked_top_k
-
-if TYPE_CHECKING:
-    from tandem_client import Client, TandemError
+from tandem_client import Client, RetryPolicy, TandemError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 OFFLINE, OFFLINE_SET = "tandem.offline", "imagenette"
@@ -75,10 +74,8 @@ def classify(
             "FILE.parquet or s3://BUCKET/FOLDER; the same command goes on where it was stopped",
         ),
     ] = None,
-    key_file: CallersKeyFile = None,
-    ca: Roots = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
+    *,
+    caller: Caller,
 ) -> None:
     """Send images to a running service and print their labels; exit code 1 if any failed."""
     wanted = Wanted(top_k, threshold, model_set)
@@ -87,20 +84,14 @@ def classify(
     elif option := next(filter(None, (out_file and "--out", address and "--address")), None):
         raise ConfigError(f"{option} goes with --offline; a service's answers: --json > FILE.jsonl")
     else:
-        files, tls = _files(paths), ClientTls(ca, client_cert, client_key)
+        files = list(find_files(paths))
         num_files = len(files)
-        with _client(url, sent_key(key_file), tls) as client:
+        with _client(url, caller) as client:
             rows = _rows(client, files, url, wanted)
             num_failed = _run(rows, num_files, wanted, as_json)
     if num_failed:
         err.print(f"[red]{num_failed} of {num_files} failed[/]")
         raise typer.Exit(1)
-
-
-def _files(paths: list[str]) -> list[Path]:
-    from app.bench.load import find_files
-
-    return list(find_files(paths))
 
 
 @contextmanager
@@ -109,7 +100,7 @@ def _source(
 ) -> Iterator[tuple[Any, list[str]]]:
     """Give what classifies, this process or a cluster, and the names of the files."""
     if address is None:
-        files = list(map(str, _files(paths)))
+        files = list(map(str, find_files(paths)))
         (entry,) = entry_points(group=OFFLINE, name="rows")  # app never imports calibration
         yield entry.load()(model_set), files
     else:
@@ -151,16 +142,18 @@ def _offline(
     return num_failed, len(files)
 
 
-def _client(url: str, api_key: str | None, tls: ClientTls) -> "Client":
+def _client(url: str, caller: Caller) -> Client:
     """Return a client that retries requests that were refused or broken off.
 
     It does not retry if nothing listens at the address: that would take time for every file.
     """
-    from tandem_client import Client, RetryPolicy
-
     policy = RetryPolicy(on=frozenset({"overloaded", "not_ready", "reset"}))
     return Client(
-        service_url(url), api_key=api_key, timeout=TIMEOUT_S, retry=policy, tls=tls.context()
+        service_url(url),
+        api_key=sent_key(caller.key_file),
+        timeout=TIMEOUT_S,
+        retry=policy,
+        tls=caller.tls.context(),
     )
 
 
@@ -203,9 +196,7 @@ def _reported(rows: Iterator[ClassifiedFile], num_files: int) -> Iterator[Classi
             err.print(f"{number} of {num_files} classified")
 
 
-def _rows(
-    client: "Client", files: list[Path], url: str, wanted: Wanted
-) -> Iterator[ClassifiedFile]:
+def _rows(client: Client, files: list[Path], url: str, wanted: Wanted) -> Iterator[ClassifiedFile]:
     """Yield a row per file, in order, with a few requests under way at a time."""
     answers = client.classify_many(files, concurrency=CONCURRENCY, **wanted._asdict())
     for result in answers:
@@ -213,7 +204,7 @@ def _rows(
         yield {"file": str(result.path), **outcome}
 
 
-def _error(error: "TandemError", url: str) -> dict[str, str]:
+def _error(error: TandemError, url: str) -> dict[str, str]:
     """Return an error in the service's form, with advice if the service did not answer."""
     message = error.message
     if error.code == "unreachable":

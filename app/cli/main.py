@@ -1,28 +1,42 @@
-"""The ``tandem`` command line: registers all commands, and turns errors into a line and a code."""
+"""The ``tandem`` command line: its commands by name, and errors as a line and a code.
 
+A command's module is imported when the command is called: ``tandem --version`` waits for none.
+"""
+
+import ast
 import io
 import os
 import sys
-from importlib.metadata import entry_points, version
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.main import get_command
 
-from app.cli.bench import bench
-from app.cli.classify import classify
-from app.cli.serve import environment, serve
-from app.cli.traffic import traffic
+from app.cli.options import one_parameter_a_field
 from models.errors import TandemError
 from models.machine import DISTRIBUTION
 
 STREAMS = (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w"))
+OWN_COMMANDS = {
+    "serve": "app.cli.serve:serve",
+    "classify": "app.cli.classify:classify",
+    "bench": "app.cli.bench:bench",
+    "traffic": "app.cli.traffic:traffic",
+    "environment": "app.cli.serve:environment",
+}
+# Calibration adds commands by entry points, since app never imports it.
+ENTRY_POINTS = {"": "tandem.commands", "models": "tandem.models_commands"}
+# Help is plain text: Rich's tables cut the names of options in a terminal of 80 columns.
+PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 
 class Command(TyperCommand):
-    """A command whose help names no variables, and whose first sentence is listed whole."""
+    """A command whose help names no variables."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,30 +55,73 @@ class Command(TyperCommand):
                 error.param_hint = f"{ctx.auto_envvar_prefix}_{name.upper()}"
             raise
 
-    def get_short_help_str(self, limit: int = 1000) -> str:
+
+class ListedCommand(TyperCommand):
+    """A command as its group lists it; its module is imported when it is called."""
+
+    def __init__(self, entry: EntryPoint) -> None:
+        super().__init__(entry.name)
+        self._entry = entry
+
+    @cached_property
+    def loaded(self) -> Command:
+        """The command itself, with its parameters and whole help."""
+        alone = typer.Typer(add_completion=False, **PLAIN)
+        # TANDEM_ is the settings' prefix, and serve reads settings from variables.
+        variables = {"auto_envvar_prefix": "TANDEM"} if self.name == "serve" else {}
+        function = one_parameter_a_field(self._entry.load())
+        alone.command(self.name, cls=Command, context_settings=variables)(function)
+        command = get_command(alone)
+        assert isinstance(command, Command)
+        return command
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the arguments with the command itself, which the context then runs."""
+        return self.loaded.make_context(*args, **kwargs)
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the whole first sentence of the docstring, read from the source."""
+        self.help = docstring(self._entry)
         return super().get_short_help_str(max(limit, 1000))
 
 
-# Help is plain text: Rich's tables cut the names of options in a terminal of 80 columns.
+def docstring(entry: EntryPoint) -> str:
+    """Return the docstring of an entry point's function without importing its module."""
+    spec = find_spec(entry.module)
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == entry.attr:
+            return ast.get_docstring(node) or ""
+    raise LookupError(f"{entry.module} defines no function {entry.attr}")
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands, each imported when it is called."""
+
+    def __init__(self, *, name: str, commands: dict[str, Any], **attributes: Any) -> None:
+        own = OWN_COMMANDS if name == "" else {}
+        entries = [EntryPoint(command, path, "") for command, path in own.items()]
+        entries += entry_points(group=ENTRY_POINTS[name])
+        listed = {entry.name: ListedCommand(entry) for entry in entries}
+        super().__init__(name=name, commands=listed | commands, **attributes)
+
+
 app = typer.Typer(
+    cls=CommandGroup,
     help="An image-classification ensemble on CPUs: INT8 networks as a Ray Serve graph.",
     no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    **PLAIN,
 )
-models_app = typer.Typer(
-    help="Model sets: list, verify, add, fetch, and their versions.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app.add_typer(
+    typer.Typer(
+        cls=CommandGroup,
+        help="Model sets: list, verify, add, fetch, and their versions.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    ),
+    name="models",
 )
-# TANDEM_ is the settings' prefix.
-app.command(cls=Command, context_settings={"auto_envvar_prefix": "TANDEM"})(serve)
-for _command in (classify, bench, traffic, environment):
-    app.command(cls=Command)(_command)
-app.add_typer(models_app, name="models")
-for _group, _typer in (("tandem.commands", app), ("tandem.models_commands", models_app)):
-    for _entry in entry_points(group=_group):  # calibration adds its own: app never imports it
-        _typer.command(_entry.name, cls=Command)(_entry.load())
 
 
 @app.callback(invoke_without_command=True)
@@ -86,6 +143,9 @@ def main() -> None:
     try:
         app()
     except TandemError as error:
+        from rich.console import Console
+        from rich.markup import escape
+
         console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
         console.print(f"[red]tandem:[/] {escape(error.message)}")
         for note in getattr(error, "__notes__", ()):

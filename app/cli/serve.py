@@ -6,7 +6,7 @@
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 from platformdirs import user_data_path
@@ -16,57 +16,15 @@ from app.errors import ConfigError
 from app.launch.haproxy import HaproxyCommand, max_connections
 from app.launch.haproxy_rules import APPLICATION, RuleOptions
 from app.launch.ray_features import check_protecting
+from app.launch.resolved_config import ServeOptions, resolved, unknown_variables
 from app.serve.ray_compatibility import check_ray_version
 from app.setting_values import check_origins
 from models.files import needed_folder
 
-if TYPE_CHECKING:
-    from app.launch.resolved_config import ServeOptions
-
 
 def serve(
     context: typer.Context,
-    model_set: Annotated[str | None, typer.Option(help="name of a set, or its folder")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Ray Serve configuration  (default: serve_config.yaml)")
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="address to listen on; 0.0.0.0 serves other machines")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="HTTP port  (default: 8000)")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="running Ray cluster to deploy to: auto, or HOST:PORT")
-    ] = None,
-    allow_unverified: Annotated[
-        bool | None,
-        typer.Option(
-            help="serve a set even if INT8 lost more than its max_drop  (default: refuse it)"
-        ),
-    ] = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="port for Prometheus  (default: 9464, or a free one)"),
-    ] = None,
-    metrics_host: Annotated[
-        str | None,
-        typer.Option(help="0.0.0.0 admits a Prometheus elsewhere  (default: loopback)"),
-    ] = None,
-    api_keys_file: Annotated[
-        Path | None, typer.Option(help="answer only requests with a key of this file, one a line")
-    ] = None,
-    grpc_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="gRPC port  (default: no gRPC)")
-    ] = None,
-    portable: Annotated[
-        bool | None,
-        typer.Option(help="serve without HAProxy, on loopback only  (default: except on Linux)"),
-    ] = None,
-    log_format: Annotated[
-        Literal["json", "text"] | None,
-        typer.Option(help="format on stderr  (default: text in a terminal, otherwise json)"),
-    ] = None,
+    options: ServeOptions,
     print_config: Annotated[
         bool,
         typer.Option(
@@ -85,22 +43,6 @@ def serve(
     cluster's nodes need the environment of docs/how-to/cluster.md to be fast. Every setting may
     also be a variable, TANDEM_<SETTING>. A flag precedes a variable, and a variable the file.
     """
-    from app.launch.resolved_config import ServeOptions
-
-    options = ServeOptions(
-        model_set=model_set,
-        config=config,
-        host=host,
-        port=port,
-        address=address,
-        allow_unverified=allow_unverified,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        api_keys_file=api_keys_file,
-        grpc_port=grpc_port,
-        portable=portable,
-        log_format=log_format,
-    )
     if print_config:
         _print_config(context, options, as_json=as_json)
         return
@@ -111,10 +53,8 @@ def serve(
     run_service(options)
 
 
-def _print_config(context: typer.Context, options: "ServeOptions", *, as_json: bool) -> None:
+def _print_config(context: typer.Context, options: ServeOptions, *, as_json: bool) -> None:
     """Print the settings with the source of each (flag, variable, file), as YAML or as JSON."""
-    from app.launch.resolved_config import resolved, unknown_variables
-
     sources = {name: context.get_parameter_source(name) for name in context.params}
     flags = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
     for line in unknown_variables():

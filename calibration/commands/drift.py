@@ -1,23 +1,29 @@
 """``tandem drift``: compares samples of a service with a reference, as a table, JSON and a page."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from calibration.commands.models import JsonFile, check_file, out
+from calibration.drift import (
+    LEVEL,
+    Answers,
+    ClassShare,
+    Difference,
+    Drift,
+    Wanted,
+    compare,
+    read_answers,
+)
 from models.errors import ModelSetError
 from models.files import check_can_write, write_json, write_result
 from models.machine import needs_extra
-
-if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
-    from collections.abc import Sequence
-
-    from calibration.drift import Answers, ClassShare, Difference, Drift
 
 MAX_LISTED = 10  # classes in the table
 MAX_DRAWN = 20  # classes on the page
@@ -60,8 +66,6 @@ def drift(
 
     Exit code 1: there is drift.
     """
-    from calibration.drift import Wanted, compare, read_answers
-
     check_can_write(json_file)
     check_file(html, "--html")
     when = None if since is None else _time(since)
@@ -87,10 +91,8 @@ def _time(text: str) -> datetime:
     return when.replace(tzinfo=when.tzinfo or UTC)
 
 
-def as_json(result: "Drift") -> dict[str, Any]:
+def as_json(result: Drift) -> dict[str, Any]:
     """Return the comparison as JSON values: verdict, tests, and every class."""
-    from calibration.drift import LEVEL
-
     return {
         "drift": result.is_drift,
         "verdict": _verdict(result),
@@ -102,13 +104,13 @@ def as_json(result: "Drift") -> dict[str, Any]:
     }
 
 
-def _side_as_json(side: "Answers") -> dict[str, Any]:
+def _side_as_json(side: Answers) -> dict[str, Any]:
     times = {"first": side.first, "last": side.last}
     shown = {name: time.isoformat() for name, time in times.items() if time is not None}
     return {"images": side.num, "versions": side.versions, **shown}
 
 
-def _verdict(result: "Drift") -> str:
+def _verdict(result: Drift) -> str:
     """Return a sentence that says whether there is drift, and in which of the tests."""
     named = [each.name for each in result.differences if each.is_drift]
     if named:
@@ -119,7 +121,7 @@ def _verdict(result: "Drift") -> str:
     )
 
 
-def _notes(result: "Drift") -> list[str]:
+def _notes(result: Drift) -> list[str]:
     """Return notes on causes of a difference other than the photos: other versions answered."""
     if set(result.reference.versions) == set(result.samples.versions):
         return []
@@ -130,7 +132,7 @@ def _notes(result: "Drift") -> list[str]:
     ]
 
 
-def _show(result: "Drift") -> None:
+def _show(result: Drift) -> None:
     """Print the tests, the classes that changed most, and the verdict."""
     for name, side in result.sides.items():
         out.print(f"{name}: {_described(side)}", markup=False)
@@ -151,7 +153,7 @@ def _show(result: "Drift") -> None:
     out.print(f"[{color}]{_verdict(result)}[/]")
 
 
-def _described(side: "Answers") -> str:
+def _described(side: Answers) -> str:
     """Return a sentence with a side's number of images, their times, and the versions."""
     times = ""
     if side.first is not None and side.last is not None:
@@ -159,7 +161,7 @@ def _described(side: "Answers") -> str:
     return f"{side.num} images{times}, answered by {', '.join(sorted(side.versions))}"
 
 
-def _cells(each: "Difference") -> tuple[str, ...]:
+def _cells(each: Difference) -> tuple[str, ...]:
     return (
         each.name,
         *("" if value is None else f"{value:.3f}" for value in (each.reference, each.samples)),
@@ -171,10 +173,8 @@ def _cells(each: "Difference") -> tuple[str, ...]:
     )
 
 
-def _page(title: str, result: "Drift") -> bytes:
+def _page(title: str, result: Drift) -> bytes:
     """Return the HTML page, which loads nothing over the network."""
-    from calibration.drift import LEVEL
-
     with needs_extra("calibrate", "drift --html"):
         from markupsafe import Markup
 
@@ -196,7 +196,7 @@ def _page(title: str, result: "Drift") -> bytes:
     )
 
 
-def _class_plot(classes: "Sequence[ClassShare]") -> str:
+def _class_plot(classes: Sequence[ClassShare]) -> str:
     """Plot each class's share of the images on both sides, as bars, as inline SVG."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -219,7 +219,7 @@ def _class_plot(classes: "Sequence[ClassShare]") -> str:
         return svg_of(figure)
 
 
-def _confidence_plot(result: "Drift") -> str:
+def _confidence_plot(result: Drift) -> str:
     """Plot the cumulative distribution of the confidence; the test's D is the widest gap."""
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -1,9 +1,13 @@
-"""``tandem evaluate``: measures a set's accuracy, keeps the accuracy record, writes the reports."""
+"""``tandem evaluate``: measures a set on labelled images, and keeps its accuracy record.
+
+With ``--calibrate`` or ``--sure-at`` it fits temperatures, or when an answer is sure, instead.
+"""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -11,18 +15,11 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from calibration.commands.calibrate import (
-    EvaluateOptions,
-    calibrate,
-    check_calibrate_options,
-    check_multi_label,
-    check_plot_options,
-    choose_sure,
-    command_of,
-)
 from calibration.commands.models import JsonFile, ModelDirs, SetName, check_file, err, out
-from calibration.datasets import Dataset, LabelSets, read_dataset, read_label_sets
+from calibration.datasets import Dataset, LabelledImage, LabelSets, read_dataset, read_label_sets
 from calibration.evaluation.evaluate import Evaluation, evaluate_set
+from calibration.evaluation.fitting import Fitted, SureFit, TemperatureFit, with_temperatures
+from calibration.evaluation.inference import Track
 from calibration.evaluation.live import LiveResult, LiveService, MultiLabelLiveService
 from calibration.evaluation.multi_label import MultiLabelEvaluation, evaluate_label_sets
 from calibration.evaluation.record import (
@@ -32,111 +29,93 @@ from calibration.evaluation.record import (
     kept_aside,
     record_of,
 )
-from calibration.evaluation.report import as_json, show
-from calibration.evaluation.report import multi_label_json as label_sets_json
-from calibration.evaluation.report import show_multi_label as show_label_sets
+from calibration.evaluation.report import as_json, multi_label_json, show, show_multi_label
+from calibration.evaluation.report_subsets import figures_table
 from calibration.evaluation.subsets import SubsetStudy, measure_costs, subsets_of
+from calibration.sets.transaction import change
 from models.errors import ModelSetError
 from models.files import check_can_write, write_json
 from models.ledger import judge, judged, outcome_of
 from models.machine import needs_extra
-from models.manifest import AccuracyRecord, read_manifest
+from models.manifest import ENSEMBLE, AccuracyRecord, Manifest, read_manifest
 from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Precision
 from models.stores import is_fetched
 
-Images = Annotated[
-    Path,
-    typer.Option(
-        help="ImageFolder (DIR/<class>/<file>), or a CSV of file,label; of a multi-label set "
-        "file,label;label"
-    ),
-]
-Url = Annotated[
-    str | None,
-    typer.Option(help="also through this running service; it must answer as in process"),
-]
-KeyFile = Annotated[
-    Path | None,
-    typer.Option(help="holds that service's key, if it wants one  (default: TANDEM_API_KEY)"),
-]
-Subsets = Annotated[
-    bool,
-    typer.Option("--subsets", help="compare every ensemble of the members: accuracy against cost"),
-]
-Plot = Annotated[Path | None, typer.Option(help="with --subsets: draw them, FILE.svg or FILE.png")]
-Calibrate = Annotated[
-    bool,
-    typer.Option(
-        "--calibrate",
-        help="fit a temperature for each member and one for the average on half of the images, "
-        "judge on the others, and write them into the manifest",
-    ),
-]
-SureAt = Annotated[
-    float | None,
-    typer.Option(
-        min=0.01,
-        max=0.999,
-        help="choose from which probability on half of the images show that this share of answers "
-        "is right, judge on the others, and write it into the manifest",
-    ),
-]
-MaxImages = Annotated[
-    int,
-    typer.Option(
-        min=0, show_default=False, help="a random sample this large, not recorded  (default: all)"
-    ),
-]
-RecordOption = Annotated[
-    bool, typer.Option(help="keep the result in the set's manifest, where serve reads it")
-]
-Html = Annotated[Path | None, typer.Option(help="write a page with plots")]
-
-
-def evaluate(
-    name: SetName,
-    images: Images,
-    url: Url = None,
-    subsets: Subsets = False,
-    plot: Plot = None,
-    calibrate: Calibrate = False,
-    sure_at: SureAt = None,
-    max_images: MaxImages = 0,
-    record: RecordOption = True,
-    json_file: JsonFile = None,
-    html: Html = None,
-    model_dir: ModelDirs = None,
-    key_file: KeyFile = None,
-) -> None:
-    """Measure every member and the ensemble, float and INT8, on labelled images.
-
-    Top-1 and more; of a multi-label set mean average precision, micro and macro F1.
-
-    Exit code 1: INT8 lost more than the set's max_drop, or the live service answered otherwise.
-    """
-    with needs_extra("calibrate", "evaluate"):
-        from calibration.commands.calibrate import EvaluateOptions
-    options = EvaluateOptions(
-        images=images,
-        url=url,
-        max_images=max_images,
-        is_recorded=record,
-        json_file=json_file,
-        html=html,
-        model_dirs=tuple(model_dir or ()),
-        key_file=key_file,
-        has_subsets=subsets,
-        plot=plot,
-        is_calibrated=calibrate,
-        sure_at=sure_at,
-    )
-    if not run_evaluation(name, options):
-        raise typer.Exit(1)
-
-
 T = TypeVar("T")
 D = TypeVar("D", Dataset, LabelSets)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """The options of the command line."""
+
+    name: SetName
+    images: Annotated[
+        Path,
+        typer.Option(
+            help="ImageFolder (DIR/<class>/<file>), or a CSV of file,label; of a multi-label set "
+            "file,label;label"
+        ),
+    ]
+    url: Annotated[
+        str | None,
+        typer.Option(help="also through this running service; it must answer as in process"),
+    ] = None
+    subsets: Annotated[
+        bool,
+        typer.Option(
+            "--subsets", help="compare every ensemble of the members: accuracy against cost"
+        ),
+    ] = False
+    plot: Annotated[
+        Path | None, typer.Option(help="with --subsets: draw them, FILE.svg or FILE.png")
+    ] = None
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="fit a temperature for each member and one for the average on half of the "
+            "images, judge on the others, and write them into the manifest",
+        ),
+    ] = False
+    sure_at: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=0.999,
+            help="choose from which probability on half of the images show that this share of "
+            "answers is right, judge on the others, and write it into the manifest",
+        ),
+    ] = None
+    max_images: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            show_default=False,
+            help="a random sample this large, not recorded  (default: all)",
+        ),
+    ] = 0
+    record: Annotated[
+        bool, typer.Option(help="keep the result in the set's manifest, where serve reads it")
+    ] = True
+    json_file: JsonFile = None
+    html: Annotated[Path | None, typer.Option(help="write a page with plots")] = None
+    model_dir: ModelDirs = None
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="holds that service's key, if it wants one  (default: TANDEM_API_KEY)"),
+    ] = None
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether stdout is for tables: it has no JSON."""
+        return str(self.json_file) != "-"
+
+    @property
+    def fitting(self) -> str:
+        """The option that fits something and evaluates nothing else."""
+        return "--calibrate" if self.calibrate else "--sure-at"
 
 
 @dataclass(frozen=True)
@@ -149,76 +128,81 @@ class EvaluatedSet:
     live: LiveResult | None
 
 
-def run_evaluation(name: str, options: EvaluateOptions) -> bool:
-    """Return whether INT8 lost no more than it may and the live service answered the same."""
+def evaluate(options: EvaluateOptions) -> None:
+    """Measure every member and the ensemble, float and INT8, on labelled images.
+
+    Top-1 and more; of a multi-label set mean average precision, micro and macro F1.
+
+    Exit code 1: INT8 lost more than the set's max_drop, or the live service answered otherwise.
+    """
     check_can_write(options.json_file)
     check_file(options.html, "--html")
     check_file(options.plot, "--plot")
+    _check_drawn(options)
+    model_set = load_model_set(options.name, search_path(options.model_dir or ()))
+    if model_set.manifest.task == "multi_label":
+        _check_multi_label(options)
+    if options.calibrate or options.sure_at is not None:
+        _fit(model_set, options)
+    elif not _is_well_evaluated(model_set, options):
+        raise typer.Exit(1)
+
+
+def _check_drawn(options: EvaluateOptions) -> None:
+    """Refuse a plot of nothing, or a page or a plot that cannot be drawn."""
+    if options.html is None and options.plot is None:
+        return
+    with needs_extra("calibrate", "evaluate --html and --plot"):
+        from calibration.evaluation.report_page import check_plot
+
     if options.plot is not None:
-        check_plot_options(options)
-    model_set = load_model_set(name, search_path(options.model_dirs))
-    is_multi_label = model_set.manifest.task == "multi_label"
-    if is_multi_label:
-        check_multi_label(options)
-    if options.is_calibrated or options.sure_at is not None:
-        _calibrate(model_set, options)
-        return True
-    is_recorded = options.is_recorded and not (options.max_images or options.url is not None)
+        if not options.subsets:
+            raise ModelSetError("--plot draws what --subsets compares: give both")
+        check_plot(options.plot)
+
+
+def _check_multi_label(options: EvaluateOptions) -> None:
+    """Refuse what has no meaning for scores of each class by itself, or no plot yet."""
+    asked = {"--subsets": options.subsets, "--html": options.html is not None}
+    if named := [option for option, is_asked in asked.items() if is_asked]:
+        raise ModelSetError(
+            f"{' and '.join(named)}: of classes that exclude each other, and this set is "
+            "multi-label; leave it out (--json has all figures)"
+        )
+
+
+def _is_well_evaluated(model_set: ModelSet, options: EvaluateOptions) -> bool:
+    """Return whether INT8 lost no more than it may and the live service answered the same."""
+    is_recorded = options.record and not (options.max_images or options.url is not None)
     if is_recorded and is_fetched(model_set.folder):
         is_recorded = False
         err.print("the set comes from a store, so the result is not recorded in its manifest")
     if is_recorded:
         check_can_keep(model_set.folder)
-    evaluated = (_measured_label_sets if is_multi_label else _measured)(model_set, options)
+    evaluated = _measured(model_set, options)
     problem = _keep(model_set.folder, evaluated.record) if is_recorded else None
     _report(evaluated, options)
     if problem is not None:
-        raise problem  # first what was found, then why it is not kept
+        raise problem  # first what was measured, then why it is not kept
     return _is_well(evaluated) and not (is_recorded and _is_refused(model_set.folder))
 
 
-def _calibrate(model_set: ModelSet, options: EvaluateOptions) -> None:
-    check_calibrate_options(options, model_set)
-    if options.max_images and options.is_recorded:
-        options = replace(options, is_recorded=False)
-        err.print("--max-images: a sample's result is shown, and not written into the manifest")
-    if options.is_recorded:
-        check_can_keep(model_set.folder, command_of(options))
-    dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
-    *_, precision = _whole_precisions(model_set)
-    with _progress() as progress:
-        track = _Tracker(progress, f"{model_set.name} {precision}")
-        fit = calibrate if options.is_calibrated else choose_sure
-        fit(model_set, dataset, precision, options, track)
-
-
 def _measured(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
-    dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
+    """Measure every precision, or that of the running service together with its answers."""
+    measure: Callable[..., Evaluation | MultiLabelEvaluation]
+    if model_set.manifest.task == "multi_label":
+        label_sets = _sampled(read_label_sets(options.images, model_set), options.max_images)
+        measure = partial(evaluate_label_sets, model_set, label_sets)
+    else:
+        dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
+        measure = partial(evaluate_set, model_set, dataset)
     with _service(options, model_set) as service, _progress() as progress:
         precisions = (service.precision,) if service else _precisions(model_set)
-        study = _study(model_set, precisions) if options.has_subsets else None
-        measured = evaluate_set(
-            model_set,
-            dataset,
+        measured = measure(
             precisions,
             track=_Tracker(progress, f"{model_set.name} {' and '.join(precisions)}"),
             observe=service.observe if service else None,
-            study=study,
-        )
-    record = record_of(model_set, measured)
-    return EvaluatedSet(model_set, record, measured, service.result if service else None)
-
-
-def _measured_label_sets(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
-    dataset = _sampled(read_label_sets(options.images, model_set), options.max_images)
-    with _service(options, model_set) as service, _progress() as progress:
-        precisions = (service.precision,) if service else _precisions(model_set)
-        measured = evaluate_label_sets(
-            model_set,
-            dataset,
-            precisions,
-            track=_Tracker(progress, f"{model_set.name} {' and '.join(precisions)}"),
-            observe=service.observe if service else None,
+            **({"study": _study(model_set, precisions)} if options.subsets else {}),
         )
     record = record_of(model_set, measured)
     return EvaluatedSet(model_set, record, measured, service.result if service else None)
@@ -256,6 +240,163 @@ def _is_refused(folder: Path) -> bool:
     elif verdict.status == "unknown":
         err.print(f"[yellow]{escape(verdict.message)}[/]")
     return verdict.status == "dropped"
+
+
+def _report(evaluated: EvaluatedSet, options: EvaluateOptions) -> None:
+    """Print the tables or the JSON, and write the files that were asked for."""
+    measured = evaluated.measured
+    facts = (evaluated.model_set.manifest, evaluated.record, measured, evaluated.live)
+    is_multi_label = isinstance(measured, MultiLabelEvaluation)
+    json_of: Callable[..., dict[str, Any]] = multi_label_json if is_multi_label else as_json
+    show_tables: Callable[..., None] = show_multi_label if is_multi_label else show
+    content = json_of(*facts)
+    if options.has_tables:
+        show_tables(out, *facts)
+    write_json(options.json_file, content)
+    if isinstance(measured, MultiLabelEvaluation):
+        return
+    if options.html is not None:
+        from calibration.evaluation.report_page import write_page
+
+        write_page(options.html, evaluated.model_set, content, measured)
+        err.print(f"the page: {escape(str(options.html))}")
+    if options.plot is not None and measured.subsets is not None:
+        from calibration.evaluation.report_page import write_plot
+
+        write_plot(options.plot, measured.subsets)
+        err.print(f"the plot: {escape(str(options.plot))}")
+
+
+def _fit(model_set: ModelSet, options: EvaluateOptions) -> None:
+    """Fit temperatures, or when an answer is sure, and write the result into the manifest."""
+    _check_fitting(options, model_set)
+    if options.max_images and options.record:
+        options = replace(options, record=False)
+        err.print("--max-images: a sample's result is shown, and not written into the manifest")
+    if options.record:
+        check_can_keep(model_set.folder, f"tandem evaluate {options.fitting}")
+    dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
+    *_, precision = _whole_precisions(model_set)
+    with _progress() as progress:
+        track = _Tracker(progress, f"{model_set.name} {precision}")
+        fit = _fit_temperatures if options.calibrate else _choose_sure
+        fit(model_set, dataset, precision, options, track)
+
+
+def _check_fitting(options: EvaluateOptions, model_set: ModelSet) -> None:
+    """Refuse what has no meaning with ``--calibrate`` or ``--sure-at``."""
+    option = options.fitting
+    what = "fits temperatures" if options.calibrate else "chooses when an answer is sure"
+    if model_set.manifest.task == "multi_label":
+        raise ModelSetError(
+            f"{option}: {model_set.name} is multi-label, and it {what} of classes that exclude "
+            "each other; leave it out"
+        )
+    others = {
+        "--subsets": options.subsets,
+        "--url": options.url is not None,
+        "--html": options.html is not None,
+        "--sure-at": options.calibrate and options.sure_at is not None,
+    }
+    if named := [name for name, is_asked in others.items() if is_asked]:
+        raise ModelSetError(
+            f"{' and '.join(named)}: {option} {what} and evaluates nothing else; "
+            "evaluate again afterwards"
+        )
+
+
+def _fit_temperatures(
+    model_set: ModelSet,
+    dataset: Dataset,
+    precision: Precision,
+    options: EvaluateOptions,
+    track: Track[LabelledImage],
+) -> None:
+    """Fit temperatures on half of the images, judge on the other half, write them.
+
+    Raises:
+        ModelSetError: too few images, or the set was changed meanwhile.
+
+    """
+    names = [*(member.name for member in model_set.manifest.members), ENSEMBLE]
+    plain = with_temperatures(model_set.manifest, dict.fromkeys(names, 1.0))
+    fit = TemperatureFit(plain, precision)
+    evaluate_set(
+        ModelSet(model_set.folder, plain), dataset, (precision,), track=track, observe=fit.add
+    )
+    fitted = fit.result()
+    facts = {"set": model_set.name, "precision": precision, **asdict(fitted)}
+    write_json(options.json_file, facts)
+    if options.has_tables:
+        _show_fitted(fitted)
+    if not options.record:
+        return
+    manifest = with_temperatures(model_set.manifest, fitted.temperatures)
+    _write(model_set, manifest, options.fitting)
+    if options.has_tables:
+        err.print(
+            f"written into {escape(str(model_set.folder))}/manifest.yaml; the accuracy record"
+        )
+        err.print(f"is of before: tandem evaluate {escape(model_set.argument)} --images DIR")
+
+
+def _choose_sure(
+    model_set: ModelSet,
+    dataset: Dataset,
+    precision: Precision,
+    options: EvaluateOptions,
+    track: Track[LabelledImage],
+) -> None:
+    """Choose when an answer is sure on half of the images, judge on the other half, write it.
+
+    Raises:
+        ModelSetError: too few images, no such share, or the set was changed meanwhile.
+
+    """
+    assert options.sure_at is not None
+    fit = SureFit(precision, options.sure_at)
+    evaluate_set(model_set, dataset, (precision,), track=track, observe=fit.add)
+    sure = fit.result()
+    facts = {"set": model_set.name, "precision": precision, **sure.model_dump(mode="json")}
+    write_json(options.json_file, facts)
+    if options.has_tables:
+        low, high = sure.right_interval
+        out.print(
+            f"sure from a probability of {sure.probability:.3f} on: {sure.share:.1%} of "
+            f"{sure.num_images} images that it was not chosen by, "
+            f"{sure.right:.1%} of them right (95 %: {low:.1%} to {high:.1%})"
+        )
+    if options.record:
+        manifest = model_set.manifest.model_copy(update={"sure": sure})
+        _write(model_set, manifest, options.fitting)
+
+
+def _write(model_set: ModelSet, manifest: Manifest, option: str) -> None:
+    folder: Path = model_set.folder
+    with change(folder, f"tandem evaluate {option}") as staging:
+        now = read_manifest(folder)
+        if now != model_set.manifest:
+            raise ModelSetError(f"{folder} was changed meanwhile: nothing is written; fit again")
+        staging.move_in(manifest)
+
+
+def _show_fitted(fitted: Fitted) -> None:
+    columns = ("ECE\nbefore", "after", "top-1\nbefore", "after", "nats\nbefore", "after")
+    table = figures_table("", "temperature", *columns)
+    for name, temperature in fitted.temperatures.items():
+        before, after = fitted.before[name], fitted.after[name]
+        table.add_row(
+            name,
+            f"{temperature:.3f}",
+            *(f"{value:.4f}" for value in (before.calibration_error, after.calibration_error)),
+            *(f"{value:.4f}" for value in (before.top1, after.top1)),
+            *(f"{value:.3f}" for value in (before.log_likelihood, after.log_likelihood)),
+        )
+    out.print(table)
+    out.print(
+        f"fitted to {fitted.num_fitted} images, judged on {fitted.num_judged} others; ECE: "
+        "calibration error; nats: mean log-likelihood"
+    )
 
 
 class _Tracker:
@@ -336,37 +477,3 @@ def _served_as(model_set: ModelSet) -> str:
         by_name = None
     folder = model_set.folder.resolve()
     return model_set.name if by_name == folder else str(folder)
-
-
-def _report(evaluated: EvaluatedSet, options: EvaluateOptions) -> None:
-    manifest, record, measured, live = (
-        evaluated.model_set.manifest,
-        evaluated.record,
-        evaluated.measured,
-        evaluated.live,
-    )
-    if isinstance(measured, MultiLabelEvaluation):
-        content = label_sets_json(manifest, record, measured, live)
-        _tell(content, options, lambda: show_label_sets(out, manifest, record, measured, live))
-        return
-    content = as_json(manifest, record, measured, live)
-    _tell(content, options, lambda: show(out, manifest, record, measured, live))
-    if options.html is not None:
-        from calibration.evaluation.report_page import write_page  # brings matplotlib
-
-        write_page(options.html, evaluated.model_set, content, measured)
-        err.print(f"the page: {escape(str(options.html))}")
-    if options.plot is not None and measured.subsets is not None:
-        from calibration.evaluation.report_page import write_plot
-
-        write_plot(options.plot, measured.subsets)
-        err.print(f"the plot: {escape(str(options.plot))}")
-
-
-def _tell(
-    content: dict[str, Any], options: EvaluateOptions, show_tables: Callable[[], None]
-) -> None:
-    """Print the tables or the JSON, and write the JSON's file."""
-    if str(options.json_file) != "-":
-        show_tables()
-    write_json(options.json_file, content)

@@ -4,64 +4,73 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from platformdirs import user_cache_path
 from rich.markup import escape
 
 from calibration.commands.models import JsonFile, ModelDirs, check_file, err, out
+from calibration.ladder.ladder import Ladder, LadderStep
+from calibration.ladder.report import PACKAGES, as_json, draw, render, rows_of, show
+from calibration.ladder.rungs import (
+    LadderError,
+    LadderJob,
+    LadderOptions,
+    RungResult,
+    Store,
+    plan,
+)
 from models.files import check_can_write, needed_folder, write_json, write_result
-
-if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
-    from calibration.ladder.ladder import LadderStep
-    from calibration.ladder.rungs import LadderJob, RungResult
+from models.machine import describe_machine, needs_extra
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
-Network = Annotated[
-    str,
-    typer.Argument(
-        metavar="NETWORK", help="a model set, or with --random-weights a torchvision name"
-    ),
-]
-RandomWeights = Annotated[
-    bool, typer.Option("--random-weights", help="torchvision's network of that name: speed only")
-]
-MemberName = Annotated[str | None, typer.Option(help="of the set  (default: its first)")]
-Size = Annotated[int | None, typer.Option(help="px, of --random-weights  (default: 224)")]
-Classes = Annotated[int | None, typer.Option(help="of --random-weights  (default: 1000)")]
-Labelled = Annotated[
-    Path | None, typer.Option(help="ImageFolder or CSV of file,label: for top-1 and the cascade")
-]
-MaxImages = Annotated[int, typer.Option(min=0, help="a random sample this large; 0: all")]
-Seconds = Annotated[float, typer.Option(help="s of measuring, each rung; there are some 19")]
-Rungs = Annotated[str | None, typer.Option(help="only these, with commas  (default: all)")]
-CascadeMargin = Annotated[float, typer.Option(min=0.001, max=1, help="of the cascade's rung")]
-Work = Annotated[
-    Path | None, typer.Option(help="folder for results on the way  (default: in the user's cache)")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="keep what was measured, do the rest")]
-Plot = Annotated[Path | None, typer.Option(help="images/s by rung as a plot, .svg")]
-Html = Annotated[Path | None, typer.Option(help="write a page with table and plot")]
-
 
 def ladder(
-    network: Network,
-    random_weights: RandomWeights = False,
-    member: MemberName = None,
-    size: Size = None,
-    classes: Classes = None,
-    images: Labelled = None,
-    max_images: MaxImages = 200,
-    seconds: Seconds = 10.0,
-    rungs: Rungs = None,
-    cascade_margin: CascadeMargin = 0.5,
-    work: Work = None,
-    resume: Resume = False,
+    network: Annotated[
+        str,
+        typer.Argument(
+            metavar="NETWORK", help="a model set, or with --random-weights a torchvision name"
+        ),
+    ],
+    random_weights: Annotated[
+        bool,
+        typer.Option("--random-weights", help="torchvision's network of that name: speed only"),
+    ] = False,
+    member: Annotated[str | None, typer.Option(help="of the set  (default: its first)")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="px, of --random-weights  (default: 224)")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="of --random-weights  (default: 1000)")
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="ImageFolder or CSV of file,label: for top-1 and the cascade"),
+    ] = None,
+    max_images: Annotated[
+        int, typer.Option(min=0, help="a random sample this large; 0: all")
+    ] = 200,
+    seconds: Annotated[
+        float, typer.Option(help="s of measuring, each rung; there are some 19")
+    ] = 10.0,
+    rungs: Annotated[
+        str | None, typer.Option(help="only these, with commas  (default: all)")
+    ] = None,
+    cascade_margin: Annotated[
+        float, typer.Option(min=0.001, max=1, help="of the cascade's rung")
+    ] = 0.5,
+    work: Annotated[
+        Path | None,
+        typer.Option(help="folder for results on the way  (default: in the user's cache)"),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="keep what was measured, do the rest")
+    ] = False,
     json_file: JsonFile = None,
-    plot: Plot = None,
-    html: Html = None,
+    plot: Annotated[Path | None, typer.Option(help="images/s by rung as a plot, .svg")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a page with table and plot")] = None,
     model_dir: ModelDirs = None,
 ) -> None:
     """Measure a network from eager PyTorch to the service, one optimisation after another.
@@ -70,8 +79,6 @@ def ladder(
     machine or installation cannot run is skipped, and it says why. Let nothing else run meanwhile.
     Exit code 1: a rung failed, or none was measured.
     """
-    from calibration.ladder.rungs import LadderError, LadderOptions, plan
-
     if not (math.isfinite(seconds) and 0 < seconds <= 600):
         raise LadderError(f"--seconds is {seconds}; it must be above 0 and at most 600")
     _check_files(json_file, plot, html)
@@ -100,9 +107,6 @@ def ladder(
 
 def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -> None:
     """Find out before minutes of measuring whether the results have a place to go."""
-    from calibration.ladder.rungs import LadderError
-    from models.machine import needs_extra
-
     check_can_write(json_file)
     check_file(plot, "--plot")
     check_file(html, "--html")
@@ -114,16 +118,13 @@ def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -
             import matplotlib  # noqa: F401
 
 
-def _run(job: "LadderJob", *, is_resumed: bool) -> "Mapping[str, RungResult]":
+def _run(job: LadderJob, *, is_resumed: bool) -> Mapping[str, RungResult]:
     """Run the rungs with live progress; Ctrl-C leaves measured rungs for --resume."""
-    from calibration.ladder.ladder import Ladder
-    from calibration.ladder.rungs import Store
-
     store = Store(job.work)
     try:
         with store.opened(job.facts, is_resumed=is_resumed), err.status("starting") as status:
 
-            def report(step: "LadderStep") -> None:
+            def report(step: LadderStep) -> None:
                 status.update(
                     f"{step.number} of {step.of}, about {step.left_s:.0f} s left: "
                     f"{escape(step.rung.title)}: {escape(step.doing)}"
@@ -139,14 +140,11 @@ def _run(job: "LadderJob", *, is_resumed: bool) -> "Mapping[str, RungResult]":
 
 
 def _report(
-    job: "LadderJob",
-    results: "Mapping[str, RungResult]",
+    job: LadderJob,
+    results: Mapping[str, RungResult],
     took_s: float,
     files: tuple[Path | None, Path | None, Path | None],
 ) -> None:
-    from calibration.ladder.report import PACKAGES, as_json, draw, render, rows_of, show
-    from models.machine import describe_machine
-
     json_file, plot, html = files
     rows = rows_of(job, results)
     content = as_json(job, rows, describe_machine(PACKAGES), took_s)

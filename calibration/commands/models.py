@@ -1,6 +1,6 @@
-"""``tandem models list``, ``verify``, ``history``, ``pin`` and ``push``: sets and their versions.
+"""``tandem models``: list and verify sets; a set's versions (history, pin, push).
 
-Options that several commands share are here too, with the parsers of their values.
+What other commands of calibration share: consoles, options, parsers of their values.
 """
 
 import json
@@ -21,20 +21,29 @@ from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, earlier_sets, list_folders, load_model_set, search_path
 from models.stores import MAX_EARLIER, OBJECT_STORES, split_version
 
-console = Console(emoji=False)
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
+out = Console(soft_wrap=True, highlight=False, emoji=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+wrapped = Console(emoji=False)  # breaks lines at the width, and colours numbers
+
+SetName = Annotated[str, typer.Argument(metavar="SET", help="name of a set, or its folder")]
 ModelDirs = Annotated[
     list[Path] | None, typer.Option(help="searched before the user's and the bundled sets")
 ]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="write the result as JSON; - is stdout")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
+Into = Annotated[Path | None, typer.Option(help="folder of sets  (default: the user's own)")]
+Replace = Annotated[bool, typer.Option(help="a set of that name, if there is one")]
 
 
 def list_models(model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
     """Show every model set that a name can stand for; exit code 1 if any cannot be read."""
     sets, problems = _readable(list_folders(search_path(model_dir or ())))
     if as_json:
-        typer.echo(json.dumps([{"folder": str(s.folder), **_facts(s.manifest)} for s in sets]))
+        typer.echo(json.dumps([{"folder": str(s.folder), **set_as_json(s.manifest)} for s in sets]))
     else:
-        _show(sets)
+        _show_sets(sets)
     for problem in problems:
         err.print(f"[red]left out:[/] {escape(problem)}")
     if problems:
@@ -52,30 +61,31 @@ def _readable(folders: list[Path]) -> tuple[list[ModelSet], list[str]]:
     return sets, problems
 
 
-def _show(sets: list[ModelSet]) -> None:
+def _show_sets(sets: list[ModelSet]) -> None:
     table = Table()
     for column in ("set", "classes", "input", "members", "top-1 of the\nensemble"):
         is_name = column in ("set", "members")
         table.add_column(column, no_wrap=not is_name, overflow="fold")
     for model_set in sets:
-        facts = _facts(model_set.manifest)
+        content = set_as_json(model_set.manifest)
         table.add_row(
-            facts["name"],
+            content["name"],
             _classes(model_set.manifest),
-            f"{', '.join(map(str, facts['input_sizes']))} px",
+            f"{', '.join(map(str, content['input_sizes']))} px",
             ", ".join(_member_text(member) for member in model_set.manifest.members),
-            _measured(facts),
+            _measured(content),
         )
-    console.print(table)
+    wrapped.print(table)
     for model_set in sets:  # below the table: a path is to be copied in one piece
-        console.print(f"{model_set.name}: {escape(str(model_set.folder))}", soft_wrap=True)
+        wrapped.print(f"{model_set.name}: {escape(str(model_set.folder))}", soft_wrap=True)
     if not any(model_set.name == "imagenet" for model_set in sets):
         err.print(
             "ImageNet's 1,000 classes: tandem models fetch imagenet, in a checkout make imagenet"
         )
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
+def set_as_json(manifest: Manifest) -> dict[str, Any]:
+    """Return what is listed of a set, as JSON values."""
     return {
         "name": manifest.name,
         "num_classes": manifest.num_classes,
@@ -111,32 +121,29 @@ def _member_text(member: MemberRecord) -> str:
     return f"{member.name} ({', '.join(facts)})" if facts else member.name
 
 
-def _measured(facts: dict[str, Any]) -> str:
+def _measured(content: dict[str, Any]) -> str:
     """Return the ensemble's accuracy as the table has it: top-1, or a multi-label set's mAP."""
-    top1 = [f"{p} {v:.4f}" for p, v in facts["top1"].items()]
-    mean = [f"{p} {v:.4f} mAP" for p, v in facts["mean_average_precision"].items()]
+    top1 = [f"{p} {v:.4f}" for p, v in content["top1"].items()]
+    mean = [f"{p} {v:.4f} mAP" for p, v in content["mean_average_precision"].items()]
     return "\n".join(top1 + mean) or "not measured"
-
-
-SetName = Annotated[str, typer.Argument(metavar="SET", help="name of a set, or its folder")]
 
 
 def verify(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
     """Compare every file of a set with its manifest, and every network's golden answers."""
     model_set = load_model_set(name, search_path(model_dir or ()))
-    problems = model_set.problems() or _problems_running(model_set)
+    problems = model_set.problems() or problems_running(model_set)
     if as_json:
         typer.echo(json.dumps({"set": model_set.name, "ok": not problems, "problems": problems}))
     else:
         for problem in problems:
-            console.print(f"[red]bad[/] {escape(problem)}", highlight=False, soft_wrap=True)
+            wrapped.print(f"[red]bad[/] {escape(problem)}", highlight=False, soft_wrap=True)
         if not problems:
             absent = model_set.absent_precisions
             num_files = sum(map(model_set.is_here, model_set.manifest.files))
             how = "answers as recorded" if model_set.golden else "runs; no golden answers recorded"
-            console.print(f"[green]ok[/] {model_set.name}: {num_files} files, every network {how}")
+            wrapped.print(f"[green]ok[/] {model_set.name}: {num_files} files, every network {how}")
             if absent:
-                console.print(
+                wrapped.print(
                     f"{', '.join(absent)} is not here; only quantising, evaluating and serving it "
                     "need it: tandem models fetch imagenette-float brings the bundled set's",
                     highlight=False,
@@ -146,7 +153,7 @@ def verify(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False) 
         raise typer.Exit(1)
 
 
-def _problems_running(model_set: ModelSet) -> list[str]:
+def problems_running(model_set: ModelSet) -> list[str]:
     """Compile and run every network: right files may fit neither manifest nor machine."""
     from models import golden
     from models.network import RuntimeOptions, load
@@ -168,12 +175,6 @@ def _problems_running(model_set: ModelSet) -> list[str]:
     return problems
 
 
-Pinned = Annotated[
-    str,
-    typer.Argument(metavar="SET@VERSION", help="name of a set, and a version that history lists"),
-]
-
-
 def history(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
     """List a set's versions: the current one, and earlier ones that are kept, newest first.
 
@@ -186,13 +187,15 @@ def history(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False)
     base, _ = split_version(name)  # of any version the list is the same
     current = load_model_set(base, search_path(model_dir or ()))
     earlier = earlier_sets(current.folder)
-    rows = [_version_facts(listed, is_current=listed is current) for listed in (current, *earlier)]
+    rows = [
+        _version_as_json(listed, is_current=listed is current) for listed in (current, *earlier)
+    ]
     bound = 0 if is_bundled(current.folder) else MAX_EARLIER
     if as_json:
         facts = {"set": current.name, "folder": str(current.folder), "max_earlier": bound}
         typer.echo(json.dumps(facts | {"versions": rows}, indent=2))
         return
-    out.print(_table(rows))
+    out.print(_versions_table(rows))
     if not bound:
         out.print("It comes with the program and is read-only: no versions of it are kept.")
     else:
@@ -202,7 +205,15 @@ def history(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False)
         )
 
 
-def pin(name: Pinned, model_dir: ModelDirs = None) -> None:
+def pin(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="SET@VERSION", help="name of a set, and a version that history lists"
+        ),
+    ],
+    model_dir: ModelDirs = None,
+) -> None:
     """Make an earlier version of a set the current one again; what was current is kept.
 
     Services that run keep serving what they loaded until they are restarted.
@@ -238,7 +249,7 @@ def push(
     out.print(f"[green]{escape(url)}[/] is {model_set.name} in version {versions[0]}")
 
 
-def _version_facts(model_set: ModelSet, *, is_current: bool) -> dict[str, Any]:
+def _version_as_json(model_set: ModelSet, *, is_current: bool) -> dict[str, Any]:
     manifest = model_set.manifest
     files = [model_set.folder / record.path for record in manifest.files]
     fingerprints = model_set.fingerprints
@@ -256,7 +267,7 @@ def _version_facts(model_set: ModelSet, *, is_current: bool) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _versions_table(rows: list[dict[str, Any]]) -> Table:
     table = Table()
     for column in ("version", "made", "by", "accuracy of\nthe ensemble", "MB"):
         table.add_column(column, no_wrap=column != "by", overflow="fold")
@@ -276,15 +287,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             f"{row['size_mb']:.1f}",
         )
     return table
-
-
-err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
-out = Console(soft_wrap=True, highlight=False, emoji=False)
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="write the result as JSON; - is stdout")
-]
-Into = Annotated[Path | None, typer.Option(help="folder of sets  (default: the user's own)")]
-Replace = Annotated[bool, typer.Option(help="a set of that name, if there is one")]
 
 
 def pairs(texts: list[str], option: str) -> list[tuple[str, str]]:

@@ -1,18 +1,32 @@
 """``tandem plan``: prints the nodes and replicas for an arrival rate and a p99."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from calibration.commands.models import JsonFile, out
+from calibration.planning import (
+    HTTP_MS,
+    SERIAL_BUSY,
+    SERIAL_CPU_MS,
+    SIMULATED_RATE,
+    UTILIZATIONS,
+    Costs,
+    Form,
+    Plan,
+    PlanError,
+    PlannedForm,
+    Requirements,
+    compare_forms,
+    planned_costs,
+    read_costs,
+)
+from calibration.planning import plan as make_plan
 from models.files import check_can_write, write_json
-
-if TYPE_CHECKING:  # imported where they are used: tandem --help waits for none of it
-    from collections.abc import Sequence
-
-    from calibration.planning import Costs, Form, Plan, PlannedForm, Requirements
+from models.model_set import load_model_set
 
 
 def plan(
@@ -39,16 +53,6 @@ def plan(
     what tandem bench measured on a machine like your nodes. From the record the
     forms of the graph are compared: whole, members apart, all stages apart.
     """
-    from calibration.planning import (
-        PlanError,
-        Requirements,
-        compare_forms,
-        planned_costs,
-        read_costs,
-    )
-    from calibration.planning import plan as make_plan
-    from models.model_set import load_model_set
-
     check_can_write(json_file)
     needs = Requirements(rate, p99_ms, node_cores, survive_nodes)
     manifest = load_model_set(model_set).manifest
@@ -70,7 +74,7 @@ def plan(
     write_json(json_file, as_json(needs, known, best, forms) | {"assumed": assumed})
 
 
-def _show(needs: "Requirements", costs: "Costs", best: "Plan") -> None:
+def _show(needs: Requirements, costs: Costs, best: Plan) -> None:
     dead = needs.survive_nodes
     out.print(
         f"[bold]{best.nodes} nodes[/] of {needs.node_cores} cores for {needs.rate:g} requests/s, "
@@ -97,7 +101,7 @@ def _show(needs: "Requirements", costs: "Costs", best: "Plan") -> None:
     )
 
 
-def _show_forms(forms: "Sequence[PlannedForm]") -> None:
+def _show_forms(forms: Sequence[PlannedForm]) -> None:
     table = Table(title="the same load, by where the stages run", title_justify="left")
     table.add_column("form")
     for column in ("CPU-ms", "alone, ms", "nodes", "replicas", "p99, ms"):
@@ -114,16 +118,8 @@ def _show_forms(forms: "Sequence[PlannedForm]") -> None:
             out.print(f"{form.name}: {form.why_not}", markup=False)
 
 
-def assumptions(needs: "Requirements", costs: "Costs") -> list[str]:
+def assumptions(needs: Requirements, costs: Costs) -> list[str]:
     """Return what the plan takes for granted."""
-    from calibration.planning import (
-        HTTP_MS,
-        SERIAL_BUSY,
-        SERIAL_CPU_MS,
-        SIMULATED_RATE,
-        UTILIZATIONS,
-    )
-
     where = "all stages in the Gateway's process" if costs.is_together else "stages apart"
     spread = (
         "every node has the same replicas: in configs/cluster.yaml a stage's "
@@ -160,7 +156,7 @@ def assumptions(needs: "Requirements", costs: "Costs") -> list[str]:
 
 
 def as_json(
-    needs: "Requirements", costs: "Costs", best: "Plan", forms: "Sequence[PlannedForm]" = ()
+    needs: Requirements, costs: Costs, best: Plan, forms: Sequence[PlannedForm] = ()
 ) -> dict[str, Any]:
     """Return plain values."""
     return {

@@ -24,49 +24,42 @@ if TYPE_CHECKING:
 MAX_LISTED = 10
 
 
-Images = Annotated[
-    Path | None,
-    typer.Option(
-        help="folder of images like those to be served; labels are not needed  (default: crops of "
-        "17 photographs that scikit-image and scikit-learn ship; the first is fetched by pip)"
-    ),
-]
-Validation = Annotated[
-    Path | None,
-    typer.Option(
-        help="labelled images (ImageFolder or CSV) to measure the drop on  "
-        "(default: what calibration leaves of --images, if labelled and 400 or more)"
-    ),
-]
-MembersOption = Annotated[list[str] | None, typer.Option(help="only this member; may be repeated")]
-SubsetSize = Annotated[
-    int | None, typer.Option(min=1, help="calibration images  (default: the manifest's, 300)")
-]
-Preset = Annotated[
-    Literal["mixed", "performance"] | None,
-    typer.Option(help="mixed or performance  (default: the manifest's)"),
-]
-FastBiasCorrection = Annotated[
-    bool | None,
-    typer.Option("--fast-bias-correction/--full-bias-correction", help="full: slow, finer"),
-]
-MaxDrop = Annotated[
-    float | None,
-    typer.Option(min=0, max=1, help="of top-1, a fraction  (default: the manifest's, 0.005)"),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="the outcome as JSON")]
-
-
 def quantize(
     name: SetName,
-    images: Images = None,
-    validation: Validation = None,
-    member: MembersOption = None,
-    subset_size: SubsetSize = None,
-    preset: Preset = None,
-    fast_bias_correction: FastBiasCorrection = None,
-    max_drop: MaxDrop = None,
-    as_json: AsJson = False,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="folder of images like those to be served; labels are not needed  (default: crops "
+            "of 17 photographs that scikit-image and scikit-learn ship; the first is fetched by "
+            "pip)"
+        ),
+    ] = None,
+    validation: Annotated[
+        Path | None,
+        typer.Option(
+            help="labelled images (ImageFolder or CSV) to measure the drop on  "
+            "(default: what calibration leaves of --images, if labelled and 400 or more)"
+        ),
+    ] = None,
+    member: Annotated[
+        list[str] | None, typer.Option(help="only this member; may be repeated")
+    ] = None,
+    subset_size: Annotated[
+        int | None, typer.Option(min=1, help="calibration images  (default: the manifest's, 300)")
+    ] = None,
+    preset: Annotated[
+        Literal["mixed", "performance"] | None,
+        typer.Option(help="mixed or performance  (default: the manifest's)"),
+    ] = None,
+    fast_bias_correction: Annotated[
+        bool | None,
+        typer.Option("--fast-bias-correction/--full-bias-correction", help="full: slow, finer"),
+    ] = None,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="of top-1, a fraction  (default: the manifest's, 0.005)"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="the outcome as JSON")] = False,
     model_dir: ModelDirs = None,
 ) -> None:
     """Quantise a set's float networks to INT8 with NNCF, into the set's own folder.
@@ -93,7 +86,7 @@ def quantize(
     started = time.perf_counter()
     outcome = _run(model_set, request)
     if as_json:
-        typer.echo(json.dumps(_facts(model_set, outcome, time.perf_counter() - started)))
+        typer.echo(json.dumps(_as_json(model_set, outcome, time.perf_counter() - started)))
     else:
         _show(model_set, outcome)
     _refuse(outcome, model_set.manifest.max_drop if max_drop is None else max_drop)
@@ -123,7 +116,9 @@ def _refuse(outcome: "MemberQuantization", limit: float) -> None:
         raise typer.Exit(1)
 
 
-def _facts(model_set: ModelSet, outcome: "MemberQuantization", seconds: float) -> dict[str, object]:
+def _as_json(
+    model_set: ModelSet, outcome: "MemberQuantization", seconds: float
+) -> dict[str, object]:
     members = {
         name: {"drop": q.drop, "first_drop": q.first_drop, "left_float": list(q.left_float)}
         for name, q in outcome.members.items()

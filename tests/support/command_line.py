@@ -1,10 +1,12 @@
 """``tandem`` in this process, its output wide (or not) and without colours."""
 
-from typer.core import TyperGroup
+from collections.abc import Iterator
+from typing import Any
+
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from app.cli.main import app
+from app.cli.main import ListedCommand, app
 
 
 def tandem(*arguments: object, columns: int = 200) -> Result:
@@ -13,8 +15,17 @@ def tandem(*arguments: object, columns: int = 200) -> Result:
     return runner.invoke(app, [str(a) for a in arguments])
 
 
-def options_of(command: str) -> set[str]:
+def all_commands(group: Any = None, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command and group below ``tandem`` with its path, each with its parameters."""
+    for name, command in (group or get_command(app)).commands.items():
+        if isinstance(command, ListedCommand):
+            yield (*path, name), command.loaded
+        else:
+            yield (*path, name), command
+            yield from all_commands(command, *path, name)
+
+
+def options_of(*path: str) -> set[str]:
     """Return the options that a command takes, with their dashes."""
-    group = get_command(app)
-    assert isinstance(group, TyperGroup)
-    return {option for parameter in group.commands[command].params for option in parameter.opts}
+    parameters = dict(all_commands())[path].params
+    return {option for parameter in parameters for option in parameter.opts}

@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from calibration.commands.models import _facts
+from calibration.commands.models import set_as_json
 from calibration.sets.transaction import write_manifest
 from models.errors import ImageError, ModelSetError
 from models.image import ImageRule, read_image
@@ -112,7 +112,7 @@ class ManifestFuzz:
         assert 0 <= manifest.max_drop <= 1
         assert all(0 < member.weight <= 1e6 for member in manifest.members)
         assert judge(manifest).message
-        assert _facts(manifest)["members"] == [member.name for member in manifest.members]
+        assert set_as_json(manifest)["members"] == [member.name for member in manifest.members]
         write_manifest(self._folder, manifest)
         assert read_manifest(self._folder) == manifest
 

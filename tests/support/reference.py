@@ -8,21 +8,21 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import typer.main
 from pydantic.fields import FieldInfo
 
-from app.cli.main import app
 from app.errors import HeavyFileError
 from app.graph.keys import Keys
 from app.serve.scaling import ScalingOptions
 from app.settings import Settings
 from app.telemetry.metric_table import METRICS
 from models.errors import ImageError, TandemError
+from tests.support.command_line import all_commands
 from tests.support.haproxy_configs import haproxys_errors
 from tests.support.wrapped import wrapped
 
@@ -106,16 +106,17 @@ def metrics_page() -> str:
 
 def command_line_page() -> str:
     """Return every command with its arguments and options."""
-    group = typer.main.get_command(app)
     parts = [
         "# Command line\n\n"
         "Errors go to stderr, and the exit code is 2. An error is one line; wrong usage comes\n"
         "with the usage. `tandem serve` logs JSON where it does not write to a terminal.\n"
     ]
-    for path, command in _commands(group, ("tandem",)):
+    for path, command in sorted(all_commands(), key=itemgetter(0)):
+        if hasattr(command, "commands"):  # a group
+            continue
         types = get_type_hints(inspect.unwrap(command.callback))
         text = re.split(r"\f|\n *Args:", command.help or "")[0]
-        parts.append(f"## {' '.join(path)}\n\n{_plain(text)}\n")
+        parts.append(f"## tandem {' '.join(path)}\n\n{_plain(text)}\n")
         rows = [
             (
                 _names(parameter),
@@ -204,14 +205,6 @@ def _default(name: str, field: FieldInfo) -> str:
         return PER_USER[name]
     value = field.get_default(call_default_factory=True)
     return f"`{json.dumps(value, default=str)}`"
-
-
-def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    children = getattr(command, "commands", None)
-    if children is None:
-        yield path, command
-    for name, child in sorted((children or {}).items()):
-        yield from _commands(child, (*path, name))
 
 
 def _names(parameter: Any) -> str:

@@ -1,30 +1,22 @@
-"""The command line itself: help, version, and errors as one line."""
+"""The command line itself: help, version, imports, and errors as one line."""
 
 import itertools
 import re
+import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
 
-import click
 import pytest
-import typer
 
 from app.cli import main as cli
-from tests.support.command_line import tandem
+from tests.support.command_line import all_commands, tandem
 
+ROOT = Path(__file__).parents[3]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    for name, command in group.commands.items():
-        yield (*path, name), command
-        if hasattr(command, "commands"):
-            yield from commands(command, *path, name)
-
-
-COMMANDS = list(commands(typer.main.get_command(cli.app)))
+COMMANDS = list(all_commands())
 
 
 def name_of(value: object) -> str:
@@ -79,6 +71,21 @@ def test_the_version():
     result = tandem("--version")
     assert result.exit_code == 0
     assert result.stdout == f"tandem {version('tandem-serve')}\n"
+
+
+@pytest.mark.parametrize(("argument", "num_ours"), [("--version", 9), ("--help", 11)])
+def test_only_a_command_that_is_called_is_imported(argument: str, num_ours: int) -> None:
+    script = (
+        "import sys; from app.cli.main import main; sys.argv = ['tandem', sys.argv[1]]\n"
+        "try: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", script, argument]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = [name.partition(".")[0] for name in done.stderr.split()]
+    ours = [name for name in imported if name in ("app", "models", "calibration", "tandem_client")]
+    assert 3 < len(ours) <= num_ours
+    assert {"openvino", "ray", "fastapi", "numpy", "rich"}.isdisjoint(imported)
+    assert ("pydantic" in imported) == (argument == "--version")  # Typer's, to read any value
 
 
 def test_without_a_command_help_is_shown():

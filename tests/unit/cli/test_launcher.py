@@ -78,7 +78,7 @@ def test_in_a_checkout_there_is_nothing_to_add(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_command_line_imports_no_web_framework(site: Path) -> None:
     """FastAPI fails on an OTEL_PROPAGATORS that serve leaves out; and importing it takes time."""
-    script = "import app.cli.main, app.launch.serve; print('fastapi' in sys.modules)"
+    script = "import app.cli.serve, app.launch.serve; print('fastapi' in sys.modules)"
     assert run(site, script, path=str(ROOT)).strip() == "False"
 
 

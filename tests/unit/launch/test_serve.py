@@ -36,7 +36,7 @@ from app.launch.serve import (
     notify_systemd,
 )
 
-LOADED = "import sys; import app.cli.main, app.launch.serve; print('ray' in sys.modules)"
+LOADED = "import sys, app.cli.serve, app.launch.serve; print('ray' in sys.modules)"
 
 
 def test_the_command_line_and_serve_are_imported_without_ray() -> None:

@@ -11,7 +11,7 @@ from openvino import opset13 as ops
 from app.settings import Settings
 from app.stages import classifier
 from calibration import offline
-from calibration.commands.models import _problems_running
+from calibration.commands.models import problems_running
 from calibration.evaluation import inference
 from models import golden, openvino_network
 from models.model_set import ModelSet, load_model_set
@@ -99,7 +99,7 @@ def bound(model_set: ModelSet, precision: Precision) -> None:
 
 
 def verify(model_set: ModelSet, _: Precision) -> None:
-    assert _problems_running(model_set) == []
+    assert problems_running(model_set) == []
 
 
 def evaluate(model_set: ModelSet, precision: Precision) -> None:

@@ -12,7 +12,7 @@ from app.graph.request import ClassifyRequest
 from app.main import build
 from app.serve.gateway import assemble
 from app.settings import Settings
-from calibration.commands.models import _problems_running
+from calibration.commands.models import problems_running
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
 from calibration.evaluation.inference import Networks
@@ -69,7 +69,7 @@ def test_the_golden_check_holds_for_every_runtime(mixed, tmp_path):
 
 def test_verify_and_bound_and_evaluation_run_it(mixed):
     assert mixed.problems() == []
-    assert _problems_running(mixed) == []
+    assert problems_running(mixed) == []
     pipeline = InProcessPipeline(mixed, "FP16", Setup(2, 1, 1))
     rows = pipeline.answer([picture("green"), picture("red")])
     assert rows.argmax(1).tolist() == [1, 2]

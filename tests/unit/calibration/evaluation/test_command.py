@@ -1,12 +1,14 @@
 """``tandem evaluate --subsets`` on a tiny set and pictures."""
 
 import json
+import sys
 
 import pytest
 import yaml
 
 from app.settings import Settings
 from calibration.evaluation.subsets import measure_costs
+from models.machine import MissingExtraError
 from models.model_set import load_model_set
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.runtime_files import write_mixed_set
@@ -79,6 +81,15 @@ def test_what_is_refused(tmp_path, monkeypatch, pictures, options, says):
     assert result.exit_code != 0
     assert says in str(result.exception)
     assert (folder / "manifest.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("options", [["--html", "x.html"], ["--subsets", "--plot", "x.svg"]])
+def test_what_draws_is_missed_before_anything_is_measured(tmp_path, monkeypatch, options):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "calibration.evaluation.report_page", raising=False)
+    done = evaluated(tmp_path / "no set", "--images", tmp_path, *options)
+    assert isinstance(done.exception, MissingExtraError)
+    assert "tandem evaluate --html and --plot needs matplotlib" in done.exception.message
 
 
 def test_members_of_another_runtime(tmp_path, pictures):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.commands import calibrate
+from calibration.commands import evaluate as command
 from calibration.datasets import LabelledImage
 from calibration.evaluation.fitting import (
     SureFit,
@@ -112,7 +112,7 @@ def test_what_was_fitted_is_shown_if_it_cannot_be_written(
     folder = two_precisions(tmp_path / "tiny")
     many = write_pictures(tmp_path / "many", num_per_color=90, side=16)
     changed = read_manifest(folder).model_copy(update={"description": "another"})
-    monkeypatch.setattr(calibrate, "read_manifest", lambda _: changed)
+    monkeypatch.setattr(command, "read_manifest", lambda _: changed)
     kept = tmp_path / "fitted.json"
     done = evaluated(folder, "--images", many, *option, "--json", kept)
     assert "was changed meanwhile" in str(done.exception)

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from calibration.commands import evaluate as evaluate_run
-from calibration.commands.calibrate import EvaluateOptions
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
 from calibration.evaluation.record import keep, record_of
@@ -121,7 +120,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[ModelSet]:
     sets: list[ModelSet] = []
     real = evaluate_run._measured
 
-    def noted(model_set: ModelSet, options: EvaluateOptions) -> evaluate_run.EvaluatedSet:
+    def noted(
+        model_set: ModelSet, options: evaluate_run.EvaluateOptions
+    ) -> evaluate_run.EvaluatedSet:
         sets.append(model_set)
         return real(model_set, options)
 
