@@ -5,8 +5,10 @@ the only module of ``app`` that sets it; ``launch/fork_client.py``, which import
 reads one variable.
 """
 
+import logging
 import os
 from collections.abc import Collection, Mapping
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]  # has the packages, serve_config.yaml and configs
@@ -217,3 +219,18 @@ def replace_environment(values: Mapping[str, str]) -> None:
     """Take this environment instead."""
     os.environ.clear()
     os.environ.update(values)
+
+
+def write_to_stderr_as_to_files() -> None:
+    """Write Serve's log to stderr, which pods of a cluster show, in the format of its files.
+
+    Ray 2.60 writes text to stderr (``RAY_SERVE_LOG_TO_STDERR``), whatever ``logging_config`` says.
+    """
+    handlers = logging.getLogger("ray.serve").handlers
+    files = [(h.target, h.filters) for h in handlers if isinstance(h, MemoryHandler) and h.target]
+    for stream in handlers:
+        if type(stream) is not logging.StreamHandler:
+            continue
+        for file, filters in files:
+            stream.setFormatter(file.formatter)
+            stream.filters = [*stream.filters, *(f for f in filters if f not in stream.filters)]

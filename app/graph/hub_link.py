@@ -1,4 +1,4 @@
-"""Facts that all Gateways share: the book of a hub (:mod:`app.serve.hub`), and the way to it.
+"""Facts that all Gateways share: the book of a hub, and the way to it.
 
 Every second each Gateway reports its facts and gets the newest. A hub that began anew learns them
 from the Gateways.

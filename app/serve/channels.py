@@ -22,19 +22,55 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from enum import IntEnum
 from itertools import count
-from typing import cast
+from typing import NamedTuple, cast
 
 from ray.exceptions import RayActorError
 
 from app.errors import IN_A_SECOND, NotReadyError, OverloadedError
 from app.queueing.scheduler import LANES
-from app.serve.locality_router import SUSPECT_AFTER_S, KnownReplicas, known_replicas, note_silent
 from app.serve.shared_calls import error_named, named_error
 from models.errors import TandemError
 
+SUSPECT_AFTER_S = 1.0  # without an answer
 PING_AFTER_S = 0.25  # of silence, with calls under way; some take longer
 MAX_UNSENT_BYTES = 8 * 2**20  # more than this unsent means that the replica does not read
 MAX_NUMBER = 2**32  # call numbers start again from 0 here
+
+
+class KnownReplicas(NamedTuple):
+    """The replicas of a deployment, as its router and the channels know them.
+
+    Serve updates a router on the router's own thread; calls are made on another. Values that both
+    use are replaced as a whole, so no lock is needed.
+    """
+
+    num: int
+    near: tuple[str, ...] = ()  # the unique ids of the replicas on this process's node
+
+
+_known: dict[tuple[str, str], KnownReplicas] = {}
+_BEFORE_ANY = KnownReplicas(1)
+_silent: set[str] = set()  # replicas
+
+
+def note_replicas(app_name: str, deployment_name: str, known: KnownReplicas) -> None:
+    """Store the replicas that a router received."""
+    _known[app_name, deployment_name] = known
+
+
+def known_replicas(app_name: str, deployment_name: str) -> KnownReplicas:
+    """Return the last stored replicas; before that, one replica on an unknown node."""
+    return _known.get((app_name, deployment_name), _BEFORE_ANY)
+
+
+def note_silent(replica_id: str, *, is_silent: bool) -> None:
+    """Note whether a replica with calls on its channel has stopped responding."""
+    (_silent.add if is_silent else _silent.discard)(replica_id)
+
+
+def is_silent(replica_id: str) -> bool:
+    """Whether a replica does not respond on its channel."""
+    return replica_id in _silent
 
 
 class ConnectionLostError(RayActorError):

@@ -18,9 +18,9 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from app.environment import MIB
 from app.errors import MAX_SHOWN, BadParameterError, UnknownModelError
+from app.graph.availability import Graph
 from app.graph.cache import with_cache
 from app.graph.request import ClassifyRequest, RequestAnswers, RowStore
-from app.graph.rolling_update import Graph
 from app.graph.service import EnsembleService
 from app.grpc.call import Message
 from app.grpc.interface import GrpcInterface, HealthInterface, Incoming
@@ -108,7 +108,7 @@ class Gateway(OpenInferenceMethods):
         return await self._health.check(incoming, grpc_context)
 
     async def handle_forwarded(self, request: ClassifyRequest) -> RequestAnswers:
-        """Answer a request that another Gateway forwarded; see :mod:`app.graph.rolling_update`."""
+        """Answer a request that another Gateway forwarded; see :mod:`app.graph.availability`."""
         return await self._service.handle_forwarded(request)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:

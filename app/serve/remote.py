@@ -20,8 +20,7 @@ from app.answers import Combined, Decoded, MemberAnswer
 from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.graph.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
 from app.queueing.scheduler import Lane
-from app.serve.channels import ChannelPool
-from app.serve.locality_router import known_replicas
+from app.serve.channels import ChannelPool, known_replicas
 from app.serve.shared_calls import (
     SIZES,
     CallBatcher,

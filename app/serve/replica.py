@@ -23,12 +23,12 @@ import ray
 from ray import serve
 
 from app.answers import Decoded, MemberAnswer
+from app.environment import write_to_stderr_as_to_files
 from app.errors import UPDATING, OtherSetError
 from app.grpc.receiver import max_message_bytes
 from app.queueing.usage import Usage
 from app.serve.channels import IS_THERE, ChannelServer, address_of
 from app.serve.ray_compatibility import GRPC_OPTIONS, LOOPBACK, REFLECTION, check_ray
-from app.serve.serve_policy import write_to_stderr_as_to_files
 from app.serve.shared_calls import (
     MessageError,
     Question,
@@ -182,6 +182,22 @@ class ClassifierReplica(SharedStageReplica, Classifier):
 
 class CombinerReplica(StageReplica, Combiner):
     """The Combiner as a deployment."""
+
+
+class Hub:
+    """The deployments ``Feedback``, ``Traffic`` and ``Sets``: a book each, for all Gateways.
+
+    Each has one replica, and only where the settings need it. Requests do not pass through it:
+    while it is down, Gateways serve as before. A new replica starts with ``book`` as it was bound.
+    """
+
+    def __init__(self, settings: Settings, book: object) -> None:
+        start_replica(settings)
+        self._book = book
+
+    async def ask(self, method: str, *arguments: object) -> Any:
+        """Return the answer of a method of the book."""
+        return getattr(self._book, method)(*arguments)
 
 
 ALL_INTERFACES = "[::]:"

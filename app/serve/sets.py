@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any, Self
 
 from app.errors import MAX_SHOWN, ConfigError, NotReadyError, SetStateError, UnknownModelError
+from app.graph.availability import Graph, OnDemandGraph
 from app.graph.cache import with_cache
 from app.graph.hub_link import Book, HubLink
-from app.graph.on_demand import OnDemandGraph
-from app.graph.rolling_update import Graph
 from app.graph.service import EnsembleService
 from app.graph.set_checks import check_accuracy, check_names
 from app.serve.set_stages import SetStages, StageBuilder

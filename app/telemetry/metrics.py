@@ -33,6 +33,7 @@ from app.telemetry.metric_table import (
     FAILED_GOLDEN_CHECKS,
     GOLDEN_MS,
     GOLDEN_PASSED,
+    KEY_REQUESTS,
     MEMBER_IMAGES,
     METRICS,
     QUEUE_AGE_MS,
@@ -252,6 +253,11 @@ def record_answered(route: str, status: int, duration_ms: float) -> None:
     meter.count(REQUESTS, route=route, status=str(status), operation=operation)
     if route in CLASSIFY:
         meter.observe(REQUEST_MS, duration_ms, status=str(status))
+
+
+def record_key(name: str) -> None:
+    """Count a request that was let in, by the name of its key."""
+    meter.count(KEY_REQUESTS, key=name)
 
 
 def record_answers(

@@ -18,9 +18,9 @@ from itertools import cycle
 
 from app.answers import Classified, Fault
 from app.errors import DeadlineError, HeavyFileError, OverloadedError, UnhealthyError
+from app.graph.availability import Graph, run_in_time
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
-from app.graph.rolling_update import Graph, run_in_time
 from app.queueing.scheduler import SHADOW
 from app.telemetry.metric_table import (
     TRAFFIC_COMPARED,

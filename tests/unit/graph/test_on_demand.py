@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from app.errors import NotReadyError, UnknownModelError
+from app.graph.availability import FAILED_FOR_S, OnDemandGraph, run_in_time
 from app.graph.observer import RequestObserver
-from app.graph.on_demand import FAILED_FOR_S, OnDemandGraph
 from app.graph.request import ClassifyRequest, RequestAnswers
-from app.graph.rolling_update import run_in_time
 from models.errors import ModelSetError
 from tests.support.hand_clock import HandClock
 from tests.support.steps import settle

@@ -6,10 +6,10 @@ import cv2
 import numpy as np
 import pytest
 
-import app.graph.readiness
+import app.graph.availability
 from app.errors import DeadlineError, NotReadyError, OverloadedError
+from app.graph.availability import READY_FOR_S, WARM_UP_IMAGE
 from app.graph.observer import RequestObserver
-from app.graph.readiness import READY_FOR_S, WARM_UP_IMAGE
 from app.graph.request import ClassifyRequest
 from app.graph.service import EnsembleService
 from app.settings import Settings
@@ -21,7 +21,7 @@ from tests.support.hand_clock import HandClock
 @pytest.fixture
 def clock(monkeypatch) -> HandClock:
     clock = HandClock()
-    monkeypatch.setattr(app.graph.readiness, "time", clock)
+    monkeypatch.setattr(app.graph.availability, "time", clock)
     return clock
 
 
@@ -71,7 +71,7 @@ async def test_one_that_leaves_does_not_end_the_probe_of_the_others(service, mem
 
 
 async def test_a_start_waits_for_the_first_answer(service, member, monkeypatch):
-    monkeypatch.setattr(app.graph.readiness, "START_POLL_S", 0.0)
+    monkeypatch.setattr(app.graph.availability, "START_POLL_S", 0.0)
     member.raises = NotReadyError("starting")
     waiting = asyncio.ensure_future(service.wait_ready())
     while len(member.asked) < 3:  # it asks again and again
@@ -169,7 +169,7 @@ async def test_it_is_ready_while_as_many_members_answer_as_the_policy_wants(
 
 
 async def test_a_decoder_that_refuses_the_warm_up_image(service, monkeypatch):
-    monkeypatch.setattr(app.graph.readiness, "WARM_UP_IMAGE", b"something else")
+    monkeypatch.setattr(app.graph.availability, "WARM_UP_IMAGE", b"something else")
     with pytest.raises(NotReadyError, match="the warm-up image failed: these bytes"):
         await service.check_ready()
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from app.errors import NotReadyError, OtherSetError
-from app.graph import rolling_update
+from app.graph import availability
+from app.graph.availability import ForwardingGraph
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, TensorRequest
-from app.graph.rolling_update import ForwardingGraph
 from app.serve.gateway import Gateway
 from app.settings import Settings
 from app.stages.classifier import Classifier
@@ -121,7 +121,7 @@ async def test_it_goes_on_until_somebody_can(monkeypatch):
 
 @pytest.mark.parametrize("second", ["answers", "is of another set"])
 async def test_a_sibling_whose_reply_is_lost_is_asked_again(monkeypatch, second):
-    monkeypatch.setattr(rolling_update, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(availability, "PATIENCE_S", 0.01)
     sibling = Mute(*[["theirs"]] if second == "answers" else [MIXED, ["theirs"]])
     graph = Scripted(MIXED, MIXED)
     async with asyncio.timeout(10):
@@ -130,7 +130,7 @@ async def test_a_sibling_whose_reply_is_lost_is_asked_again(monkeypatch, second)
 
 
 async def test_a_second_call_costs_as_many_images_as_the_request_has(monkeypatch):
-    monkeypatch.setattr(rolling_update, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(availability, "PATIENCE_S", 0.01)
     forwarding = siblings(Scripted(MIXED), Mute(["theirs"]), monkeypatch)
     pixels = np.zeros((64, 8, 8, 3), np.uint8)
     request = request_of()._replace(tensors=TensorRequest(pixels))
@@ -242,7 +242,7 @@ async def test_a_gateway_is_not_healthy_before_its_members_answer(tiny_set, monk
     gateway = Gateway(
         settings, handle_of(decoder), {"sure": handle_of(member)}, handle_of(combiner)
     )
-    monkeypatch.setattr("app.graph.readiness.START_POLL_S", 0)
+    monkeypatch.setattr("app.graph.availability.START_POLL_S", 0)
     check = asyncio.create_task(gateway.check_health())
     while len(member.asked) < 3:
         await asyncio.sleep(0)

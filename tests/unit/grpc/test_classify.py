@@ -9,8 +9,8 @@ import httpx
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from app.access import Keys
 from app.errors import REFUSED_HEADER, FunctionError, OverloadedError
-from app.graph.keys import Keys
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.telemetry.metric_table import REQUEST_MS, REQUESTS, STAGE_MS

@@ -24,8 +24,8 @@ from ray.serve._private import grpc_util
 
 import app.errors
 from app import answers
+from app.access import Keys
 from app.errors import PREFIX_METADATA, BadParameterError, NotReadyError
-from app.graph.keys import Keys
 from app.grpc import tandem_pb2 as messages
 from app.grpc.call import add_servicer, announced_bytes, code_of, number_of, timeout_s_of
 from app.grpc.interface import GrpcInterface, HealthInterface

@@ -9,8 +9,8 @@ from importlib.metadata import version
 import grpc
 import pytest
 
+from app.access import Keys
 from app.environment import MIB
-from app.graph.keys import Keys
 from app.grpc.call import Message
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest

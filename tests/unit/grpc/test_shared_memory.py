@@ -6,7 +6,7 @@ import grpc
 import numpy as np
 import pytest
 
-from app.graph.keys import Keys
+from app.access import Keys
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.call import is_loopback_peer
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods

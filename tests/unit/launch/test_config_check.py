@@ -85,7 +85,7 @@ def test_a_bad_value_is_refused_with_its_place(tmp_path, place, key, value, says
         ServeConfig.read(write(tmp_path, with_key(GOOD, place, key, value)))
 
 
-POLICY = {"policy_function": "app.serve.serve_policy:EnsemblePolicy"}
+POLICY = {"policy_function": "app.serve.scaling:EnsemblePolicy"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from app.answers import Classified, Fault
 from app.errors import BadParameterError, FeedbackExistsError, NotReadyError, UnknownRequestError
 from app.samples import feedback as gateways
 from app.samples.feedback import AnsweredRequest, Feedback, FeedbackBook
-from app.serve.hub import Hub
+from app.serve.replica import Hub
 from app.settings import Settings
 from models.ensemble import Prediction
 from tests.support.answers import answer_of
@@ -38,7 +38,7 @@ class Replica(Hub):
 
 @pytest.fixture
 def replica(monkeypatch: pytest.MonkeyPatch) -> Replica:
-    monkeypatch.setattr("app.serve.hub.start_replica", lambda _: None)
+    monkeypatch.setattr("app.serve.replica.start_replica", lambda _: None)
     monkeypatch.setattr(gateways, "SEND_EVERY_S", 0.01)
     return Replica(Settings(), FeedbackBook(100))
 

@@ -18,6 +18,7 @@ from app.serve import channels as pools
 from app.serve import channels as servers
 from app.serve.channels import (
     FRAME_HEAD,
+    SUSPECT_AFTER_S,
     VERSION,
     Channel,
     ConnectionLostError,
@@ -25,7 +26,6 @@ from app.serve.channels import (
     address_of,
     connected,
 )
-from app.serve.locality_router import SUSPECT_AFTER_S
 from tests.support.channels import APP, WITHIN_S, Node, Waiting, echo, listener, until
 from tests.support.hand_clock import HandClock
 

@@ -18,12 +18,14 @@ from app.serve.channels import (
     FRAME_HEAD,
     MAX_PAYLOAD_BYTES,
     MAX_UNSENT_BYTES,
+    SUSPECT_AFTER_S,
     ChannelServer,
     FrameKind,
     FrameProtocol,
     _Connection,
+    is_silent,
+    note_silent,
 )
-from app.serve.locality_router import SUSPECT_AFTER_S, is_silent, note_silent
 from app.serve.remote import RemoteMember
 from app.serve.replica import classify_many
 from app.serve.shared_calls import read_call

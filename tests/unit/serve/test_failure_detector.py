@@ -2,7 +2,8 @@
 
 import pytest
 
-from app.serve.locality_router import PROBE_EVERY_S, SUSPECT_AFTER_S, FailureDetector
+from app.serve.channels import SUSPECT_AFTER_S
+from app.serve.locality_router import PROBE_EVERY_S, FailureDetector
 from tests.support.hand_clock import HandClock
 
 

@@ -10,8 +10,7 @@ from grpc.aio._server import Server
 from ray.serve._private import haproxy_templates
 
 from app.serve import replica
-from app.serve.hub import Hub
-from app.serve.replica import keep_to_loopback
+from app.serve.replica import Hub, keep_to_loopback
 from app.settings import Settings
 from app.telemetry.export import pipeline
 

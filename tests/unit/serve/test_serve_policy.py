@@ -19,9 +19,10 @@ from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 from ray.serve.schema import LoggingConfig
 
+from app.environment import write_to_stderr_as_to_files
 from app.launch.config_check import POLICY
 from app.queueing.usage import FIGURES
-from app.serve.serve_policy import EnsemblePolicy, write_to_stderr_as_to_files
+from app.serve.scaling import EnsemblePolicy
 from tests.support.drawn_reports import reports
 
 
@@ -204,7 +205,7 @@ def test_stderr_has_the_json_of_the_files(
 
 
 def test_without_us_it_is_text(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
-    """When Ray writes JSON there by itself, app/serve/serve_policy.py can go."""
+    """When Ray writes JSON there by itself, app/environment.py can go."""
     configure("JSON", True)
     logger.info("a line")
     assert capsys.readouterr().err.startswith("INFO ")

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from app.errors import ConfigError
-from app.graph.on_demand import OnDemandGraph
+from app.graph.availability import OnDemandGraph
 from app.graph.set_checks import served_sets
 from app.http.api import create_api
 from app.oip.inference import Inference

@@ -10,7 +10,7 @@ from app.errors import NotReadyError, SetStateError, UnknownModelError
 from app.graph import hub_link
 from app.serve import sets
 from app.serve.gateway import Assembly, assemble
-from app.serve.hub import Hub
+from app.serve.replica import Hub
 from app.serve.sets import SetBook, SetChanges, SharedSets
 from app.settings import Settings
 from models.errors import ModelSetError
@@ -50,7 +50,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def handle(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> LocalHandle:
-    monkeypatch.setattr("app.serve.hub.start_replica", lambda _: None)
+    monkeypatch.setattr("app.serve.replica.start_replica", lambda _: None)
     return LocalHandle(Hub(settings, SetBook(SetChanges(ORIGIN))))
 
 
