@@ -31,6 +31,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 UNNAMED = "unnamed"  # the metric's label for a key without a name
 LOOK_EVERY_S = 1.0
 MAKE_ONE = "openssl rand -hex 32 makes one"
+Stamp = tuple[int, int] | None  # None: there is no file
 
 
 class ApiKeyError(TandemError):
@@ -116,9 +117,6 @@ def key_headers(key_file: Path | None) -> dict[str, str]:
     """Return :func:`sent_key` in its header; empty without a key; raises as that does."""
     key = sent_key(key_file)
     return {} if key is None else {"authorization": f"Bearer {key}"}
-
-
-Stamp = tuple[int, int] | None  # None: there is no file
 
 
 def file_stamp(path: Path) -> Stamp:

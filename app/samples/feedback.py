@@ -30,6 +30,7 @@ SEND_EVERY_S = 0.2
 ANSWERS_WITHIN_S = 4.0  # before HAProxy asks another Gateway, on a cluster after 5 s
 MAX_UNSENT = 10_000  # requests; the oldest beyond it are dropped
 logger = logging.getLogger("ray.serve")
+Version = tuple[str, str]  # a model set's name, and its version
 
 
 @dataclass(slots=True)
@@ -53,9 +54,6 @@ class FeedbackFigures:
     remembered_answers: int
     max_answers: int
     oldest_s: float  # the age of the oldest remembered answer
-
-
-Version = tuple[str, str]  # a model set's name, and its version
 
 
 class GivenAnswer(NamedTuple):

@@ -35,6 +35,12 @@ from models.stores import CLIENTS, EXTRAS, is_url, said, smart_open_file
 DIGEST_BYTES = 8
 SUFFIXES = {"jpeg": "jpg", "HEIF": "heic", None: "bin"}  # other formats: their name
 DISAGREES = "disagrees"  # the key of another version's answer
+DISAGREEMENTS = "disagreements"  # a subfolder of sample_dir
+DISAGREEMENT_SHARE = 0.25  # of sample_mib, if versions share the traffic
+MAX_WAITING, MAX_WAITING_BYTES = 256, 64 * MIB
+logger = logging.getLogger("ray.serve")
+PARTS = 128  # A Gateway lists the folder again after it wrote this part of the limit.
+OWN_FILE = re.compile(r"\.?(?P<stem>\d{8}T\d{12}-[0-9a-f]{16})\.[a-z0-9.]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +99,6 @@ def _without_timings(answer: Classified) -> dict[str, object]:
     values = answer_values(answer)
     del values["timings_ms"]
     return values
-
-
-DISAGREEMENTS = "disagreements"  # a subfolder of sample_dir
-DISAGREEMENT_SHARE = 0.25  # of sample_mib, if versions share the traffic
-MAX_WAITING, MAX_WAITING_BYTES = 256, 64 * MIB
-logger = logging.getLogger("ray.serve")
 
 
 class WaitingSample(NamedTuple):
@@ -214,10 +214,6 @@ def disagreement_sampler_of(settings: Settings) -> Sampler | None:
     folder = f"{settings.sample_dir.rstrip('/')}/{DISAGREEMENTS}"
     place = place_of(folder, int(DISAGREEMENT_SHARE * settings.sample_mib * MIB))
     return Sampler(0.0, place)
-
-
-PARTS = 128  # A Gateway lists the folder again after it wrote this part of the limit.
-OWN_FILE = re.compile(r"\.?(?P<stem>\d{8}T\d{12}-[0-9a-f]{16})\.[a-z0-9.]+")
 
 
 class SampleFolder:

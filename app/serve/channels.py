@@ -35,6 +35,19 @@ SUSPECT_AFTER_S = 1.0  # without an answer
 PING_AFTER_S = 0.25  # of silence, with calls under way; some take longer
 MAX_UNSENT_BYTES = 8 * 2**20  # more than this unsent means that the replica does not read
 MAX_NUMBER = 2**32  # call numbers start again from 0 here
+_silent: set[str] = set()  # replicas
+IS_THERE = hasattr(socket, "SO_PEERCRED")  # Linux's; elsewhere all calls go through Ray
+CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+MAX_NAME = 107  # bytes, after the leading zero
+FRAME_HEAD = struct.Struct("<BxxxIQ")
+VERSION = b"TnS1"  # the payload of the server's first frame; the digit is the version
+MAX_PAYLOAD_BYTES = 2**30  # more than any call or answer has; a longer one is not ours
+logger = logging.getLogger("ray.serve")
+OPEN_WITHIN_S = 5.0
+RECONNECT_AFTER_S = 1.0
+Answer = Callable[[bytes], Awaitable[bytes]]  # from a call's message to the answer's
+MAX_CALLS = 512  # under way; Gateways send a few for each core
+DRAIN_POLL_S = 0.05
 
 
 class KnownReplicas(NamedTuple):
@@ -50,7 +63,6 @@ class KnownReplicas(NamedTuple):
 
 _known: dict[tuple[str, str], KnownReplicas] = {}
 _BEFORE_ANY = KnownReplicas(1)
-_silent: set[str] = set()  # replicas
 
 
 def note_replicas(app_name: str, deployment_name: str, known: KnownReplicas) -> None:
@@ -247,14 +259,6 @@ def _error_of(payload: bytes) -> TandemError:
         return NotReadyError(f"a stage of the graph failed ({error}); try again")
 
 
-IS_THERE = hasattr(socket, "SO_PEERCRED")  # Linux's; elsewhere all calls go through Ray
-CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-MAX_NAME = 107  # bytes, after the leading zero
-FRAME_HEAD = struct.Struct("<BxxxIQ")
-VERSION = b"TnS1"  # the payload of the server's first frame; the digit is the version
-MAX_PAYLOAD_BYTES = 2**30  # more than any call or answer has; a longer one is not ours
-
-
 def address_of(app_name: str, deployment_name: str, replica_id: str) -> str:
     """Return the address; ``replica_id`` is Serve's, drawn anew for each replica."""
     name = f"tandem/{replica_id}/{app_name}/{deployment_name}".encode()[:MAX_NAME]
@@ -271,11 +275,6 @@ def is_same_user(transport: asyncio.BaseTransport) -> bool:
         return False
     _, uid, _ = CREDENTIALS.unpack(credentials)
     return bool(uid == os.geteuid())
-
-
-logger = logging.getLogger("ray.serve")
-OPEN_WITHIN_S = 5.0
-RECONNECT_AFTER_S = 1.0
 
 
 class ChannelPool:
@@ -373,11 +372,6 @@ async def connected(address: str) -> Channel:
         channel.abort()
         raise ConnectionRefusedError("it is another user's, or of another version")
     return channel
-
-
-Answer = Callable[[bytes], Awaitable[bytes]]  # from a call's message to the answer's
-MAX_CALLS = 512  # under way; Gateways send a few for each core
-DRAIN_POLL_S = 0.05
 
 
 class ChannelServer:

@@ -53,6 +53,8 @@ from app.traffic.plan import Plan, cpu_ms
 from models.errors import ModelSetError
 from models.stores import split_version
 
+logger = logging.getLogger("ray.serve")
+
 
 class Gateway(OpenInferenceMethods):
     """The root of the graph; stages without a handle run in its process."""
@@ -315,6 +317,3 @@ def _with_versions(settings: Settings, stages: StageBuilder) -> Assembly:
     service = EnsembleService(settings, main.model_set, main.ensemble, stages.cores, None, graph)
     versions.describe_to(service)
     return Assembly(ServedSets(settings, stages, service), stages, versions)
-
-
-logger = logging.getLogger("ray.serve")

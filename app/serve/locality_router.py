@@ -30,6 +30,9 @@ from ray.serve.request_router import (
 from app.serve.channels import SUSPECT_AFTER_S, KnownReplicas, is_silent, note_replicas
 
 T = TypeVar("T")
+PROBE_EVERY_S = 1.0
+PROBE_TIMEOUT_S = 0.1  # for a replica's queue length, as in Serve's own routers
+LOCALITY_SLACK = 1  # calls by which the queue on this node may be longer
 
 
 class DeploymentID(Protocol):
@@ -37,11 +40,6 @@ class DeploymentID(Protocol):
 
     name: str
     app_name: str
-
-
-PROBE_EVERY_S = 1.0
-PROBE_TIMEOUT_S = 0.1  # for a replica's queue length, as in Serve's own routers
-LOCALITY_SLACK = 1  # calls by which the queue on this node may be longer
 
 
 def rank_replicas(

@@ -23,6 +23,11 @@ from importlib.metadata import version
 
 from app.errors import ConfigError
 
+ROUTER = "ray.serve.request_router"
+GRPC_UTIL = "ray.serve._private.grpc_util"
+# The minor versions that pass the tests; pyproject.toml allows one more.
+TESTED_RAY = ("2.59", "2.60")
+
 
 @dataclass(frozen=True)
 class RayName:
@@ -115,8 +120,6 @@ def _entries(value: object) -> set[str]:
     return {name for name, _ in value} if isinstance(value, list) else set()
 
 
-ROUTER = "ray.serve.request_router"
-GRPC_UTIL = "ray.serve._private.grpc_util"
 # app/serve/replica.py. Without it the replicas' gRPC servers, one of which unpickles what
 # it receives, would listen on every interface.
 LOOPBACK = Feature(
@@ -186,8 +189,6 @@ SURGE = Feature(
     (RayName("ray.serve.schema", "DeploymentSchema.max_surge_percent"),),
 )
 REPLICA_FEATURES = (LOOPBACK, GRPC_OPTIONS, REFLECTION, STAGE_ROUTER, SURGE)
-# The minor versions that pass the tests; pyproject.toml allows one more.
-TESTED_RAY = ("2.59", "2.60")
 
 
 def check_ray(features: Iterable[Feature] = REPLICA_FEATURES) -> list[str]:

@@ -50,6 +50,9 @@ from models.errors import TandemError
 YOUNG_OBJECTS = 5_000
 A = TypeVar("A")
 logger = logging.getLogger("ray.serve")
+ALL_INTERFACES = "[::]:"
+BDP_PROBE = "grpc.http2.bdp_probe"
+MAX_RECEIVE = "grpc.max_receive_message_length"
 
 
 def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
@@ -198,11 +201,6 @@ class Hub:
     async def ask(self, method: str, *arguments: object) -> Any:
         """Return the answer of a method of the book."""
         return getattr(self._book, method)(*arguments)
-
-
-ALL_INTERFACES = "[::]:"
-BDP_PROBE = "grpc.http2.bdp_probe"
-MAX_RECEIVE = "grpc.max_receive_message_length"
 
 
 def prepare_proxy() -> list[Any]:

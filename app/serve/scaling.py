@@ -18,6 +18,26 @@ from app.environment import write_to_stderr_as_to_files
 from app.queueing.usage import FIGURES, UsageReport
 
 Replicas = Mapping[str, int]  # by stage
+SIGMAS = 4.0  # standard deviations of Poisson noise, sqrt(n) of n arrivals, that change nothing
+COST_BAND = 0.2  # share by which a cost may move without effect: batches fill and empty
+USUAL_S = 0.5  # images that arrive in this time may be under way; they are no backlog
+USUAL_WORK = 3.0  # likewise images whose work is this many times the CPU time of one
+UsageReports = Mapping[Hashable, Sequence[UsageReport]]  # by replica, oldest first
+# A rate is counted over the shortest window with enough arrivals. So a step in the load shows soon,
+# but the noise of few images per second is not taken for a change.
+WINDOWS_S = (5.0, 10.0, 20.0, 40.0)
+ENOUGH_ARRIVALS = 400  # for a standard deviation of 5 %
+ENOUGH_DONE = 50
+COST_WINDOW_S = 20.0
+# A replica without new reports for this long hangs: its last rate and backlog do not count.
+SILENT_AFTER_S = 5.0
+INTERVALS_MISSED = 3.0  # of reports, if the interval is so long that this is later
+# Below this, the CPU time of Ray's own loops would count as the images' cost.
+BUSY_CORES = 0.3  # of a replica
+logger = logging.getLogger("ray.serve")
+Decisions = dict[Any, int]
+Contexts = Mapping[Any, "Context"]  # by DeploymentID
+LOG_EVERY_S = 60.0
 
 
 class ScalingOptions(BaseModel):
@@ -90,12 +110,6 @@ class Decision:
     state: State
 
 
-SIGMAS = 4.0  # standard deviations of Poisson noise, sqrt(n) of n arrivals, that change nothing
-COST_BAND = 0.2  # share by which a cost may move without effect: batches fill and empty
-USUAL_S = 0.5  # images that arrive in this time may be under way; they are no backlog
-USUAL_WORK = 3.0  # likewise images whose work is this many times the CPU time of one
-
-
 def decide(
     stages: Mapping[str, StageState],
     demand: Demand,
@@ -159,20 +173,6 @@ def _remembered(
     """Add the number wanted now; an unchanged number only gets a new time."""
     kept = tuple((at, then) for at, then in history if at > now - for_s and then != wanted)
     return (*kept, (now, dict(wanted)))
-
-
-UsageReports = Mapping[Hashable, Sequence[UsageReport]]  # by replica, oldest first
-# A rate is counted over the shortest window with enough arrivals. So a step in the load shows soon,
-# but the noise of few images per second is not taken for a change.
-WINDOWS_S = (5.0, 10.0, 20.0, 40.0)
-ENOUGH_ARRIVALS = 400  # for a standard deviation of 5 %
-ENOUGH_DONE = 50
-COST_WINDOW_S = 20.0
-# A replica without new reports for this long hangs: its last rate and backlog do not count.
-SILENT_AFTER_S = 5.0
-INTERVALS_MISSED = 3.0  # of reports, if the interval is so long that this is later
-# Below this, the CPU time of Ray's own loops would count as the images' cost.
-BUSY_CORES = 0.3  # of a replica
 
 
 class StageMeter:
@@ -306,12 +306,6 @@ def demand(meters: Mapping[str, StageMeter]) -> Demand | None:
     """
     measured = [meter.demand() for meter in meters.values() if meter.is_measured]
     return max(measured, key=lambda demand: demand.rate, default=None)
-
-
-logger = logging.getLogger("ray.serve")
-Decisions = dict[Any, int]
-Contexts = Mapping[Any, "Context"]  # by DeploymentID
-LOG_EVERY_S = 60.0
 
 
 class Context(Protocol):

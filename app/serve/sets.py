@@ -28,6 +28,9 @@ from models.model_set import ModelSet, list_folders
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)  # a set's name in a request: no path, version or URL
 LOOK_EVERY_S = 0.05  # how often a set being unloaded is checked for requests under way
 logger = logging.getLogger("ray.serve")
+Change = tuple[int, bool]  # its revision, and whether the set is to be served
+EVERYWHERE_S = 60.0  # how long a change waits for the other Gateways, which may have to load a set
+AGAIN_AFTER_S = 10.0  # the pause before a change that failed at this Gateway is tried again
 
 
 class ServedSets:
@@ -214,11 +217,6 @@ class ServedSets:
         if len(self.default.sets) == 1:
             self.default.admission.is_of_all = not self.default.settings.has_several_sets
         logger.info("model set %s, version %s: unloaded", service.name, service.version)
-
-
-Change = tuple[int, bool]  # its revision, and whether the set is to be served
-EVERYWHERE_S = 60.0  # how long a change waits for the other Gateways, which may have to load a set
-AGAIN_AFTER_S = 10.0  # the pause before a change that failed at this Gateway is tried again
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,13 @@ StageAnswer = TypeVar("A", Decoded, MemberAnswer)
 CALL, DECODED, CLASSIFIED = b"TnC2", b"TnD2", b"TnM2"  # the digit is the version of the format
 # The kind, the bytes of the head, and in answers the calls that the replica wants at a time.
 PREFIX = struct.Struct("<4sII")
+Q = TypeVar("Q")
+PartAnswer = TypeVar("A")
+SIZES = (8,)  # of calls, in images, to a stage without batches
+MAX_CALL_BYTES = 3 * 2**20  # below gRPC's default limit of 4 MiB
+ALONE_BYTES = 2**20  # A larger part gets a call of its own, whose cost is small in comparison.
+# A call that takes longer does not count as under way: its replica may hang, or be very busy.
+HOLDS_BACK_S = 1.0
 
 
 class MessageError(ValueError):
@@ -216,15 +223,6 @@ class _Reader:
         """Return the next numbers as a read-only view."""
         num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         return np.frombuffer(self.take(num_bytes), dtype).reshape(shape)
-
-
-Q = TypeVar("Q")
-PartAnswer = TypeVar("A")
-SIZES = (8,)  # of calls, in images, to a stage without batches
-MAX_CALL_BYTES = 3 * 2**20  # below gRPC's default limit of 4 MiB
-ALONE_BYTES = 2**20  # A larger part gets a call of its own, whose cost is small in comparison.
-# A call that takes longer does not count as under way: its replica may hang, or be very busy.
-HOLDS_BACK_S = 1.0
 
 
 @dataclass(slots=True, eq=False)

@@ -55,6 +55,17 @@ from models.openvino_network import Pixels
 SUM_TOLERANCE = 1e-3  # of a row's sum; the float32 sum of 1,000 classes is off by a hundredth of it
 # A class that eight members score 0.99 keeps a higher product than this.
 SURELY_THERE = 0.6
+T = TypeVar("T")
+logger = logging.getLogger("ray.serve")
+Stage = Literal["preprocess", "combine"]
+NUM_ARGUMENTS: dict[Stage, int] = {"preprocess": 1, "combine": 2}
+SIGNATURES = "app/stages/own_functions.py has the signatures"
+# By module, and names of modules.
+_DIGESTS: WeakKeyDictionary[ModuleType, dict[tuple[str, str], str]] = WeakKeyDictionary()
+MAX_VIEWS = 8  # each costs an inference of every member
+SEED = 17
+NUM_IMAGES = (1, 3)  # in each call: a function must accept any number
+A = TypeVar("A", bound=npt.NDArray[np.generic])
 
 
 class WrongAnswerError(ValueError):
@@ -135,11 +146,6 @@ def _described(answer: object) -> str:
     return "None" if answer is None else f"a {type(answer).__name__}"
 
 
-T = TypeVar("T")
-logger = logging.getLogger("ray.serve")
-Stage = Literal["preprocess", "combine"]
-
-
 @dataclass(frozen=True)
 class OwnFunction:
     """An imported function of the operator."""
@@ -206,12 +212,6 @@ class FunctionCalls:
             f"{stage} ({name}), a function of this service's operator, {what}; its log has the "
             "details. Another image may be answered"
         )
-
-
-NUM_ARGUMENTS: dict[Stage, int] = {"preprocess": 1, "combine": 2}
-SIGNATURES = "app/stages/own_functions.py has the signatures"
-# By module, and names of modules.
-_DIGESTS: WeakKeyDictionary[ModuleType, dict[tuple[str, str], str]] = WeakKeyDictionary()
 
 
 def load_function(name: str | None, stage: Stage) -> OwnFunction | None:
@@ -310,9 +310,6 @@ def _digest_of(names: Iterable[str]) -> str:
                 files |= dict.fromkeys(sorted(path.parent.glob("*.py")))
     hashes = (hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
     return hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()[:16]
-
-
-MAX_VIEWS = 8  # each costs an inference of every member
 
 
 class Preprocess(Protocol):
@@ -420,11 +417,6 @@ class OwnCombine:
         shape = (num_images, num_classes)
         check = partial(as_rows, shape=shape, is_multi_label=self._is_multi_label)
         return await self.calls.call(check, read, scaled(self._weights, names))
-
-
-SEED = 17
-NUM_IMAGES = (1, 3)  # in each call: a function must accept any number
-A = TypeVar("A", bound=npt.NDArray[np.generic])
 
 
 def check_functions(settings: Settings, manifest: Manifest) -> None:

@@ -49,6 +49,28 @@ logger = logging.getLogger("ray.serve")
 Tags = tuple[tuple[str, str], ...]
 Series = tuple[str, Tags]  # a metric's name and tags
 BOUNDS = (*(f"{bound:g}" for bound in BUCKETS_MS), "+Inf")
+QUEUE_EVERY_S = 1.0
+Reports = dict["MemberMetrics", QueueReport]  # the last report of each queue
+INFER = "/v2/models/{model_name}/infer"
+INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
+PREDICT = "/v1/models/{model_name}:predict"
+PREDICT_VERSION = "/v1/models/{model_name}/versions/{model_version}:predict"
+# The routes that classify images, over HTTP and gRPC. Their latency is measured; alerts and
+# dashboard select them by the tag ``operation``.
+CLASSIFY = frozenset(
+    {
+        "/v1/classify",
+        "/tandem.v1.Ensemble/Classify",
+        INFER,
+        INFER_VERSION,
+        PREDICT,
+        PREDICT_VERSION,
+        "/inference.GRPCInferenceService/ModelInfer",
+    }
+)
+SURE = {True: "yes", False: "no", None: "unknown"}
+CLIENT_WENT = 499  # nginx's status for a client that hung up; it is never sent
+StageDuration = tuple[Tags, float]  # the tags of a stage (stage_tags), and ms
 
 
 class Meter:
@@ -154,8 +176,6 @@ class _Histogram:
 
 
 meter = Meter()
-QUEUE_EVERY_S = 1.0
-Reports = dict["MemberMetrics", QueueReport]  # the last report of each queue
 
 
 class MemberMetrics:
@@ -223,28 +243,6 @@ def recorded_golden_ms(member: str, check: Callable[[], None]) -> float:
     taken_ms = (time.perf_counter() - started) * 1e3
     meter.set(GOLDEN_MS, taken_ms, member=member)
     return taken_ms
-
-
-INFER = "/v2/models/{model_name}/infer"
-INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
-PREDICT = "/v1/models/{model_name}:predict"
-PREDICT_VERSION = "/v1/models/{model_name}/versions/{model_version}:predict"
-# The routes that classify images, over HTTP and gRPC. Their latency is measured; alerts and
-# dashboard select them by the tag ``operation``.
-CLASSIFY = frozenset(
-    {
-        "/v1/classify",
-        "/tandem.v1.Ensemble/Classify",
-        INFER,
-        INFER_VERSION,
-        PREDICT,
-        PREDICT_VERSION,
-        "/inference.GRPCInferenceService/ModelInfer",
-    }
-)
-SURE = {True: "yes", False: "no", None: "unknown"}
-CLIENT_WENT = 499  # nginx's status for a client that hung up; it is never sent
-StageDuration = tuple[Tags, float]  # the tags of a stage (stage_tags), and ms
 
 
 def record_answered(route: str, status: int, duration_ms: float) -> None:

@@ -35,6 +35,19 @@ Value = str | int | float | bool  # an attribute's value
 outlets: list[Callable[[ReadableSpan], None]] = []  # called with every span; set by the pipeline
 SCOPE = InstrumentationScope("tandem")
 UNSET = Status(StatusCode.UNSET)
+logger = logging.getLogger("ray.serve")
+READINGS, AT_ONCE_NS = 5, 20_000
+STEP_NS = 100_000_000  # the system clock was set if it moves this much against the monotonic one
+# Traces that Serve began in a replica below the Gateway for an unsampled request: Serve passes on
+# that a request is sampled, but not that it is not.
+orphans: set[int] = set()
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+ids = RandomIdGenerator()
+T = TypeVar("T")
+# For tasks that handle one request's part of a shared call; Serve only knows the call's span.
+_task_parent: contextvars.ContextVar[SpanContext | None] = contextvars.ContextVar(
+    "tandem_task_parent", default=None
+)
 
 
 class _ProcessResource(Resource):
@@ -151,11 +164,6 @@ def _record(parent: SpanContext, index: int, file: DecodedFile) -> None:
     record("decode", parent, file.started, file.ended, facts, error=error)
 
 
-logger = logging.getLogger("ray.serve")
-READINGS, AT_ONCE_NS = 5, 20_000
-STEP_NS = 100_000_000  # the system clock was set if it moves this much against the monotonic one
-
-
 class Clock:
     """Converts times of the monotonic clock, which durations need, to the system clock's."""
 
@@ -195,12 +203,6 @@ class Clock:
 
 
 clock = Clock()
-# Traces that Serve began in a replica below the Gateway for an unsampled request: Serve passes on
-# that a request is sampled, but not that it is not.
-orphans: set[int] = set()
-SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-ids = RandomIdGenerator()
-T = TypeVar("T")
 
 
 class SpanIds(NamedTuple):
@@ -208,12 +210,6 @@ class SpanIds(NamedTuple):
 
     trace: int
     span: int
-
-
-# For tasks that handle one request's part of a shared call; Serve only knows the call's span.
-_task_parent: contextvars.ContextVar[SpanContext | None] = contextvars.ContextVar(
-    "tandem_task_parent", default=None
-)
 
 
 def current_parent() -> SpanContext | None:

@@ -44,6 +44,12 @@ from models.ensemble import AnswerRule
 from models.errors import TandemError
 
 MAX_COPIED_FILES = 8  # of one request
+logger = logging.getLogger("ray.serve")
+MAX_IMAGES, MAX_BYTES = 16, 64 * 2**20  # under way at a time: images, and bytes of their files
+COPY_TIME_S = 10.0  # the time limit of a copy, waiting included
+# A copy that ends with one of these was dropped; the version did not fail.
+DROPPED = (DeadlineError, OverloadedError, HeavyFileError)
+Ended = Callable[[RequestAnswers | Exception], None]
 
 
 class TrafficGraph:
@@ -268,14 +274,6 @@ def _count_copies(name: str, result: str, number: int) -> None:
 def _plain(answer: Classified | Fault) -> Classified | Fault:
     """Return an answer without its row of probabilities, as clients who send files get it."""
     return answer if isinstance(answer, Fault) else replace(answer, probabilities=None)
-
-
-logger = logging.getLogger("ray.serve")
-MAX_IMAGES, MAX_BYTES = 16, 64 * 2**20  # under way at a time: images, and bytes of their files
-COPY_TIME_S = 10.0  # the time limit of a copy, waiting included
-# A copy that ends with one of these was dropped; the version did not fail.
-DROPPED = (DeadlineError, OverloadedError, HeavyFileError)
-Ended = Callable[[RequestAnswers | Exception], None]
 
 
 class ShadowLane:

@@ -38,6 +38,10 @@ from models.ensemble import AnswerRule, Probabilities
 from models.manifest import Z95, wilson_interval
 
 MAX_EARLIER = 10  # splits that a plan keeps for rollbacks
+HASHED_BYTES = 64 * 2**10  # The beginning of a file and its length suffice to tell photos apart.
+Interval = tuple[float, float]
+MAX_DISAGREEMENTS = 20  # The newest of each pair of versions are kept.
+OTHER_WORK = ("decode", "preprocess", "combine")  # stages of an image beside its members'
 
 
 @dataclass(frozen=True)
@@ -162,9 +166,6 @@ class Plan:
         return replace(self, split=split, revision=self.revision + 1, earlier=tuple(earlier))
 
 
-HASHED_BYTES = 64 * 2**10  # The beginning of a file and its length suffice to tell photos apart.
-
-
 def sticky_key(value: str | None, data: bytes) -> bytes:
     """Return a hash of the header's ``value``, or of the file ``data`` if there is no header."""
     if value is not None:
@@ -184,11 +185,6 @@ def _draw(key: bytes, name: str) -> float:
     """Return an exponentially distributed number that the key and the name determine."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, key=key).digest()
     return -math.log((int.from_bytes(digest, "big") + 1) / 2**64)
-
-
-Interval = tuple[float, float]
-MAX_DISAGREEMENTS = 20  # The newest of each pair of versions are kept.
-OTHER_WORK = ("decode", "preprocess", "combine")  # stages of an image beside its members'
 
 
 def cpu_ms(answer: Classified, threads_each: int) -> float:

@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
-from app.serve.locality_router import (
-    LOCALITY_SLACK,
-    LocalityRouter,
-    known_replicas,
-    note_silent,
-    rank_replicas,
-)
+from app.serve.channels import known_replicas, note_silent
+from app.serve.locality_router import LOCALITY_SLACK, LocalityRouter, rank_replicas
 
 
 def ranks(queues: dict[str, int | None]) -> list[list[str]]:
