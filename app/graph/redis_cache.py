@@ -1,11 +1,8 @@
-"""Rows in Redis, shared by all Gateways; Redis is optional and may be slow, full or gone.
+"""Rows of answers in Redis, shared by all Gateways: their keys, their bytes, and the store.
 
-Nothing here raises, or waits longer than :data:`READ_S`. :class:`app.graph.redis_cache.RowsFormat`
-checks the bytes from Redis, which are not trusted.
-
-Rows as bytes, for a store that others can write to: they are checked, and never executed.
-
-Keys of images: a hash of the file's bytes and of everything else that its answer depends on.
+Redis is optional and may be slow, full or gone: nothing here raises, or waits longer than
+:data:`READ_S`. Others can write to it too, so the bytes from it are checked, and never executed. A
+key is a hash of the file's bytes and of everything else that its answer depends on.
 """
 
 import asyncio

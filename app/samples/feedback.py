@@ -1,8 +1,7 @@
-"""Sends a Gateway's answers to the feedback book, which one replica keeps for all Gateways.
+"""Feedback: the right labels that callers report, and the book of the answers that they are about.
 
-Answers are collected and sent a few times a second, so that no client waits for it.
-
-The feedback book: the latest answers, and the right labels that callers reported for them.
+One replica keeps the book for all Gateways. A Gateway collects its answers and sends them a few
+times a second, so that no client waits for it.
 """
 
 import asyncio

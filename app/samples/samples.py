@@ -1,10 +1,7 @@
-"""A sample: the file of an image as its client sent it, and the answer to it.
+"""Samples of live images: chosen among the answers, and written to a folder or an object store.
 
-Chooses samples among the answers, and writes them on its own thread.
-
-No answer waits for a sample or fails because of it: if the queue is full the sample is dropped.
-
-The places that samples are written to: a folder of bounded size, or an object store.
+A sample is the file of an image as its client sent it, and the answer to it. No answer waits for a
+sample or fails because of it: samples have a thread of their own, and a full queue drops them.
 """
 
 import hashlib

@@ -1,13 +1,9 @@
-"""The client's end: a Gateway's connection to one replica of its node.
+"""Channels: Unix-domain sockets between the Gateways and the replicas of one node.
 
-Frames: the wire format of a channel, the protocol that parses it, and socket addresses.
-
-A frame is a head of 16 bytes, little-endian (kind, number of the call, length of the payload), and
-the payload. Payloads of calls and answers are the messages of :mod:`app.serve.shared_calls`.
-
-The channels of a deployment: one to each of its replicas on this node.
-
-The server's end: a stage's replica answers the calls of the Gateways of its node.
+Both ends send frames: a head of 16 bytes, little-endian (kind, number of the call, length of the
+payload), and the payload. Payloads of calls and answers are messages of
+:mod:`app.serve.shared_calls`. A Gateway has a :class:`ChannelPool` for each remote stage, and a
+:class:`Channel` to each of its replicas here; the replica has a :class:`ChannelServer`.
 """
 
 import asyncio

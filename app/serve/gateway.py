@@ -1,8 +1,6 @@
-"""The Gateway: the ingress deployment, with Serve's hooks around the graph of :mod:`app.graph`.
+"""The Gateway: the ingress deployment, and the graph of stages here and behind handles.
 
-Assembles the graph from stages in this process and deployments behind handles.
-
-Builds the versions of a set in this process, behind one graph.
+Several versions of one set are built in this process, behind one graph.
 """
 
 import asyncio

@@ -1,18 +1,10 @@
-"""Looks up private names of Ray, grouped by the feature that uses them.
+"""Checks the installed Ray: its version, and the private names that the application uses.
 
-A :class:`Feature` is left out with a warning if one of its names does not fit; then Ray's default
-applies. A feature is required only if it protects the service, or if nothing could be deployed
-without it. :mod:`app.serve.ray_compatibility` lists the replicas' features,
-:mod:`app.launch.ray_features` those of ``tandem serve``. No module of ``app`` imports a private
-name before its feature fits.
-
-The private features of Ray that replicas depend on, each with a check of its presence.
-
-Checks that the service can run with the installed Ray, and names features that Ray lacks.
-
-The application uses names that Ray does not promise to keep. They are looked up before any is
-imported. A missing name, or other parameters, would otherwise show as a
-service that half works.
+Ray does not promise to keep these names. A missing name, or other parameters, would otherwise show
+as a service that half works. So they are looked up by feature before any is imported. A
+:class:`Feature` that does not fit is left out with a warning, and Ray's default applies. It is
+required only if it protects the service, or if nothing could be deployed without it. This module
+lists the replicas' features, :mod:`app.launch.ray_features` those of ``tandem serve``.
 """
 
 import importlib

@@ -1,14 +1,11 @@
-"""Replicas of the stages: a process's set-up, reports to Serve, and calls shared by requests.
+"""Replicas as Serve runs them: a process's set-up, the stages' deployments, and hubs.
 
-Changes the gRPC servers that Serve makes: address, read-ahead and reflection v1.
-
-Messages have a size limit, and unread bytes should stay with the client. By default grpcio lets a
+The set-up also changes the gRPC servers that Serve makes: address, read-ahead and reflection v1.
+Unread bytes should stay with the client, and messages have a size limit. By default grpcio lets a
 client send 4 MB ahead on a fast connection, since it estimates the bandwidth-delay product (BDP).
-Without the estimate it is 64 KiB, HTTP/2's own window. Either way, a message that is being received
-is let in whole.
-
-Serve makes these servers with the options in a list of one of its private modules
-(:data:`app.serve.ray_compatibility.GRPC_OPTIONS`), in replicas after the ingress has been made.
+Without the estimate it is 64 KiB, HTTP/2's own window. A message that is being received is let in
+whole. Serve takes the options from :data:`app.serve.ray_compatibility.GRPC_OPTIONS`, in replicas
+after the ingress has been made.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""The model sets of one Gateway, which can be loaded and unloaded while it runs.
+"""Model sets that are loaded and unloaded while the service runs: in one Gateway, and in all.
 
-Loads and unloads sets by name at all Gateways: the one asked reports to the hub ``Sets``.
+A Gateway that is asked to load or unload a set reports it to the hub ``Sets``; the others follow.
 """
 
 import asyncio

@@ -1,16 +1,15 @@
-"""Encodes calls of stages and their answers: a head in JSON, then files, images and rows.
+"""Calls of a remote stage that carry the images of many requests: how they are batched and encoded.
 
-Serve pickles arguments. For a single bytes object that is a copy; for lists, arrays and dataclasses
-it is a large part of a call's cost. Every length and shape in a message is checked before use.
-Errors travel by class name and arguments; only our own errors become their class again.
+**Batching.** A call between processes costs as much for one image as for eight. While calls are
+under way, further images wait here for the next call. There is no timer: to an idle stage a single
+image leaves at once, as in :mod:`app.queueing.batch_queue`. Calls have the sizes of batches. With
+sizes 1, 4 and 8, of six waiting images four leave, and the other two wait for more: in a call of
+six they would run as a small batch.
 
-Batches calls of a remote stage: one call carries the images of many requests.
-
-A call between processes costs as much for one image as for eight. While calls are under way,
-further images wait here for the next call. There is no timer: to an idle stage a single image
-leaves at once, as in :mod:`app.queueing.batch_queue`. Calls have the sizes of batches. With sizes
-1, 4 and 8, of six waiting images four leave, and the other two wait for more: in a call of six they
-would run as a small batch.
+**Encoding.** A message is a head in JSON, then files, images or rows. Serve pickles arguments: for
+a single bytes object that is a copy, for lists, arrays and dataclasses a large part of a call's
+cost. Every length and shape is checked before use. Errors travel by class name and arguments; only
+our own errors become their class again.
 """
 
 import asyncio
@@ -34,12 +33,12 @@ from app.telemetry.spans import SpanIds
 from models.errors import TandemError
 from models.openvino_network import Pixels
 
-StageAnswer = TypeVar("A", Decoded, MemberAnswer)
+StageAnswer = TypeVar("StageAnswer", Decoded, MemberAnswer)
 CALL, DECODED, CLASSIFIED = b"TnC2", b"TnD2", b"TnM2"  # the digit is the version of the format
 # The kind, the bytes of the head, and in answers the calls that the replica wants at a time.
 PREFIX = struct.Struct("<4sII")
 Q = TypeVar("Q")
-PartAnswer = TypeVar("A")
+PartAnswer = TypeVar("PartAnswer")
 SIZES = (8,)  # of calls, in images, to a stage without batches
 MAX_CALL_BYTES = 3 * 2**20  # below gRPC's default limit of 4 MiB
 ALONE_BYTES = 2**20  # A larger part gets a call of its own, whose cost is small in comparison.

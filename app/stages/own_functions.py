@@ -1,21 +1,9 @@
-"""Checks the results of the operator's own functions, in the trial and for every request.
-
-Calls an operator's function for requests: on threads, checked, traced and counted.
-
-Imports the operator's own functions by the names in the settings.
+"""The operator's own functions, settings ``preprocess`` and ``combine``: their import and calls.
 
 A name is ``package.module:function`` and comes from the operator's configuration only; nothing that
-a client sends is imported.
-
-The signatures of the operator's own functions: the settings ``preprocess`` and ``combine``.
-
-A function is called on several threads at a time. It gets read-only arrays and returns a new one.
-If it raises, or its result does not fit, only the request that it was called for fails (500, code
-``function``).
-
-The graph's stages for the operator's own functions: ``preprocess`` and ``combine``.
-
-Tries the operator's own functions on generated input, before the service starts.
+a client sends is imported. A function is tried on generated input before the service starts. It is
+called on several threads at a time, with read-only arrays, and returns a new one. If it raises, or
+its result does not fit, only the request that it was called for fails (500, code ``function``).
 """
 
 import asyncio

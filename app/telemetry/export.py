@@ -1,13 +1,8 @@
-"""Makes the exporter that ``trace_exporter`` names, with OpenTelemetry's own variables.
-
-The span pipeline: passes ended spans to the exporter.
+"""Exports spans and metrics: the pipeline of spans, its exporter, and the thread of the meter.
 
 Serve asks for span processors before it makes a stage, and only the stage knows the settings. So
-the pipeline is made empty, and gets its sink when the stage starts.
-
-A bounded buffer of spans before an exporter: the SDK's, with a count of lost spans.
-
-Starts the meter in a replica, and the thread that flushes it.
+the pipeline is made empty, and gets its sink when the stage starts. The exporter is the one that
+``trace_exporter`` names, with OpenTelemetry's own variables.
 """
 
 import logging

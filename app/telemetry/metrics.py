@@ -1,11 +1,8 @@
-"""The meter of this process: aggregates counts and sends them to Ray every few seconds.
+"""Metrics: the meter of this process, and what is recorded of members, requests and the cache.
 
-A call of Ray's API costs microseconds, a call here a tenth of that. Nothing raises: the first error
-is logged and stops the meter, so that requests are not affected.
-
-Metrics of a member: executed batches, queue length and age, golden check.
-
-Metrics of requests, of their answers, and of look-ups in the response cache.
+The meter aggregates, and sends to Ray every few seconds: a call of Ray's API costs microseconds, a
+call here a tenth of that. Nothing raises: the first error is logged and stops the meter, so that
+requests are not affected.
 """
 
 import asyncio

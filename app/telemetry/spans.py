@@ -1,13 +1,8 @@
-"""Records spans of stages after they ran, from their measured times.
+"""Spans, recorded from measured times after a stage ran, and the current request's span.
 
 Requests that are not sampled have no parent and cost nothing here. A span that the SDK begins and
-ends costs 0.1 ms; these are made when they are over.
-
-Spans of the stages: a member's batches and its images in them, and decoded files.
-
-Converts times of the monotonic clock, used for stages, to the system clock, used for spans.
-
-The current span: that of a sampled request, or of a stage's call within it.
+ends costs 0.1 ms; these are made when they are over. Stages are timed by the monotonic clock, spans
+have times of the system clock.
 """
 
 import asyncio

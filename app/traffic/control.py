@@ -1,13 +1,7 @@
-"""Reads and changes the traffic: the methods behind ``/v1/traffic``, and the link to its owner.
+"""Reads, changes and promotes the traffic: what is behind ``/v1/traffic`` and ``tandem traffic``.
 
 The deployment ``Traffic`` owns the plan of all Gateways. A Gateway sends it figures and receives
 the newest plan.
-
-The answer of ``GET /v1/traffic``, as dataclasses whose schema /docs shows.
-
-The gate of ``tandem traffic promote``: reasons against a version that is to answer alone.
-
-Loads the versions of a set that share its traffic, names them and checks that they fit.
 """
 
 import asyncio

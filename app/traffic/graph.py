@@ -4,10 +4,9 @@ The photo or a header decides which version answers, so that repeated requests g
 The shadow gets copies of the main version's requests. For a sample of requests the canary and the
 main version both get the photos, so that they are compared on the same ones.
 
-The shadow lane: sends copies of live photos to versions, without delaying any client.
-
-Copies run while no other image waits (:mod:`app.queueing.scheduler`). Their number is bounded:
-further copies are dropped, and so are copies that did not begin in time.
+Copies delay no client: they run in the shadow lane, while no other image waits
+(:mod:`app.queueing.scheduler`). Their number is bounded: further copies are dropped, and so are
+copies that did not begin in time.
 """
 
 import asyncio

@@ -1,19 +1,12 @@
-"""The plan of the traffic: each version's share of requests, and the shadow, which gets copies.
+"""The plan of the traffic, and the figures: each version's share, the shadow, how answers compare.
 
 Versions are called NAME@FINGERPRINT. Plans are immutable: a change makes the next plan, which keeps
-the earlier splits for a rollback.
+the earlier splits for a rollback. The book ``Traffic`` has the plan of all Gateways and the sum of
+their figures, which are all counts and sums.
 
-Chooses a request's version so that the same photo, or the same caller, keeps its version.
-
-The method is weighted rendezvous hashing. Each version draws a number from the hash of the key and
-of its own name; the version with the lowest draw divided by its share answers. If one version's
-share grows, keys move only to that version.
-
-Counts what each version did on live requests, and how often two versions agree.
-
-All figures are counts and sums, so figures of several Gateways can be added.
-
-The record of a service's traffic: the newest plan, and the last report of each Gateway.
+The same photo, or the same caller, keeps its version. The method is weighted rendezvous hashing:
+each version draws a number from the hash of the key and of its own name, and the lowest draw
+divided by the version's share answers. If one share grows, keys move only to that version.
 """
 
 import hashlib
