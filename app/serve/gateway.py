@@ -239,9 +239,8 @@ class Versions:
         model_set = own.load_set()
         for built in list(self._built.values()):
             check_fits(built.model_set, model_set)
-        if (
-            is_now := version_name(model_set, own.served_precision)
-        ) != name:  # of another precision
+        is_now = version_name(model_set, own.served_precision)
+        if is_now != name:  # of another precision
             raise UnknownModelError(f"{name} is served as {is_now}: use that name")
         if is_to_answer and (reason := refused_by_gate(model_set, own)) is not None:
             raise BadParameterError(f"{name} must not answer clients: {reason}")
@@ -295,23 +294,20 @@ def assemble(
 ) -> Assembly:
     """Build each set's graph; stages without a handle are built in this process, on its cores.
 
-    With several sets there are no handles: their members share one scheduler, and their Decoders
-    the same threads.
+    With several sets, or versions of one, there are no handles: their members share one scheduler,
+    and their Decoders the same threads. All versions are behind one service.
     """
-    if settings.has_versions:
-        return _with_versions(settings, StageBuilder(settings))
-    of_sets = [(own, own.load_set()) for own in settings.of_each_set()]
     stages = StageBuilder(settings, decoder, members, combiner)
+    if settings.has_versions:
+        versions = Versions(settings, stages)
+        main, graph = versions.main, versions.graph
+        default = EnsembleService(
+            settings, main.model_set, main.ensemble, stages.cores, None, graph
+        )
+        versions.describe_to(default)
+        return Assembly(ServedSets(settings, stages, default), stages, versions)
+    of_sets = [(own, own.load_set()) for own in settings.of_each_set()]
     sets = ServedSets(settings, stages)
     for own, model_set in of_sets:
         sets.add(own, model_set, stages.build(own, model_set))
     return Assembly(sets, stages)
-
-
-def _with_versions(settings: Settings, stages: StageBuilder) -> Assembly:
-    """Build every version of the set behind one service."""
-    versions = Versions(settings, stages)
-    main, graph = versions.main, versions.graph
-    service = EnsembleService(settings, main.model_set, main.ensemble, stages.cores, None, graph)
-    versions.describe_to(service)
-    return Assembly(ServedSets(settings, stages, service), stages, versions)

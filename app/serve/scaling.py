@@ -127,7 +127,9 @@ def decide(
     Scaling down works like the stabilization window of Kubernetes' HorizontalPodAutoscaler: the
     result is the highest number wanted within ``scale_down_after_s``.
     """
-    asked = demand.rate + _excess(demand, stages) / options.drain_s
+    usual_s = max(USUAL_S, USUAL_WORK * sum(s.cpu_ms for s in stages.values()) / 1e3)
+    excess = max(0.0, demand.backlog - demand.rate * usual_s)  # images beyond those usually there
+    asked = demand.rate + excess / options.drain_s
     rate = _settled_rate(asked, demand.window_s, state.rate, options)
     costs = {name: _settled_cost(s.cpu_ms, state.cpu_ms.get(name)) for name, s in stages.items()}
     bound = min((s.capacity(s.max_replicas) for s in stages.values()), default=0.0)
@@ -142,12 +144,6 @@ def decide(
         name: s.limited(max(then.get(name, 0) for _, then in history)) for name, s in stages.items()
     }
     return Decision(targets, State(rate, costs, history))
-
-
-def _excess(demand: Demand, stages: Mapping[str, StageState]) -> float:
-    """Return how many images are under way beyond the usual number at this rate."""
-    usual_s = max(USUAL_S, USUAL_WORK * sum(s.cpu_ms for s in stages.values()) / 1e3)
-    return max(0.0, demand.backlog - demand.rate * usual_s)
 
 
 def _settled_rate(

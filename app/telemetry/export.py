@@ -369,11 +369,9 @@ def span_processors() -> list[SpanProcessor]:
 
 
 def _replica_name() -> str:
-    from ray import serve
-
     try:
         replica = serve.get_replica_context().replica_id
-    except ray.serve.exceptions.RayServeException:
+    except RayServeException:
         return ray.get_runtime_context().get_worker_id()
     return f"{replica.deployment_id.name}#{replica.unique_id}"
 

@@ -107,12 +107,7 @@ class Meter:
 
     def observe(self, metric: Metric, value: float, **tags: str) -> None:
         """Add a value to a metric's histogram."""
-        if self.is_on:
-            series = (metric.name, tuple(tags.items()))
-            with self._lock:
-                if (histogram := self._histograms.get(series)) is None:
-                    histogram = self._histograms[series] = _Histogram()
-                histogram.add(value)
+        self.observe_all(metric, [(tuple(tags.items()), value)])
 
     def observe_all(self, metric: Metric, values: Iterable[tuple[Tags, float]]) -> None:
         """Add values to a metric's histograms, each to that of its tags."""

@@ -144,19 +144,16 @@ class DecodedFile(NamedTuple):
 
 def record_decodes(files: Sequence[DecodedFile]) -> None:
     """Record a span for every file of the current request, if it is traced."""
-    if (parent := current_parent()) is not None:
-        for index, file in enumerate(files):
-            _record(parent, index, file)
-
-
-def _record(parent: SpanContext, index: int, file: DecodedFile) -> None:
-    # The size in pixels is the file's, before resizing.
-    facts: dict[str, Value] = {"tandem.image": index, "tandem.bytes": file.num_bytes}
-    if file.header is not None:
-        facts |= {"tandem.format": file.header.format}
-        facts |= {"tandem.width": file.header.width, "tandem.height": file.header.height}
-    error = file.fault.message if file.fault else None
-    record("decode", parent, file.started, file.ended, facts, error=error)
+    if (parent := current_parent()) is None:
+        return
+    for index, file in enumerate(files):
+        # The size in pixels is the file's, before resizing.
+        facts: dict[str, Value] = {"tandem.image": index, "tandem.bytes": file.num_bytes}
+        if (header := file.header) is not None:
+            size = {"tandem.width": header.width, "tandem.height": header.height}
+            facts |= {"tandem.format": header.format, **size}
+        error = file.fault.message if file.fault else None
+        record("decode", parent, file.started, file.ended, facts, error=error)
 
 
 class Clock:
