@@ -14,8 +14,6 @@ from ray.exceptions import RayActorError
 
 from app.errors import NotReadyError, OverloadedError
 from app.serve import channels
-from app.serve import channels as pools
-from app.serve import channels as servers
 from app.serve.channels import (
     FRAME_HEAD,
     SUSPECT_AFTER_S,
@@ -112,7 +110,7 @@ async def test_the_calls_of_a_replica_that_ends_are_made_elsewhere(node: Node) -
 
 
 async def test_a_replica_has_so_many_calls(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "MAX_CALLS", 2)
+    monkeypatch.setattr(channels, "MAX_CALLS", 2)
     replica = Waiting()
     await node.add(replica)
     channel = await node.channel()
@@ -183,7 +181,7 @@ async def test_one_that_says_nothing_is_silent_until_it_speaks(
 async def test_another_version_of_the_program_is_not_called(
     says: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "OPEN_WITHIN_S", 0.2)
+    monkeypatch.setattr(channels, "OPEN_WITHIN_S", 0.2)
 
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(says)
@@ -213,7 +211,7 @@ async def test_a_replica_answers_no_call_of_another_users_process(
         return message
 
     await node.add(answer)
-    monkeypatch.setattr(servers, "is_same_user", lambda _: False)
+    monkeypatch.setattr(channels, "is_same_user", lambda _: False)
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
     sock.connect(address_of(APP, node.name, node.ids[0]))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from app.serve import channels as pools
+from app.serve import channels
 from app.serve.channels import (
     FRAME_HEAD,
     MAX_PAYLOAD_BYTES,
@@ -219,7 +219,7 @@ async def test_one_that_leaves_is_let_go_when_it_has_answered(node: Node) -> Non
 async def test_a_connection_that_ended_is_made_again_after_a_while(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "RECONNECT_AFTER_S", 0.05)
+    monkeypatch.setattr(channels, "RECONNECT_AFTER_S", 0.05)
     await node.add(echo)
     first = await node.channel()
     first.transport.abort()

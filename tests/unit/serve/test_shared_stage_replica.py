@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from ray import serve
 
-from app.serve import replica as replicas
+from app.serve import replica
 from app.serve.channels import ChannelServer, address_of, connected
 from app.serve.replica import SharedStageReplica
 from app.settings import Settings
@@ -31,7 +31,7 @@ CONTEXT = SimpleNamespace(
 
 @pytest.fixture(autouse=True)
 def _no_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "start_replica", lambda _: None)
+    monkeypatch.setattr(replica, "start_replica", lambda _: None)
     monkeypatch.setattr(serve, "get_replica_context", lambda: CONTEXT)
 
 
@@ -54,7 +54,7 @@ async def test_it_listens_from_its_first_health_check_on_until_it_ends() -> None
 async def test_without_channels_it_does_not_listen(
     monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    monkeypatch.setattr(replicas, "IS_THERE", is_there)  # False: no Linux
+    monkeypatch.setattr(replica, "IS_THERE", is_there)  # False: no Linux
     replica = Replica(Settings(local_channels=not is_there))
     await replica.check_health()
     with pytest.raises(ConnectionRefusedError):
