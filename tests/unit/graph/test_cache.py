@@ -264,9 +264,7 @@ async def test_those_that_wait_beside_a_cascade_share_its_answer(tiny_set, told:
 
 
 @pytest.mark.parametrize("combine", [None, "tests.support.own_functions:vote"])
-async def test_those_that_wait_in_an_outage_share_what_nobody_keeps(
-    tiny_set, told: Instruments, combine
-):
+async def test_those_that_wait_in_an_outage_share_what_nobody_keeps(tiny_set, told, combine):
     cached = Cached(tiny_set, answer_policy="any", member_patience_s=0.0, combine=combine)
     cached.members["unsure"].raises = NotReadyError("gone")
     answers = await shared(cached, ONE)
@@ -290,9 +288,7 @@ async def test_those_that_wait_for_a_file_that_is_no_image_share_its_fault(cache
     assert cached.decoder.num_files == 1
 
 
-async def test_a_file_counts_once_among_the_lookups_however_often_it_is_looked_for(
-    cached, told: Instruments
-):
+async def test_a_file_counts_once_among_the_lookups_however_often_it_is_looked_for(cached, told):
     gate = cached.hold()
     requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(3)]
     await cached.until_asked()
@@ -495,9 +491,7 @@ def gateways(tiny_set, redis, monkeypatch) -> list[Gateway]:
     return [Gateway(tiny_set, redis, monkeypatch) for _ in range(3)]
 
 
-async def test_each_file_of_a_form_is_looked_for_and_all_in_one_call(
-    gateways, redis, told: Instruments
-):
+async def test_each_file_of_a_form_is_looked_for_and_all_in_one_call(gateways, redis, told):
     one, other, _ = gateways
     await one.cached(ONE_CACHED_SHARED)
     assert await other.cached(TWO_CACHED_SHARED, ONE_CACHED_SHARED, TWO_CACHED_SHARED) == [

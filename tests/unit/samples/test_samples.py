@@ -443,9 +443,7 @@ def test_what_the_queue_has_no_room_for_is_dropped(place: Place, results: Result
     assert len(place.samples) == results.counts["written"]
 
 
-def test_waiting_images_have_bytes_in_all(
-    place: Place, results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_images_have_bytes_in_all(place, results, monkeypatch):
     monkeypatch.setattr(samples, "MAX_WAITING_BYTES", 100)
     place.gate.clear()
     kept = Sampler(1.0, place, results)
@@ -458,9 +456,7 @@ def test_waiting_images_have_bytes_in_all(
     assert results.wait(21)["written"] == 21 - results.counts["dropped"]
 
 
-def test_a_place_that_fails_is_logged_and_no_answers_trouble(
-    place: Place, results: Results, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_place_that_fails_is_logged_and_no_answers_trouble(place, results, caplog):
     place.is_broken = True
     kept = Sampler(1.0, place, results)
     with caplog.at_level(logging.ERROR, "ray.serve"):

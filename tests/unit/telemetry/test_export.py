@@ -1,11 +1,4 @@
-"""The figures of a replica's process.
-
-The exporter of the settings, against real receivers.
-
-The pipeline: a sink by the settings, once in a process, and no traces of health checks.
-
-A sink never waits, never raises, and counts what it loses.
-"""
+"""The export of spans: exporters, the pipeline, lost spans, and the trace id of log lines."""
 
 import logging
 import re
@@ -26,6 +19,7 @@ from app.telemetry.export import (
     Feeder,
     Pipeline,
     Sink,
+    TraceIds,
     endpoint_of,
     exporter_of,
     pipeline,
@@ -41,9 +35,7 @@ class ReplicaMetricsSink:
     name, num_dropped = "otlp", 7
 
 
-def test_the_process_tells_its_cost_and_its_losses(
-    told: Instruments, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_tells_its_cost_and_its_losses(told, monkeypatch):
     monkeypatch.setattr(pipeline, "sink", ReplicaMetricsSink())
     feeder = Feeder(meter)
     sum(range(100_000))  # costs CPU time
@@ -54,9 +46,7 @@ def test_the_process_tells_its_cost_and_its_losses(
     assert told.of(DROPPED_SPANS) == {("otlp",): 7}
 
 
-def test_figures_that_cannot_be_read_are_said_once(
-    told: Instruments, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_figures_that_cannot_be_read_are_said_once(told, monkeypatch, caplog):
     def unknown(process: psutil.Process) -> None:
         raise NotImplementedError("no /proc here")
 
@@ -474,3 +464,21 @@ def test_many_spans_go_in_batches(exporter_sink, spans, monkeypatch):
     sink.shutdown()
     assert sum(exporter_sink.sizes) == 1000
     assert max(exporter_sink.sizes) <= sink_module.BATCH
+
+
+# Warnings of a traced request carry its trace id.
+
+
+@pytest.fixture
+def record_logs() -> logging.LogRecord:
+    return logging.makeLogRecord({"msg": "something is wrong"})
+
+
+def test_a_line_of_a_traced_request_has_its_id(record_logs, request_span):
+    assert TraceIds().filter(record_logs)
+    assert record_logs.trace_id == f"{request_span.context.trace_id:032x}"
+
+
+def test_any_other_line_has_none(record_logs, exported):
+    assert TraceIds().filter(record_logs)
+    assert not hasattr(record_logs, "trace_id")

@@ -171,8 +171,8 @@ async def test_the_shadow_sees_a_copy_in_the_lowest_lane_and_the_answer_is_the_m
     ],
 )
 async def test_labels_over_the_sets_own_threshold_are_compared_whatever_a_client_lists(
-    row: list[float], thresholds: dict[str, float], labels: list[str] | None
-) -> None:
+    row, thresholds, labels
+):
     """The fakes list one class each, as of a client with top_k=1, and the same ones."""
     shadow = Version(C, np.array(row, np.float32))
     graph = graph_of(Split({A: 100.0}, C), Version(A), shadow, **thresholds)
@@ -235,9 +235,7 @@ async def test_a_canary_is_compared_on_a_sample_whoever_answers() -> None:
 
 
 @pytest.mark.parametrize(("main", "other"), [(A, B), (B, A)])
-async def test_photos_that_versions_disagree_on_are_told_with_both_answers(
-    main: str, other: str
-) -> None:
+async def test_photos_that_versions_disagree_on_are_told_with_both_answers(main, other):
     """Whoever answered: the main version, or the canary, which the main version then copies."""
     split = Split({A: 60.0, B: 40.0}, C)  # the shadow agrees with A
     versions = Version(A), Version(B, SURE[::-1]), Version(C)

@@ -158,9 +158,7 @@ def test_a_book_that_begins_anew_takes_the_gateways_plan(book: TrafficBook) -> N
     assert book.report("late", FIRST, NO_FIGURES) == newer
 
 
-def test_two_plans_of_one_revision_are_settled_alike_whoever_reports_first(
-    clock: HandClock,
-) -> None:
+def test_two_plans_of_one_revision_are_settled_alike_whoever_reports_first(clock):
     """A book began anew and made a plan before it heard of the Gateways'."""
     plans = [
         FIRST.changed(Split(shares))
@@ -196,9 +194,7 @@ def test_rollback_makes_the_split_before_the_newest(book: TrafficBook) -> None:
     assert book.facts.split == FIRST.split
 
 
-def test_a_silent_gateway_is_not_waited_for_and_its_figures_stay(
-    book: TrafficBook, clock: HandClock
-) -> None:
+def test_a_silent_gateway_is_not_waited_for_and_its_figures_stay(book, clock):
     book.report("gone", FIRST, answered(3))
     clock.now += IS_THERE_S
     book.report("here", FIRST, answered(4))
@@ -212,9 +208,7 @@ def test_a_gateways_figures_count_once(book: TrafficBook) -> None:
     assert book.status().figures.versions[A_BOOK].answered == 5
 
 
-def test_reports_of_gateways_that_are_gone_are_added_up_and_nothing_is_lost(
-    book: TrafficBook, clock: HandClock
-) -> None:
+def test_reports_of_gateways_that_are_gone_are_added_up_and_nothing_is_lost(book, clock):
     for number in range(2 * MAX_REPORTS):
         book.report(f"g{number}", FIRST, answered(1))
         clock.now += 1.0
@@ -222,9 +216,7 @@ def test_reports_of_gateways_that_are_gone_are_added_up_and_nothing_is_lost(
     assert book.status().figures.versions[A_BOOK].answered == 2 * MAX_REPORTS
 
 
-def test_gateways_that_come_back_after_a_minute_count_once(
-    book: TrafficBook, clock: HandClock
-) -> None:
+def test_gateways_that_come_back_after_a_minute_count_once(book, clock):
     """They could not reach the deployment, which went on."""
     for number in (10, 11):
         clock.now += 61.0
@@ -233,9 +225,7 @@ def test_gateways_that_come_back_after_a_minute_count_once(
     assert book.status().figures.versions[A_BOOK].answered == 3 * 11
 
 
-def test_however_many_gateways_report_their_figures_count_once(
-    book: TrafficBook, clock: HandClock
-) -> None:
+def test_however_many_gateways_report_their_figures_count_once(book, clock):
     for second in range(1, 100):
         for number in range(100):
             book.report(f"g{number}", FIRST, answered(second))
