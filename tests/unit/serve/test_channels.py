@@ -484,7 +484,7 @@ async def test_without_a_file_descriptor_nobody_is_trusted(node, monkeypatch):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "dup", none_left)
-    assert not channels.is_same_user(channel.transport)  # type: ignore[arg-type]
+    assert not channels.is_same_user(channel.transport)
 
 
 async def is_refused(address: str) -> bool:
