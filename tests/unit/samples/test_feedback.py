@@ -1,7 +1,4 @@
-"""The Gateways' way to the book of feedback.
-
-The book of feedback: what it remembers, what it refuses, what it counts.
-"""
+"""The book of feedback: what it remembers, refuses and counts, and the Gateways' way to it."""
 
 import asyncio
 import dataclasses
