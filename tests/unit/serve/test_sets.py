@@ -496,30 +496,20 @@ class Gateway:
 
 
 @pytest.fixture
-def settings_shared(tmp_path: Path) -> Settings:
-    write_tiny_set(tmp_path / "more" / THIRD, name=THIRD)
-    return Settings(
-        model_sets=write_two_sets(tmp_path),
-        model_dirs=(tmp_path / "more",),
-        compile_cache=None,
-    )
-
-
-@pytest.fixture
-def handle(settings_shared: Settings, monkeypatch: pytest.MonkeyPatch) -> LocalHandle:
+def handle(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> LocalHandle:
     monkeypatch.setattr("app.serve.replica.start_replica", lambda _: None)
-    return LocalHandle(Hub(settings_shared, SetBook(SetChanges(ORIGIN))))
+    return LocalHandle(Hub(settings, SetBook(SetChanges(ORIGIN))))
 
 
 @pytest.fixture
 async def start(
-    settings_shared: Settings, handle: LocalHandle, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, handle: LocalHandle, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Callable[[], Gateway]]:
     monkeypatch.setattr(hub_link, "EXCHANGE_EVERY_S", 0.02)
     gateways: list[Gateway] = []
 
     def gateway(origin: str = ORIGIN) -> Gateway:
-        gateways.append(Gateway(settings_shared, handle, origin))
+        gateways.append(Gateway(settings, handle, origin))
         return gateways[-1]
 
     yield gateway
@@ -554,10 +544,10 @@ async def test_a_gateway_that_starts_later_follows_before_it_is_asked(two, start
 
 
 async def test_a_deployment_that_begins_anew_learns_the_sets_from_the_gateways(
-    two, handle, start, settings_shared
+    two, handle, start, settings
 ):
     await two[0].sets.unload(SECOND)
-    handle.deployment = Hub(settings_shared, SetBook(SetChanges(ORIGIN)))
+    handle.deployment = Hub(settings, SetBook(SetChanges(ORIGIN)))
     await two[1].sets._exchange()
     third = start()
     await third.sets.start()

@@ -30,8 +30,8 @@ from tests.support.played_rules import ALERTS, Labels, play, play_expressions, s
 pytestmark = pytest.mark.prometheus
 OBJECTIVES, PACES = ("TandemAnswered", "TandemLatency"), ("Fast", "Slowly")
 CRITICAL, WARNING, INFO = ({"severity": name} for name in ("critical", "warning", "info"))
-# test_golden_alert.py, test_objectives.py
-PLAYED_ELSEWHERE = {"TandemGoldenFailed", *(f"{o}Burns{h}" for o in OBJECTIVES for h in PACES)}
+# The golden check and the burn rates, below.
+PLAYED_BELOW = {"TandemGoldenFailed", *(f"{o}Burns{h}" for o in OBJECTIVES for h in PACES)}
 (COUNTED,), (REFUSED,), (ENTROPIES,), (ANSWERED,), (COMPARED,) = (
     exposed(metric) for metric in (REQUESTS, REFUSED_BEFORE, ENTROPY, ANSWERS, TRAFFIC_COMPARED)
 )
@@ -160,7 +160,7 @@ def test_few_failures_and_those_of_other_routes_are_not(told, tmp_path, alert):
 def test_no_alert_is_without_a_case() -> None:
     rules = [r for g in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for r in g["rules"]]
     alerts = {rule["alert"] for rule in rules if "alert" in rule}
-    assert alerts == {case.alert for case in CASES} | PLAYED_ELSEWHERE
+    assert alerts == {case.alert for case in CASES} | PLAYED_BELOW
 
 
 # The golden check's alert over series as they really come, played by promtool.
@@ -177,7 +177,6 @@ def failed(*members: str) -> list[dict[str, str]]:
     return [{"severity": "critical", "member": member} for member in members]
 
 
-@pytest.mark.prometheus
 def test_a_failed_golden_check_fires_for_ten_minutes(tmp_path: Path) -> None:
     """A replica's count is born at 1 and stays, in Ray's agent; its gauge ends with the replica.
 
@@ -201,7 +200,6 @@ def test_a_failed_golden_check_fires_for_ten_minutes(tmp_path: Path) -> None:
     play(tmp_path, given, ALERT, expected)
 
 
-@pytest.mark.prometheus
 def test_a_failed_check_is_told_of_the_member_that_failed(tmp_path: Path) -> None:
     (counted,) = exposed(FAILED_GOLDEN_CHECKS)
     given = [
@@ -212,7 +210,6 @@ def test_a_failed_check_is_told_of_the_member_that_failed(tmp_path: Path) -> Non
     play(tmp_path, given, ALERT, expected)
 
 
-@pytest.mark.prometheus
 def test_without_failures_nothing_fires_nor_when_the_counts_end(tmp_path: Path) -> None:
     (counted,), (passed,) = exposed(FAILED_GOLDEN_CHECKS), exposed(GOLDEN_PASSED)
     given = [of_member(passed, "a", "1x120"), of_member(counted, "a", "1x90 _x30")]
@@ -222,8 +219,6 @@ def test_without_failures_nothing_fires_nor_when_the_counts_end(tmp_path: Path) 
 # The alerts on burn rates: each window of each objective, when it fires and when it ends.
 
 
-OBJECTIVE_CRITICAL, OBJECTIVE_WARNING = {"severity": "critical"}, {"severity": "warning"}
-(OBJECTIVE_COUNTED,), (OBJECTIVE_REFUSED,) = exposed(REQUESTS), exposed(REFUSED_BEFORE)
 BUCKET = exposed(REQUEST_MS)[0]
 MINUTE = 60
 WINDOWS_S = {"5m": 300, "30m": 1800, "1h": 3600, "2h": 7200, "6h": 21600}
@@ -247,11 +242,11 @@ def answers(phases: list[tuple[int, int, int]]) -> list[dict[str, str]]:
     tags = {"route": "/v1/classify", "operation": "classify"}
     good, bad = [(n, g) for n, g, _ in phases], [(n, b) for n, _, b in phases]
     return [
-        series(OBJECTIVE_COUNTED, {**tags, "status": "200"}, counter(good)),
-        series(OBJECTIVE_COUNTED, {**tags, "status": "503"}, counter(bad)),
-        series(OBJECTIVE_REFUSED, {}, counter(bad)),
+        series(COUNTED, {**tags, "status": "200"}, counter(good)),
+        series(COUNTED, {**tags, "status": "503"}, counter(bad)),
+        series(REFUSED, {}, counter(bad)),
         series(
-            OBJECTIVE_COUNTED,
+            COUNTED,
             {"route": "/readyz", "operation": "other", "status": "503"},
             "0+9x9999",
         ),
@@ -277,7 +272,7 @@ def answered(steps: int, unanswered: int) -> tuple[int, int, int]:
 # 14.4 times 0.1 % is 144 of 10,000, 6 times is 60. A step of a Fast case is 150 s, 24 an hour; of a
 # Slowly case 15 minutes, 4 an hour.
 STEPS_S = {"Fast": 150, "Slowly": 900}
-OBJECTIVE_CASES = {
+BURN_RATES = {
     "Fast-below": ([answered(48, 58)], {"10m": False, "2h": False}),
     # 20 times for most of an hour is less than 6 times of six; 10 times for two is no 14.4 times.
     "Fast-hour": ([answered(168, 0), answered(20, 200)], {"7h50m": True}),
@@ -296,11 +291,11 @@ OBJECTIVE_CASES = {
 
 
 @pytest.mark.slow  # make test plays each recorded ratio, below
-@pytest.mark.parametrize("name", OBJECTIVE_CASES)
+@pytest.mark.parametrize("name", BURN_RATES)
 @pytest.mark.parametrize(("objective", "of_budget"), [("Answered", 1), ("Latency", 10)])
 def test_a_burn_rate(tmp_path: Path, name: str, objective: str, of_budget: int) -> None:
     """p99 has ten times the budget: as many slow answers of 1,000 as unanswered of 10,000."""
-    phases, expected = OBJECTIVE_CASES[name]
+    phases, expected = BURN_RATES[name]
     if objective == "Latency":
         slow = [
             (n, good - (of_budget - 1) * 2 * bad, 2 * bad * of_budget) for n, good, bad in phases
@@ -310,7 +305,7 @@ def test_a_burn_rate(tmp_path: Path, name: str, objective: str, of_budget: int) 
         given = answers(phases)
     pace = name.partition("-")[0]
     every_s = STEPS_S[pace]
-    labels = OBJECTIVE_CRITICAL if pace == "Fast" else OBJECTIVE_WARNING
+    labels = CRITICAL if pace == "Fast" else WARNING
     told = {at: [labels] if fires else [] for at, fires in expected.items()}
     play(tmp_path, given, f"Tandem{objective}Burns{pace}", told, every_s)
 

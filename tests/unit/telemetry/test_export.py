@@ -12,8 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from app.settings import Settings
-from app.telemetry import export as pipeline_module
-from app.telemetry import export as sink_module
+from app.telemetry import export
 from app.telemetry.export import (
     Endpoint,
     Feeder,
@@ -219,8 +218,8 @@ class Kept(SpanExporter):
 @pytest.fixture
 def exporter(monkeypatch) -> Kept:
     kept = Kept()
-    monkeypatch.setattr(pipeline_module, "exporter_of", lambda settings: kept)
-    monkeypatch.setattr(pipeline_module, "endpoint_of", lambda settings: None)
+    monkeypatch.setattr(export, "exporter_of", lambda settings: kept)
+    monkeypatch.setattr(export, "endpoint_of", lambda settings: None)
     return kept
 
 
@@ -299,10 +298,10 @@ def test_without_serves_tracing_nothing_starts(exporter):
 
 def test_serve_gets_the_processor_and_the_environment_its_names(monkeypatch):
     fresh = Pipeline()
-    monkeypatch.setattr(pipeline_module, "pipeline", fresh)
+    monkeypatch.setattr(export, "pipeline", fresh)
     monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
-    assert pipeline_module.span_processors() == [fresh]
+    assert export.span_processors() == [fresh]
     assert fresh.is_asked_for
     import os
 
@@ -370,7 +369,7 @@ def test_an_exporter_that_hangs_costs_no_time_and_is_counted(exporter_sink, span
     "result", [SpanExportResult.FAILURE, OSError(104, "Connection reset by peer")], ids=str
 )
 def test_failures_are_counted_and_told_once(exporter_sink, spans, result, caplog, monkeypatch):
-    monkeypatch.setattr(sink_module, "ENDPOINT_TRIAL_EVERY_S", 0.0)
+    monkeypatch.setattr(export, "ENDPOINT_TRIAL_EVERY_S", 0.0)
     exporter_sink.result = result
     sink = Sink("otlp", exporter_sink)
     with caplog.at_level(logging.WARNING, "ray.serve"):
@@ -457,13 +456,13 @@ def test_all_exporters_have_a_recorded_span_with_the_same_identity(exported, req
 
 
 def test_many_spans_go_in_batches(exporter_sink, spans, monkeypatch):
-    monkeypatch.setattr(sink_module, "EVERY_MS", 3.6e6)
+    monkeypatch.setattr(export, "EVERY_MS", 3.6e6)
     sink = Sink("otlp", exporter_sink)
     for _ in range(1000):
         sink.on_end(spans[0])
     sink.shutdown()
     assert sum(exporter_sink.sizes) == 1000
-    assert max(exporter_sink.sizes) <= sink_module.BATCH
+    assert max(exporter_sink.sizes) <= export.BATCH
 
 
 # Warnings of a traced request carry its trace id.

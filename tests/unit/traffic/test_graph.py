@@ -75,6 +75,12 @@ def graph_of(
     return TrafficGraph(graphs, Plan.first(split), compare_ratio, rule_of)
 
 
+async def answered(graph: TrafficGraph) -> None:
+    """Answer a request, and let its copies end."""
+    await graph.run(asked())
+    await settle(graph)
+
+
 async def settle(graph: TrafficGraph) -> None:
     """Let the copies that are under way end."""
     await asyncio.gather(*graph._lane._tasks)
@@ -203,8 +209,7 @@ async def test_an_answer_without_a_member_is_not_compared() -> None:
     main, shadow = Version(A), Version(C)
     graph = graph_of(Split({A: 100.0}, C), main, shadow)
     main.is_degraded = True
-    await graph.run(asked())
-    await settle(graph)
+    await answered(graph)
     assert shadow.requests == []
 
 
@@ -212,8 +217,7 @@ async def test_a_copy_without_a_member_counts_as_failed() -> None:
     shadow = Version(C)
     shadow.is_degraded = True
     graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
-    await graph.run(asked())
-    await settle(graph)
+    await answered(graph)
     figures = graph.figures.of_version(C)
     assert (figures.copies, figures.copies_failed) == (0, 1)
     assert graph.figures.pairs == {}
@@ -270,8 +274,7 @@ async def test_a_copy_without_a_turn_is_dropped(error: Exception) -> None:
     shadow = Version(C)
     shadow.before = failing(error)
     graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
-    await graph.run(asked())
-    await settle(graph)
+    await answered(graph)
     figures = graph.figures.of_version(C)
     assert (figures.dropped, figures.copies_failed) == (1, 0)
 
@@ -314,8 +317,7 @@ async def test_a_shadow_that_hangs_gets_no_more_photos_until_the_traffic_changes
     assert len(shadow.requests) == 1
     assert graph.figures.of_version(C).dropped == 2
     graph.take(graph.plan.changed(Split({A: 100.0}, C)))
-    await graph.run(asked())
-    await settle(graph)
+    await answered(graph)
     assert len(shadow.requests) == 2
 
 
