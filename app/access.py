@@ -1,22 +1,37 @@
-"""API keys and TLS files as text: of the service, and of those who call it.
+"""API keys and the files of TLS: their forms, the keys that the service accepts, a caller's own.
 
-A key is never part of a message, and no command takes one as an argument: ps would show it.
-:func:`file_stamp` shows that a file was written, replaced or removed, so that it is read again.
+A key never becomes part of a message, and no command takes one as an argument: ps would show it.
 """
 
+import hashlib
+import hmac
+import logging
 import re
 import ssl
 import stat
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.environment import CALLERS_KEY_VARIABLE, environment_value
+from app.environment import (
+    CALLERS_KEY_VARIABLE,
+    KEYS_VARIABLE,
+    environment_value,
+    whole_environment,
+)
+from app.errors import UnauthorizedError
 from models.errors import TandemError
+
+logger = logging.getLogger("ray.serve")
 
 MIN_LENGTH = 24  # 144 bits of base64, 96 of hexadecimal: nobody tries them all
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1: what "Bearer" may carry
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+UNNAMED = "unnamed"  # the metric's label for a key without a name
+LOOK_EVERY_S = 1.0
 MAKE_ONE = "openssl rand -hex 32 makes one"
+Stamp = tuple[int, int] | None  # None: there is no file
 
 
 class ApiKeyError(TandemError):
@@ -104,6 +119,129 @@ def key_headers(key_file: Path | None) -> dict[str, str]:
     return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
+def file_stamp(path: Path) -> Stamp:
+    """Return what changes with the file, its permissions, and what a link to it names."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns
+
+
+class KeyFile:
+    """The keys of a file, which is read again when it changes.
+
+    While the file cannot be read, the keys of the last reading stay valid.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._stamp, self._looked = file_stamp(path), clock()
+        self._names = self._read()
+
+    def names(self) -> dict[bytes, str]:
+        """Return the keys' names by their hashes; checks the file for changes once a second."""
+        if self._clock() - self._looked >= LOOK_EVERY_S:
+            self._looked = self._clock()
+            before, self._stamp = self._stamp, file_stamp(self._path)
+            if self._stamp != before:
+                try:
+                    self._names = self._read()
+                except ApiKeyError as error:
+                    logger.error(
+                        "%s; the previous keys stay valid until it is fixed", error.message
+                    )
+                else:
+                    text = "%s changed: %d keys are accepted now"
+                    logger.info(text, self._path, len(self._names))
+        return self._names
+
+    def _read(self) -> dict[bytes, str]:
+        names = _by_hash(read_key_file(self._path))
+        if warning := readable_by_others(self._path):
+            logger.warning(warning)
+        return names
+
+
+class Keys:
+    """The accepted keys. Only their hashes are kept, so that no message can show a key.
+
+    Args:
+        lines: keys, each ``KEY`` or ``NAME:KEY``.
+        file: further keys.
+        admitted: called with the key's name for each request that is let in.
+
+    """
+
+    def __init__(
+        self,
+        lines: Iterable[str],
+        file: KeyFile | None = None,
+        admitted: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._fixed, self._file, self._admitted = _by_hash(lines), file, admitted
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def _names(self) -> dict[bytes, str]:
+        return self._fixed if self._file is None else self._file.names() | self._fixed
+
+    def name_of(self, key: bytes) -> str | None:
+        """Return the name of ``key`` in constant time; None if it is not accepted."""
+        digest, its_name = _digest(key), None
+        for own, name in self._names().items():
+            its_name = name if hmac.compare_digest(own, digest) else its_name
+        return its_name
+
+    def check(self, sent: Sequence[str]) -> None:
+        """Raise :class:`UnauthorizedError` unless ``sent`` is one header with an accepted key.
+
+        Without keys every request is let in.
+        """
+        if not self:
+            return
+        scheme, _, key = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
+        if scheme.lower() == "bearer":
+            name = self.name_of(key.strip().encode("utf-8", "replace"))
+            if name is not None:
+                self._admitted(name)
+                return
+        error = UnauthorizedError(
+            "the key is none of this service's keys"
+            if sent
+            else "this service requires an API key: send the header Authorization: Bearer KEY"
+        )
+        error.is_given = bool(sent)
+        raise error
+
+
+def _by_hash(lines: Iterable[str]) -> dict[bytes, str]:
+    parts = map(name_and_key, lines)
+    return {_digest(key.encode("ascii")): name or UNNAMED for name, key in parts}
+
+
+def _digest(key: bytes) -> bytes:
+    # Keys are long and random, so a plain hash is enough: there is nothing to guess.
+    return hashlib.sha256(key).digest()
+
+
+def read_keys(path: Path | None, admitted: Callable[[str], None] = lambda _: None) -> Keys:
+    """Return the keys of a file and of TANDEM_API_KEYS; without any, all may call.
+
+    ``admitted`` is called with the key's name for each request that is let in.
+
+    Raises:
+        ApiKeyError: a key is too short or malformed, or the file cannot be read. So is a file or
+            variable without keys: a service that should have keys does not start without them.
+
+    """
+    file = KeyFile(path) if path else None
+    text = whole_environment().get(KEYS_VARIABLE)  # set but empty: no keys, which is refused
+    lines = [] if text is None else keys_in(text.replace(",", "\n"), KEYS_VARIABLE)
+    return Keys(lines, file, admitted)
+
+
 class CertificateError(TandemError):
     """A file that is no certificate or key, or a key that is another certificate's."""
 
@@ -157,15 +295,3 @@ def reason(error: Exception) -> str:
             return "the key is not the certificate's"
         return f"no certificate and key in PEM ({error.reason or error})"
     return getattr(error, "strerror", None) or str(error)
-
-
-Stamp = tuple[int, int] | None  # None: there is no file
-
-
-def file_stamp(path: Path) -> Stamp:
-    """Return a value that changes when the file, its mode or its symlink target does."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_ctime_ns

@@ -5,8 +5,10 @@ the only module of ``app`` that sets it; ``launch/fork_client.py``, which import
 reads one variable.
 """
 
+import logging
 import os
 from collections.abc import Collection, Mapping
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]  # has the packages, serve_config.yaml and configs
@@ -44,6 +46,23 @@ PROTECTING = (
     "RAY_SERVE_HAPROXY_MAXCONN",
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S",
 )
+# What Ray does several times a second, for clusters and a dashboard. On one machine at rest that is
+# a sixth of all it costs (decision 0040); milliseconds.
+AT_REST = {
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_raylet_check_gc_period_milliseconds": "1000",
+    "RAY_kill_idle_workers_interval_ms": "1000",
+    "RAY_memory_monitor_refresh_ms": "1000",
+    "RAY_task_events_report_interval_ms": "0",  # never: for the dashboard
+    "RAY_event_stats": "0",
+    # For its object store, which no request uses, and for its autoscaler.
+    "RAY_local_fs_monitor_interval_ms": "5000",
+    "RAY_object_manager_timer_freq_ms": "1000",
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
+    # Ray's agent is told every 10 s, whatever the interval.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
+    "REPORTER_UPDATE_INTERVAL_MS": "15000",  # the dashboard agent's look at all processes
+}
 
 
 def _fast_environment(haproxy: Path) -> dict[str, str]:
@@ -102,25 +121,6 @@ def node_environment(haproxy: Path) -> dict[str, str]:
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",  # silence in the middle of a body
     }
-
-
-# What Ray does several times a second, for clusters and a dashboard. On one machine at rest that is
-# a sixth of all it costs (decision 0040); milliseconds.
-AT_REST = {
-    "RAY_raylet_report_resources_period_milliseconds": "1000",
-    "RAY_raylet_check_gc_period_milliseconds": "1000",
-    "RAY_kill_idle_workers_interval_ms": "1000",
-    "RAY_memory_monitor_refresh_ms": "1000",
-    "RAY_task_events_report_interval_ms": "0",  # never: for the dashboard
-    "RAY_event_stats": "0",
-    # For its object store, which no request uses, and for its autoscaler.
-    "RAY_local_fs_monitor_interval_ms": "5000",
-    "RAY_object_manager_timer_freq_ms": "1000",
-    "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
-    # Ray's agent is told every 10 s, whatever the interval.
-    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
-    "REPORTER_UPDATE_INTERVAL_MS": "15000",  # the dashboard agent's look at all processes
-}
 
 
 def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, str]:
@@ -218,3 +218,18 @@ def replace_environment(values: Mapping[str, str]) -> None:
     """Take this environment instead."""
     os.environ.clear()
     os.environ.update(values)
+
+
+def write_to_stderr_as_to_files() -> None:
+    """Write Serve's log to stderr, which pods of a cluster show, in the format of its files.
+
+    Ray 2.60 writes text to stderr (``RAY_SERVE_LOG_TO_STDERR``), whatever ``logging_config`` says.
+    """
+    handlers = logging.getLogger("ray.serve").handlers
+    files = [(h.target, h.filters) for h in handlers if isinstance(h, MemoryHandler) and h.target]
+    for stream in handlers:
+        if type(stream) is not logging.StreamHandler:
+            continue
+        for file, filters in files:
+            stream.setFormatter(file.formatter)
+            stream.filters = [*stream.filters, *(f for f in filters if f not in stream.filters)]

@@ -20,9 +20,8 @@ from app.oip.regions import regions_of
 from app.samples.feedback import FeedbackBook
 from app.samples.samples import check_sample_store
 from app.serve.gateway import Gateway
-from app.serve.hub import Hub
 from app.serve.ray_compatibility import STAGE_ROUTER, check_ray
-from app.serve.replica import ClassifierReplica, CombinerReplica, DecoderReplica
+from app.serve.replica import ClassifierReplica, CombinerReplica, DecoderReplica, Hub
 from app.serve.sets import SetBook, SetChanges
 from app.setting_values import check_redis_client
 from app.settings import Settings

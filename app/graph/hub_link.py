@@ -1,7 +1,7 @@
-"""State that all Gateways share: the book that keeps it, and a Gateway's link to that book.
+"""Facts that all Gateways share: the book of a hub, and the way to it.
 
 Every second each Gateway reports what it knows, and gets the newest state. A book that was started
-again learns the state from these reports. :mod:`app.serve.hub` runs the books as deployments.
+again learns the state from these reports. :mod:`app.serve.replica` runs the books as deployments.
 """
 
 import asyncio

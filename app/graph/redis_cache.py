@@ -1,8 +1,8 @@
-"""The response cache in Redis, shared by all Gateways: the keys of images, and rows as bytes.
+"""Rows of answers in Redis, shared by all Gateways: their keys, their bytes, and the store.
 
 Redis is optional and may be slow, full or gone: nothing here raises, or waits longer than
-:data:`READ_S`. A key hashes the file's bytes and everything else that the answer depends on.
-Others can write to the store, so :class:`RowsFormat` checks its bytes and executes none of them.
+:data:`READ_S`. Others can write to it too, so the bytes from it are checked, and never executed. A
+key is a hash of the file's bytes and of everything else that its answer depends on.
 """
 
 import asyncio
@@ -38,6 +38,19 @@ Observe = Callable[[str, int], None]
 # saves memory for other images. With an operator's own combine its result follows: (M + 1, C). If
 # the cascade skipped the other members, M is 1.
 Rows = Probabilities
+MAGIC = b"TDMR"
+CHECKSUM_BYTES = 16
+# magic, format, rows, classes, the model set's fingerprint, checksum
+VALUE_HEAD = struct.Struct(f"<4sHHI16s{CHECKSUM_BYTES}s")
+VALUE = np.dtype("<f4")
+MAX_VALUE = 1.001  # an operator's own combine may be off so far
+FORMAT = 1  # version of keys and values; raise it when equal bytes would get another answer
+KEY_BYTES = 32
+# BLAKE2b hashes 1 MiB in about 1 ms (python -m timeit -s "import hashlib; d = bytes(2**20)"
+# "hashlib.blake2b(d)"). Up to this size, hashing blocks the loop no longer than a hit may cost.
+HASHED_ON_LOOP_BYTES = 256 * 2**10
+# They compute pixels and probabilities; "" for what is not installed.
+LIBRARIES = ("opencv-python-headless", "pillow", "pillow-heif", "openvino", "onnxruntime")
 
 
 class RowsFormat:
@@ -199,25 +212,8 @@ class Outcome(NamedTuple):
     missing: Mapping[str, str] = {}
 
 
-MAGIC = b"TDMR"
-CHECKSUM_BYTES = 16
-# magic, format, rows, classes, the model set's fingerprint, checksum
-VALUE_HEAD = struct.Struct(f"<4sHHI16s{CHECKSUM_BYTES}s")
-VALUE = np.dtype("<f4")
-MAX_VALUE = 1.001  # an operator's own combine may be off so far
-
-
 def _checksum(key: bytes, body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=CHECKSUM_BYTES, key=key).digest()
-
-
-FORMAT = 1  # version of keys and values; raise it when equal bytes would get another answer
-KEY_BYTES = 32
-# BLAKE2b hashes 1 MiB in about 1 ms (python -m timeit -s "import hashlib; d = bytes(2**20)"
-# "hashlib.blake2b(d)"). Up to this size, hashing blocks the loop no longer than a hit may cost.
-HASHED_ON_LOOP_BYTES = 256 * 2**10
-# They compute pixels and probabilities; "" for what is not installed.
-LIBRARIES = ("opencv-python-headless", "pillow", "pillow-heif", "openvino", "onnxruntime")
 
 
 class ImageKeys:

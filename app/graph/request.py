@@ -189,7 +189,7 @@ def lane_of(priority: str | None, num_images: int) -> Lane:
 
 CACHE_CONTROL = "cache-control"
 # Memory of stored rows besides their values: key, array, tuple, place in the table
-# (tests/unit/graph/test_memory.py).
+# (tests/unit/graph/test_request.py).
 ENTRY_BYTES = 512
 
 

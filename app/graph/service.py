@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from app.access import Keys, read_keys
 from app.answers import Fault
 from app.environment import GATEWAY_TIMEOUT, gateway_timeout_s
 from app.errors import (
@@ -19,12 +20,10 @@ from app.errors import (
     UnknownModelError,
     refused_before,
 )
+from app.graph.availability import ForwardingGraph, Graph, OnDemandGraph, Readiness, run_in_time
 from app.graph.cache import with_cache
 from app.graph.ensemble import Ensemble
-from app.graph.keys import Keys, read_keys
 from app.graph.observer import RequestObserver
-from app.graph.on_demand import OnDemandGraph
-from app.graph.readiness import Readiness
 from app.graph.request import (
     AnswerListener,
     ClassifyRequest,
@@ -36,13 +35,12 @@ from app.graph.request import (
     checked_top_k,
     lane_of,
 )
-from app.graph.rolling_update import ForwardingGraph, Graph, run_in_time
 from app.graph.served_models import ServedModels, describe
 from app.queueing.admission import Admission, Arriving, ByteBudget, Share, limit_of
 from app.queueing.usage import Usage
 from app.settings import Settings
 from app.telemetry.metric_table import REFUSED_BEFORE
-from app.telemetry.metrics import meter
+from app.telemetry.metrics import meter, record_key
 from models.ledger import gateway_cpu_ms
 from models.model_set import ModelSet
 
@@ -86,7 +84,7 @@ class EnsembleService:
         self.listeners: list[AnswerListener] = first.listeners if first else []
         # The labels of the loaded versions that share the traffic, by NAME@VERSION.
         self.version_labels: Callable[[], Mapping[str, Sequence[str]]] = dict
-        self.keys: Keys = first.keys if first else read_keys(settings.api_keys_file)
+        self.keys: Keys = first.keys if first else read_keys(settings.api_keys_file, record_key)
         expected_ms = gateway_cpu_ms(
             model_set.manifest,
             settings.served_precision,

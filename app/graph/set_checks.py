@@ -40,18 +40,15 @@ def served_sets(settings: Settings) -> list[ModelSet]:
 
 def check_names(sets: Iterable[ModelSet]) -> None:
     """Raise :class:`ConfigError` if two sets, or a set and another's member, share a name."""
-    counts = Counter(name for model_set in sets for name in _names_of(model_set))
+    counts: Counter[str] = Counter()  # of the names that requests use
+    for model_set in sets:
+        members = (f"{model_set.name}.{member.name}" for member in model_set.manifest.members)
+        counts.update((model_set.name, *members))
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(
             f"model_sets has {twice[0]} twice, so that a request could not choose between them; "
             "leave one out, or change the name in its manifest"
         )
-
-
-def _names_of(model_set: ModelSet) -> Iterable[str]:
-    """Yield the names that requests use for the set and for its single members."""
-    yield model_set.name
-    yield from (f"{model_set.name}.{member.name}" for member in model_set.manifest.members)
 
 
 def check_accuracy(model_set: ModelSet, settings: Settings) -> Verdict:

@@ -19,9 +19,9 @@ from starlette.datastructures import Headers as RequestHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.access import Keys
 from app.answers import Classified, ErrorAnswer, Ready, Results
 from app.errors import MAX_SHOWN, OriginError, UnauthorizedError
-from app.graph.keys import Keys
 from app.graph.served_models import ServedModels
 from app.graph.service import EnsembleService
 from app.http.body import ClosedUnread

@@ -16,7 +16,7 @@ from app.settings import Settings
 # Options of newer versions of Ray. An older version drops them with a warning
 # (app/serve/ray_compatibility.py).
 NEWER_OPTIONS = ("max_surge_percent",)
-POLICY = "app.serve.serve_policy:EnsemblePolicy"
+POLICY = "app.serve.scaling:EnsemblePolicy"
 # Import paths that configurations of earlier versions name, and where the objects are now.
 MOVED = {
     "app.scaling.serve_policy:EnsemblePolicy": POLICY,

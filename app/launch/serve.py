@@ -25,6 +25,7 @@ import httpx
 from rich.markup import escape
 from rich.text import Text
 
+from app.access import read_keys
 from app.environment import (
     ON_LOOPBACK,
     environment_value,
@@ -33,7 +34,6 @@ from app.environment import (
     remove_from_environment,
     set_environment,
 )
-from app.graph.keys import read_keys
 from app.graph.set_checks import check_task
 from app.launch.checks import (
     METRICS_PORT,

@@ -1,7 +1,7 @@
-"""Feedback: remembers the latest answers, and the right labels that callers report for them.
+"""Feedback: the right labels that callers report, and the book of the answers that they are about.
 
-The book has one replica for all Gateways. Each Gateway sends it collected answers a few times a
-second, so that no client waits for it.
+One replica keeps the book for all Gateways. A Gateway collects its answers and sends them a few
+times a second, so that no client waits for it.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ SEND_EVERY_S = 0.2
 ANSWERS_WITHIN_S = 4.0  # before HAProxy asks another Gateway, on a cluster after 5 s
 MAX_UNSENT = 10_000  # requests; the oldest beyond it are dropped
 logger = logging.getLogger("ray.serve")
+Version = tuple[str, str]  # a model set's name, and its version
 
 
 @dataclass(slots=True)
@@ -52,9 +53,6 @@ class FeedbackFigures:
     remembered_answers: int
     max_answers: int
     oldest_s: float  # the age of the oldest remembered answer
-
-
-Version = tuple[str, str]  # a model set's name, and its version
 
 
 class GivenAnswer(NamedTuple):
@@ -152,20 +150,20 @@ class AnsweredRequest(NamedTuple):
 
     @classmethod
     def of(cls, request_id: str, answers: Sequence[Classified | Fault]) -> "AnsweredRequest":
-        return cls(_key(request_id), tuple(map(_answer_of, answers)))
+        images: list[GivenAnswer | None] = []
+        for answer in answers:
+            if isinstance(answer, Fault):
+                images.append(None)
+                continue
+            listed = answer.predictions if answer.threshold is not None else answer.predictions[:1]
+            labels = tuple(prediction.label for prediction in listed)
+            images.append(GivenAnswer((answer.model_set, answer.model_version), labels))
+        return cls(_key(request_id), tuple(images))
 
 
 def _key(request_id: str) -> str:
     """Return a hash of the id, of fixed length: callers choose ids, and how long they are."""
     return hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest()
-
-
-def _answer_of(answer: Classified | Fault) -> GivenAnswer | None:
-    if isinstance(answer, Fault):
-        return None
-    listed = answer.predictions if answer.threshold is not None else answer.predictions[:1]
-    labels = tuple(prediction.label for prediction in listed)
-    return GivenAnswer((answer.model_set, answer.model_version), labels)
 
 
 @dataclass(slots=True)
@@ -216,7 +214,11 @@ class FeedbackBook:
 
         """
         if (request := self._requests.get(_key(request_id))) is None:
-            raise UnknownRequestError(self._unknown(request_id))
+            raise UnknownRequestError(
+                f"no request {request_id[:MAX_SHOWN]!r} is remembered: there are "
+                f"{self._num_answers} answers of the last {self._oldest_s():.0f} s, at most "
+                f"{self._max_answers}; send feedback sooner, or raise feedback_answers"
+            )
         if request.is_ambiguous:
             raise FeedbackExistsError(
                 f"several requests had the id {request_id[:MAX_SHOWN]!r} and other answers, so "
@@ -251,13 +253,6 @@ class FeedbackBook:
     def _oldest_s(self) -> float:
         oldest = next(iter(self._requests.values()), None)
         return 0.0 if oldest is None else self._clock() - oldest.when
-
-    def _unknown(self, request_id: str) -> str:
-        return (
-            f"no request {request_id[:MAX_SHOWN]!r} is remembered: there are {self._num_answers} "
-            f"answers of the last {self._oldest_s():.0f} s, at most {self._max_answers}; send "
-            "feedback sooner, or raise feedback_answers"
-        )
 
 
 def _place(image: int | None, num_images: int) -> int:

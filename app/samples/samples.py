@@ -1,7 +1,7 @@
-"""Samples of live images with their answers: chooses them, and writes them to a folder or a store.
+"""Samples of live images: chosen among the answers, and written to a folder or an object store.
 
-A thread of its own writes them. No answer waits for a sample or fails because of it: if the queue
-is full the sample is dropped. A folder has a bounded size.
+A sample is the file of an image as its client sent it, and the answer to it. No answer waits for a
+sample or fails because of it: samples have a thread of their own, and a full queue drops them.
 """
 
 import hashlib
@@ -32,6 +32,12 @@ from models.stores import CLIENTS, EXTRAS, is_url, said, smart_open_file
 DIGEST_BYTES = 8
 SUFFIXES = {"jpeg": "jpg", "HEIF": "heic", None: "bin"}  # other formats: their name
 DISAGREES = "disagrees"  # the key of another version's answer
+DISAGREEMENTS = "disagreements"  # a subfolder of sample_dir
+DISAGREEMENT_SHARE = 0.25  # of sample_mib, if versions share the traffic
+MAX_WAITING, MAX_WAITING_BYTES = 256, 64 * MIB
+logger = logging.getLogger("ray.serve")
+PARTS = 128  # A Gateway lists the folder again after it wrote this part of the limit.
+OWN_FILE = re.compile(r"\.?(?P<stem>\d{8}T\d{12}-[0-9a-f]{16})\.[a-z0-9.]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +96,6 @@ def _without_timings(answer: Classified) -> dict[str, object]:
     values = answer_values(answer)
     del values["timings_ms"]
     return values
-
-
-DISAGREEMENTS = "disagreements"  # a subfolder of sample_dir
-DISAGREEMENT_SHARE = 0.25  # of sample_mib, if versions share the traffic
-MAX_WAITING, MAX_WAITING_BYTES = 256, 64 * MIB
-logger = logging.getLogger("ray.serve")
 
 
 class WaitingSample(NamedTuple):
@@ -211,10 +211,6 @@ def disagreement_sampler_of(settings: Settings) -> Sampler | None:
     folder = f"{settings.sample_dir.rstrip('/')}/{DISAGREEMENTS}"
     place = place_of(folder, int(DISAGREEMENT_SHARE * settings.sample_mib * MIB))
     return Sampler(0.0, place)
-
-
-PARTS = 128  # A Gateway lists the folder again after it wrote this part of the limit.
-OWN_FILE = re.compile(r"\.?(?P<stem>\d{8}T\d{12}-[0-9a-f]{16})\.[a-z0-9.]+")
 
 
 class SampleFolder:

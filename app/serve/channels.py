@@ -1,8 +1,9 @@
-"""Calls over Unix sockets between a Gateway and the replicas of its node: frames, client, server.
+"""Channels: Unix-domain sockets between the Gateways and the replicas of one node.
 
-A Gateway has a connection to each replica of a deployment on its node. A frame is a head of 16
-bytes, little-endian (kind, number of the call, length of the payload), and the payload. Payloads
-are the messages of :mod:`app.serve.shared_calls`.
+Both ends send frames: a head of 16 bytes, little-endian (kind, number of the call, length of the
+payload), and the payload. Payloads of calls and answers are messages of
+:mod:`app.serve.shared_calls`. A Gateway has a :class:`ChannelPool` for each remote stage, and a
+:class:`Channel` to each of its replicas here; the replica has a :class:`ChannelServer`.
 """
 
 import asyncio
@@ -17,19 +18,67 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from enum import IntEnum
 from itertools import count
-from typing import cast
+from typing import NamedTuple, cast
 
 from ray.exceptions import RayActorError
 
 from app.errors import IN_A_SECOND, NotReadyError, OverloadedError
 from app.queueing.scheduler import LANES
-from app.serve.locality_router import SUSPECT_AFTER_S, KnownReplicas, known_replicas, note_silent
 from app.serve.shared_calls import error_named, named_error
 from models.errors import TandemError
 
+SUSPECT_AFTER_S = 1.0  # without an answer
 PING_AFTER_S = 0.25  # of silence, with calls under way; some take longer
 MAX_UNSENT_BYTES = 8 * 2**20  # more than this unsent means that the replica does not read
 MAX_NUMBER = 2**32  # call numbers start again from 0 here
+_silent: set[str] = set()  # replicas
+IS_THERE = hasattr(socket, "SO_PEERCRED")  # Linux's; elsewhere all calls go through Ray
+CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+MAX_NAME = 107  # bytes, after the leading zero
+FRAME_HEAD = struct.Struct("<BxxxIQ")
+VERSION = b"TnS1"  # the payload of the server's first frame; the digit is the version
+MAX_PAYLOAD_BYTES = 2**30  # more than any call or answer has; a longer one is not ours
+logger = logging.getLogger("ray.serve")
+OPEN_WITHIN_S = 5.0
+RECONNECT_AFTER_S = 1.0
+Answer = Callable[[bytes], Awaitable[bytes]]  # from a call's message to the answer's
+MAX_CALLS = 512  # under way; Gateways send a few for each core
+DRAIN_POLL_S = 0.05
+
+
+class KnownReplicas(NamedTuple):
+    """The replicas of a deployment, as its router and the channels know them.
+
+    Serve updates a router on the router's own thread; calls are made on another. Values that both
+    use are replaced as a whole, so no lock is needed.
+    """
+
+    num: int
+    near: tuple[str, ...] = ()  # the unique ids of the replicas on this process's node
+
+
+_known: dict[tuple[str, str], KnownReplicas] = {}
+_BEFORE_ANY = KnownReplicas(1)
+
+
+def note_replicas(app_name: str, deployment_name: str, known: KnownReplicas) -> None:
+    """Store the replicas that a router received."""
+    _known[app_name, deployment_name] = known
+
+
+def known_replicas(app_name: str, deployment_name: str) -> KnownReplicas:
+    """Return the last stored replicas; before that, one replica on an unknown node."""
+    return _known.get((app_name, deployment_name), _BEFORE_ANY)
+
+
+def note_silent(replica_id: str, *, is_silent: bool) -> None:
+    """Note whether a replica with calls on its channel has stopped responding."""
+    (_silent.add if is_silent else _silent.discard)(replica_id)
+
+
+def is_silent(replica_id: str) -> bool:
+    """Whether a replica does not respond on its channel."""
+    return replica_id in _silent
 
 
 class ConnectionLostError(RayActorError):
@@ -206,14 +255,6 @@ def _error_of(payload: bytes) -> TandemError:
         return NotReadyError(f"a stage of the graph failed ({error}); try again")
 
 
-IS_THERE = hasattr(socket, "SO_PEERCRED")  # Linux's; elsewhere all calls go through Ray
-CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-MAX_NAME = 107  # bytes, after the leading zero
-FRAME_HEAD = struct.Struct("<BxxxIQ")
-VERSION = b"TnS1"  # the payload of the server's first frame; the digit is the version
-MAX_PAYLOAD_BYTES = 2**30  # more than any call or answer has; a longer one is not ours
-
-
 def address_of(app_name: str, deployment_name: str, replica_id: str) -> str:
     """Return the address; ``replica_id`` is Serve's, drawn anew for each replica."""
     name = f"tandem/{replica_id}/{app_name}/{deployment_name}".encode()[:MAX_NAME]
@@ -230,11 +271,6 @@ def is_same_user(transport: asyncio.BaseTransport) -> bool:
         return False
     _, uid, _ = CREDENTIALS.unpack(credentials)
     return bool(uid == os.geteuid())
-
-
-logger = logging.getLogger("ray.serve")
-OPEN_WITHIN_S = 5.0
-RECONNECT_AFTER_S = 1.0
 
 
 class ChannelPool:
@@ -332,11 +368,6 @@ async def connected(address: str) -> Channel:
         channel.abort()
         raise ConnectionRefusedError("it is another user's, or of another version")
     return channel
-
-
-Answer = Callable[[bytes], Awaitable[bytes]]  # from a call's message to the answer's
-MAX_CALLS = 512  # under way; Gateways send a few for each core
-DRAIN_POLL_S = 0.05
 
 
 class ChannelServer:

@@ -1,6 +1,6 @@
-"""The Gateway: the ingress deployment, and how its graph is assembled, with all versions of a set.
+"""The Gateway: the ingress deployment, and the graph of stages here and behind handles.
 
-Each stage of the graph (:mod:`app.graph`) is in this process, or a deployment behind a handle.
+Several versions of one set are built in this process, behind one graph.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from app.environment import MIB
 from app.errors import MAX_SHOWN, BadParameterError, UnknownModelError
+from app.graph.availability import Graph
 from app.graph.cache import with_cache
 from app.graph.request import ClassifyRequest, RequestAnswers, RowStore
-from app.graph.rolling_update import Graph
 from app.graph.service import EnsembleService
 from app.grpc.call import Message
 from app.grpc.interface import GrpcInterface, HealthInterface, Incoming
@@ -50,6 +50,8 @@ from app.traffic.graph import TrafficGraph
 from app.traffic.plan import Plan, cpu_ms
 from models.errors import ModelSetError
 from models.stores import split_version
+
+logger = logging.getLogger("ray.serve")
 
 
 class Gateway(OpenInferenceMethods):
@@ -106,7 +108,7 @@ class Gateway(OpenInferenceMethods):
         return await self._health.check(incoming, grpc_context)
 
     async def handle_forwarded(self, request: ClassifyRequest) -> RequestAnswers:
-        """Answer a request that another Gateway forwarded; see :mod:`app.graph.rolling_update`."""
+        """Answer a request that another Gateway forwarded; see :mod:`app.graph.availability`."""
         return await self._service.handle_forwarded(request)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -237,9 +239,8 @@ class Versions:
         model_set = own.load_set()
         for built in list(self._built.values()):
             check_fits(built.model_set, model_set)
-        if (
-            is_now := version_name(model_set, own.served_precision)
-        ) != name:  # of another precision
+        is_now = version_name(model_set, own.served_precision)
+        if is_now != name:  # of another precision
             raise UnknownModelError(f"{name} is served as {is_now}: use that name")
         if is_to_answer and (reason := refused_by_gate(model_set, own)) is not None:
             raise BadParameterError(f"{name} must not answer clients: {reason}")
@@ -293,26 +294,20 @@ def assemble(
 ) -> Assembly:
     """Build each set's graph; stages without a handle are built in this process, on its cores.
 
-    With several sets there are no handles: their members share one scheduler, and their Decoders
-    the same threads.
+    With several sets, or versions of one, there are no handles: their members share one scheduler,
+    and their Decoders the same threads. All versions are behind one service.
     """
-    if settings.has_versions:
-        return _with_versions(settings, StageBuilder(settings))
-    of_sets = [(own, own.load_set()) for own in settings.of_each_set()]
     stages = StageBuilder(settings, decoder, members, combiner)
+    if settings.has_versions:
+        versions = Versions(settings, stages)
+        main, graph = versions.main, versions.graph
+        default = EnsembleService(
+            settings, main.model_set, main.ensemble, stages.cores, None, graph
+        )
+        versions.describe_to(default)
+        return Assembly(ServedSets(settings, stages, default), stages, versions)
+    of_sets = [(own, own.load_set()) for own in settings.of_each_set()]
     sets = ServedSets(settings, stages)
     for own, model_set in of_sets:
         sets.add(own, model_set, stages.build(own, model_set))
     return Assembly(sets, stages)
-
-
-def _with_versions(settings: Settings, stages: StageBuilder) -> Assembly:
-    """Build every version of the set behind one service."""
-    versions = Versions(settings, stages)
-    main, graph = versions.main, versions.graph
-    service = EnsembleService(settings, main.model_set, main.ensemble, stages.cores, None, graph)
-    versions.describe_to(service)
-    return Assembly(ServedSets(settings, stages, service), stages, versions)
-
-
-logger = logging.getLogger("ray.serve")

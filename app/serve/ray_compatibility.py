@@ -1,12 +1,10 @@
-"""The private features of Ray that replicas depend on, each with a check of its presence.
+"""Checks the installed Ray: its version, and the private names that the application uses.
 
-The application uses names that Ray does not promise to keep. They are looked up before any is
-imported: a missing name, or other parameters, would otherwise show as a service that half works.
-No module of ``app`` imports a private name before its feature fits.
-
-A :class:`Feature` is left out with a warning if one of its names does not fit; then Ray's default
-applies. A feature is required only if it protects the service, or if nothing could be deployed
-without it. :mod:`app.launch.ray_features` lists the features of ``tandem serve``.
+Ray does not promise to keep these names. A missing name, or other parameters, would otherwise show
+as a service that half works. So they are looked up by feature before any is imported. A
+:class:`Feature` that does not fit is left out with a warning, and Ray's default applies. It is
+required only if it protects the service, or if nothing could be deployed without it. This module
+lists the replicas' features, :mod:`app.launch.ray_features` those of ``tandem serve``.
 """
 
 import importlib
@@ -16,6 +14,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from app.errors import ConfigError
+
+ROUTER = "ray.serve.request_router"
+GRPC_UTIL = "ray.serve._private.grpc_util"
+# The minor versions that pass the tests; pyproject.toml allows one more.
+TESTED_RAY = ("2.59", "2.60")
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,6 @@ def _entries(value: object) -> set[str]:
     return {name for name, _ in value} if isinstance(value, list) else set()
 
 
-ROUTER = "ray.serve.request_router"
-GRPC_UTIL = "ray.serve._private.grpc_util"
 # app/serve/replica.py. Without it the replicas' gRPC servers, one of which unpickles what
 # it receives, would listen on every interface.
 LOOPBACK = Feature(
@@ -180,8 +181,6 @@ SURGE = Feature(
     (RayName("ray.serve.schema", "DeploymentSchema.max_surge_percent"),),
 )
 REPLICA_FEATURES = (LOOPBACK, GRPC_OPTIONS, REFLECTION, STAGE_ROUTER, SURGE)
-# The minor versions that pass the tests; pyproject.toml allows one more.
-TESTED_RAY = ("2.59", "2.60")
 
 
 def check_ray(features: Iterable[Feature] = REPLICA_FEATURES) -> list[str]:

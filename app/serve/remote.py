@@ -20,8 +20,7 @@ from app.answers import Combined, Decoded, MemberAnswer
 from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.graph.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
 from app.queueing.scheduler import Lane
-from app.serve.channels import ChannelPool
-from app.serve.locality_router import known_replicas
+from app.serve.channels import ChannelPool, known_replicas
 from app.serve.shared_calls import (
     SIZES,
     CallBatcher,
@@ -70,7 +69,10 @@ class SharedCalls(Generic[A]):
         self._handle, self._name = handle, method
         # Contexts of no request, since Serve cancels calls when their request ends.
         self._batcher: CallBatcher[TimedQuestion, A] = CallBatcher(
-            self._send, sizes, self._num_replicas, untraced().copy
+            self._send,
+            sizes,
+            lambda: known_replicas(handle.app_name, handle.deployment_name).num,
+            untraced().copy,
         )
 
     async def ask(self, question: Question, num_images: int, num_bytes: int, lane: Lane) -> A:
@@ -126,9 +128,6 @@ class SharedCalls(Generic[A]):
     def _method(self) -> StageHandle:
         """Return the handle's method, looked up at the first call: then Serve makes its router."""
         return self._handle.options(method_name=self._name)
-
-    def _num_replicas(self) -> int:
-        return known_replicas(self._handle.app_name, self._handle.deployment_name).num
 
 
 class RemoteDecoder:

@@ -1,12 +1,11 @@
-"""Replicas of the stages: a process's set-up, reports to Serve, and calls shared by requests.
+"""Replicas as Serve runs them: a process's set-up, the stages' deployments, and hubs.
 
-It also changes the gRPC servers that Serve makes: address, read-ahead and reflection. Messages have
-a size limit, and unread bytes should stay with the client. By default grpcio lets a client send
-4 MB ahead on a fast connection, since it estimates the bandwidth-delay product (BDP). Without the
-estimate it is 64 KiB, HTTP/2's own window. A message that is being received is let in whole.
-
-Serve takes these servers' options from a list in one of its private modules
-(:data:`app.serve.ray_compatibility.GRPC_OPTIONS`). Replicas read it after the ingress was made.
+The set-up also changes the gRPC servers that Serve makes: address, read-ahead and reflection v1.
+Unread bytes should stay with the client, and messages have a size limit. By default grpcio lets a
+client send 4 MB ahead on a fast connection, since it estimates the bandwidth-delay product (BDP).
+Without the estimate it is 64 KiB, HTTP/2's own window. A message that is being received is let in
+whole. Serve takes the options from :data:`app.serve.ray_compatibility.GRPC_OPTIONS`, in replicas
+after the ingress has been made.
 """
 
 import asyncio
@@ -21,12 +20,12 @@ import ray
 from ray import serve
 
 from app.answers import Decoded, MemberAnswer
+from app.environment import write_to_stderr_as_to_files
 from app.errors import UPDATING, OtherSetError
 from app.grpc.receiver import max_message_bytes
 from app.queueing.usage import Usage
 from app.serve.channels import IS_THERE, ChannelServer, address_of
 from app.serve.ray_compatibility import GRPC_OPTIONS, LOOPBACK, REFLECTION, check_ray
-from app.serve.serve_policy import write_to_stderr_as_to_files
 from app.serve.shared_calls import (
     MessageError,
     Question,
@@ -48,6 +47,9 @@ from models.errors import TandemError
 YOUNG_OBJECTS = 5_000
 A = TypeVar("A")
 logger = logging.getLogger("ray.serve")
+ALL_INTERFACES = "[::]:"
+BDP_PROBE = "grpc.http2.bdp_probe"
+MAX_RECEIVE = "grpc.max_receive_message_length"
 
 
 def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
@@ -182,9 +184,20 @@ class CombinerReplica(StageReplica, Combiner):
     """The Combiner as a deployment."""
 
 
-ALL_INTERFACES = "[::]:"
-BDP_PROBE = "grpc.http2.bdp_probe"
-MAX_RECEIVE = "grpc.max_receive_message_length"
+class Hub:
+    """The deployments ``Feedback``, ``Traffic`` and ``Sets``: a book each, for all Gateways.
+
+    Each has one replica, and only where the settings need it. Requests do not pass through it:
+    while it is down, Gateways serve as before. A new replica starts with ``book`` as it was bound.
+    """
+
+    def __init__(self, settings: Settings, book: object) -> None:
+        start_replica(settings)
+        self._book = book
+
+    async def ask(self, method: str, *arguments: object) -> Any:
+        """Return the answer of a method of the book."""
+        return getattr(self._book, method)(*arguments)
 
 
 def prepare_proxy() -> list[Any]:

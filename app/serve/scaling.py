@@ -1,23 +1,43 @@
-"""The autoscaling policy: a pure function from measured demand to replicas of every stage.
+"""The autoscaling policy: from the replicas' usage reports to replicas of every stage.
 
 Every image visits every stage, so all stages are sized for the same rate, each by its cost per
-image. Arrival rate, backlog and cost come from the replicas' usage reports.
-
-This module does not depend on Ray, and time is passed in. Report times are by each replica's clock;
-times of two clocks are never compared.
+image. This module does not import Ray, and time is passed in. Report times are by each replica's
+clock, and times of two clocks are never compared.
 """
 
+import logging
 import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
-from app.queueing.usage import UsageReport
+from app.environment import write_to_stderr_as_to_files
+from app.queueing.usage import FIGURES, UsageReport
 
 Replicas = Mapping[str, int]  # by stage
+SIGMAS = 4.0  # standard deviations of Poisson noise, sqrt(n) of n arrivals, that change nothing
+COST_BAND = 0.2  # share by which a cost may move without effect: batches fill and empty
+USUAL_S = 0.5  # images that arrive in this time may be under way; they are no backlog
+USUAL_WORK = 3.0  # likewise images whose work is this many times the CPU time of one
+UsageReports = Mapping[Hashable, Sequence[UsageReport]]  # by replica, oldest first
+# A rate is counted over the shortest window with enough arrivals. So a step in the load shows soon,
+# but the noise of few images per second is not taken for a change.
+WINDOWS_S = (5.0, 10.0, 20.0, 40.0)
+ENOUGH_ARRIVALS = 400  # for a standard deviation of 5 %
+ENOUGH_DONE = 50
+COST_WINDOW_S = 20.0
+# A replica without new reports for this long hangs: its last rate and backlog do not count.
+SILENT_AFTER_S = 5.0
+INTERVALS_MISSED = 3.0  # of reports, if the interval is so long that this is later
+# Below this, the CPU time of Ray's own loops would count as the images' cost.
+BUSY_CORES = 0.3  # of a replica
+logger = logging.getLogger("ray.serve")
+Decisions = dict[Any, int]
+Contexts = Mapping[Any, "Context"]  # by DeploymentID
+LOG_EVERY_S = 60.0
 
 
 class ScalingOptions(BaseModel):
@@ -90,12 +110,6 @@ class Decision:
     state: State
 
 
-SIGMAS = 4.0  # standard deviations of Poisson noise, sqrt(n) of n arrivals, that change nothing
-COST_BAND = 0.2  # share by which a cost may move without effect: batches fill and empty
-USUAL_S = 0.5  # images that arrive in this time may be under way; they are no backlog
-USUAL_WORK = 3.0  # likewise images whose work is this many times the CPU time of one
-
-
 def decide(
     stages: Mapping[str, StageState],
     demand: Demand,
@@ -113,7 +127,9 @@ def decide(
     Scaling down works like the stabilization window of Kubernetes' HorizontalPodAutoscaler: the
     result is the highest number wanted within ``scale_down_after_s``.
     """
-    asked = demand.rate + _excess(demand, stages) / options.drain_s
+    usual_s = max(USUAL_S, USUAL_WORK * sum(s.cpu_ms for s in stages.values()) / 1e3)
+    excess = max(0.0, demand.backlog - demand.rate * usual_s)  # images beyond those usually there
+    asked = demand.rate + excess / options.drain_s
     rate = _settled_rate(asked, demand.window_s, state.rate, options)
     costs = {name: _settled_cost(s.cpu_ms, state.cpu_ms.get(name)) for name, s in stages.items()}
     bound = min((s.capacity(s.max_replicas) for s in stages.values()), default=0.0)
@@ -128,12 +144,6 @@ def decide(
         name: s.limited(max(then.get(name, 0) for _, then in history)) for name, s in stages.items()
     }
     return Decision(targets, State(rate, costs, history))
-
-
-def _excess(demand: Demand, stages: Mapping[str, StageState]) -> float:
-    """Return how many images are under way beyond the usual number at this rate."""
-    usual_s = max(USUAL_S, USUAL_WORK * sum(s.cpu_ms for s in stages.values()) / 1e3)
-    return max(0.0, demand.backlog - demand.rate * usual_s)
 
 
 def _settled_rate(
@@ -159,20 +169,6 @@ def _remembered(
     """Add the number wanted now; an unchanged number only gets a new time."""
     kept = tuple((at, then) for at, then in history if at > now - for_s and then != wanted)
     return (*kept, (now, dict(wanted)))
-
-
-UsageReports = Mapping[Hashable, Sequence[UsageReport]]  # by replica, oldest first
-# A rate is counted over the shortest window with enough arrivals. So a step in the load shows soon,
-# but the noise of few images per second is not taken for a change.
-WINDOWS_S = (5.0, 10.0, 20.0, 40.0)
-ENOUGH_ARRIVALS = 400  # for a standard deviation of 5 %
-ENOUGH_DONE = 50
-COST_WINDOW_S = 20.0
-# A replica without new reports for this long hangs: its last rate and backlog do not count.
-SILENT_AFTER_S = 5.0
-INTERVALS_MISSED = 3.0  # of reports, if the interval is so long that this is later
-# Below this, the CPU time of Ray's own loops would count as the images' cost.
-BUSY_CORES = 0.3  # of a replica
 
 
 class StageMeter:
@@ -306,3 +302,105 @@ def demand(meters: Mapping[str, StageMeter]) -> Demand | None:
     """
     measured = [meter.demand() for meter in meters.values() if meter.is_measured]
     return max(measured, key=lambda demand: demand.rate, default=None)
+
+
+class Context(Protocol):
+    """The attributes of Serve's ``AutoscalingContext`` that are read here."""
+
+    deployment_name: str
+    current_time: float | None
+    config: Any
+    raw_metrics: Mapping[str, Mapping[Any, Any]] | None
+    capacity_adjusted_min_replicas: int
+    capacity_adjusted_max_replicas: int
+    target_num_replicas: int
+
+
+class EnsemblePolicy:
+    """Serve's application-level ``autoscaling_policy``: sizes every stage that scales.
+
+    Serve passes the replicas' reports (``record_autoscaling_stats``), and applies each deployment's
+    limits and delays to the result. Set these delays to 0, since the policy has its own. It never
+    raises: after an error the replicas stay as they are.
+    """
+
+    def __init__(self, **policy_kwargs: Any) -> None:
+        write_to_stderr_as_to_files()  # of Serve's controller, in which policies run
+        self._options: ScalingOptions | None = None
+        self._state = State()
+        self._meters: dict[str, StageMeter] = {}
+        self._silent_until = 0.0
+        try:
+            self._options = ScalingOptions.model_validate(policy_kwargs)
+        except ValidationError as error:  # raising would stop the controller
+            logger.error("policy_kwargs are wrong, so nothing scales: %s", error)
+
+    def __call__(self, contexts: Contexts) -> tuple[Decisions, dict[Any, dict[str, Any]]]:
+        """Return the replicas by deployment; deployments that are missing stay as they are."""
+        now = max((context.current_time or 0.0 for context in contexts.values()), default=0.0)
+        try:
+            return self._decide(contexts, now), {}
+        except Exception:
+            if now >= self._silent_until:
+                self._silent_until = now + LOG_EVERY_S
+                logger.exception("the autoscaling policy failed; replicas stay as they are")
+            return {}, {}
+
+    def _decide(self, contexts: Contexts, now: float) -> Decisions:
+        names = [context.deployment_name for context in contexts.values()]
+        self._meters = {name: self._meters.get(name) or StageMeter() for name in names}
+        stages = {}
+        for context in contexts.values():
+            name, meter = context.deployment_name, self._meters[context.deployment_name]
+            interval_s = context.config.metrics_interval_s if context.config else 0.0
+            meter.update(reports_in(context.raw_metrics or {}), now, interval_s)
+            if (stage := self._stage(context, meter)) is not None:
+                stages[name] = stage
+        arriving = demand(self._meters)
+        if self._options is None or arriving is None or not stages:
+            return {}
+        decision = decide(stages, arriving, self._state, now, self._options)
+        self._state = decision.state
+        for name, replicas in decision.targets.items():
+            if replicas != stages[name].target:
+                logger.info(
+                    "%s: %d -> %d replicas at %.1f images/s, %d under way, %.1f CPU-ms an image",
+                    name,
+                    stages[name].target,
+                    replicas,
+                    arriving.rate,
+                    arriving.backlog,
+                    stages[name].cpu_ms,
+                )
+        return {
+            deployment: decision.targets[context.deployment_name]
+            for deployment, context in contexts.items()
+            if context.deployment_name in decision.targets
+        }
+
+    def _stage(self, context: Context, meter: StageMeter) -> StageState | None:
+        """Return a deployment's state; None before enough was measured to size it."""
+        configured = self._options.cpu_ms.get(context.deployment_name) if self._options else None
+        cpu_ms = meter.cpu_ms() or configured or meter.expected_cpu_ms()
+        if not cpu_ms or not meter.cores:
+            return None
+        return StageState(
+            cpu_ms,
+            meter.cores,
+            max(1, context.capacity_adjusted_min_replicas),  # an image needs every stage
+            max(1, context.capacity_adjusted_max_replicas),
+            context.target_num_replicas,
+        )
+
+
+def reports_in(raw_metrics: Mapping[str, Mapping[Any, Any]]) -> UsageReports:
+    """Return the replicas' reports from Serve's series, which are by figure and replica."""
+    series = [raw_metrics.get(name, {}) for name in FIGURES]
+    return {
+        replica: [
+            UsageReport(points[0].timestamp, *(point.value for point in points))
+            for points in zip(*(of[replica] for of in series), strict=True)
+        ]
+        for replica in series[0]
+        if all(replica in of for of in series)
+    }

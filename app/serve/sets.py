@@ -1,6 +1,6 @@
-"""The model sets of the Gateways: loads and unloads them by name, at all Gateways alike.
+"""Model sets that are loaded and unloaded while the service runs: in one Gateway, and in all.
 
-The Gateway that is asked reports to the hub ``Sets``, from which the others learn.
+A Gateway that is asked to load or unload a set reports it to the hub ``Sets``; the others follow.
 """
 
 import asyncio
@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any, Self
 
 from app.errors import MAX_SHOWN, ConfigError, NotReadyError, SetStateError, UnknownModelError
+from app.graph.availability import Graph, OnDemandGraph
 from app.graph.cache import with_cache
 from app.graph.hub_link import Book, HubLink
-from app.graph.on_demand import OnDemandGraph
-from app.graph.rolling_update import Graph
 from app.graph.service import EnsembleService
 from app.graph.set_checks import check_accuracy, check_names
 from app.serve.set_stages import SetStages, StageBuilder
@@ -29,6 +28,9 @@ from models.model_set import ModelSet, list_folders
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)  # a set's name in a request: no path, version or URL
 LOOK_EVERY_S = 0.05  # how often a set being unloaded is checked for requests under way
 logger = logging.getLogger("ray.serve")
+Change = tuple[int, bool]  # its revision, and whether the set is to be served
+EVERYWHERE_S = 60.0  # how long a change waits for the other Gateways, which may have to load a set
+AGAIN_AFTER_S = 10.0  # the pause before a change that failed at this Gateway is tried again
 
 
 class ServedSets:
@@ -215,11 +217,6 @@ class ServedSets:
         if len(self.default.sets) == 1:
             self.default.admission.is_of_all = not self.default.settings.has_several_sets
         logger.info("model set %s, version %s: unloaded", service.name, service.version)
-
-
-Change = tuple[int, bool]  # its revision, and whether the set is to be served
-EVERYWHERE_S = 60.0  # how long a change waits for the other Gateways, which may have to load a set
-AGAIN_AFTER_S = 10.0  # the pause before a change that failed at this Gateway is tried again
 
 
 @dataclass(frozen=True)

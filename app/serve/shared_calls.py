@@ -1,15 +1,15 @@
-"""Calls that many requests share: collects images for a call, and encodes calls and answers.
+"""Calls of a remote stage that carry the images of many requests: how they are batched and encoded.
 
-A call between processes costs as much for one image as for eight. While calls are under way,
-further images wait here for the next call. There is no timer: to an idle stage a single image
-leaves at once, as in :mod:`app.queueing.batch_queue`. Calls have the sizes of batches. With sizes
-1, 4 and 8, of six waiting images four leave, and the other two wait for more: in a call of six they
-would run as a small batch.
+**Batching.** A call between processes costs as much for one image as for eight. While calls are
+under way, further images wait here for the next call. There is no timer: to an idle stage a single
+image leaves at once, as in :mod:`app.queueing.batch_queue`. Calls have the sizes of batches. With
+sizes 1, 4 and 8, of six waiting images four leave, and the other two wait for more: in a call of
+six they would run as a small batch.
 
-A message is a head in JSON, then files, images and rows. Serve would pickle arguments. For a single
-bytes object that is a copy; for lists, arrays and dataclasses it is a large part of a call's cost.
-Every length and shape in a message is checked before use. Errors travel by class name and
-arguments; only our own errors become their class again.
+**Encoding.** A message is a head in JSON, then files, images or rows. Serve pickles arguments: for
+a single bytes object that is a copy, for lists, arrays and dataclasses a large part of a call's
+cost. Every length and shape is checked before use. Errors travel by class name and arguments; only
+our own errors become their class again.
 """
 
 import asyncio
@@ -33,10 +33,17 @@ from app.telemetry.spans import SpanIds
 from models.errors import TandemError
 from models.openvino_network import Pixels
 
-StageAnswer = TypeVar("A", Decoded, MemberAnswer)
+StageAnswer = TypeVar("StageAnswer", Decoded, MemberAnswer)
 CALL, DECODED, CLASSIFIED = b"TnC2", b"TnD2", b"TnM2"  # the digit is the version of the format
 # The kind, the bytes of the head, and in answers the calls that the replica wants at a time.
 PREFIX = struct.Struct("<4sII")
+Q = TypeVar("Q")
+PartAnswer = TypeVar("PartAnswer")
+SIZES = (8,)  # of calls, in images, to a stage without batches
+MAX_CALL_BYTES = 3 * 2**20  # below gRPC's default limit of 4 MiB
+ALONE_BYTES = 2**20  # A larger part gets a call of its own, whose cost is small in comparison.
+# A call that takes longer does not count as under way: its replica may hang, or be very busy.
+HOLDS_BACK_S = 1.0
 
 
 class MessageError(ValueError):
@@ -215,15 +222,6 @@ class _Reader:
         """Return the next numbers as a read-only view."""
         num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         return np.frombuffer(self.take(num_bytes), dtype).reshape(shape)
-
-
-Q = TypeVar("Q")
-PartAnswer = TypeVar("A")
-SIZES = (8,)  # of calls, in images, to a stage without batches
-MAX_CALL_BYTES = 3 * 2**20  # below gRPC's default limit of 4 MiB
-ALONE_BYTES = 2**20  # A larger part gets a call of its own, whose cost is small in comparison.
-# A call that takes longer does not count as under way: its replica may hang, or be very busy.
-HOLDS_BACK_S = 1.0
 
 
 @dataclass(slots=True, eq=False)

@@ -1,11 +1,9 @@
-"""The operator's own functions, ``preprocess`` and ``combine``: imports, tries, calls, checks them.
+"""The operator's own functions, settings ``preprocess`` and ``combine``: their import and calls.
 
 A name is ``package.module:function`` and comes from the operator's configuration only; nothing that
-a client sends is imported. Each function is tried on generated input before the service starts.
-
-A function is called on several threads at a time. It gets read-only arrays and returns a new one.
-If it raises, or its result does not fit, only the request that it was called for fails (500, code
-``function``).
+a client sends is imported. A function is tried on generated input before the service starts. It is
+called on several threads at a time, with read-only arrays, and returns a new one. If it raises, or
+its result does not fit, only the request that it was called for fails (500, code ``function``).
 """
 
 import asyncio
@@ -45,6 +43,17 @@ from models.openvino_network import Pixels
 SUM_TOLERANCE = 1e-3  # of a row's sum; the float32 sum of 1,000 classes is off by a hundredth of it
 # A class that eight members score 0.99 keeps a higher product than this.
 SURELY_THERE = 0.6
+T = TypeVar("T")
+logger = logging.getLogger("ray.serve")
+Stage = Literal["preprocess", "combine"]
+NUM_ARGUMENTS: dict[Stage, int] = {"preprocess": 1, "combine": 2}
+SIGNATURES = "app/stages/own_functions.py has the signatures"
+# By module, and names of modules.
+_DIGESTS: WeakKeyDictionary[ModuleType, dict[tuple[str, str], str]] = WeakKeyDictionary()
+MAX_VIEWS = 8  # each costs an inference of every member
+SEED = 17
+NUM_IMAGES = (1, 3)  # in each call: a function must accept any number
+A = TypeVar("A", bound=npt.NDArray[np.generic])
 
 
 class WrongAnswerError(ValueError):
@@ -125,11 +134,6 @@ def _described(answer: object) -> str:
     return "None" if answer is None else f"a {type(answer).__name__}"
 
 
-T = TypeVar("T")
-logger = logging.getLogger("ray.serve")
-Stage = Literal["preprocess", "combine"]
-
-
 @dataclass(frozen=True)
 class OwnFunction:
     """An imported function of the operator."""
@@ -179,13 +183,13 @@ class FunctionCalls:
                 return check(self.function.call(*arguments))
         except BaseException as raised:  # SystemExit included, which would end the event loop
             error = f"{type(raised).__name__}: {raised}"
-            raise self._failure(raised) from raised
+            raise self._logged(raised) from raised
         finally:
             if parent is not None:
                 facts = {"tandem.stage": self.function.stage, "tandem.function": self.function.name}
                 record("function", parent, started, time.monotonic(), facts, error=error)
 
-    def _failure(self, raised: BaseException) -> FunctionError:
+    def _logged(self, raised: BaseException) -> FunctionError:
         """Log and count a failure; return the client's error."""
         stage, name = self.function.stage, self.function.name
         logger.error("%s (%s) failed", stage, name, exc_info=raised)
@@ -196,12 +200,6 @@ class FunctionCalls:
             f"{stage} ({name}), a function of this service's operator, {what}; its log has the "
             "details. Another image may be answered"
         )
-
-
-NUM_ARGUMENTS: dict[Stage, int] = {"preprocess": 1, "combine": 2}
-SIGNATURES = "app/stages/own_functions.py has the signatures"
-# By module, and names of modules.
-_DIGESTS: WeakKeyDictionary[ModuleType, dict[tuple[str, str], str]] = WeakKeyDictionary()
 
 
 def load_function(name: str | None, stage: Stage) -> OwnFunction | None:
@@ -300,9 +298,6 @@ def _digest_of(names: Iterable[str]) -> str:
                 files |= dict.fromkeys(sorted(path.parent.glob("*.py")))
     hashes = (hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
     return hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()[:16]
-
-
-MAX_VIEWS = 8  # each costs an inference of every member
 
 
 class Preprocess(Protocol):
@@ -412,11 +407,6 @@ class OwnCombine:
         return await self.calls.call(check, read, scaled(self._weights, names))
 
 
-SEED = 17
-NUM_IMAGES = (1, 3)  # in each call: a function must accept any number
-A = TypeVar("A", bound=npt.NDArray[np.generic])
-
-
 def check_functions(settings: Settings, manifest: Manifest) -> None:
     """Import and try the functions that the settings name.
 
@@ -425,10 +415,8 @@ def check_functions(settings: Settings, manifest: Manifest) -> None:
             wrong result.
 
     """
-    if (preprocess := load_function(settings.preprocess, "preprocess")) is not None:
-        try_preprocess(preprocess, manifest, settings.max_files, settings.max_queued_images)
-    if (combine := load_function(settings.combine, "combine")) is not None:
-        try_combine(combine, manifest, settings.answer_policy)
+    OwnPreprocess.of(settings, manifest)
+    OwnCombine.of(settings, manifest)
 
 
 def try_preprocess(
@@ -444,7 +432,8 @@ def try_preprocess(
     views: int | None = None
     sizes = sorted({rule.input_size for rule in manifest.inputs.rules})
     for num_images, size in product(NUM_IMAGES, sizes):
-        images = _pixels(num_images, size)
+        shape = (num_images, size, size, 3)
+        images = np.random.default_rng(SEED).integers(0, 256, shape, np.uint8)
         with _failures_named(function, f"uint8 {images.shape}"):
             _, views = as_pixels(function.call(read_only(images)), images.shape, views)
     assert views is not None
@@ -458,10 +447,13 @@ def try_preprocess(
 def try_combine(function: OwnFunction, manifest: Manifest, policy: AnswerPolicy) -> None:
     """Call the function on rows of all members, and of the fewest that the answer policy allows."""
     weights, is_multi_label = manifest.weights, manifest.is_multi_label
-    for num_images, names in _trials(list(weights), policy):
+    trials = [(num_images, list(weights)) for num_images in NUM_IMAGES]
+    if policy != "all":  # a single member may answer
+        trials.append((1, list(weights)[:1]))
+    for num_images, names in trials:
         shape = (num_images, manifest.num_classes)
-        draw = _scores if is_multi_label else _rows
-        members = {name: read_only(draw(shape, seed)) for seed, name in enumerate(names)}
+        draw = partial(_drawn, shape, is_multi_label=is_multi_label)
+        members = {name: read_only(draw(seed)) for seed, name in enumerate(names)}
         with _failures_named(function, f"float32 {shape} of {', '.join(names)}"):
             answer = function.call(members, scaled(weights, names))
             rows = as_rows(answer, shape, is_multi_label=is_multi_label)
@@ -482,27 +474,15 @@ def read_only(array: A) -> A:
     return seen
 
 
-def _trials(names: list[str], policy: AnswerPolicy) -> list[tuple[int, list[str]]]:
-    fewest = [] if policy == "all" else [(1, names[:1])]  # a single member may answer
-    return [*((num_images, names) for num_images in NUM_IMAGES), *fewest]
-
-
-def _pixels(num_images: int, size: int) -> Pixels:
-    shape = (num_images, size, size, 3)
-    return np.random.default_rng(SEED).integers(0, 256, shape, np.uint8)
-
-
-def _rows(shape: tuple[int, int], seed: int) -> Probabilities:
-    drawn = np.random.default_rng((SEED, seed)).random(shape, np.float32) + np.float32(1e-3)
+def _drawn(shape: tuple[int, int], seed: int, *, is_multi_label: bool) -> Probabilities:
+    """Return rows that sum to one; of a multi-label set scores of 0.99 or more for every label."""
+    drawn: Probabilities = np.random.default_rng((SEED, seed)).random(shape, np.float32)
+    if is_multi_label:
+        scores: Probabilities = np.float32(0.99) + np.float32(0.009) * drawn
+        return scores
+    drawn += np.float32(1e-3)
     rows: Probabilities = drawn / drawn.sum(axis=1, keepdims=True)
     return rows
-
-
-def _scores(shape: tuple[int, int], seed: int) -> Probabilities:
-    """Return scores of images that have every label: 0.99 or more."""
-    drawn = np.random.default_rng((SEED, seed)).random(shape, np.float32)
-    scores: Probabilities = np.float32(0.99) + np.float32(0.009) * drawn
-    return scores
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Exports spans (OTLP or Jaeger) and metrics of a replica: the exporters, and what starts them.
+"""Exports spans and metrics: the pipeline of spans, its exporter, and the thread of the meter.
 
 Serve asks for span processors before it makes a stage, and only the stage knows the settings. So
-the pipeline is made empty, and gets its exporter when the stage starts. The buffer before it is
-bounded, and counts the spans that it loses.
+the pipeline is made empty, and gets its sink when the stage starts. The exporter is the one that
+``trace_exporter`` names, with OpenTelemetry's own variables.
 """
 
 import logging
@@ -59,6 +59,21 @@ JAEGER_NAMES = (
     "TIMEOUT",
     "USER",
 )
+# Health checks, which come every second: ours, KServe's and gRPC's.
+HEALTH_PATHS = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
+QUIET = frozenset(
+    {f"{method} {path}" for method in ("GET", "HEAD") for path in HEALTH_PATHS}
+    | {
+        "grpc.health.v1.Health/Check",
+        "inference.GRPCInferenceService/ServerLive",
+        "inference.GRPCInferenceService/ServerReady",
+    }
+)
+BATCH = 512
+ENDPOINT_TRIAL_EVERY_S = 10.0  # after a failure
+EVERY_MS = 1000.0
+MAX_WAITING = 8192  # spans; about 10 MB
+FLUSH_EVERY_S = 5.0  # Ray exports every 10 s, and forgets a gauge that was not set for 20 s
 
 
 class Endpoint(NamedTuple):
@@ -165,18 +180,6 @@ def _jaeger(endpoint: str | None) -> SpanExporter:
     return Jaeger(where.hostname, where.port or 6831, udp_split_oversized_batches=True)  # type: ignore[no-any-return]
 
 
-# Health checks, which come every second: ours, KServe's and gRPC's.
-HEALTH_PATHS = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
-QUIET = frozenset(
-    {f"{method} {path}" for method in ("GET", "HEAD") for path in HEALTH_PATHS}
-    | {
-        "grpc.health.v1.Health/Check",
-        "inference.GRPCInferenceService/ServerLive",
-        "inference.GRPCInferenceService/ServerReady",
-    }
-)
-
-
 class TraceIds(logging.Filter):
     """Adds ``trace_id`` to log records made while a traced request is served."""
 
@@ -234,9 +237,6 @@ class Pipeline(SpanProcessor):
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return self.sink is None or self.sink.force_flush(timeout_millis)
-
-
-BATCH = 512
 
 
 class CountedExporter(SpanExporter):
@@ -299,11 +299,6 @@ class CountedExporter(SpanExporter):
             )
         elif not failed and self._breaker.succeeded():
             logger.warning("%s spans arrive; %d were lost", self._name, self.num_failed)
-
-
-ENDPOINT_TRIAL_EVERY_S = 10.0  # after a failure
-EVERY_MS = 1000.0
-MAX_WAITING = 8192  # spans; about 10 MB
 
 
 class Sink:
@@ -374,16 +369,11 @@ def span_processors() -> list[SpanProcessor]:
 
 
 def _replica_name() -> str:
-    from ray import serve
-
     try:
         replica = serve.get_replica_context().replica_id
-    except ray.serve.exceptions.RayServeException:
+    except RayServeException:
         return ray.get_runtime_context().get_worker_id()
     return f"{replica.deployment_id.name}#{replica.unique_id}"
-
-
-FLUSH_EVERY_S = 5.0  # Ray exports every 10 s, and forgets a gauge that was not set for 20 s
 
 
 def start_metrics() -> None:

@@ -1,10 +1,8 @@
-"""Records metrics: aggregates counts in this process and sends them to Ray every few seconds.
+"""Metrics: the meter of this process, and what is recorded of members, requests and the cache.
 
-A call of Ray's API costs microseconds, a call here a tenth of that. Nothing raises: the first error
-is logged and stops the meter, so that requests are not affected.
-
-The functions and classes here record members (batches, queue, golden check), requests, answers, and
-look-ups in the response cache. :mod:`app.telemetry.metric_table` names all metrics.
+The meter aggregates, and sends to Ray every few seconds: a call of Ray's API costs microseconds, a
+call here a tenth of that. Nothing raises: the first error is logged and stops the meter, so that
+requests are not affected.
 """
 
 import asyncio
@@ -32,6 +30,7 @@ from app.telemetry.metric_table import (
     FAILED_GOLDEN_CHECKS,
     GOLDEN_MS,
     GOLDEN_PASSED,
+    KEY_REQUESTS,
     MEMBER_IMAGES,
     METRICS,
     QUEUE_AGE_MS,
@@ -47,6 +46,28 @@ logger = logging.getLogger("ray.serve")
 Tags = tuple[tuple[str, str], ...]
 Series = tuple[str, Tags]  # a metric's name and tags
 BOUNDS = (*(f"{bound:g}" for bound in BUCKETS_MS), "+Inf")
+QUEUE_EVERY_S = 1.0
+Reports = dict["MemberMetrics", QueueReport]  # the last report of each queue
+INFER = "/v2/models/{model_name}/infer"
+INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
+PREDICT = "/v1/models/{model_name}:predict"
+PREDICT_VERSION = "/v1/models/{model_name}/versions/{model_version}:predict"
+# The routes that classify images, over HTTP and gRPC. Their latency is measured; alerts and
+# dashboard select them by the tag ``operation``.
+CLASSIFY = frozenset(
+    {
+        "/v1/classify",
+        "/tandem.v1.Ensemble/Classify",
+        INFER,
+        INFER_VERSION,
+        PREDICT,
+        PREDICT_VERSION,
+        "/inference.GRPCInferenceService/ModelInfer",
+    }
+)
+SURE = {True: "yes", False: "no", None: "unknown"}
+CLIENT_WENT = 499  # nginx's status for a client that hung up; it is never sent
+StageDuration = tuple[Tags, float]  # the tags of a stage (stage_tags), and ms
 
 
 class Meter:
@@ -86,12 +107,7 @@ class Meter:
 
     def observe(self, metric: Metric, value: float, **tags: str) -> None:
         """Add a value to a metric's histogram."""
-        if self.is_on:
-            series = (metric.name, tuple(tags.items()))
-            with self._lock:
-                if (histogram := self._histograms.get(series)) is None:
-                    histogram = self._histograms[series] = _Histogram()
-                histogram.add(value)
+        self.observe_all(metric, [(tuple(tags.items()), value)])
 
     def observe_all(self, metric: Metric, values: Iterable[tuple[Tags, float]]) -> None:
         """Add values to a metric's histograms, each to that of its tags."""
@@ -152,8 +168,6 @@ class _Histogram:
 
 
 meter = Meter()
-QUEUE_EVERY_S = 1.0
-Reports = dict["MemberMetrics", QueueReport]  # the last report of each queue
 
 
 class MemberMetrics:
@@ -223,34 +237,17 @@ def recorded_golden_ms(member: str, check: Callable[[], None]) -> float:
     return taken_ms
 
 
-INFER = "/v2/models/{model_name}/infer"
-INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
-PREDICT = "/v1/models/{model_name}:predict"
-PREDICT_VERSION = "/v1/models/{model_name}/versions/{model_version}:predict"
-# The routes that classify images, over HTTP and gRPC. Their latency is measured; alerts and
-# dashboard select them by the tag ``operation``.
-CLASSIFY = frozenset(
-    {
-        "/v1/classify",
-        "/tandem.v1.Ensemble/Classify",
-        INFER,
-        INFER_VERSION,
-        PREDICT,
-        PREDICT_VERSION,
-        "/inference.GRPCInferenceService/ModelInfer",
-    }
-)
-SURE = {True: "yes", False: "no", None: "unknown"}
-CLIENT_WENT = 499  # nginx's status for a client that hung up; it is never sent
-StageDuration = tuple[Tags, float]  # the tags of a stage (stage_tags), and ms
-
-
 def record_answered(route: str, status: int, duration_ms: float) -> None:
     """Count a request over HTTP or gRPC; gRPC requests get the corresponding HTTP status."""
     operation = "classify" if route in CLASSIFY else "other"
     meter.count(REQUESTS, route=route, status=str(status), operation=operation)
     if route in CLASSIFY:
         meter.observe(REQUEST_MS, duration_ms, status=str(status))
+
+
+def record_key(name: str) -> None:
+    """Count a request that was let in, by the name of its key."""
+    meter.count(KEY_REQUESTS, key=name)
 
 
 def record_answers(

@@ -1,8 +1,8 @@
-"""Records spans of stages after they ran, from their measured times.
+"""Spans, recorded from measured times after a stage ran, and the current request's span.
 
-A span that the SDK begins and ends costs 0.1 ms; these are made when they are over. Requests that
-are not sampled have no parent and cost nothing here. Stages are timed by the monotonic clock, and
-spans need the system clock: :class:`Clock` converts.
+Requests that are not sampled have no parent and cost nothing here. A span that the SDK begins and
+ends costs 0.1 ms; these are made when they are over. Stages are timed by the monotonic clock, spans
+have times of the system clock.
 """
 
 import asyncio
@@ -30,6 +30,19 @@ Value = str | int | float | bool  # an attribute's value
 outlets: list[Callable[[ReadableSpan], None]] = []  # called with every span; set by the pipeline
 SCOPE = InstrumentationScope("tandem")
 UNSET = Status(StatusCode.UNSET)
+logger = logging.getLogger("ray.serve")
+READINGS, AT_ONCE_NS = 5, 20_000
+STEP_NS = 100_000_000  # the system clock was set if it moves this much against the monotonic one
+# Traces that Serve began in a replica below the Gateway for an unsampled request: Serve passes on
+# that a request is sampled, but not that it is not.
+orphans: set[int] = set()
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+ids = RandomIdGenerator()
+T = TypeVar("T")
+# For tasks that handle one request's part of a shared call; Serve only knows the call's span.
+_task_parent: contextvars.ContextVar[SpanContext | None] = contextvars.ContextVar(
+    "tandem_task_parent", default=None
+)
 
 
 class _ProcessResource(Resource):
@@ -131,24 +144,16 @@ class DecodedFile(NamedTuple):
 
 def record_decodes(files: Sequence[DecodedFile]) -> None:
     """Record a span for every file of the current request, if it is traced."""
-    if (parent := current_parent()) is not None:
-        for index, file in enumerate(files):
-            _record(parent, index, file)
-
-
-def _record(parent: SpanContext, index: int, file: DecodedFile) -> None:
-    # The size in pixels is the file's, before resizing.
-    facts: dict[str, Value] = {"tandem.image": index, "tandem.bytes": file.num_bytes}
-    if file.header is not None:
-        facts |= {"tandem.format": file.header.format}
-        facts |= {"tandem.width": file.header.width, "tandem.height": file.header.height}
-    error = file.fault.message if file.fault else None
-    record("decode", parent, file.started, file.ended, facts, error=error)
-
-
-logger = logging.getLogger("ray.serve")
-READINGS, AT_ONCE_NS = 5, 20_000
-STEP_NS = 100_000_000  # the system clock was set if it moves this much against the monotonic one
+    if (parent := current_parent()) is None:
+        return
+    for index, file in enumerate(files):
+        # The size in pixels is the file's, before resizing.
+        facts: dict[str, Value] = {"tandem.image": index, "tandem.bytes": file.num_bytes}
+        if (header := file.header) is not None:
+            size = {"tandem.width": header.width, "tandem.height": header.height}
+            facts |= {"tandem.format": header.format, **size}
+        error = file.fault.message if file.fault else None
+        record("decode", parent, file.started, file.ended, facts, error=error)
 
 
 class Clock:
@@ -190,12 +195,6 @@ class Clock:
 
 
 clock = Clock()
-# Traces that Serve began in a replica below the Gateway for an unsampled request: Serve passes on
-# that a request is sampled, but not that it is not.
-orphans: set[int] = set()
-SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-ids = RandomIdGenerator()
-T = TypeVar("T")
 
 
 class SpanIds(NamedTuple):
@@ -203,12 +202,6 @@ class SpanIds(NamedTuple):
 
     trace: int
     span: int
-
-
-# For tasks that handle one request's part of a shared call; Serve only knows the call's span.
-_task_parent: contextvars.ContextVar[SpanContext | None] = contextvars.ContextVar(
-    "tandem_task_parent", default=None
-)
 
 
 def current_parent() -> SpanContext | None:

@@ -1,8 +1,7 @@
-"""Reads and changes the traffic: ``/v1/traffic``, the gate of ``promote``, and versions at start.
+"""Reads, changes and promotes the traffic: what is behind ``/v1/traffic`` and ``tandem traffic``.
 
 The deployment ``Traffic`` owns the plan of all Gateways. A Gateway sends it figures and receives
-the newest plan. The gate lists reasons against a version that is to answer alone. At start, the
-versions that share the traffic are loaded, named, and checked for a common set of classes.
+the newest plan.
 """
 
 import asyncio
@@ -33,6 +32,11 @@ EXPECTED = '{"shares": {"NAME@VERSION": 95, ...}, "shadow": null} or {"rollback"
 EVERYWHERE_S = 5.0  # how long a change waits for the other Gateways
 AGAIN_AFTER_S = 30.0  # the pause before a version that could not be loaded is tried again
 Bounds = Annotated[list[float], Field(description="95 % interval")]
+# Fields that are None are left out of the answer: OpenAPI 3.0 has no type for null.
+Milliseconds = float | SkipJsonSchema[None]
+MIN_COMPARED = 200  # photos; if all 200 agree, the 95 % interval begins at 0.981
+MIN_AGREEMENT = 0.95
+MAX_FAILED = 0.01  # of a version's answers to clients
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,10 +65,6 @@ class SplitStatus:
         dict[str, float], Field(description="percent by NAME@VERSION; the sum is 100")
     ]
     shadow: str | SkipJsonSchema[None]
-
-
-# Fields that are None are left out of the answer: OpenAPI 3.0 has no type for null.
-Milliseconds = float | SkipJsonSchema[None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -284,11 +284,6 @@ def _comparison(pair: str, comparison: Comparison) -> ComparisonStatus:
         total_variation_interval=list(variation[1]) if variation else None,
         disagreements=comparison.disagreements,
     )
-
-
-MIN_COMPARED = 200  # photos; if all 200 agree, the 95 % interval begins at 0.981
-MIN_AGREEMENT = 0.95
-MAX_FAILED = 0.01  # of a version's answers to clients
 
 
 def candidate(status: Mapping[str, Any], asked: str | None) -> str:

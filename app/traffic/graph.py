@@ -4,8 +4,9 @@ The photo or a header decides which version answers, so that repeated requests g
 The shadow gets copies of the main version's requests. For a sample of requests the canary and the
 main version both get the photos, so that they are compared on the same ones.
 
-Copies run in the shadow lane, while no other image waits (:mod:`app.queueing.scheduler`). Their
-number is bounded: further copies are dropped, and so are copies that did not begin in time.
+Copies delay no client: they run in the shadow lane, while no other image waits
+(:mod:`app.queueing.scheduler`). Their number is bounded: further copies are dropped, and so are
+copies that did not begin in time.
 """
 
 import asyncio
@@ -13,12 +14,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
+from typing import Literal
 
 from app.answers import Classified, Fault
 from app.errors import DeadlineError, HeavyFileError, OverloadedError, UnhealthyError
+from app.graph.availability import Graph, run_in_time
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
-from app.graph.rolling_update import Graph, run_in_time
 from app.queueing.scheduler import SHADOW
 from app.telemetry.metric_table import (
     TRAFFIC_COMPARED,
@@ -42,6 +44,13 @@ from models.ensemble import AnswerRule
 from models.errors import TandemError
 
 MAX_COPIED_FILES = 8  # of one request
+logger = logging.getLogger("ray.serve")
+MAX_IMAGES, MAX_BYTES = 16, 64 * 2**20  # under way at a time: images, and bytes of their files
+COPY_TIME_S = 10.0  # the time limit of a copy, waiting included
+# A copy that ends with one of these was dropped; the version did not fail.
+DROPPED = (DeadlineError, OverloadedError, HeavyFileError)
+Ended = Callable[[RequestAnswers | Exception], None]
+CopyResult = Literal["computed", "dropped", "failed"]
 
 
 class TrafficGraph:
@@ -181,12 +190,20 @@ class TrafficGraph:
         files = request.files[:MAX_COPIED_FILES]
         if self._lane.has_room(self.versions[other], files):
             return True
-        self._dropped(other, len(files))
+        self._count(other, "dropped", len(files))
         return False
 
-    def _dropped(self, other: str, number: int) -> None:
-        self.figures.of_version(other).dropped += number
-        _count_copies(other, "dropped", number)
+    def _count(self, other: str, result: CopyResult, number: int = 1) -> None:
+        """Count copies of photos for a version."""
+        figures = self.figures.of_version(other)
+        match result:
+            case "computed":
+                figures.copies += number
+            case "dropped":
+                figures.dropped += number
+            case "failed":
+                figures.copies_failed += number
+        meter.count(TRAFFIC_COPIES, number, model_version=_version_of(other), result=result)
 
     def _copy(
         self, name: str, other: str, request: ClassifyRequest, answers: RequestAnswers
@@ -205,23 +222,17 @@ class TrafficGraph:
         is_reversed = other == main
 
         def ended(outcome: RequestAnswers | Exception) -> None:
-            figures = self.figures.of_version(other)
-            if isinstance(outcome, DROPPED):
-                self._dropped(other, len(files))
-                return
             if isinstance(outcome, Exception):
-                figures.copies_failed += len(files)
-                _count_copies(other, "failed", len(files))
+                is_dropped = isinstance(outcome, DROPPED)
+                self._count(other, "dropped" if is_dropped else "failed", len(files))
                 return
             for (place, file, answer), copy in zip(originals, outcome, strict=True):
                 if not isinstance(copy, Classified) or copy.degraded:
-                    figures.copies_failed += 1
-                    _count_copies(other, "failed", 1)
+                    self._count(other, "failed")
                     continue
-                figures.copies += 1
-                figures.computed_image(copy)
+                self._count(other, "computed")
+                self.figures.of_version(other).computed_image(copy)
                 self.on_copy(copy)
-                _count_copies(other, "computed", 1)
                 pair = (main, name, copy, answer) if is_reversed else (name, other, answer, copy)
                 if not self._compare(*pair, (of_request, place)):
                     self.on_disagreement(file, answer, copy, place)
@@ -258,22 +269,9 @@ def _version_of(name: str) -> str:
     return name.rpartition("@")[2]
 
 
-def _count_copies(name: str, result: str, number: int) -> None:
-    """Count copies of photos for a version: computed, dropped or failed."""
-    meter.count(TRAFFIC_COPIES, number, model_version=_version_of(name), result=result)
-
-
 def _plain(answer: Classified | Fault) -> Classified | Fault:
     """Return an answer without its row of probabilities, as clients who send files get it."""
     return answer if isinstance(answer, Fault) else replace(answer, probabilities=None)
-
-
-logger = logging.getLogger("ray.serve")
-MAX_IMAGES, MAX_BYTES = 16, 64 * 2**20  # under way at a time: images, and bytes of their files
-COPY_TIME_S = 10.0  # the time limit of a copy, waiting included
-# A copy that ends with one of these was dropped; the version did not fail.
-DROPPED = (DeadlineError, OverloadedError, HeavyFileError)
-Ended = Callable[[RequestAnswers | Exception], None]
 
 
 class ShadowLane:

@@ -1,14 +1,12 @@
-"""The plan of the traffic: each version's share of requests, the shadow, and the figures of each.
+"""The plan of the traffic, and the figures: each version's share, the shadow, how answers compare.
 
 Versions are called NAME@FINGERPRINT. Plans are immutable: a change makes the next plan, which keeps
-the earlier splits for a rollback.
+the earlier splits for a rollback. The book ``Traffic`` has the plan of all Gateways and the sum of
+their figures, which are all counts and sums.
 
-The same photo, or the same caller, keeps its version by weighted rendezvous hashing. Each version
-draws a number from the hash of the key and of its own name; the version with the lowest draw
-divided by its share answers. If one version's share grows, keys move only to that version.
-
-Figures count what each version did on live requests, and how often two versions agree. All are
-counts and sums, so figures of several Gateways can be added.
+The same photo, or the same caller, keeps its version. The method is weighted rendezvous hashing:
+each version draws a number from the hash of the key and of its own name, and the lowest draw
+divided by the version's share answers. If one share grows, keys move only to that version.
 """
 
 import hashlib
@@ -33,6 +31,10 @@ from models.ensemble import AnswerRule, Probabilities
 from models.manifest import Z95, wilson_interval
 
 MAX_EARLIER = 10  # splits that a plan keeps for rollbacks
+HASHED_BYTES = 64 * 2**10  # The beginning of a file and its length suffice to tell photos apart.
+Interval = tuple[float, float]
+MAX_DISAGREEMENTS = 20  # The newest of each pair of versions are kept.
+OTHER_WORK = ("decode", "preprocess", "combine")  # stages of an image beside its members'
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,6 @@ class Plan:
         return replace(self, split=split, revision=self.revision + 1, earlier=tuple(earlier))
 
 
-HASHED_BYTES = 64 * 2**10  # The beginning of a file and its length suffice to tell photos apart.
-
-
 def sticky_key(value: str | None, data: bytes) -> bytes:
     """Return a hash of the header's ``value``, or of the file ``data`` if there is no header."""
     if value is not None:
@@ -179,11 +178,6 @@ def _draw(key: bytes, name: str) -> float:
     """Return an exponentially distributed number that the key and the name determine."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, key=key).digest()
     return -math.log((int.from_bytes(digest, "big") + 1) / 2**64)
-
-
-Interval = tuple[float, float]
-MAX_DISAGREEMENTS = 20  # The newest of each pair of versions are kept.
-OTHER_WORK = ("decode", "preprocess", "combine")  # stages of an image beside its members'
 
 
 def cpu_ms(answer: Classified, threads_each: int) -> float:

@@ -1,6 +1,6 @@
 """A Ray node started as KubeRay starts a pod's: what ``kubectl logs`` would show of it is JSON.
 
-In the fast tier: tests/unit/serve/test_serve_policy.py has the handlers that Ray makes, and
+In the fast tier: tests/unit/serve/test_scaling.py has the handlers that Ray makes, and
 test_kubernetes.py the pods' environment and the options of ``ray start``.
 """
 

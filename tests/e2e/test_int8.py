@@ -123,7 +123,7 @@ def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_pa
 def test_a_set_that_lost_too_much_is_refused_until_allowed(
     tmp_path: Path, start_service: Start
 ) -> None:
-    """In the fast tier: test_serve_refusals.py and tests/unit/graph/test_accuracy_gate.py."""
+    """In the fast tier: test_serve_refusals.py and tests/unit/graph/test_set_checks.py."""
     folder = write_tiny_set(tmp_path / "dropped", name="dropped")
     top1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
     write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"ensemble": 0.02}))

@@ -1,7 +1,7 @@
 """Two sets in one ``tandem serve``, through HAProxy: each by its name, and one under a load.
 
 A set that nobody asks for is unloaded after a second, also between these tests. In the fast tier:
-tests/unit/graph/test_several_sets.py, tests/unit/serve/test_served_sets.py.
+tests/unit/graph/test_service.py, tests/unit/serve/test_sets.py.
 """
 
 import json

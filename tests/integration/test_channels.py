@@ -52,7 +52,7 @@ def test_without_them_calls_go_through_ray(served: Served) -> None:
         )
 
 
-@pytest.mark.slow  # make test has tests/unit/serve/test_shared_stage_replica.py
+@pytest.mark.slow  # make test has tests/unit/serve/test_replica.py
 @pytest.mark.usefixtures("served")  # it has started Serve, at its port
 def test_serve_awaits_what_a_replica_does_before_it_ends(tmp_path: Path) -> None:
     """As SharedStageReplica asks for it: by an attribute of the object, not of its class."""

@@ -1,6 +1,6 @@
 """Another model set is deployed while requests come: none of them fails.
 
-``make test`` has tests/unit/graph/test_rolling_update.py.
+``make test`` has tests/unit/graph/test_availability.py.
 """
 
 import threading
@@ -104,7 +104,7 @@ def application(folder: Path, place: str) -> dict[str, Any]:
 def test_no_request_fails_while_the_model_set_changes(
     served: Served, tmp_path: Path, place: str
 ) -> None:
-    """In the fast tier with all stages in one process; tests/unit/graph/test_rolling_update.py has
+    """In the fast tier with all stages in one process; tests/unit/graph/test_availability.py has
     what differs when each is a deployment: replicas of both sets beside each other.
     """
     sets = [

@@ -7,8 +7,14 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from app.serve.channels import Channel, ChannelPool, ChannelServer, address_of
-from app.serve.locality_router import KnownReplicas, note_replicas
+from app.serve.channels import (
+    Channel,
+    ChannelPool,
+    ChannelServer,
+    KnownReplicas,
+    address_of,
+    note_replicas,
+)
 
 APP = "of_channels"
 WITHIN_S = 30.0

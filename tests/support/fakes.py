@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 from ray.serve.handle import DeploymentHandle
 
+from app.access import read_keys
 from app.answers import Classified, Combined, Decoded, Fault, MemberAnswer, MemberOpinion, Timings
 from app.errors import OverloadedError
 from app.graph.ensemble import Ensemble
-from app.graph.keys import read_keys
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, RequestBody, RequestOptions
 from app.graph.served_models import ServedMember, ServedModels, ServedRuntime
@@ -24,6 +24,7 @@ from app.queueing.scheduler import Lane
 from app.serve.remote import RemoteCombiner, RemoteDecoder, RemoteMember
 from app.serve.replica import classify_many, decode_many
 from app.settings import Settings
+from app.telemetry.metrics import record_key
 from models.ensemble import Prediction, average, top_k
 from models.model_set import load_model_set
 from tests.support.tiny_networks import LABELS
@@ -66,7 +67,7 @@ class FakeService(EnsembleService):
         self._answer_timeout_s = self.settings.request_timeout_s
         self.raises: BaseException | None = None
         self.not_ready: Exception | None = None
-        self.keys = read_keys(self.settings.api_keys_file)
+        self.keys = read_keys(self.settings.api_keys_file, record_key)
         self.skipped: list[str] | None = None
         self.requests: list[ClassifyRequest] = []
         self.admission = FakeAdmission(self.settings.max_concurrent_requests)

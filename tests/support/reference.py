@@ -16,8 +16,8 @@ from typing import Any, get_type_hints
 
 from pydantic.fields import FieldInfo
 
+from app.access import Keys
 from app.errors import HeavyFileError
-from app.graph.keys import Keys
 from app.serve.scaling import ScalingOptions
 from app.settings import Settings
 from app.telemetry.metric_table import METRICS

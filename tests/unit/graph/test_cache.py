@@ -1,11 +1,4 @@
-"""The ensemble behind the response cache: the same answers, computed once.
-
-Identical images under way behind the response cache: computed once, whatever becomes of it.
-
-Whatever requests come beside each other, fail or go away: right answers, and nothing left.
-
-A cache whose Redis is shared: what a request does with it, whatever becomes of it.
-"""
+"""The ensemble behind the response cache: the same answers, computed once; also with Redis."""
 
 import asyncio
 import pickle
@@ -264,9 +257,7 @@ async def test_those_that_wait_beside_a_cascade_share_its_answer(tiny_set, told:
 
 
 @pytest.mark.parametrize("combine", [None, "tests.support.own_functions:vote"])
-async def test_those_that_wait_in_an_outage_share_what_nobody_keeps(
-    tiny_set, told: Instruments, combine
-):
+async def test_those_that_wait_in_an_outage_share_what_nobody_keeps(tiny_set, told, combine):
     cached = Cached(tiny_set, answer_policy="any", member_patience_s=0.0, combine=combine)
     cached.members["unsure"].raises = NotReadyError("gone")
     answers = await shared(cached, ONE)
@@ -290,9 +281,7 @@ async def test_those_that_wait_for_a_file_that_is_no_image_share_its_fault(cache
     assert cached.decoder.num_files == 1
 
 
-async def test_a_file_counts_once_among_the_lookups_however_often_it_is_looked_for(
-    cached, told: Instruments
-):
+async def test_a_file_counts_once_among_the_lookups_however_often_it_is_looked_for(cached, told):
     gate = cached.hold()
     requests = [asyncio.create_task(cached.classify(ONE)) for _ in range(3)]
     await cached.until_asked()
@@ -454,7 +443,6 @@ def check(answer: Any, name: int) -> None:
 
 
 ADDRESS = "redis://cache:6379/0"
-ONE_CACHED_SHARED, TWO_CACHED_SHARED = b"good", b"good two"
 
 
 class Gateway:
@@ -495,12 +483,10 @@ def gateways(tiny_set, redis, monkeypatch) -> list[Gateway]:
     return [Gateway(tiny_set, redis, monkeypatch) for _ in range(3)]
 
 
-async def test_each_file_of_a_form_is_looked_for_and_all_in_one_call(
-    gateways, redis, told: Instruments
-):
+async def test_each_file_of_a_form_is_looked_for_and_all_in_one_call(gateways, redis, told):
     one, other, _ = gateways
-    await one.cached(ONE_CACHED_SHARED)
-    assert await other.cached(TWO_CACHED_SHARED, ONE_CACHED_SHARED, TWO_CACHED_SHARED) == [
+    await one.cached(ONE)
+    assert await other.cached(TWO, ONE, TWO) == [
         False,
         True,
         True,
@@ -508,7 +494,7 @@ async def test_each_file_of_a_form_is_looked_for_and_all_in_one_call(
     assert redis.num_reads == 2
     assert told.of(CACHE_LOOKUPS) == {("miss",): 2, ("hit",): 1, ("shared",): 1}
     assert other.num_computed == 1
-    assert await other.cached(ONE_CACHED_SHARED, TWO_CACHED_SHARED) == [
+    assert await other.cached(ONE, TWO) == [
         True,
         True,
     ]  # from its own memory now
@@ -517,9 +503,9 @@ async def test_each_file_of_a_form_is_looked_for_and_all_in_one_call(
 
 async def test_identical_images_are_looked_for_once(gateways, redis):
     one, other, _ = gateways
-    await one.cached(ONE_CACHED_SHARED)
+    await one.cached(ONE)
     redis.gate = asyncio.Event()
-    requests = [asyncio.create_task(other.cached(ONE_CACHED_SHARED)) for _ in range(5)]
+    requests = [asyncio.create_task(other.cached(ONE)) for _ in range(5)]
     while redis.num_reads < 2:
         await asyncio.sleep(0)
     redis.gate.set()
@@ -529,9 +515,9 @@ async def test_identical_images_are_looked_for_once(gateways, redis):
 
 async def test_one_that_is_cancelled_while_it_looks_leaves_it_to_the_next(gateways, redis):
     one, other, _ = gateways
-    await one.cached(ONE_CACHED_SHARED)
+    await one.cached(ONE)
     redis.gate = asyncio.Event()
-    first, second = (asyncio.create_task(other.cached(ONE_CACHED_SHARED)) for _ in range(2))
+    first, second = (asyncio.create_task(other.cached(ONE)) for _ in range(2))
     while redis.num_reads < 2:
         await asyncio.sleep(0)
     first.cancel()
@@ -544,40 +530,38 @@ async def test_one_that_is_cancelled_while_it_looks_leaves_it_to_the_next(gatewa
 async def test_redis_in_trouble_is_no_requests_trouble(gateways, redis, error, told: Instruments):
     redis.raises = error
     one, other, _ = gateways
-    assert await one.cached(ONE_CACHED_SHARED, TWO_CACHED_SHARED) == [False, False]
-    assert await one.cached(ONE_CACHED_SHARED, TWO_CACHED_SHARED) == [True, True]
-    assert await other.cached(ONE_CACHED_SHARED) == [False]
+    assert await one.cached(ONE, TWO) == [False, False]
+    assert await one.cached(ONE, TWO) == [True, True]
+    assert await other.cached(ONE) == [False]
     results = {result for (result,) in told.of(CACHE_REDIS)}
     assert results == {"failed", "unwritten"}
 
 
 async def test_what_a_cascade_was_sure_of_is_shared(tiny_set, redis, monkeypatch):
     one, other = (Gateway(tiny_set, redis, monkeypatch, cascade_margin=0.3) for _ in range(2))
-    one.members["sure"].rows = other.members["sure"].rows = {
-        len(TWO_CACHED_SHARED): (0.5, 0.4, 0.1)
-    }
-    assert await one.cached(ONE_CACHED_SHARED, TWO_CACHED_SHARED) == [False, False]
-    assert await other.cached(ONE_CACHED_SHARED, TWO_CACHED_SHARED) == [True, True]
-    assert one.members["unsure"].seen == [[len(TWO_CACHED_SHARED)]]
+    one.members["sure"].rows = other.members["sure"].rows = {len(TWO): (0.5, 0.4, 0.1)}
+    assert await one.cached(ONE, TWO) == [False, False]
+    assert await other.cached(ONE, TWO) == [True, True]
+    assert one.members["unsure"].seen == [[len(TWO)]]
     assert other.num_computed == 0
 
 
 async def test_what_a_client_wants_anew_is_written_and_not_read(gateways, redis):
     one, other, third = gateways
-    assert await one.cached(ONE_CACHED_SHARED, cache_use="renew") == [False]
+    assert await one.cached(ONE, cache_use="renew") == [False]
     assert redis.num_reads == 0
-    assert await other.cached(ONE_CACHED_SHARED, cache_use="off") == [False]
+    assert await other.cached(ONE, cache_use="off") == [False]
     assert redis.num_reads == 0
-    assert await third.cached(ONE_CACHED_SHARED) == [True]
+    assert await third.cached(ONE) == [True]
 
 
 async def test_what_a_client_wants_not_kept_is_not_written(gateways, redis):
-    await gateways[0].cached(ONE_CACHED_SHARED, cache_use="off")
+    await gateways[0].cached(ONE, cache_use="off")
     assert redis.values == {}
 
 
 async def test_names_there_tell_the_model_set(gateways, redis):
-    await gateways[0].cached(ONE_CACHED_SHARED)
+    await gateways[0].cached(ONE)
     (name,) = redis.values
     fingerprint = gateways[0].service._graph.keys.fingerprint
     assert name.startswith(f"tandem:1:{fingerprint}:")
@@ -585,9 +569,9 @@ async def test_names_there_tell_the_model_set(gateways, redis):
 
 async def test_a_poisoned_value_is_counted_and_computed_again(gateways, redis, told: Instruments):
     one, other, _ = gateways
-    await one.cached(ONE_CACHED_SHARED)
+    await one.cached(ONE)
     redis.values = dict.fromkeys(redis.values, b"\x80\x04K\x01.")  # a pickle
-    assert await other.cached(ONE_CACHED_SHARED) == [False]
+    assert await other.cached(ONE) == [False]
     assert told.of(CACHE_REDIS)[("bad",)] == 1
 
 

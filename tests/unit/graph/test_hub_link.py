@@ -100,9 +100,7 @@ async def test_the_start_waits_for_what_is_loaded_and_reports_it() -> None:
 
 @virtually
 @pytest.mark.parametrize("answer", [_away, _silent])
-async def test_a_start_without_the_deployment_ends_and_says_so_once(
-    answer: Callable[[], Coroutine[Any, Any, int]], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_start_without_the_deployment_ends_and_says_so_once(answer, caplog):
     link = Link(answer)
     began = asyncio.get_running_loop().time()
     with caplog.at_level(logging.WARNING, hub_link.logger.name):
@@ -155,9 +153,7 @@ class Numbers(Book[Number, str]):
         (Number(3, "of other settings"), None, []),
     ],
 )
-def test_a_report_is_answered_with_the_newest_facts(
-    reported: Number, newest: Number | None, revisions: list[int]
-) -> None:
+def test_a_report_is_answered_with_the_newest_facts(reported, newest, revisions):
     book = Numbers(HandClock())
     assert book.report("g", reported, "") == newest
     assert book.facts == (newest or Number(1))
@@ -212,9 +208,7 @@ class Following(HubLink):
     ],
     ids=["at once", "none", "soon", "never"],
 )
-async def test_a_change_is_waited_for(
-    turns: list[list[int]], waited_s: float, served: list[int]
-) -> None:
+async def test_a_change_is_waited_for(turns, waited_s, served):
     link, loop = Following(*turns), asyncio.get_running_loop()
     began = loop.time()
     assert await link._everywhere(2, 5.0) == served

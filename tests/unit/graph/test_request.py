@@ -1,10 +1,9 @@
-"""The cache of responses: what is kept, what had to go, and what several wait for.
-
-Parameters of a request: one check for both interfaces, with errors that say what to send.
-"""
+"""A request's parameters, and the cache of one process."""
 
 import asyncio
+import gc
 import math
+import tracemalloc
 from collections.abc import Sequence
 from typing import cast
 
@@ -20,6 +19,7 @@ from app.graph.request import (
     ImageFlight,
     ResponseCache,
     RowStore,
+    cache_use_of,
     checked_threshold,
     checked_top_k,
     lane_of,
@@ -42,9 +42,7 @@ GETS = st.tuples(st.just("get"), st.integers(0, 30), st.just(0))
 
 @settings(max_examples=300, database=None)
 @given(steps=st.lists(PUTS | GETS, max_size=200), max_bytes=st.integers(0, 20_000))
-def test_the_store_keeps_the_most_recently_used_that_fit(
-    steps: list[tuple[str, int, int]], max_bytes: int
-):
+def test_the_store_keeps_the_most_recently_used_that_fit(steps, max_bytes):
     """Compares the store with a list of (key, rows), the most recently used last."""
     store, num_evicted = RowStore(max_bytes), 0
     kept: list[tuple[int, np.ndarray]] = []
@@ -299,3 +297,57 @@ def test_a_threshold_of_classes_that_exclude_each_other() -> None:
     assert checked_threshold(None, is_multi_label=False) is None
     with pytest.raises(BadParameterError, match=r"threshold is 0\.5; .* leave it out"):
         checked_threshold(0.5, is_multi_label=False)
+
+
+# Cache-Control of a request.
+
+
+@pytest.mark.parametrize(
+    ("header", "use"),
+    [
+        (None, "use"),
+        ("", "use"),
+        ("max-age=0", "use"),
+        ("private, x-no-store", "use"),
+        ("no-cache", "renew"),
+        ("No-Cache", "renew"),
+        ("max-age=0,no-cache", "renew"),
+        ("no-cache=x", "renew"),
+        ("no-store", "off"),
+        (" no-store ", "off"),
+        ("no-cache, no-store", "off"),
+        ("no-store, no-cache", "off"),
+        (", ,NO-STORE;", "use"),  # no directive that there is
+    ],
+)
+def test_what_a_client_allows(header, use):
+    assert cache_use_of(header) == use
+
+
+# What the store says that it takes is what it takes.
+
+
+MIB = 2**20
+
+
+@pytest.mark.slow  # make test counts payload, in tests/unit/caching
+@pytest.mark.parametrize("num_classes", [2, 10, 1000])
+def test_the_bound_is_of_memory_and_not_of_payload(num_classes):
+    """A store that is full and has evicted as much again: keys, objects, tables and all."""
+    cache = ResponseCache(2 * MIB)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        number = 0
+        while cache.take_evicted() == 0 or number % 4096:
+            rows = np.full((2, num_classes), 0.5, np.float32)
+            cache.keep(number.to_bytes(32, "big"), rows)
+            number += 1
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert cache.num_bytes <= 2 * MIB
+    assert after - before <= 2 * MIB
+    assert after - before > MIB / 2  # and the bound is used

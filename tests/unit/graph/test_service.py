@@ -1,17 +1,52 @@
-"""What a request may ask for, and the time that it has: the same for HTTP and gRPC."""
+"""The service: limits and deadlines of requests, who hears of answers, figures, several sets."""
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
 
-from app.errors import BadParameterError, OverloadedError, SlowBodyError
+from app.answers import Classified, Fault
+from app.environment import GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S
+from app.errors import (
+    BadParameterError,
+    ConfigError,
+    DeadlineError,
+    NotReadyError,
+    OverloadedError,
+    SlowBodyError,
+)
 from app.graph.observer import RequestObserver
-from app.graph.request import ClassifyRequest, RequestBody, RequestOptions
+from app.graph.request import ClassifyRequest, RequestBody, RequestOptions, TensorRequest
+from app.graph.service import EnsembleService, answer_timeout_s
+from app.graph.set_checks import served_sets
+from app.grpc.interface import reply_of
+from app.http.api import create_api
+from app.main import build
 from app.queueing.admission import Admission, ByteBudget, Share
+from app.queueing.usage import Usage
+from app.serve.gateway import Assembly, assemble
+from app.serve.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.settings import Settings
-from tests.support.fakes import FakeService
+from app.stages.combiner import Combiner
+from app.telemetry.metric_table import ANSWERS, MEMBER_IMAGES
+from models.model_set import load_model_set
+from tests.support.fakes import (
+    FakeCombiner,
+    FakeDecoder,
+    FakeMember,
+    FakeService,
+    handle_of,
+    service_of,
+)
 from tests.support.hand_clock import HandClock
+from tests.support.instruments import Instruments
+from tests.support.open_inference import binary_request, elements, outputs_of
+from tests.support.several_sets import FIRST, OTHER_SIZE, SECOND, labels_of, write_two_sets
+from tests.support.tiny_networks import SIZE, picture
 
 
 class Taken(FakeService):
@@ -117,3 +152,346 @@ async def test_a_body_that_does_not_come_is_not_waited_for_beyond_the_request():
         async with admitted.arriving():
             await asyncio.Future()
     assert taken.admission.num_under_way == 0
+
+
+# An answer has less time on a cluster than HAProxy waits before it asks another Gateway.
+
+
+@pytest.fixture
+def on_a_node(monkeypatch):
+    """What ``tandem environment`` sets there."""
+    monkeypatch.setenv(GATEWAY_TIMEOUT, str(GATEWAY_TIMEOUT_S))
+
+
+@pytest.mark.parametrize("given", [4.1, float(GATEWAY_TIMEOUT_S), 10.0])
+@pytest.mark.usefixtures("on_a_node")
+def test_a_gateway_that_haproxy_would_give_up_is_refused(tiny_set, given):
+    told = rf"answer_timeout_s is {given:g}, and after 5 s .* set it to 4 at most, or leave it out"
+    with pytest.raises(ConfigError, match=told):
+        build(Settings(model_set=str(tiny_set), answer_timeout_s=given))
+
+
+@pytest.mark.parametrize("given", [None, 3.9])
+@pytest.mark.usefixtures("on_a_node")
+def test_a_gateway_that_answers_before_is_built(tiny_set, given):
+    build(Settings(model_set=str(tiny_set), answer_timeout_s=given))
+
+
+@pytest.mark.parametrize(
+    ("given", "request_s", "expected"), [(None, 10, 4), (3, 10, 3), (None, 2, 2), (4, 2, 2)]
+)
+@pytest.mark.usefixtures("on_a_node")
+def test_on_a_node_it_is_less_than_haproxy_waits(given, request_s, expected):
+    settings = Settings(answer_timeout_s=given, request_timeout_s=request_s)
+    assert answer_timeout_s(settings) == expected
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+@pytest.mark.parametrize(("given", "expected"), [(None, 10), (25, 10), (3, 3)])
+def test_elsewhere_it_is_the_requests(monkeypatch, value, given, expected):
+    if value is not None:
+        monkeypatch.setenv(GATEWAY_TIMEOUT, value)
+    settings = Settings(answer_timeout_s=given, request_timeout_s=10)
+    assert answer_timeout_s(settings) == expected
+
+
+# Who hears of answers: of all that a caller got for files, and of nothing else.
+
+
+class Listener:
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, list[bytes], list[str]]] = []
+        self.probabilities: list[np.ndarray | None] = []
+
+    def note(
+        self, request_id: str, files: Sequence[bytes], answers: Sequence[Classified | Fault]
+    ) -> None:
+        kinds = [type(answer).__name__ for answer in answers]
+        self.probabilities = [getattr(answer, "probabilities", None) for answer in answers]
+        self.heard.append((request_id, list(files), kinds))
+
+
+@pytest.fixture
+def service(tiny_set) -> EnsembleService:
+    settings = Settings(model_set=str(tiny_set))
+    members = {"sure": FakeMember(), "unsure": FakeMember()}
+    return service_of(settings, FakeDecoder(), members, Combiner(settings))
+
+
+def request(*files: bytes, tensors: TensorRequest | None = None) -> ClassifyRequest:
+    return ClassifyRequest(list(files), 1, 10.0, "id", RequestObserver(), tensors=tensors)
+
+
+async def test_every_file_of_a_request(service: EnsembleService) -> None:
+    service.listeners.append(listener := Listener())
+    await service.classify(request(b"good", b"bad"))
+    assert listener.heard == [("id", [b"good", b"bad"], ["Classified", "Fault"])]
+    assert listener.probabilities == [None, None]
+
+
+async def test_files_by_the_open_inference_protocol(service: EnsembleService) -> None:
+    service.listeners.append(listener := Listener())
+    await service.classify(request(b"good", tensors=TensorRequest()))
+    assert [heard[1:] for heard in listener.heard] == [([b"good"], ["Classified"])]
+    assert listener.probabilities[0].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "tensors", [TensorRequest(np.zeros((1, 2, 2, 3), np.uint8)), TensorRequest(member="sure")]
+)
+async def test_pixels_and_questions_to_a_member_are_left_out(service, tensors):
+    service.listeners.append(listener := Listener())
+    files = (b"good",) if tensors.pixels is None else ()
+    assert len(await service.classify(request(*files, tensors=tensors))) == 1
+    assert listener.heard == []
+
+
+async def test_labels_are_those_of_each_set(service: EnsembleService) -> None:
+    label = service.served_models().labels[0]
+    assert service.sets_with(label) == [service.name]
+    assert service.sets_with("no such label") == []
+
+
+# What each stage tells the autoscaling policy of itself.
+
+
+@pytest.fixture
+def settings(tiny_set) -> Settings:
+    return Settings(model_set=str(tiny_set), compile_cache=None, max_concurrent_requests=1)
+
+
+def told(usage: Usage) -> tuple[float, ...]:
+    """Images that arrived, were done, are there."""
+    figures = usage.figures()
+    return tuple(figures[f"images_{what}"] for what in ("arrived", "done", "waiting"))
+
+
+async def test_every_stage_counts_its_images(settings):
+    images = np.zeros((3, SIZE, SIZE, 3), np.uint8)
+    decoder, combiner = DecoderReplica(settings), CombinerReplica(settings)
+    classifier = ClassifierReplica(settings, "sure")
+    await decoder.decode([picture(), b"no image"])
+    answer = await classifier.classify(images, 10.0)
+    await combiner.combine({"sure": answer.probabilities}, 1)
+    assert told(decoder.usage) == (2, 2, 0)
+    assert told(classifier.usage) == told(combiner.usage) == (3, 3, 0)
+    for replica in (decoder, classifier, combiner):
+        assert replica.record_autoscaling_stats() == pytest.approx(replica.usage.figures(), rel=0.1)
+
+
+async def test_the_gateway_counts_refused_ones_too_and_no_probe(settings):
+    members = {"sure": FakeMember((0.1, 0.8, 0.1))}
+    service = service_of(settings, FakeDecoder(), members, FakeCombiner())
+    with service.admission.admit(), pytest.raises(OverloadedError):
+        service.admission.admit().__enter__()
+    await service.classify(ClassifyRequest([b"good", b"good"], 1, 10.0, "id", RequestObserver()))
+    await service.check_ready()
+    assert told(service.usage) == (3, 2, 0)
+
+
+async def test_a_refused_form_counts_as_many_images_as_those_before_it(settings):
+    members = {"sure": FakeMember((0.1, 0.8, 0.1))}
+    service = service_of(settings, FakeDecoder(), members, FakeCombiner())
+    for _ in range(200):
+        with service.admission.admit():
+            service.admission.holds(64)
+    with service.admission.admit(), pytest.raises(OverloadedError):
+        service.admission.admit().__enter__()
+    assert told(service.usage)[0] == pytest.approx(64, rel=0.01)
+
+
+async def test_a_forwarded_request_is_admitted_counted_and_timed_as_any_other(settings):
+    member = FakeMember((0.1, 0.8, 0.1))
+    service = service_of(settings, FakeDecoder(), {"sure": member}, FakeCombiner())
+    request = ClassifyRequest([b"good", b"good"], 1, 0.05, "id", RequestObserver())
+    answers = await service.handle_forwarded(request.forwarded())
+    assert len(answers) == 2
+    assert told(service.usage) == (2, 2, 0)
+    with service.admission.admit(), pytest.raises(OverloadedError):
+        await service.handle_forwarded(request.forwarded())
+    member.gate = asyncio.Event()  # it hangs
+    with pytest.raises(DeadlineError):
+        await service.handle_forwarded(request.forwarded())
+    assert told(service.usage)[2] == 0
+
+
+def test_a_gateway_with_all_stages_expects_their_sum(settings):
+    together = assemble(settings).service
+    apart = Settings(**settings.model_dump() | {"decoder": "deployment", "members": "deployment"})
+    alone = assemble(apart, handle_of(FakeDecoder()), {"sure": handle_of(FakeMember())}).service
+    costs = [service.usage.figures()["expected_cpu_ms"] for service in (together, alone)]
+    assert costs[0] > 40 > 10 > costs[1]  # two members without a record: 20 each
+    assert alone.usage.figures()["cores"] == 1
+
+
+def test_serve_finds_the_figures_of_the_ingress_too(settings):
+    """``serve.ingress`` wraps the Gateway: the method must still be there."""
+    ingress = build(settings)._bound_deployment.func_or_class
+    assert callable(ingress.record_autoscaling_stats)
+
+
+# The version of the set that answers: the same in answers, in what is served, metrics, traces.
+
+
+@pytest.mark.parametrize("cache", ["none", "local"])
+async def test_answers_computed_or_kept_say_which_version(tiny_set, cache, told: Instruments):
+    settings = Settings(model_set=str(tiny_set), cache=cache)
+    members = {"sure": FakeMember(), "unsure": FakeMember()}
+    service = service_of(settings, FakeDecoder(), members, Combiner(settings))
+    version = load_model_set(str(tiny_set)).fingerprint()
+    for _ in range(2):
+        request = ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver())
+        (answer,) = await service.classify(request)
+        assert isinstance(answer, Classified)
+        assert answer.model_version == version
+        assert reply_of([answer], "id").results[0].classified.model_version == version
+    assert service.served_models().model_version == version
+    assert {tags[-1] for tags in told.of(ANSWERS)} == {version}
+
+
+# Several sets in one service: who answers, who is refused, and what one's load leaves the other.
+
+
+NAMES = [FIRST, SECOND]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return write_two_sets(tmp_path_factory.mktemp("sets"))
+
+
+def settings_of(folders: tuple[str, ...], **more: object) -> Settings:
+    return Settings(model_sets=folders, compile_cache=None, **more)
+
+
+def client_of(graph: Assembly) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_api(graph.service))
+    return httpx.AsyncClient(transport=transport, base_url="http://tandem")
+
+
+@pytest.fixture
+def graph(folders) -> Assembly:
+    return assemble(settings_of(folders))
+
+
+@pytest.fixture
+def client(graph) -> httpx.AsyncClient:
+    return client_of(graph)
+
+
+async def test_a_request_names_its_set_or_gets_the_first(client):
+    red = picture("red")
+    for query, name in ({}, FIRST), ({"model_set": FIRST}, FIRST), ({"model_set": SECOND}, SECOND):
+        answer = (await client.post("/v1/classify", params=query, content=red)).json()
+        version = (await client.get("/v1/models", params=query)).json()["model_version"]
+        assert (answer["model_set"], answer["model_version"]) == (name, version)
+        assert answer["predictions"][0]["label"] == labels_of("red")[name]
+
+
+async def test_each_set_is_a_model_of_the_protocol(client):
+    index = [entry["name"] for entry in (await client.post("/v2/repository/index")).json()]
+    assert index == [FIRST, f"{FIRST}.sure", f"{FIRST}.unsure", SECOND, f"{SECOND}.sure"]
+    for name, size in ((FIRST, SIZE), (SECOND, OTHER_SIZE)):
+        model = f"/v2/models/{name}"
+        told = (await client.get(model)).json()
+        assert told["inputs"][1]["shape"] == [-1, size, size, 3]
+        version = (await client.get("/v1/models", params={"model_set": name})).json()
+        assert told["versions"] == [version["model_version"], "1"]
+        body, headers = binary_request(elements(picture("blue")), shape=[1])
+        for way in (model, f"{model}.sure"):
+            answer = await client.post(f"{way}/infer", content=body, headers=headers)
+            assert outputs_of(answer)["label"] == [labels_of("blue")[name]]
+        (counted,) = (await client.get(f"{model}/stats")).json()["model_stats"]
+        assert (counted["inference_count"], counted["version"]) == (1, told["versions"][0])
+
+
+async def test_all_sets_are_listed_and_one_described(client):
+    for name in NAMES:
+        told = (await client.get("/v1/models", params={"model_set": name})).json()
+        assert (told["model_set"], told["model_sets"]) == (name, NAMES)
+
+
+@pytest.mark.parametrize("name", ["none", "", "tiny.sure", "x" * 99])
+async def test_a_set_that_is_not_served_is_not_found(client, name):
+    query = {"model_set": name}
+    answers = [
+        await client.post("/v1/classify", params=query, content=picture()),
+        await client.get("/v1/models", params=query),
+    ]
+    for answer in answers:
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert error["code"] == "unknown_model"
+        assert error["message"].endswith(f"there are {FIRST}, {SECOND}")
+        assert "x" * 41 not in error["message"]
+
+
+async def test_readiness_is_of_every_set_and_of_each(graph, client, monkeypatch):
+    assert (await client.get("/readyz")).status_code == 200
+    other = graph.service.of_set(SECOND)
+
+    async def gone() -> None:
+        raise NotReadyError("its member hangs")
+
+    monkeypatch.setattr(other, "check_ready", gone)
+    for way, status in (
+        ("/readyz", 503),
+        ("/v2/health/ready", 503),
+        (f"/v2/models/{FIRST}/ready", 200),
+        (f"/v1/models/{FIRST}", 200),
+        (f"/v2/models/{SECOND}/ready", 503),
+        (f"/v1/models/{SECOND}", 503),
+    ):
+        assert (await client.get(way)).status_code == status
+    assert (await client.post("/v1/classify", content=picture())).status_code == 200
+
+
+async def test_a_sets_load_leaves_the_other_its_places(folders):
+    """Half of the places are each set's; what is refused is the loaded set's own."""
+    graph = assemble(settings_of(folders, max_concurrent_requests=8, target_wait_ms=None))
+    client = client_of(graph)
+
+    async def post(name: str) -> int:
+        query = {"model_set": name}
+        return (await client.post("/v1/classify", params=query, content=picture())).status_code
+
+    for loaded, other in (NAMES, NAMES[::-1]):
+        load = [asyncio.create_task(post(loaded)) for _ in range(200)]
+        quiet = [asyncio.create_task(post(other)) for _ in range(4)]
+        assert await asyncio.gather(*quiet) == [200] * 4
+        statuses = await asyncio.gather(*load)
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) >= 4
+
+
+async def test_the_sets_answers_are_kept_apart_in_the_cache(folders):
+    client = client_of(assemble(settings_of(folders, cache="local")))
+    for cached in (None, True):
+        for name in NAMES:
+            query = {"model_set": name}
+            answer = await client.post("/v1/classify", params=query, content=picture("green"))
+            assert answer.json().get("cached") is cached
+            assert answer.json()["predictions"][0]["label"] == labels_of("green")[name]
+
+
+async def test_metrics_name_a_member_with_its_set(folders, told):
+    client = client_of(assemble(settings_of(folders)))
+    await client.post("/v1/classify", params={"model_set": SECOND}, content=picture())
+    assert told.of(MEMBER_IMAGES) == {(f"{SECOND}.sure",): 1}
+
+
+def test_the_key_file_is_read_once_for_all_sets(folders, tmp_path: Path, caplog):
+    path = tmp_path / "keys"
+    path.write_text("k" * 32)
+    path.chmod(0o644)  # which is warned of
+    graph = assemble(settings_of(folders, api_keys_file=path))
+    assert len([r for r in caplog.records if str(path) in r.getMessage()]) == 1
+    assert graph.service.of_set(SECOND).keys is graph.service.keys
+
+
+def test_two_sets_of_one_name_are_refused(folders, tmp_path: Path):
+    first, second = folders
+    with pytest.raises(ConfigError, match=r"model_sets has tiny twice, .* leave one out"):
+        served_sets(settings_of((first, second, first)))

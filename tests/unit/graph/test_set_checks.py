@@ -1,14 +1,13 @@
-"""``precision: auto``: what is served where INT8 is computed otherwise than it was recorded."""
+"""What is checked before a set is served: its precision on this machine, and its accuracy."""
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from app.errors import ConfigError
-from app.graph.set_checks import decided
+from app.errors import ConfigError, UnverifiedError
+from app.graph.set_checks import check_accuracy, decided
 from app.launch.config import ServeConfig
 from app.launch.log import service_log
 from app.launch.resolved_config import ServeOptions
@@ -20,7 +19,7 @@ from models.errors import ModelSetError
 from models.golden import GoldenMismatchError
 from models.manifest import read_manifest
 from tests.support.spoilt_golden import both_precisions, spoil_int8
-from tests.support.tiny_networks import write_tiny_set
+from tests.support.tiny_networks import with_accuracy, write_tiny_set
 
 
 @pytest.fixture
@@ -106,11 +105,8 @@ def test_without_float_networks_nothing_is_served(wrong: Path) -> None:
 
 
 def test_the_command_says_so_and_hands_the_precision_to_all_replicas(
-    wrong: Path,
-    free_port: Callable[[], int],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    wrong, free_port, monkeypatch, capsys
+):
     monkeypatch.setenv("TANDEM_PRECISION", "auto")
     options = ServeOptions(model_set=str(wrong), port=free_port())
     with service_log("json"):
@@ -121,9 +117,7 @@ def test_the_command_says_so_and_hands_the_precision_to_all_replicas(
     assert line["levelname"] == "WARNING"
 
 
-def test_the_graph_is_built_of_what_was_decided(
-    wrong: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_graph_is_built_of_what_was_decided(wrong, caplog):
     """``serve run`` and ``serve deploy`` come this way."""
     with caplog.at_level(logging.WARNING, "ray.serve"):
         build(of(wrong))
@@ -145,3 +139,60 @@ def test_the_error_is_that_of_the_check(wrong: Path) -> None:
     with pytest.raises(GoldenMismatchError, match="unsure INT8 does not answer"):
         Classifier(of(wrong, precision="INT8"), "unsure")
     assert Classifier(of(wrong, precision="FP16"), "unsure").calls_at_once
+
+
+# The gate before the graph: what is served, what only when told.
+
+
+@pytest.fixture
+def dropped(tmp_path: Path) -> Path:
+    """A set whose INT8 lost ten points."""
+    folder = write_tiny_set(tmp_path / "dropped", name="dropped")
+    top1 = {"sure": 0.9, "unsure": 0.9, "ensemble": 0.9}
+    write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"sure": 0.1}))
+    return folder
+
+
+def test_a_dropped_set_is_refused_everywhere(dropped: Path) -> None:
+    settings = Settings(model_set=str(dropped))
+    with pytest.raises(UnverifiedError, match=r"costs sure 10\.00 points"):
+        check_accuracy(settings.load_set(), settings)
+    with pytest.raises(UnverifiedError):
+        build(settings)  # serve run and serve deploy come this way
+    with pytest.raises(UnverifiedError):
+        _checked_config(ServeOptions(model_set=str(dropped), port=1))
+
+
+def test_the_commands_that_are_advised_name_the_set_by_its_folder(dropped: Path) -> None:
+    """Nothing of the name in its manifest is to be found here."""
+    settings = Settings(model_set=str(dropped))
+    with pytest.raises(UnverifiedError) as told:
+        check_accuracy(settings.load_set(), settings)
+    assert f"(tandem quantize {dropped})" in told.value.message
+    assert f"(tandem evaluate {dropped})" in told.value.message
+
+
+def test_allow_unverified_serves_it_and_says_so(dropped, caplog):
+    with caplog.at_level(logging.WARNING, "ray.serve"):
+        build(Settings(model_set=str(dropped), allow_unverified=True))
+    assert "10.00 points" in caplog.text
+
+
+def test_the_command_line_passes_it_on(dropped, free_port, capsys):
+    options = ServeOptions(model_set=str(dropped), port=free_port(), allow_unverified=True)
+    with service_log("text"):
+        config = _checked_config(options)
+    assert config.content["applications"][0]["args"]["allow_unverified"] is True
+    assert "10.00 points" in capsys.readouterr().err
+
+
+def test_float_networks_need_no_int8_record(dropped: Path) -> None:
+    settings = Settings(model_set=str(dropped), precision="FP16")
+    verdict = check_accuracy(settings.load_set(), settings)
+    assert verdict.status == "unmeasured"
+
+
+def test_the_bundled_set_is_verified() -> None:
+    from models.model_set import load_model_set
+
+    assert check_accuracy(load_model_set("imagenette"), Settings()).status == "verified"

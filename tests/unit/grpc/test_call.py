@@ -9,9 +9,9 @@ from importlib.metadata import version
 import grpc
 import pytest
 
+from app.access import Keys
 from app.environment import MIB
 from app.errors import BadParameterError
-from app.graph.keys import Keys
 from app.grpc.call import MAX_FIELDS, Message, parsed
 from app.grpc.interface import GrpcInterface
 from app.grpc.open_inference_pb2 import ModelInferRequest

@@ -23,6 +23,7 @@ from ray.serve._private import grpc_util
 
 import app.errors
 from app import answers
+from app.access import Keys
 from app.errors import (
     PREFIX_METADATA,
     REFUSED_HEADER,
@@ -31,7 +32,6 @@ from app.errors import (
     NotReadyError,
     OverloadedError,
 )
-from app.graph.keys import Keys
 from app.grpc import tandem_pb2 as messages
 from app.grpc.call import add_servicer, announced_bytes, code_of, number_of, timeout_s_of
 from app.grpc.interface import GrpcInterface, HealthInterface

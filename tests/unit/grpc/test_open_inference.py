@@ -8,8 +8,8 @@ import grpc
 import numpy as np
 import pytest
 
+from app.access import Keys
 from app.errors import NotReadyError
-from app.graph.keys import Keys
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.call import OPEN_INFERENCE_METHODS, is_loopback_peer
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods

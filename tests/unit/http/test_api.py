@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.access import ApiKeyError
-from app.graph.keys import LOOK_EVERY_S, KeyFile, Keys, read_keys
+from app.access import LOOK_EVERY_S, ApiKeyError, KeyFile, Keys, read_keys
 from app.http.api import create_api
 from app.http.errors import Headers
 from app.settings import Settings

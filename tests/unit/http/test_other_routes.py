@@ -18,7 +18,7 @@ from app.http.errors import ERRORS
 from app.http.other_routes import MAX_AT_ONCE, BoundedResponse, _page
 from app.samples import feedback as gateways
 from app.samples.feedback import Feedback, FeedbackBook
-from app.serve.hub import Hub
+from app.serve.replica import Hub
 from app.settings import Settings
 from app.telemetry.metric_table import FEEDBACK
 from tests.support.answers import answer_of
@@ -36,7 +36,7 @@ class Labelled(FakeService):
 
 @pytest.fixture
 def feedback(monkeypatch: pytest.MonkeyPatch) -> Feedback:
-    monkeypatch.setattr("app.serve.hub.start_replica", lambda _: None)
+    monkeypatch.setattr("app.serve.replica.start_replica", lambda _: None)
     monkeypatch.setattr(gateways, "SEND_EVERY_S", 0.01)
     return Feedback(FakeHandle(Hub(Settings(), FeedbackBook(50_000))))
 

@@ -17,7 +17,7 @@ from app.graph.cache import CachedEnsemble
 from app.http.api import create_api
 from app.queueing import batch_queue
 from app.serve.gateway import Assembly, assemble
-from app.serve.hub import Hub
+from app.serve.replica import Hub
 from app.settings import Settings
 from app.telemetry.metric_table import TRAFFIC_COMPARED, TRAFFIC_SHARE
 from app.traffic.control import TrafficControl
@@ -50,7 +50,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.serve.hub.start_replica", lambda _: None)
+    monkeypatch.setattr("app.serve.replica.start_replica", lambda _: None)
 
 
 class Served:

@@ -389,8 +389,7 @@ def test_the_cluster_scales_by_our_policy_whatever_the_members(tmp_path):
     fitted = config.fitted_to(read_manifest(write_tiny_set(tmp_path / "tiny")))
     application = fitted.content["applications"][0]
     assert (
-        application["autoscaling_policy"]["policy_function"]
-        == "app.serve.serve_policy:EnsemblePolicy"
+        application["autoscaling_policy"]["policy_function"] == "app.serve.scaling:EnsemblePolicy"
     )
     for deployment in application["deployments"]:
         scaling = deployment["autoscaling_config"]

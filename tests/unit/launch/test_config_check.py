@@ -87,7 +87,7 @@ def test_a_bad_value_is_refused_with_its_place(tmp_path, place, key, value, says
         ServeConfig.read(write(tmp_path, with_key(GOOD, place, key, value)))
 
 
-POLICY = {"policy_function": "app.serve.serve_policy:EnsemblePolicy"}
+POLICY = {"policy_function": "app.serve.scaling:EnsemblePolicy"}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ OLD_POLICY = "app.scaling.serve_policy:EnsemblePolicy"
             "autoscaling_policy",
             {"policy_function": OLD_POLICY, "policy_kwargs": {"drain_s": 3}},
             f"applications[0].autoscaling_policy.policy_function is {OLD_POLICY}, which has moved: "
-            "write app.serve.serve_policy:EnsemblePolicy",
+            "write app.serve.scaling:EnsemblePolicy",
         ),
     ],
 )

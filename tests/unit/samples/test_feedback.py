@@ -1,7 +1,4 @@
-"""The Gateways' way to the book of feedback.
-
-The book of feedback: what it remembers, what it refuses, what it counts.
-"""
+"""The book of feedback: what it remembers, refuses and counts, and the Gateways' way to it."""
 
 import asyncio
 import dataclasses
@@ -14,7 +11,7 @@ from app.answers import Classified, Fault
 from app.errors import BadParameterError, FeedbackExistsError, NotReadyError, UnknownRequestError
 from app.samples import feedback as gateways
 from app.samples.feedback import AnsweredRequest, Feedback, FeedbackBook
-from app.serve.hub import Hub
+from app.serve.replica import Hub
 from app.settings import Settings
 from models.ensemble import Prediction
 from tests.support.answers import answer_of
@@ -38,7 +35,7 @@ class Replica(Hub):
 
 @pytest.fixture
 def replica(monkeypatch: pytest.MonkeyPatch) -> Replica:
-    monkeypatch.setattr("app.serve.hub.start_replica", lambda _: None)
+    monkeypatch.setattr("app.serve.replica.start_replica", lambda _: None)
     monkeypatch.setattr(gateways, "SEND_EVERY_S", 0.01)
     return Replica(Settings(), FeedbackBook(100))
 
@@ -53,9 +50,7 @@ async def test_what_was_answered_can_be_judged_at_once(feedback: Feedback) -> No
     assert (await feedback.judge("1", "x", None, ["fake"])).is_right
 
 
-async def test_a_report_begins_no_trace(
-    feedback: Feedback, replica: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_report_begins_no_trace(feedback, replica, monkeypatch):
     spans = []
 
     async def ask(method: str, *_: object) -> None:
@@ -71,9 +66,7 @@ async def test_a_report_begins_no_trace(
     assert not span.trace_flags.sampled
 
 
-async def test_answers_are_reported_without_being_asked_for(
-    feedback: Feedback, replica: Replica
-) -> None:
+async def test_answers_are_reported_without_being_asked_for(feedback, replica):
     feedback.note("1", [b""], [answer_of()])
     async with asyncio.timeout(30):
         while not (await replica.ask("figures")).remembered_answers:
@@ -84,9 +77,7 @@ async def test_answers_are_reported_without_being_asked_for(
             await asyncio.sleep(0.005)
 
 
-async def test_another_gateways_answer_that_is_on_its_way_is_waited_for(
-    feedback: Feedback, replica: Replica
-) -> None:
+async def test_another_gateways_answer_that_is_on_its_way_is_waited_for(feedback, replica):
     other = Feedback(FakeHandle(replica))
     judging = asyncio.create_task(feedback.judge("1", "x", None, ["fake"]))
     await asyncio.sleep(0)  # it has asked, and waits
@@ -96,9 +87,7 @@ async def test_another_gateways_answer_that_is_on_its_way_is_waited_for(
         await feedback.judge("2", "x", None, ["fake"])
 
 
-async def test_a_replica_that_is_gone_is_no_answers_trouble(
-    feedback: Feedback, replica: Replica, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_replica_that_is_gone_is_no_answers_trouble(feedback, replica, caplog):
     replica.is_gone = True
     for number in range(3):
         feedback.note(f"{number}", [b""], [answer_of()])
@@ -106,9 +95,7 @@ async def test_a_replica_that_is_gone_is_no_answers_trouble(
     assert caplog.messages == ["answers were not recorded for feedback: it is gone"]
 
 
-async def test_a_replica_that_hangs_is_an_error(
-    feedback: Feedback, replica: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replica_that_hangs_is_an_error(feedback, replica, monkeypatch):
     monkeypatch.setattr(gateways, "ANSWERS_WITHIN_S", 0.05)
 
     async def hangs(*_: object) -> None:
@@ -120,9 +107,7 @@ async def test_a_replica_that_hangs_is_an_error(
             await feedback.figures()
 
 
-async def test_a_caller_that_leaves_takes_no_answers_along(
-    feedback: Feedback, replica: Replica
-) -> None:
+async def test_a_caller_that_leaves_takes_no_answers_along(feedback, replica):
     """It sends the answers of other requests, whose feedback would be refused."""
     replica.gate = asyncio.Event()
     feedback.note("1", [b""], [answer_of()])
@@ -188,9 +173,7 @@ def test_the_first_label_counts(book: FeedbackBook) -> None:
     assert [v.right for v in book.figures().versions] == [1]
 
 
-def test_an_unknown_request_is_told_what_is_remembered(
-    book: FeedbackBook, clock: HandClock
-) -> None:
+def test_an_unknown_request_is_told_what_is_remembered(book, clock):
     book.remember(answered("1", *[answer_of()] * 3))
     clock.now += 61.0
     message = (
@@ -243,9 +226,7 @@ def test_a_request_that_is_sent_again_counts_once(book: FeedbackBook) -> None:
 
 
 @pytest.mark.parametrize("again", [[of_version("b")], [of_version("a"), FAULT]])
-def test_an_id_of_several_requests_is_refused(
-    book: FeedbackBook, again: list[Classified | Fault]
-) -> None:
+def test_an_id_of_several_requests_is_refused(book, again):
     book.remember(answered("1", of_version("a")) + answered("1", *again))
     book.remember(answered("1", of_version("a")))  # it stays so
     message = "several requests had the id '1' and other answers.*X-Request-ID of its own"

@@ -1,9 +1,4 @@
-"""Folders and stores of samples: bounded, whole, and nobody else's files touched.
-
-Which images are kept, and what a sample holds.
-
-Samples are written off the event loop: full queues and broken places cost no answer.
-"""
+"""Samples: folders and stores, which images are kept, what a sample holds, and the queue."""
 
 import dataclasses
 import json
@@ -41,6 +36,7 @@ from tests.support.full_disk import full_disk
 from tests.support.instruments import Instruments
 from tests.support.s3_server import local_s3
 
+pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 START = datetime(2026, 11, 26, tzinfo=UTC)
 KIB = 1024
 
@@ -63,7 +59,6 @@ def place_of(sampler: Sampler | None) -> SamplePlace:
     return sampler._place
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_the_oldest_go_and_the_bound_holds(tmp_path: Path) -> None:
     place, most = SampleFolder(tmp_path, 64 * KIB), 64 * KIB
     for number in range(200):
@@ -76,7 +71,6 @@ def test_the_oldest_go_and_the_bound_holds(tmp_path: Path) -> None:
     assert num_bytes(tmp_path) > most // 2
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_what_others_wrote_counts_and_what_is_no_sample_stays(tmp_path: Path) -> None:
     own = tmp_path / "holiday.jpg"
     own.write_bytes(b"mine" * 50 * KIB)
@@ -87,7 +81,6 @@ def test_what_others_wrote_counts_and_what_is_no_sample_stays(tmp_path: Path) ->
     assert f"{sample(39).stem}.json" in names(tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_several_gateways_on_a_folder_hardly_pass_the_bound(tmp_path: Path) -> None:
     most = 1024 * KIB
     places = [SampleFolder(tmp_path, most) for _ in range(4)]
@@ -97,7 +90,6 @@ def test_several_gateways_on_a_folder_hardly_pass_the_bound(tmp_path: Path) -> N
             assert num_bytes(tmp_path) <= most * (1 + 3 / 128)
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_what_a_killed_process_left_goes_too(tmp_path: Path) -> None:
     partial = tmp_path / f".{sample(0).stem}.jpg.4711.partial"
     partial.write_bytes(b"half" * 4 * KIB)
@@ -106,7 +98,6 @@ def test_what_a_killed_process_left_goes_too(tmp_path: Path) -> None:
     assert not partial.exists()
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_sample_larger_than_the_bound_is_not_kept(tmp_path: Path) -> None:
     place = SampleFolder(tmp_path, 16 * KIB)
     assert place.write(sample(0))
@@ -114,20 +105,17 @@ def test_a_sample_larger_than_the_bound_is_not_kept(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 2
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_new_folder_is_its_owners_alone(tmp_path: Path) -> None:
     SampleFolder(tmp_path / "a" / "samples", 16 * KIB).write(sample(0))
     assert stat.S_IMODE((tmp_path / "a" / "samples").stat().st_mode) == 0o700
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_samples_in_a_folder_of_all_are_their_owners_alone(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     SampleFolder(tmp_path, 16 * KIB).write(sample(0))
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_folder_that_went_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "samples"
     place = SampleFolder(folder, KIB * KIB)
@@ -140,7 +128,6 @@ def test_a_folder_that_went_is_made_again(tmp_path: Path) -> None:
     assert place.write(sample(2))
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_full_disk_leaves_no_half_of_a_sample(tmp_path: Path) -> None:
     place = SampleFolder(tmp_path / "samples", KIB * KIB)
     with full_disk(20 * KIB), pytest.raises(OSError, match="large"):
@@ -154,7 +141,6 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"{bucket}/samples"
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_store_has_a_folder_a_day_and_a_bound_for_it(s3: str) -> None:
     day = [START]
     place = SampleStore(s3, 4 * KIB, now=lambda: day[0])
@@ -167,14 +153,12 @@ def test_a_store_has_a_folder_a_day_and_a_bound_for_it(s3: str) -> None:
             assert opened.read() == content
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_store_that_is_gone_says_so(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = SampleStore("s3://no-such-bucket-of-mine/samples", KIB * KIB)
     with pytest.raises(StoreError, match="cannot write s3://no-such-bucket-of-mine/samples/"):
         place.write(sample(0))
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_the_settings_say_where(tmp_path: Path) -> None:
     assert sampler_of(Settings()) is None
     assert sampler_of(Settings(sample_dir=str(tmp_path))) is None  # the ratio is 0
@@ -185,7 +169,6 @@ def test_the_settings_say_where(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # nothing before the first sample
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_samples_and_disagreements_share_the_bound(tmp_path: Path) -> None:
     versions = {"shadow": "imagenette@000000000000", "sample_mib": 1}
     assert disagreement_sampler_of(Settings(**versions)) is None
@@ -203,7 +186,6 @@ def test_samples_and_disagreements_share_the_bound(tmp_path: Path) -> None:
     assert KIB * KIB / 2 < of_samples <= KIB * KIB * 3 / 4
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_disagreements_go_to_a_folder_of_the_store(s3: str) -> None:
     settings = Settings(sample_dir=f"{s3}/", shadow="imagenette@000000000000")
     place = place_of(disagreement_sampler_of(settings))
@@ -216,7 +198,6 @@ def test_disagreements_go_to_a_folder_of_the_store(s3: str) -> None:
         assert opened.read() == content
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 def test_a_store_without_its_package_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("/var/samples", None, "s3://b/samples", "gs://b/samples", "az://c/samples"):
         check_sample_store(place)
@@ -225,7 +206,6 @@ def test_a_store_without_its_package_is_refused_at_start(monkeypatch: pytest.Mon
         check_sample_store("s3://b/samples")
 
 
-@pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -443,9 +423,7 @@ def test_what_the_queue_has_no_room_for_is_dropped(place: Place, results: Result
     assert len(place.samples) == results.counts["written"]
 
 
-def test_waiting_images_have_bytes_in_all(
-    place: Place, results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_images_have_bytes_in_all(place, results, monkeypatch):
     monkeypatch.setattr(samples, "MAX_WAITING_BYTES", 100)
     place.gate.clear()
     kept = Sampler(1.0, place, results)
@@ -458,9 +436,7 @@ def test_waiting_images_have_bytes_in_all(
     assert results.wait(21)["written"] == 21 - results.counts["dropped"]
 
 
-def test_a_place_that_fails_is_logged_and_no_answers_trouble(
-    place: Place, results: Results, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_place_that_fails_is_logged_and_no_answers_trouble(place, results, caplog):
     place.is_broken = True
     kept = Sampler(1.0, place, results)
     with caplog.at_level(logging.ERROR, "ray.serve"):

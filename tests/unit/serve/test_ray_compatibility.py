@@ -68,9 +68,7 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize(("name", "problem"), PROBLEMS)
-def test_a_feature_that_does_not_fit_is_left_out_with_one_warning(
-    name: RayName, problem: str
-) -> None:
+def test_a_feature_that_does_not_fit_is_left_out_with_one_warning(name, problem):
     (warning,) = [w for w in check_ray([*REPLICA_FEATURES, feature(name)]) if "the thing" in w]
     assert problem in warning
     assert warning.endswith("Left out: the thing: things stay as they are")
@@ -95,9 +93,7 @@ def test_what_is_there_is_no_problem() -> None:
 
 
 @pytest.mark.parametrize("version", ["2.58.9", "2.6.0", "1.60.0"])
-def test_an_older_version_is_refused_before_its_names_are_looked_up(
-    monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_an_older_version_is_refused_before_its_names_are_looked_up(monkeypatch, version):
     monkeypatch.setattr(ray_compatibility, "version", lambda _: version)
     said = f"Ray {version} is installed, and Tandem needs 2.59"
     with pytest.raises(ConfigError, match=re.escape(said)):
@@ -105,18 +101,14 @@ def test_an_older_version_is_refused_before_its_names_are_looked_up(
 
 
 @pytest.mark.parametrize("version", ["2.61.0", "2.100.0rc1", "3.0.0"])
-def test_a_newer_version_is_served_with_and_warned_of(
-    monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_a_newer_version_is_served_with_and_warned_of(monkeypatch, version):
     monkeypatch.setattr(ray_compatibility, "version", lambda _: version)
     (warning,) = check_ray([feature(RayName(__name__, "Thing"))])
     assert f"Ray {version} is newer than the versions that Tandem was tested with" in warning
 
 
 @pytest.mark.parametrize("version", ["2.59.1", "2.60.0", "2.60.7"])
-def test_a_version_that_was_tested_is_not_warned_of(
-    monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_a_version_that_was_tested_is_not_warned_of(monkeypatch, version):
     monkeypatch.setattr(ray_compatibility, "version", lambda _: version)
     assert check_ray([feature(RayName(__name__, "Thing"))]) == []
 

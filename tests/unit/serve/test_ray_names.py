@@ -21,7 +21,6 @@ from app.serve.ray_compatibility import (
     REPLICA_FEATURES,
     STAGE_ROUTER,
     SURGE,
-    Feature,
     RayName,
 )
 from tests.support.tiny_networks import write_tiny_set
@@ -62,9 +61,7 @@ def dotted(name: RayName) -> str:
 
 @pytest.mark.slow  # make test looks each name up, in tests/unit/launch and calls
 @pytest.mark.parametrize(("feature", "name"), OPTIONAL)
-def test_without_an_optional_name_a_picture_is_classified(
-    answers: dict[str, dict[str, Any]], feature: Feature, name: RayName
-) -> None:
+def test_without_an_optional_name_a_picture_is_classified(answers, feature, name):
     answer = answers[dotted(name)]
     assert "error" not in answer, answer["error"]
     assert (answer["status"], answer["label"]) == (200, "mostly red")
@@ -80,9 +77,7 @@ def test_without_an_optional_name_a_picture_is_classified(
 
 @pytest.mark.slow  # as above
 @pytest.mark.parametrize("name", LOOPBACK.names, ids=dotted)
-def test_without_what_protects_the_service_is_refused_in_a_line(
-    answers: dict[str, dict[str, Any]], name: RayName
-) -> None:
+def test_without_what_protects_the_service_is_refused_in_a_line(answers, name):
     error = answers[dotted(name)]["error"]
     assert error.startswith("ConfigError: Ray ")
     assert f"{dotted(name)} is not there (gRPC servers on loopback" in error

@@ -1,19 +1,36 @@
-"""The options of Serve's gRPC servers: what a client sends before anybody receives it."""
+"""A replica's process: gRPC servers as Serve makes them, and a stage's channel."""
 
 import asyncio
+import gc
 from copy import copy
+from types import SimpleNamespace
 
 import grpc
+import psutil
 import pytest
-from ray.serve._private import constants, grpc_util
+import ray
+from grpc.aio._server import Server
+from ray import serve
+from ray.serve._private import constants, grpc_util, haproxy_templates
 
 from app.environment import MIB, serve_environment
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
+from app.serve import replica as replicas
+from app.serve.channels import ChannelServer, address_of, connected
 from app.serve.ray_compatibility import GRPC_OPTIONS, check_ray
-from app.serve.replica import BDP_PROBE, MAX_RECEIVE, limit_unread, prepare_proxy
+from app.serve.replica import (
+    BDP_PROBE,
+    MAX_RECEIVE,
+    Hub,
+    SharedStageReplica,
+    keep_to_loopback,
+    limit_unread,
+    prepare_proxy,
+)
 from app.settings import Settings
+from app.telemetry.export import pipeline
 from tests.support.fakes import FakeService
 from tests.support.grpc_replica import grpc_replica
 from tests.support.slow_relay import slow_relay
@@ -26,7 +43,7 @@ def options_of_serve() -> list[tuple[str, object]]:
     return vars(grpc_util)["DEFAULT_GRPC_SERVER_OPTIONS"]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def same_options():
     """Give the process its options back."""
     options = options_of_serve()
@@ -48,8 +65,9 @@ class Unread(GrpcInterface):
         return await super().classify(*call)
 
 
+@pytest.mark.usefixtures("same_options")
 async def test_what_nobody_receives_stays_with_the_client() -> None:
-    limit_unread()
+    limit_unread(8 * MIB)
     interface = Unread()
     async with (
         grpc_replica(interface) as port,
@@ -67,6 +85,7 @@ async def test_what_nobody_receives_stays_with_the_client() -> None:
     assert NUM_CALLS * 1000 < relay.num_passed - before < NUM_CALLS * 2 * WINDOW_BYTES
 
 
+@pytest.mark.usefixtures("same_options")
 async def test_a_message_may_have_as_much_as_it_is_told() -> None:
     limit_unread(MIB)
     interface = Unread()
@@ -80,6 +99,7 @@ async def test_a_message_may_have_as_much_as_it_is_told() -> None:
     assert "larger than max" in caught.value.details()
 
 
+@pytest.mark.usefixtures("same_options")
 def test_each_option_is_there_once() -> None:
     """Serve prepares a process for each of its servers."""
     for limit in (MIB, 2 * MIB):
@@ -90,10 +110,9 @@ def test_each_option_is_there_once() -> None:
     assert dict(options) | {BDP_PROBE: 0, MAX_RECEIVE: 2 * MIB} == dict(options)
 
 
+@pytest.mark.usefixtures("same_options")
 @pytest.mark.parametrize("options", [None, (), [("grpc.other", 1)]])
-def test_with_a_ray_that_does_it_in_another_way_the_limits_are_left_out(
-    options, monkeypatch
-) -> None:
+def test_with_a_ray_that_does_it_in_another_way_the_limits_are_left_out(options, monkeypatch):
     before = copy(options)
     monkeypatch.setattr(grpc_util, "DEFAULT_GRPC_SERVER_OPTIONS", options)
     limit_unread()
@@ -102,9 +121,147 @@ def test_with_a_ray_that_does_it_in_another_way_the_limits_are_left_out(
     assert "DEFAULT_GRPC_SERVER_OPTIONS lists no grpc.max_receive_message_length" in warning
 
 
+@pytest.mark.usefixtures("same_options")
 def test_serve_is_told_of_it(tmp_path) -> None:
     environment = serve_environment(tmp_path, (1, 2))
     path = f"{prepare_proxy.__module__}:{prepare_proxy.__name__}"
     assert environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] == path
     assert prepare_proxy() == []
     assert (BDP_PROBE, 0) in options_of_serve()
+
+
+# A stage's replica listens for the Gateways of its node, and ends when they are answered.
+
+
+class Stage:
+    def __init__(self, settings: Settings) -> None:
+        self.num_checks = 0
+
+    async def check_health(self) -> None:
+        self.num_checks += 1
+
+
+class Replica(SharedStageReplica, Stage):
+    async def answer_many(self, message: bytes) -> bytes:
+        return message
+
+
+CONTEXT = SimpleNamespace(
+    app_name="app", deployment="stage", replica_id=SimpleNamespace(unique_id="of-a-test")
+)
+
+
+@pytest.fixture
+def _no_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "start_replica", lambda _: None)
+    monkeypatch.setattr(serve, "get_replica_context", lambda: CONTEXT)
+
+
+@pytest.mark.usefixtures("_no_service")
+async def test_it_listens_from_its_first_health_check_on_until_it_ends() -> None:
+    replica = Replica(Settings())
+    assert "__del__" in vars(replica)  # where Serve looks, and not the garbage collector
+    assert not hasattr(type(replica), "__del__")
+    for _ in range(2):
+        await replica.check_health()
+    assert replica.num_checks == 2
+    channel = await connected(address_of("app", "stage", "of-a-test"))
+    assert await channel.call(b"!") == b"!"
+    await replica.__del__()
+    with pytest.raises(ConnectionRefusedError):
+        await connected(address_of("app", "stage", "of-a-test"))
+    channel.abort()
+
+
+@pytest.mark.usefixtures("_no_service")
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_without_channels_it_does_not_listen(monkeypatch, is_there):
+    monkeypatch.setattr(replicas, "IS_THERE", is_there)  # False: no Linux
+    replica = Replica(Settings(local_channels=not is_there))
+    await replica.check_health()
+    with pytest.raises(ConnectionRefusedError):
+        await connected(address_of("app", "stage", "of-a-test"))
+    await replica.__del__()
+
+
+@pytest.mark.usefixtures("_no_service")
+async def test_if_it_cannot_listen_it_works_and_tries_again(monkeypatch, caplog):
+    start, num_starts = ChannelServer.start, 0
+
+    async def fail_once(server: ChannelServer) -> None:
+        nonlocal num_starts
+        num_starts += 1
+        if num_starts == 1:
+            raise OSError(24, "Too many open files")
+        await start(server)
+
+    monkeypatch.setattr(ChannelServer, "start", fail_once)
+    replica = Replica(Settings())
+    await replica.check_health()
+    assert replica.num_checks == 1
+    assert "Too many open files" in caplog.text
+    await replica.check_health()
+    (await connected(address_of("app", "stage", "of-a-test"))).abort()
+    await replica.__del__()
+
+
+# gRPC servers as Serve makes them: on loopback where Ray is, else as they would be.
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The node's address, to be set; grpcio is as before at the end."""
+    address = ["127.0.0.1"]
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: address[0])
+    monkeypatch.setattr(Server, "add_insecure_port", Server.add_insecure_port)
+    return address
+
+
+async def listening_on(address: str) -> str:
+    server = grpc.aio.server()
+    port = server.add_insecure_port(address)
+    await server.start()
+    try:
+        connections = psutil.Process().net_connections("tcp")
+        (found,) = {c.laddr.ip for c in connections if c.laddr and c.laddr.port == port}
+    finally:
+        await server.stop(None)
+    return str(found)
+
+
+async def test_a_node_on_loopback(node: list[str]) -> None:
+    for _ in range(2):  # Serve asks once for each server
+        keep_to_loopback()
+    assert (await listening_on("[::]:0")).removeprefix("::ffff:") == "127.0.0.1"
+
+
+async def test_replicas_that_all_gateways_share(node, monkeypatch):
+    for name in ("start_metrics", "write_to_stderr_as_to_files"):
+        monkeypatch.setattr(replicas, name, lambda: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
+    monkeypatch.setattr(pipeline, "start", lambda *_, **__: None)
+    Hub(Settings(), None)
+    assert (await listening_on("[::]:0")).removeprefix("::ffff:") == "127.0.0.1"
+
+
+async def test_an_address_that_somebody_chose_is_kept(node: list[str]) -> None:
+    keep_to_loopback()
+    assert (await listening_on("127.0.0.2:0")).removeprefix("::ffff:") == "127.0.0.2"
+
+
+async def test_a_node_of_a_cluster(node: list[str]) -> None:
+    node[0] = "10.0.0.7"
+    keep_to_loopback()
+    assert await listening_on("[::]:0") == "::"
+
+
+async def test_outside_ray(node: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    keep_to_loopback()
+    assert await listening_on("[::]:0") == "::"
+
+
+def test_haproxys_own_port_is_where_http_is() -> None:
+    text = "\n".join(v for v in vars(haproxy_templates).values() if isinstance(v, str))
+    assert "bind {{ config.grpc_frontend_host }}:{{ config.grpc_frontend_port }}" in text

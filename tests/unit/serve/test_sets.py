@@ -1,25 +1,482 @@
-"""Sets that are loaded and unloaded by name at one Gateway are so at all, also at a new one."""
+"""Sets that are loaded and unloaded while the service runs: through HTTP, and by all Gateways."""
 
 import asyncio
+import logging
+import shutil
+import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
-from app.errors import NotReadyError, SetStateError, UnknownModelError
+from app.errors import ConfigError, NotReadyError, SetStateError, UnknownModelError
 from app.graph import hub_link
+from app.graph.availability import OnDemandGraph
+from app.graph.set_checks import served_sets
+from app.http.api import create_api
+from app.oip.inference import Inference
 from app.serve import sets
 from app.serve.gateway import Assembly, assemble
-from app.serve.hub import Hub
-from app.serve.sets import SetBook, SetChanges, SharedSets
+from app.serve.replica import Hub
+from app.serve.set_stages import SetStages
+from app.serve.sets import ServedSets, SetBook, SetChanges, SharedSets
 from app.settings import Settings
+from calibration.sets.transaction import write_manifest
 from models.errors import ModelSetError
-from tests.support.several_sets import FIRST, SECOND, write_two_sets
-from tests.support.tiny_networks import write_tiny_set
+from models.manifest import read_manifest
+from models.model_set import ModelSet
+from tests.support.open_inference import binary_request, elements, outputs_of
+from tests.support.several_sets import FIRST, SECOND, labels_of, write_two_sets
+from tests.support.steps import settle
+from tests.support.tiny_networks import picture, write_tiny_set
 from tests.support.tiny_versions import LocalHandle
 
-ORIGIN = "two sets"
+KEY = "k" * 32
+AUTHORISED = {"authorization": f"Bearer {KEY}"}
 THIRD = "third"  # in model_dirs, and not among model_sets
+MODELS = "/v2/repository/models"
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[str, str]:
+    write_tiny_set(tmp_path / "more" / THIRD, name=THIRD)
+    return write_two_sets(tmp_path)
+
+
+@pytest.fixture
+def settings(folders, tmp_path: Path) -> Settings:
+    return Settings(
+        model_sets=folders,
+        model_dirs=(tmp_path / "more",),
+        compile_cache=None,
+        unload_after_s=60,
+    )
+
+
+@pytest.fixture
+def graph(settings, monkeypatch) -> Assembly:
+    monkeypatch.setenv("TANDEM_API_KEYS", KEY)
+    return assemble(settings)
+
+
+@pytest.fixture
+async def client(graph) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(graph) as client:
+        yield client
+
+
+def client_of(graph: Assembly, headers: dict[str, str] = AUTHORISED) -> httpx.AsyncClient:
+    api = create_api(graph.service, Inference(graph.service, loader=graph.sets))
+    transport = httpx.ASGITransport(api)
+    return httpx.AsyncClient(transport=transport, base_url="http://tandem", headers=headers)
+
+
+async def classified(client: httpx.AsyncClient, name: str, color: str = "red") -> httpx.Response:
+    query = {"model_set": name}
+    return await client.post("/v1/classify", params=query, content=picture(color))
+
+
+async def states(client: httpx.AsyncClient, **body: object) -> dict[str, str]:
+    index = (await client.post("/v2/repository/index", json=body)).json()
+    return {entry["name"]: entry["state"] for entry in index}
+
+
+def graph_of(sets: ServedSets, name: str) -> OnDemandGraph:
+    return sets._graphs[name]
+
+
+async def let_idle_go(graph: Assembly) -> None:
+    """Let the second set's minute pass, and Serve ask after the health."""
+    of_set = graph_of(graph.sets, SECOND)
+    of_set._asked_at -= 60
+    await graph.check_health()
+    unloading = of_set._unloading
+    assert unloading
+    await unloading
+
+
+async def test_a_set_that_nobody_asks_for_is_let_go_and_loaded_when_asked(graph, client):
+    network = weakref.ref(graph.stages.members[-1]._network)
+    await graph.check_health()
+    assert network() is not None
+    await let_idle_go(graph)
+    assert network() is None
+    assert [member._name for member in graph.stages.members] == ["sure", "unsure"]
+    for path in ("/readyz", "/v2/health/ready", f"/v2/models/{SECOND}/ready"):
+        assert (await client.get(path)).status_code == 200
+    assert network() is None  # a probe loads nothing
+    index = (await client.post("/v2/repository/index")).json()
+    assert {entry["state"] for entry in index} == {"READY"}
+    assert [entry["reason"] for entry in index if entry["reason"]] == [
+        "not in memory; the next request has it loaded"
+    ] * 2
+    assert (await client.get("/v1/models")).json()["model_sets"] == [FIRST, SECOND]
+    answer = await classified(client, SECOND)
+    assert answer.json()["predictions"][0]["label"] == labels_of("red")[SECOND]
+    assert len(graph.stages.members) == 3
+
+
+async def test_the_default_set_stays_however_long_nobody_asks(graph, client):
+    for of_set in graph.sets._graphs.values():
+        of_set._asked_at -= 1e9
+    await graph.check_health()
+    await settle()
+    assert FIRST not in graph.sets._graphs
+    assert (await classified(client, FIRST)).status_code == 200
+
+
+async def test_other_requests_are_answered_while_a_set_is_loaded(graph, client, monkeypatch):
+    """The load waits for the other set's answers: were these to wait for it, nothing would end."""
+    await let_idle_go(graph)
+    may_build, built = threading.Event(), []
+    build = graph.stages.build
+
+    def slow(*args: object) -> object:
+        built.append(threading.current_thread())
+        may_build.wait()
+        return build(*args)
+
+    monkeypatch.setattr(graph.stages, "build", slow)
+    waiting = [asyncio.create_task(classified(client, SECOND)) for _ in range(4)]
+    for _ in range(5):
+        assert (await classified(client, FIRST)).status_code == 200
+    assert not any(task.done() for task in waiting)
+    may_build.set()
+    answers = await asyncio.gather(*waiting)
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert len(built) == 1
+    assert built[0] is not threading.main_thread()
+
+
+async def test_who_cannot_wait_for_a_load_is_answered_503_with_retry_after(
+    graph, client, monkeypatch
+):
+    await let_idle_go(graph)
+    may_build, build = threading.Event(), graph.stages.build
+    monkeypatch.setattr(graph.stages, "build", lambda *args: may_build.wait() and build(*args))
+    hasty = {"x-request-timeout-seconds": "0.5"}
+    query = {"model_set": SECOND}
+    answer = await client.post("/v1/classify", params=query, content=picture(), headers=hasty)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["message"].startswith("loading the model set 'other' takes")
+    may_build.set()
+    assert (await classified(client, SECOND)).status_code == 200
+
+
+async def test_a_set_whose_file_broke_fails_alone(graph, client, folders):
+    await let_idle_go(graph)
+    network = next(Path(folders[1]).rglob("*.bin"))
+    whole = network.read_bytes()
+    network.write_bytes(whole[:-1])
+    answer = await classified(client, SECOND)
+    assert answer.status_code == 503
+    assert "cannot be loaded; the service's log says why" in answer.json()["error"]["message"]
+    assert str(network) not in answer.text
+    assert (await classified(client, FIRST)).status_code == 200
+    assert (await client.get("/readyz")).status_code == 200
+    assert (await client.get(f"/v2/models/{SECOND}/ready")).status_code == 503
+    assert (await states(client))[SECOND] == "UNAVAILABLE"
+    assert SECOND not in await states(client, ready=True)
+    await graph.check_health()  # the replica works
+    network.write_bytes(whole)
+    assert (await client.post(f"{MODELS}/{SECOND}/load")).status_code == 200
+    assert (await classified(client, SECOND)).status_code == 200
+
+
+async def test_a_set_is_unloaded_by_name_and_loaded_again(graph, client):
+    network = weakref.ref(graph.stages.members[-1]._network)
+    unloaded = await client.post(f"{MODELS}/{SECOND}/unload")
+    assert (unloaded.status_code, unloaded.content) == (200, b"")
+    assert network() is None
+    assert (await client.post(f"{MODELS}/{SECOND}/unload")).status_code == 200  # it is
+    assert (await states(client))[SECOND] == "UNAVAILABLE"
+    assert SECOND not in await states(client, ready=True)
+    assert (await client.get("/v1/models")).json().get("model_sets") is None
+    for refused in (
+        await classified(client, SECOND),
+        await client.get(f"/v2/models/{SECOND}"),
+        await client.get(f"/v2/models/{SECOND}/ready"),
+    ):
+        assert refused.status_code == 404
+    assert (await classified(client, FIRST)).status_code == 200
+    loaded = await client.post(f"{MODELS}/{SECOND}/load", json={"parameters": {}})
+    assert (loaded.status_code, loaded.content) == (200, b"")
+    answer = await classified(client, SECOND, "blue")
+    assert answer.json()["predictions"][0]["label"] == labels_of("blue")[SECOND]
+    body, headers = binary_request(elements(picture("blue")), shape=[1])
+    by_protocol = await client.post(f"/v2/models/{SECOND}/infer", content=body, headers=headers)
+    assert outputs_of(by_protocol)["label"] == [labels_of("blue")[SECOND]]
+    assert set((await states(client)).values()) == {"READY"}
+
+
+async def test_an_unload_waits_for_the_requests_that_are_under_way(graph, client):
+    """None fails, and none that comes later is let in."""
+    service = graph.service.of_set(SECOND)
+    with service.admission.admit():
+        unloading = asyncio.create_task(client.post(f"{MODELS}/{SECOND}/unload"))
+        await asyncio.sleep(0.2)
+        assert (await classified(client, SECOND)).status_code == 404
+        assert not unloading.done()
+        assert graph_of_members(graph) == 3
+    assert (await unloading).status_code == 200
+    assert graph_of_members(graph) == 2
+
+
+def graph_of_members(graph: Assembly) -> int:
+    return len(graph.stages.members)
+
+
+async def test_the_default_set_is_not_unloaded(client):
+    refused = await client.post(f"{MODELS}/{FIRST}/unload")
+    assert refused.status_code == 422
+    assert "the default set" in refused.json()["error"]
+    assert (await classified(client, FIRST)).status_code == 200
+
+
+async def test_two_loads_at_once_make_one(graph, client, monkeypatch):
+    await client.post(f"{MODELS}/{SECOND}/unload")
+    builds: list[int] = []
+    build = graph.stages.build
+
+    def counted(*args: Any) -> Any:
+        builds.append(1)
+        return build(*args)
+
+    monkeypatch.setattr(graph.stages, "build", counted)
+    answers = await asyncio.gather(*(client.post(f"{MODELS}/{SECOND}/load") for _ in range(3)))
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert (await client.post(f"{MODELS}/{SECOND}/load")).status_code == 200  # nothing changed
+    assert builds == [1]
+
+
+async def test_a_set_of_model_dirs_is_loaded_by_its_name(graph, client):
+    assert (await classified(client, THIRD)).status_code == 404
+    assert (await client.post(f"{MODELS}/{THIRD}/load")).status_code == 200
+    assert (await classified(client, THIRD)).json()["model_set"] == THIRD
+    assert (await client.get("/v1/models")).json()["model_sets"] == [FIRST, SECOND, THIRD]
+    assert graph.stages.members[-1]._label.startswith(f"{THIRD}.")  # in metrics
+    body, headers = binary_request(elements(picture("blue")), shape=[1])
+    answer = await client.post(f"/v2/models/{THIRD}/infer", content=body, headers=headers)
+    assert answer.status_code == 200
+    (counted,) = (await client.get(f"/v2/models/{THIRD}/stats")).json()["model_stats"]
+    assert counted["inference_count"] == 1
+    assert (await client.post(f"{MODELS}/{THIRD}/unload")).status_code == 200
+    assert (await states(client))[THIRD] == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nobody", f"{FIRST}.sure", "..", "%2e%2e%2fmore%2fthird", "s3:%2f%2fbucket%2fset", "x" * 99,
+     f"{THIRD}@0123456789ab"],
+)  # fmt: skip
+async def test_a_name_that_is_no_known_set_is_refused_and_nothing_is_read(client, name, caplog):
+    refused = await client.post(f"{MODELS}/{name}/load")
+    assert refused.status_code == 404
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []  # a caller's mistake
+    assert "x" * 41 not in refused.text
+
+
+async def test_a_new_version_takes_the_place_of_the_old_one(graph, client, folders):
+    """The set's folder has other labels; the old version's requests end before it goes."""
+    before = (await classified(client, SECOND)).json()
+    service = graph.service.of_set(SECOND)
+    other = Path(folders[1]).with_name("made_anew")
+    write_tiny_set(other, gains={"sure": 2.0}, name=SECOND)
+    shutil.rmtree(folders[1])
+    other.rename(folders[1])
+    with service.admission.admit():
+        loading = asyncio.create_task(client.post(f"{MODELS}/{SECOND}/load"))
+        while graph.service.of_set(SECOND) is service:
+            await asyncio.sleep(0.01)
+        after = (await classified(client, SECOND)).json()
+        assert graph_of_members(graph) == 4  # both versions
+    assert (await loading).status_code == 200
+    assert graph_of_members(graph) == 3
+    assert after["model_version"] != before["model_version"]
+    assert after["predictions"][0]["label"] == labels_of("red")[FIRST]
+    versions = (await client.get(f"/v2/models/{SECOND}")).json()["versions"]
+    assert versions == [after["model_version"], "1"]
+
+
+@pytest.mark.parametrize("call", ["load", "unload"])
+async def test_a_request_whose_body_comes_meanwhile_is_answered(graph, client, folders, call):
+    """By the protocol too, where both the path and the body name the set."""
+    data, headers = binary_request(elements(picture("red")), shape=[1])
+    reading, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield data[:20]
+        reading.set()
+        await may_end.wait()
+        yield data[20:]
+
+    path = f"/v2/models/{SECOND}/infer"
+    asked = asyncio.create_task(client.post(path, content=slow(), headers=headers))
+    await reading.wait()
+    service = graph.service.of_set(SECOND)
+    shutil.rmtree(folders[1])
+    write_tiny_set(Path(folders[1]), gains={"sure": 2.0}, name=SECOND)
+    changing = asyncio.create_task(client.post(f"{MODELS}/{SECOND}/{call}"))
+    while graph.service.sets.get(SECOND) is service:
+        await asyncio.sleep(0.01)
+    may_end.set()
+    answer = await asked
+    assert answer.status_code == 200, answer.text
+    assert outputs_of(answer)["label"] == [labels_of("red")[SECOND]]
+    assert (await changing).status_code == 200
+
+
+async def test_a_new_version_that_cannot_be_served_leaves_the_old_one(graph, client, folders):
+    before = (await classified(client, SECOND)).json()
+    folder = Path(folders[1])
+    manifest = read_manifest(folder)
+    member = manifest.members[0]
+    changed = manifest.model_copy(
+        update={"members": (member.model_copy(update={"weight": member.weight / 2}),)}
+    )
+    write_manifest(folder, changed)
+    next(folder.rglob("*.bin")).write_bytes(b"broken")
+    refused = await client.post(f"{MODELS}/{SECOND}/load")
+    assert refused.status_code >= 400
+    assert "was altered" in refused.json()["error"]
+    after = (await classified(client, SECOND)).json()
+    assert after["model_version"] == before["model_version"]
+
+
+async def test_of_two_loads_at_once_that_are_called_alike_the_later_is_refused(
+    graph, client, tmp_path, monkeypatch
+):
+    """A set called as a member of the other; neither was served when the other's load began."""
+    alike = f"{THIRD}.sure"
+    write_tiny_set(tmp_path / "more" / alike, name=alike)
+    have_both_begun, begun, built = threading.Event(), [], []
+    build, build_stages = graph.stages.build, graph.sets._build_stages
+
+    def slow(*args: object) -> SetStages:
+        have_both_begun.wait(10)
+        built.append(build(*args))
+        return built[-1]
+
+    async def begin(own: Settings, model_set: ModelSet) -> SetStages:
+        begun.append(model_set.name)
+        if len(begun) == 2:
+            have_both_begun.set()
+        return await build_stages(own, model_set)
+
+    monkeypatch.setattr(graph.stages, "build", slow)
+    monkeypatch.setattr(graph.sets, "_build_stages", begin)
+    names = (THIRD, alike)
+    answers = await asyncio.gather(*(client.post(f"{MODELS}/{name}/load") for name in names))
+    statuses = {name: answer.status_code for name, answer in zip(names, answers, strict=True)}
+    served, refused = begun
+    assert statuses[served] == 200
+    again = await client.post(f"{MODELS}/{refused}/load")  # before it is built
+    assert f"{alike} twice" in again.json()["error"]
+    assert statuses[refused] == again.status_code == 422
+    assert list(graph.service.sets) == [FIRST, SECOND, served]
+    assert len(built) == 2
+    assert not any(hasattr(member, "_network") for member in built[1].members)
+    assert (await classified(client, served)).status_code == 200
+
+
+async def test_parameters_that_would_change_a_set_are_refused(client):
+    refused = await client.post(f"{MODELS}/{SECOND}/load", json={"parameters": {"config": "{}"}})
+    assert refused.status_code == 422
+    assert "config" in refused.json()["error"]
+    taken = {"parameters": {"unload_dependents": True}}
+    assert (await client.post(f"{MODELS}/{SECOND}/unload", json=taken)).status_code == 200
+    for body in (b"no json", b"[]", b'{"parameters": 1}'):
+        assert (await client.post(f"{MODELS}/{SECOND}/load", content=body)).status_code == 400
+    too_large = await client.post(f"{MODELS}/{SECOND}/load", content=b" " * 2**17)
+    assert too_large.status_code == 413
+
+
+async def test_a_key_is_wanted_where_there_are_keys(graph):
+    async with client_of(graph, headers={}) as client:
+        for call in ("load", "unload"):
+            assert (await client.post(f"{MODELS}/{SECOND}/{call}")).status_code == 401
+        assert (await client.post("/v2/repository/index")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("on_loopback", "headers", "status"),
+    [
+        ("1", {}, 200),
+        ("0", {}, 403),
+        (None, {}, 403),
+        ("1", {"origin": "https://page.example"}, 403),  # a web page's, in a browser here
+        ("1", {"x-forwarded-for": "192.0.2.1"}, 403),
+    ],
+)
+async def test_without_keys_only_this_machine_loads_and_unloads(
+    settings, monkeypatch, on_loopback, headers, status
+):
+    monkeypatch.delenv("TANDEM_API_KEYS", raising=False)
+    monkeypatch.delenv("TANDEM_ON_LOOPBACK", raising=False)
+    if on_loopback is not None:
+        monkeypatch.setenv("TANDEM_ON_LOOPBACK", on_loopback)
+    graph = assemble(settings)
+    async with client_of(graph, headers=headers) as client:
+        for call in ("unload", "load"):
+            answer = await client.post(f"{MODELS}/{SECOND}/{call}")
+            assert answer.status_code == status
+            if status == 403:
+                assert "api_keys_file" in answer.json()["error"]
+        assert (await client.post("/v2/repository/index")).status_code == 200
+
+
+async def test_a_service_that_began_with_one_set_takes_another(settings, folders, monkeypatch):
+    monkeypatch.setenv("TANDEM_API_KEYS", KEY)
+    alone = settings.model_copy(update={"model_sets": None, "model_set": folders[0]})
+    graph = assemble(alone)
+    async with client_of(graph) as client:
+        assert (await client.post(f"{MODELS}/{THIRD}/load")).status_code == 200
+        assert (await classified(client, THIRD)).json()["model_set"] == THIRD
+        most = graph.service.of_set(THIRD).settings.max_concurrent_requests
+        assert most == settings.max_concurrent_requests // 2
+        assert graph.service.admission.is_of_all is False  # HAProxy counts both
+        assert (await client.post(f"{MODELS}/{THIRD}/unload")).status_code == 200
+        assert graph.service.admission.is_of_all is True
+
+
+async def test_the_places_of_several_sets_are_not_those_of_the_set_that_is_left(graph, client):
+    """HAProxy knows the places of all sets of the settings, however few are served."""
+    assert (await client.post(f"{MODELS}/{SECOND}/unload")).status_code == 200
+    assert graph.service.admission.is_of_all is False
+
+
+def test_weights_of_sets_that_are_not_served_are_refused(settings):
+    unknown = settings.model_copy(update={"set_weights": {FIRST: 2.0, "nobody": 1.0}})
+    with pytest.raises(ConfigError, match=f"set_weights names 'nobody', .* {FIRST}, {SECOND}"):
+        served_sets(unknown)
+
+
+async def test_all_members_of_a_set_have_its_share(settings):
+    graph = assemble(settings.model_copy(update={"set_weights": {SECOND: 3.0}}))
+    first, also, second = (member._queue.share for member in graph.stages.members)
+    assert first is also
+    assert (first.weight, second.weight) == (1.0, 3.0)
+
+
+async def test_without_weights_all_sets_weigh_the_same(graph, client):
+    await client.post(f"{MODELS}/{THIRD}/load")
+    shares = {
+        member._label.partition(".")[0]: member._queue.share for member in graph.stages.members
+    }
+    assert {name: share.weight for name, share in shares.items()} == dict.fromkeys(
+        (FIRST, SECOND, THIRD), 1.0
+    )
+    assert len(set(shares.values())) == 3
+
+
+# Sets that are loaded and unloaded by name at one Gateway are so at all, also at a new one.
+
+
+ORIGIN = "two sets"
 
 
 class Gateway:
@@ -39,18 +496,8 @@ class Gateway:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    write_tiny_set(tmp_path / "more" / THIRD, name=THIRD)
-    return Settings(
-        model_sets=write_two_sets(tmp_path),
-        model_dirs=(tmp_path / "more",),
-        compile_cache=None,
-    )
-
-
-@pytest.fixture
 def handle(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> LocalHandle:
-    monkeypatch.setattr("app.serve.hub.start_replica", lambda _: None)
+    monkeypatch.setattr("app.serve.replica.start_replica", lambda _: None)
     return LocalHandle(Hub(settings, SetBook(SetChanges(ORIGIN))))
 
 
@@ -87,9 +534,7 @@ async def test_an_answer_means_that_all_gateways_serve_it(two: tuple[Gateway, Ga
     assert first.names == second.names == [FIRST, SECOND, THIRD]
 
 
-async def test_a_gateway_that_starts_later_follows_before_it_is_asked(
-    two: tuple[Gateway, Gateway], start: Callable[[], Gateway]
-) -> None:
+async def test_a_gateway_that_starts_later_follows_before_it_is_asked(two, start):
     await two[0].sets.unload(SECOND)
     await two[1].sets.load(THIRD)
     third = start()
@@ -99,11 +544,8 @@ async def test_a_gateway_that_starts_later_follows_before_it_is_asked(
 
 
 async def test_a_deployment_that_begins_anew_learns_the_sets_from_the_gateways(
-    two: tuple[Gateway, Gateway],
-    handle: LocalHandle,
-    start: Callable[[], Gateway],
-    settings: Settings,
-) -> None:
+    two, handle, start, settings
+):
     await two[0].sets.unload(SECOND)
     handle.deployment = Hub(settings, SetBook(SetChanges(ORIGIN)))
     await two[1].sets._exchange()
@@ -114,9 +556,7 @@ async def test_a_deployment_that_begins_anew_learns_the_sets_from_the_gateways(
     assert [gateway.names for gateway in (*two, third)] == [[FIRST, SECOND]] * 3
 
 
-async def test_a_service_of_other_settings_keeps_its_sets(
-    two: tuple[Gateway, Gateway], start: Callable[[str], Gateway]
-) -> None:
+async def test_a_service_of_other_settings_keeps_its_sets(two, start):
     await two[0].sets.unload(SECOND)
     other = start("other settings")
     await other.sets.start()
@@ -124,9 +564,7 @@ async def test_a_service_of_other_settings_keeps_its_sets(
     assert await two[0].sets.call("revisions") == [1, 1]
 
 
-async def test_what_is_refused_here_changes_nothing_elsewhere(
-    two: tuple[Gateway, Gateway],
-) -> None:
+async def test_what_is_refused_here_changes_nothing_elsewhere(two):
     first, second = two
     with pytest.raises(SetStateError, match="is the default set"):
         await first.sets.unload(FIRST)
@@ -138,9 +576,7 @@ async def test_what_is_refused_here_changes_nothing_elsewhere(
 
 
 @pytest.mark.parametrize("error", [ModelSetError("a file is missing"), MemoryError()], ids=type)
-async def test_a_gateway_that_cannot_follow_is_counted_and_tries_again(
-    two: tuple[Gateway, Gateway], monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+async def test_a_gateway_that_cannot_follow_is_counted_and_tries_again(two, monkeypatch, error):
     first, second = two
     monkeypatch.setattr(sets, "EVERYWHERE_S", 0.5)
     monkeypatch.setattr(sets, "AGAIN_AFTER_S", 0.02)
@@ -163,9 +599,7 @@ async def test_a_gateway_that_cannot_follow_is_counted_and_tries_again(
     await first.sets.load(THIRD)
 
 
-async def test_a_deployment_that_is_away_is_said_and_the_sets_are_served(
-    two: tuple[Gateway, Gateway], handle: LocalHandle
-) -> None:
+async def test_a_deployment_that_is_away_is_said_and_the_sets_are_served(two, handle):
     first, second = two
     away, handle.deployment = handle.deployment, None
     with pytest.raises(NotReadyError):
@@ -176,9 +610,7 @@ async def test_a_deployment_that_is_away_is_said_and_the_sets_are_served(
     assert first.names == second.names == [FIRST]
 
 
-async def test_a_caller_that_goes_leaves_the_change_to_be_made(
-    two: tuple[Gateway, Gateway],
-) -> None:
+async def test_a_caller_that_goes_leaves_the_change_to_be_made(two):
     first, second = two
     caller = asyncio.create_task(first.sets.load(THIRD))
     await asyncio.sleep(0)

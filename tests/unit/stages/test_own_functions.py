@@ -1,14 +1,28 @@
-"""The operator's functions before anything is served: found, tried, or refused with a reason."""
+"""The operator's own functions: import, trial, calls, several inputs, multi-label sets."""
 
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.errors import ConfigError
 from app.settings import Settings
-from app.stages.own_functions import check_functions, identities, load_function, try_preprocess
+from app.stages.combiner import Combiner
+from app.stages.own_functions import (
+    FunctionCalls,
+    OwnFunction,
+    OwnPreprocess,
+    WrongAnswerError,
+    as_rows,
+    check_functions,
+    identities,
+    load_function,
+    try_preprocess,
+)
+from models.image import ImageInputs, ImageRule
 from models.model_set import load_model_set
+from tests.support.scored_sets import write_scored_set
 
 OWN = "tests.support.own_functions"
 
@@ -141,3 +155,76 @@ def test_a_neighbour_of_the_module_in_its_package_counts_too(tmp_path, monkeypat
     for name in ("own_package", "own_package.main", "own_package.other"):
         del sys.modules[name]
     assert identities(settings) != before
+
+
+# A function of the operator's where members take different inputs: a call for each of them.
+
+
+INPUTS = ImageInputs({"large": ImageRule(8, 8), "small": ImageRule(4, 4)})
+BATCH = np.random.default_rng(3).integers(0, 256, (5, INPUTS.num_bytes), np.uint8)
+
+
+def own(function, num_views: int) -> OwnPreprocess:
+    calls = FunctionCalls(OwnFunction("preprocess", "tests:function", function, "0"), 2)
+    return OwnPreprocess(calls, num_views, INPUTS)
+
+
+@pytest.mark.parametrize("member", ["large", "small"])
+async def test_each_input_has_its_views(member):
+    def mirrored(images):
+        return np.concatenate([images, images[:, :, ::-1]])
+
+    views = await own(mirrored, 2).views(BATCH)
+    expected = INPUTS.of(member, BATCH)
+    np.testing.assert_array_equal(INPUTS.of(member, views)[:, 0], expected)
+    np.testing.assert_array_equal(INPUTS.of(member, views)[:, 1], expected[:, :, ::-1])
+
+
+async def test_one_view_is_an_image_as_the_decoder_makes_it():
+    views = await own(lambda images: 255 - images, 1).views(BATCH)
+    np.testing.assert_array_equal(views, 255 - BATCH)
+
+
+# The operator's own ``combine`` and a multi-label set: scores of each class by itself.
+
+
+EXAMPLES = "configs.functions"
+
+
+@pytest.fixture(scope="module")
+def scored_set(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_scored_set(tmp_path_factory.mktemp("scored")))
+
+
+def check_multi(folder: str, combine: str) -> None:
+    settings = Settings(model_set=folder, combine=combine)
+    check_functions(settings, load_model_set(folder).manifest)
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [f"{EXAMPLES}.geometric_mean:geometric_mean", f"{EXAMPLES}.majority_vote:majority_vote"],
+)
+def test_a_function_that_shares_one_among_the_classes_is_refused(scored_set, combine):
+    with pytest.raises(ConfigError, match=r"every member scores 0\.99 or more.*multi-label"):
+        check_multi(scored_set, combine)
+
+
+async def test_the_highest_score_is_a_combination(scored_set):
+    combine = f"{OWN}:highest"
+    check_multi(scored_set, combine)
+    combiner = Combiner(Settings(model_set=scored_set, combine=combine))
+    rows = {"steep": [[0.9, 0.1, 0.2]], "flat": [[0.6, 0.7, 0.3]]}
+    members = {name: np.array(row, np.float32) for name, row in rows.items()}
+    (answer,) = await combiner.combine(members, 3)
+    found = {one.label: one.probability for one in answer.predictions}
+    assert found == pytest.approx({"has blue": 0.9, "has green": 0.7})
+
+
+def test_rows_that_sum_to_more_than_one_are_of_multi_label_sets_alone():
+    rows = np.array([[0.9, 0.8, 0.1]], np.float32)
+    assert as_rows(rows, (1, 3), is_multi_label=True) is rows
+    with pytest.raises(WrongAnswerError, match=r"sums to 1\.8, not to 1"):
+        as_rows(rows, (1, 3))
+    with pytest.raises(WrongAnswerError, match="from 0 to 1"):
+        as_rows(rows * 2, (1, 3), is_multi_label=True)

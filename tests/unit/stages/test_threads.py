@@ -1,15 +1,11 @@
-"""The tightest limit of all control groups that the process is in.
-
-What Serve is told of a stage's work.
-
-How a replica's cores become threads.
-"""
+"""Threads of the networks, their health, and the memory that a process may take."""
 
 import asyncio
 import math
 import threading
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from app.errors import UnhealthyError
@@ -20,6 +16,7 @@ from app.stages.threads import (
     Health,
     InferenceThreads,
     Limit,
+    free_memory,
     inference_threads_for,
     memory_left,
     on_own_thread,
@@ -291,3 +288,38 @@ async def test_work_goes_on_without_its_caller() -> None:
         await caller
     may_end.set()
     assert await asyncio.to_thread(has_ended.wait, 30)
+
+
+# Memory that a process may take: the machine's, cut to the tightest limit of its groups.
+
+
+@pytest.fixture
+def limited(tmp_path):
+    """Limit the group around the process's own."""
+
+    def limit(most: object, used: int, files: int):
+        made = CgroupFiles(tmp_path)
+        made.mount_v2("/pod/tandem")
+        stat = f"anon 1\ninactive_file {files}\nactive_file 7"
+        made.set("v2", "/pod", memory__max=most, memory__current=used, memory__stat=stat)
+        return made.proc
+
+    return limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "files", "free"),
+    [(100 * MIB, 60 * MIB, 0, 40 * MIB), (100 * MIB, 60 * MIB, 10 * MIB, 50 * MIB), (9, 10, 0, 0)],
+)
+def test_a_limit_counts(limited, limit, used, files, free):
+    assert free_memory(limited(limit, used, files)) == free
+
+
+def test_a_limit_above_the_machines_memory_does_not(limited):
+    assert free_memory(limited(2**60, 0, 0)) < psutil.virtual_memory().total
+
+
+def test_without_a_limit_the_machine_counts(tmp_path, limited):
+    machine = psutil.virtual_memory().available
+    for proc in (tmp_path / "none", limited("max", 1, 1)):
+        assert abs(free_memory(proc) - machine) < 512 * MIB

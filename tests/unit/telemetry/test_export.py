@@ -1,11 +1,4 @@
-"""The figures of a replica's process.
-
-The exporter of the settings, against real receivers.
-
-The pipeline: a sink by the settings, once in a process, and no traces of health checks.
-
-A sink never waits, never raises, and counts what it loses.
-"""
+"""The export of spans: exporters, the pipeline, lost spans, and the trace id of log lines."""
 
 import logging
 import re
@@ -19,13 +12,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from app.settings import Settings
-from app.telemetry import export as pipeline_module
-from app.telemetry import export as sink_module
+from app.telemetry import export
 from app.telemetry.export import (
     Endpoint,
     Feeder,
     Pipeline,
     Sink,
+    TraceIds,
     endpoint_of,
     exporter_of,
     pipeline,
@@ -41,9 +34,7 @@ class ReplicaMetricsSink:
     name, num_dropped = "otlp", 7
 
 
-def test_the_process_tells_its_cost_and_its_losses(
-    told: Instruments, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_tells_its_cost_and_its_losses(told, monkeypatch):
     monkeypatch.setattr(pipeline, "sink", ReplicaMetricsSink())
     feeder = Feeder(meter)
     sum(range(100_000))  # costs CPU time
@@ -54,9 +45,7 @@ def test_the_process_tells_its_cost_and_its_losses(
     assert told.of(DROPPED_SPANS) == {("otlp",): 7}
 
 
-def test_figures_that_cannot_be_read_are_said_once(
-    told: Instruments, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_figures_that_cannot_be_read_are_said_once(told, monkeypatch, caplog):
     def unknown(process: psutil.Process) -> None:
         raise NotImplementedError("no /proc here")
 
@@ -229,8 +218,8 @@ class Kept(SpanExporter):
 @pytest.fixture
 def exporter(monkeypatch) -> Kept:
     kept = Kept()
-    monkeypatch.setattr(pipeline_module, "exporter_of", lambda settings: kept)
-    monkeypatch.setattr(pipeline_module, "endpoint_of", lambda settings: None)
+    monkeypatch.setattr(export, "exporter_of", lambda settings: kept)
+    monkeypatch.setattr(export, "endpoint_of", lambda settings: None)
     return kept
 
 
@@ -309,10 +298,10 @@ def test_without_serves_tracing_nothing_starts(exporter):
 
 def test_serve_gets_the_processor_and_the_environment_its_names(monkeypatch):
     fresh = Pipeline()
-    monkeypatch.setattr(pipeline_module, "pipeline", fresh)
+    monkeypatch.setattr(export, "pipeline", fresh)
     monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
-    assert pipeline_module.span_processors() == [fresh]
+    assert export.span_processors() == [fresh]
     assert fresh.is_asked_for
     import os
 
@@ -380,7 +369,7 @@ def test_an_exporter_that_hangs_costs_no_time_and_is_counted(exporter_sink, span
     "result", [SpanExportResult.FAILURE, OSError(104, "Connection reset by peer")], ids=str
 )
 def test_failures_are_counted_and_told_once(exporter_sink, spans, result, caplog, monkeypatch):
-    monkeypatch.setattr(sink_module, "ENDPOINT_TRIAL_EVERY_S", 0.0)
+    monkeypatch.setattr(export, "ENDPOINT_TRIAL_EVERY_S", 0.0)
     exporter_sink.result = result
     sink = Sink("otlp", exporter_sink)
     with caplog.at_level(logging.WARNING, "ray.serve"):
@@ -467,10 +456,28 @@ def test_all_exporters_have_a_recorded_span_with_the_same_identity(exported, req
 
 
 def test_many_spans_go_in_batches(exporter_sink, spans, monkeypatch):
-    monkeypatch.setattr(sink_module, "EVERY_MS", 3.6e6)
+    monkeypatch.setattr(export, "EVERY_MS", 3.6e6)
     sink = Sink("otlp", exporter_sink)
     for _ in range(1000):
         sink.on_end(spans[0])
     sink.shutdown()
     assert sum(exporter_sink.sizes) == 1000
-    assert max(exporter_sink.sizes) <= sink_module.BATCH
+    assert max(exporter_sink.sizes) <= export.BATCH
+
+
+# Warnings of a traced request carry its trace id.
+
+
+@pytest.fixture
+def record_logs() -> logging.LogRecord:
+    return logging.makeLogRecord({"msg": "something is wrong"})
+
+
+def test_a_line_of_a_traced_request_has_its_id(record_logs, request_span):
+    assert TraceIds().filter(record_logs)
+    assert record_logs.trace_id == f"{request_span.context.trace_id:032x}"
+
+
+def test_any_other_line_has_none(record_logs, exported):
+    assert TraceIds().filter(record_logs)
+    assert not hasattr(record_logs, "trace_id")

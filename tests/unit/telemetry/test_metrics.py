@@ -1,19 +1,22 @@
-"""A member's batches, its queue, its golden check.
+"""The meter, and what is counted of members, requests and answers."""
 
-The meter gathers, hands on once, and is never a request's trouble.
-"""
-
+import asyncio
 import sys
 import threading
 from typing import Any
 
+import httpx
 import pytest
 
+from app.errors import OverloadedError
+from app.http.api import ObservedRequests
 from app.queueing.scheduler import ExecutedBatch, QueueReport
 from app.telemetry.export import start_metrics
 from app.telemetry.metric_table import (
+    ANSWERS,
     BATCHES,
     BUCKETS_MS,
+    ENTROPY,
     FAILED_BATCHES,
     FAILED_GOLDEN_CHECKS,
     GOLDEN_MS,
@@ -24,6 +27,8 @@ from app.telemetry.metric_table import (
     QUEUE_LENGTH,
     REQUEST_MS,
     REQUESTS,
+    SKIPPED,
+    STAGE_MS,
 )
 from app.telemetry.metrics import (
     MemberMetrics,
@@ -31,8 +36,11 @@ from app.telemetry.metrics import (
     Reports,
     meter,
     record_answered,
+    record_answers,
     recorded_golden_ms,
+    stage_tags,
 )
+from tests.support.answers import VERSION, answer_of
 from tests.support.instruments import Instruments
 from tests.support.queued_images import NumberedCall
 
@@ -188,9 +196,7 @@ def test_a_histogram_goes_out_as_prometheus_has_them(told: Instruments) -> None:
     assert [buckets[bound] for bound in ("0.25", "40", "50", "10000", "+Inf")] == [1, 1, 3, 3, 4]
 
 
-def test_ray_in_trouble_switches_it_off_with_one_warning(
-    told: Instruments, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ray_in_trouble_switches_it_off_with_one_warning(told, caplog):
     told.raises = RuntimeError("no core worker")
     for _ in range(3):
         meter.count(REQUESTS, **OK)
@@ -230,3 +236,85 @@ def test_the_table_is_what_prometheus_takes() -> None:
         assert metric.text
         assert not {"deployment", "replica", "application"} & set(metric.tags)  # Serve's own
     assert list(BUCKETS_MS) == sorted(set(BUCKETS_MS))
+
+
+# Requests through the real interface, counted whatever becomes of them, and what is answered.
+
+
+URL = "/v1/classify"
+
+
+async def test_a_good_request(told: Instruments, client: httpx.AsyncClient) -> None:
+    assert (await client.post(URL, content=b"image")).status_code == 200
+    assert told.of(REQUESTS) == {(URL, "200", "classify"): 1}
+    assert told.observed(REQUEST_MS) == {("200",): 1}
+    assert told.observed(STAGE_MS) == {("encode", "none"): 1}  # the graph is a fake
+    (total_ms,) = told.of(REQUEST_MS.parts[1]).values()
+    (encode_ms,) = told.of(STAGE_MS.parts[1]).values()
+    assert 0 < encode_ms < total_ms
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(OverloadedError("full"), "429"), (ValueError("a bug"), "500")]
+)
+async def test_a_request_that_fails(told, client, service, error, status):
+    service.raises = error
+    assert (await client.post(URL, content=b"image")).status_code == int(status)
+    assert told.of(REQUESTS) == {(URL, status, "classify"): 1}
+
+
+async def test_paths_that_are_no_route_are_one(told, client):
+    for path in ("/wp-admin", "/.env", "/v1/nothing"):
+        await client.get(path)
+    await client.get("/healthz")
+    assert told.of(REQUESTS) == {
+        ("other", "404", "other"): 3,
+        ("/healthz", "200", "other"): 1,
+    }
+    assert told.observed(REQUEST_MS) == {}  # only photos are measured
+
+
+async def test_a_client_that_goes_away(told: Instruments) -> None:
+    async def cancelled(*_: object) -> Any:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await ObservedRequests(cancelled)({"type": "http"}, cancelled, cancelled)
+    assert told.of(REQUESTS) == {("other", "499", "other"): 1}
+
+
+async def test_without_metrics_requests_are_answered_all_the_same(client):
+    assert (await client.post(URL, content=b"image")).status_code == 200
+
+
+def test_durations_are_observed_by_stage_and_member(told: Instruments) -> None:
+    durations = [(stage_tags("read", None), 2.0), (stage_tags("infer", "a"), 3.0)]
+    record_answers([answer_of()], 0.1, durations)
+    assert told.observed(STAGE_MS) == {("read", "none"): 1, ("infer", "a"): 1}
+
+
+def test_agreement_and_degraded_answers(told: Instruments) -> None:
+    answers = [
+        answer_of(),
+        answer_of(sure=True),
+        answer_of(agreement=False, sure=False),
+        answer_of("a", degraded=True),
+    ]
+    record_answers(answers, 0.0, [])
+    assert told.of(ANSWERS) == {
+        ("yes", "no", "unknown", VERSION): 1,
+        ("yes", "no", "yes", VERSION): 1,
+        ("no", "no", "no", VERSION): 1,
+        ("alone", "yes", "unknown", VERSION): 1,
+    }
+
+
+def test_skipped_members(told: Instruments) -> None:
+    record_answers([answer_of("a", skipped="bc"), answer_of("a", skipped="b")], 0.0, [])
+    assert told.of(SKIPPED) == {("b",): 2, ("c",): 1}
+    assert told.of(ANSWERS) == {("alone", "no", "unknown", VERSION): 2}
+
+
+def test_entropy_is_summed(told: Instruments) -> None:
+    record_answers([answer_of(), answer_of()], 0.75, [])
+    assert told.of(ENTROPY) == {(): 0.75}

@@ -1,18 +1,34 @@
-"""Stages recorded after the fact: times, parents, links, and clocks that are set."""
+"""Spans: of stages, the cache, own functions and gRPC calls, and how they are recorded."""
 
 import asyncio
 import logging
+import threading
 import time
 from dataclasses import dataclass
 
+import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI, HTTPException
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk import resources
+from opentelemetry.sdk.trace import Span
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext
 
+from app.answers import Fault
+from app.errors import DeadlineError, FunctionError
+from app.graph.observer import RequestObserver
+from app.graph.request import ClassifyRequest
+from app.grpc.call import GrpcCall
+from app.http.api import ObservedRequests
 from app.queueing.scheduler import BatchResult, ExecutedBatch
+from app.settings import Settings
+from app.stages.classifier import Classifier
+from app.stages.combiner import Combiner
+from app.stages.decoder import Decoder
+from app.telemetry.metric_table import STAGE_MS
 from app.telemetry.spans import (
     Clock,
     MemberSpans,
@@ -22,6 +38,11 @@ from app.telemetry.spans import (
     record,
     untraced,
 )
+from models import image_header
+from models.model_set import load_model_set
+from tests.support.fakes import FakeDecoder, FakeMember, service_of
+from tests.support.grpc_contexts import context_of
+from tests.support.tiny_networks import picture
 
 ROW = np.zeros(3, np.float32)
 
@@ -203,3 +224,226 @@ def test_a_clock_that_steps_back_is_told_once_and_counted(monkeypatch, caplog):
     assert clock.num_steps == 2
     assert len(caplog.records) == 1
     assert "-3600.0 s" in caplog.text
+
+
+# The stages' own spans: the HTTP request, the Decoder, the members, the Gateway's clock.
+
+
+@pytest.fixture
+def settings(tiny_set) -> Settings:
+    return Settings(model_set=str(tiny_set), batch_sizes=(1, 2), compile_cache=None)
+
+
+@pytest.fixture
+async def client():
+    api = FastAPI(telemetry={"tracing": False})
+    api.add_middleware(ObservedRequests)
+
+    @api.get("/things/{name}")
+    async def thing(name: str) -> str:
+        if name == "none":
+            raise HTTPException(404)
+        return name
+
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(api), base_url="http://tandem"
+    ) as client:
+        yield client
+
+
+async def test_a_traced_request_is_named_and_the_client_told(client, exported, request_span):
+    answer = await client.get("/things/one")
+    assert answer.headers["x-trace-id"] == f"{request_span.context.trace_id:032x}"
+    assert request_span.name == "GET /things/{name}"
+    assert request_span.attributes["http.response.status_code"] == 200
+    await client.get("/things/none")
+    assert request_span.attributes["http.response.status_code"] == 404
+    await client.get("/nothing")
+    assert request_span.name == "GET"
+
+
+async def test_a_request_that_is_not_traced_has_no_header(client, exported):
+    answer = await client.get("/things/one")
+    assert answer.status_code == 200
+    assert "x-trace-id" not in answer.headers
+
+
+async def test_each_image_is_decoded_in_a_span_of_its_own(settings, exported, request_span):
+    png = picture("green", side=40)
+    await Decoder(settings).decode([png, b"no image"])
+    good, bad = exported.get_finished_spans()
+    assert (good.name, bad.name) == ("decode", "decode")
+    assert dict(good.attributes) == {
+        "tandem.image": 0,
+        "tandem.bytes": len(png),
+        "tandem.format": "png",
+        "tandem.width": 40,
+        "tandem.height": 40,
+    }
+    assert good.status.description is None
+    assert "image" in bad.status.description
+    assert {s.parent.span_id for s in (good, bad)} == {request_span.context.span_id}
+
+
+@pytest.mark.parametrize("file", [b"\xff\xd8\xff no header", picture("red")])
+async def test_a_header_is_never_read_on_the_event_loop(
+    settings, monkeypatch, exported, request_span, file
+):
+    """It may take a third of a second: of a 20 MB file crafted for it."""
+    readers = []
+    read = image_header.read_header
+
+    def noting(data: bytes) -> object:
+        readers.append(threading.current_thread())
+        return read(data)
+
+    decoder = Decoder(settings)  # it reads a picture of its own
+    monkeypatch.setattr("app.stages.decoder.read_header", noting)
+    monkeypatch.setattr("models.image.read_header", noting)
+    await decoder.decode([file])
+    assert readers
+    assert threading.main_thread() not in readers
+    assert exported.get_finished_spans()
+
+
+async def test_a_member_records_every_images_wait_and_run(settings, exported, request_span):
+    images = np.zeros((3, *images_shape(settings)), np.uint8)
+    await Classifier(settings, "sure").classify(images, 10.0)
+    spans = exported.get_finished_spans()
+    spans = [span for span in spans if span.name != "batch"]
+    assert [s.name for s in spans] == ["queue", "infer"] * 3
+    assert [s.attributes["tandem.image"] for s in spans] == [0, 0, 1, 1, 2, 2]
+    assert [s.attributes["tandem.batch_size"] for s in spans if s.name == "infer"] == [2, 2, 1]
+    assert {s.attributes["tandem.member"] for s in spans} == {"sure"}
+
+
+async def test_a_deadline_in_the_queue_is_told(settings, exported, request_span):
+    images = np.zeros((1, *images_shape(settings)), np.uint8)
+    with pytest.raises(DeadlineError):
+        await Classifier(settings, "sure").classify(images, 1e-9)
+    (span,) = exported.get_finished_spans()
+    assert span.name == "queue"
+    assert "DeadlineError: the deadline passed" in span.status.description
+
+
+async def test_without_a_trace_nothing_is_recorded(settings, exported):
+    await Decoder(settings).decode([picture("green"), b"no image"])
+    await Classifier(settings, "sure").classify(
+        np.zeros((1, *images_shape(settings)), np.uint8), 10.0
+    )
+    RequestObserver().stage_ended("read", 0.0)
+    assert not exported.get_finished_spans()
+
+
+def test_the_gateways_observer_records_its_own_stages(exported, request_span):
+    observer = RequestObserver()
+    observer.timed("decode", observer.elapsed_ms())
+    observer.stage_ended("combine", observer.elapsed_ms())
+    span = observer._stages["combine"]
+    (recorded,) = exported.get_finished_spans()
+    assert recorded.name == "combine"
+    took_ms = (recorded.end_time - recorded.start_time) / 1e6
+    assert took_ms == pytest.approx(span.end_ms - span.start_ms, abs=0.01)
+    assert recorded.parent.span_id == request_span.context.span_id
+
+
+def test_a_parent_is_where_the_code_runs(exported, request_span):
+    assert current_parent() == request_span.get_span_context()
+    with trace.get_tracer("serve").start_as_current_span("replica") as inner:
+        assert current_parent() == inner.get_span_context()
+
+
+def images_shape(settings: Settings) -> tuple[int, int, int]:
+    from models.model_set import load_model_set
+
+    size = load_model_set(settings.model_set).manifest.image.input_size
+    return size, size, 3
+
+
+# The response cache's span in a request's trace.
+
+
+async def test_a_look_into_the_cache_is_a_span(tiny_set, exported, request_span):
+    settings = Settings(model_set=str(tiny_set), cache="local")
+    members = {"sure": FakeMember(), "unsure": FakeMember()}
+    service = service_of(settings, FakeDecoder(), members, Combiner(settings))
+    for files in ([b"good"], [b"good", b"good two", b"good two"]):
+        await service.classify(ClassifyRequest(files, 1, 10.0, "id", RequestObserver()))
+    first, second = [span for span in exported.get_finished_spans() if span.name == "cache"]
+    found = [
+        {name.removeprefix("tandem.cache."): n for name, n in span.attributes.items()}
+        for span in (first, second)
+    ]
+    assert found == [
+        {"hit": 0, "miss": 1, "shared": 0},
+        {"hit": 1, "miss": 1, "shared": 1},
+    ]
+    assert second.parent.span_id == request_span.context.span_id
+    assert second.start_time <= second.end_time
+
+
+async def test_without_a_cache_there_is_none(tiny_set, exported, request_span):
+    settings = Settings(model_set=str(tiny_set))
+    members = {"sure": FakeMember()}
+    service = service_of(settings, FakeDecoder(), members, Combiner(settings))
+    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
+    assert [span.name for span in exported.get_finished_spans() if span.name == "cache"] == []
+
+
+# The spans and the stage of the operator's own functions.
+
+
+OWN = "tests.support.own_functions"
+
+
+async def test_each_call_is_a_span(tiny_set, told, exported, request_span):
+    names = {"preprocess": f"{OWN}:raises_on_many", "combine": f"{OWN}:vote"}
+    settings = Settings(model_set=str(tiny_set), **names)
+    members = {"sure": FakeMember(), "unsure": FakeMember()}
+    service = service_of(settings, FakeDecoder(), members, Combiner(settings))
+    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
+    with pytest.raises(FunctionError):
+        await service.classify(ClassifyRequest([b"good"] * 4, 1, 10.0, "id", RequestObserver()))
+    finished = exported.get_finished_spans()
+    spans = [span for span in finished if span.name == "function"]
+    assert [span.attributes["tandem.stage"] for span in spans] == [*names, "preprocess"]
+    assert [span.attributes["tandem.function"] for span in spans[:2]] == [*names.values()]
+    assert all(span.parent.span_id == request_span.context.span_id for span in spans)
+    assert [span.status.description for span in spans] == [None, None, "ValueError: too many"]
+    assert {"preprocess", "combine"} <= {span.name for span in finished}
+    assert ("preprocess", "none") in told.observed(STAGE_MS)
+
+
+# A gRPC call within the span that Serve makes for it.
+
+
+def test_a_call_names_its_span_and_tells_its_trace(request_span: Span):
+    context = context_of()
+    call = GrpcCall("tandem.v1.Ensemble", "Classify", context)
+    call.refuse(Fault(429, "overloaded", "full"))
+    call.ended()
+    trace_id = f"{request_span.context.trace_id:032x}"
+    assert dict(context.trailing_metadata())["x-trace-id"] == trace_id
+    assert request_span.name == "tandem.v1.Ensemble/Classify"
+    assert request_span.attributes == {
+        "request_id": "mine",
+        "rpc.response.status_code": "RESOURCE_EXHAUSTED",
+    }
+
+
+def test_a_call_that_is_not_sampled_tells_none(exported: InMemorySpanExporter):
+    context = context_of()
+    GrpcCall("tandem.v1.Ensemble", "Classify", context).ended()
+    assert dict(context.trailing_metadata()) == {"request_id": "r1"}
+    assert exported.get_finished_spans() == ()
+
+
+# The version of the model set on a request's span.
+
+
+async def test_the_requests_span_says_which_version_answered(tiny_set, exported, request_span):
+    settings = Settings(model_set=str(tiny_set))
+    service = service_of(settings, FakeDecoder(), {"sure": FakeMember()}, Combiner(settings))
+    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
+    version = load_model_set(str(tiny_set)).fingerprint()
+    assert request_span.attributes["tandem.model_version"] == version

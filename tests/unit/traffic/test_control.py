@@ -118,9 +118,7 @@ def test_the_only_other_version_is_meant() -> None:
         (Split({A: 100.0}), C, f"{C} is not loaded; there are {A}, {B}"),
     ],
 )
-def test_a_version_that_cannot_be_meant_is_refused(
-    split: Split, asked: str | None, message: str
-) -> None:
+def test_a_version_that_cannot_be_meant_is_refused(split, asked, message):
     others: dict[str, Any] = {C: None} if C in split.shares else {}
     with pytest.raises(BadParameterError, match=message):
         candidate(status(split=split, **others), asked)

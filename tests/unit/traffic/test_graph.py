@@ -11,9 +11,9 @@ import pytest
 
 from app.answers import Classified, Fault, MemberOpinion, StageTiming, Timings
 from app.errors import BadTensorError, DeadlineError, OverloadedError, UnhealthyError
+from app.graph.availability import run_in_time
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
-from app.graph.rolling_update import run_in_time
 from app.traffic.graph import MAX_IMAGES, TrafficGraph
 from app.traffic.plan import Disagreement, Plan, Split, chosen, sticky_key
 from models.ensemble import AnswerRule, Prediction
@@ -73,6 +73,12 @@ def graph_of(
         return AnswerRule(("class 0", "class 1"), thresholds.get(name[5]))
 
     return TrafficGraph(graphs, Plan.first(split), compare_ratio, rule_of)
+
+
+async def answered(graph: TrafficGraph) -> None:
+    """Answer a request, and let its copies end."""
+    await graph.run(asked())
+    await settle(graph)
 
 
 async def settle(graph: TrafficGraph) -> None:
@@ -171,8 +177,8 @@ async def test_the_shadow_sees_a_copy_in_the_lowest_lane_and_the_answer_is_the_m
     ],
 )
 async def test_labels_over_the_sets_own_threshold_are_compared_whatever_a_client_lists(
-    row: list[float], thresholds: dict[str, float], labels: list[str] | None
-) -> None:
+    row, thresholds, labels
+):
     """The fakes list one class each, as of a client with top_k=1, and the same ones."""
     shadow = Version(C, np.array(row, np.float32))
     graph = graph_of(Split({A: 100.0}, C), Version(A), shadow, **thresholds)
@@ -203,8 +209,7 @@ async def test_an_answer_without_a_member_is_not_compared() -> None:
     main, shadow = Version(A), Version(C)
     graph = graph_of(Split({A: 100.0}, C), main, shadow)
     main.is_degraded = True
-    await graph.run(asked())
-    await settle(graph)
+    await answered(graph)
     assert shadow.requests == []
 
 
@@ -212,8 +217,7 @@ async def test_a_copy_without_a_member_counts_as_failed() -> None:
     shadow = Version(C)
     shadow.is_degraded = True
     graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
-    await graph.run(asked())
-    await settle(graph)
+    await answered(graph)
     figures = graph.figures.of_version(C)
     assert (figures.copies, figures.copies_failed) == (0, 1)
     assert graph.figures.pairs == {}
@@ -235,9 +239,7 @@ async def test_a_canary_is_compared_on_a_sample_whoever_answers() -> None:
 
 
 @pytest.mark.parametrize(("main", "other"), [(A, B), (B, A)])
-async def test_photos_that_versions_disagree_on_are_told_with_both_answers(
-    main: str, other: str
-) -> None:
+async def test_photos_that_versions_disagree_on_are_told_with_both_answers(main, other):
     """Whoever answered: the main version, or the canary, which the main version then copies."""
     split = Split({A: 60.0, B: 40.0}, C)  # the shadow agrees with A
     versions = Version(A), Version(B, SURE[::-1]), Version(C)
@@ -272,8 +274,7 @@ async def test_a_copy_without_a_turn_is_dropped(error: Exception) -> None:
     shadow = Version(C)
     shadow.before = failing(error)
     graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
-    await graph.run(asked())
-    await settle(graph)
+    await answered(graph)
     figures = graph.figures.of_version(C)
     assert (figures.dropped, figures.copies_failed) == (1, 0)
 
@@ -316,8 +317,7 @@ async def test_a_shadow_that_hangs_gets_no_more_photos_until_the_traffic_changes
     assert len(shadow.requests) == 1
     assert graph.figures.of_version(C).dropped == 2
     graph.take(graph.plan.changed(Split({A: 100.0}, C)))
-    await graph.run(asked())
-    await settle(graph)
+    await answered(graph)
     assert len(shadow.requests) == 2
 
 

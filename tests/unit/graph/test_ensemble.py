@@ -1,0 +1,592 @@
+"""The way through the stages: whole answers, answers without a member, multi-label sets."""
+
+import asyncio
+import json
+import time
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from app.answers import Classified, as_json
+from app.errors import (
+    BadParameterError,
+    ConfigError,
+    DeadlineError,
+    NotReadyError,
+    OverloadedError,
+    UnhealthyError,
+)
+from app.graph.members import MEMBER_TRIAL_EVERY_S, enough_of, needed_of
+from app.graph.observer import RequestObserver
+from app.graph.request import ClassifyRequest, RequestOptions
+from app.graph.service import EnsembleService
+from app.graph.set_checks import check_task
+from app.queueing.scheduler import SHADOW, Lane
+from app.settings import Settings
+from app.stages.combiner import Combiner
+from models.ensemble import Prediction
+from models.errors import ModelSetError
+from models.model_set import load_model_set
+from tests.support.fakes import (
+    NOT_AN_IMAGE,
+    FakeCombiner,
+    FakeDecoder,
+    FakeMember,
+    answers_of,
+    arrived,
+    service_of,
+)
+from tests.support.hand_clock import HandClock
+from tests.support.scored_service import scored_service as service
+from tests.support.scored_sets import (
+    GAINS,
+    PICTURES,
+    average_score,
+    score,
+    scored_picture,
+    write_scored_set,
+)
+from tests.support.tiny_networks import LABELS
+from tests.support.virtual_loop import run_virtually
+
+
+class Graph:
+    """The service with its fake stages within reach."""
+
+    def __init__(self, tiny_set, *, as_handles: bool = False) -> None:
+        self.decoder, self.combiner = FakeDecoder(), FakeCombiner()
+        self.members = {"sure": FakeMember((0.1, 0.8, 0.1)), "unsure": FakeMember((0.2, 0.5, 0.3))}
+        settings = Settings(model_set=str(tiny_set))
+        stages = (self.decoder, self.members, self.combiner)
+        self.service = service_of(settings, *stages, as_handles=as_handles)
+
+    async def classify(self, *files: bytes, top_k: int = 2, timeout_s: float = 10.0):
+        return await self.service.classify(
+            ClassifyRequest(list(files), top_k, timeout_s, "id", arrived())
+        )
+
+
+@pytest.fixture
+def graph(tiny_set) -> Graph:
+    return Graph(tiny_set)
+
+
+@pytest.mark.parametrize("as_handles", [False, True], ids=["local objects", "handles"])
+async def test_one_image_through_the_graph(tiny_set, as_handles):
+    (answer,) = await Graph(tiny_set, as_handles=as_handles).classify(b"good")
+    assert isinstance(answer, Classified)
+    assert answer.model_set == "tiny"
+    assert [p.label for p in answer.predictions] == [LABELS[1], LABELS[2]]
+    assert answer.predictions[0].probability == pytest.approx(0.65)
+    assert set(answer.members) == {"sure", "unsure"}
+    assert answer.members["unsure"].probability == pytest.approx(0.5)
+    assert answer.agreement
+    assert not answer.degraded
+    stages = [(s.stage, s.member) for s in answer.timings_ms.stages]
+    assert stages == [
+        ("read", None),
+        ("decode", None),
+        ("queue", "sure"),
+        ("infer", "sure"),
+        ("queue", "unsure"),
+        ("infer", "unsure"),
+        ("combine", None),
+    ]
+
+
+async def test_members_that_disagree(graph):
+    graph.members["sure"].row = (0.9, 0.1, 0.0)
+    (answer,) = await graph.classify(b"good")
+    assert not answer.agreement
+    assert answer.members["sure"].label == LABELS[0]
+    assert answer.members["unsure"].label == LABELS[1]
+
+
+async def test_one_bad_file_among_good_ones(graph):
+    first, bad, last = await graph.classify(b"good", b"bad", b"good!")
+    assert isinstance(first, Classified)
+    assert bad == NOT_AN_IMAGE
+    assert isinstance(last, Classified)
+    assert graph.members["sure"].asked[0][0] == 2  # the bad one never reached a member
+
+
+async def test_when_all_are_bad_no_member_is_asked(graph):
+    assert await graph.classify(b"bad", b"worse") == [NOT_AN_IMAGE, NOT_AN_IMAGE]
+    assert graph.members["sure"].asked == []
+
+
+async def test_members_are_asked_at_the_same_time(graph):
+    gates = {name: asyncio.Event() for name in graph.members}
+    for name, member in graph.members.items():
+        member.gate = gates[name]
+    request = asyncio.ensure_future(graph.classify(b"good"))
+    while not all(member.asked for member in graph.members.values()):
+        await asyncio.sleep(0)
+        assert not request.done()
+    for gate in gates.values():
+        gate.set()
+    await request
+
+
+async def test_a_member_gets_the_time_that_is_left(graph):
+    await graph.classify(b"good", timeout_s=3.0)
+    ((_, left),) = graph.members["sure"].asked
+    assert 0 < left <= 3.0
+
+
+async def test_when_a_member_fails_the_other_is_let_go(graph):
+    graph.members["sure"].raises = OverloadedError("no place")
+    graph.members["unsure"].gate = asyncio.Event()
+    with pytest.raises(OverloadedError, match="no place"):
+        await graph.classify(b"good")
+    await asyncio.sleep(0)
+    assert graph.members["unsure"].was_cancelled
+
+
+async def test_a_caller_that_leaves_lets_the_members_go(graph):
+    for member in graph.members.values():
+        member.gate = asyncio.Event()
+    request = asyncio.ensure_future(graph.classify(b"good"))
+    while not graph.members["unsure"].asked:
+        await asyncio.sleep(0)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await asyncio.sleep(0)
+    assert all(member.was_cancelled for member in graph.members.values())
+
+
+async def test_a_member_that_hangs_ends_with_the_deadline(graph):
+    graph.members["sure"].gate = asyncio.Event()
+    with pytest.raises(DeadlineError, match=r"no answer within 0\.01 s.*x-request-timeout-seconds"):
+        await graph.classify(b"good", timeout_s=0.01)
+    await asyncio.sleep(0)
+    assert graph.members["sure"].was_cancelled
+
+
+async def test_the_time_of_reading_the_body_counts(graph):
+    clock = HandClock()
+    timeline = RequestObserver(clock.monotonic)
+    clock.now += 60  # the body took a minute
+    with pytest.raises(DeadlineError):
+        await graph.service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", timeline))
+
+
+def remote(error: Exception) -> RayTaskError:
+    """Return what Ray raises at the caller when ``error`` was raised in another process."""
+    return RayTaskError("classify", "traceback", error).as_instanceof_cause()
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "says"),
+    [
+        (BackPressureError(10, 10), OverloadedError, "try again in a second"),
+        (remote(OverloadedError("512 queued")), OverloadedError, "512 queued"),
+        (remote(DeadlineError("too late")), DeadlineError, "too late"),
+        (remote(ModelSetError("a file is missing")), ModelSetError, "a file is missing"),
+        (remote(RuntimeError("secret")), NotReadyError, r"\(RuntimeError\); try again"),
+        (TaskCancelledError(), DeadlineError, "cancelled"),
+        (ActorDiedError(), NotReadyError, "ActorDiedError"),
+        (
+            DeploymentUnavailableError(DeploymentID("gone")),
+            NotReadyError,
+            "DeploymentUnavailableError",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+async def test_errors_of_the_graph_become_ours(graph, raised, expected, says):
+    graph.members["sure"].raises = raised
+    with pytest.raises(expected, match=says) as caught:
+        await graph.classify(b"good")
+    assert type(caught.value) is expected
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("stage", ["decoder", "combiner"])
+async def test_the_other_stages_errors_too(graph, stage, monkeypatch):
+    async def fail(*_: object) -> None:
+        raise remote(OSError("gone"))
+
+    method = {"decoder": "decode", "combiner": "combine"}[stage]
+    monkeypatch.setattr(getattr(graph, stage), method, fail)
+    with pytest.raises(NotReadyError, match="OSError"):
+        await graph.classify(b"good")
+
+
+def test_what_is_served(graph):
+    served = graph.service.served_models()
+    assert (served.model_set, served.input_size, served.labels) == ("tiny", 16, list(LABELS))
+    assert [(m.name, m.precision) for m in served.members] == [("sure", "INT8"), ("unsure", "INT8")]
+    assert {(m.runtime.name, m.runtime.version) for m in served.members} == {
+        ("openvino", version("openvino"))
+    }
+    assert graph.service.num_classes == 3
+
+
+LATE_S = 0.05
+
+
+class LateMember(FakeMember):
+    """A member of this process, of whose answer a busy loop hears late."""
+
+    def classify(self, images, left_s, lane="interactive") -> Any:
+        answering = super().classify(images, left_s, lane)
+
+        async def late():
+            answer = await answering
+            time.sleep(LATE_S)  # the loop does something else
+            return answer
+
+        return asyncio.ensure_future(late())
+
+
+async def test_a_local_members_bars_begin_with_its_call(tiny_set):
+    graph = Graph(tiny_set)
+    graph.members |= {"sure": LateMember((0.1, 0.8, 0.1))}
+    stages = graph.decoder, graph.members, graph.combiner
+    graph.service = service_of(Settings(model_set=str(tiny_set)), *stages)
+    (answer,) = await graph.classify(b"good")
+    (queued,) = [s for s in answer.timings_ms.stages if (s.stage, s.member) == ("queue", "sure")]
+    assert queued.start_ms <= answer.timings_ms.total - LATE_S * 1e3
+
+
+# Answers without some member: who votes, who is waited for, and who is left out for a while.
+
+
+SURE, UNSURE = (0.1, 0.8, 0.1), (0.45, 0.35, 0.2)
+
+
+class DegradedGraph:
+    """A gateway with three members."""
+
+    def __init__(self, tiny_set, policy: str = "any", **settings: Any) -> None:
+        self.members = {name: FakeMember() for name in ("first", "second", "third")}
+        self.first, self.second, self.third = self.members.values()
+        given = {"model_set": str(tiny_set), "member_patience_s": 0.0, "answer_policy": policy}
+        self.service = service_of(
+            Settings(**(given | settings)), FakeDecoder(), self.members, FakeCombiner()
+        )
+        self.clock = [0.0]
+        self.ensemble: Any = self.service._graph
+        for breaker in vars(self.ensemble)["members"].breakers.values():
+            breaker._clock = lambda: self.clock[0]
+
+    async def classify(self, timeout_s: float = 10.0, lane: Lane = "interactive") -> Classified:
+        timeline = RequestObserver(asyncio.get_running_loop().time)  # which may be virtual
+        request = ClassifyRequest([b"good"], 3, timeout_s, "id", timeline, lane=lane)
+        (answer,) = await self.service.classify(request)
+        assert isinstance(answer, Classified)
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_members", "needed"),
+    [("all", 2, 2), ("quorum", 2, 2), ("quorum", 3, 2), ("quorum", 4, 3), ("any", 3, 1)],
+)
+def test_how_many_must_answer(policy, num_members, needed):
+    assert needed_of(policy, num_members) == needed
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OverloadedError("no place"), "overloaded"),
+        (DeploymentUnavailableError(DeploymentID("gone")), "not_ready"),
+        (RuntimeError("no memory"), "not_ready"),
+    ],
+)
+@pytest.mark.parametrize("policy", ["any", "quorum"])
+async def test_a_member_that_fails_is_missing_and_named(tiny_set, policy, error, why):
+    graph = DegradedGraph(tiny_set, policy)
+    graph.second.raises = error
+    answer = await graph.classify()
+    assert answer.degraded
+    assert list(answer.members) == ["first", "third"]
+    assert answer.missing_members == {"second": why}
+    assert sum(p.probability for p in answer.predictions) == pytest.approx(1.0)
+
+
+async def test_whole_answers_name_nobody(tiny_set):
+    answer = await DegradedGraph(tiny_set).classify()
+    assert not answer.degraded
+    assert answer.missing_members is None
+    assert list(answer.members) == ["first", "second", "third"]
+
+
+async def test_with_the_policy_all_none_may_be_missing(tiny_set):
+    graph = DegradedGraph(tiny_set, "all")
+    graph.second.raises = NotReadyError("gone")
+    with pytest.raises(NotReadyError, match="gone"):
+        await graph.classify()
+
+
+async def test_too_few_is_an_error(tiny_set):
+    graph = DegradedGraph(tiny_set, "quorum")
+    graph.first.raises = graph.third.raises = NotReadyError("gone")
+    with pytest.raises(NotReadyError, match="gone"):
+        await graph.classify()
+
+
+async def test_a_member_that_hangs_is_late(tiny_set):
+    graph = DegradedGraph(tiny_set)
+    graph.third.gate = asyncio.Event()
+    answer = await graph.classify()
+    assert answer.missing_members == {"third": "late"}
+    await asyncio.sleep(0)
+    assert graph.third.was_cancelled
+
+
+def test_when_all_hang_the_deadline_says_so(tiny_set):
+    graph = DegradedGraph(tiny_set)
+    for member in graph.members.values():
+        member.gate = asyncio.Event()
+    with pytest.raises(DeadlineError, match="too few members answered in time"):
+        run_virtually(graph.classify(timeout_s=0.05))
+
+
+async def test_who_failed_is_left_out_but_for_a_trial_now_and_then(tiny_set):
+    graph = DegradedGraph(tiny_set)
+    graph.second.raises = NotReadyError("gone")
+    await graph.classify()
+    for _ in range(3):
+        answer = await graph.classify()
+        assert answer.missing_members == {"second": "not_asked"}
+    assert len(graph.second.asked) == 1
+    graph.clock[0] += MEMBER_TRIAL_EVERY_S
+    assert (await graph.classify()).missing_members == {"second": "not_ready"}
+    assert (await graph.classify()).missing_members == {"second": "not_asked"}
+    graph.second.raises = None
+    graph.clock[0] += MEMBER_TRIAL_EVERY_S
+    assert not (await graph.classify()).degraded
+    assert not (await graph.classify()).degraded
+
+
+async def test_who_is_distrusted_is_asked_when_nobody_else_is_left(tiny_set):
+    graph = DegradedGraph(tiny_set)
+    graph.second.raises = NotReadyError("gone")
+    await graph.classify()
+    graph.second.raises = None
+    graph.first.raises = graph.third.raises = NotReadyError("gone")
+    with pytest.raises(NotReadyError):
+        await graph.classify()
+    assert list((await graph.classify()).members) == ["second"]
+
+
+@pytest.mark.parametrize("error", [OverloadedError("form of 64"), DeadlineError("1 ms")])
+async def test_what_a_client_asked_for_is_not_held_against_a_member(tiny_set, error):
+    graph = DegradedGraph(tiny_set)
+    graph.second.raises = error
+    await graph.classify()
+    graph.second.raises = None
+    assert not (await graph.classify()).degraded
+
+
+def test_nor_is_a_client_without_patience(tiny_set):
+    graph = DegradedGraph(tiny_set, member_patience_s=5.0)
+    graph.second.gate = asyncio.Event()
+    assert (run_virtually(graph.classify(timeout_s=0.05))).missing_members == {"second": "late"}
+    graph.second.gate = None
+    assert not (run_virtually(graph.classify())).degraded
+
+
+def test_nor_is_it_in_a_cascade(tiny_set):
+    graph = DegradedGraph(tiny_set, cascade_margin=0.5, member_patience_s=5.0)
+    graph.first.gate = asyncio.Event()
+    assert (run_virtually(graph.classify(timeout_s=0.1))).missing_members == {"first": "deadline"}
+    graph.first.gate = None
+    assert (run_virtually(graph.classify())).missing_members is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"cascade_margin": 0.9}], ids=["together", "cascade"])
+@pytest.mark.parametrize("name", ["first", "third"])
+def test_a_copy_that_waits_for_a_turn_is_held_against_nobody(tiny_set, settings, name):
+    """In the shadow lane it may wait longer than any patience; and it needs every member."""
+    graph = DegradedGraph(tiny_set, **settings)
+    graph.members[name].gate = asyncio.Event()
+    with pytest.raises(DeadlineError):
+        run_virtually(graph.classify(timeout_s=10.0, lane=SHADOW))
+    graph.members[name].gate = None
+    assert (run_virtually(graph.classify())).missing_members is None
+
+
+def test_a_copy_that_a_slow_member_answers_does_not_make_clients_wait_for_it(tiny_set):
+    graph = DegradedGraph(tiny_set, member_patience_s=0.05)
+    graph.third.gate = asyncio.Event()
+    assert (run_virtually(graph.classify())).missing_members == {"third": "late"}
+    graph.third.gate = None
+    assert (run_virtually(graph.classify(lane=SHADOW))).missing_members is None
+    assert (run_virtually(graph.classify())).missing_members == {"third": "not_asked"}
+
+
+@pytest.mark.parametrize("settings", [{}, {"cascade_margin": 0.9}], ids=["together", "cascade"])
+async def test_a_copys_error_is_told_and_opens_no_circuit(tiny_set, settings):
+    """So that the shadow lane learns that a version hangs, and clients miss no member."""
+    graph = DegradedGraph(tiny_set, **settings)
+    graph.first.raises = UnhealthyError("hangs")
+    with pytest.raises(UnhealthyError, match="hangs"):
+        await graph.classify(lane=SHADOW)
+    graph.first.raises = None
+    assert (await graph.classify()).missing_members is None
+
+
+def test_a_first_of_a_cascade_that_had_its_time_is_left_out(tiny_set):
+    graph = DegradedGraph(tiny_set, cascade_margin=0.5, member_patience_s=0.05)
+    graph.first.gate = asyncio.Event()
+    assert (run_virtually(graph.classify(timeout_s=0.2))).missing_members == {"first": "deadline"}
+    assert (run_virtually(graph.classify())).missing_members == {"first": "not_asked"}
+
+
+@pytest.mark.parametrize(("left_s", "had_their_time"), [(10.0, True), (1.3, False), (0.9, False)])
+def test_patience_counts_from_when_enough_have_answered(left_s, had_their_time):
+    """Enough after 1 s, patience 0.5 s: a request of 1.3 s gives the others less than that."""
+
+    async def wait() -> bool:
+        tasks = {
+            "quick": asyncio.ensure_future(asyncio.sleep(1.0)),
+            "late": asyncio.get_running_loop().create_future(),
+        }
+        try:
+            return await enough_of(tasks, 1, 0.5, left_s)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+
+    assert run_virtually(wait()) is had_their_time
+
+
+async def test_a_cascade_goes_on_without_its_first(tiny_set):
+    graph = DegradedGraph(tiny_set, cascade_margin=0.5)
+    graph.first.raises = NotReadyError("gone")
+    answer = await graph.classify()
+    assert list(answer.members) == ["second", "third"]
+    assert answer.missing_members == {"first": "not_ready"}
+    assert (await graph.classify()).missing_members == {"first": "not_asked"}
+
+
+def test_a_cascade_whose_first_hangs_asks_the_others_in_time(tiny_set):
+    graph = DegradedGraph(tiny_set, cascade_margin=0.5)
+    graph.first.gate = asyncio.Event()
+    answer = run_virtually(graph.classify(timeout_s=0.2))
+    assert list(answer.members) == ["second", "third"]
+    assert answer.missing_members == {"first": "deadline"}
+
+
+@pytest.mark.parametrize("policy", ["any", "quorum"])
+async def test_a_cascade_that_is_not_sure_misses_a_later_one(tiny_set, policy):
+    graph = DegradedGraph(tiny_set, policy, cascade_margin=0.5)
+    graph.first.row = UNSURE
+    graph.third.raises = NotReadyError("gone")
+    answer = await graph.classify()
+    assert list(answer.members) == ["first", "second"]
+    assert answer.missing_members == {"third": "not_ready"}
+    graph.first.row = SURE
+    answer = await graph.classify()
+    assert (answer.degraded, answer.skipped_members) == (False, ["second", "third"])
+
+
+# A multi-label set in the graph: lists above a threshold, in answers and from the cache.
+
+
+WEIGHTS = {"steep": 3.0, "flat": 1.0}
+
+
+@pytest.fixture(scope="module")
+def scored_set(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_scored_set(tmp_path_factory.mktemp("scored"), weights=WEIGHTS))
+
+
+async def ask(
+    asked: EnsembleService, name: str, top_k: int | None = None, threshold: float | None = None
+) -> Classified:
+    options = RequestOptions("r", top_k, threshold=threshold)
+    (answer,) = await answers_of(asked, options, scored_picture(name))
+    assert isinstance(answer, Classified)
+    return answer
+
+
+def listed(predictions: list[Prediction]) -> dict[str, float]:
+    return {one.label: one.probability for one in predictions}
+
+
+@pytest.mark.parametrize("as_handles", [False, True], ids=["local objects", "handles"])
+@pytest.mark.parametrize("name", PICTURES)
+async def test_an_answer_lists_what_the_average_of_sigmoids_has_above_one_half(
+    scored_set, name, as_handles
+):
+    colour, labels = PICTURES[name]
+    answer = await ask(service(scored_set, as_handles=as_handles), name, 3)
+    expected = average_score(colour, WEIGHTS)
+    assert set(listed(answer.predictions)) == set(labels)
+    for one in answer.predictions:
+        assert one.probability == pytest.approx(expected[one.index], abs=1e-5)
+    for member, opinion in answer.members.items():
+        own = score(colour, GAINS[member])
+        assert {p.index for p in opinion.predictions} == set(np.flatnonzero(own >= 0.5))
+        assert (opinion.label is None) == (not opinion.predictions)
+    assert answer.agreement
+    assert answer.threshold == 0.5
+
+
+async def test_an_answer_without_labels_is_rendered_without_what_is_not_there(scored_set):
+    told = json.loads(as_json(await ask(service(scored_set), "black")))
+    assert told["predictions"] == []
+    assert told["members"] == {name: {"predictions": []} for name in GAINS}
+    assert told["threshold"] == 0.5
+
+
+async def test_a_request_may_ask_for_another_threshold_and_for_fewer(scored_set):
+    asked = service(scored_set, as_handles=True)
+    expected = average_score(PICTURES["red"][0], WEIGHTS)
+    answer = await ask(asked, "red", 3, threshold=0.01)
+    assert answer.threshold == 0.01
+    assert [p.index for p in answer.predictions] == np.argsort(-expected).tolist()
+    assert len((await ask(asked, "white", 2)).predictions) == 2
+    assert (await ask(asked, "white", 3, threshold=0.9999)).predictions == []
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, -1.0, float("nan"), float("inf")])
+async def test_a_threshold_that_is_none(scored_set, threshold):
+    with pytest.raises(BadParameterError, match=r"threshold is .*above 0 and below 1"):
+        await ask(service(scored_set), "red", threshold=threshold)
+
+
+async def test_a_hit_of_the_cache_is_listed_by_its_own_requests_threshold(scored_set):
+    asked = service(scored_set, cache="local")
+    first = await ask(asked, "cyan", 3)
+    again, wide = await ask(asked, "cyan", 3), await ask(asked, "cyan", 3, threshold=0.001)
+    assert (first.cached, again.cached, wide.cached) == (None, True, True)
+    assert first.predictions == again.predictions
+    assert len(wide.predictions) == 3
+    assert again.threshold == 0.5
+
+
+def test_the_set_says_its_task(scored_set):
+    told = service(scored_set).served_models()
+    assert (told.task, told.threshold) == ("multi_label", 0.5)
+
+
+def test_another_threshold_is_another_set(tmp_path, scored_set):
+    other = write_scored_set(tmp_path / "other", weights=WEIGHTS, threshold=0.25)
+    one, two = load_model_set(scored_set), load_model_set(str(other))
+    assert one.fingerprint() != two.fingerprint()
+    assert two.answer_rule.threshold == 0.25
+
+
+def test_a_cascade_is_refused(scored_set):
+    settings = Settings(model_set=scored_set, cascade_margin=0.5)
+    with pytest.raises(ConfigError, match=r"cascade_margin is 0\.5, and scored is multi-label"):
+        check_task(settings.cascade_margin, load_model_set(scored_set).manifest)
+    with pytest.raises(ConfigError, match="multi-label"):
+        service(scored_set, cascade_margin=0.5)
+
+
+async def test_a_quorum_averages_who_is_there(scored_set):
+    combiner = Combiner(Settings(model_set=scored_set))
+    (answer,) = await combiner.combine({"flat": np.array([[0.6, 0.7, 0.1]], np.float32)}, 3)
+    assert listed(answer.predictions) == pytest.approx({"has green": 0.7, "has blue": 0.6})
