@@ -20,6 +20,7 @@ from app.environment import (
     HAPROXY_PATH,
     PROJECT,
     RAY_ON_ALL_INTERFACES,
+    REGIONS_FOLDER,
     add_import_path,
     environment_value,
     has_haproxy,
@@ -28,6 +29,7 @@ from app.environment import (
 )
 from app.errors import ConfigError
 from app.launch.checks import free_port
+from app.launch.config import ServeConfig
 from app.launch.haproxy import SILENT_S, STARTER, HaproxyCommand, max_connections
 from app.launch.ray_features import check_protecting
 
@@ -108,6 +110,18 @@ def _keep_logs(folder: Path, error: Exception) -> None:
             elif path.name not in (LOCK, LOGS):
                 path.unlink()
         return
+
+
+def make_regions_folder(config: ServeConfig, run_dir: Path) -> None:
+    """Make the folder of shared-memory regions for all Gateways, and name it in the environment.
+
+    It is in the run's folder, which only this user can enter and which is removed after the run.
+    Call this before Ray starts.
+    """
+    if config.settings.shared_memory:
+        folder = run_dir / "regions"
+        folder.mkdir(mode=0o700)
+        set_environment({REGIONS_FOLDER: str(folder)}, ours=(REGIONS_FOLDER,))
 
 
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"

@@ -14,7 +14,7 @@ import contextlib
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -35,8 +35,6 @@ from app.environment import (
     remove_from_environment,
     set_environment,
 )
-from app.graph.keys import read_keys
-from app.graph.set_checks import check_task
 from app.launch.checks import (
     METRICS_PORT,
     check_capacity,
@@ -48,12 +46,7 @@ from app.launch.checks import (
     metrics_port,
     oversubscribed,
 )
-from app.launch.config import (
-    ServeConfig,
-    make_regions_folder,
-    with_absolute_paths,
-    without_unwritable,
-)
+from app.launch.config import ServeConfig
 from app.launch.deploy import (
     client_of,
     deploy,
@@ -83,23 +76,30 @@ from app.launch.ray_cluster import (
     stop_signals,
 )
 from app.launch.ray_features import check_installed_ray
-from app.launch.resolved_config import ServeOptions, read_config, unknown_variables
-from app.launch.run_folder import RAY, fast_serve
+from app.launch.run_folder import RAY, fast_serve, make_regions_folder
+from app.launch.serve_options import (
+    OPTIONS,
+    ServeOptions,
+    read_config,
+    unknown_variables,
+    with_usable_paths,
+)
 from app.setting_values import check_redis_client
 from app.settings import Settings
-from app.stages.own_functions import check_functions
-from app.traffic.control import accuracy_warnings, loaded_sets
 from models.machine import DISTRIBUTION, available_cpus, give_back_memory
 from models.model_set import ModelSet
 
 
-def run_service(options: ServeOptions) -> None:
-    """Serve until a signal asks to stop; print the progress on stderr."""
+def run_service(options: ServeOptions, flags: Collection[str] = OPTIONS) -> None:
+    """Serve until a signal asks to stop; print the progress on stderr.
+
+    ``flags`` are the options given as flags; the others come from variables.
+    """
     with service_log(options.log_format) as log_format:
-        _run(replace(options, log_format=log_format))
+        _run(replace(options, log_format=log_format), flags)
 
 
-def _run(options: ServeOptions) -> None:
+def _run(options: ServeOptions, flags: Collection[str]) -> None:
     if options.address == LOCAL:  # Ray's own name for a Ray that is started
         options = replace(options, address=None)
     is_joining = options.address is not None
@@ -116,7 +116,7 @@ def _run(options: ServeOptions) -> None:
             _warn(warning)
         if options.log_format == "json":
             take_over_rays_lines()
-        config = _checked_config(options)
+        config = _checked_config(options, flags)
         behind_haproxy = put_haproxy_in_front(config, haproxy, is_joining=is_joining)
         make_regions_folder(config, haproxy.path.parent)
         is_local = config.http.is_on_loopback and not is_joining
@@ -188,11 +188,13 @@ def _ray(
         yield [url]
 
 
-def _checked_config(options: ServeOptions) -> ServeConfig:
+def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> ServeConfig:
     """Return the configuration to deploy; finds every mistake before Ray starts."""
-    config = read_config(options)
-    if options.log_format == "json":
-        config = config.with_json_log()
+    # These import OpenTelemetry and Ray, which read their environment when they are imported.
+    from app.graph.keys import read_keys
+    from app.traffic.control import accuracy_warnings, loaded_sets
+
+    config = read_config(options, flags)
     if options.address is None:  # on a cluster that already serves, the ports may be in use
         _check_ports(config, options)
         read_keys(config.settings.api_keys_file)  # on a cluster the nodes have the key files
@@ -215,8 +217,8 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
         check_capacity(deployments, max(MIN_CPUS, available_cpus()))
         check_processes()
         config = without_unsent_traces(config)  # on a cluster the nodes have the variables
-        config, warnings = without_unwritable(with_absolute_paths(config))
-        for warning in warnings:
+        config, warning = with_usable_paths(config)
+        if warning is not None:
             _warn(warning)
     if crowded := oversubscribed(config.deployments):
         _warn(crowded)
@@ -225,6 +227,9 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
 
 def _check_set(model_set: ModelSet, settings: Settings) -> None:
     """Refuse a set with a modified file, or a set that does not fit the settings."""
+    from app.graph.set_checks import check_task
+    from app.stages.own_functions import check_functions
+
     _ = model_set.labels  # reading the labels and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
         model_set.network_path(member.name, settings.served_precision)
@@ -233,12 +238,12 @@ def _check_set(model_set: ModelSet, settings: Settings) -> None:
 
 
 def _with_precision(config: ServeConfig, model_sets: Iterable[ModelSet]) -> ServeConfig:
-    from app.graph.set_checks import decided  # it imports the inference runtimes
+    from app.graph.set_checks import decided
 
     settings, warning = decided(config.settings, *model_sets)
     if warning is not None:
         _warn(warning)
-    return config.with_arguments(precision=settings.precision)
+    return config.changed(precision=settings.precision)
 
 
 def _warn(text: str) -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import psutil
-import ray
 
 from app.errors import UnhealthyError
 from app.queueing.scheduler import BatchScheduler
@@ -89,6 +88,8 @@ def replica_cores(at_most: int) -> int:
 
 def _whole_cpus() -> int:
     """Return ``num_cpus`` of this replica; 0 if below 1, which is only a share for placement."""
+    import ray  # late: tandem serve sets the environment that Ray reads at its import
+
     if not ray.is_initialized():
         return 0
     context: Any = ray.get_runtime_context()  # Ray's stub has no types

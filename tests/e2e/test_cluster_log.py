@@ -122,10 +122,10 @@ def pod(free_port: Callable[[], int]) -> Iterator[Pod]:
 
 def test_what_a_pods_stages_and_serves_controller_say_is_json(pod: Pod, tiny_set: Path) -> None:
     """A start, a replica that dies, the next; what Ray says of itself stays text."""
-    config = ServeConfig.read(ROOT / "configs" / "cluster-whole.yaml").with_overrides(
-        model_set=str(tiny_set), host="127.0.0.1", port=int(pod.url.rpartition(":")[2])
+    config = ServeConfig.read(ROOT / "configs" / "cluster-whole.yaml").changed(
+        http={"host": "127.0.0.1", "port": int(pod.url.rpartition(":")[2])}, model_set=str(tiny_set)
     )
-    config = config.with_arguments(streams=1, compile_cache=None, trace_exporter="none")
+    config = config.changed(streams=1, compile_cache=None, trace_exporter="none")
     content = config.fitted_to(read_manifest(tiny_set)).as_dict()
     (gateway,) = content["applications"][0]["deployments"]
     gateway["ray_actor_options"] = {"num_cpus": 1}

@@ -28,8 +28,7 @@ from app.environment import node_environment, serve_environment, set_environment
 from app.errors import ConfigError
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
-from app.launch.config import ServeConfig
-from app.launch.config_check import checked_content
+from app.launch.config import ServeConfig, checked_content
 from app.serve.gateway import assemble
 from app.setting_values import check_redis_client, form_places
 from app.settings import LimitSettings, Settings
@@ -346,9 +345,9 @@ def test_several_sets_are_served_in_one_process_alone(stage):
 
 def test_one_way_of_naming_sets_takes_the_place_of_the_other():
     content = {"applications": [{"import_path": "app.main:build", "args": {"model_set": "a"}}]}
-    several = ServeConfig.of(content).with_overrides(model_set="b,c")
+    several = ServeConfig.of(content).changed(model_sets=["b", "c"])
     assert several.settings.model_sets == ("b", "c")
-    again = several.with_arguments(max_files=3).with_overrides(model_set="d")
+    again = several.changed(max_files=3).changed(model_set="d")
     assert again.content["applications"][0]["args"] == {"model_set": "d", "max_files": 3}
 
 
@@ -412,6 +411,6 @@ def test_what_is_refused_weights(weights):
 
 def test_deployments_are_fitted_to_the_members_that_are_served(tiny_set):
     config = ServeConfig.read(ROOT / "configs" / "separate.yaml")
-    config = config.with_arguments(model_set=str(tiny_set), weights={"sure": 1.0})
+    config = config.changed(model_set=str(tiny_set), weights={"sure": 1.0})
     fitted = config.fitted_to(config.settings.load_set().manifest)
     assert {d["name"] for d in fitted.deployments} == {"Gateway", "Decoder", "sure"}

@@ -8,8 +8,8 @@ import pytest
 from app.errors import UnverifiedError
 from app.graph.set_checks import check_accuracy
 from app.launch.log import service_log
-from app.launch.resolved_config import ServeOptions
 from app.launch.serve import _checked_config
+from app.launch.serve_options import ServeOptions
 from app.main import build
 from app.settings import Settings
 from calibration.sets.transaction import write_manifest

@@ -26,7 +26,6 @@ from app.launch import serve
 from app.launch.checks import METRICS_PORT, free_port
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, wants_key
-from app.launch.resolved_config import ServeOptions
 from app.launch.serve import (
     MAX_CONNECTIONS,
     SOCKET_VARIABLE,
@@ -35,8 +34,9 @@ from app.launch.serve import (
     metrics_relay,
     notify_systemd,
 )
+from app.launch.serve_options import ServeOptions
 
-LOADED = "import sys; import app.cli.main, app.launch.serve; print('ray' in sys.modules)"
+LOADED = "import sys, app.cli.serve, app.launch.serve; print('ray' in sys.modules)"
 
 
 def test_the_command_line_and_serve_are_imported_without_ray() -> None:
@@ -58,8 +58,10 @@ def test_metrics_have_none_of_the_services_ports(
 
     monkeypatch.setattr(serve, "local_ray", local_ray)
     monkeypatch.setattr(serve, "metrics_urls", list)
-    overrides: dict[str, Any] = {option: METRICS_PORT}
-    config = ServeConfig.read(default_config()).with_overrides(**overrides)
+    options: dict[str, Any] = {option: METRICS_PORT}
+    if option == "port":
+        options = {"http": options}
+    config = ServeConfig.read(default_config()).changed(**options)
     with serve._ray(ServeOptions(), config, None, tmp_path):
         pass
     assert METRICS_PORT not in ports
@@ -71,7 +73,7 @@ def test_an_address_is_printed_as_it_is(
 ) -> None:
     """Brackets around letters are markup to rich, and ":a:" is a picture."""
     config = ServeConfig.read(default_config())
-    config = config.with_overrides(host=host, grpc_port=9000, model_set=str(tiny_set))
+    config = config.changed(http={"host": host}, grpc_port=9000, model_set=str(tiny_set))
     serve._welcome(config, [f"http://[{host}]:9464/metrics"], has_keys=False)
     said = capsys.readouterr().err
     assert f"ready at http://[{host}]:8000 (the page), http://[{host}]:8000/docs" in said

@@ -106,6 +106,6 @@ def test_tracing_is_off_if_nobody_gets_the_spans(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     tracing = {"enabled": True, "exporter_import_path": exporter, "sampling_ratio": 1.0}
-    config = ServeConfig.of(GOOD | {"tracing_config": tracing}).with_arguments(**arguments)
+    config = ServeConfig.of(GOOD | {"tracing_config": tracing}).changed(**arguments)
     served = without_unsent_traces(config).as_dict()["tracing_config"]
     assert served == (tracing if is_on else {"enabled": False})

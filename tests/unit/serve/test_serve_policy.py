@@ -19,7 +19,7 @@ from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 from ray.serve.schema import LoggingConfig
 
-from app.launch.config_check import POLICY
+from app.launch.config import POLICY
 from app.queueing.usage import FIGURES
 from app.serve.serve_policy import EnsemblePolicy, write_to_stderr_as_to_files
 from tests.support.drawn_reports import reports
