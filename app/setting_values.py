@@ -1,4 +1,4 @@
-"""What single settings may say: addresses, names of functions, paths, room in the queues."""
+"""What a single setting may say: addresses, names of functions, paths, room in the queues."""
 
 import re
 from collections.abc import Mapping

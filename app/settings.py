@@ -1,10 +1,7 @@
 """All settings of a service, the checks between them, and the settings of each of its sets.
 
-Settings that name the served model sets and their versions.
-
-Settings that limit what a service accepts at a time, and how long a request may take.
-
-Settings of the records that a service keeps: samples, feedback and traces.
+Their groups are model sets and versions, limits on requests, and records that are kept: samples,
+feedback and traces.
 """
 
 import platform

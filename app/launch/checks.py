@@ -1,10 +1,7 @@
 """Refuses, before Ray starts, configurations that Serve accepts but this service cannot run with.
 
-The functions raise :class:`ConfigError`, which names the offending values and a remedy.
-
-The ``http_options`` that ``tandem serve`` itself acts on: address and TLS.
-
-TCP ports: checks that a port is free, names its owner, or chooses a free one.
+The checks cover deployments, ``http_options`` with address and TLS, and TCP ports: that a port is
+free, and who uses it. They raise :class:`ConfigError`, which has the offending values and a remedy.
 """
 
 import contextlib

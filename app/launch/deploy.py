@@ -1,9 +1,8 @@
-"""Deploys the configuration on a running Ray and waits until every member answers.
-
-Deploys next to other applications on a cluster's Serve, and removes only our own.
+"""Deploys the configuration on a running Ray, waits until every member answers, and removes it.
 
 Serve applies a configuration declaratively: it deletes applications that were applied before and
-are not listed. So ours is applied together with the others, as Serve's controller describes them.
+are not listed. So on a shared cluster ours is applied together with the others, as Serve's
+controller describes them. Only ours is removed.
 """
 
 import contextlib

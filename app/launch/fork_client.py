@@ -1,10 +1,10 @@
-"""The script that Ray starts instead of its own: requests a fork from the fork server.
+"""The script that Ray starts instead of its own: asks the fork server for a fork.
 
-``client.py [TARGET.py] ARGUMENTS...``: without a target the process is a worker. A worker's script
-ends once the fork runs, since Ray knows workers by their id. An agent's script stays as long as the
-agent, since Ray waits for the process that it started. If the server is gone or refuses, the script
-does the work itself, as Ray's own script would. The server refuses if the environment differs from
-the one in which it imported its modules.
+``fork_client.py [TARGET.py] ARGUMENTS...``: without a target the process is a worker. A worker's
+script ends once the fork runs, since Ray knows workers by their id. An agent's script stays as long
+as the agent, since Ray waits for the process that it started. If the server is gone or refuses, the
+script does the work itself, as Ray's own script would. The server refuses if the environment
+differs from the environment in which it imported its modules.
 
 To start fast, this module imports little of the standard library.
 """

@@ -1,16 +1,12 @@
-"""A request to the fork server, and how a fork becomes the requested process.
+"""The fork server: imports the modules of Ray's processes once, then forks for each of them.
 
-Starts and ends the fork server of a local Ray.
-
-The fork server: imports the modules of Ray's processes, then forks for each of them.
-
-``python -P -m app.launch.forks LISTENER MODULES``: the listener is a file descriptor, the
-modules are separated by commas. None of them may be Ray's: at import its library seeds its random
-numbers and reads the process's identity.
+``python -P -m app.launch.forks LISTENER MODULES``: the listener is a file descriptor, the modules
+are separated by commas. None of them may be Ray's: its library seeds its random numbers and reads
+the process's identity at import.
 
 The server has one Python thread and starts no other processes, so a fork equals an interpreter that
-has just imported the modules. It ends when its standard input is closed. Then Ray has ended, and
-forks that still run after ``FORKS_END_WITHIN_S`` are killed.
+has just imported the modules. It ends when its standard input is closed, since Ray has ended then.
+Forks that still run after ``FORKS_END_WITHIN_S`` are killed.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""Starts and stops a local Ray, or joins a running cluster.
+"""Starts and stops a local Ray, or joins a running cluster, and handles signals to stop.
 
-Turns SIGINT, SIGTERM and SIGHUP into a request to stop, however often they come.
+SIGINT, SIGTERM and SIGHUP become one request to stop, however often they come.
 """
 
 import contextlib

@@ -1,19 +1,12 @@
 """The private features of Ray that ``tandem serve`` depends on, each with a check of its presence.
 
-If Ray has a public option, variable or function, that is used instead (the decision record lists
-those considered). :mod:`app.launch.ray_features` uses the names, and callers of its
-``serve_client`` the methods of Serve's client.
+A public option, variable or function of Ray is used where there is one (decision 0052). No other
+module of this package uses private names, except for the methods of Serve's client that
+:func:`serve_client` returns. Each name is used only if its feature fits.
 
-Files of the installed Ray that are read as text, before anything imports ray.
-
-They show whether Ray reads the variables that protect the service, and contain Serve's HAProxy
-template.
-
-The private names of Ray that ``tandem serve`` uses.
-
-No other module of this package uses any, except the methods of Serve's client. Each is used only
-if its feature fits (:mod:`app.launch.ray_features`). Functions import ray inside their bodies,
-since it reads its environment at import (:mod:`app.launch.run_folder`).
+Some files of the installed Ray are read as text, before anything imports ray. They show whether Ray
+reads the variables that protect the service, and contain Serve's HAProxy template. Functions import
+ray inside their bodies, since it reads its environment at import (:mod:`app.launch.run_folder`).
 """
 
 import contextlib

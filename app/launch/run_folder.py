@@ -1,9 +1,7 @@
-"""The folder of a run: HAProxy's files, sockets and Ray's files; it is removed after the run.
+"""The folder and the environment of a run, which keep it apart from other services on the machine.
 
-Ray's default, /tmp/ray, is shared by all users and programs of a machine, and grows with every run.
-Only the user can enter this folder.
-
-The environment and HAProxy files of one run, isolated from other services on the machine.
+The folder has HAProxy's files, sockets and Ray's files. Only the user can enter it, and it is
+removed after the run. Ray's default, /tmp/ray, is shared by all users and grows with every run.
 """
 
 import contextlib

@@ -1,13 +1,11 @@
-"""``tandem serve``: checks the configuration, starts the service, waits, stops it.
+"""The run of ``tandem serve``: checks the configuration, starts the service, waits, stops it.
 
-Reports the service's state to systemd with sd_notify: datagrams to the socket that it names.
-
-OpenTelemetry's variables: removes unusable ones; without a collector tracing is off.
+It also tells systemd the service's state (sd_notify), and relays metrics from Ray's agent on
+loopback to an address that other machines reach.
 
 OpenTelemetry raises when it reads an unusable variable, at import, in every process of Ray's, even
-without tracing. A tracing error must not keep the service from starting.
-
-Relays the metrics from Ray's agent on loopback to an address that other machines can reach.
+without tracing. A tracing error must not keep the service from starting, so these variables are
+removed. Without a collector tracing is off.
 """
 
 import contextlib
