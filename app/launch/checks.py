@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from app.access import no_passphrase, reason
 from app.errors import ConfigError
 from app.setting_values import QueueConfig
-from app.settings import Settings
+from app.settings import LimitSettings
 
 IMPORT_PATH = "app.main:build"  # of our application; a file may have other applications too
 SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that sets none
@@ -67,19 +67,19 @@ def check_listeners(content: Mapping[str, Any], request_timeout_s: float) -> Non
             )
 
 
-def check_application(application: Mapping[str, Any], settings: Settings) -> None:
+def check_application(application: Mapping[str, Any], limits: LimitSettings) -> None:
     """Check the options of our application and its deployments."""
     deployments = application.get("deployments", [])
     counts = Counter(deployment["name"] for deployment in deployments)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(f"deployments has {twice[0]} twice: the second would win; leave one out")
     check_route_prefix(application.get("route_prefix", "/"))
-    _check_grace(deployments, settings.request_timeout_s)
+    _check_grace(deployments, limits.request_timeout_s)
     for deployment in deployments:
         if deployment["name"] == "Gateway":
-            _check_ongoing(deployment, settings.max_concurrent_requests)
+            _check_ongoing(deployment, limits.max_concurrent_requests)
         if deployment.get("user_config"):
-            _check_user_config(deployment, settings.max_files)
+            _check_user_config(deployment, limits.max_files)
 
 
 def check_route_prefix(prefix: str | None) -> None:

@@ -42,7 +42,12 @@ from tests.support.tiny_networks import picture
 ROOT_ARGUMENTS = Path(__file__).parents[3]
 
 
-def reads_one(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+GROUPS = ("Settings", "LimitSettings", "RecordSettings", "SetSettings")
+MOST_WITH_ALL = 49  # functions of app that take all settings; only lower it
+
+
+def reads_one(function: Function, name: str) -> bool:
     """Whether ``function`` only ever reads one field of its argument ``name``."""
     uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name]
     fields = [
@@ -55,13 +60,19 @@ def reads_one(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bo
     return len(uses) == len(fields) and len(set(fields)) == 1 and fields[0] != "model_copy"
 
 
-def too_wide(source: str) -> Iterator[str]:
+def taking(source: str, *groups: str) -> Iterator[tuple[Function, str]]:
+    """Yield the functions that take an argument of these groups of settings, and its name."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for argument in (*node.args.args, *node.args.kwonlyargs):
-                annotation = argument.annotation and ast.unparse(argument.annotation)
-                if annotation == "Settings" and reads_one(node, argument.arg):
-                    yield node.name
+                if argument.annotation and ast.unparse(argument.annotation) in groups:
+                    yield node, argument.arg
+
+
+def too_wide(source: str) -> Iterator[str]:
+    for function, argument in taking(source, *GROUPS):
+        if reads_one(function, argument):
+            yield function.name
 
 
 def test_a_function_gets_the_setting_that_it_reads() -> None:
@@ -69,6 +80,11 @@ def test_a_function_gets_the_setting_that_it_reads() -> None:
     assert len(files) > 100
     wide = {f"{path}: {name}" for path in files for name in too_wide(path.read_text("utf-8"))}
     assert not wide
+
+
+def test_no_more_functions_take_all_settings() -> None:
+    sources = [path.read_text("utf-8") for path in sorted((ROOT_ARGUMENTS / "app").rglob("*.py"))]
+    assert sum(len([*taking(source, "Settings")]) for source in sources) <= MOST_WITH_ALL
 
 
 def test_what_reads_one_setting_is_seen() -> None:
