@@ -199,15 +199,11 @@ class ServeConfig:
         intentions hold for any set.
         """
         stages, members = self._stages() | self._hubs(), self._members(manifest)
-        deployments = [
-            d
-            for d in self._application.get("deployments", [])
-            if d["name"] not in {"Decoder", "Combiner", *HUBS} - stages
-        ]
-        kept = [d for d in deployments if d["name"] in members | stages]
-        gone = [d for d in deployments if d["name"] not in members | stages]
-        missing = members - {d["name"] for d in kept}
-        if gone:
+        every = self._application.get("deployments", [])
+        kept = [d for d in every if d["name"] in members | stages]
+        known = {*members, *stages, "Decoder", "Combiner", *HUBS}
+        if gone := [d for d in every if d["name"] not in known]:
+            missing = members - {d["name"] for d in kept}
             kept += [{**gone[0], "name": name} for name in sorted(missing)]
         return self.changed(deployments=kept)
 
@@ -262,17 +258,18 @@ def with_grpc(content: dict[str, Any], port: int | None) -> dict[str, Any]:
     return {**content, "grpc_options": options}
 
 
-def grpc_port(content: Mapping[str, Any]) -> int | None:
-    """Return the port of gRPC; None if gRPC is off."""
+def _listeners(content: Mapping[str, Any]) -> tuple[HttpOptions, int | None]:
+    """Return the options of HTTP and the port of gRPC, None if gRPC is off.
+
+    Raises:
+        ConfigError: a port is out of range, or the host is no address.
+
+    """
     from ray.serve.schema import gRPCOptionsSchema
 
-    options = gRPCOptionsSchema.model_validate(content.get("grpc_options", {}))
-    return options.port if options.grpc_servicer_functions else None
-
-
-def _listeners(content: Mapping[str, Any]) -> tuple[HttpOptions, int | None]:
-    """Return the options of HTTP and the port of gRPC; ConfigError: a port is none."""
-    http, port = HttpOptions.model_validate(content["http_options"]), grpc_port(content)
+    http = HttpOptions.model_validate(content["http_options"])
+    grpc = gRPCOptionsSchema.model_validate(content.get("grpc_options", {}))
+    port = grpc.port if grpc.grpc_servicer_functions else None
     for name, number in (("http_options", http.port), ("grpc_options", port)):
         if number is not None and not 1 <= number <= MAX_PORT:
             raise ConfigError(f"{name}.port is {number}: give 1 to {MAX_PORT}")
@@ -305,7 +302,9 @@ def checked_content(content: Mapping[str, Any], source: str) -> tuple[dict[str, 
     try:
         checked = _as_validated(content)
         for application in checked["applications"]:
-            ScalingOptions.model_validate(_policy_kwargs(application))
+            policy = application.get("autoscaling_policy") or {}
+            if policy.get("policy_function") == POLICY:
+                ScalingOptions.model_validate(policy.get("policy_kwargs", {}))
         ours = own_application(checked)
         settings = Settings.model_validate(ours.get("args", {}))
         check_listeners(checked, settings.request_timeout_s)
@@ -319,15 +318,19 @@ def checked_content(content: Mapping[str, Any], source: str) -> tuple[dict[str, 
 
 def _unmapped(applications: Any) -> str | None:
     """Return where an application or a deployment is no mapping, which Serve's schema expects."""
-    for number, application in enumerate(applications if isinstance(applications, list) else ()):
-        place = f"applications[{number}]"
+    for place, application in _listed("applications", applications):
         if not isinstance(application, dict):
             return place
-        deployments = application.get("deployments")
-        for index, each in enumerate(deployments if isinstance(deployments, list) else ()):
-            if not isinstance(each, dict):
-                return f"{place}.deployments[{index}]"
+        for inner, deployment in _listed(f"{place}.deployments", application.get("deployments")):
+            if not isinstance(deployment, dict):
+                return inner
     return None
+
+
+def _listed(place: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the items of a list with the place of each; [] for what is no list."""
+    items = value if isinstance(value, list) else ()
+    return [(f"{place}[{index}]", item) for index, item in enumerate(items)]
 
 
 def _as_validated(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -351,31 +354,19 @@ def _as_validated(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def mistakes(error: ValidationError) -> str:
     """Return the mistakes in a configuration as one line."""
+    return "; ".join(_mistake(**details) for details in error.errors())
+
+
+def _mistake(*, type: str, loc: tuple[int | str, ...], msg: str, input: Any, **_: Any) -> str:
+    """Return a mistake of pydantic's with its place, and with its value if the message lacks it."""
     from app.serve.scaling import ScalingOptions
 
-    return "; ".join(
-        _place(e["loc"])
-        + e["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, as [A, B]")
-        + _value_of(e["type"], e["input"])
-        + (
-            _suggestion(e["loc"][-1], Settings, ScalingOptions)
-            if e["type"] == "extra_forbidden"
-            else ""
-        )
-        for e in error.errors()
-    )
-
-
-def _value_of(kind: str, value: Any) -> str:
-    """Return the value of a mistake; nothing for a mapping, or where the message has it."""
-    is_shown = kind not in ("value_error", "extra_forbidden", "missing")
-    is_plain = isinstance(value, str | int | float | None)
-    return f", not {str(value)[:MAX_SHOWN]!r}" if is_shown and is_plain else ""
-
-
-def _place(keys: tuple[int | str, ...]) -> str:
-    """Return where a mistake is; nothing for one of values that do not go together."""
-    return f"{'.'.join(map(str, keys))}: " if keys else ""
+    text = msg.removeprefix("Value error, ").replace("a valid tuple", "a list, as [A, B]")
+    if type == "extra_forbidden":
+        text += _suggestion(loc[-1], Settings, ScalingOptions)
+    elif type not in ("value_error", "missing") and isinstance(input, str | int | float | None):
+        text += f", not {str(input)[:MAX_SHOWN]!r}"
+    return ": ".join(filter(None, (".".join(map(str, loc)), text)))
 
 
 def _unknown_in_policies(content: Mapping[str, Any]) -> list[str]:
@@ -384,12 +375,10 @@ def _unknown_in_policies(content: Mapping[str, Any]) -> list[str]:
 
     return [
         line
-        for index, application in enumerate(content.get("applications") or [])
+        for place, application in _listed("applications", content.get("applications"))
         if isinstance(application, dict)
         for line in unknown_keys(
-            application.get("autoscaling_policy"),
-            AutoscalingPolicy,
-            f"applications[{index}].autoscaling_policy",
+            application.get("autoscaling_policy"), AutoscalingPolicy, f"{place}.autoscaling_policy"
         )
     ]
 
@@ -399,17 +388,11 @@ def _moved_paths(content: Any, where: str = "") -> list[str]:
     if isinstance(content, dict):
         inner = [(f"{where}.{key}" if where else str(key), value) for key, value in content.items()]
     elif isinstance(content, list):
-        inner = [(f"{where}[{index}]", value) for index, value in enumerate(content)]
+        inner = _listed(where, content)
     else:
         new = MOVED.get(content) if isinstance(content, str) else None
         return [f"{where} is {content}, which has moved: write {new}"] if new else []
     return [line for place, value in inner for line in _moved_paths(value, place)]
-
-
-def _policy_kwargs(application: Mapping[str, Any]) -> Any:
-    """Return the arguments of our autoscaling policy; {} if the file names another policy."""
-    policy = application.get("autoscaling_policy") or {}
-    return policy.get("policy_kwargs", {}) if policy.get("policy_function") == POLICY else {}
 
 
 def _suggestion(key: object, *models: type[BaseModel]) -> str:
@@ -426,16 +409,13 @@ def unknown_keys(content: Any, model: type[BaseModel], where: str = "") -> list[
     problems = []
     for key, value in content.items():
         place = f"{where}.{key}" if where else str(key)
-        if key not in known and key in NEWER_OPTIONS:
-            continue
-        if key not in known:
+        if key in known:
+            rows = _listed(place, value) if isinstance(value, list) else [(place, value)]
+            for inner in _models_in(known[key].annotation):
+                for spot, row in rows:
+                    problems += unknown_keys(row, inner, spot)
+        elif key not in NEWER_OPTIONS:
             problems.append(f"{place} is no option{_suggestion(key, model)}")
-            continue
-        for inner in _models_in(known[key].annotation):
-            rows = value if isinstance(value, list) else [value]
-            for index, row in enumerate(rows):
-                spot = f"{place}[{index}]" if isinstance(value, list) else place
-                problems += unknown_keys(row, inner, spot)
     return problems
 
 

@@ -12,7 +12,7 @@ import contextlib
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -190,6 +190,7 @@ def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> 
     """Return the configuration to deploy; finds every mistake before Ray starts."""
     # These import OpenTelemetry and Ray, which read their environment when they are imported.
     from app.graph.keys import read_keys
+    from app.graph.set_checks import decided
     from app.traffic.control import accuracy_warnings, loaded_sets
 
     config = read_config(options, flags)
@@ -202,8 +203,10 @@ def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> 
     check_redis_client(settings.cache)
     model_sets = loaded_sets(settings)
     if settings.precision == "auto" and options.address is None:  # on a cluster each node decides
-        config = _with_precision(config, model_sets)
-        settings = config.settings
+        settings, warning = decided(settings, *model_sets)
+        if warning is not None:
+            _warn(warning)
+        config = config.changed(precision=settings.precision)
     for model_set in model_sets:
         _check_set(model_set, settings)
     for warning in accuracy_warnings(settings, model_sets):
@@ -235,15 +238,6 @@ def _check_set(model_set: ModelSet, settings: Settings) -> None:
     check_functions(settings, model_set.manifest)
 
 
-def _with_precision(config: ServeConfig, model_sets: Iterable[ModelSet]) -> ServeConfig:
-    from app.graph.set_checks import decided
-
-    settings, warning = decided(config.settings, *model_sets)
-    if warning is not None:
-        _warn(warning)
-    return config.changed(precision=settings.precision)
-
-
 def _warn(text: str) -> None:
     logger.warning(text)
 
@@ -257,7 +251,10 @@ def _say(text: str) -> None:
 def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
     if (warning := check_unprotected(config)) is not None:
         _warn(warning)
-    ports = {"http_options.port": config.http.port, "the port of gRPC": config.grpc_port}
+    ports: dict[str, int | None] = {
+        "http_options.port": config.http.port,
+        "the port of gRPC": config.grpc_port,
+    }
     metrics = options.metrics_port
     if options.metrics_host is not None:  # never a free one: whoever scrapes it must know it
         metrics = metrics or METRICS_PORT
@@ -344,12 +341,9 @@ def leave_out_unusable() -> list[str]:
 
 def without_unsent_traces(config: ServeConfig) -> ServeConfig:
     """Switch tracing off if the settings send spans nowhere: Serve would make and drop them."""
-    settings = config.settings
-    is_sent = {
-        "otlp": bool(settings.trace_endpoint or otlp_endpoint()),
-        "jaeger": True,
-        "none": False,
-    }[settings.trace_exporter]
+    exporter = config.settings.trace_exporter
+    has_address = bool(config.settings.trace_endpoint or otlp_endpoint())
+    is_sent = exporter == "jaeger" or (exporter == "otlp" and has_address)
     return config if is_sent or not config.has_own_tracing else config.without_tracing()
 
 
