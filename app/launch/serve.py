@@ -251,7 +251,7 @@ def _say(text: str) -> None:
 def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
     if (warning := check_unprotected(config)) is not None:
         _warn(warning)
-    ports: dict[str, int | None] = {
+    ports = {
         "http_options.port": config.http.port,
         "the port of gRPC": config.grpc_port,
     }
