@@ -1,14 +1,6 @@
-"""serve_config.yaml read and overridden, and what it says of the service.
-
-The configurations for other places are serve_config.yaml but for what is listed here.
-
-A configuration's deployments are fitted to the members of the model set.
-
-Files and folders of a configuration: absolute, and written to only where they can be.
-"""
+"""A configuration: read, refused, changed, fitted to a set; the shipped files differ as listed."""
 
 import importlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +93,7 @@ def test_other_arguments_stay_when_the_set_is_overridden():
 
 def test_a_configuration_without_applications():
     content: dict[str, Any]
-    for content in ({}, {"applications": []}):
+    for content in ({}, {"applications": []}, {"applications": None}):
         with pytest.raises(ConfigError, match="no applications"):
             ServeConfig.of(content)
 
@@ -173,74 +165,9 @@ def test_every_shipped_configuration_is_clean(path):
 DEPLOYMENT = ("applications", 0, "deployments", 0)
 
 
-@pytest.mark.parametrize(
-    ("place", "misspelt", "says"),
-    [
-        ((), "aplications", "aplications is no option; did you mean applications?"),
-        (("http_options",), "prot", "http_options.prot is no option; did you mean port?"),
-        (
-            ("applications", 0),
-            "import_pth",
-            "applications[0].import_pth is no option; did you mean import_path?",
-        ),
-        (
-            DEPLOYMENT,
-            "max_ongoing_request",
-            "applications[0].deployments[0].max_ongoing_request is no option; "
-            "did you mean max_ongoing_requests?",
-        ),
-        (
-            (*DEPLOYMENT, "autoscaling_config"),
-            "max_replica",
-            "applications[0].deployments[0].autoscaling_config.max_replica is no option; "
-            "did you mean max_replicas?",
-        ),
-    ],
-)
-def test_a_misspelt_key_is_refused_with_a_suggestion(tmp_path, place, misspelt, says):
-    path = write(tmp_path, with_key(GOOD, place, misspelt, 1))
-    with pytest.raises(ConfigError) as caught:
-        ServeConfig.read(path)
-    assert says in caught.value.message
-    assert str(path) in caught.value.message
-
-
 def test_every_misspelt_key_is_named_at_once(tmp_path):
     content = with_key(with_key(GOOD, (), "zzz", 1), ("http_options",), "hots", "x")
     with pytest.raises(ConfigError, match=r"hots is no option; did you mean host\?.*zzz is no"):
-        ServeConfig.read(write(tmp_path, content))
-
-
-@pytest.mark.parametrize(
-    ("place", "key", "value", "says"),
-    [
-        (("applications", 0, "args"), "modelset", "x", "modelset: Extra inputs"),
-        (("applications", 0, "args"), "max_files", 0, "max_files: .*greater than or equal to 1"),
-        (("applications", 0), "args", None, "args"),
-        (("http_options",), "port", "eighty", "port"),
-        ((), "applications", None, "applications"),
-        (DEPLOYMENT, "max_ongoing_requests", "many", "max_ongoing_requests"),
-    ],
-)
-def test_a_bad_value_is_refused_with_its_place(tmp_path, place, key, value, says):
-    with pytest.raises(ConfigError, match=says):
-        ServeConfig.read(write(tmp_path, with_key(GOOD, place, key, value)))
-
-
-POLICY = {"policy_function": "app.serve.serve_policy:EnsemblePolicy"}
-
-
-@pytest.mark.parametrize(
-    ("policy", "says"),
-    [
-        (POLICY | {"policy_kwarg": {}}, "no option; did you mean policy_kwargs?"),
-        (POLICY | {"policy_kwargs": {"drains_s": 3}}, "did you mean drain_s?"),
-        (POLICY | {"policy_kwargs": {"target_utilization": 7}}, "less than or equal to 1"),
-    ],
-)
-def test_the_autoscaling_policy_is_read_as_strictly(tmp_path, policy, says):
-    content = with_key(GOOD, ("applications", 0), "autoscaling_policy", policy)
-    with pytest.raises(ConfigError, match=re.escape(says)):
         ServeConfig.read(write(tmp_path, content))
 
 
@@ -379,11 +306,53 @@ def test_a_key_that_stands_twice(tmp_path):
 
 
 GATEWAY = {"name": "Gateway"}
+POLICY = {"policy_function": "app.serve.serve_policy:EnsemblePolicy"}
+OURS, ARGS = ("applications", 0), ("applications", 0, "args")
 
 
 @pytest.mark.parametrize(
     ("place", "key", "value", "says"),
     [
+        ((), "aplications", 1, "aplications is no option; did you mean applications?"),
+        (("http_options",), "prot", 1, "http_options.prot is no option; did you mean port?"),
+        (OURS, "import_pth", 1, "applications[0].import_pth is no option; did you mean import_pa"),
+        (
+            DEPLOYMENT,
+            "max_ongoing_request",
+            1,
+            "applications[0].deployments[0].max_ongoing_request is no option; "
+            "did you mean max_ongoing_requests?",
+        ),
+        (
+            (*DEPLOYMENT, "autoscaling_config"),
+            "max_replica",
+            1,
+            "applications[0].deployments[0].autoscaling_config.max_replica is no option; "
+            "did you mean max_replicas?",
+        ),
+        (ARGS, "modelset", "x", "modelset: Extra inputs"),
+        (ARGS, "max_files", 0, "max_files: Input should be greater than or equal to 1"),
+        (OURS, "args", None, "args"),
+        (("http_options",), "port", "eighty", "port"),
+        (DEPLOYMENT, "max_ongoing_requests", "many", "max_ongoing_requests"),
+        (
+            OURS,
+            "autoscaling_policy",
+            POLICY | {"policy_kwarg": {}},
+            "no option; did you mean policy_kwargs?",
+        ),
+        (
+            OURS,
+            "autoscaling_policy",
+            POLICY | {"policy_kwargs": {"drains_s": 3}},
+            "did you mean drain_s?",
+        ),
+        (
+            OURS,
+            "autoscaling_policy",
+            POLICY | {"policy_kwargs": {"target_utilization": 7}},
+            "less than or equal to 1",
+        ),
         ((), "proxy_location", "Disabled", "nobody would listen for clients; take EveryNode"),
         ((), "applications", [OTHER], "no application has import_path: app.main:build"),
         (("http_options",), "request_timeout_s", 10, "http_options.request_timeout_s is 10, and"),
@@ -443,7 +412,6 @@ def test_what_is_well(tmp_path, place, key, value):
     assert ServeConfig.read(write(tmp_path, content)).as_dict() == content
 
 
-ROOT_DRIFT = Path(__file__).parents[3]
 STAGES = ("Decoder", "resnet50", "densenet169")  # that serve_config.yaml has in the Gateway
 # Serve's own 25 % elsewhere: a second whole set of replicas would not find the CPUs. Ray 2.59 has
 # no such option, and it is left out there.
@@ -511,14 +479,14 @@ def options(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_configuration_is_listed():
-    found = {path.name for path in (ROOT_DRIFT / "configs").glob("*.yaml")}
+    found = {path.name for path in (ROOT / "configs").glob("*.yaml")}
     assert found == set(DIFFERENCES)
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_nothing_else_differs(name):
     ours, theirs = (
-        options(ServeConfig.read(ROOT_DRIFT / path).as_dict())
+        options(ServeConfig.read(ROOT / path).as_dict())
         for path in ("serve_config.yaml", f"configs/{name}")
     )
     absent = object()
@@ -529,7 +497,7 @@ def test_nothing_else_differs(name):
 def test_members_are_served_alike():
     """Every image visits both: they have the same options, so they grow alike."""
     for name in ("separate.yaml", "cluster.yaml"):
-        content = options(ServeConfig.read(ROOT_DRIFT / "configs" / name).as_dict())
+        content = options(ServeConfig.read(ROOT / "configs" / name).as_dict())
         assert {**content["resnet50"], "name": ""} == {**content["densenet169"], "name": ""}
 
 

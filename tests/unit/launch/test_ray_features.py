@@ -218,7 +218,7 @@ def test_ray_reads_every_variable_that_is_set(tmp_path: Path) -> None:
     """It ignores unknown variables without a message."""
     of_node = {name for name in node_environment(tmp_path) if name.startswith("RAY_")}
     names = {*serve_environment(tmp_path, (1, 2)), *of_node}
-    source = "".join(ray_features._source(file) for file in (*VARIABLES, *OTHERS))
+    source = "".join(ray_features._installed(file).read_text() for file in (*VARIABLES, *OTHERS))
     binary = ray_features._installed(GCS).read_bytes()
     lost = {name for name in names if f'"{name}"' not in source}
     assert {name for name in lost if f"{name}\0".encode() not in binary} == set()

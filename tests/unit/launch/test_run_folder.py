@@ -1,7 +1,4 @@
-"""The folder of one run: where it is made, and what stays of it.
-
-The environment of one run of ``tandem serve``.
-"""
+"""The folder of one run, where it is made and what stays of it; the environment of the run."""
 
 import os
 import subprocess
