@@ -1,4 +1,4 @@
-"""The run of tandem serve: mistakes before Ray starts, the metrics' relay, systemd, OpenTelemetry."""
+"""A run of tandem serve: mistakes before Ray starts, the metrics' relay, systemd, OpenTelemetry."""
 
 import os
 import socket
