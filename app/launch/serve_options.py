@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
 
 from app.environment import (
     CALLERS_KEY_VARIABLE,
@@ -54,20 +56,49 @@ PASSWORD = re.compile(r"//[^/@\s]*@")
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """The options of the command line; None keeps the configuration's value."""
+    """The options of ``tandem serve``; None keeps the configuration's value."""
 
-    model_set: str | None = None
-    config: Path | None = None
-    host: str | None = None
-    port: int | None = None
-    address: str | None = None  # of a running cluster; None starts a local Ray
-    allow_unverified: bool | None = None
-    metrics_port: int | None = None  # of a local Ray; None: the usual port, or a free one
-    metrics_host: str | None = None  # an address that other machines reach; None: loopback
-    api_keys_file: Path | None = None
-    grpc_port: int | None = None
-    portable: bool | None = None  # without HAProxy; None: if Ray has none, as on macOS
-    log_format: LogFormat | None = None  # None: text in a terminal, JSON otherwise
+    model_set: Annotated[str | None, typer.Option(help="name of a set, or its folder")] = None
+    config: Annotated[
+        Path | None, typer.Option(help="Ray Serve configuration  (default: serve_config.yaml)")
+    ] = None
+    host: Annotated[
+        str | None, typer.Option(help="address to listen on; 0.0.0.0 serves other machines")
+    ] = None
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="HTTP port  (default: 8000)")
+    ] = None
+    address: Annotated[
+        str | None, typer.Option(help="running Ray cluster to deploy to: auto, or HOST:PORT")
+    ] = None
+    allow_unverified: Annotated[
+        bool | None,
+        typer.Option(
+            help="serve a set even if INT8 lost more than its max_drop  (default: refuse it)"
+        ),
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="port for Prometheus  (default: 9464, or a free one)"),
+    ] = None
+    metrics_host: Annotated[
+        str | None,
+        typer.Option(help="0.0.0.0 admits a Prometheus elsewhere  (default: loopback)"),
+    ] = None
+    api_keys_file: Annotated[
+        Path | None, typer.Option(help="answer only requests with a key of this file, one a line")
+    ] = None
+    grpc_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="gRPC port  (default: no gRPC)")
+    ] = None
+    portable: Annotated[
+        bool | None,
+        typer.Option(help="serve without HAProxy, on loopback only  (default: except on Linux)"),
+    ] = None
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(help="format on stderr  (default: text in a terminal, otherwise json)"),
+    ] = None
 
 
 OPTIONS = tuple(option.name for option in fields(ServeOptions))
