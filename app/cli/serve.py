@@ -16,7 +16,7 @@ from app.errors import ConfigError
 from app.launch.haproxy import HaproxyCommand, max_connections
 from app.launch.haproxy_rules import APPLICATION, RuleOptions
 from app.launch.ray_features import check_protecting
-from app.launch.resolved_config import ServeOptions, resolved, unknown_variables
+from app.launch.serve_options import ServeOptions, resolved, unknown_variables
 from app.serve.ray_compatibility import check_ray_version
 from app.setting_values import check_origins
 from models.files import needed_folder
@@ -43,20 +43,20 @@ def serve(
     cluster's nodes need the environment of docs/how-to/cluster.md to be fast. Every setting may
     also be a variable, TANDEM_<SETTING>. A flag precedes a variable, and a variable the file.
     """
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    flags = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
     if print_config:
-        _print_config(context, options, as_json=as_json)
+        _print_config(options, flags, as_json=as_json)
         return
     if as_json:
         raise typer.BadParameter("--json goes with --print-config")
     from app.launch.serve import run_service
 
-    run_service(options)
+    run_service(options, flags)
 
 
-def _print_config(context: typer.Context, options: ServeOptions, *, as_json: bool) -> None:
+def _print_config(options: ServeOptions, flags: set[str], *, as_json: bool) -> None:
     """Print the settings with the source of each (flag, variable, file), as YAML or as JSON."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    flags = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
     for line in unknown_variables():
         typer.echo(line, err=True)
     rows = resolved(options, flags)

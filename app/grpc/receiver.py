@@ -17,7 +17,7 @@ from app.errors import (
 )
 from app.grpc.call import Message
 from app.queueing.admission import Share, Uploads
-from app.settings import Settings
+from app.settings import LimitSettings
 
 # On a cluster HAProxy gives up on a Gateway that reads nothing of a request for 5 s.
 WAIT_AT_MOST_S = 2.0
@@ -43,11 +43,11 @@ class Receiver:
     wait. Large ones share the other half (:class:`ReceiveRoom`).
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._max_body_bytes = settings.max_body_bytes
-        self._max_bytes = max_message_bytes(settings.max_body_bytes)
-        half = settings.max_bytes_in_flight // 2
-        self._small_bytes = half // settings.max_concurrent_requests
+    def __init__(self, limits: LimitSettings) -> None:
+        self._max_body_bytes = limits.max_body_bytes
+        self._max_bytes = max_message_bytes(limits.max_body_bytes)
+        half = limits.max_bytes_in_flight // 2
+        self._small_bytes = half // limits.max_concurrent_requests
         self._room = ReceiveRoom(half)
         self._short = Uploads(slow_after_s=SHORT_IS_SLOW_AFTER_S)
 

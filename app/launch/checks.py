@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from app.access import no_passphrase, reason
 from app.errors import ConfigError
 from app.setting_values import QueueConfig
-from app.settings import Settings
+from app.settings import LimitSettings
 
 IMPORT_PATH = "app.main:build"  # of our application; a file may have other applications too
 SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that sets none
@@ -67,19 +67,19 @@ def check_listeners(content: Mapping[str, Any], request_timeout_s: float) -> Non
             )
 
 
-def check_application(application: Mapping[str, Any], settings: Settings) -> None:
+def check_application(application: Mapping[str, Any], limits: LimitSettings) -> None:
     """Check the options of our application and its deployments."""
     deployments = application.get("deployments", [])
     counts = Counter(deployment["name"] for deployment in deployments)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(f"deployments has {twice[0]} twice: the second would win; leave one out")
     check_route_prefix(application.get("route_prefix", "/"))
-    _check_grace(deployments, settings.request_timeout_s)
+    _check_grace(deployments, limits.request_timeout_s)
     for deployment in deployments:
         if deployment["name"] == "Gateway":
-            _check_ongoing(deployment, settings.max_concurrent_requests)
+            _check_ongoing(deployment.get("max_ongoing_requests"), limits.max_concurrent_requests)
         if deployment.get("user_config"):
-            _check_user_config(deployment, settings.max_files)
+            _check_user_config(deployment, limits.max_files)
 
 
 def check_route_prefix(prefix: str | None) -> None:
@@ -97,11 +97,8 @@ def check_route_prefix(prefix: str | None) -> None:
 
 def _check_grace(deployments: list[Mapping[str, Any]], request_timeout_s: float) -> None:
     """Refuse deployments whose grace period is shorter than the time limit of a request."""
-    grace_s = {"Gateway": None} | {
-        deployment["name"]: deployment.get("graceful_shutdown_timeout_s")
-        for deployment in deployments
-    }
-    for name, own_s in grace_s.items():
+    grace_s = {d["name"]: d.get("graceful_shutdown_timeout_s") for d in deployments}
+    for name, own_s in ({"Gateway": None} | grace_s).items():
         waits_s = SERVE_DEFAULT_GRACE_S if own_s is None else own_s
         if waits_s < request_timeout_s:
             default = " (Serve's default)" if own_s is None else ""
@@ -112,9 +109,8 @@ def _check_grace(deployments: list[Mapping[str, Any]], request_timeout_s: float)
             )
 
 
-def _check_ongoing(gateway: Mapping[str, Any], ours: int) -> None:
+def _check_ongoing(ongoing: int | None, ours: int) -> None:
     """Refuse a Gateway for which Serve's max_ongoing_requests is below our own request limit."""
-    ongoing = gateway.get("max_ongoing_requests")
     if ongoing is not None and ongoing < ours:
         raise ConfigError(
             f"Gateway has max_ongoing_requests of {ongoing}, and args.max_concurrent_requests is "
@@ -140,12 +136,12 @@ def check_capacity(deployments: Sequence[Mapping[str, Any]], cpus: int) -> None:
     ``max_replicas_per_node`` of them.
     """
     for deployment in deployments:
-        name, least = deployment["name"], _num_replicas(deployment)
-        most = deployment.get("max_replicas_per_node")
+        least, most = _num_replicas(deployment), deployment.get("max_replicas_per_node")
         if most is not None and least > most:
             raise ConfigError(
-                f"the configuration asks for {least} replicas of {name}, {most} of them on a node: "
-                "this is one machine; take configs/laptop.yaml, or raise max_replicas_per_node"
+                f"the configuration asks for {least} replicas of {deployment['name']}, {most} of "
+                "them on a node: this is one machine; take configs/laptop.yaml, or raise "
+                "max_replicas_per_node"
             )
     needed = {d["name"]: _num_replicas(d) * _num_cpus(d) for d in deployments}
     if (total := sum(needed.values())) > cpus:
@@ -159,8 +155,8 @@ def check_capacity(deployments: Sequence[Mapping[str, Any]], cpus: int) -> None:
 def oversubscribed(deployments: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a sentence on replicas that would use the same cores; None if there are none."""
     for deployment in deployments:
-        name, replicas = deployment["name"], _num_replicas(deployment)
-        share = _num_cpus(deployment)
+        name, share = deployment["name"], _num_cpus(deployment)
+        replicas = _num_replicas(deployment)
         if name in ALL_CORES and replicas > 1 and share < 1:
             return (
                 f"{replicas} replicas of {name} have {share:g} of a CPU each, and each would use "
@@ -275,12 +271,12 @@ def tls_of(http: HttpOptions) -> Tls | None:
 
     """
     certificate, key, clients = http.ssl_certfile, http.ssl_keyfile, http.ssl_ca_certs
+    if http.scheme == "http" and (clients or http.ssl_keyfile_password):
+        raise ConfigError(
+            "http_options.ssl_ca_certs and ssl_keyfile_password are for TLS, and would be "
+            "ignored: give ssl_certfile and ssl_keyfile too"
+        )
     if not certificate or not key:
-        if clients or http.ssl_keyfile_password:
-            raise ConfigError(
-                "http_options.ssl_ca_certs and ssl_keyfile_password are for TLS, and would be "
-                "ignored: give ssl_certfile and ssl_keyfile too"
-            )
         return None
     if http.ssl_keyfile_password:
         raise ConfigError(
@@ -348,11 +344,10 @@ def metrics_port(asked: int | None, of_service: Collection[int | None] = ()) -> 
     if asked is not None:
         check_port("127.0.0.1", asked, "--metrics-port")
         return asked
-    if METRICS_PORT not in of_service:
-        with contextlib.suppress(ConfigError):
-            check_port("127.0.0.1", METRICS_PORT)
-            if _reserve(METRICS_PORT):
-                return METRICS_PORT
+    with contextlib.suppress(ConfigError):
+        check_port("127.0.0.1", METRICS_PORT)
+        if METRICS_PORT not in of_service and _reserve(METRICS_PORT):
+            return METRICS_PORT
     return free_port()
 
 
@@ -379,11 +374,10 @@ def _reserve(port: int) -> bool:
 def _owner(port: int) -> str:
     """Return the name of the process that listens on ``port``, if the system reveals it."""
     with contextlib.suppress(psutil.Error):
-        for connection in psutil.net_connections("tcp"):
-            is_listening = connection.status == psutil.CONN_LISTEN
-            if is_listening and connection.laddr and connection.laddr.port == port:
-                name = psutil.Process(connection.pid).name() if connection.pid else "?"
-                return f" (process {connection.pid}, {name})"
+        for bound in psutil.net_connections("tcp"):
+            if bound.status == psutil.CONN_LISTEN and bound.laddr and bound.laddr.port == port:
+                name = psutil.Process(bound.pid).name() if bound.pid else "?"
+                return f" (process {bound.pid}, {name})"
     return ""
 
 

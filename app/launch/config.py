@@ -1,30 +1,34 @@
-"""The configuration to serve: a serve_config.yaml, read and checked once, with absolute paths.
+"""The configuration to serve: a serve_config.yaml, read, checked strictly, and changed on copies.
 
-Importing this module must not import ray, which reads its environment when it is imported (see
-:mod:`app.launch.run_folder`). Reading a configuration does import ray.
-
-Ray's processes have another working folder than the command, so relative paths are made absolute.
-Folders that cannot be written to are dropped: some accounts have no writable home, and a
-container's root may be read-only.
+An unknown key, which Serve ignores, is an error here. Importing this module must not import ray,
+which reads its environment when it is imported (:mod:`app.launch.run_folder`). Reading a
+configuration does import ray.
 """
 
 import copy
+import difflib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from app.environment import PROJECT, REGIONS_FOLDER, set_environment
-from app.errors import ConfigError
-from app.launch.checks import HUBS, SSL_FILES, SSL_OPTIONS, HttpOptions, own_application, own_index
+from app.environment import PROJECT
+from app.errors import MAX_SHOWN, ConfigError
+from app.launch.checks import (
+    HUBS,
+    SSL_OPTIONS,
+    HttpOptions,
+    check_application,
+    check_listeners,
+    own_application,
+    own_index,
+)
 from app.settings import Settings
-from models.files import with_home
 from models.manifest import Manifest
 from models.record import YamlError, read_yaml
-from models.stores import is_url
 
 CONFIG_NAME = "serve_config.yaml"
 ADD_SERVICER = "app.grpc.call.add_servicer"
@@ -34,6 +38,15 @@ EXPORTER = "app.telemetry.export:span_processors"  # of tracing_config
 GENERATED = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
 MAX_PORT = 65535
 LOOPBACK_OPTIONS = {"host": "127.0.0.1", "port": 8000}  # defaults of http_options
+# Options of newer versions of Ray. An older version drops them with a warning
+# (app/serve/ray_compatibility.py).
+NEWER_OPTIONS = ("max_surge_percent",)
+POLICY = "app.serve.scaling:EnsemblePolicy"
+# Import paths that configurations of earlier versions name, and where the objects are now.
+MOVED = {
+    "app.scaling.serve_policy:EnsemblePolicy": POLICY,
+    "app.tracing.pipeline:span_processors": EXPORTER,
+}
 
 
 def default_config() -> Path:
@@ -58,26 +71,20 @@ def read_content(path: Path) -> Any:
         raise ConfigError(error.message) from error
 
 
-def grpc_port(content: dict[str, Any]) -> int | None:
-    """Return the port of gRPC; None if gRPC is off."""
-    from ray.serve.schema import gRPCOptionsSchema
-
-    options = gRPCOptionsSchema.model_validate(content.get("grpc_options", {}))
-    return options.port if options.grpc_servicer_functions else None
-
-
 @dataclass(frozen=True)
 class ServeConfig:
     """Ray Serve's options and the application's settings; every change returns a new object.
 
-    ``content`` is Serve's configuration; change only copies of it (:meth:`as_dict`). The other
-    fields are parsed from it. A file may also have applications that are not Tandem's.
+    ``content`` is Serve's configuration; change only copies of it (:meth:`as_dict`). ``settings``,
+    ``http`` and ``grpc_port`` are parsed from it. A file may also have applications that are not
+    Tandem's. ``origins`` names the flag, variable or file of each value that is no default.
     """
 
     content: dict[str, Any]
     settings: Settings
     http: HttpOptions
     grpc_port: int | None  # None: gRPC is off
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -95,31 +102,44 @@ class ServeConfig:
 
         Without a host the service listens on loopback; Serve's own default is all interfaces.
         """
-        from app.launch.config_check import checked_content  # it imports ray
-
         if not isinstance(content, dict):
             raise ConfigError(
                 f"{source} is empty or not a mapping; see serve_config.yaml in the project"
             )
-        checked = checked_content(content, source)
-        return cls._parsed(
-            {**checked, "http_options": LOOPBACK_OPTIONS | checked.get("http_options", {})}
-        )
+        checked, settings = checked_content(content, source)
+        checked["http_options"] = LOOPBACK_OPTIONS | checked.get("http_options", {})
+        return cls(checked, settings, *_listeners(checked))
 
-    @classmethod
-    def _parsed(cls, content: dict[str, Any]) -> Self:
-        from app.launch.config_check import mistakes  # it imports ray
+    def changed(
+        self,
+        *,
+        http: Mapping[str, Any] | None = None,
+        grpc_port: int | None = None,
+        deployments: Sequence[Mapping[str, Any]] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Return a copy with these settings and options; None leaves a part as it is.
 
-        try:
-            settings = Settings.model_validate(own_application(content).get("args", {}))
-        except ValidationError as error:  # of values that fit the file, and not each other
-            raise ConfigError(f"args: {mistakes(error)}") from error
-        http, port = HttpOptions.model_validate(content["http_options"]), grpc_port(content)
-        for name, number in (("http_options", http.port), ("grpc_options", port)):
-            if number is not None and not 1 <= number <= MAX_PORT:
-                raise ConfigError(f"{name}.port is {number}: give 1 to {MAX_PORT}")
-        own = copy.deepcopy(content)  # parts of it may be the caller's
-        return cls(content=own, settings=settings, http=http, grpc_port=port)
+        ``http`` and ``settings`` are merged. None takes an option of ``http`` out.
+
+        Raises:
+            ConfigError: the changed settings do not fit each other.
+
+        """
+        content = with_grpc(self.as_dict(), grpc_port)
+        options = content["http_options"] | dict(http or {})
+        content["http_options"] = {n: value for n, value in options.items() if value is not None}
+        ours = content["applications"][own_index(content)]
+        if deployments is not None:
+            ours["deployments"] = [*map(copy.deepcopy, deployments)]  # each with parts of its own
+        parsed = self.settings
+        if settings:
+            ours["args"] = changed_arguments(ours.get("args", {}), copy.deepcopy(settings))
+            try:
+                parsed = Settings.model_validate(ours["args"])
+            except ValidationError as error:  # of values that fit the file, and not each other
+                raise ConfigError(f"args: {mistakes(error)}") from error
+        return type(self)(content, parsed, *_listeners(content), self.origins)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a copy of the content, for changes, for YAML and for Serve's schema."""
@@ -158,42 +178,17 @@ class ServeConfig:
     def route_prefix(self) -> str:
         return str(self._application.get("route_prefix") or "/")
 
-    def with_overrides(
-        self,
-        *,
-        model_set: str | None = None,
-        host: str | None = None,
-        port: int | None = None,
-        grpc_port: int | None = None,
-    ) -> Self:
-        """Return the configuration with the command line's values; None keeps the file's value."""
-        asked = {"host": host, "port": port}
-        http = {name: value for name, value in asked.items() if value is not None}
-        content = self.with_http_options(**http).as_dict()
-        changed = self._parsed(with_grpc(content, grpc_port))
-        if model_set is None:
-            return changed
-        return changed.with_arguments(**_sets_of(model_set))
-
-    def with_http_options(self, **options: Any) -> Self:
-        content = self.as_dict()
-        content["http_options"] |= options
-        return self._parsed(content)
-
-    def with_json_log(self) -> Self:
-        """Make Serve log JSON, in place of the file's log format."""
-        content = self.as_dict()
-        content["logging_config"] = {**(content.get("logging_config") or {}), "encoding": "JSON"}
-        return self._parsed(content)
-
     def without_tracing(self) -> Self:
         """Switch Serve's tracing off."""
-        return self._parsed(self.as_dict() | {"tracing_config": {"enabled": False}})
+        return replace(self, content=self.as_dict() | {"tracing_config": {"enabled": False}})
 
-    def with_arguments(self, **arguments: Any) -> Self:
-        """Change settings of the application (its ``args``)."""
-        args = self._application.get("args", {})
-        return self._with_application(args=changed_arguments(args, arguments))
+    def without_tls(self) -> Self:
+        """Remove the ssl options, for a Serve behind a HAProxy that speaks TLS.
+
+        With them Serve's replicas would speak TLS, but its HAProxy would speak without TLS to
+        replicas and clients.
+        """
+        return self.changed(http=dict.fromkeys(SSL_OPTIONS))
 
     def fitted_to(self, manifest: Manifest) -> Self:
         """Fit the deployments to the set's members and to the places where the stages run.
@@ -204,17 +199,13 @@ class ServeConfig:
         intentions hold for any set.
         """
         stages, members = self._stages() | self._hubs(), self._members(manifest)
-        deployments = [
-            d
-            for d in self._application.get("deployments", [])
-            if d["name"] not in {"Decoder", "Combiner", *HUBS} - stages
-        ]
-        kept = [d for d in deployments if d["name"] in members | stages]
-        gone = [d for d in deployments if d["name"] not in members | stages]
-        missing = members - {d["name"] for d in kept}
-        if gone:
-            kept += [copy.deepcopy(gone[0]) | {"name": name} for name in sorted(missing)]
-        return self._with_application(deployments=kept)
+        every = self._application.get("deployments", [])
+        kept = [d for d in every if d["name"] in members | stages]
+        known = {*members, *stages, "Decoder", "Combiner", *HUBS}
+        if gone := [d for d in every if d["name"] not in known]:
+            missing = members - {d["name"] for d in kept}
+            kept += [{**gone[0], "name": name} for name in sorted(missing)]
+        return self.changed(deployments=kept)
 
     def all_deployments(self, manifest: Manifest) -> list[Mapping[str, Any]]:
         """Return the options of all deployments, those with Serve's defaults included."""
@@ -241,35 +232,9 @@ class ServeConfig:
         is_apart = self.settings.members == "deployment"
         return {member.name for member in manifest.members} if is_apart else set()
 
-    def without_tls(self) -> Self:
-        """Remove the ssl options, for a Serve behind a HAProxy that speaks TLS.
-
-        With them Serve's replicas would speak TLS, but its HAProxy would speak without TLS to
-        replicas and clients.
-        """
-        content = self.as_dict()
-        for name in SSL_OPTIONS:
-            content["http_options"].pop(name, None)
-        return self._parsed(content)
-
     @property
     def _application(self) -> Mapping[str, Any]:
         return own_application(self.content)
-
-    def _with_application(self, **changed: Any) -> Self:
-        content = self.as_dict()
-        content["applications"][own_index(content)] |= changed
-        return self._parsed(content)
-
-
-def _sets_of(asked: str) -> dict[str, Any]:
-    """Return the argument for ``a`` or ``a,b``; an existing folder's name may contain a comma."""
-    names = [name.strip() for name in asked.split(",")]
-    if len(names) == 1 or os.path.isdir(asked):  # noqa: PTH112  # Path's raises for a long line
-        return {"model_set": asked}
-    if not all(names):
-        raise ConfigError(f"--model-set {asked!r} has an empty name; separate names by one comma")
-    return {"model_sets": names}
 
 
 def changed_arguments(args: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,77 +258,169 @@ def with_grpc(content: dict[str, Any], port: int | None) -> dict[str, Any]:
     return {**content, "grpc_options": options}
 
 
-WITHOUT = {"compile_cache": "networks are compiled at each start"}
+def _listeners(content: Mapping[str, Any]) -> tuple[HttpOptions, int | None]:
+    """Return the options of HTTP and the port of gRPC, None if gRPC is off.
 
+    Raises:
+        ConfigError: a port is out of range, or the host is no address.
 
-def with_absolute_paths(config: ServeConfig) -> ServeConfig:
-    """Return the configuration with absolute paths."""
-    settings = config.settings
-    paths: dict[str, Any] = {
-        name: absolute(path)
-        for name in (*WITHOUT, "api_keys_file")
-        if (path := getattr(settings, name)) is not None and name in settings.model_fields_set
-    }
-    if settings.sample_dir is not None and not is_url(settings.sample_dir):
-        paths["sample_dir"] = absolute(settings.sample_dir)
-    if settings.model_dirs:
-        paths["model_dirs"] = list(map(absolute, settings.model_dirs))
-    if settings.traffic is not None:
-        paths["traffic"] = {_absolute_set(name): of for name, of in settings.traffic.items()}
-    if settings.shadow is not None:
-        paths["shadow"] = _absolute_set(settings.shadow)
-    if settings.model_sets is not None:
-        paths["model_sets"] = list(map(_absolute_set, settings.model_sets))
-    elif "/" in settings.model_set:
-        paths["model_set"] = _absolute_set(settings.model_set)
-    files = {name: file for name in SSL_FILES if (file := getattr(config.http, name))}
-    return config.with_arguments(**paths).with_http_options(
-        **{name: absolute(file) for name, file in files.items()}
-    )
-
-
-def _absolute_set(name: str) -> str:
-    """Return a set's folder as an absolute path; a name or a store's URL stays unchanged."""
-    is_folder = "/" in name and not is_url(name)
-    return absolute(name) if is_folder else name
-
-
-def absolute(path: str | Path) -> str:
-    """Return the absolute path; ``~`` is a home folder, or stays if there is none."""
-    try:
-        return str(with_home(path).absolute())
-    except FileNotFoundError as error:
-        text = f"{path} is relative to a working folder that is gone; give an absolute path"
-        raise ConfigError(text) from error
-
-
-def without_unwritable(config: ServeConfig) -> tuple[ServeConfig, list[str]]:
-    """Remove folders that cannot be written to; return the configuration and a warning for each."""
-    lost = {name: reason for name in WITHOUT if (reason := _why_not(config, name)) is not None}
-    warnings = [f"{name}: {reason}: {WITHOUT[name]}" for name, reason in lost.items()]
-    return config.with_arguments(**dict.fromkeys(lost)), warnings
-
-
-def _why_not(config: ServeConfig, name: str) -> str | None:
-    """Return why a setting's folder cannot be written to; None if it can, or is not set."""
-    folder: Path | None = getattr(config.settings, name)
-    if folder is None:
-        is_asked = name in config.settings.model_fields_set
-        return None if is_asked else "this account has no home folder"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return f"cannot write to {folder} ({error.strerror})"
-    return None if os.access(folder, os.W_OK | os.X_OK) else f"cannot write to {folder}"
-
-
-def make_regions_folder(config: ServeConfig, run_dir: Path) -> None:
-    """Make the folder of shared-memory regions for all Gateways, and name it in the environment.
-
-    It is in the run's folder, which only this user can enter and which is removed after the run.
-    Call this before Ray starts.
     """
-    if config.settings.shared_memory:
-        folder = run_dir / "regions"
-        folder.mkdir(mode=0o700)
-        set_environment({REGIONS_FOLDER: str(folder)}, ours=(REGIONS_FOLDER,))
+    from ray.serve.schema import gRPCOptionsSchema
+
+    http = HttpOptions.model_validate(content["http_options"])
+    grpc = gRPCOptionsSchema.model_validate(content.get("grpc_options", {}))
+    port = grpc.port if grpc.grpc_servicer_functions else None
+    for name, number in (("http_options", http.port), ("grpc_options", port)):
+        if number is not None and not 1 <= number <= MAX_PORT:
+            raise ConfigError(f"{name}.port is {number}: give 1 to {MAX_PORT}")
+    return http, port
+
+
+def checked_content(content: Mapping[str, Any], source: str) -> tuple[dict[str, Any], Settings]:
+    """Check every key and value against Serve's schema and ours.
+
+    Returns:
+        The content with the schema's types, where a number written as text is a number, and the
+        settings of our application.
+
+    Raises:
+        ConfigError: it names ``source`` and lists all unknown keys, moved import paths and bad
+            values.
+
+    """
+    from ray.serve.schema import ServeDeploySchema
+
+    from app.serve.scaling import ScalingOptions
+
+    unknown = unknown_keys(content, ServeDeploySchema) + _unknown_in_policies(content)
+    if problems := unknown + _moved_paths(content):
+        raise ConfigError(f"{source}: " + "; ".join(problems))
+    if not content.get("applications"):
+        raise ConfigError(f"{source} has no applications; see serve_config.yaml in the project")
+    if odd := _unmapped(content["applications"]):
+        raise ConfigError(f"{source}: {odd} is no mapping; see serve_config.yaml in the project")
+    try:
+        checked = _as_validated(content)
+        for application in checked["applications"]:
+            policy = application.get("autoscaling_policy") or {}
+            if policy.get("policy_function") == POLICY:
+                ScalingOptions.model_validate(policy.get("policy_kwargs", {}))
+        ours = own_application(checked)
+        settings = Settings.model_validate(ours.get("args", {}))
+        check_listeners(checked, settings.request_timeout_s)
+        check_application(ours, settings)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {mistakes(error)}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error.message}") from error
+    return checked, settings
+
+
+def _unmapped(applications: Any) -> str | None:
+    """Return where an application or a deployment is no mapping, which Serve's schema expects."""
+    for place, application in _listed("applications", applications):
+        if not isinstance(application, dict):
+            return place
+        for inner, deployment in _listed(f"{place}.deployments", application.get("deployments")):
+            if not isinstance(deployment, dict):
+                return inner
+    return None
+
+
+def _listed(place: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the items of a list with the place of each; [] for what is no list."""
+    items = value if isinstance(value, list) else ()
+    return [(f"{place}[{index}]", item) for index, item in enumerate(items)]
+
+
+def _as_validated(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the validated content, limited to the keys that the file sets."""
+    from ray.serve.config import AutoscalingConfig
+    from ray.serve.schema import ServeDeploySchema
+
+    schema = ServeDeploySchema.model_validate(content)
+    checked = schema.model_dump(mode="json", exclude_unset=True)
+    for application in checked["applications"]:
+        for deployment in application.get("deployments", []):
+            if scaling := deployment.get("autoscaling_config"):  # any mapping is valid here
+                is_auto = deployment.get("num_replicas") == "auto"
+                auto: AutoscalingConfig = AutoscalingConfig.default()  # type: ignore[no-untyped-call]
+                defaults = auto.model_dump(exclude_unset=True) if is_auto else {}
+                whole = AutoscalingConfig.model_validate(defaults | scaling)
+                dumped = whole.model_dump(mode="json", exclude_unset=True)
+                deployment["autoscaling_config"] = {name: dumped[name] for name in scaling}
+    return checked
+
+
+def mistakes(error: ValidationError) -> str:
+    """Return the mistakes in a configuration as one line."""
+    return "; ".join(_mistake(**details) for details in error.errors())
+
+
+def _mistake(*, type: str, loc: tuple[int | str, ...], msg: str, input: Any, **_: Any) -> str:
+    """Return a mistake of pydantic's with its place, and with its value if the message lacks it."""
+    from app.serve.scaling import ScalingOptions
+
+    text = msg.removeprefix("Value error, ").replace("a valid tuple", "a list, as [A, B]")
+    if type == "extra_forbidden":
+        text += _suggestion(loc[-1], Settings, ScalingOptions)
+    elif type not in ("value_error", "missing") and isinstance(input, str | int | float | None):
+        text += f", not {str(input)[:MAX_SHOWN]!r}"
+    return ": ".join(filter(None, (".".join(map(str, loc)), text)))
+
+
+def _unknown_in_policies(content: Mapping[str, Any]) -> list[str]:
+    """Return the unknown keys in autoscaling_policy, which Serve's schema does not check."""
+    from ray.serve.config import AutoscalingPolicy
+
+    return [
+        line
+        for place, application in _listed("applications", content.get("applications"))
+        if isinstance(application, dict)
+        for line in unknown_keys(
+            application.get("autoscaling_policy"), AutoscalingPolicy, f"{place}.autoscaling_policy"
+        )
+    ]
+
+
+def _moved_paths(content: Any, where: str = "") -> list[str]:
+    """Return a line per import path of an earlier version, at every depth, with today's path."""
+    if isinstance(content, dict):
+        inner = [(f"{where}.{key}" if where else str(key), value) for key, value in content.items()]
+    elif isinstance(content, list):
+        inner = _listed(where, content)
+    else:
+        new = MOVED.get(content) if isinstance(content, str) else None
+        return [f"{where} is {content}, which has moved: write {new}"] if new else []
+    return [line for place, value in inner for line in _moved_paths(value, place)]
+
+
+def _suggestion(key: object, *models: type[BaseModel]) -> str:
+    known = [field for model in models for field in model.model_fields]
+    close = difflib.get_close_matches(str(key), known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def unknown_keys(content: Any, model: type[BaseModel], where: str = "") -> list[str]:
+    """Compare a parsed file with a pydantic model at every depth; return a line per unknown key."""
+    if not isinstance(content, dict):
+        return []
+    known = dict(model.model_fields)
+    problems = []
+    for key, value in content.items():
+        place = f"{where}.{key}" if where else str(key)
+        if key in known:
+            rows = _listed(place, value) if isinstance(value, list) else [(place, value)]
+            for inner in _models_in(known[key].annotation):
+                for spot, row in rows:
+                    problems += unknown_keys(row, inner, spot)
+        elif key not in NEWER_OPTIONS:
+            problems.append(f"{place} is no option{_suggestion(key, model)}")
+    return problems
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the pydantic models an annotation names: ``X``, ``X | None``, ``list[X]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]

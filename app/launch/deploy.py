@@ -41,14 +41,12 @@ READY_METHOD = "/tandem.v1.Ensemble/Ready"
 
 def deploy(config: ServeConfig) -> None:
     """Hand the configuration to Serve, as ``serve run`` does, and return at once."""
-    from ray.serve.schema import ServeDeploySchema
-
-    # Applications that it does not list are deleted.
-    start_serve(config).deploy_apps(ServeDeploySchema.model_validate(config.as_dict()))
+    client, schema = start_serve(config)
+    client.deploy_apps(schema)  # applications that it does not list are deleted
 
 
-def start_serve(config: ServeConfig) -> Any:
-    """Start Serve with the configuration's options, and return its client.
+def start_serve(config: ServeConfig) -> tuple[Any, "ServeDeploySchema"]:
+    """Start Serve with the configuration's options; return its client and the configuration.
 
     A Serve that already runs keeps its own options.
     """
@@ -63,7 +61,7 @@ def start_serve(config: ServeConfig) -> Any:
         controller_options=schema.controller_options,
         logging_config=schema.logging_config,
     )
-    return serve_client()
+    return serve_client(), schema
 
 
 def client_of(url: str, socket: Path | None = None) -> httpx.Client:
@@ -126,8 +124,7 @@ def wait_ready(
             return False
         report(_progress(applications))
         with contextlib.suppress(httpx.HTTPError):
-            is_ready = client.get("/readyz").status_code == 200
-            if is_ready and (grpc is None or grpc()):
+            if client.get("/readyz").status_code == 200 and (grpc is None or grpc()):
                 return True
         stop.wait(0.25)
     raise ConfigError(f"not ready after {timeout_s:g} s: {_progress(applications)}")
@@ -150,18 +147,15 @@ def _progress(applications: Collection[str]) -> str:
     from ray import serve
 
     waiting = []
-    for name, application in serve.status().applications.items():
-        if name not in applications:
-            continue
+    status = serve.status().applications
+    for name, application in ((n, status[n]) for n in status if n in applications):
+        stages = application.deployments
         if application.status == "DEPLOY_FAILED":
-            reasons = [
-                f"{stage}: {reason}"
-                for stage, status in application.deployments.items()
-                if (reason := reason_in(status.message))
-            ]
-            why = "; ".join(reasons) or application.message
+            reasons = {name: reason_in(stage.message) for name, stage in stages.items()}
+            lines = [f"{stage}: {reason}" for stage, reason in reasons.items() if reason]
+            why = "; ".join(lines) or application.message
             raise ConfigError(f"{name} could not be deployed: {why}")
-        waiting += [n for n, d in application.deployments.items() if d.status != "HEALTHY"]
+        waiting += [name for name, stage in stages.items() if stage.status != "HEALTHY"]
     return f"loading {', '.join(waiting)}" if waiting else "starting"
 
 
@@ -187,7 +181,7 @@ def deployed_beside_others(config: ServeConfig) -> Iterator[None]:
     from ray import serve
 
     was_serving = serve_client() is not None
-    client, ours = start_serve(config), config.application_names
+    (client, _), ours = start_serve(config), config.application_names
     details = _details(client)
     check_free(config, details["applications"])
     try:

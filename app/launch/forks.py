@@ -230,9 +230,8 @@ class ForkServer:
 
     def _others(self, environment: dict[str, str]) -> list[str]:
         """Return the variables that differ from those that the imported modules may have read."""
-        everything = {*environment, *self._environment}
-        names = {name for name in everything - {*SET_LATE} if not name.startswith(RAY_PREFIXES)}
-        return sorted(n for n in names if environment.get(n) != self._environment.get(n))
+        changed = dict(environment.items() ^ self._environment.items()).keys() - {*SET_LATE}
+        return sorted(name for name in changed if not name.startswith(RAY_PREFIXES))
 
     def _fork(self, client: socket.socket, asked: ForkRequest) -> ForkRequest | None:
         if (pid := os.fork()) == 0:

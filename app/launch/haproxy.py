@@ -190,7 +190,7 @@ def put_haproxy_in_front(
             haproxy.write(options)
         return config
     haproxy.write(options, http.host, tls)
-    return config.without_tls().with_http_options(host=GATEWAYS_HOST)
+    return config.without_tls().changed(http={"host": GATEWAYS_HOST})
 
 
 def _check_without_ours(config: ServeConfig, tls: Tls) -> None:
@@ -258,7 +258,7 @@ def with_open_traffic(config: ServeConfig, *, is_joining: bool) -> ServeConfig:
     settings = config.settings
     if not settings.has_versions or settings.open_traffic is not None:
         return config
-    return config.with_arguments(open_traffic=config.http.is_on_loopback and not is_joining)
+    return config.changed(open_traffic=config.http.is_on_loopback and not is_joining)
 
 
 class CertificateRenewal:
@@ -305,9 +305,7 @@ class CertificateRenewal:
             for path in (tls.certificate, tls.key)
             for match in PEM_BLOCK.finditer(path.read_bytes())
         )
-        lines = b"\n".join(
-            line for line in pem.splitlines() if line.strip()
-        )  # an empty one ends it
+        lines = b"\n".join(filter(bytes.strip, pem.splitlines()))  # an empty line ends it
         sockets = {path for pattern in ADMIN_SOCKETS for path in self._folder.glob(pattern)}
         for path in sockets:
             said = _asked(path, b"set ssl cert %b <<\n%b\n\n" % (os.fsencode(name), lines))

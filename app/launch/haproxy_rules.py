@@ -150,29 +150,23 @@ def edits_of(options: RuleOptions, own: OwnService | None) -> list[Edit]:
     On a cluster other machines may read metrics and statistics. If a Gateway dies there, or leaves
     a request unanswered, a second Gateway is asked.
     """
+    backend = f"backend {re.escape(backend_name('http', options.application))}"
     return [
         UNSPLICED,
         NAMED,
         *([] if options.is_logged else [UNLOGGED]),
-        _reused(f"backend {re.escape(backend_name('http', options.application))}"),
+        # HAProxy would close a client's connection without a response if a reused one to a Gateway
+        # breaks.
+        Edit(
+            "an answer of HAProxy's where a Gateway dies: reused connections are known to work",
+            (r"^ *http-reuse always$",),
+            rf"^({backend}\n{LINES} *http-reuse) always$",
+            r"\1 safe",
+            per=f"^{backend}$",
+        ),
         *([] if own is None else _addresses(own)),
         *_added(options, own),
     ]
-
-
-def _reused(backend: str) -> Edit:
-    """Return the edit of connections to Gateways.
-
-    HAProxy would close a client's connection without a response if a reused one to a Gateway
-    breaks.
-    """
-    return Edit(
-        "an answer of HAProxy's where a Gateway dies: reused connections are known to work",
-        (r"^ *http-reuse always$",),
-        rf"^({backend}\n{LINES} *http-reuse) always$",
-        r"\1 safe",
-        per=f"^{backend}$",
-    )
 
 
 def backend_name(protocol: str, application: str) -> str:
@@ -221,21 +215,16 @@ def _added(options: RuleOptions, own: OwnService | None) -> Iterable[Edit]:
     for file, purpose, per in TEXTS:
         first, lines = section_text(file, options, own)
         anchor = BACKEND if file.endswith("_backend.cfg") else f"^{first}$"
-        yield Edit(purpose, (anchor,), f"^{re.escape(first)}\n", _kept_and(lines), per)
+        yield Edit(purpose, (anchor,), f"^{re.escape(first)}\n", r"\g<0>" + _literal(lines), per)
     if own is None:
         first, lines = section_text("default_backend.cfg", options, own)
         yield Edit(
             "503 in place of 404 while no application is known",
             (f"^{first}$", rf"^ *use_backend {NAME} if is_{NAME}$"),
             rf"\A(?:(?! *use_backend http-).*\n)*{first}\n",
-            _kept_and(lines),
+            r"\g<0>" + _literal(lines),
             per=None,
         )
-
-
-def _kept_and(lines: str) -> str:
-    """Return a replacement that adds ``lines`` to the match."""
-    return r"\g<0>" + _literal(lines)
 
 
 def _literal(text: str) -> str:

@@ -154,13 +154,12 @@ def _connect(address: str) -> None:
 
     The head forks while its threads use gRPC: now and then a child crashes at once.
     """
-    for _ in range(MAX_ATTEMPTS - 1):
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             return _init_ray(address=address)
         except ConnectionError as error:
-            if CLIENT_FAILED not in str(error):
+            if CLIENT_FAILED not in str(error) or attempt == MAX_ATTEMPTS:
                 raise
-    return _init_ray(address=address)
 
 
 @contextlib.contextmanager
@@ -204,8 +203,7 @@ def check_address(address: str, may_be_client: bool = False) -> None:
         )
     try:
         host, port = parts["host"].strip("[]"), int(parts["port"])
-        with socket.create_connection((host, port), CONNECTS_WITHIN_S):
-            pass
+        socket.create_connection((host, port), CONNECTS_WITHIN_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"no Ray cluster at {where}: {getattr(error, 'strerror', None) or error}; start one "
@@ -227,9 +225,12 @@ def metrics_urls() -> list[str]:
     """Return the URLs of each node's metrics for Prometheus: Ray's, Serve's and ours."""
     import ray
 
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    addresses = [joined(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in nodes]
-    return [f"http://{address}/metrics" for address in addresses]
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [
+        f"http://{joined(node['NodeManagerAddress'], node['MetricsExportPort'])}/metrics"
+        for node in nodes
+        if node["Alive"]
+    ]
 
 
 def _stop_ray(forks: ForkServerProcess | None) -> None:

@@ -128,10 +128,9 @@ def haproxy_template() -> str:
 
 def _source(file: str) -> str | None:
     """Return a file's text; None if the installed Ray lacks the file."""
-    try:
+    with contextlib.suppress(OSError):
         return _installed(file).read_text("utf-8")
-    except OSError:
-        return None
+    return None
 
 
 def _installed(file: str) -> Path:

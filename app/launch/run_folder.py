@@ -18,6 +18,7 @@ from app.environment import (
     HAPROXY_PATH,
     PROJECT,
     RAY_ON_ALL_INTERFACES,
+    REGIONS_FOLDER,
     add_import_path,
     environment_value,
     has_haproxy,
@@ -26,6 +27,7 @@ from app.environment import (
 )
 from app.errors import ConfigError
 from app.launch.checks import free_port
+from app.launch.config import ServeConfig
 from app.launch.haproxy import SILENT_S, STARTER, HaproxyCommand, max_connections
 from app.launch.ray_features import check_protecting
 
@@ -62,19 +64,15 @@ def run_folder() -> Iterator[Path]:
 
 
 def _made() -> Path:
-    for place in (*_asked_places(), *PLACES):
+    """Make the folder in the user's own place, Ray's preference first, unless its name is long."""
+    asked = [environment_value(name) or "" for name in ("RAY_TMPDIR", "TMPDIR")]
+    for place in (*(p for p in asked if p.startswith("/") and len(p) <= MAX_PLACE), *PLACES):
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     raise ConfigError(
         f"no folder for this run: {', '.join(PLACES)} cannot be written to; mount one (docker run "
         f"--tmpfs /tmp), or set TMPDIR to a folder whose name has at most {MAX_PLACE} characters"
     )
-
-
-def _asked_places() -> list[str]:
-    """Return the user's own places, Ray's preference first, without long names."""
-    places = [environment_value(name) or "" for name in ("RAY_TMPDIR", "TMPDIR")]
-    return [place for place in places if place.startswith("/") and len(place) <= MAX_PLACE]
 
 
 @contextlib.contextmanager
@@ -108,6 +106,18 @@ def _keep_logs(folder: Path, error: Exception) -> None:
         return
 
 
+def make_regions_folder(config: ServeConfig, run_dir: Path) -> None:
+    """Make the folder of shared-memory regions for all Gateways, and name it in the environment.
+
+    It is in the run's folder, which only this user can enter and which is removed after the run.
+    Call this before Ray starts.
+    """
+    if config.settings.shared_memory:
+        folder = run_dir / "regions"
+        folder.mkdir(mode=0o700)
+        set_environment({REGIONS_FOLDER: str(folder)}, ours=(REGIONS_FOLDER,))
+
+
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 HAPROXY_SCRIPT = "haproxy.sh"  # its name in the run's folder, also in STARTER
 
@@ -130,24 +140,19 @@ def fast_serve(*, is_joining: bool = False, is_portable: bool = False) -> Iterat
     """
     with run_folder() as run_dir:
         ports = (free_port(), free_port())
-        # Serve's own proxy listens on this port and answers requests while HAProxy has no replica.
-        # Two services would share the usual port (SO_REUSEPORT) and answer each other's requests.
-        fallback = {
-            f"RAY_SERVE_FALLBACK_PROXY_{protocol}_PORT": str(free_port())
-            for protocol in ("HTTP", "GRPC")
-        }
-        # The same holds for the replicas' gRPC ports, whatever Serve says of reuse. So each run has
-        # its own hundred ports.
         first = min(free_port(), 65_400)
-        fallback |= {
+        values = serve_environment(run_dir, ports) | {
+            # Serve's own proxy listens here and answers requests while HAProxy has no replica. Two
+            # services would share the usual ports (SO_REUSEPORT) and answer each other's requests.
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
+            # The same holds for the replicas' gRPC ports, whatever Serve says of reuse. So each run
+            # has its own hundred ports.
             "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(first),
             "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first + 100),
-        }
-        limits = {
             "RAY_SERVE_HAPROXY_MAXCONN": str(max_connections()),
             "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(SILENT_S),
         }
-        values = serve_environment(run_dir, ports) | fallback | limits
         check_protecting(values)
         if is_joining:
             del values[RAY_ON_ALL_INTERFACES]

@@ -12,7 +12,7 @@ import contextlib
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,6 @@ from app.environment import (
     remove_from_environment,
     set_environment,
 )
-from app.graph.set_checks import check_task
 from app.launch.checks import (
     METRICS_PORT,
     check_capacity,
@@ -46,12 +45,7 @@ from app.launch.checks import (
     metrics_port,
     oversubscribed,
 )
-from app.launch.config import (
-    ServeConfig,
-    make_regions_folder,
-    with_absolute_paths,
-    without_unwritable,
-)
+from app.launch.config import ServeConfig
 from app.launch.deploy import (
     client_of,
     deploy,
@@ -81,23 +75,30 @@ from app.launch.ray_cluster import (
     stop_signals,
 )
 from app.launch.ray_features import check_installed_ray
-from app.launch.resolved_config import ServeOptions, read_config, unknown_variables
-from app.launch.run_folder import RAY, fast_serve
+from app.launch.run_folder import RAY, fast_serve, make_regions_folder
+from app.launch.serve_options import (
+    OPTIONS,
+    ServeOptions,
+    read_config,
+    unknown_variables,
+    with_usable_paths,
+)
 from app.setting_values import check_redis_client
 from app.settings import Settings
-from app.stages.own_functions import check_functions
-from app.traffic.control import accuracy_warnings, loaded_sets
 from models.machine import DISTRIBUTION, available_cpus, give_back_memory
 from models.model_set import ModelSet
 
 
-def run_service(options: ServeOptions) -> None:
-    """Serve until a signal asks to stop; print the progress on stderr."""
+def run_service(options: ServeOptions, flags: Collection[str] = OPTIONS) -> None:
+    """Serve until a signal asks to stop; print the progress on stderr.
+
+    ``flags`` are the options given as flags; the others come from variables.
+    """
     with service_log(options.log_format) as log_format:
-        _run(replace(options, log_format=log_format))
+        _run(replace(options, log_format=log_format), flags)
 
 
-def _run(options: ServeOptions) -> None:
+def _run(options: ServeOptions, flags: Collection[str]) -> None:
     if options.address == LOCAL:  # Ray's own name for a Ray that is started
         options = replace(options, address=None)
     is_joining = options.address is not None
@@ -114,7 +115,7 @@ def _run(options: ServeOptions) -> None:
             _warn(warning)
         if options.log_format == "json":
             take_over_rays_lines()
-        config = _checked_config(options)
+        config = _checked_config(options, flags)
         behind_haproxy = put_haproxy_in_front(config, haproxy, is_joining=is_joining)
         make_regions_folder(config, haproxy.path.parent)
         is_local = config.http.is_on_loopback and not is_joining
@@ -186,11 +187,13 @@ def _ray(
         yield [url]
 
 
-def _checked_config(options: ServeOptions) -> ServeConfig:
+def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> ServeConfig:
     """Return the configuration to deploy; finds every mistake before Ray starts."""
-    config = read_config(options)
-    if options.log_format == "json":
-        config = config.with_json_log()
+    # These import OpenTelemetry and Ray, which read their environment when they are imported.
+    from app.graph.set_checks import decided
+    from app.traffic.control import accuracy_warnings, loaded_sets
+
+    config = read_config(options, flags)
     if options.address is None:  # on a cluster that already serves, the ports may be in use
         _check_ports(config, options)
         read_keys(config.settings.api_keys_file)  # on a cluster the nodes have the key files
@@ -200,8 +203,10 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
     check_redis_client(settings.cache)
     model_sets = loaded_sets(settings)
     if settings.precision == "auto" and options.address is None:  # on a cluster each node decides
-        config = _with_precision(config, model_sets)
-        settings = config.settings
+        settings, warning = decided(settings, *model_sets)
+        if warning is not None:
+            _warn(warning)
+        config = config.changed(precision=settings.precision)
     for model_set in model_sets:
         _check_set(model_set, settings)
     for warning in accuracy_warnings(settings, model_sets):
@@ -213,8 +218,8 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
         check_capacity(deployments, max(MIN_CPUS, available_cpus()))
         check_processes()
         config = without_unsent_traces(config)  # on a cluster the nodes have the variables
-        config, warnings = without_unwritable(with_absolute_paths(config))
-        for warning in warnings:
+        config, warning = with_usable_paths(config)
+        if warning is not None:
             _warn(warning)
     if crowded := oversubscribed(config.deployments):
         _warn(crowded)
@@ -223,20 +228,14 @@ def _checked_config(options: ServeOptions) -> ServeConfig:
 
 def _check_set(model_set: ModelSet, settings: Settings) -> None:
     """Refuse a set with a modified file, or a set that does not fit the settings."""
+    from app.graph.set_checks import check_task
+    from app.stages.own_functions import check_functions
+
     _ = model_set.labels  # reading the labels and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
         model_set.network_path(member.name, settings.served_precision)
     check_task(settings.cascade_margin, model_set.manifest)
     check_functions(settings, model_set.manifest)
-
-
-def _with_precision(config: ServeConfig, model_sets: Iterable[ModelSet]) -> ServeConfig:
-    from app.graph.set_checks import decided  # it imports the inference runtimes
-
-    settings, warning = decided(config.settings, *model_sets)
-    if warning is not None:
-        _warn(warning)
-    return config.with_arguments(precision=settings.precision)
 
 
 def _warn(text: str) -> None:
@@ -252,7 +251,10 @@ def _say(text: str) -> None:
 def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
     if (warning := check_unprotected(config)) is not None:
         _warn(warning)
-    ports = {"http_options.port": config.http.port, "the port of gRPC": config.grpc_port}
+    ports = {
+        "http_options.port": config.http.port,
+        "the port of gRPC": config.grpc_port,
+    }
     metrics = options.metrics_port
     if options.metrics_host is not None:  # never a free one: whoever scrapes it must know it
         metrics = metrics or METRICS_PORT
@@ -339,12 +341,9 @@ def leave_out_unusable() -> list[str]:
 
 def without_unsent_traces(config: ServeConfig) -> ServeConfig:
     """Switch tracing off if the settings send spans nowhere: Serve would make and drop them."""
-    settings = config.settings
-    is_sent = {
-        "otlp": bool(settings.trace_endpoint or otlp_endpoint()),
-        "jaeger": True,
-        "none": False,
-    }[settings.trace_exporter]
+    exporter = config.settings.trace_exporter
+    has_address = bool(config.settings.trace_endpoint or otlp_endpoint())
+    is_sent = exporter == "jaeger" or (exporter == "otlp" and has_address)
     return config if is_sent or not config.has_own_tracing else config.without_tracing()
 
 

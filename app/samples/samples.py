@@ -21,7 +21,7 @@ from app.answers import Classified, Fault, answer_values
 from app.environment import MIB
 from app.errors import ConfigError
 from app.queueing.circuit_breaker import CircuitBreaker
-from app.settings import Settings
+from app.settings import RecordSettings
 from app.telemetry.metric_table import SAMPLES
 from app.telemetry.metrics import meter
 from models.files import write_whole
@@ -195,21 +195,21 @@ class Sampler:
         return "written" if is_kept else "dropped"
 
 
-def sampler_of(settings: Settings) -> Sampler | None:
+def sampler_of(records: RecordSettings, *, has_versions: bool = False) -> Sampler | None:
     """Return the sampler that the settings ask for; None if they ask for none."""
-    if settings.sample_dir is None or settings.sample_ratio == 0:
+    if records.sample_dir is None or records.sample_ratio == 0:
         return None
-    share = 1 - DISAGREEMENT_SHARE if settings.has_versions else 1
-    place = place_of(settings.sample_dir, int(share * settings.sample_mib * MIB))
-    return Sampler(settings.sample_ratio, place)
+    share = 1 - DISAGREEMENT_SHARE if has_versions else 1
+    place = place_of(records.sample_dir, int(share * records.sample_mib * MIB))
+    return Sampler(records.sample_ratio, place)
 
 
-def disagreement_sampler_of(settings: Settings) -> Sampler | None:
+def disagreement_sampler_of(records: RecordSettings) -> Sampler | None:
     """Return the sampler of photos that versions disagree on; None: they are not kept."""
-    if settings.sample_dir is None or not settings.has_versions:
+    if records.sample_dir is None:
         return None
-    folder = f"{settings.sample_dir.rstrip('/')}/{DISAGREEMENTS}"
-    place = place_of(folder, int(DISAGREEMENT_SHARE * settings.sample_mib * MIB))
+    folder = f"{records.sample_dir.rstrip('/')}/{DISAGREEMENTS}"
+    place = place_of(folder, int(DISAGREEMENT_SHARE * records.sample_mib * MIB))
     return Sampler(0.0, place)
 
 

@@ -71,7 +71,7 @@ class Gateway(OpenInferenceMethods):
         self._graph = assemble(settings, decoder, members, combiner)
         self._service = self._graph.service
         self._feedback = Feedback(feedback) if feedback is not None else None
-        listeners = sampler_of(settings), self._feedback
+        listeners = sampler_of(settings, has_versions=settings.has_versions), self._feedback
         self._service.listeners += [each for each in listeners if each is not None]
         receiver = Receiver(self._service.settings)  # large messages share its room
         self._grpc = GrpcInterface(self._service, receiver)

@@ -34,7 +34,7 @@ from app.environment import (
 )
 from app.errors import ConfigError
 from app.queueing.circuit_breaker import CircuitBreaker
-from app.settings import Settings
+from app.settings import RecordSettings
 from app.telemetry.metric_table import (
     CLOCK_STEPS,
     DROPPED_SPANS,
@@ -93,10 +93,10 @@ class Endpoint(NamedTuple):
         return None
 
 
-def endpoint_of(settings: Settings) -> Endpoint | None:
+def endpoint_of(records: RecordSettings) -> Endpoint | None:
     """Return where traces are sent over TCP; None if nowhere, or if the address is none."""
-    where = settings.trace_endpoint
-    if settings.trace_exporter == "otlp":
+    where = records.trace_endpoint
+    if records.trace_exporter == "otlp":
         where = where or otlp_endpoint()
     try:
         parts = urlsplit(where or "")
@@ -107,7 +107,7 @@ def endpoint_of(settings: Settings) -> Endpoint | None:
     return Endpoint(str(parts.hostname), port) if is_tcp else None
 
 
-def exporter_of(settings: Settings) -> SpanExporter | None:
+def exporter_of(records: RecordSettings) -> SpanExporter | None:
     """Return the exporter; None if nobody is to get spans, or if it cannot be made.
 
     A tracing error must not stop the service: it is logged as a warning. ``tandem serve`` has
@@ -116,17 +116,17 @@ def exporter_of(settings: Settings) -> SpanExporter | None:
     # No log line per retry: app.telemetry.export logs once that spans are lost.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     try:
-        match settings.trace_exporter:
+        match records.trace_exporter:
             case "otlp":
-                return _otlp(settings.trace_endpoint)
+                return _otlp(records.trace_endpoint)
             case "jaeger":
                 with warnings.catch_warnings():  # it warns at every start that Jaeger accepts OTLP
                     warnings.simplefilter("ignore", DeprecationWarning)
-                    return _jaeger(settings.trace_endpoint)
+                    return _jaeger(records.trace_endpoint)
             case "none":
                 return None
     except Exception as error:  # OpenTelemetry's errors have no common base
-        logger.warning("no traces are exported (%s): %s", settings.trace_exporter, error)
+        logger.warning("no traces are exported (%s): %s", records.trace_exporter, error)
         return None
 
 
@@ -198,13 +198,13 @@ class Pipeline(SpanProcessor):
         self.is_ingress = False  # whether requests begin in this process
         self.sink: Sink | None = None  # None: nobody gets spans
 
-    def start(self, settings: Settings, *, is_ingress: bool = False) -> None:
+    def start(self, records: RecordSettings, *, is_ingress: bool = False) -> None:
         """Make the sink, once for all stages of a process."""
         self.is_ingress |= is_ingress
         if not self.is_asked_for or self.sink is not None:
             return
-        if (exporter := exporter_of(settings)) is not None:
-            self.sink = Sink(settings.trace_exporter, exporter, endpoint_of(settings))
+        if (exporter := exporter_of(records)) is not None:
+            self.sink = Sink(records.trace_exporter, exporter, endpoint_of(records))
             # Spans from app.telemetry.spans, which current_parent has filtered.
             outlets.append(self.sink.on_end)
 

@@ -24,8 +24,8 @@ GENERATED = "# Written by configs/kubernetes/render.py from {}: change that.\n"
 
 def serve_config() -> ServeConfig:
     """Return what the RayService serves: whole graphs, over gRPC too, to callers with a key."""
-    config = ServeConfig.read(CONFIGS / "cluster-whole.yaml").with_overrides(grpc_port=GRPC_PORT)
-    return config.with_arguments(api_keys_file=KEYS)
+    config = ServeConfig.read(CONFIGS / "cluster-whole.yaml")
+    return config.changed(grpc_port=GRPC_PORT, api_keys_file=KEYS)
 
 
 def environment() -> dict[str, str]:

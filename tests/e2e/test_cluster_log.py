@@ -46,10 +46,10 @@ def test_what_a_pods_stages_and_serves_controller_say_is_json(
 ) -> None:
     """A start, a replica that dies, the next; what Ray says of itself stays text."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    config = ServeConfig.read(ROOT / "configs" / "cluster-whole.yaml").with_overrides(
-        model_set=str(tiny_set), host="127.0.0.1", port=port
+    config = ServeConfig.read(ROOT / "configs" / "cluster-whole.yaml").changed(
+        http={"host": "127.0.0.1", "port": port}, model_set=str(tiny_set)
     )
-    config = config.with_arguments(streams=1, compile_cache=None, trace_exporter="none")
+    config = config.changed(streams=1, compile_cache=None, trace_exporter="none")
     content = config.fitted_to(read_manifest(tiny_set)).as_dict()
     (gateway,) = content["applications"][0]["deployments"]
     gateway["ray_actor_options"] = {"num_cpus": 1}

@@ -1,6 +1,6 @@
 """Ray's own commands with the project's serve_config.yaml: ``serve run`` and ``serve deploy``.
 
-In the fast tier: tests/unit/launch/test_config_check.py reads every file as Serve does,
+In the fast tier: tests/unit/launch/test_config.py reads every file as Serve does,
 tests/integration deploys one of them on a Ray that the command did not start, and its
 test_shared_serve.py has what ``tandem serve --address`` does beside others and leaves behind.
 """

@@ -27,7 +27,7 @@ from app.launch.deploy import deploy
 from models.manifest import read_manifest
 address, folder = sys.argv[1:]
 ray.init(address=address, namespace="serve", log_to_driver=False)
-config = ServeConfig.read(Path("serve_config.yaml")).with_arguments(model_set=folder)
+config = ServeConfig.read(Path("serve_config.yaml")).changed(model_set=folder)
 deploy(config.fitted_to(read_manifest(Path(folder))))
 """
 REFUSED_WITHIN_S = 60

@@ -1,7 +1,7 @@
 """The service where people run it: it starts, answers and stops, whatever it finds there.
 
-What covers each of these in the fast tier: tests/unit/launch (test_run_folder, test_folders,
-test_forks, test_isolated_environment, test_trace_variables, test_stop_request).
+What covers each of these in the fast tier: tests/unit/launch (test_run_folder, test_forks,
+test_ray_cluster, test_serve, test_serve_options).
 """
 
 import os

@@ -75,11 +75,11 @@ def served(
         size=64,
         num_convolutions=NUM_CONVOLUTIONS,
     )
-    config = ServeConfig.read(ROOT / "configs" / "separate.yaml").with_overrides(
-        model_set=str(folder), port=free_port(), grpc_port=free_port()
+    config = ServeConfig.read(ROOT / "configs" / "separate.yaml").changed(
+        http={"port": free_port()}, grpc_port=free_port(), model_set=str(folder)
     )
-    config = config.with_arguments(streams=1, compile_cache=None, max_files=8)
-    config = config.with_arguments(trace_endpoint=spans.url)
+    config = config.changed(streams=1, compile_cache=None, max_files=8)
+    config = config.changed(trace_endpoint=spans.url)
     config = config.fitted_to(read_manifest(folder))
     for deployment in config.deployments:
         options = {**deployment, "health_check_period_s": 1}

@@ -41,7 +41,7 @@ def test_a_gateway_calls_the_stages_of_its_node_over_sockets(served: Served) -> 
 @pytest.mark.slow  # make test: test_who_does_not_listen_is_called_through_ray
 def test_without_them_calls_go_through_ray(served: Served) -> None:
     try:
-        deploy(served.config.with_arguments(local_channels=False))
+        deploy(served.config.changed(local_channels=False))
         wait_until(
             lambda: answers(served) and not connected(), EVENTUALLY_S, "an application without"
         )

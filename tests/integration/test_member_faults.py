@@ -79,7 +79,7 @@ def test_a_replica_whose_inference_fails_is_replaced(served: Served, tmp_path: P
 @pytest.fixture
 def content_with_less(served: Served) -> Iterator[None]:
     """Let the running application be content with any member, for a test."""
-    deploy(served.config.with_arguments(answer_policy="any", member_patience_s=1.0))
+    deploy(served.config.changed(answer_policy="any", member_patience_s=1.0))
     wait_until(is_running, EVENTUALLY_S, "the policy")
     yield
     deploy(served.config)

@@ -22,11 +22,11 @@ def configuration(model_set: Path, head: RayNode, path: Path = CLUSTER) -> dict[
     """Return a cluster's configuration with the tiny set and shares that fit this machine."""
     # On a network of its own nobody else is there.
     host = "127.0.0.1" if head.place == Place() else "0.0.0.0"
-    config = ServeConfig.read(path).with_overrides(
-        model_set=str(model_set), host=host, port=head.http_port
+    config = ServeConfig.read(path).changed(
+        http={"host": host, "port": head.http_port}, model_set=str(model_set)
     )
-    config = config.with_arguments(streams=1, compile_cache=None)
-    config = config.with_arguments(trace_exporter="none")
+    config = config.changed(streams=1, compile_cache=None)
+    config = config.changed(trace_exporter="none")
     content = config.fitted_to(read_manifest(model_set)).as_dict()
     (application,) = content["applications"]
     application.pop("autoscaling_policy", None)

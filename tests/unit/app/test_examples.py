@@ -5,8 +5,8 @@ import pytest
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig
-from app.launch.resolved_config import ServeOptions
 from app.launch.serve import _checked_config
+from app.launch.serve_options import ServeOptions
 from configs.functions.geometric_mean import geometric_mean
 from configs.functions.majority_vote import majority_vote
 from configs.functions.mirroring import with_mirror_images

@@ -10,8 +10,8 @@ from app.errors import ConfigError, UnverifiedError
 from app.graph.set_checks import check_accuracy, decided
 from app.launch.config import ServeConfig
 from app.launch.log import service_log
-from app.launch.resolved_config import ServeOptions
 from app.launch.serve import _checked_config
+from app.launch.serve_options import ServeOptions
 from app.main import build
 from app.settings import Settings
 from calibration.sets.transaction import write_manifest

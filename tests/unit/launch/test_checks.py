@@ -1,14 +1,163 @@
-"""The port of /metrics: the usual one, or another; one that was asked for, or none."""
+"""What is refused before Ray starts: what does not fit the machine, TLS, ports in use."""
 
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from subprocess import PIPE
 
 import pytest
 
 from app.errors import ConfigError
 from app.launch import checks
+from app.launch.checks import HttpOptions, Tls, check_capacity, oversubscribed, tls_of
+from app.launch.config import ServeConfig
+from tests.support.certificates import Root
+from tests.support.configurations import with_deployment
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def with_gateway(**gateway: object) -> ServeConfig:
+    application = {
+        "import_path": "app.main:build",
+        "deployments": [{"name": "Gateway", **gateway}],
+    }
+    return ServeConfig.of({"applications": [application]})
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus"),
+    [("laptop", 1), ("separate", 2), ("xeon-one-socket", 32), ("xeon-two-sockets", 64)],
+)
+def test_each_file_fits_the_machine_it_is_for_and_leaves_some(name: str, cpus: int) -> None:
+    served = ServeConfig.read(CONFIGS / f"{name}.yaml")
+    check_capacity(served.deployments, cpus)
+    assert oversubscribed(served.deployments) is None
+    if cpus >= 32:
+        with pytest.raises(ConfigError, match="lower num_replicas or num_cpus"):
+            check_capacity(served.deployments, cpus - 5)  # it uses what is there, but for four
+
+
+def test_the_message_names_both_numbers() -> None:
+    served = with_gateway(num_replicas=7, ray_actor_options={"num_cpus": 4})
+    with pytest.raises(ConfigError, match=r"asks for 28 CPUs \(Gateway 28\), this machine has 2"):
+        check_capacity(served.deployments, 2)
+
+
+@pytest.mark.parametrize(
+    ("gateway", "fits"),
+    [
+        ({}, 1),  # Serve's default is a CPU
+        ({"autoscaling_config": {"min_replicas": 3, "max_replicas": 9}}, 3),
+        ({"num_replicas": "auto", "autoscaling_config": {"initial_replicas": 2}}, 2),
+        ({"autoscaling_config": {"min_replicas": "2", "max_replicas": "3"}}, 2),
+        ({"num_replicas": "auto"}, 1),
+        ({"num_replicas": 3, "ray_actor_options": {"num_cpus": 0.5}}, 2),
+    ],
+)
+def test_what_is_asked_for(gateway: dict, fits: int) -> None:
+    check_capacity(with_gateway(**gateway).deployments, fits)
+    with pytest.raises(ConfigError):
+        check_capacity(with_gateway(**gateway).deployments, fits - 1)
+
+
+def test_replicas_that_would_share_all_cores_are_told() -> None:
+    whole = with_gateway(num_replicas=2, ray_actor_options={"num_cpus": 1})
+    shared = with_gateway(num_replicas=2, ray_actor_options={"num_cpus": 0.5})
+    assert "2 replicas of Gateway have 0.5 of a CPU each" in (
+        oversubscribed(shared.deployments) or ""
+    )
+    assert oversubscribed(whole.deployments) is None
+
+
+def test_a_clusters_configuration_is_not_for_one_machine() -> None:
+    served = ServeConfig.read(CONFIGS / "cluster.yaml")
+    told = (
+        r"asks for 3 replicas of Gateway, 2 of them on a node: this is one machine; take .*laptop"
+    )
+    with pytest.raises(ConfigError, match=told):
+        check_capacity(served.deployments, 1000)
+    for deployment in served.deployments:
+        options = {k: v for k, v in deployment.items() if k != "max_replicas_per_node"}
+        served = with_deployment(served, options)
+    check_capacity(served.deployments, 1000)
+
+
+APPLICATIONS = [{"import_path": "app.main:build"}]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return Root(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def signed(root):
+    return root.sign("service")
+
+
+def options_of(signed, **more):
+    return {
+        "host": "127.0.0.1",
+        "port": 8000,
+        "ssl_certfile": str(signed.certificate),
+        "ssl_keyfile": str(signed.key),
+        **{name: str(value) for name, value in more.items()},
+    }
+
+
+def tls(options: dict) -> Tls | None:
+    return tls_of(HttpOptions.model_validate({"port": 8000} | options))
+
+
+def test_without_the_options_there_is_none():
+    assert tls({"host": "127.0.0.1", "ssl_certfile": None, "ssl_keyfile": None}) is None
+
+
+@pytest.mark.parametrize("name", ["ssl_ca_certs", "ssl_keyfile_password"])
+def test_what_would_be_ignored_without_a_certificate_is_refused(name):
+    with pytest.raises(ConfigError, match="give ssl_certfile and ssl_keyfile too"):
+        tls({"host": "127.0.0.1", name: "x"})
+
+
+def test_a_pair_that_fits(signed, root):
+    found = tls(options_of(signed, ssl_ca_certs=root.path))
+    assert (found.certificate, found.key) == (signed.certificate, signed.key)
+    assert found.clients == root.path
+
+
+def test_serve_itself_gets_none_of_it(signed, root):
+    http = options_of(signed, ssl_ca_certs=root.path)
+    config = ServeConfig.of({"http_options": http, "applications": APPLICATIONS})
+    assert config.without_tls().as_dict()["http_options"] == {
+        "host": "127.0.0.1",
+        "port": 8000,
+    }
+
+
+def test_a_key_of_another_certificate(signed, root):
+    wrong = options_of(signed) | {"ssl_keyfile": str(root.sign("other").key)}
+    with pytest.raises(ConfigError, match=r"the key is not the certificate's \(.*service.pem"):
+        tls(wrong)
+
+
+@pytest.mark.parametrize("name", ["ssl_certfile", "ssl_keyfile", "ssl_ca_certs"])
+def test_a_file_that_is_missing_or_something_else(signed, tmp_path, name):
+    with pytest.raises(ConfigError, match=r"No such file or directory \(.*nothing"):
+        tls(options_of(signed) | {name: str(tmp_path / "nothing")})
+    (tmp_path / "text").write_text("this is no certificate")
+    with pytest.raises(ConfigError, match=r"no certificate and key in PEM .*text"):
+        tls(options_of(signed) | {name: str(tmp_path / "text")})
+
+
+def test_a_key_with_a_passphrase_is_told_how_to_lose_it(signed, root):
+    hidden = root.sign("hidden", passphrase=b"a passphrase")
+    with pytest.raises(ConfigError, match="openssl pkey"):
+        tls(options_of(hidden))
+    with pytest.raises(ConfigError, match="openssl pkey") as refused:
+        tls(options_of(hidden, ssl_keyfile_password="a passphrase"))
+    assert "a passphrase" not in str(refused.value)
 
 
 @pytest.fixture
@@ -19,9 +168,14 @@ def taken():
         yield owner.getsockname()[1]
 
 
-def test_the_usual_port(monkeypatch):
-    usual = checks.free_port()
-    monkeypatch.setattr(checks, "METRICS_PORT", usual)
+@pytest.fixture
+def usual(monkeypatch):
+    port = checks.free_port()
+    monkeypatch.setattr(checks, "METRICS_PORT", port)
+    return port
+
+
+def test_the_usual_port(usual):
     assert checks.metrics_port(None) == usual
 
 
@@ -30,17 +184,13 @@ def test_another_one_if_a_second_service_has_it(monkeypatch, taken):
     assert checks.metrics_port(None) != taken
 
 
-def test_another_one_if_the_service_itself_will_have_it(monkeypatch):
-    usual = checks.free_port()
-    monkeypatch.setattr(checks, "METRICS_PORT", usual)
+def test_another_one_if_the_service_itself_will_have_it(usual):
     assert checks.metrics_port(None, (8000, usual)) != usual
     assert checks.metrics_port(None, (8000, None)) == usual
 
 
-def test_another_one_if_a_second_service_is_about_to_take_it(monkeypatch):
+def test_another_one_if_a_second_service_is_about_to_take_it(usual):
     """Ray listens seconds later; until then nobody does, and both would find the port free."""
-    usual = checks.free_port()
-    monkeypatch.setattr(checks, "METRICS_PORT", usual)
     code = (
         "import sys; from app.launch import checks; checks.METRICS_PORT = int(sys.argv[1])\n"
         "print(checks.metrics_port(None), flush=True); sys.stdin.read()"

@@ -1,35 +1,32 @@
-"""serve_config.yaml read and overridden, and what it says of the service.
+"""A configuration: read, refused, changed, fitted to a set; the shipped files differ as listed."""
 
-The configurations for other places are serve_config.yaml but for what is listed here.
-
-A configuration's deployments are fitted to the members of the model set.
-
-Files and folders of a configuration: absolute, and written to only where they can be.
-"""
-
-import os
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import serve
 from ray.serve.schema import DeploymentSchema
 
-from app.environment import REGIONS_FOLDER
 from app.errors import ConfigError
-from app.launch.checks import check_capacity
+from app.launch.checks import SERVE_DEFAULT_GRACE_S, check_capacity
 from app.launch.config import (
     ADD_SERVICER,
+    MOVED,
     ServeConfig,
-    absolute,
     default_config,
-    make_regions_folder,
-    with_absolute_paths,
-    without_unwritable,
 )
-from app.settings import Settings
 from models.manifest import Manifest, read_manifest
 from models.model_set import BUNDLED_DIR
-from tests.support.configurations import APPLICATION, GOOD, ROOT, deployment_of, with_key, write
+from tests.support.configurations import (
+    APPLICATION,
+    GOOD,
+    ROOT,
+    SHIPPED,
+    deployment_of,
+    with_key,
+    write,
+)
 from tests.support.tiny_networks import write_tiny_set
 
 
@@ -64,7 +61,7 @@ def test_a_file_that_cannot_be_read(tmp_path, name):
 
 def test_the_command_line_wins_over_the_file_and_leaves_it_alone():
     given = ServeConfig.of(GOOD)
-    config = given.with_overrides(model_set="other", host="0.0.0.0", port=9000)
+    config = given.changed(http={"host": "0.0.0.0", "port": 9000}, model_set="other")
     assert given == ServeConfig.of(GOOD)
     assert (config.settings.model_set, config.http.host, config.http.port) == (
         "other",
@@ -77,30 +74,12 @@ def test_the_command_line_wins_over_the_file_and_leaves_it_alone():
     assert changed["applications"][0]["deployments"] == APPLICATION["deployments"]
 
 
-@pytest.mark.parametrize("text", ["a,b", "a, b", " a ,b "])
-def test_sets_of_the_command_line(text):
-    assert ServeConfig.of(GOOD).with_overrides(model_set=text).settings.model_sets == ("a", "b")
-
-
-@pytest.mark.parametrize("text", ["a,", ",a", "a,,b", ","])
-def test_an_empty_name_of_a_set_is_refused(text):
-    with pytest.raises(ConfigError, match=r"--model-set '.*' has an empty name; separate"):
-        ServeConfig.of(GOOD).with_overrides(model_set=text)
-
-
-def test_a_folder_with_a_comma_is_one_set(tmp_path):
-    folder = tmp_path / "a, b"
-    folder.mkdir()
-    settings = ServeConfig.of(GOOD).with_overrides(model_set=str(folder)).settings
-    assert (settings.model_set, settings.has_several_sets) == (str(folder), False)
-
-
 def test_without_wishes_the_file_stands_on_loopback():
     on_loopback = {"host": "127.0.0.1", "port": 8000}
     options: dict[str, Any]
     for options in ({}, {"http_options": {}}, {"http_options": {"port": 8000}}):
         config = ServeConfig.of({"applications": [APPLICATION]} | options)
-        assert config.with_overrides() == config
+        assert config.changed() == config
         assert config.content["http_options"] == on_loopback
         assert config.url == "http://127.0.0.1:8000"
         assert config.http.is_on_loopback
@@ -108,13 +87,13 @@ def test_without_wishes_the_file_stands_on_loopback():
 
 def test_other_arguments_stay_when_the_set_is_overridden():
     content = with_key(GOOD, ("applications", 0, "args"), "max_files", 3)
-    config = ServeConfig.of(content).with_overrides(model_set="other")
+    config = ServeConfig.of(content).changed(model_set="other")
     assert config.content["applications"][0]["args"] == {"model_set": "other", "max_files": 3}
 
 
 def test_a_configuration_without_applications():
     content: dict[str, Any]
-    for content in ({}, {"applications": []}):
+    for content in ({}, {"applications": []}, {"applications": None}):
         with pytest.raises(ConfigError, match="no applications"):
             ServeConfig.of(content)
 
@@ -141,7 +120,7 @@ def test_the_application_is_where_its_route_is(prefix, path):
 
 
 def test_all_interfaces_are_reached_on_loopback():
-    config = ServeConfig.of(GOOD).with_overrides(host="0.0.0.0", port=9000)
+    config = ServeConfig.of(GOOD).changed(http={"host": "0.0.0.0", "port": 9000})
     assert config.url == "http://127.0.0.1:9000"
     assert not config.http.is_on_loopback
 
@@ -159,7 +138,7 @@ def test_arguments_that_do_not_go_together_are_a_line():
         {"applications": [{"import_path": "app.main:build", "args": {"weights": {"a": 1.0}}}]}
     )
     with pytest.raises(ConfigError, match=r"^args: \w"):
-        config.with_overrides(model_set="a,b")
+        config.changed(model_sets=["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -174,13 +153,265 @@ def test_a_port_that_is_none(options):
         ServeConfig.of(options | {"applications": [{"import_path": "app.main:build"}]})
 
 
-def test_log_options_may_be_empty():
-    application = {"import_path": "app.main:build"}
-    config = ServeConfig.of({"applications": [application], "logging_config": None})
-    assert config.with_json_log().content["logging_config"] == {"encoding": "JSON"}
+def test_there_is_something_to_check():
+    assert SHIPPED
 
 
-ROOT_DRIFT = Path(__file__).parents[3]
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_shipped_configuration_is_clean(path):
+    assert ServeConfig.read(path).content["applications"]
+
+
+DEPLOYMENT = ("applications", 0, "deployments", 0)
+
+
+def test_every_misspelt_key_is_named_at_once(tmp_path):
+    content = with_key(with_key(GOOD, (), "zzz", 1), ("http_options",), "hots", "x")
+    with pytest.raises(ConfigError, match=r"hots is no option; did you mean host\?.*zzz is no"):
+        ServeConfig.read(write(tmp_path, content))
+
+
+OLD_EXPORTER = "app.tracing.pipeline:span_processors"
+OLD_POLICY = "app.scaling.serve_policy:EnsemblePolicy"
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value", "says"),
+    [
+        (
+            (),
+            "tracing_config",
+            {"enabled": True, "exporter_import_path": OLD_EXPORTER},
+            f"tracing_config.exporter_import_path is {OLD_EXPORTER}, which has moved: "
+            "write app.telemetry.export:span_processors",
+        ),
+        (
+            ("applications", 0),
+            "autoscaling_policy",
+            {"policy_function": OLD_POLICY, "policy_kwargs": {"drain_s": 3}},
+            f"applications[0].autoscaling_policy.policy_function is {OLD_POLICY}, which has moved: "
+            "write app.serve.scaling:EnsemblePolicy",
+        ),
+    ],
+)
+def test_an_import_path_of_an_earlier_version_is_refused_with_todays(
+    tmp_path, place, key, value, says
+):
+    path = write(tmp_path, with_key(GOOD, place, key, value))
+    with pytest.raises(ConfigError) as caught:
+        ServeConfig.read(path)
+    assert caught.value.message == f"{path}: {says}"
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_an_import_path_that_moved_is_gone_and_the_new_one_is_there(old, new):
+    module, _, name = new.partition(":")
+    assert hasattr(importlib.import_module(module), name)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(old.partition(":")[0])
+
+
+def test_a_policy_of_somebody_elses_has_its_own_kwargs(tmp_path):
+    policy = {"policy_function": "their.module:Policy", "policy_kwargs": {"x": 1}}
+    content = with_key(GOOD, ("applications", 0), "autoscaling_policy", policy)
+    assert ServeConfig.read(write(tmp_path, content)).as_dict() == content
+
+
+def with_times(graceful_s: float | None, request_s: float, name: str = "Gateway") -> dict:
+    options: dict[str, object] = {"name": name}
+    if graceful_s is not None:
+        options["graceful_shutdown_timeout_s"] = graceful_s
+    application = APPLICATION | {"args": {"request_timeout_s": request_s}, "deployments": [options]}
+    return GOOD | {"applications": [application]}
+
+
+@pytest.mark.parametrize(
+    ("graceful_s", "request_s", "name", "told"),
+    [
+        (5, 10, "Gateway", "Gateway has a graceful_shutdown_timeout_s of 5, .* of 10 s:"),
+        (9.5, 10, "resnet50", "resnet50 has a graceful_shutdown_timeout_s of 9.5, .* of 10 s:"),
+        (0, 1, "Gateway", "Gateway has a graceful_shutdown_timeout_s of 0, .* of 1 s:"),
+        (None, 30, "Gateway", r"of 20 \(Serve's default\), .* of 30 s:"),
+        (60, 30, "resnet50", r"Gateway has a .* of 20 \(Serve's default\), .* of 30 s:"),
+    ],
+)
+def test_an_update_must_not_cut_answers_that_are_in_time(
+    tmp_path, graceful_s, request_s, name, told
+):
+    path = write(tmp_path, with_times(graceful_s, request_s, name))
+    with pytest.raises(ConfigError, match=told) as caught:
+        ServeConfig.read(path)
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.parametrize(("graceful_s", "request_s"), [(10, 10), (12, 10), (None, 20), (5, 4)])
+def test_an_update_that_waits_long_enough(graceful_s, request_s):
+    ServeConfig.of(with_times(graceful_s, request_s))
+
+
+def test_what_serve_waits_without_the_option():
+    deployment = serve.deployment(name="x")(type("X", (), {}))
+    assert deployment._deployment_config.graceful_shutdown_timeout_s == SERVE_DEFAULT_GRACE_S
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_shipped_configuration_waits_for_its_requests(path):
+    config = ServeConfig.read(path)
+    for deployment in config.deployments:
+        grace_s = deployment.get("graceful_shutdown_timeout_s", SERVE_DEFAULT_GRACE_S)
+        # Serve lets a replica have new requests for another second.
+        assert grace_s >= config.settings.request_timeout_s + 1, deployment["name"]
+
+
+OTHER = {"name": "other", "route_prefix": "/other", "import_path": "their.module:app"}
+
+
+def test_numbers_that_are_text_are_numbers_from_then_on(tmp_path):
+    gateway = {
+        "name": "Gateway",
+        "graceful_shutdown_timeout_s": "12",
+        "max_ongoing_requests": "512",
+        "ray_actor_options": {"num_cpus": "0.5"},
+        "autoscaling_config": {"min_replicas": "1", "max_replicas": "2"},
+    }
+    content = with_key(GOOD, ("applications", 0), "deployments", [gateway])
+    content = with_key(content, ("http_options",), "port", "8100")
+    config = ServeConfig.read(write(tmp_path, content))
+    assert config.http.port == 8100
+    assert deployment_of(config, "Gateway") == {
+        "name": "Gateway",
+        "graceful_shutdown_timeout_s": 12.0,
+        "max_ongoing_requests": 512,
+        "ray_actor_options": {"num_cpus": 0.5},
+        "autoscaling_config": {"min_replicas": 1, "max_replicas": 2},
+    }
+
+
+def test_another_application_has_arguments_of_its_own(tmp_path):
+    """Wherever ours stands in the file."""
+    other = OTHER | {"args": {"port": 1}, "deployments": [{"name": "Gateway"}]}
+    content = GOOD | {"applications": [other, *GOOD["applications"]]}
+    config = ServeConfig.read(write(tmp_path, content))
+    assert (config.name, config.url) == ("tandem", "http://127.0.0.1:8000")
+    changed = config.changed(max_files=3).as_dict()["applications"]
+    assert changed[0] == other
+    assert changed[1]["args"] == {"model_set": "imagenette", "max_files": 3}
+
+
+def test_a_key_that_stands_twice(tmp_path):
+    path = write(tmp_path, GOOD)
+    path.write_text(path.read_text() + "http_options:\n  port: 1\n", "utf-8")
+    with pytest.raises(ConfigError, match="'http_options' stands twice"):
+        ServeConfig.read(path)
+
+
+GATEWAY = {"name": "Gateway"}
+POLICY = {"policy_function": "app.serve.serve_policy:EnsemblePolicy"}
+OURS, ARGS = ("applications", 0), ("applications", 0, "args")
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value", "says"),
+    [
+        ((), "aplications", 1, "aplications is no option; did you mean applications?"),
+        (("http_options",), "prot", 1, "http_options.prot is no option; did you mean port?"),
+        (OURS, "import_pth", 1, "applications[0].import_pth is no option; did you mean import_pa"),
+        (
+            DEPLOYMENT,
+            "max_ongoing_request",
+            1,
+            "applications[0].deployments[0].max_ongoing_request is no option; "
+            "did you mean max_ongoing_requests?",
+        ),
+        (
+            (*DEPLOYMENT, "autoscaling_config"),
+            "max_replica",
+            1,
+            "applications[0].deployments[0].autoscaling_config.max_replica is no option; "
+            "did you mean max_replicas?",
+        ),
+        (ARGS, "modelset", "x", "modelset: Extra inputs"),
+        (ARGS, "max_files", 0, "max_files: Input should be greater than or equal to 1"),
+        (OURS, "args", None, "args"),
+        (("http_options",), "port", "eighty", "port"),
+        (DEPLOYMENT, "max_ongoing_requests", "many", "max_ongoing_requests"),
+        (
+            OURS,
+            "autoscaling_policy",
+            POLICY | {"policy_kwarg": {}},
+            "no option; did you mean policy_kwargs?",
+        ),
+        (
+            OURS,
+            "autoscaling_policy",
+            POLICY | {"policy_kwargs": {"drains_s": 3}},
+            "did you mean drain_s?",
+        ),
+        (
+            OURS,
+            "autoscaling_policy",
+            POLICY | {"policy_kwargs": {"target_utilization": 7}},
+            "less than or equal to 1",
+        ),
+        ((), "proxy_location", "Disabled", "nobody would listen for clients; take EveryNode"),
+        ((), "applications", [OTHER], "no application has import_path: app.main:build"),
+        (("http_options",), "request_timeout_s", 10, "http_options.request_timeout_s is 10, and"),
+        ((), "grpc_options", {"request_timeout_s": 3}, "grpc_options.request_timeout_s is 3, and"),
+        (("applications", 0), "deployments", [GATEWAY, GATEWAY], "deployments has Gateway twice"),
+        (("applications", 0), "deployments", [GATEWAY, None], "deployments[1] is no mapping"),
+        ((), "applications", ["app.main:build"], "applications[0] is no mapping"),
+        (("applications", 0), "route_prefix", "images", "ends with none: '/images'"),
+        (("applications", 0), "route_prefix", "/images/", "ends with none: '/images'"),
+        (("applications", 0), "route_prefix", "/{x}", "has no place in a path"),
+        (("applications", 0), "route_prefix", None, "route_prefix: null"),
+        (DEPLOYMENT, "max_ongoing_requests", 127, "args.max_concurrent_requests is 128"),
+        (
+            DEPLOYMENT,
+            "user_config",
+            {"max_batchsize": 4},
+            "Gateway: user_config.max_batchsize: Extra inputs are not permitted; it has max_batch_",
+        ),
+        (DEPLOYMENT, "user_config", {"max_batch_size": 0}, "greater than or equal to 1"),
+        (DEPLOYMENT, "user_config", {"max_queued_images": 3}, "a form may fill"),
+        (
+            ("applications", 0),
+            "deployments",
+            [{"name": "Decoder", "user_config": {"max_batch_size": 4}}],
+            "Decoder takes no user_config",
+        ),
+        (
+            (*DEPLOYMENT, "autoscaling_config"),
+            "max_replicas",
+            0,
+            "max_replicas",
+        ),
+    ],
+)
+def test_what_serve_would_take_in_silence_and_the_service_stumble_over(
+    tmp_path, place, key, value, says
+):
+    path = write(tmp_path, with_key(GOOD, place, key, value))
+    with pytest.raises(ConfigError) as caught:
+        ServeConfig.read(path)
+    assert caught.value.message.startswith(f"{path}: ")
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [
+        ((), "proxy_location", "HeadOnly"),
+        (("http_options",), "request_timeout_s", 60),
+        (("applications", 0), "route_prefix", "/a/b"),
+        (DEPLOYMENT, "max_ongoing_requests", 128),
+        (DEPLOYMENT, "user_config", {"max_batch_size": 4}),
+    ],
+)
+def test_what_is_well(tmp_path, place, key, value):
+    content = with_key(GOOD, place, key, value)
+    assert ServeConfig.read(write(tmp_path, content)).as_dict() == content
+
+
 STAGES = ("Decoder", "resnet50", "densenet169")  # that serve_config.yaml has in the Gateway
 # Serve's own 25 % elsewhere: a second whole set of replicas would not find the CPUs. Ray 2.59 has
 # no such option, and it is left out there.
@@ -248,14 +479,14 @@ def options(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_configuration_is_listed():
-    found = {path.name for path in (ROOT_DRIFT / "configs").glob("*.yaml")}
+    found = {path.name for path in (ROOT / "configs").glob("*.yaml")}
     assert found == set(DIFFERENCES)
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_nothing_else_differs(name):
     ours, theirs = (
-        options(ServeConfig.read(ROOT_DRIFT / path).as_dict())
+        options(ServeConfig.read(ROOT / path).as_dict())
         for path in ("serve_config.yaml", f"configs/{name}")
     )
     absent = object()
@@ -266,7 +497,7 @@ def test_nothing_else_differs(name):
 def test_members_are_served_alike():
     """Every image visits both: they have the same options, so they grow alike."""
     for name in ("separate.yaml", "cluster.yaml"):
-        content = options(ServeConfig.read(ROOT_DRIFT / "configs" / name).as_dict())
+        content = options(ServeConfig.read(ROOT / "configs" / name).as_dict())
         assert {**content["resnet50"], "name": ""} == {**content["densenet169"], "name": ""}
 
 
@@ -330,9 +561,9 @@ def test_members_without_options_count_with_the_cpus_that_serve_gives_them(other
 
 
 def test_stages_that_share_the_gateways_process_have_no_options_of_their_own(other_manifest):
-    config = ServeConfig.read(SEPARATE).with_arguments(members="gateway")
+    config = ServeConfig.read(SEPARATE).changed(members="gateway")
     assert names(config.fitted_to(other_manifest)) == ["Gateway", "Decoder"]
-    config = config.with_arguments(decoder="gateway")
+    config = config.changed(decoder="gateway")
     assert names(config.fitted_to(other_manifest)) == ["Gateway"]
 
 
@@ -395,110 +626,3 @@ def test_the_cluster_scales_by_our_policy_whatever_the_members(tmp_path):
         scaling = deployment["autoscaling_config"]
         assert scaling["upscale_delay_s"] == scaling["downscale_delay_s"] == 0
         assert scaling["metrics_interval_s"] < scaling["look_back_period_s"]
-
-
-def config(*, http: dict[str, Any] | None = None, **arguments: Any):
-    return ServeConfig.of(
-        {
-            "http_options": http or {},
-            "applications": [
-                {"name": "tandem", "import_path": "app.main:build", "args": arguments}
-            ],
-        }
-    )
-
-
-def arguments_of(checked: ServeConfig) -> dict[str, Any]:
-    return dict(checked.as_dict()["applications"][0]["args"])
-
-
-def test_what_is_named_relatively_is_of_the_commands_folder(tmp_path, monkeypatch):
-    """Ray's processes work in another one."""
-    monkeypatch.chdir(tmp_path)
-    paths: dict[str, Any] = {
-        "compile_cache": "cache",
-        "api_keys_file": "/etc/keys",
-    }
-    files = {"ssl_certfile": "tls.pem", "ssl_keyfile": "/etc/tls.key"}
-    asked = config(http=files, model_set="./sets/a", model_dirs=["d"], **paths)
-    checked = with_absolute_paths(asked)
-    assert arguments_of(checked) == {
-        "model_set": str(tmp_path / "sets" / "a"),
-        "model_dirs": [str(tmp_path / "d")],
-        "compile_cache": str(tmp_path / "cache"),
-        "api_keys_file": "/etc/keys",
-    }
-    http = checked.http
-    assert (http.ssl_certfile, http.ssl_keyfile) == (str(tmp_path / "tls.pem"), "/etc/tls.key")
-
-
-def test_what_is_not_named_is_left_to_the_settings():
-    asked = config(model_set="imagenette", compile_cache=None)
-    assert arguments_of(with_absolute_paths(asked)) == arguments_of(asked)
-
-
-def test_a_folder_that_cannot_be_written_is_left_out_with_a_warning(tmp_path):
-    (tmp_path / "file").write_text("")
-    lost = tmp_path / "file" / "below"
-    checked, warnings = without_unwritable(config(compile_cache=str(lost)))
-    assert checked.settings.compile_cache is None
-    why = f"cannot write to {lost} (Not a directory)"
-    assert warnings == [f"compile_cache: {why}: networks are compiled at each start"]
-
-
-def test_one_that_can_is_made(tmp_path):
-    asked = config(compile_cache=str(tmp_path / "a" / "b"))
-    assert without_unwritable(asked) == (asked, [])
-    assert (tmp_path / "a" / "b").is_dir()
-
-
-def test_nothing_is_said_of_what_is_not_wanted():
-    asked = config(compile_cache=None)
-    assert without_unwritable(asked) == (asked, [])
-
-
-def test_an_account_without_a_home_is_told_what_it_misses(monkeypatch, tmp_path):
-    monkeypatch.setattr(Settings.model_fields["compile_cache"], "default", None)
-    Settings.model_rebuild(force=True)
-    try:
-        _, warnings = without_unwritable(config())
-    finally:
-        monkeypatch.undo()
-        Settings.model_rebuild(force=True)
-    (warning,) = warnings
-    assert warning.startswith("compile_cache: this account has no home folder: ")
-
-
-def test_the_gateways_are_told_of_a_folder_that_only_this_user_enters(tmp_path, monkeypatch):
-    monkeypatch.setenv(REGIONS_FOLDER, "another run's")
-    make_regions_folder(config(), tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    make_regions_folder(config(shared_memory="unproxied"), tmp_path)
-    folder = Path(os.environ[REGIONS_FOLDER])
-    assert folder.parent == tmp_path
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_the_folders_of_several_sets_are_made_absolute(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    made = with_absolute_paths(config(model_sets=["imagenette", "./sets/a"]))
-    assert made.settings.model_sets == ("imagenette", str(tmp_path / "sets" / "a"))
-
-
-def test_a_tilde_is_the_home_folder_in_every_path(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    names = ("compile_cache", "api_keys_file", "sample_dir")
-    paths: dict[str, Any] = {name: f"~/{name}" for name in names}
-    paths |= {"model_dirs": ["~/sets"], "model_set": "~/set"}
-    arguments = arguments_of(with_absolute_paths(config(**paths)))
-    assert [arguments[name] for name in names] == [str(tmp_path / name) for name in names]
-    assert arguments["model_dirs"] == [str(tmp_path / "sets")]
-    assert arguments["model_set"] == str(tmp_path / "set")
-    assert absolute("~nobody-of-this-name/x") == str(Path.cwd() / "~nobody-of-this-name" / "x")
-
-
-def test_a_tilde_is_the_home_folder_for_whoever_reads_the_settings(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    settings = Settings.model_validate({"model_dirs": ["~/sets"], "compile_cache": "~/cache"})
-    assert settings.model_dirs == (tmp_path / "sets",)
-    assert settings.compile_cache == tmp_path / "cache"

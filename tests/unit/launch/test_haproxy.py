@@ -26,6 +26,7 @@ from app.launch.haproxy import (
 )
 from app.launch.haproxy_rules import EX_CONFIG
 from app.launch.run_folder import fast_serve
+from app.launch.serve_options import sets_of
 from tests.support.certificates import Root, Signed
 from tests.support.configurations import GOOD
 from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config
@@ -69,7 +70,7 @@ def binds(command: HaproxyCommand, folder: Path, grpc_port: int) -> list[str]:
 def with_tls(signed: Signed, **more: object) -> ServeConfig:
     files = {"ssl_certfile": str(signed.certificate), "ssl_keyfile": str(signed.key)}
     options = files | {name: str(value) for name, value in more.items()}
-    return ServeConfig.of(GOOD).with_http_options(host="127.0.0.1", port=8000, **options)
+    return ServeConfig.of(GOOD).changed(http={"host": "127.0.0.1", "port": 8000, **options})
 
 
 def test_the_command_becomes_haproxy(tmp_path: Path) -> None:
@@ -219,14 +220,14 @@ def test_serve_knows_every_variable_of_the_run():
 def test_haproxy_alone_listens_at_the_host(
     command: HaproxyCommand, tmp_path: Path, host: str
 ) -> None:
-    asked = ServeConfig.of(GOOD).with_overrides(host=host, grpc_port=9000)
+    asked = ServeConfig.of(GOOD).changed(http={"host": host}, grpc_port=9000)
     left = put_haproxy_in_front(asked, command, is_joining=False)
     assert left.http.host == "127.0.0.1"
     assert binds(command, tmp_path, 9000) == [f"{host}:8000", f"{host}:9000"]
 
 
 def test_with_tls_too(command: HaproxyCommand, tmp_path: Path, signed: Signed) -> None:
-    asked = with_tls(signed).with_overrides(host="::", grpc_port=9000)
+    asked = with_tls(signed).changed(http={"host": "::"}, grpc_port=9000)
     assert asked.url.startswith("https:")
     left = put_haproxy_in_front(asked, command, is_joining=False)
     assert left.url.startswith("http:")
@@ -244,7 +245,7 @@ def test_with_tls_too(command: HaproxyCommand, tmp_path: Path, signed: Signed) -
 def test_haproxy_leaves_it_to_the_gateway_to_refuse_one_of_several_sets(
     command: HaproxyCommand, tmp_path: Path, model_set: str, limit: int
 ) -> None:
-    asked = ServeConfig.of(GOOD).with_overrides(model_set=model_set)
+    asked = ServeConfig.of(GOOD).changed(**sets_of(model_set))
     put_haproxy_in_front(asked, command, is_joining=False)
     config = write_serves_config(tmp_path / "haproxy.cfg", replicas={"http": 30000})
     assert checked(command, config).returncode == 0
@@ -252,7 +253,7 @@ def test_haproxy_leaves_it_to_the_gateway_to_refuse_one_of_several_sets(
 
 
 def test_a_clusters_haproxy_is_serves_own_matter(command: HaproxyCommand) -> None:
-    asked = ServeConfig.of(GOOD).with_overrides(host="0.0.0.0")
+    asked = ServeConfig.of(GOOD).changed(http={"host": "0.0.0.0"})
     assert put_haproxy_in_front(asked, command, is_joining=True) == asked
 
 
@@ -268,47 +269,47 @@ def test_a_clusters_haproxy_is_serves_own_matter(command: HaproxyCommand) -> Non
     ],
 )
 def test_where_this_machine_reaches_the_service(host: str, url: str, is_on_loopback: bool) -> None:
-    config = ServeConfig.of(GOOD).with_overrides(host=host)
+    config = ServeConfig.of(GOOD).changed(http={"host": host})
     assert config.url == url
     assert config.http.is_on_loopback is is_on_loopback
 
 
 def test_an_empty_host_is_none() -> None:
     with pytest.raises(ConfigError, match=r"http_options\.host is '': give an address"):
-        ServeConfig.of(GOOD).with_overrides(host="")
+        ServeConfig.of(GOOD).changed(http={"host": ""})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_shared_memory_of_a_listener_on_loopback(host):
     check_shared_memory(
-        SHIPPED.with_overrides(host=host).with_arguments(shared_memory="unproxied"),
+        SHIPPED.changed(http={"host": host}).changed(shared_memory="unproxied"),
         is_joining=False,
     )
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "127.0.0.1.example"])
 def test_shared_memory_of_a_listener_that_others_reach_is_refused(host):
-    changed = SHIPPED.with_overrides(host=host)
+    changed = SHIPPED.changed(http={"host": host})
     check_shared_memory(changed, is_joining=False)
     with pytest.raises(ConfigError, match=f"listens on {host}: callers of other machines"):
-        check_shared_memory(changed.with_arguments(shared_memory="unproxied"), is_joining=False)
+        check_shared_memory(changed.changed(shared_memory="unproxied"), is_joining=False)
 
 
 def test_shared_memory_of_a_cluster_is_refused():
     check_shared_memory(SHIPPED, is_joining=True)
     with pytest.raises(ConfigError, match="with --address"):
-        check_shared_memory(SHIPPED.with_arguments(shared_memory="unproxied"), is_joining=True)
+        check_shared_memory(SHIPPED.changed(shared_memory="unproxied"), is_joining=True)
 
 
 def test_without_a_linux_there_is_no_shared_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("app.launch.haproxy.FOLDER", tmp_path / "shm")
     with pytest.raises(ConfigError, match=r"shm, and this system has none: leave it out"):
-        check_shared_memory(SHIPPED.with_arguments(shared_memory="unproxied"), is_joining=False)
+        check_shared_memory(SHIPPED.changed(shared_memory="unproxied"), is_joining=False)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_without_haproxy_a_service_on_loopback_is_warned_of(host, monkeypatch):
-    config = SHIPPED.with_overrides(host=host)
+    config = SHIPPED.changed(http={"host": host})
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     assert check_unprotected(config) is None
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
@@ -317,7 +318,7 @@ def test_without_haproxy_a_service_on_loopback_is_warned_of(host, monkeypatch):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "127.0.0.1.example"])
 def test_without_haproxy_nobody_else_reaches_it(host, monkeypatch):
-    config = SHIPPED.with_overrides(host=host)
+    config = SHIPPED.changed(http={"host": host})
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     assert check_unprotected(config) is None
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
@@ -340,9 +341,7 @@ def test_serves_own_proxy_does_none_for_grpc(
 ) -> None:
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
     with pytest.raises(ConfigError, match="gRPC would go in clear"):
-        put_haproxy_in_front(
-            with_tls(signed).with_overrides(grpc_port=9000), command, is_joining=False
-        )
+        put_haproxy_in_front(with_tls(signed).changed(grpc_port=9000), command, is_joining=False)
 
 
 @pytest.mark.parametrize("is_joining", [False, True])

@@ -1,23 +1,37 @@
-"""A Ray of our own that does not start: what the user is told, and that nothing stays."""
+"""A Ray of our own or of others: started, joined, left; what the user is told, what a signal does.
+
+tests/integration/test_shared_serve.py deploys beside the applications of others and takes ours
+back.
+"""
 
 import math
 import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 from ray._private import worker
 
 from app.errors import ConfigError, NotReadyError
 from app.launch import ray_cluster
 from app.launch.ray_cluster import (
+    MAX_ATTEMPTS,
     MIN_PROCESSES,
+    SIGNALS,
+    check_address,
     check_processes,
     joined_ray,
     local_ray,
     metrics_urls,
+    stop_signals,
 )
 from app.stages.threads import Limit
 
@@ -190,3 +204,205 @@ def test_without_a_fork_server_ray_starts_workers_as_it_does(monkeypatch):
     with local_ray(0, None, FOLDER, print):
         pass
     assert "_system_config" not in started[0]
+
+
+@pytest.fixture
+def head() -> Iterator[str]:
+    """Where somebody listens, as a cluster's head does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a cluster is asked to do, in its place."""
+    asked: list[str] = []
+    monkeypatch.setattr(ray, "init", lambda address, **_: asked.append(f"join {address}"))
+    monkeypatch.setattr(ray, "shutdown", lambda: asked.append("leave"))
+    return asked
+
+
+def test_a_cluster_is_joined_and_left(calls: list[str], head: str) -> None:
+    with joined_ray(head):
+        assert calls == [f"join {head}"]
+    assert calls[1:] == ["leave"]
+
+
+def test_an_error_meanwhile_leaves_it_too(calls: list[str], head: str) -> None:
+    with pytest.raises(KeyError), joined_ray(head):
+        raise KeyError
+    assert calls[1:] == ["leave"]
+
+
+DIED = "Initialization failure from server:\nTraceback\nRuntimeError: it has ended"
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "attempts"),
+    [
+        (ConnectionError("refused"), r"no Ray cluster at \S+: refused; .*ray start", 1),
+        (ConnectionError(DIED), r"no Ray cluster at \S+: RuntimeError: it has ended; st", None),
+        (RuntimeError("Version mismatch"), r"cannot join .* at \S+: Version mismatch", 1),
+    ],
+)
+def test_a_cluster_that_is_not_joined(
+    monkeypatch: pytest.MonkeyPatch, head: str, error: Exception, says: str, attempts: int | None
+) -> None:
+    asked = []
+
+    def init(**_: object) -> None:
+        asked.append(1)
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ConfigError, match=says), joined_ray(head):
+        pass
+    assert len(asked) == (attempts or MAX_ATTEMPTS)
+
+
+def test_a_process_for_the_client_that_died_at_its_start_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, calls: list[str], head: str
+) -> None:
+    def init(**_: object) -> None:
+        calls.append("join")
+        if len(calls) < 3:
+            raise ConnectionError(DIED)
+
+    monkeypatch.setattr(ray, "init", init)
+    with joined_ray(head):
+        assert len(calls) == 3
+
+
+@pytest.mark.parametrize(("scheme", "may_be_client"), [("", False), ("ray://", True)])
+def test_somebody_listens(head: str, scheme: str, may_be_client: bool) -> None:
+    check_address(f"{scheme}{head}", may_be_client)
+
+
+def test_nobody_listens(free_port: Callable[[], int]) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    told = f"^no Ray cluster at {address}: Connection refused; start one with ray start --head"
+    with pytest.raises(ConfigError, match=told):
+        check_address(address)
+
+
+NO_ADDRESS = r"--address .* is no address; give auto, or HOST:PORT"
+
+
+@pytest.mark.parametrize(
+    ("address", "may_be_client", "says"),
+    [
+        ("foo", False, NO_ADDRESS),
+        ("ray://head:10001", False, NO_ADDRESS),
+        ("http://head:8265", False, NO_ADDRESS),
+        ("head:", False, NO_ADDRESS),
+        (":1", False, NO_ADDRESS),
+        ("foo", True, r"foo is no address; .*, or ray://HOST:10001 from"),
+        ("127.0.0.1:99999", False, r"no Ray cluster at 127\.0\.0\.1:99999"),
+    ],
+)
+def test_what_is_no_address(address: str, may_be_client: bool, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_address(address, may_be_client)
+
+
+def test_auto_is_the_last_cluster_which_may_be_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    check_address("auto")  # there was none: Ray itself says so
+    gone = f"127.0.0.1:{free_port()}"
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(gone)
+    with pytest.raises(ConfigError, match=f"no Ray cluster at {gone}"):
+        check_address("auto")
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    with pytest.raises(ConfigError, match="--address auto: nonsense is no address"):
+        check_address("auto")
+
+
+# Python's own handler runs only between two steps of Python: here there is none.
+CONNECTING = """
+import ctypes, signal
+from app.launch.ray_cluster import ending_on_signal
+signal.signal(signal.SIGINT, lambda *_: None)
+with ending_on_signal("before"):
+    pass
+with ending_on_signal("the last word"):
+    print("connecting", flush=True)
+    while True:
+        ctypes.CDLL(None).sleep(60)
+"""
+
+# Python may run a handler before any line of the main thread, those of a wait included.
+AT_EACH_LINE = """
+import signal, sys
+from app.launch.ray_cluster import stop_signals
+with stop_signals() as stop:
+    handler = signal.getsignal(signal.SIGTERM)
+    def trace(*_):
+        handler(signal.SIGTERM, None)
+        return trace
+    sys.settrace(trace)
+    stop.wait(1)
+    handler(signal.SIGTERM, None)
+    sys.settrace(None)
+    print(stop.is_set())
+"""
+
+
+@pytest.fixture
+def same_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("same_handlers")
+@pytest.mark.parametrize("number", SIGNALS)
+def test_each_asks_and_has_its_handler_back_afterwards(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with stop_signals() as stop:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        assert stop.wait(10)
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.usefixtures("same_handlers")
+@pytest.mark.parametrize(
+    ("number", "is_ours"),
+    [(signal.SIGHUP, False), (signal.SIGINT, True), (signal.SIGTERM, True)],
+)
+def test_a_hang_up_that_was_ignored_is_not_ours(number: signal.Signals, is_ours: bool) -> None:
+    """``nohup`` ignores it; a script's ``&`` ignores SIGINT, which ``kill`` may send after all."""
+    signal.signal(number, signal.SIG_IGN)
+    with stop_signals() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.is_set() is is_ours
+    assert signal.getsignal(number) is signal.SIG_IGN
+
+
+def test_a_signal_ends_what_hears_none() -> None:
+    command = [sys.executable, "-c", CONNECTING]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "connecting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == "the last word\n"
+
+
+def test_a_signal_at_any_line_of_a_wait_or_of_another_signal() -> None:
+    command = [sys.executable, "-c", AT_EACH_LINE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_a_wait_ends_with_its_time_or_with_the_signal() -> None:
+    with stop_signals() as stop:
+        assert not stop.wait(0.01)
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        assert stop.wait()
+        assert stop.wait(0.01)  # it stays set

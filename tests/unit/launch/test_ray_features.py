@@ -33,8 +33,8 @@ from app.launch.ray_features import (
     only_what_one_machine_needs,
     replaced,
 )
-from app.launch.resolved_config import ServeOptions
 from app.launch.serve import run_service
+from app.launch.serve_options import ServeOptions
 from app.serve import ray_compatibility
 from app.serve.ray_compatibility import REFLECTION, SURGE, Feature, RayName
 from tests.support.command_line import tandem

@@ -1,7 +1,4 @@
-"""The folder of one run: where it is made, and what stays of it.
-
-The environment of one run of ``tandem serve``.
-"""
+"""The folder of one run, where it is made and what stays of it; the environment of the run."""
 
 import os
 import subprocess
@@ -12,12 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from app.environment import HA_PROXY, HAPROXY_PATH, RAY_ON_ALL_INTERFACES
+from app.environment import HA_PROXY, HAPROXY_PATH, RAY_ON_ALL_INTERFACES, REGIONS_FOLDER
 from app.errors import ConfigError
 from app.launch import haproxy
 from app.launch import run_folder as module
-from app.launch.run_folder import LOCK, MAX_PLACE, PREFIX, fast_serve, run_folder
+from app.launch.config import ServeConfig
+from app.launch.run_folder import (
+    LOCK,
+    MAX_PLACE,
+    PREFIX,
+    fast_serve,
+    make_regions_folder,
+    run_folder,
+)
 from app.settings import Settings
+from tests.support.configurations import GOOD
 
 KILLED = """
 import os
@@ -198,3 +204,13 @@ def test_a_secret_of_the_users_is_rays(monkeypatch: pytest.MonkeyPatch, name: st
     monkeypatch.setenv(name, "theirs")
     with fast_serve():
         assert os.environ.get("RAY_AUTH_TOKEN_PATH", "theirs") == "theirs"
+
+
+def test_the_gateways_are_told_of_a_folder_that_only_this_user_enters(tmp_path, monkeypatch):
+    monkeypatch.setenv(REGIONS_FOLDER, "another run's")
+    make_regions_folder(ServeConfig.of(GOOD), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    make_regions_folder(ServeConfig.of(GOOD).changed(shared_memory="unproxied"), tmp_path)
+    folder = Path(os.environ[REGIONS_FOLDER])
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o777 == 0o700

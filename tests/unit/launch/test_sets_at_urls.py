@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.launch.config import ServeConfig, with_absolute_paths
+from app.launch.config import ServeConfig
+from app.launch.serve_options import with_usable_paths
 from app.main import in_versions
 from app.settings import Settings
 from models.manifest import read_manifest
@@ -43,7 +44,7 @@ def test_names_stay(kept: ModelSet) -> None:
 
 
 def test_a_url_is_no_folder_to_be_made_absolute() -> None:
-    config = ServeConfig.read(Path(__file__).parents[3] / "serve_config.yaml").with_arguments(
+    config = ServeConfig.read(Path(__file__).parents[3] / "serve_config.yaml").changed(
         model_set=URL
     )
-    assert with_absolute_paths(config).settings.model_set == URL
+    assert with_usable_paths(config)[0].settings.model_set == URL

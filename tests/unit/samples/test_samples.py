@@ -170,12 +170,10 @@ def test_the_settings_say_where(tmp_path: Path) -> None:
 
 
 def test_samples_and_disagreements_share_the_bound(tmp_path: Path) -> None:
-    versions = {"shadow": "imagenette@000000000000", "sample_mib": 1}
-    assert disagreement_sampler_of(Settings(**versions)) is None
-    one = Settings(sample_dir=str(tmp_path), sample_ratio=1)
-    assert disagreement_sampler_of(one) is None  # of one version
-    settings = Settings(sample_dir=str(tmp_path), sample_ratio=1, **versions)
-    places = place_of(sampler_of(settings)), place_of(disagreement_sampler_of(settings))
+    assert disagreement_sampler_of(Settings(sample_mib=1)) is None
+    settings = Settings(sample_dir=str(tmp_path), sample_ratio=1, sample_mib=1)
+    of_all = sampler_of(settings, has_versions=True)
+    places = place_of(of_all), place_of(disagreement_sampler_of(settings))
     for number in range(300):
         for place in places:
             assert place.write(sample(number, 4 * KIB))
@@ -187,7 +185,7 @@ def test_samples_and_disagreements_share_the_bound(tmp_path: Path) -> None:
 
 
 def test_disagreements_go_to_a_folder_of_the_store(s3: str) -> None:
-    settings = Settings(sample_dir=f"{s3}/", shadow="imagenette@000000000000")
+    settings = Settings(sample_dir=f"{s3}/")
     place = place_of(disagreement_sampler_of(settings))
     assert isinstance(place, SampleStore)
     last = sample(1)
@@ -458,6 +456,5 @@ def test_the_metric(told: Instruments, tmp_path: Path) -> None:
     assert told.of(SAMPLES) == {("written",): 1.0}
     assert sampler_of(Settings()) is None
     assert sampler_of(Settings(sample_ratio=0.1, sample_dir=str(tmp_path))) is not None
-    assert disagreement_sampler_of(Settings(sample_dir=str(tmp_path))) is None
-    versions = Settings(sample_dir=str(tmp_path), shadow="imagenette@000000000000")
-    assert disagreement_sampler_of(versions) is not None
+    assert disagreement_sampler_of(Settings()) is None
+    assert disagreement_sampler_of(Settings(sample_dir=str(tmp_path))) is not None

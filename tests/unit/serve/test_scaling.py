@@ -24,7 +24,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from ray.serve.schema import LoggingConfig
 
 from app.environment import write_to_stderr_as_to_files
-from app.launch.config_check import POLICY
+from app.launch.config import POLICY
 from app.queueing.usage import FIGURES, Usage
 from app.serve.scaling import (
     ENOUGH_ARRIVALS,

@@ -1,30 +1,35 @@
-"""Settings from the environment: a flag, else a variable, else the file; names that are none."""
+"""Options of tandem serve: a flag, else a variable, else the file; the origin; usable paths."""
 
 import json
 import os
 import re
 import subprocess
 import threading
-from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from app.errors import ConfigError
 from app.launch.config import ServeConfig, default_config
-from app.launch.resolved_config import (
+from app.launch.serve_options import (
     NO_SETTINGS,
+    OPTIONS,
     ServeOptions,
+    absolute,
     read_config,
     resolved,
+    sets_of,
     settings_of_environment,
     unknown_variables,
     variable_of,
+    with_usable_paths,
 )
 from app.settings import Settings
 from models.record import YamlError
 from tests.support.command_line import tandem
+from tests.support.configurations import GOOD, write
 from tests.support.services.live_service import ROOT, TANDEM
 from tests.support.shipped_config import edited_config
 
@@ -255,7 +260,7 @@ def test_no_variable_of_the_project_is_warned_of(monkeypatch):
     ]
     used = set(re.findall(r"\bTANDEM_[A-Z_]+\b", "\n".join(texts)))
     assert used >= {"TANDEM_API_KEYS", "TANDEM_LOG_FORMAT", "TANDEM_CHROMIUM"}
-    options = {variable_of(field.name) for field in fields(ServeOptions)}
+    options = set(map(variable_of, OPTIONS))
     assert options >= {"TANDEM_HOST", "TANDEM_PORT", "TANDEM_MODEL_SET"}
     for name in used | options | NO_SETTINGS:
         monkeypatch.setenv(name, "1")
@@ -291,3 +296,137 @@ def test_print_config_shows_values_and_sources():
     rows = json.loads(printed("--port", "8001", "--json", **variables))
     assert {name: row["value"] for name, row in rows.items()} == values
     assert {name: row["source"] for name, row in rows.items()} == sources
+
+
+def test_log_options_may_be_empty(tmp_path):
+    path = write(tmp_path, GOOD | {"logging_config": None})
+    config = read_config(ServeOptions(config=path, log_format="json"))
+    assert config.content["logging_config"] == {"encoding": "JSON"}
+
+
+def test_a_flag_that_does_not_fit_the_file_is_named(tmp_path):
+    config = edited_config(tmp_path, "model_set: imagenette", "weights: {resnet50: 1}")
+    with pytest.raises(ConfigError, match=r"yaml with --model-set: weights names members of one"):
+        read_config(ServeOptions(config=config, model_set="a,b"))
+
+
+def test_variables_of_a_set_and_of_several_are_refused_together(monkeypatch):
+    monkeypatch.setenv("TANDEM_MODEL_SET", "a")
+    monkeypatch.setenv("TANDEM_MODEL_SETS", "[b, c]")
+    for options in (ServeOptions(), ServeOptions(model_set="a")):
+        with pytest.raises(ConfigError, match="TANDEM_MODEL_SETS both name the served sets: leave"):
+            read_config(options)
+
+
+@pytest.mark.parametrize("text", ["a,b", "a, b", " a ,b "])
+def test_sets_of_the_command_line(text):
+    assert sets_of(text) == {"model_sets": ["a", "b"]}
+
+
+@pytest.mark.parametrize("text", ["a,", ",a", "a,,b", ","])
+def test_an_empty_name_of_a_set_is_refused(text):
+    with pytest.raises(ConfigError, match=r"--model-set '.*' has an empty name; separate"):
+        sets_of(text)
+
+
+def test_a_folder_with_a_comma_is_one_set(tmp_path):
+    folder = tmp_path / "a, b"
+    folder.mkdir()
+    assert sets_of(str(folder)) == {"model_set": str(folder)}
+
+
+def config_of(*, http: dict[str, Any] | None = None, **arguments: Any):
+    return ServeConfig.of(
+        {
+            "http_options": http or {},
+            "applications": [
+                {"name": "tandem", "import_path": "app.main:build", "args": arguments}
+            ],
+        }
+    )
+
+
+def arguments_of(checked: ServeConfig) -> dict[str, Any]:
+    return dict(checked.as_dict()["applications"][0]["args"])
+
+
+def test_what_is_named_relatively_is_of_the_commands_folder(tmp_path, monkeypatch):
+    """Ray's processes work in another one."""
+    monkeypatch.chdir(tmp_path)
+    paths: dict[str, Any] = {
+        "compile_cache": "cache",
+        "api_keys_file": "/etc/keys",
+    }
+    files = {"ssl_certfile": "tls.pem", "ssl_keyfile": "/etc/tls.key"}
+    asked = config_of(http=files, model_set="./sets/a", model_dirs=["d"], **paths)
+    checked, _ = with_usable_paths(asked)
+    assert arguments_of(checked) == {
+        "model_set": str(tmp_path / "sets" / "a"),
+        "model_dirs": [str(tmp_path / "d")],
+        "compile_cache": str(tmp_path / "cache"),
+        "api_keys_file": "/etc/keys",
+    }
+    http = checked.http
+    assert (http.ssl_certfile, http.ssl_keyfile) == (str(tmp_path / "tls.pem"), "/etc/tls.key")
+
+
+def test_what_is_not_named_is_left_to_the_settings():
+    asked = config_of(model_set="imagenette", compile_cache=None)
+    assert arguments_of(with_usable_paths(asked)[0]) == arguments_of(asked)
+
+
+def test_a_folder_that_cannot_be_written_is_left_out_with_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    lost = tmp_path / "file" / "below"
+    checked, warning = with_usable_paths(config_of(compile_cache=str(lost)))
+    assert checked.settings.compile_cache is None
+    why = f"cannot write to {lost} (Not a directory)"
+    assert warning == f"compile_cache: {why}: networks are compiled at each start"
+
+
+def test_one_that_can_is_made(tmp_path):
+    asked = config_of(compile_cache=str(tmp_path / "a" / "b"))
+    assert with_usable_paths(asked) == (asked, None)
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_nothing_is_said_of_what_is_not_wanted():
+    asked = config_of(compile_cache=None)
+    assert with_usable_paths(asked) == (asked, None)
+
+
+def test_an_account_without_a_home_is_told_what_it_misses(monkeypatch, tmp_path):
+    monkeypatch.setattr(Settings.model_fields["compile_cache"], "default", None)
+    Settings.model_rebuild(force=True)
+    try:
+        _, warning = with_usable_paths(config_of())
+    finally:
+        monkeypatch.undo()
+        Settings.model_rebuild(force=True)
+    assert warning is not None
+    assert warning.startswith("compile_cache: this account has no home folder: ")
+
+
+def test_the_folders_of_several_sets_are_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = with_usable_paths(config_of(model_sets=["imagenette", "./sets/a"]))[0]
+    assert made.settings.model_sets == ("imagenette", str(tmp_path / "sets" / "a"))
+
+
+def test_a_tilde_is_the_home_folder_in_every_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = ("compile_cache", "api_keys_file", "sample_dir")
+    paths: dict[str, Any] = {name: f"~/{name}" for name in names}
+    paths |= {"model_dirs": ["~/sets"], "model_set": "~/set"}
+    arguments = arguments_of(with_usable_paths(config_of(**paths))[0])
+    assert [arguments[name] for name in names] == [str(tmp_path / name) for name in names]
+    assert arguments["model_dirs"] == [str(tmp_path / "sets")]
+    assert arguments["model_set"] == str(tmp_path / "set")
+    assert absolute("~nobody-of-this-name/x") == str(Path.cwd() / "~nobody-of-this-name" / "x")
+
+
+def test_a_tilde_is_the_home_folder_for_whoever_reads_the_settings(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = Settings.model_validate({"model_dirs": ["~/sets"], "compile_cache": "~/cache"})
+    assert settings.model_dirs == (tmp_path / "sets",)
+    assert settings.compile_cache == tmp_path / "cache"
