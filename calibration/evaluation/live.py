@@ -1,7 +1,4 @@
-"""Compares a running service's answers with those of the same networks in this process.
-
-Compares a running service's lists of labels with those of the same networks here.
-"""
+"""Compares a running service's answers with those of the same networks in this process."""
 
 import threading
 import time

@@ -1,7 +1,4 @@
-"""Renders an evaluation as tables for people and as JSON for scripts.
-
-Renders a multi-label set's evaluation as tables for people and as JSON for scripts.
-"""
+"""Renders an evaluation as tables for people and as JSON for scripts."""
 
 from dataclasses import asdict
 from typing import Any

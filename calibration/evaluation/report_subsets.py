@@ -1,9 +1,4 @@
-"""Reports the comparison of ensembles: a table, the lines for serve_config.yaml, JSON.
-
-Reports the cascade of an evaluation: a table, the line for serve_config.yaml, JSON.
-
-Makes a table of figures by name, in which long names wrap and figures keep their width.
-"""
+"""Reports the compared ensembles and the cascade: tables, JSON, lines for serve_config.yaml."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +31,12 @@ SUBSETS_NOTE = (
     "judged on images that no weight was fitted to, but the front and the choice are of these same "
     "images, which flatters them a little; CPU-ms: the networks alone, at batch 8 on one thread; "
     "MB: what the process grew by for a network of that one batch size"
+)
+WITHIN = (0.001, SUGGESTED_WITHIN)  # of the ensemble's top-1, shown in the terminal
+BETTER_FIRST = "{} alone is better than {} for no more CPU time: let it be the set's first member"
+CASCADE_NOTE = (
+    "chosen on these same images, which flatters it a little; CPU-ms: the networks alone, at "
+    "batch 8 on one thread"
 )
 
 
@@ -154,14 +155,6 @@ def _score_cells(score: SubsetScore) -> tuple[str, ...]:
         f"{score.cpu_ms:.2f}",
         f"{score.memory_mb:.0f}",
     )
-
-
-WITHIN = (0.001, SUGGESTED_WITHIN)  # of the ensemble's top-1, shown in the terminal
-BETTER_FIRST = "{} alone is better than {} for no more CPU time: let it be the set's first member"
-CASCADE_NOTE = (
-    "chosen on these same images, which flatters it a little; CPU-ms: the networks alone, at "
-    "batch 8 on one thread"
-)
 
 
 def cascade_json(measured: Evaluation) -> dict[str, Any]:

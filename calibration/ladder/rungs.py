@@ -25,7 +25,7 @@ Preparation = Literal["make_set", "labelled", "quantize", "export"]  # makes fil
 Positive = Annotated[int, Field(ge=1)]
 
 SERVICE = "service"  # the rung that runs ``tandem serve``
-RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.ladder.unfold can restore
+RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.ladder.preparations can restore
 SIZES = range(32, 1025)
 MAX_CLASSES = 100_000
 

@@ -1,7 +1,4 @@
-"""Quantises a network to INT8 with NNCF, with accuracy control if that loses too much.
-
-Turns errors of NNCF and OpenVINO for a member into a line, and checks names of operations.
-"""
+"""Quantises a network to INT8 with NNCF, with accuracy control if that loses too much."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

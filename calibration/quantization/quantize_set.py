@@ -1,16 +1,13 @@
 """Quantises a whole set: its members' INT8 networks, its manifest, its golden answers.
 
-Merges the results of quantising into the manifest, which may have been edited meanwhile.
-
 Quantising takes minutes, and its lock stops other commands but not an editor. So the manifest is
 read again at the end. Only the fields that quantising owns are replaced. If the inputs of INT8 have
 changed, nothing is written.
 
-Keeps Ctrl-C off the main thread's signal stack, which NNCF's use of OpenVINO may free.
-
-An OpenVINO ``Core`` gives its thread an alternative signal stack, and takes it back when it ends.
-NNCF makes its own Cores. If one ends after a younger one was made, the thread keeps a freed stack,
-and the next signal ends the process with SIGSEGV. Our own code makes a single Core
+Ctrl-C is kept off the main thread's signal stack, which NNCF's use of OpenVINO may free. An
+OpenVINO ``Core`` gives its thread an alternative signal stack, and takes it back when it ends. NNCF
+makes its own Cores. If one ends after a younger one was made, the thread keeps a freed stack, and
+the next signal ends the process with SIGSEGV. Our own code makes a single Core
 (:mod:`models.openvino_network`).
 """
 
@@ -63,6 +60,7 @@ from models.openvino_network import read_network
 from models.record import Precision
 
 Say = Callable[[str], None]
+OWNED = ("networks", "quantization", "left_float", "validation_drop")  # of a member
 
 
 @dataclass(frozen=True)
@@ -267,9 +265,6 @@ def _validation_drop(
         fingerprint=network.fingerprint,
         drop=compared.drop,
     )
-
-
-OWNED = ("networks", "quantization", "left_float", "validation_drop")  # of a member
 
 
 def merged(

@@ -1,10 +1,8 @@
 """Creates imagenet1k: networks with published weights as a float model set.
 
-Parses the members that ``tandem models fetch`` downloads.
-
-``NAME`` or ``NAME=WEIGHTS`` is torchvision's. ``timm:MODEL`` or ``NAME=timm:MODEL`` is timm's;
-MODEL may include the weights (``mobilenetv3_small_100.lamb_in1k``). torchvision's weights never
-have a colon in their name.
+``tandem models fetch`` names its members. ``NAME`` or ``NAME=WEIGHTS`` is torchvision's.
+``timm:MODEL`` or ``NAME=timm:MODEL`` is timm's; MODEL may include the weights
+(``mobilenetv3_small_100.lamb_in1k``). torchvision's weights never have a colon in their name.
 """
 
 import warnings

@@ -4,8 +4,6 @@ The input is uint8 (N, H, W, 3) BGR, the output float32 (N, C) in 0..1. Layout, 
 scale and softmax are part of the network, so that no caller can get them wrong, and images are a
 quarter of the bytes.
 
-Makes networks with a built-in batch size take any number of images, if the graph allows it.
-
 TFLite networks, and many others, have a built-in batch size of one: their input is [1, H, W, 3],
 and a reshape makes [1, C]. These reshapes are changed to keep the number of images. A network whose
 graph does not allow that keeps its batch size.
@@ -38,6 +36,11 @@ INT8_ZERO = 128  # of pixels in a network that takes int8: -128 to 127
 # Through these operators OpenVINO moves a reversal of colours correctly into the weights of a
 # convolution. Through others it does so wrongly: it leaves PRelu's slopes and a padding unchanged.
 CARRYING = {"Add", "Subtract", "Multiply", "Divide", "Convert", "Transpose", "FakeQuantize"}
+TensorLayout = Literal["NCHW", "NHWC"]
+NUM_TRIED = 4  # images in a trial batch
+# The relative difference allowed between a batch and single images: kernels for different sizes
+# round differently, so that a quantised network may answer a step of 1/256 more or less.
+TOLERANCE, FLOAT_TOLERANCE = 0.1, 0.01
 
 
 @dataclass(frozen=True)
@@ -178,13 +181,6 @@ def _ends_in_convolutions(model: ov.Model) -> bool:
         elif node.get_type_name() != "Convolution":
             return False
     return True
-
-
-TensorLayout = Literal["NCHW", "NHWC"]
-NUM_TRIED = 4  # images in a trial batch
-# The relative difference allowed between a batch and single images: kernels for different sizes
-# round differently, so that a quantised network may answer a step of 1/256 more or less.
-TOLERANCE, FLOAT_TOLERANCE = 0.1, 0.01
 
 
 def set_shape(

@@ -1,12 +1,8 @@
-"""The sources of published weights, and what comes with them, of torchvision as of timm.
+"""The published weights of torchvision and timm, and what comes with them.
 
-Torchvision's networks and their published weights, from download.pytorch.org.
-
-timm's networks and their published weights, from the Hugging Face hub.
-
-timm is an extra. Its ``pretrained_cfg`` gives classes, size, resizing, normalisation and the
-address of the weights. Only safetensors are read, and timm's own loaders, some of which unpickle,
-are not used.
+torchvision's are from download.pytorch.org, timm's from the Hugging Face hub. timm is an extra. Its
+``pretrained_cfg`` gives classes, size, resizing, normalisation and the address of the weights. Only
+safetensors are read, and timm's own loaders, some of which unpickle, are not used.
 """
 
 import re
@@ -34,6 +30,15 @@ from models.image_resize import Interpolation
 from models.machine import needs_extra
 from models.record import ImageRecord, sha256_of
 from models.stores import HUB
+
+# torchvision names a file <network>-<first hex digits of its sha256>.pth and checks them so.
+HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.pth$")
+# DenseNet's weights were published before its layers were renamed: norm.1 is norm1 now.
+OLD_DENSENET_KEY = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
+PREFIX = "timm:"
+FILE = "model.safetensors"
+MEMBER_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")  # as manifests have it
+NUM_CHANNELS = 3
 
 
 @dataclass(frozen=True)
@@ -70,12 +75,6 @@ def on_pixels(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalisation:
 def _triple(values: tuple[float, ...]) -> Triple:
     red, green, blue = (round(255 * float(value), 4) for value in values)
     return red, green, blue
-
-
-# torchvision names a file <network>-<first hex digits of its sha256>.pth and checks them so.
-HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.pth$")
-# DenseNet's weights were published before its layers were renamed: norm.1 is norm1 now.
-OLD_DENSENET_KEY = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
 
 
 @dataclass(frozen=True)
@@ -173,12 +172,6 @@ def torchvision_weights(name: str, version: str = "") -> TorchvisionWeights:
 def imagenet_labels() -> tuple[str, ...]:
     """Return ImageNet-1k's 1,000 classes, with torchvision's names and order."""
     return TorchvisionWeights("", torchvision_models().ResNet50_Weights.DEFAULT).labels
-
-
-PREFIX = "timm:"
-FILE = "model.safetensors"
-MEMBER_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")  # as manifests have it
-NUM_CHANNELS = 3
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from calibration.ladder.preparations import (
     quantized_by_random_images,
     random_pixels,
 )
-from calibration.ladder.rungs import LadderJob, RungOptions, RungResult
+from calibration.ladder.rungs import Engine, LadderJob, RungOptions, RungResult
 from calibration.quantization.quantize import quantized_layers
 from calibration.sets.transaction import write_manifest
 from models.load import load
@@ -39,7 +39,7 @@ def with_images(folder: Path, work: Path, **more) -> LadderJob:
     return job
 
 
-def rung(job: LadderJob, engine: str, choice: RungOptions) -> RungResult:
+def rung(job: LadderJob, engine: Engine, choice: RungOptions) -> RungResult:
     """Run a job's network in one way, which this machine can do."""
     result = outcome_of(job, engine, (choice,))
     assert result.outcome == "measured", result.reason

@@ -4,6 +4,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -97,8 +98,9 @@ def test_memory_of_processes_where_the_kernel_says_pss_and_where_it_hides_it():
         def memory_full_info(self) -> SimpleNamespace:
             raise psutil.NoSuchProcess(1)
 
-    assert memory_mib([Process(rss=4, pss=2), Process(rss=3, pss=1), Ended()]) == (3.0, 7.0)
-    assert memory_mib([Process(rss=4)]) == (None, 4.0)
+    processes: list[Any] = [Process(rss=4, pss=2), Process(rss=3, pss=1), Ended(), Process(rss=4)]
+    assert memory_mib(processes[:3]) == (3.0, 7.0)
+    assert memory_mib(processes[3:]) == (None, 4.0)
 
 
 def zone(folder: Path, name: str, kind: str, energy: int | str, largest: int | str) -> Path:

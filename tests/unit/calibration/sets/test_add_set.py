@@ -275,17 +275,6 @@ def test_a_network_that_came_as_int8_is_noted(nets, into):
     assert {m.name: m.imported_int8 for m in made.manifest.members} == {"a": False, "b": True}
 
 
-def test_classes_are_mapped_by_their_ids(nets, into):
-    (nets / "own.txt").write_text("n3\nn1\nn2\n")
-    ids, own = nets / "ids.txt", {"b": nets / "own.txt"}
-    made = add_set(new_set(nets, class_ids=ids, member_class_ids=own), into)
-    options = RuntimeOptions(batch_sizes=(2,))
-    images = np.random.default_rng(1).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
-    before = CompiledNetwork(nets / "b.xml", options).predict(images)
-    after = CompiledNetwork(made.network_path("b", "FP16"), options).predict(images)
-    assert np.allclose(before[:, [1, 2, 0]], after, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
