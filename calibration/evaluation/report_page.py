@@ -63,7 +63,7 @@ def write_page(
     tallies = measured.tallies[precision]
     lead = tallies.get(ENSEMBLE) or next(iter(tallies.values()))
     page = rendered(
-        "calibration.evaluation.reports",
+        "calibration.evaluation",
         "report.html.j2",
         r=content,
         points=points,

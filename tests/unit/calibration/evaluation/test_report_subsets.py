@@ -15,7 +15,7 @@ from app.settings import Settings
 from app.stages.combiner import Combiner
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.inference import AnsweredBatch
-from calibration.evaluation.report_page import check_plot, subsets_svg, write_plot
+from calibration.evaluation.report_page import subsets_svg, write_plot
 from calibration.evaluation.report_subsets import (
     setting_lines,
     settings_block,
@@ -24,7 +24,6 @@ from calibration.evaluation.report_subsets import (
     subsets_json,
 )
 from models.ensemble import average
-from models.errors import ModelSetError
 from models.manifest import ENSEMBLE
 from models.model_set import ModelSet
 from tests.support.calibration.made_evaluations import (
@@ -183,20 +182,6 @@ def test_a_plot_names_the_suggested_and_what_it_shows(result):
     svg = subsets_svg(result)
     assert subsets_json(result)["suggested"]["name"] in svg
     assert "Pareto front" in svg
-
-
-def test_a_plot_of_another_kind(tmp_path):
-    with pytest.raises(ModelSetError, match=r"ends in \.svg or \.png"):
-        check_plot(tmp_path / "plot.pdf")
-
-
-def test_the_page_has_it(result, tmp_path):
-    model_set = model_set_of(tmp_path / "made")
-    measured = measure(model_set)
-    measured.subsets = result
-    page = Page(page_of(tmp_path, model_set, measured))
-    assert "Which ensemble is worth it" in page.text
-    assert "good + fair, logistic" in page.text
 
 
 NUM_SURE, NUM_UNSURE = 80, 20
