@@ -18,8 +18,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from calibration.evaluation.evaluate import Evaluation
-from calibration.evaluation.report import points
-from calibration.evaluation.report_subsets import points_of
+from calibration.evaluation.report_subsets import points, points_of
 from calibration.evaluation.subsets import (
     SubsetScore,
     SubsetsResult,
