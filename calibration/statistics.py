@@ -1,10 +1,9 @@
-"""Statistics of a measured accuracy: intervals, paired tests, calibration error, and the cascade.
+"""Statistics of a measured accuracy: counts, intervals, paired tests, calibration error, cascades.
 
 Everything works on counts, so memory grows with classes, not with images.
 
-A cascade's accuracy and CPU time are estimated for each threshold. The first member answers alone
-if its margin is at least the threshold (:mod:`app.graph.members`). Images are counted in bins of
-the margin.
+A cascade's accuracy and CPU time are estimated for each threshold: the first member answers alone
+if its margin is at least the threshold (``app.graph.members``). Images are counted in bins of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,11 @@ from models.manifest import Z95, Drop, Score, wilson_interval
 Rightness = npt.NDArray[np.bool_]  # (N,), whether each image's likeliest class is right
 EDGE = 1e-9  # margin of the search for an interval before a difference of all images
 NUM_BINS = 15  # of confidence, as in Guo et al. (2017)
+Indices = npt.NDArray[np.int64]
+NUM_THRESHOLDS = 1000  # a threshold is a bin's lower edge: three decimals
+EDGES = np.arange(NUM_THRESHOLDS, dtype=np.float32) / np.float32(NUM_THRESHOLDS)
+STEPS = range(NUM_THRESHOLDS // 10, NUM_THRESHOLDS, NUM_THRESHOLDS // 10)
+SUGGESTED_WITHIN = 0.005  # of the ensemble's top-1, a fraction
 
 
 @dataclass
@@ -124,9 +128,6 @@ class Reliability:
         return float(np.abs(self.right - self.confidence).sum() / total) if total else 0.0
 
 
-Indices = npt.NDArray[np.int64]
-
-
 class Tally:
     """Counts of a classifier: a member, or the ensemble."""
 
@@ -199,12 +200,6 @@ class SureTally:
             "right": round(self.num_right / self.num_sure, 4),
             "right_interval": [round(bound, 4) for bound in interval],
         }
-
-
-NUM_THRESHOLDS = 1000  # a threshold is a bin's lower edge: three decimals
-EDGES = np.arange(NUM_THRESHOLDS, dtype=np.float32) / np.float32(NUM_THRESHOLDS)
-STEPS = range(NUM_THRESHOLDS // 10, NUM_THRESHOLDS, NUM_THRESHOLDS // 10)
-SUGGESTED_WITHIN = 0.005  # of the ensemble's top-1, a fraction
 
 
 @dataclass(frozen=True)

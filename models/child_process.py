@@ -6,7 +6,6 @@ descendants. The child's standard input is closed when the parent ends in any wa
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -32,8 +31,8 @@ class ChildDiedError(Exception):
 class Child:
     """A running command; as a context manager it is killed at the end of the block.
 
-    ``printed`` gets its standard error, and its standard output unless ``is_heard``, in which case
-    :meth:`read_line` returns that. By default both are this process's, as the environment is.
+    ``printed`` gets its standard error and its standard output. By default both are this process's,
+    as the environment is.
 
     Raises:
         OSError: it could not be started.
@@ -45,7 +44,6 @@ class Child:
         command: Sequence[str],
         printed: IO[bytes] | None = None,
         *,
-        is_heard: bool = False,
         output: IO[bytes] | int | None = None,  # its standard output, if not ``printed``
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),  # of files that it inherits
@@ -53,7 +51,7 @@ class Child:
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if is_heard else output or printed,
+            stdout=output or printed,
             stderr=printed,
             pass_fds=descriptors,
             env=environment,
@@ -79,24 +77,6 @@ class Child:
             return OUT_OF_MEMORY
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
-    def read_line(self, deadline: float) -> bytes | None:
-        """Return its next line; None at the end of its output, or at ``deadline``.
-
-        ``deadline`` is by ``time.monotonic``.
-        """
-        assert self._process.stdout is not None
-        pipe, line = self._process.stdout.fileno(), b""
-        while (left_s := deadline - time.monotonic()) > 0:
-            if not select.select([pipe], [], [], left_s)[0]:
-                break
-            byte = os.read(pipe, 1)
-            if not byte:
-                break
-            if byte == b"\n":
-                return line
-            line += byte
-        return None
-
     def interrupt(self, patience_s: float) -> None:
         """End the child as Ctrl-C does, and wait at most ``patience_s``."""
         with contextlib.suppress(OSError):
@@ -113,8 +93,6 @@ class Child:
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # its descendants too
             self._process.wait()
-            if self._process.stdout is not None:
-                self._process.stdout.close()
 
     def __enter__(self) -> Self:
         return self

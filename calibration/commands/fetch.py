@@ -102,8 +102,12 @@ def fetch(
     if weights_dir is not None and not weights_dir.is_dir():
         raise ModelSetError(f"{weights_dir} is not a folder; give the one with the weight files")
     with needs_extra("train", "models fetch"):
-        from calibration.sets.fetched_set import fetch_set, read_members
-        from calibration.sets.published_weights import WeightsSource, usual_weights
+        from calibration.sets.published_weights import (
+            WeightsSource,
+            fetch_set,
+            read_members,
+            usual_weights,
+        )
 
         networks = read_members(member) if member else usual_weights(f"IMAGENET1K_{resnet50}")
     cache = needed_folder(user_cache_path, "weights")

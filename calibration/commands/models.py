@@ -182,7 +182,7 @@ def history(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False)
     Commands that make another one keep that from before. serve, evaluate, verify ... take
     NAME@VERSION.
     """
-    from calibration.sets.transaction import is_bundled
+    from calibration.sets.versions import is_bundled
 
     base, _ = split_version(name)  # of any version the list is the same
     current = load_model_set(base, search_path(model_dir or ()))
@@ -218,7 +218,7 @@ def pin(
 
     Services that run keep serving what they loaded until they are restarted.
     """
-    from calibration.sets.versions import pin as pin_version
+    from calibration.sets.transaction import pin as pin_version
 
     base, version = split_version(name)
     if version is None:

@@ -1,12 +1,12 @@
-"""Fits temperatures and the bound for sure answers, on half of the images, and judges on the rest.
+"""Fits what a set says of its confidence: the bound of sure answers, and temperatures.
 
-A hash of each file decides its half. There is a temperature for each member, then one for their
-average (Guo et al., 2017). A temperature divides the logits, so it changes a member's confidence,
-not its classes. The average may give other classes when its members' confidence changes.
+Both are fitted on half of the images, by a hash of each file, and judged on the other half, so that
+the reported figures are unbiased.
 
-The bound is on the first class's probability. It is the lowest above which at least the requested
-share is right, by the lower end of the 95 % interval. The other half gives the reported share, so
-that it is unbiased.
+The bound is the lowest probability of the first class above which at least the requested share is
+right, by the lower end of the 95 % interval. A temperature divides the logits (Guo et al., 2017):
+it changes a member's confidence, not its classes. Each member gets one, then their average, which
+may give other classes when its members' confidence changes.
 """
 
 import threading
@@ -28,6 +28,10 @@ from models.record import Precision
 
 MIN_IMAGES = 100  # sure images in each half
 NUM_BOUNDS = 1000  # a bound has three decimals
+LOWEST, HIGHEST = 0.2, 20.0  # as in manifests
+NUM_SECTIONS = 40  # of the golden section, each of which leaves 0.62 of the interval
+FLOOR = 1e-30  # bounds a probability before its logarithm
+Classes = npt.NDArray[np.int64]
 
 
 class SureFit:
@@ -86,12 +90,6 @@ class SureFit:
             right=round(int(right[0, step]) / num_judged, 4),
             right_interval=(round(low, 4), round(high, 4)),
         )
-
-
-LOWEST, HIGHEST = 0.2, 20.0  # as in manifests
-NUM_SECTIONS = 40  # of the golden section, each of which leaves 0.62 of the interval
-FLOOR = 1e-30  # bounds a probability before its logarithm
-Classes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

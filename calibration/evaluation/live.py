@@ -1,11 +1,7 @@
-"""Compares a running service's answers with those of the same networks in this process.
-
-It compares labels, or lists of labels for a multi-label set.
-"""
+"""Compares a running service's answers with those of the same networks in this process."""
 
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,18 +121,10 @@ class LiveService:
                 "this set, or evaluate that one"
             )
 
-    def _ask_all(self, files: Sequence[bytes]) -> list[dict[str, Any]]:
-        """Return the service's answers to files, in order."""
-        return list(self._pool.map(self._ask, files))
-
-    def _are_refused(self, images: Sequence[ImageFile]) -> list[bool]:
-        """Return for each file whether the service refuses it."""
-        return list(self._pool.map(self._is_refused, images))
-
     def observe(self, batch: AnsweredBatch[Any]) -> None:
         """Send the batch's files and compare the service's answers with the networks'."""
-        bodies = self._ask_all(batch.data)
-        refused = self._are_refused([image for image, _ in batch.unreadable])
+        bodies = list(self._pool.map(self._ask, batch.data))
+        refused = list(self._pool.map(self._is_refused, [image for image, _ in batch.unreadable]))
         with self._lock:
             for index, body in enumerate(bodies):
                 rows = {name: p[index] for name, p in batch.probabilities[self.precision].items()}
@@ -266,9 +254,7 @@ class MultiLabelLiveService(LiveService):
             if name not in live:  # left out by the service's answer_policy
                 problems.append(f"{name} did not answer")
                 continue
-            listed = {
-                prediction["index"]: float(prediction["probability"]) for prediction in live[name]
-            }
+            listed = {each["index"]: float(each["probability"]) for each in live[name]}
             is_right = listed.keys() == set(image.classes)
             result.num_right[name] = result.num_right.get(name, 0) + is_right
             if problem := self._other(listed, row):

@@ -1,13 +1,13 @@
 """Evaluates a multi-label set: mean average precision, micro and macro F1, float and INT8.
 
-Scores are kept until the end, 4 bytes per image, class and network, since average precision needs
-their order over all images.
-
 Average precision of a class is the mean of the precision at each of its images, with images sorted
 by the class's score (ties are a single step). mAP is its mean over the classes that have an image.
 Micro F1 counts all labels of all images together; macro F1 is the mean over those classes.
 Intervals are the estimate and 1.96 standard errors, from 200 resamples of the images (bootstrap;
 Efron and Tibshirani 1993: 50 to 200 are enough for a standard error).
+
+Scores are kept until the end, 4 bytes per image, class and network, since average precision needs
+their order over all images.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,6 +26,11 @@ from models.model_set import ModelSet
 from models.record import Precision
 
 Values = npt.NDArray[np.float64]  # (R, 3): mAP, micro F1, macro F1
+Labels = npt.NDArray[np.bool_]  # (N, C), which labels each image has
+Counts = npt.NDArray[np.float32]  # (R, N), how often each image is in a resample
+NUM_RESAMPLES = 200
+SEED = 20
+MAX_CELLS = 2_000_000  # of an array at a time
 
 
 @dataclass(frozen=True)
@@ -122,9 +127,6 @@ def evaluate_label_sets(
     return result
 
 
-Labels = npt.NDArray[np.bool_]  # (N, C), which labels each image has
-
-
 def _measure(
     result: MultiLabelEvaluation,
     rows: dict[Precision, dict[str, list[Probabilities]]],
@@ -142,12 +144,6 @@ def _measure(
             result.figures.setdefault(precision, {})[name] = resampled
             is_exact = (above(scores, result.threshold) == truth).all(axis=1)
             result.num_exact.setdefault(precision, {})[name] = int(is_exact.sum())
-
-
-Counts = npt.NDArray[np.float32]  # (R, N), how often each image is in a resample
-NUM_RESAMPLES = 200
-SEED = 20
-MAX_CELLS = 2_000_000  # of an array at a time
 
 
 def measured(scores: Probabilities, truth: Labels, threshold: float) -> Resampled:

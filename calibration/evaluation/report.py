@@ -1,4 +1,4 @@
-"""Renders an evaluation as tables for people and as JSON for scripts, for both tasks."""
+"""Renders an evaluation as tables for people and as JSON for scripts."""
 
 from dataclasses import asdict
 from typing import Any
@@ -13,6 +13,9 @@ from calibration.evaluation.multi_label import MultiLabelEvaluation
 from calibration.evaluation.report_subsets import (
     cascade_json,
     figures_table,
+    interval_of,
+    points,
+    range_of,
     show_cascade,
     show_subsets,
     subsets_json,
@@ -31,11 +34,6 @@ from models.manifest import (
 from models.record import Precision
 
 MAX_LISTED = 10
-
-
-def points(fraction: float) -> str:
-    """Return percentage points with their sign."""
-    return f"{fraction * 100:+.2f}"
 
 
 def as_json(
@@ -130,11 +128,6 @@ def show_remarks(
             console.print("  ... (--json has all)", markup=False)
 
 
-def interval_of(interval: tuple[float, float]) -> str:
-    """Return percentage points from the lower to the upper bound."""
-    return f"{interval[0] * 100:+.2f} to {interval[1] * 100:+.2f}"
-
-
 def _scores(record: AccuracyRecord) -> Table:
     title = escape(f"{record.dataset}, {record.num_images} images")
     columns = ("as", "top-1", "95 %", "top-5", "ECE", "MB", "CPU\nms")
@@ -144,12 +137,11 @@ def _scores(record: AccuracyRecord) -> Table:
             score = scores.get(name)
             if not isinstance(score, Score):  # absent
                 continue
-            low, high = score.top1_interval
             table.add_row(
                 name,
                 called(record, precision),
                 f"{score.top1:.4f}",
-                f"{low:.3f}-{high:.3f}",
+                range_of(score.top1_interval),
                 f"{score.top5:.4f}",
                 f"{score.calibration_error:.3f}",
                 cell(record.size_mb, name, precision, 1),
@@ -304,20 +296,15 @@ def _multi_label_scores(record: AccuracyRecord, measured: MultiLabelEvaluation) 
                 name,
                 called(record, precision),
                 f"{score.mean_average_precision:.4f}",
-                _range(score.mean_average_precision_interval),
+                range_of(score.mean_average_precision_interval),
                 f"{score.micro_f1:.4f}",
-                _range(score.micro_f1_interval),
+                range_of(score.micro_f1_interval),
                 f"{score.macro_f1:.4f}",
                 f"{measured.num_exact[precision][name] / measured.num_images:.4f}",
                 cell(record.size_mb, name, precision, 1),
                 cell(record.cpu_ms_per_image, name, precision, 1),
             )
     return table
-
-
-def _range(interval: tuple[float, float]) -> str:
-    low, high = interval
-    return f"{low:.3f}-{high:.3f}"
 
 
 def _multi_label_drops(manifest: Manifest, record: AccuracyRecord) -> Table:

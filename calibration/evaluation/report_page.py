@@ -1,7 +1,7 @@
-"""Renders an evaluation as an HTML page with inline plots, which loads nothing from elsewhere.
+"""Renders an evaluation as an HTML page that loads nothing from elsewhere, and draws its plots.
 
-Jinja makes the page, matplotlib the plots (SVG). The plot of ensembles has top-1 against CPU time,
-memory as the marks' size, and the Pareto front.
+Jinja renders the page, and matplotlib draws inline SVG. The plot of ensembles shows top-1 against
+CPU time, memory as the marks' size, and the Pareto front.
 """
 
 import io
@@ -18,8 +18,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from calibration.evaluation.evaluate import Evaluation
-from calibration.evaluation.report import points
-from calibration.evaluation.report_subsets import points_of
+from calibration.evaluation.report_subsets import points, points_of
 from calibration.evaluation.subsets import (
     SubsetScore,
     SubsetsResult,
@@ -32,6 +31,27 @@ from models.files import write_result
 from models.manifest import ENSEMBLE
 from models.model_set import ModelSet
 from models.record import Precision
+
+MAX_CLASSES = 20  # the worst of more classes are shown
+COLORS = {"ensemble": "#1b6f5f"}  # members get the other colours in turn
+MEMBER_COLORS = ("#c8703a", "#4a6fa5", "#8a5a9e", "#9a8a2b")
+STYLE: dict[Any, Any] = {  # matplotlib's type has one literal per key
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # labels may contain dollar signs
+    "svg.hashsalt": "tandem",  # equal figures give equal files
+}
+SUFFIXES = (".svg", ".png")
+OF_METHOD = {  # colour and mark
+    "average": (COLORS["ensemble"], "o"),
+    "logistic": (MEMBER_COLORS[2], "v"),
+}
+OF_CASCADE = MEMBER_COLORS[3]
+LARGEST_MARK = 140.0  # points squared, for the most memory
+SMALLEST_MARK = 18.0
+MAX_NAMED = 8  # of the front, since more names would overlap
 
 
 def write_page(
@@ -81,19 +101,6 @@ def rendered(package: str, template: str, **values: Any) -> bytes:
     )
     page = environment.get_template(template).render(values)
     return page.encode("utf-8", "replace")  # names of files need not be UTF-8
-
-
-MAX_CLASSES = 20  # the worst of more classes are shown
-COLORS = {"ensemble": "#1b6f5f"}  # members get the other colours in turn
-MEMBER_COLORS = ("#c8703a", "#4a6fa5", "#8a5a9e", "#9a8a2b")
-STYLE: dict[Any, Any] = {  # matplotlib's type has one literal per key
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # labels may contain dollar signs
-    "svg.hashsalt": "tandem",  # equal figures give equal files
-}
 
 
 def svg_of(figure: Figure) -> str:
@@ -216,17 +223,6 @@ def cascade(
         axes.set_ylabel("top-1")
         axes.legend(frameon=False, loc="lower left")
         return svg_of(figure)
-
-
-SUFFIXES = (".svg", ".png")
-OF_METHOD = {  # colour and mark
-    "average": (COLORS["ensemble"], "o"),
-    "logistic": (MEMBER_COLORS[2], "v"),
-}
-OF_CASCADE = MEMBER_COLORS[3]
-LARGEST_MARK = 140.0  # points squared, for the most memory
-SMALLEST_MARK = 18.0
-MAX_NAMED = 8  # of the front, since more names would overlap
 
 
 def check_plot(path: Path) -> None:

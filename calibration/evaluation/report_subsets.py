@@ -1,7 +1,4 @@
-"""Reports compared ensembles and the cascade: tables, lines for serve_config.yaml, JSON.
-
-In tables of figures by name, long names wrap and figures keep their width.
-"""
+"""Reports the compared ensembles and the cascade: tables, JSON, lines for serve_config.yaml."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,6 +32,31 @@ SUBSETS_NOTE = (
     "images, which flatters them a little; CPU-ms: the networks alone, at batch 8 on one thread; "
     "MB: what the process grew by for a network of that one batch size"
 )
+WITHIN = (0.001, SUGGESTED_WITHIN)  # of the ensemble's top-1, shown in the terminal
+BETTER_FIRST = "{} alone is better than {} for no more CPU time: let it be the set's first member"
+CASCADE_NOTE = (
+    "chosen on these same images, which flatters it a little; CPU-ms: the networks alone, at "
+    "batch 8 on one thread"
+)
+
+
+def points(fraction: float) -> str:
+    """Return percentage points with their sign."""
+    return f"{fraction * 100:+.2f}"
+
+
+def interval_of(interval: tuple[float, float]) -> str:
+    """Return percentage points from the lower to the upper bound."""
+    return f"{points(interval[0])} to {points(interval[1])}"
+
+
+def range_of(interval: tuple[float, float]) -> str:
+    """Return the bounds of a share, 0 to 1."""
+    return f"{interval[0]:.3f}-{interval[1]:.3f}"
+
+
+def _rounded(interval: tuple[float, float]) -> list[float]:
+    return [round(value, 4) for value in interval]
 
 
 def subsets_json(result: SubsetsResult) -> dict[str, Any]:
@@ -53,7 +75,7 @@ def subsets_json(result: SubsetsResult) -> dict[str, Any]:
         "suggested": {
             "name": best.name,
             "behind_best": round(best.behind.difference, 4),
-            "behind_best_interval": [round(value, 4) for value in best.behind.interval],
+            "behind_best_interval": _rounded(best.behind.interval),
             "setting": setting_lines(best, result),
             "block": settings_block(best, result),
         },
@@ -69,10 +91,10 @@ def _score_json(score: SubsetScore, *, is_on_front: bool) -> dict[str, Any]:
         "weights": {name: round(weight, 4) for name, weight in score.weights.items()},
         "cascade_margin": score.margin,
         "top1": round(score.top1, 4),
-        "top1_interval": [round(value, 4) for value in score.top1_interval],
+        "top1_interval": _rounded(score.top1_interval),
         "nats": None if score.nats is None else round(score.nats, 4),
         "lost": round(score.lost.difference, 4),
-        "lost_interval": [round(value, 4) for value in score.lost.interval],
+        "lost_interval": _rounded(score.lost.interval),
         "behind_best": round(score.behind.difference, 4),
         "is_as_good_as_the_best": score.is_as_good_as_the_best,
         "cpu_ms_per_image": round(score.cpu_ms, 3),
@@ -129,37 +151,20 @@ def show_subsets(console: Console, result: SubsetsResult) -> None:
     table = figures_table("ensemble", "", "top-1", "95 %", "CPU ms", "MB", title=title)
     rows = front + others[: max(0, MAX_ROWS - len(front))]
     for score in sorted(rows, key=lambda row: (row.cpu_ms, -row.top1)):
-        table.add_row(escape(score.name), "*" if score in front else "", *_score_cells(score))
+        cells = (f"{score.top1:.4f}", range_of(score.top1_interval), f"{score.cpu_ms:.2f}")
+        mark = "*" if score in front else ""
+        table.add_row(escape(score.name), mark, *cells, f"{score.memory_mb:.0f}")
     console.print(table)
     if len(front) + len(others) > len(rows):
         console.print(f"  ... and {len(front) + len(others) - len(rows)} more (--json has all)")
-    low, high = (bound * 100 for bound in best.behind.interval)
     console.print(
         f"cheapest that is not significantly worse than the best (McNemar's exact test): "
-        f"{best.name}, {best.behind.difference * 100:+.2f} points behind it ({low:+.2f} to "
-        f"{high:+.2f}); in place of args in serve_config.yaml:",
+        f"{best.name}, {points(best.behind.difference)} points behind it "
+        f"({interval_of(best.behind.interval)}); in place of args in serve_config.yaml:",
         markup=False,
     )
     console.print(settings_block(best, result), markup=False)
     console.print(f"  {SUBSETS_NOTE}", style="yellow", markup=False)
-
-
-def _score_cells(score: SubsetScore) -> tuple[str, ...]:
-    low, high = score.top1_interval
-    return (
-        f"{score.top1:.4f}",
-        f"{low:.3f}-{high:.3f}",
-        f"{score.cpu_ms:.2f}",
-        f"{score.memory_mb:.0f}",
-    )
-
-
-WITHIN = (0.001, SUGGESTED_WITHIN)  # of the ensemble's top-1, shown in the terminal
-BETTER_FIRST = "{} alone is better than {} for no more CPU time: let it be the set's first member"
-CASCADE_NOTE = (
-    "chosen on these same images, which flatters it a little; CPU-ms: the networks alone, at "
-    "batch 8 on one thread"
-)
 
 
 def cascade_json(measured: Evaluation) -> dict[str, Any]:
@@ -188,9 +193,9 @@ def _point_json(point: CascadePoint) -> dict[str, Any]:
     return {
         "cascade_margin": point.margin,
         "top1": round(point.top1, 4),
-        "top1_interval": [round(v, 4) for v in point.top1_interval],
+        "top1_interval": _rounded(point.top1_interval),
         "lost": round(pair.difference, 4),
-        "lost_interval": [round(v, 4) for v in pair.interval],
+        "lost_interval": _rounded(pair.interval),
         "share_skipped": round(point.share_skipped, 4),
         "cpu_ms_per_image": round(point.cpu_ms_per_image, 2),
     }
@@ -232,12 +237,14 @@ def show_cascade(console: Console, measured: Evaluation) -> None:
     columns = ("top-1", "points lost (95 %)", "skipped", "CPU ms")
     table = figures_table("cascade_margin", *columns, title=escape(title))
     for what, point in _chosen(points).items():
-        table.add_row(what, *_point_cells(point))
+        lost = _lost(point.lost) if point.share_skipped else ""
+        skipped, cpu_ms = f"{point.share_skipped:.0%}", f"{point.cpu_ms_per_image:.1f}"
+        table.add_row(what, f"{point.top1:.4f}", lost, skipped, cpu_ms)
     for name in tally.others:  # a member that is good and cheap alone needs no cascade
-        lost = measured.over_members[precision][name]
-        cpu_ms = measured.cpu_ms_per_image[name][precision]
+        lost = _lost(measured.over_members[precision][name])
+        cpu_ms = f"{measured.cpu_ms_per_image[name][precision]:.1f}"
         top1 = measured.tallies[precision][name].top1
-        table.add_row(f"{name} alone", f"{top1:.4f}", _lost(lost), "", f"{cpu_ms:.1f}")
+        table.add_row(f"{name} alone", f"{top1:.4f}", lost, "", cpu_ms)
     console.print(table)
     if measured.subsets is None:  # otherwise these suggest what to serve
         console.print("for args in serve_config.yaml (off unless it is there):")
@@ -258,17 +265,7 @@ def _chosen(points: list[CascadePoint]) -> dict[str, CascadePoint]:
 
 
 def _lost(pair: Paired) -> str:
-    low, high = (f"{bound * 100:+.2f}" for bound in pair.interval)
-    return f"{pair.difference * 100:+.2f} ({low} to {high})"
-
-
-def _point_cells(point: CascadePoint) -> tuple[str, ...]:
-    return (
-        f"{point.top1:.4f}",
-        _lost(point.lost) if point.share_skipped else "",
-        f"{point.share_skipped:.0%}",
-        f"{point.cpu_ms_per_image:.1f}",
-    )
+    return f"{points(pair.difference)} ({interval_of(pair.interval)})"
 
 
 def figures_table(name: str, *columns: str, title: str | None = None) -> Table:

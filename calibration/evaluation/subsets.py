@@ -1,15 +1,13 @@
-"""Compares subsets of the members: accuracy, CPU time and memory of each, and the Pareto front.
+"""Compares the ensembles of a set's members: every subset, averaged or as a logarithmic pool.
 
-A hash of each file decides whether the image fits weights or judges. So an image is on the same
-side in every run, whatever the order and the other images, and copies of an image are on the same
-side. The study keeps a byte per ensemble for each judging image, since each ensemble is compared
-with the best. It keeps the rows of fitting images up to a limit.
+A hash of each image's file decides its half, so copies of an image are in the same one. The first
+half fits weights, the second judges. Kept are the rows of fitting images, up to a limit, and a byte
+per judging image and ensemble: whether it was right, since each is compared with the best.
 
-Fitted weights are a logarithmic opinion pool: log p(class) = sum of w_m log p_m(class), minus a
-constant. It is multinomial logistic regression on the members' log-probabilities, with a
-coefficient per member (Hinton 2002, products of experts; Heskes 1998). Its log-likelihood is
-concave in the weights. They need not sum to one: their sum makes the pool more or less confident
-than its members.
+The logarithmic opinion pool is log p(class) = sum of w_m log p_m(class), minus a constant. That is
+multinomial logistic regression on the members' log-probabilities, with a coefficient per member
+(Hinton 2002, products of experts; Heskes 1998). Its log-likelihood is concave in the weights. They
+need not sum to one: their sum makes the pool more or less confident than its members.
 """
 
 import hashlib
@@ -43,6 +41,16 @@ from models.record import Precision, sha256_of
 # weights. Ties go to the first.
 Method = Literal["average", "logistic"]
 MAX_MEMBERS = 8  # 255 subsets
+NUM_ROUNDS = 7  # of timing every member
+Matrix = npt.NDArray[np.float32]
+FLOOR = np.float32(1e-7)  # of a probability, since quantised networks return zeros
+MAX_WEIGHT = 20.0  # of a member in the pool
+Weights = npt.NDArray[np.float64]
+SIGNIFICANCE = 0.05  # of McNemar's test against the best
+PREFERENCE: tuple[Method, ...] = ("average", "logistic")  # among equals
+# float32 of whole rows, 32 MiB: 1,000 images of 8 members with 1,000 classes. Their 247 fits take
+# minutes, and a coefficient per member needs no more images.
+MAX_KEPT_VALUES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -93,9 +101,6 @@ def candidates_of(members: Mapping[str, float], data: FitData) -> list[Candidate
             weights = fit_logistic(data.rows[columns], data.truth).tolist()
             candidates.append(Candidate(dict(zip(chosen, weights, strict=True)), "logistic"))
     return candidates
-
-
-NUM_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -155,9 +160,6 @@ def _cpu_ms(network: LoadedNetwork) -> float:
     started = process_time()
     network.predict(images)
     return (process_time() - started) / size * 1e3
-
-
-Matrix = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -307,11 +309,6 @@ def _matrix(candidates: Sequence[Candidate], names: Sequence[str]) -> Matrix:
     return np.array(rows, np.float32).reshape(len(candidates), len(names))
 
 
-FLOOR = np.float32(1e-7)  # of a probability, since quantised networks return zeros
-MAX_WEIGHT = 20.0
-Weights = npt.NDArray[np.float64]
-
-
 def log_rows(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return the logarithms of probabilities, with zeros replaced by a lower bound."""
     logs: npt.NDArray[np.float32] = np.log(np.maximum(rows, FLOOR))
@@ -344,10 +341,6 @@ def fit_logistic(rows: npt.NDArray[np.float32], truth: npt.NDArray[np.int64]) ->
     weights: Weights = np.asarray(minimum.x, np.float64)
     # Weights that are all zero would ignore the members.
     return weights if weights.sum() > 0 else start
-
-
-SIGNIFICANCE = 0.05  # of McNemar's test against the best
-PREFERENCE: tuple[Method, ...] = ("average", "logistic")  # among equals
 
 
 def pareto_front(scores: Sequence[SubsetScore]) -> list[SubsetScore]:
@@ -399,11 +392,6 @@ def split(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], list[La
     for image in images:
         (to_fit if is_for_fitting(image.path) else to_judge).append(image)
     return to_fit, to_judge
-
-
-# float32 of whole rows, 32 MiB: 1,000 images of 8 members with 1,000 classes. Their 247 fits take
-# minutes, and a coefficient per member needs no more images.
-MAX_KEPT_VALUES = 8 * 2**20
 
 
 class SubsetStudy:

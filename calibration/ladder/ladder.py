@@ -12,16 +12,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import IO, Any
+from typing import Any
 
 import httpx
 import psutil
 
-from calibration.ladder.measure import EVENTS, MIB, PackagePower, Say, sampled
+from calibration.ladder.measure import PackagePower, memory_mib, run_in_child, sampled
 from calibration.ladder.rungs import (
     LABELLED,
     MADE_ONCE,
-    TASKS,
+    Engine,
     Figures,
     LadderError,
     LadderJob,
@@ -29,16 +29,11 @@ from calibration.ladder.rungs import (
     Rung,
     RungOptions,
     RungResult,
-    RungTask,
     Store,
-    read_result,
 )
-from models.child_process import Child, last_words
+from models.child_process import Child, ChildDiedError, last_words, run_apart
 from models.errors import TandemError
-from models.files import write_result
 
-# The start of a rung's command; -P keeps the working folder off its module path.
-WORKER = (sys.executable, "-P", "-m", "calibration.ladder.measure")
 TANDEM = str(Path(sys.executable).with_name("tandem"))
 OVERHEAD_S = 15.0  # of a rung in addition to measuring, before a rung was seen
 START_LIMIT_S = 240.0  # to import, build, compile and try choices, or to serve; slow machines
@@ -48,52 +43,45 @@ SAMPLE_S = 0.5
 CLIENTS_PER_CORE = 8
 WARM_UP = 0.3  # of the service's run
 PORTS = range(20_000, 30_000)  # the kernel, Ray's workers and replicas do not use these
-RunTask = Callable[[Store, str, RungTask, Say], RungResult]  # runs a task in a new process
+Say = Callable[[str], None]
+RunEngine = Callable[[LadderJob, str, Engine | Preparation, Sequence[RungOptions], Say], RungResult]
 RunService = Callable[[LadderJob, Store, float | None], RungResult]
 
 
-@contextmanager
-def child(line: Sequence[str], printed: IO[bytes], **more: Any) -> Iterator[Child]:
-    """Run a process during the block, as :class:`Child` does; ``printed`` is its log.
+def run_engine(
+    job: LadderJob,
+    name: str,
+    engine: Engine | Preparation,
+    choices: Sequence[RungOptions],
+    say: Say,
+) -> RungResult:
+    """Run an engine or a preparation in a new process; a crash or a timeout becomes the result.
 
-    Raises:
-        LadderError: the process could not be started.
-
+    ``say`` is called with the process's progress.
     """
-    try:
-        started = Child(line, printed, **more)
-    except OSError as error:
-        raise LadderError(f"{line[0]} could not be started: {error}; is memory left?") from error
-    with started:
-        yield started
-
-
-def run_task(store: Store, name: str, task: RungTask, say: Say) -> RungResult:
-    """Run a task in a new process; a crash or a timeout becomes the result.
-
-    ``say`` is called with each of the process's events.
-    """
-    task_file, log = store.folder / TASKS / f"{name}.json", store.log(name)
-    result_file = task_file.with_name(f"{name}-result.json")
-    write_result(task_file, task.model_dump_json())
-    result_file.unlink(missing_ok=True)
     reason = f"it was not ready to run within {START_LIMIT_S:g} s: given up"
-    late = RungResult(outcome="skipped", reason=reason)
-    line = [*WORKER, str(task_file), str(result_file)]
-    with log.open("wb") as printed, child(line, printed, is_heard=True) as process:
-        deadline = time.monotonic() + START_LIMIT_S
-        while (said := process.read_line(deadline)) is not None:
-            if (event := said.decode("ascii", "replace")) not in EVENTS:
-                continue
-            if event == "measuring":
-                late = _failed("it did not end long after its time: given up")
-                deadline = time.monotonic() + 3 * task.seconds + END_LIMIT_S
-            say(event)
-        is_late = time.monotonic() >= deadline
-    if is_late and not result_file.exists():  # for example a network too large for so few cores
+    late = RungResult(outcome="skipped", reason=reason)  # a network too large for so few cores
+
+    def heard(doing: str) -> float | None:
+        nonlocal late
+        say(doing)
+        if doing != "measuring":
+            return None
+        late = _failed("it did not end long after its time: given up")
+        return 3 * job.asked.seconds + END_LIMIT_S
+
+    log = Store(job.work).log(name)
+    arguments = (run_in_child, job, engine, choices)
+    try:
+        with log.open("wb") as printed:
+            result: RungResult = run_apart(
+                *arguments, heard=heard, limit_s=START_LIMIT_S, printed=printed
+            )
+    except TimeoutError:
         return late
-    died = f"its process died ({process.how_ended()}): {last_words(log)}"
-    return read_result(result_file) or _failed(died)
+    except ChildDiedError as error:
+        return _failed(f"its process died ({error}): {last_words(log)}")
+    return result
 
 
 def _failed(reason: str) -> RungResult:
@@ -119,12 +107,12 @@ class Ladder:
         job: LadderJob,
         store: Store,
         report: Callable[[LadderStep], None] = lambda _: None,
-        run: RunTask | None = None,
+        run: RunEngine | None = None,
         run_service: RunService | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job, self._store, self._report = job, store, report
-        self._run, self._run_service = run or run_task, run_service or run_service_rung
+        self._run, self._run_service = run or run_engine, run_service or run_service_rung
         self._clock = clock
         self._results: dict[str, RungResult] = {}
         self._took_s: list[float] = []
@@ -154,7 +142,7 @@ class Ladder:
         whole: dict[Preparation, str] = {}
         if self._job.network.is_random:
             whole["make_set"] = "making the network"
-        if self._job.images is not None:
+        if self._job.asked.images is not None:
             whole["labelled"] = "reading the labelled images"
         for preparation, doing in whole.items():
             self._tell(first, 1, doing)
@@ -166,7 +154,7 @@ class Ladder:
         name = f"{MADE_ONCE}{preparation}"
         if self._store.read(name) is not None:
             return ""
-        result = self._run(self._store, name, self._job.task(preparation), say)
+        result = self._run(self._job, name, preparation, (), say)
         if result.outcome != "prepared":
             return result.reason
         self._store.write(name, result)
@@ -194,8 +182,8 @@ class Ladder:
             say(f"preparing: {rung.needs}")
             if reason := self._not_prepared(rung.needs, say):
                 return RungResult(outcome="skipped", reason=reason)
-        task = self._job.task(rung.engine, choices=rung.choices(self._base(rung)))
-        return self._run(self._store, rung.name, task, say)
+        choices = rung.choices(self._base(rung))
+        return self._run(self._job, rung.name, rung.engine, choices, say)
 
     def _base(self, rung: Rung) -> RungOptions:
         """Return the options of the fastest earlier rung of the same engine."""
@@ -237,18 +225,19 @@ def run_service_rung(job: LadderJob, store: Store, cascade_margin: float | None)
         environment["TANDEM_CASCADE_MARGIN"] = str(cascade_margin)
         margin = f"cascade_margin {cascade_margin:g}"
     started = time.monotonic()
-    with log.open("wb") as printed, child(line, printed, environment=environment) as process:
-        try:
-            if problem := _wait_ready(url, process):
-                return _failed(f"{problem}: {last_words(log)}")
-            prepared_s = time.monotonic() - started
-            figures = _loaded(job, store, url, process.pid)
-            figures = figures.model_copy(update=_top1(url, store.folder))
-        except (httpx.HTTPError, OSError, psutil.Error) as error:
-            why = str(error) or type(error).__name__
-            raise LadderError(f"the service could not be measured to the end: {why}") from error
-        finally:
-            process.interrupt(STOP_S)  # as Ctrl-C does
+    try:
+        with log.open("wb") as printed, Child(line, printed, environment=environment) as process:
+            try:
+                if problem := _wait_ready(url, process):
+                    return _failed(f"{problem}: {last_words(log)}")
+                prepared_s = time.monotonic() - started
+                figures = _loaded(job, store, url, process.pid)
+                figures = figures.model_copy(update=_top1(url, store.folder))
+            finally:
+                process.interrupt(STOP_S)  # as Ctrl-C does
+    except (httpx.HTTPError, OSError, psutil.Error) as error:
+        why = str(error) or type(error).__name__
+        raise LadderError(f"the service could not be measured to the end: {why}") from error
     clients = CLIENTS_PER_CORE * job.cores
     return RungResult(
         outcome="measured",
@@ -292,7 +281,7 @@ def _loaded(job: LadderJob, store: Store, url: str, pid: int) -> Figures:
     with (
         _photos(store.folder) as options,
         log.open("wb") as printed,
-        child([*line, *options], printed) as bench,
+        Child([*line, *options], printed) as bench,
         sampled(SAMPLE_S, job.cores, lambda: _cpu_s(pid)) as shares,
     ):
         deadline = time.monotonic() + seconds * (1 + WARM_UP) + END_LIMIT_S
@@ -307,7 +296,7 @@ def _loaded(job: LadderJob, store: Store, url: str, pid: int) -> Figures:
         errors = ", ".join(f"{number} {kind}" for kind, number in run["errors"].items())
         raise LadderError(f"the service answered nothing: {errors or 'no request ended'}")
     of_run = slice(-max(1, int(seconds / SAMPLE_S)), None)  # without its start and warm-up
-    cpu_ms, (pss_mib, rss_mib) = run["service_cpu_ms"] or 0.0, _memory_mib(pid)
+    cpu_ms, (pss_mib, rss_mib) = run["service_cpu_ms"] or 0.0, memory_mib(_family(pid))
     return Figures(
         images_per_s=run["images_per_s"],
         p50_ms=run["p50_ms"],
@@ -338,16 +327,6 @@ def _cpu_s(pid: int) -> float:
             times = process.cpu_times()
             spent_s += times.user + times.system
     return spent_s
-
-
-def _memory_mib(pid: int) -> tuple[float, float]:
-    """Return PSS and RSS of the service's processes, in MiB."""
-    pss = rss = 0
-    for process in _family(pid):
-        with suppress(psutil.Error):
-            info = process.memory_full_info()
-            pss, rss = pss + info.pss, rss + info.rss
-    return round(pss / MIB, 1), round(rss / MIB, 1)
 
 
 def _labelled(work: Path) -> list[tuple[Path, int]]:

@@ -1,15 +1,11 @@
-"""Measures a rung: ``python -P -m calibration.ladder.measure TASK.json RESULT.json``.
+"""The measurements in a rung's process: throughput, latency, CPU time, utilisation, power, memory.
 
-It measures throughput, latency, CPU time, utilisation, power and memory. Every caller is a thread
-that makes one call after another (a closed loop); networks release the GIL. Progress is on stdout,
-a line for each of EVENTS. The process ends when its stdin is closed: its parent is gone then.
+Every caller is a thread that makes one call after another (a closed loop); networks release the
+GIL.
 """
 
 import contextlib
 import logging
-import os
-import signal
-import sys
 import threading
 import time
 import warnings
@@ -21,22 +17,27 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from calibration.ladder.rungs import Figures, RungOptions, RungResult, RungTask, SkippedError
+from calibration.ladder.rungs import (
+    Engine,
+    Figures,
+    LadderJob,
+    Preparation,
+    RungOptions,
+    RungResult,
+    SkippedError,
+)
 from models.errors import TandemError
-from models.files import write_result
 from models.machine import MissingExtraError
 
 if TYPE_CHECKING:  # a rung's process imports it; that of the command does not need it
     from calibration.ladder.engines import ReadyNetwork
 
-EVENTS = ("preparing", "measuring", "measured")
 SAMPLES = 40  # of utilisation in a run, at most
 MIN_SAMPLE_S = 0.1  # a virtual machine's clock is too noisy for shorter samples
 WARM_UP, TRIAL = 0.2, 0.15  # of a run's time; the trial of each of several choices
 MIB = 2**20
 POWERCAP = Path("/sys/class/powercap")
-OOM_SCORE, SMAPS = Path("/proc/self/oom_score_adj"), Path("/proc/self/smaps_rollup")
-Say = Callable[[str], None]
+OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 class PackagePower:
@@ -159,7 +160,7 @@ def figures_of(
 ) -> Figures:
     """Return the figures of calls with ``batch`` images; ``shares`` are samples of utilisation."""
     num_images, shares = batch * len(latencies_s), shares or [cpu_s / taken_s / cores]
-    pss_mib, rss_mib = memory_mib()
+    pss_mib, rss_mib = memory_mib([psutil.Process()])
     return Figures(
         images_per_s=round(num_images / taken_s, 3),
         p50_ms=round(median(latencies_s) * 1e3, 3),
@@ -173,26 +174,47 @@ def figures_of(
     )
 
 
-def memory_mib(smaps: Path = SMAPS) -> tuple[float | None, float]:
-    """Return this process's PSS (None if the kernel hides it) and RSS, in MiB."""
-    rss = round(psutil.Process().memory_info().rss / MIB, 1)
+def memory_mib(processes: Sequence[psutil.Process]) -> tuple[float | None, float]:
+    """Return the PSS (None if the kernel hides it) and RSS of processes, in MiB."""
+    pss = rss = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            info = process.memory_full_info()
+            pss, rss = pss + getattr(info, "pss", 0), rss + info.rss
+    return round(pss / MIB, 1) or None, round(rss / MIB, 1)
+
+
+def run_in_child(
+    job: LadderJob,
+    engine: Engine | Preparation,
+    choices: Sequence[RungOptions],
+    say: Callable[[str], None],
+) -> RungResult:
+    """Return :func:`outcome_of` in a process of its own, without the runtimes' warnings."""
+    with contextlib.suppress(OSError):  # then this process is killed first if memory runs out
+        OOM_SCORE.write_text("500", "ascii")
+    warnings.simplefilter("ignore")  # torch deprecates features that OpenVINO and the rungs use
+    logging.disable(logging.ERROR)
+    return outcome_of(job, engine, choices, say)
+
+
+def outcome_of(
+    job: LadderJob,
+    engine: Engine | Preparation,
+    choices: Sequence[RungOptions] = (RungOptions(),),
+    say: Callable[[str], None] = lambda _: None,
+) -> RungResult:
+    """Measure the engine with the best of ``choices``, or prepare; an error becomes the result.
+
+    ``say`` is called with the progress: preparing, measuring, measured.
+    """
+    from calibration.ladder.preparations import PREPARATIONS
+
     try:
-        lines = smaps.read_text("ascii").splitlines()
-    except OSError:
-        return None, rss
-    sizes = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
-    return (round(sizes[0] / 1024, 1) if sizes else None), rss
-
-
-def outcome_of(task: RungTask, say: Say = lambda _: None) -> RungResult:
-    """Run the task; an error becomes the result."""
-    from calibration.ladder.engines import PREPARATIONS
-
-    try:
-        if task.engine in PREPARATIONS:
-            PREPARATIONS[task.engine](task)
+        if engine in PREPARATIONS:
+            PREPARATIONS[engine](job)
             return RungResult(outcome="prepared")
-        return _measured(task, say)
+        return _measured(job, engine, choices, say)
     except (SkippedError, MissingExtraError) as error:
         return RungResult(outcome="skipped", reason=error.message)
     except TandemError as error:
@@ -202,20 +224,21 @@ def outcome_of(task: RungTask, say: Say = lambda _: None) -> RungResult:
         return RungResult(outcome="failed", reason=f"{type(error).__name__}: {lines[0]}")
 
 
-def _measured(task: RungTask, say: Say) -> RungResult:
-    """Prepare the network with the best of the task's choices, and measure it."""
+def _measured(
+    job: LadderJob, engine: str, choices: Sequence[RungOptions], say: Callable[[str], None]
+) -> RungResult:
     from calibration.ladder.engines import top1
 
     started = time.monotonic()
     say("preparing")
-    chosen, ready = best_choice(task)
-    _warm_up(ready, task)
+    chosen, ready = best_choice(job, engine, choices)
+    _warm_up(ready, job)
     prepared_s = time.monotonic() - started
     say("measuring")
-    figures = run_calls(ready.calls, task.seconds, chosen.batch, task.cores)
+    figures = run_calls(ready.calls, job.asked.seconds, chosen.batch, job.cores)
     say("measured")
-    if not task.network.is_random:
-        share, num_labelled = top1(ready, task, chosen.batch)
+    if not job.network.is_random:
+        share, num_labelled = top1(ready, job, chosen.batch, of_ensemble=engine == "ensemble")
         figures = figures.model_copy(update={"top1": share, "num_labelled": num_labelled})
     return RungResult(
         outcome="measured",
@@ -226,7 +249,9 @@ def _measured(task: RungTask, say: Say) -> RungResult:
     )
 
 
-def best_choice(task: RungTask) -> "tuple[RungOptions, ReadyNetwork]":
+def best_choice(
+    job: LadderJob, engine: str, choices: Sequence[RungOptions]
+) -> "tuple[RungOptions, ReadyNetwork]":
     """Return the choice with the highest throughput in a short run.
 
     Choices that this machine cannot run are skipped.
@@ -239,16 +264,16 @@ def best_choice(task: RungTask) -> "tuple[RungOptions, ReadyNetwork]":
 
     best: tuple[float, RungOptions, ReadyNetwork] | None = None  # frees the others' memory
     reasons: list[str] = []
-    for options in task.choices:
+    for options in choices:
         try:
-            ready = ENGINES[task.engine](task, options)
+            ready = ENGINES[engine](job, options)
         except SkippedError as error:
             reasons.append(error.message)
             continue
-        if len(task.choices) == 1:
+        if len(choices) == 1:
             return options, ready
-        _warm_up(ready, task)
-        run = run_calls(ready.calls, TRIAL * task.seconds, options.batch, task.cores)
+        _warm_up(ready, job)
+        run = run_calls(ready.calls, TRIAL * job.asked.seconds, options.batch, job.cores)
         if best is None or run.images_per_s > best[0]:
             best = run.images_per_s, options, ready
     if best is None:
@@ -256,34 +281,8 @@ def best_choice(task: RungTask) -> "tuple[RungOptions, ReadyNetwork]":
     return best[1:]
 
 
-def _warm_up(ready: "ReadyNetwork", task: RungTask) -> None:
+def _warm_up(ready: "ReadyNetwork", job: LadderJob) -> None:
     """Run for a while without counting: the first calls allocate, and may compile."""
     for call in ready.calls:
         call()
-    run_calls(ready.calls, WARM_UP * TRIAL * task.seconds, 1, task.cores)
-
-
-def main(task_file: Path, result_file: Path) -> None:
-    """Read the task, do it, write the result."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and ends this process
-    events = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # what libraries print is no event
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-    with contextlib.suppress(OSError):  # then this process is killed first if memory runs out
-        OOM_SCORE.write_text("500", "ascii")
-    warnings.simplefilter("ignore")  # torch deprecates features that OpenVINO and the rungs use
-    logging.disable(logging.ERROR)
-    task = RungTask.model_validate_json(task_file.read_bytes())
-    result = outcome_of(task, lambda event: print(event, file=events, flush=True))
-    write_result(result_file, result.model_dump_json())
-    os._exit(0)  # without waiting for the runtimes' threads
-
-
-def _end_with_stdin() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    run_calls(ready.calls, WARM_UP * TRIAL * job.asked.seconds, 1, job.cores)

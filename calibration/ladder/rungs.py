@@ -25,13 +25,13 @@ Preparation = Literal["make_set", "labelled", "quantize", "export"]  # makes fil
 Positive = Annotated[int, Field(ge=1)]
 
 SERVICE = "service"  # the rung that runs ``tandem serve``
-RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.ladder.unfold can restore
+RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.ladder.preparations can restore
 SIZES = range(32, 1025)
 MAX_CLASSES = 100_000
 
 # In the work folder.
 JOB_NAME, LABELLED = "job.json", "labelled.json"  # [path, class index] of each image
-RESULTS, TASKS, LOGS = "results", "tasks", "logs"
+RESULTS, LOGS = "results", "logs"
 MADE_ONCE = "prepare-"  # prefix of the results of preparations
 
 
@@ -79,19 +79,6 @@ class RungNetwork(Record):
     is_random: bool = False  # for speed only
 
 
-class RungTask(Record):
-    """The work of a rung's process, as JSON."""
-
-    engine: Engine | Preparation
-    network: RungNetwork
-    work: Path  # shared by the rungs of a ladder: networks, labelled pixels
-    seconds: Annotated[float, Field(gt=0)] = 10.0  # of measuring
-    cores: Positive = 1
-    choices: Annotated[tuple[RungOptions, ...], Field(min_length=1)] = (RungOptions(),)
-    images: Path | None = None  # of "labelled": ImageFolder or CSV
-    max_images: Annotated[int, Field(ge=0)] = 0  # of "labelled"; 0: all
-
-
 class Figures(Record):
     """The measurements of a rung."""
 
@@ -118,13 +105,6 @@ class RungResult(Record):
     figures: Figures | None = None
     prepared_s: float = 0.0  # from the process's start to the first measurement
     notes: tuple[str, ...] = ()
-
-
-def read_result(path: Path) -> RungResult | None:
-    """Read a result; None if there is none, or if it is damaged or from another version."""
-    with contextlib.suppress(OSError, ValidationError):
-        return RungResult.model_validate_json(path.read_bytes())
-    return None
 
 
 @dataclass(frozen=True)
@@ -212,7 +192,10 @@ class LadderOptions:
 
 @dataclass(frozen=True)
 class LadderJob:
-    """The network and rungs to measure, and why some rungs are impossible."""
+    """The network and rungs to measure, and why some rungs are impossible.
+
+    The process of each rung gets it, too.
+    """
 
     asked: LadderOptions
     network: RungNetwork
@@ -223,36 +206,24 @@ class LadderJob:
     cores: int = field(default_factory=available_cpus)
 
     def __post_init__(self) -> None:
-        """Refuse the names that no task can hold."""
+        """Refuse the names that the work folder's files cannot hold."""
         paths = (self.network.model_set, self.work, *filter(None, [self.asked.images]))
         if (name := first_not_utf8(str(path.absolute()) for path in paths)) is not None:
-            raise LadderError(f"the name {name!r} is not UTF-8, as a rung's task is; rename it")
-
-    @property
-    def images(self) -> Path | None:
-        """Return the absolute path of the labelled images."""
-        return None if self.asked.images is None else self.asked.images.absolute()
-
-    def task(self, engine: Engine | Preparation, **more: Any) -> RungTask:
-        """Return the task for a process; ``more`` are further fields of it."""
-        return RungTask(
-            engine=engine,
-            network=self.network,
-            work=self.work,
-            seconds=self.asked.seconds,
-            cores=self.cores,
-            images=self.images,
-            max_images=self.asked.max_images,
-            **more,
-        )
+            raise LadderError(f"the name {name!r} is not UTF-8, as a ladder's files are; rename it")
 
     @property
     def facts(self) -> dict[str, Any]:
         """Return the facts that results depend on; results with other facts are not continued."""
-        shared = {"network", "seconds", "images", "max_images", "cores"}
-        facts = self.task("labelled").model_dump(mode="json", include=shared)
-        margin = self.asked.cascade_margin
-        return facts | {"fingerprint": self.fingerprint, "cascade_margin": margin}
+        asked = self.asked
+        return {
+            "network": self.network.model_dump(mode="json"),
+            "seconds": asked.seconds,
+            "images": None if asked.images is None else str(asked.images.absolute()),
+            "max_images": asked.max_images,
+            "cascade_margin": asked.cascade_margin,
+            "cores": self.cores,
+            "fingerprint": self.fingerprint,
+        }
 
 
 def plan(asked: LadderOptions, cache: Path) -> LadderJob:
@@ -399,20 +370,25 @@ class Store:
             )
         if not is_resumed or there is None:
             self.remove_networks()
-            for name in (RESULTS, TASKS, LOGS):
+            for name in (RESULTS, LOGS):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
         write_result(self.folder / JOB_NAME, json.dumps(facts))  # first: it marks the folder
-        for name in (RESULTS, TASKS, LOGS):
+        for name in (RESULTS, LOGS):
             (self.folder / name).mkdir(exist_ok=True)
 
     def read(self, name: str) -> RungResult | None:
-        """Return a rung's result if it is final; failed ones are tried again."""
-        result = read_result(self.folder / RESULTS / f"{name}.json")
-        return None if result is None or result.outcome == "failed" else result
+        """Return the final result of a rung or preparation; failed ones are tried again."""
+        with contextlib.suppress(OSError, ValidationError):  # damaged, or of another version
+            result = RungResult.model_validate_json(self._file(name).read_bytes())
+            return None if result.outcome == "failed" else result
+        return None
 
     def write(self, name: str, result: RungResult) -> None:
-        """Store a rung's result."""
-        write_result(self.folder / RESULTS / f"{name}.json", result.model_dump_json())
+        """Store the result of a rung or preparation."""
+        write_result(self._file(name), result.model_dump_json())
+
+    def _file(self, name: str) -> Path:
+        return self.folder / RESULTS / f"{name}.json"
 
     def remove_networks(self) -> None:
         """Remove the rungs' shared files, so that they are made again."""

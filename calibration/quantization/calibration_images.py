@@ -1,9 +1,9 @@
 """Draws the calibration and the validation images, and records their hashes.
 
-Sets without images of their own get them from photographs in Python packages. scikit-image's are in
-its wheel; scikit-learn's two are installed with NNCF. Each of these few gives many images: random
-squares, mirrored, with changed colours and brightness. INT8 only needs the activations' ranges,
-which are similar for all photographs.
+Sets without other images are calibrated with photographs in Python packages. scikit-image's test
+photographs come from its wheel. scikit-learn's two are installed with NNCF. Each of these few gives
+many images: random squares, mirrored, with changed colours and brightness. INT8 only needs the
+activations' ranges, which are similar for all photographs.
 """
 
 import hashlib
@@ -30,6 +30,22 @@ SEED = 20
 # With fewer held-out images, chance alone moves top-1 by more than half a percentage point.
 MIN_VALIDATION = 400
 MAX_VALIDATION = 2000
+SOURCE = "packaged photographs"  # the name in manifests
+SCIKIT_IMAGE = Wheel(
+    "scikit-image",
+    "0.26.0",
+    "74aa5518ccea28121f57a95374581d3b979839adc25bb03f289b1bc9b99c58af",
+    13_711_217,
+    is_of_platform=True,
+)
+OF_SCIKIT_IMAGE = (
+    *("astronaut.png", "brick.png", "camera.png", "chelsea.png", "coffee.png", "coins.png"),
+    *("grass.png", "gravel.png", "hubble_deep_field.jpg", "ihc.png", "moon.png"),
+    *("motorcycle_left.png", "motorcycle_right.png", "retina.jpg", "rocket.jpg"),
+)
+OF_SCIKIT_LEARN = ("china.jpg", "flower.jpg")
+LEAST_SHARE = 0.35  # of a square's side to the photograph's shorter side
+BRIGHTNESS, COLOR = 0.1, 0.05  # the largest change of all channels together, and of each separately
 
 
 @dataclass
@@ -157,24 +173,6 @@ def _read(images: Sequence[LabelledImage], inputs: ImageInputs) -> tuple[Labelle
     if not pixels:
         raise ModelSetError(f"none of {len(images)} validation images can be read")
     return Labelled(np.stack(pixels), np.array(truth, np.int64)), hashes
-
-
-SOURCE = "packaged photographs"  # the name in manifests
-SCIKIT_IMAGE = Wheel(
-    "scikit-image",
-    "0.26.0",
-    "74aa5518ccea28121f57a95374581d3b979839adc25bb03f289b1bc9b99c58af",
-    13_711_217,
-    is_of_platform=True,
-)
-OF_SCIKIT_IMAGE = (
-    *("astronaut.png", "brick.png", "camera.png", "chelsea.png", "coffee.png", "coins.png"),
-    *("grass.png", "gravel.png", "hubble_deep_field.jpg", "ihc.png", "moon.png"),
-    *("motorcycle_left.png", "motorcycle_right.png", "retina.jpg", "rocket.jpg"),
-)
-OF_SCIKIT_LEARN = ("china.jpg", "flower.jpg")
-LEAST_SHARE = 0.35  # of a square's side to the photograph's shorter side
-BRIGHTNESS, COLOR = 0.1, 0.05  # the largest change of all channels together, and of each separately
 
 
 def packaged_images(

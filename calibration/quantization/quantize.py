@@ -1,8 +1,4 @@
-"""Quantises a network to INT8 with NNCF, with accuracy control if that loses too much.
-
-Errors of NNCF and OpenVINO become a line that names the member. Names of operations are checked
-before.
-"""
+"""Quantises a network to INT8 with NNCF, with accuracy control if that loses too much."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

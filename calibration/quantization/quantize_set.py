@@ -4,10 +4,11 @@ Quantising takes minutes, and its lock stops other commands but not an editor. S
 read again at the end. Only the fields that quantising owns are replaced. If the inputs of INT8 have
 changed, nothing is written.
 
-The work runs off the main thread. An OpenVINO ``Core`` gives its thread an alternative signal
-stack, and takes it back when it ends. NNCF makes its own Cores. If one ends after a younger one was
-made, the thread keeps a freed stack, and the next signal (Ctrl-C) ends the process with SIGSEGV.
-Our own code makes a single Core (:mod:`models.openvino_network`).
+Ctrl-C is kept off the main thread's signal stack, which NNCF's use of OpenVINO may free. An
+OpenVINO ``Core`` gives its thread an alternative signal stack, and takes it back when it ends. NNCF
+makes its own Cores. If one ends after a younger one was made, the thread keeps a freed stack, and
+the next signal ends the process with SIGSEGV. Our own code makes a single Core
+(:mod:`models.openvino_network`).
 """
 
 import contextlib
@@ -16,16 +17,13 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from calibration.datasets import images_digest
 from calibration.quantization.calibration_images import (
     SOURCE,
-    Chosen,
     HeldOut,
     draw_images,
     held_out,
@@ -42,7 +40,6 @@ from calibration.quantization.quantize import (
 from calibration.sets.packaged import WheelSource
 from calibration.sets.transaction import Staging, change
 from models.errors import ModelSetError
-from models.image import ImageInputs
 from models.ledger import refused, standing_refusals
 from models.manifest import (
     MANIFEST_NAME,
@@ -59,6 +56,7 @@ from models.openvino_network import read_network
 from models.record import Precision
 
 Say = Callable[[str], None]
+OWNED = ("networks", "quantization", "left_float", "validation_drop")  # of a member
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,11 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     size = max(o.subset_size for o in options.values())
     inputs = manifest.inputs
     say(f"reading {size} images of {request.images or SOURCE}")
-    chosen = _chosen(request, size, inputs)
+    if request.images is not None:
+        chosen = draw_images(request.images, size, inputs, request.subset_size is not None)
+    else:
+        assert request.wheels is not None
+        chosen = packaged_images(size, inputs, request.wheels)
     validation = held_out(request.images, request.validation, model_set, chosen)
     outcome = MemberQuantization(validation=validation.description, unreadable=chosen.unreadable)
     max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
@@ -150,7 +152,7 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
                 labelled and Labelled(inputs.of(name, labelled.pixels), labelled.truth),
                 options[name],
                 max_drop,
-                partial(_say_of, say, name),
+                lambda text, name=name: say(f"{name}: {text}"),  # type: ignore[misc]
                 len(floats),
             )
     hashes |= set(chosen.hashes)
@@ -164,13 +166,6 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
         result = result.model_copy(update={"max_drop": max_drop})
     staging.move_in(result)
     return outcome
-
-
-def _chosen(request: Request, num_images: int, inputs: ImageInputs) -> Chosen:
-    if request.images is not None:
-        return draw_images(request.images, num_images, inputs, request.subset_size is not None)
-    assert request.wheels is not None
-    return packaged_images(num_images, inputs, request.wheels)
 
 
 def _with_float(manifest: Manifest) -> list[MemberRecord]:
@@ -202,10 +197,6 @@ def _kept_hashes(model_set: ModelSet, records: Sequence[MemberRecord]) -> set[st
     if record is None or all(member in records for member in model_set.manifest.members):
         return set()
     return set(read_lines(model_set.verified(record)))
-
-
-def _say_of(say: Say, name: str, text: str) -> None:
-    say(f"{name}: {text}")
 
 
 def _with_int8(
@@ -265,9 +256,6 @@ def _validation_drop(
     )
 
 
-OWNED = ("networks", "quantization", "left_float", "validation_drop")  # of a member
-
-
 def merged(
     folder: Path,
     before: Manifest,
@@ -297,7 +285,9 @@ def merged(
             f"{', '.join(changed)} changed. Nothing was written; quantise again"
         )
     members = tuple(
-        _with_owned(member, made.member(member.name)) if member.name in quantized else member
+        member.model_copy(update={name: getattr(made.member(member.name), name) for name in OWNED})
+        if member.name in quantized
+        else member
         for member in now.members
     )
     update = {
@@ -328,11 +318,6 @@ def _basis(
         basis["labels"] = (manifest.num_classes, manifest.labels)
         basis["class ids"] = manifest.class_ids
     return basis
-
-
-def _with_owned(now: MemberRecord, made: MemberRecord) -> MemberRecord:
-    update: dict[str, Any] = {name: getattr(made, name) for name in OWNED}
-    return now.model_copy(update=update)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Creates a model set from existing classifiers: ONNX, OpenVINO IR, TFLite or PyTorch files.
 
-The work runs in a process of its own, since a damaged file can crash the library that reads it. For
+It does so in a process of its own, since a damaged file can crash the library that reads it. For
 example, OpenVINO 2026.4 crashes on a convolution without weights.
 """
 
@@ -24,6 +24,7 @@ from models.record import FileRecord, Precision, RuntimeName, Task, sha256_of
 
 Say = Callable[[str, str, str | None], None]  # takes a member's name, facts and possible problem
 NOT_YET = FileRecord(path="not-written-yet", sha256="0" * 64)
+CLEAN_UP_S = 60.0  # after Ctrl-C: removing a staged set waits until a runtime's call returns
 
 
 @dataclass(frozen=True)
@@ -267,9 +268,6 @@ def _members(
     return tuple(
         record.model_copy(update={"networks": networks[record.name]}) for record in planned.members
     )
-
-
-CLEAN_UP_S = 60.0  # after Ctrl-C: removing a staged set waits until a runtime's call returns
 
 
 def add_set_apart(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> ModelSet:

@@ -1,7 +1,7 @@
-"""Converts torch networks to folded OpenVINO IR: ``python -m calibration.sets.convert --help``.
+"""Converts torchvision's networks to folded OpenVINO IR, and loads and saves their weights.
 
-It builds torchvision's networks, and loads and saves their weights. safetensors contain only
-tensors, so this project builds the architecture.
+``python -m calibration.sets.convert --help`` is the command. safetensors contain only tensors, so
+this project builds the architecture.
 """
 
 import importlib
@@ -24,6 +24,14 @@ from calibration.sets.options import FileOptions, select_classes
 from calibration.sets.transaction import writing
 from models.errors import ModelSetError
 from models.record import Task
+
+NETWORKS = ("resnet50", "densenet169")  # the bundled set's
+# As torchvision builds them for its published weights.
+OPTIONS: dict[str, dict[str, bool]] = {
+    "googlenet": {"transform_input": True, "aux_logits": True, "init_weights": False},
+    "inception_v3": {"transform_input": True, "aux_logits": True, "init_weights": False},
+}
+USUAL_SIZE = 224  # px, for ImageNet's networks
 
 
 def convert_module(
@@ -68,14 +76,6 @@ def main(
     with writing(out):
         ov.save_model(model, out, compress_to_fp16=True)
     typer.echo(f"wrote {out}")
-
-
-NETWORKS = ("resnet50", "densenet169")  # the bundled set's
-# As torchvision builds them for its published weights.
-OPTIONS: dict[str, dict[str, bool]] = {
-    "googlenet": {"transform_input": True, "aux_logits": True, "init_weights": False},
-    "inception_v3": {"transform_input": True, "aux_logits": True, "init_weights": False},
-}
 
 
 def torchvision_models() -> Any:
@@ -169,9 +169,6 @@ def half(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {
         key: value.half() if value.is_floating_point() else value for key, value in state.items()
     }
-
-
-USUAL_SIZE = 224  # px, for ImageNet's networks
 
 
 def import_state(path: Path, architecture: str, num_classes: int, options: FileOptions) -> Imported:

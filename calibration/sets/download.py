@@ -3,8 +3,8 @@
 The bytes go into ``<name>.part``, which is renamed to ``<name>`` after the check: so ``<name>`` is
 never incomplete.
 
-The Hugging Face hub is asked for a file's commit and hash first. It answers
-``/<repository>/resolve/<revision>/<file>`` for a large file with a redirect to its bytes. The
+The Hugging Face hub is first asked for a file's commit and hash. It answers
+``/<repository>/resolve/<revision>/<file>`` for a large file with a redirect to its bytes; the
 headers of that answer name the commit (X-Repo-Commit) and the file's sha256 (X-Linked-Etag). The
 file is then fetched at that commit, so that a resumed download is of the same file.
 """
@@ -27,6 +27,9 @@ NUM_TRIES = 4  # each resumes where the last one broke off
 MAX_BYTES = 2**31  # no float classifier of this kind is larger
 T = TypeVar("T")
 ReportProgress = Callable[[int, int | None], None]  # bytes so far, and in all if known
+SHA256 = re.compile(r"[0-9a-f]{64}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+MAX_MOVES = 3  # redirects of a renamed repository
 
 
 class DownloadError(TandemError):
@@ -167,11 +170,6 @@ def _check_size(url: str, part: Path, num_bytes: int) -> None:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
-
-
-SHA256 = re.compile(r"[0-9a-f]{64}")
-COMMIT = re.compile(r"[0-9a-f]{40}")
-MAX_MOVES = 3  # redirects of a renamed repository
 
 
 @dataclass(frozen=True)

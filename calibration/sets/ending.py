@@ -1,6 +1,6 @@
 """Brings a classifier's output into its task's form: a row per image, float (N, C) in 0..1.
 
-It determines the network's task, and the ending that it lacks: a softmax, a sigmoid or nothing. A
+It determines the network's task, and the ending it lacks: a softmax, a sigmoid or nothing. A
 network that ends in a sigmoid scores each class by itself (multi-label). Any other gives logits or
 a distribution: classes that exclude each other, unless ``--task`` says multi-label.
 """
@@ -23,6 +23,12 @@ from models.record import Task
 PASSING = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Convert")
 Ending = Literal["softmax", "sigmoid"]
 OWN: dict[str, Ending] = {"Softmax": "softmax", "Sigmoid": "sigmoid"}
+Outputs = Literal["auto", "logits", "probabilities"]
+SLACK = 1e-4  # how far a value may be outside of 0..1
+SUM_SLACK = 1e-2  # how far a row's sum may be from 1
+ROUNDED_SUM_SLACK = 0.5  # likewise, of a softmax whose values are rounded, by its own operator
+# What makes rows of logits those of a task.
+ENDINGS: Mapping[Task, Ending] = {"classification": "softmax", "multi_label": "sigmoid"}
 
 
 def cut_rounding(model: ov.Model) -> ov.Model:
@@ -81,9 +87,6 @@ def flatten_output(model: ov.Model, path: Path) -> None:
         )
 
 
-Outputs = Literal["auto", "logits", "probabilities"]
-
-
 def with_ending(
     model: ov.Model, path: Path, outputs: Outputs, task: Task
 ) -> tuple[ov.Model, Ending | None]:
@@ -140,13 +143,6 @@ def _answers(model: ov.Model, path: Path) -> Probabilities:
         raise ModelSetError(
             f"OpenVINO cannot run {path} on four images: {last_line(error)}"
         ) from error
-
-
-SLACK = 1e-4  # how far a value may be outside of 0..1
-SUM_SLACK = 1e-2  # how far a row's sum may be from 1
-ROUNDED_SUM_SLACK = 0.5  # likewise, of a softmax whose values are rounded, by its own operator
-# What makes rows of logits those of a task.
-ENDINGS: Mapping[Task, Ending] = {"classification": "softmax", "multi_label": "sigmoid"}
 
 
 def task_of(path: Path, outputs: Outputs, asked: Task | None, own: Ending | None) -> Task:

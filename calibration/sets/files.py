@@ -1,22 +1,43 @@
-"""Checks a network's file before a library opens it: its kind, and where its weights are.
+"""Checks a network's file before a library opens it, and converts PyTorch's files.
 
 An ONNX file may name other files for its weights (``TensorProto.external_data``), by any path. A
-network that somebody sends must not read files of other folders. The kind of a PyTorch file is
-recognised by the names in its ZIP archive, without loading it.
+network that somebody sends must not read files of other folders.
+
+The kind of a PyTorch file is known by the names in its ZIP archive, without loading it. Only a
+child process loads it, never a service. A crash or timeout becomes a one-line error, and processes
+that the file starts end with the child.
 """
 
+import tempfile
+import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from calibration.sets.input import TensorLayout
+from models.child_process import ChildDiedError, last_words, run_apart
 from models.errors import ModelSetError
+from models.machine import check_installed
 from models.onnx_runtime import onnx_facts
+from models.record import SUFFIXES, RuntimeName
 
 ONNX = ".onnx"
 NUM_READ = 512  # bytes that are read of the beginning of a file
 GIT_LFS = b"version https://git-lfs.github.com"
 HTML = (b"<!doctype html", b"<html")
 ZIP_MAP = "ZipMap"
+# TorchScript (torch.jit.save), or a pickle of torch.save: what is inside says which.
+PYTORCH_SUFFIXES = (".pt2", ".pt", ".pth", ".ts", ".torchscript")
+Kind = Literal["program", "script"]  # of torch.export.save, of torch.jit.save
+INSTEAD = (
+    "Save the network with torch.export.save(torch.export.export(module.eval(), (example,), "
+    "dynamic_shapes=...), 'net.pt2') and add that with --trust, or export ONNX "
+    "(torch.onnx.export), which runs nothing"
+)
+LIMIT_S = 900.0  # the largest networks convert in two minutes, on a slow machine in ten
 
 
 def check_file(path: Path) -> set[str]:
@@ -84,16 +105,6 @@ def _check_external(path: Path, locations: set[str]) -> None:
             )
 
 
-# TorchScript (torch.jit.save), or a pickle of torch.save: what is inside says which.
-PYTORCH_SUFFIXES = (".pt2", ".pt", ".pth", ".ts", ".torchscript")
-Kind = Literal["program", "script"]  # of torch.export.save, of torch.jit.save
-INSTEAD = (
-    "Save the network with torch.export.save(torch.export.export(module.eval(), (example,), "
-    "dynamic_shapes=...), 'net.pt2') and add that with --trust, or export ONNX "
-    "(torch.onnx.export), which runs nothing"
-)
-
-
 def kind_of(path: Path) -> Kind:
     """Return the kind of network in a PyTorch file.
 
@@ -131,3 +142,61 @@ def check_trusted(path: Path, *, is_trusted: bool) -> None:
             "whoever made it, say --trust: it is loaded once, in a process of its own, and "
             "converted. Else ask for ONNX (torch.onnx.export), which runs nothing"
         )
+
+
+@dataclass(frozen=True)
+class ConversionTask:
+    """The task of the child process."""
+
+    path: Path
+    kind: Kind
+    made: Path  # the IR (.xml) or ONNX file to write
+    input_size: int | None
+    layout: TensorLayout | None
+
+
+@contextmanager
+def converted(
+    path: Path,
+    runtime: RuntimeName,
+    input_size: int | None,
+    layout: TensorLayout | None,
+    *,
+    is_trusted: bool,
+    limit_s: float = LIMIT_S,
+) -> Iterator[Path]:
+    """Convert a PyTorch file for ``runtime``; the file exists during the block.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+        ModelSetError: the file is not a network, not trusted, or cannot be converted.
+
+    """
+    kind = kind_of(path)
+    check_trusted(path, is_trusted=is_trusted)
+    check_installed("torch", "torch", f"models add of {path.name}")
+    with tempfile.TemporaryDirectory(prefix="tandem-add-") as name:
+        made = Path(name) / f"network{SUFFIXES[runtime]}"
+        task = ConversionTask(path.absolute(), kind, made, input_size, layout)
+        log = Path(name) / "log"
+        try:
+            with log.open("wb") as printed:
+                run_apart(convert_here, task, limit_s=limit_s, printed=printed)
+        except TimeoutError:
+            raise ModelSetError(
+                f"{path} was not converted within {limit_s:g} s, and was given up. {INSTEAD}"
+            ) from None
+        except ChildDiedError as error:
+            raise ModelSetError(
+                f"{path}: the process that loaded it died ({error}; {last_words(log)}): the file "
+                f"is damaged, or of another PyTorch. {INSTEAD}"
+            ) from None
+        yield made
+
+
+def convert_here(task: ConversionTask) -> None:
+    """Convert in this process, which runs code of the file; see :mod:`pytorch_child`."""
+    warnings.simplefilter("ignore")  # torch.jit is deprecated
+    from calibration.sets.pytorch_child import convert
+
+    convert(task)

@@ -1,7 +1,8 @@
 """Imports a classifier that OpenVINO can read as a member: uint8 BGR in, probabilities out.
 
-The graph is rewritten so that OpenVINO runs it better: concatenations are chained, and quantised
-weights with a zero point become symmetric.
+On the way its graph is rewritten so that OpenVINO runs it better. Concatenations are chained, with
+the same results. Quantised weights with a zero point become symmetric ones, which INT8 kernels
+take.
 
 TFLite's uint8 networks keep a weight as (q - zero point) * scale, q from 0 to 255. oneDNN's INT8
 convolutions take int8 weights without a zero point: with one, OpenVINO computes the layer in float
@@ -55,6 +56,11 @@ from models.record import Precision, Task
 DYNAMIC = {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"}
 MAX_LEVELS = 256  # of a quantisation to 8 bits
 NUM_ASKED = 8  # images whose answers are compared with those of another runtime
+Weights = npt.NDArray[Any]
+LARGEST = 127  # of an int8 weight
+NUM_SCALES = 32  # scales, from that which clips to that which only rounds
+# Dimensions of weights that are not the output channels': (O, I, ...), and (groups, O, I, ...).
+CHANNEL_DIMENSIONS = {"Convolution": 1, "GroupConvolution": 2}
 
 
 @dataclass(frozen=True)
@@ -250,11 +256,6 @@ def chain_concats(model: ov.Model) -> int:
     return num_rewritten
 
 
-Weights = npt.NDArray[Any]
-LARGEST = 127  # of an int8 weight
-NUM_SCALES = 32  # scales, from that which clips to that which only rounds
-# Dimensions of weights that are not the output channels': (O, I, ...), and (groups, O, I, ...).
-CHANNEL_DIMENSIONS = {"Convolution": 1, "GroupConvolution": 2}
 ARITHMETIC: dict[str, Callable[[Weights, Weights], Weights]] = {
     "Subtract": np.subtract,
     "Multiply": np.multiply,

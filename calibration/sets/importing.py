@@ -1,7 +1,7 @@
-"""Reads a member's file for its runtime, and tries the network before it is accepted.
+"""Reads a member's file for its runtime; refuses pickles.
 
-PyTorch files are converted first, and pickles refused. A member on ONNX Runtime gets an ONNX file.
-If ONNX Runtime is installed, its answers are compared with OpenVINO's.
+A PyTorch file is converted first. An ONNX file for ONNX Runtime is run on a few images before it is
+accepted, and OpenVINO's answers to an ONNX file are compared with ONNX Runtime's, if installed.
 """
 
 import tempfile
@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from calibration.sets.ending import Ending, check_numbers, missing_ending, task_of
-from calibration.sets.files import INSTEAD, ONNX, PYTORCH_SUFFIXES
+from calibration.sets.files import INSTEAD, ONNX, PYTORCH_SUFFIXES, converted
 from calibration.sets.import_network import NUM_ASKED, Imported, import_network
 from calibration.sets.input import NUM_TRIED, check_independent, trial_images
 from calibration.sets.options import ClassMap, FileOptions
-from calibration.sets.pytorch import converted
 from models.ensemble import Probabilities
 from models.errors import ModelSetError, TandemError
 from models.machine import check_installed, needs_extra
@@ -29,6 +28,7 @@ from models.record import RuntimeName, Task
 # Loading these runs their code, and gives no network: a pickle can call any function.
 REFUSED = (".pkl", ".pickle", ".ckpt", ".joblib")
 STATE = ".safetensors"
+SAID = 0.01  # a smaller difference of probabilities is not reported
 
 
 def import_member(
@@ -190,9 +190,6 @@ def _answers(made: Imported, path: Path, *, is_probabilities: bool = False) -> P
         if is_probabilities:
             check_independent(network, path, made.precision)
         return network.predict(trial_images(NUM_TRIED, network.input_shape))
-
-
-SAID = 0.01  # a smaller difference of probabilities is not reported
 
 
 def doubt_by_comparison(path: Path, made: Imported, options: FileOptions) -> str | None:

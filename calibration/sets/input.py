@@ -36,6 +36,11 @@ INT8_ZERO = 128  # of pixels in a network that takes int8: -128 to 127
 # Through these operators OpenVINO moves a reversal of colours correctly into the weights of a
 # convolution. Through others it does so wrongly: it leaves PRelu's slopes and a padding unchanged.
 CARRYING = {"Add", "Subtract", "Multiply", "Divide", "Convert", "Transpose", "FakeQuantize"}
+TensorLayout = Literal["NCHW", "NHWC"]
+NUM_TRIED = 4  # images in a trial batch
+# The relative difference allowed between a batch and single images: kernels for different sizes
+# round differently, so that a quantised network may answer a step of 1/256 more or less.
+TOLERANCE, FLOAT_TOLERANCE = 0.1, 0.01
 
 
 @dataclass(frozen=True)
@@ -176,13 +181,6 @@ def _ends_in_convolutions(model: ov.Model) -> bool:
         elif node.get_type_name() != "Convolution":
             return False
     return True
-
-
-TensorLayout = Literal["NCHW", "NHWC"]
-NUM_TRIED = 4  # images in a trial batch
-# The relative difference allowed between a batch and single images: kernels for different sizes
-# round differently, so that a quantised network may answer a step of 1/256 more or less.
-TOLERANCE, FLOAT_TOLERANCE = 0.1, 0.01
 
 
 def set_shape(

@@ -1,15 +1,16 @@
-"""Options of a member: how its file is read, its input, and how its classes map to the set's.
+"""The options of a member's input, output and classes, and how a network's file is read by them.
 
-``tandem models add --member-options`` reads a file of those that differ from the set's others::
+Members may differ from the others of their set. The file of ``tandem models add --member-options``
+has the options of each::
 
     v1: {resize: stretch, interpolation: bicubic}
     vit: {input_size: 224, resize_shorter: 248, color_order: RGB, layout: NCHW,
           mean: [127.5, 127.5, 127.5], scale: [127.5, 127.5, 127.5], outputs: logits}
 
 Class lists of the same problem differ in order, and by a class for "none of them" ("background").
-Mapping by position would confuse them silently, so the network itself maps them by id. Classes of a
-network that the set lacks are left out before softmax: the others share their probability in
-proportion. The scores of a multi-label network are independent and stay as they are.
+Mapping by position would confuse them silently, so they are mapped by id, in the network itself.
+Classes of a network that the set lacks are left out before softmax: the others share their
+probability in proportion. The scores of a multi-label network are independent and stay as they are.
 """
 
 from collections import Counter
@@ -33,6 +34,9 @@ from models.record import ImageRecord, Record, Task, YamlError, read_yaml
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Channels = tuple[Finite, Finite, Finite]
 CROPPED = 8 / 7  # the shorter side before the crop, relative to the input size: 256 / 224
+Sides = tuple[int | None, ...]  # of a tensor; None: left open
+LEAST_SUM = np.float32(1e-12)
+NUM_NAMED = 5
 
 
 class MemberOptions(Record):
@@ -96,9 +100,6 @@ def read_member_options(path: Path) -> dict[str, MemberOptions]:
         where = ".".join(map(str, first["loc"])) or "top"
         known = ", ".join(MemberOptions.model_fields)
         raise ModelSetError(f"{path}: {where}: {first['msg']}; a member has {known}") from error
-
-
-Sides = tuple[int | None, ...]  # of a tensor; None: left open
 
 
 @dataclass(frozen=True)
@@ -211,10 +212,6 @@ def num_classes_of(sides: Sides, facts: str) -> int:
             "detection, segmentation or features are no classifiers"
         )
     return int(wide[0] or 1) if wide else 1
-
-
-LEAST_SUM = np.float32(1e-12)
-NUM_NAMED = 5
 
 
 def select_classes(

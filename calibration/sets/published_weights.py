@@ -1,21 +1,36 @@
-"""Published weights of torchvision and timm: their addresses, classes, sizes and preprocessing.
+"""Creates imagenet1k, a float model set of networks with published weights: torchvision's, timm's.
 
-torchvision's weights come from download.pytorch.org, timm's from the Hugging Face hub. timm is an
+``tandem models fetch`` names its members. ``NAME`` or ``NAME=WEIGHTS`` is torchvision's.
+``timm:MODEL`` or ``NAME=timm:MODEL`` is timm's; MODEL may include the weights
+(``mobilenetv3_small_100.lamb_in1k``). torchvision's weights never have a colon in their name.
+
+torchvision's weights are from download.pytorch.org, timm's from the Hugging Face hub. timm is an
 extra. Its ``pretrained_cfg`` gives classes, size, resizing, normalisation and the address of the
-weights. Only safetensors are read. timm's own loaders, some of which unpickle, are not used.
+weights. Only safetensors are read, and timm's own loaders, some of which unpickle, are not used.
 """
 
 import re
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import floor
 from pathlib import Path, PurePosixPath
 from typing import Any, cast, get_args
 
+import numpy as np
+import openvino as ov
 import torch
 from safetensors.torch import load_file
 
-from calibration.sets.convert import build_network, known_networks, timm_module, torchvision_models
+from calibration.sets.add_set import finish
+from calibration.sets.convert import (
+    build_network,
+    convert_module,
+    known_networks,
+    timm_module,
+    torchvision_models,
+)
 from calibration.sets.download import (
     DownloadError,
     ReportProgress,
@@ -24,12 +39,29 @@ from calibration.sets.download import (
     hub_file,
     what_next,
 )
-from calibration.sets.input import Normalisation, Triple
+from calibration.sets.input import Normalisation, Triple, trial_images
+from calibration.sets.transaction import Staging, check_free, create
 from models.errors import ModelSetError
 from models.image_resize import Interpolation
 from models.machine import needs_extra
+from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, read_manifest
+from models.model_set import ModelSet
+from models.openvino_network import CompiledNetwork, RuntimeOptions, last_line
 from models.record import ImageRecord, sha256_of
 from models.stores import HUB
+
+NAME = "imagenet1k"
+DESCRIPTION = "ImageNet's 1000 classes: published weights of torchvision and timm."
+NUM_TRIED = 2  # images that a conversion is compared with: more than one shows a built-in batch
+TOLERANCE = 0.02  # of the largest probability, both in float32
+# torchvision names a file <network>-<first hex digits of its sha256>.pth and checks them so.
+HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.pth$")
+# DenseNet's weights were published before its layers were renamed: norm.1 is norm1 now.
+OLD_DENSENET_KEY = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
+PREFIX = "timm:"
+FILE = "model.safetensors"
+MEMBER_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")  # as manifests have it
+NUM_CHANNELS = 3
 
 
 @dataclass(frozen=True)
@@ -68,10 +100,11 @@ def _triple(values: tuple[float, ...]) -> Triple:
     return red, green, blue
 
 
-# torchvision names a file <network>-<first hex digits of its sha256>.pth and checks them so.
-HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.pth$")
-# DenseNet's weights were published before its layers were renamed: norm.1 is norm1 now.
-OLD_DENSENET_KEY = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
+def _interpolation(whose: str, wanted: str) -> Interpolation:
+    if wanted not in get_args(Interpolation):
+        there = " and ".join(get_args(Interpolation))
+        raise ModelSetError(f"{whose} wants {wanted} resizing; tandem has {there}")
+    return cast(Interpolation, wanted)
 
 
 @dataclass(frozen=True)
@@ -90,16 +123,10 @@ class TorchvisionWeights:
     def input(self) -> Input:
         """The preprocessing of the entry's preset."""
         preset = self.entry.transforms()
-        interpolation = str(preset.interpolation.value)
-        if interpolation not in get_args(Interpolation):
-            there = " and ".join(get_args(Interpolation))
-            raise ModelSetError(
-                f"{self.entry!s} wants {interpolation} resizing; tandem has {there}"
-            )
         image = ImageRecord(
             input_size=preset.crop_size[0],
             resize_shorter=preset.resize_size[0],
-            interpolation=cast(Interpolation, interpolation),
+            interpolation=_interpolation(str(self.entry), str(preset.interpolation.value)),
         )
         return Input(image, on_pixels(preset.mean, preset.std))
 
@@ -169,12 +196,6 @@ def torchvision_weights(name: str, version: str = "") -> TorchvisionWeights:
 def imagenet_labels() -> tuple[str, ...]:
     """Return ImageNet-1k's 1,000 classes, with torchvision's names and order."""
     return TorchvisionWeights("", torchvision_models().ResNet50_Weights.DEFAULT).labels
-
-
-PREFIX = "timm:"
-FILE = "model.safetensors"
-MEMBER_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")  # as manifests have it
-NUM_CHANNELS = 3
 
 
 @dataclass(frozen=True)
@@ -319,9 +340,7 @@ def _image(model: str, data: dict[str, Any]) -> ImageRecord:
             f"{model} takes {channels} channels of {height} x {width}; tandem gives "
             f"{NUM_CHANNELS} of a square"
         )
-    if (interpolation := data["interpolation"]) not in get_args(Interpolation):
-        there = " and ".join(get_args(Interpolation))
-        raise ModelSetError(f"{model} wants {interpolation} resizing; tandem has {there}")
+    interpolation = _interpolation(model, data["interpolation"])
     mode, resized = data["crop_mode"], floor(height / data["crop_pct"])
     if mode not in ("center", "squash") or (mode == "squash" and resized != height):
         raise ModelSetError(
@@ -337,5 +356,140 @@ def _image(model: str, data: dict[str, Any]) -> ImageRecord:
         input_size=height,
         resize_shorter=resized,
         resize="stretch" if mode == "squash" else "crop",
-        interpolation=cast(Interpolation, interpolation),
+        interpolation=interpolation,
     )
+
+
+Published = TorchvisionWeights | TimmWeights
+
+
+def fetch_set(
+    networks: Sequence[Published],
+    into: Path,
+    source: WeightsSource,
+    report: ReportProgress = lambda _, __: None,
+    *,
+    name: str = NAME,
+    is_replaced: bool = False,
+) -> ModelSet:
+    """Get the files, convert, write the set; it appears whole or not at all.
+
+    Labels, and each network's size, resize rule and normalisation, are its publisher's.
+
+    Raises:
+        DownloadError: a file could not be had, or is not the published one.
+        ModelSetError: the networks do not make one set, one does not answer as its original, or
+            the disk is full.
+
+    """
+    labels, *others = {network.labels for network in networks}
+    if others:
+        raise ModelSetError("these weights were trained on different classes: not one ensemble")
+    image = networks[0].input.image
+    folder = into / name
+    check_free(folder, is_replaced=is_replaced, other="folder (--into)")
+    files = [network.fetch(source, report) for network in networks]
+    with create(folder, is_replaced=is_replaced, made_by="tandem models fetch") as staging:
+        members = tuple(
+            _member(staging, network, file, image)
+            for network, file in zip(networks, files, strict=True)
+        )
+        manifest = Manifest(
+            name=name,
+            description=DESCRIPTION,
+            image=image,
+            num_classes=len(labels),
+            labels=staging.text("labels.txt", "".join(f"{label}\n" for label in labels)),
+            members=members,
+        )
+        finish(staging, manifest)
+    return ModelSet(folder, read_manifest(folder))
+
+
+def _member(
+    staging: Staging, network: Published, file: WeightsFile, image: ImageRecord
+) -> MemberRecord:
+    own, module = network.input, network.build(file.path)
+    model = _converted(network.name, module, own)
+    _check_answers(network.name, module, model, own.normalisation)
+    return MemberRecord(
+        name=network.name,
+        source=file.origin,
+        networks={"FP16": staging.network(model, f"{network.name}-fp16", is_float=True)},
+        image=None if own.image == image else own.image,
+    )
+
+
+def _converted(name: str, module: torch.nn.Module, own: Input) -> ov.Model:
+    """Convert a network; whether what was traced holds for other images is seen afterwards."""
+    size = own.image.input_size
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)
+            with torch.no_grad():  # some keep what their first image makes: not part of the trace
+                module.eval()(torch.zeros(1, NUM_CHANNELS, size, size))
+            return convert_module(module, name, size, own.normalisation)
+    except Exception as error:  # torch and OpenVINO raise many kinds
+        raise ModelSetError(
+            f"{name} cannot be converted to OpenVINO: {last_line(error)}. Choose another network"
+        ) from error
+
+
+def _check_answers(
+    name: str, module: torch.nn.Module, model: ov.Model, normalisation: Normalisation
+) -> None:
+    """Compare the converted network with its original on images of noise.
+
+    Raises:
+        ModelSetError: it does not run, or does not answer the same.
+
+    """
+    try:
+        compiled = CompiledNetwork(model, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
+        pixels = trial_images(NUM_TRIED, compiled.input_shape)  # (2, H, W, 3) uint8 BGR
+        answers = compiled.predict(pixels)
+    except RuntimeError as error:
+        raise ModelSetError(f"{name} does not run after conversion: {last_line(error)}") from error
+    rgb = torch.from_numpy(np.ascontiguousarray(pixels[..., ::-1])).float()
+    batch = (rgb - torch.tensor(normalisation.mean)) / torch.tensor(normalisation.scale)
+    with torch.inference_mode():
+        expected = module(batch.permute(0, 3, 1, 2)).softmax(1).numpy()  # (2, C)
+    if not np.isfinite(expected).all():
+        raise ModelSetError(f"{name} answers no numbers in PyTorch: its weights are damaged")
+    far = float((np.abs(answers - expected) / expected.max(axis=1, keepdims=True)).max())
+    if not far <= TOLERANCE:  # nor if it is not a number
+        raise ModelSetError(
+            f"{name} does not answer as in PyTorch after conversion: probabilities differ by up to "
+            f"{far:.2g} of the largest, {TOLERANCE} is the limit. Choose another network"
+        )
+
+
+def read_members(texts: Sequence[str]) -> list[Published]:
+    """Return the networks in the order of ``texts``.
+
+    Raises:
+        MissingExtraError: timm is not installed, but a network is timm's.
+        ModelSetError: unknown network or weights, too many networks, or a repeated name.
+
+    """
+    members: dict[str, Published] = {}
+    for text in texts:
+        network = _network(text)
+        if network.name in members:
+            raise ModelSetError(
+                f"--member {network.name} is given twice; a set has a name once. One of timm's "
+                "takes another name so: NAME=timm:MODEL"
+            )
+        members[network.name] = network
+    if len(members) > MAX_MEMBERS:
+        raise ModelSetError(f"{len(members)} members; a set has 1 to {MAX_MEMBERS}: leave some out")
+    return list(members.values())
+
+
+def _network(text: str) -> Published:
+    if text.startswith(PREFIX):
+        return timm_weights(text.removeprefix(PREFIX))
+    name, _, version = text.partition("=")
+    if version.startswith(PREFIX):
+        return timm_weights(version.removeprefix(PREFIX), name)
+    return torchvision_weights(name, version)

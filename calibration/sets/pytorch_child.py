@@ -1,8 +1,7 @@
-"""Loads a PyTorch file in the child process of :mod:`calibration.sets.pytorch`.
+"""Loads a PyTorch file and writes it as IR or ONNX, if the result answers as PyTorch does.
 
-Loading runs the file's code, so only that process may do it. The child determines the network's
-input and its answers to noise. It writes the network as IR or ONNX, if the result answers as
-PyTorch does.
+Loading runs the file's code, so only the child process of :func:`calibration.sets.files.converted`
+may do it. A network's input and output are found by its answers to noise.
 """
 
 import json
@@ -18,13 +17,20 @@ import numpy as np
 import openvino as ov
 import torch
 
+from calibration.sets.files import ConversionTask
 from calibration.sets.options import Sides, check_ends, layout_and_size
-from calibration.sets.pytorch import ConversionTask
 from models.errors import ModelSetError
 from models.openvino_network import compile_with
 
 ALIKE = 0.02  # of the largest output value; kernels round differently
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
+ANY_BATCH = (2, 1, 3)  # a network that accepts these accepts any number
+BUILT_IN = (4, 8, 16, 32, 64)
+TRACED_INPUTS = "/traced_inputs.pkl"  # in the archive: the inputs of tracing
+# In archives of members from when TorchScript was a runtime: uint8 (N, H, W, 3), with
+# preprocessing.
+OF_A_SET = "/extra/tandem.json"
+SLACK = 1e-3  # of the largest value, between two runs and between batches
 
 
 def convert(task: ConversionTask) -> None:
@@ -125,15 +131,6 @@ def _check_alike(expected: np.ndarray, answers: np.ndarray, task: ConversionTask
             f"{task.path} answers otherwise once it is converted: it was made for another PyTorch, "
             "or has operators that are converted wrongly. Export ONNX, and give that"
         )
-
-
-ANY_BATCH = (2, 1, 3)  # a network that accepts these accepts any number
-BUILT_IN = (4, 8, 16, 32, 64)
-TRACED_INPUTS = "/traced_inputs.pkl"  # in the archive: the inputs of tracing
-# In archives of members from when TorchScript was a runtime: uint8 (N, H, W, 3), with
-# preprocessing.
-OF_A_SET = "/extra/tandem.json"
-SLACK = 1e-3  # of the largest value, between two runs and between batches
 
 
 def _is_alike(first: torch.Tensor, other: torch.Tensor) -> bool:

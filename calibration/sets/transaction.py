@@ -3,32 +3,28 @@
 However a command ends (an error, a full disk, Ctrl-C, a kill, a power cut), the set is complete.
 Files that a killed command leaves behind are harmless, and the next command removes them.
 
-- :func:`change` replaces the manifest in one rename; the files that only the old one names go
-  after that. New files are written and checked in a work folder inside the set, and moved in under
-  new names before.
+- :func:`change` writes and checks new files in a work folder inside the set. It moves them in under
+  new names, then replaces the manifest, which names them, in one rename. The files that only the
+  old one names go after that.
 - :func:`create` builds the new set in ``.NAME.partial``, in the same folder. A folder cannot be
   replaced in one rename, so the old one goes to ``.NAME.old.partial``, the new one takes its name,
   then the old one is removed. Between the two renames nothing has the set's name;
   ``models.model_set`` then takes the old one from where it is, and never another set of that name.
 
-Either keeps the set from before as an earlier version, where ``made_by`` names the command that
-makes a new one. A version is a complete set in ``.versions`` of the set's folder
-(:mod:`models.stores`). Its files are hard links if the disk supports them, so that shared files
-take room once.
+Either keeps the set from before as an earlier version (:mod:`calibration.sets.versions`) if
+``made_by`` names the command that makes a new one; :func:`pin` makes one the current set again.
 
 Writes, renames and removals are first made in memory, and may reach the disk in another order
 (fsync(2), rename(2)). So a file's bytes are flushed before it is renamed to its final name, and the
 folder is flushed before files that the rename replaced are removed.
 """
 
-import errno
 import fcntl
 import os
 import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -36,19 +32,30 @@ import openvino as ov
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from calibration.sets.versions import (
+    flush,
+    is_bundled,
+    keep_replaced,
+    link,
+    link_files,
+    new_version,
+)
 from models import golden
 from models.errors import ModelSetError
 from models.golden import GOLDEN_NAME, Golden, GoldenAnswer
-from models.manifest import MANIFEST_NAME, Made, Manifest, Network, read_manifest
-from models.model_set import BUNDLED_DIR, PARTIAL_SUFFIX, ModelSet, replaced_folder
+from models.manifest import MANIFEST_NAME, Manifest, Network, read_manifest
+from models.model_set import PARTIAL_SUFFIX, ModelSet, replaced_folder
 from models.network import RuntimeOptions, load
 from models.openvino_network import last_line, read_network
 from models.record import FileRecord, Precision, sha256_of
-from models.stores import MAX_EARLIER, VERSIONS_NAME, earlier_folders, is_fetched
+from models.stores import VERSIONS_NAME, is_fetched
+
+MOVING_NAME = "moving.json"  # the files that come or go, noted in the work folder before any does
+RECORDS = TypeAdapter(tuple[FileRecord, ...])
 
 
 class Staging:
-    """The new files of a set in ``folder``; made by :mod:`calibration.sets.transaction`."""
+    """Stages the new files of a set in ``folder``; made by :func:`change` and :func:`create`."""
 
     def __init__(self, folder: Path, work: Path, made_by: str | None = None) -> None:
         self.folder, self.work, self._made_by = folder, work, made_by
@@ -204,6 +211,47 @@ def create(
             raise
 
 
+def pin(model_set: ModelSet, version: str) -> ModelSet:
+    """Replace the set by an earlier version, in one step; the replaced set is kept as a version.
+
+    Raises:
+        ModelSetError: the set has no such version, a file of it was altered, the set is bundled, or
+            another command changes it.
+
+    """
+    folder = model_set.folder
+    if is_bundled(folder):
+        raise ModelSetError(
+            f"{folder} comes with the program and is read-only: no versions of it are kept"
+        )
+    wanted = model_set.in_version(version)
+    if wanted.folder == folder:
+        return wanted
+    with create(folder, is_replaced=True, made_by="tandem models pin") as staging:
+        # Nobody changes it now.
+        wanted = ModelSet(folder, read_manifest(folder)).in_version(version)
+        if problems := wanted.problems():
+            raise ModelSetError(f"version {version} cannot be served: {problems[0]}")
+        with writing(staging.folder):
+            link_files(wanted, staging.folder)
+            _link_users_own(folder, staging.folder)
+    return ModelSet(folder, read_manifest(folder))
+
+
+def _link_users_own(folder: Path, building: Path) -> None:
+    """Link files that do not belong to the set, such as a user's notes, into the new folder."""
+    ours = {MANIFEST_NAME, VERSIONS_NAME}
+    ours |= {Path(record.path).parts[0] for record in read_manifest(folder).files}
+    for path in folder.iterdir():
+        target = building / path.name
+        if path.name in ours or path.name.endswith(PARTIAL_SUFFIX) or target.exists():
+            continue
+        if path.is_dir():
+            shutil.copytree(path, target, symlinks=True)
+        else:
+            link(path, target)
+
+
 def check_free(folder: Path, *, is_replaced: bool, other: str = "name") -> None:
     """Raise :class:`ModelSetError` unless a set can be created at ``folder``.
 
@@ -282,10 +330,6 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(opened)
 
 
-MOVING_NAME = "moving.json"  # the files that come or go, noted in the work folder before any does
-RECORDS = TypeAdapter(tuple[FileRecord, ...])
-
-
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn errors of a full disk or a read-only folder into a :class:`ModelSetError`."""
@@ -310,11 +354,6 @@ def manifest_of(folder: Path) -> Manifest | None:
     return read_manifest(folder) if (folder / MANIFEST_NAME).exists() else None
 
 
-def is_bundled(folder: Path) -> bool:
-    """Whether the set comes with the program, in which case no versions of it are kept."""
-    return folder.resolve().parent == BUNDLED_DIR.resolve()
-
-
 def check_current(folder: Path) -> None:
     """Raise :class:`ModelSetError` for an earlier version's folder: a version never changes."""
     if folder.absolute().parent.name == VERSIONS_NAME:
@@ -323,93 +362,6 @@ def check_current(folder: Path) -> None:
             f"{folder} is an earlier version, which stays as it is; make it the current one first: "
             f"tandem models pin {version}"
         )
-
-
-def new_version(folder: Path, manifest: Manifest, made_by: str) -> Manifest:
-    """Keep the set in ``folder`` as a version if ``manifest`` differs; record the command."""
-    old, new = _readable(folder), ModelSet(folder, manifest)
-    if old is not None and old.fingerprints == new.fingerprints:
-        return manifest
-    if old is not None and not is_bundled(folder):
-        _keep(old, folder, new)
-    return manifest.model_copy(update={"made": Made(by=made_by, at=_now())})
-
-
-def keep_replaced(folder: Path, building: Path) -> None:
-    """Keep the set in ``folder``, and its versions, in ``building``, which will replace it."""
-    old, new = _readable(folder), _readable(building)
-    if new is None or is_bundled(folder):
-        return
-    for place in reversed(earlier_folders(folder)):
-        if (earlier := _readable(place)) is not None:
-            _keep(earlier, building, new)
-    if old is not None:
-        _keep(old, building, new)
-
-
-def link_files(model_set: ModelSet, folder: Path) -> None:
-    """Link a set's existing files into another folder, and its manifest last."""
-    for record in model_set.manifest.files:
-        if model_set.is_here(record):
-            link(model_set.folder / record.path, folder / record.path)
-    # Copied, not linked: an editor may write a manifest in place.
-    shutil.copyfile(model_set.folder / MANIFEST_NAME, folder / MANIFEST_NAME)
-    flush(folder / MANIFEST_NAME)
-    flush(folder)
-
-
-def link(source: Path, target: Path) -> None:
-    """Link a file, or copy it if the disk has no hard links; an existing target stays."""
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)
-        flush(target)
-
-
-def _keep(old: ModelSet, folder: Path, new: ModelSet) -> None:
-    """Keep a set as an earlier version in ``folder``, unless the new set has the same version."""
-    known = tuple(old.fingerprints.values())
-    if set(known) <= set(new.fingerprints.values()):
-        return
-    versions = folder / VERSIONS_NAME
-    place = versions / known[0]
-    partial = place.with_name(f"{place.name}{PARTIAL_SUFFIX}")
-    for left in versions.glob(f"*{PARTIAL_SUFFIX}"):
-        shutil.rmtree(left)
-    partial.mkdir(parents=True)
-    link_files(old, partial)
-    shutil.rmtree(place, ignore_errors=True)
-    partial.rename(place)
-    flush(versions)
-    for oldest in earlier_folders(folder)[MAX_EARLIER:]:
-        shutil.rmtree(oldest)
-
-
-def _readable(folder: Path) -> ModelSet | None:
-    """Return the set in a folder; None if there is none, or its manifest cannot be read."""
-    with suppress(ModelSetError):
-        return ModelSet(folder, read_manifest(folder))
-    return None
-
-
-def _now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)
-
-
-def flush(path: Path) -> None:
-    """Wait until the disk has a file's bytes, or a folder's entries."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that flushes no folders (some networks')
-            raise
-    finally:
-        os.close(opened)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

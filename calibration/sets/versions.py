@@ -1,65 +1,122 @@
-"""Makes an earlier version of a set the current one again, and copies a set to an object store."""
+"""Keeps a set's earlier versions when a command replaces it, and pushes a set to an object store.
 
+A version is a complete set in ``.versions`` of the set's folder (:mod:`models.stores`). Its files
+are hard links if the disk supports them, so that shared files take room once.
+"""
+
+import errno
+import os
 import shutil
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
-from calibration.sets.transaction import create, is_bundled, link, link_files, writing
 from models.errors import ModelSetError
-from models.manifest import MANIFEST_NAME, read_manifest
-from models.model_set import PARTIAL_SUFFIX, ModelSet
+from models.manifest import MANIFEST_NAME, Made, Manifest, read_manifest
+from models.model_set import BUNDLED_DIR, PARTIAL_SUFFIX, ModelSet
 from models.record import sha256_of
 from models.stores import (
     CHUNK_BYTES,
     EXTRAS,
+    MAX_EARLIER,
     OBJECT_STORES,
     VERSIONS_NAME,
     StoreError,
+    earlier_folders,
     said,
     smart_open_file,
     store_url,
 )
 
 
-def pin(model_set: ModelSet, version: str) -> ModelSet:
-    """Replace the set by an earlier version, in one step; the replaced set is kept as a version.
-
-    Raises:
-        ModelSetError: the set has no such version, a file of it was altered, the set is bundled, or
-            another command changes it.
-
-    """
-    folder = model_set.folder
-    if is_bundled(folder):
-        raise ModelSetError(
-            f"{folder} comes with the program and is read-only: no versions of it are kept"
-        )
-    wanted = model_set.in_version(version)
-    if wanted.folder == folder:
-        return wanted
-    with create(folder, is_replaced=True, made_by="tandem models pin") as staging:
-        wanted = ModelSet(folder, read_manifest(folder)).in_version(
-            version
-        )  # nobody changes it now
-        if problems := wanted.problems():
-            raise ModelSetError(f"version {version} cannot be served: {problems[0]}")
-        with writing(staging.folder):
-            link_files(wanted, staging.folder)
-            _link_users_own(folder, staging.folder)
-    return ModelSet(folder, read_manifest(folder))
+def is_bundled(folder: Path) -> bool:
+    """Whether the set comes with the program, in which case no versions of it are kept."""
+    return folder.resolve().parent == BUNDLED_DIR.resolve()
 
 
-def _link_users_own(folder: Path, building: Path) -> None:
-    """Link files that do not belong to the set, such as a user's notes, into the new folder."""
-    ours = {MANIFEST_NAME, VERSIONS_NAME}
-    ours |= {Path(record.path).parts[0] for record in read_manifest(folder).files}
-    for path in folder.iterdir():
-        target = building / path.name
-        if path.name in ours or path.name.endswith(PARTIAL_SUFFIX) or target.exists():
-            continue
-        if path.is_dir():
-            shutil.copytree(path, target, symlinks=True)
-        else:
-            link(path, target)
+def new_version(folder: Path, manifest: Manifest, made_by: str) -> Manifest:
+    """Keep the set in ``folder`` as a version if ``manifest`` differs; record the command."""
+    old, new = _readable(folder), ModelSet(folder, manifest)
+    if old is not None and old.fingerprints == new.fingerprints:
+        return manifest
+    if old is not None and not is_bundled(folder):
+        _keep(old, folder, new)
+    return manifest.model_copy(
+        update={"made": Made(by=made_by, at=datetime.now(UTC).replace(microsecond=0))}
+    )
+
+
+def keep_replaced(folder: Path, building: Path) -> None:
+    """Keep the set in ``folder``, and its versions, in ``building``, which will replace it."""
+    old, new = _readable(folder), _readable(building)
+    if new is None or is_bundled(folder):
+        return
+    for place in reversed(earlier_folders(folder)):
+        if (earlier := _readable(place)) is not None:
+            _keep(earlier, building, new)
+    if old is not None:
+        _keep(old, building, new)
+
+
+def link_files(model_set: ModelSet, folder: Path) -> None:
+    """Link a set's existing files into another folder, and its manifest last."""
+    for record in model_set.manifest.files:
+        if model_set.is_here(record):
+            link(model_set.folder / record.path, folder / record.path)
+    # Copied, not linked: an editor may write a manifest in place.
+    shutil.copyfile(model_set.folder / MANIFEST_NAME, folder / MANIFEST_NAME)
+    flush(folder / MANIFEST_NAME)
+    flush(folder)
+
+
+def link(source: Path, target: Path) -> None:
+    """Link a file, or copy it if the disk has no hard links; an existing target stays."""
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+        flush(target)
+
+
+def _keep(old: ModelSet, folder: Path, new: ModelSet) -> None:
+    """Keep a set as an earlier version in ``folder``, unless the new set has the same version."""
+    known = tuple(old.fingerprints.values())
+    if set(known) <= set(new.fingerprints.values()):
+        return
+    versions = folder / VERSIONS_NAME
+    place = versions / known[0]
+    partial = place.with_name(f"{place.name}{PARTIAL_SUFFIX}")
+    for left in versions.glob(f"*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(left)
+    partial.mkdir(parents=True)
+    link_files(old, partial)
+    shutil.rmtree(place, ignore_errors=True)
+    partial.rename(place)
+    flush(versions)
+    for oldest in earlier_folders(folder)[MAX_EARLIER:]:
+        shutil.rmtree(oldest)
+
+
+def _readable(folder: Path) -> ModelSet | None:
+    """Return the set in a folder; None if there is none, or its manifest cannot be read."""
+    with suppress(ModelSetError):
+        return ModelSet(folder, read_manifest(folder))
+    return None
+
+
+def flush(path: Path) -> None:
+    """Wait until the disk has a file's bytes, or a folder's entries."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that flushes no folders (some networks')
+            raise
+    finally:
+        os.close(opened)
 
 
 def push(folder: Path, versions: list[str], url: str) -> None:

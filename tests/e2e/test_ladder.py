@@ -63,7 +63,7 @@ def test_ctrl_c_ends_the_rungs_process_too(tmp_path: Path) -> None:
 
         def has_begun() -> bool:
             assert running.poll() is None
-            return any("calibration.ladder.measure" in title(c) for c in parent.children())
+            return any("models.child_process" in title(c) for c in parent.children())
 
         wait_until(has_begun, EVENTUALLY_S, "a rung's process")
         everything = [parent, *parent.children(recursive=True)]

@@ -1,7 +1,7 @@
 """A multi-label set through the real commands: added, verified, served, evaluated, compared.
 
 In the fast tier: adding in tests/unit/calibration/sets/test_add_multi_label.py, answers in
-tests/unit/graph/test_ensemble.py, evaluation in tests/unit/calibration/evaluation/multi_label.
+tests/unit/graph/test_ensemble.py, evaluation in tests/unit/calibration/evaluation.
 """
 
 import json

@@ -10,7 +10,7 @@ import pytest
 
 from calibration.sets import published_weights
 from calibration.sets.convert import timm_module
-from calibration.sets.fetched_set import read_members
+from calibration.sets.published_weights import read_members
 from models.errors import ModelSetError
 from models.machine import MissingExtraError
 

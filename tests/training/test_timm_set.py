@@ -13,11 +13,15 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from calibration.quantization.quantize import has_attention
-from calibration.sets import fetched_set, published_weights
+from calibration.sets import published_weights
 from calibration.sets.convert import build_network, convert_module, timm_module, torchvision_models
 from calibration.sets.download import DownloadError
-from calibration.sets.fetched_set import fetch_set, read_members
-from calibration.sets.published_weights import TorchvisionWeights, WeightsSource
+from calibration.sets.published_weights import (
+    TorchvisionWeights,
+    WeightsSource,
+    fetch_set,
+    read_members,
+)
 from models.errors import ModelSetError
 from models.model_set import ModelSet, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions, read_network
@@ -198,7 +202,7 @@ def test_a_conversion_that_answers_otherwise_is_refused(
 ) -> None:
     convert = convert_module
     other = network_of(CONVOLUTIONAL)
-    monkeypatch.setattr(fetched_set, "convert_module", lambda _, *rest: convert(other, *rest))
+    monkeypatch.setattr(published_weights, "convert_module", lambda _, *rest: convert(other, *rest))
     with (
         HubServer(dict(files)) as hub,
         pytest.raises(ModelSetError, match="does not answer as in PyTorch after conversion"),

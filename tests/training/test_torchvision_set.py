@@ -17,8 +17,13 @@ from typer.testing import CliRunner
 from app.cli.main import app
 from calibration.sets.convert import build_network, torchvision_models
 from calibration.sets.download import DownloadError
-from calibration.sets.fetched_set import fetch_set, read_members
-from calibration.sets.published_weights import TorchvisionWeights, WeightsSource, usual_weights
+from calibration.sets.published_weights import (
+    TorchvisionWeights,
+    WeightsSource,
+    fetch_set,
+    read_members,
+    usual_weights,
+)
 from calibration.training.train import normalised
 from models.ensemble import average
 from models.errors import ModelSetError

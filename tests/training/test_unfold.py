@@ -6,9 +6,8 @@ import numpy as np
 import openvino as ov
 import pytest
 import torch
-from calibration.ladder.engine import normalised
 
-from calibration.ladder.unfold import unfold
+from calibration.ladder.preparations import normalised, unfold
 from calibration.sets.convert import build_network, convert_module
 from models.errors import ModelSetError
 

@@ -1,10 +1,9 @@
 """Ladders for tests: jobs of tiny sets, results as short as they can be written, fake processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibration.ladder.measure import Say
 from calibration.ladder.rungs import (
     Figures,
     LadderJob,
@@ -12,7 +11,6 @@ from calibration.ladder.rungs import (
     RungNetwork,
     RungOptions,
     RungResult,
-    RungTask,
     Store,
     plan,
 )
@@ -44,27 +42,32 @@ def measured(rate: float, chosen: RungOptions | None = None, **figures: Any) -> 
     )
 
 
-def tiny_task(
-    folder: Path, work: Path, engine: str, *choices: RungOptions, **more: Any
-) -> RungTask:
-    """A task for the first member of a tiny set."""
+def tiny_job(folder: Path, work: Path, *, cores: int = 1, **asked: Any) -> LadderJob:
+    """A job for the first member of a tiny set, without rungs of its own."""
     network = RungNetwork(
         name="sure", size=SIZE, num_classes=3, model_set=folder, torch_source="none"
     )
-    facts: dict[str, Any] = {"seconds": 0.1, "choices": choices or (RungOptions(),)}
-    return RungTask(engine=engine, network=network, work=work, **facts | more)
+    options = LadderOptions(str(folder), **{"seconds": 0.1, "max_images": 0} | asked)
+    return LadderJob(options, network, (), work, {}, cores=cores)
 
 
 class FakeProcesses:
-    """Runs no process: answers by name, and keeps what it was asked."""
+    """Runs no process: answers by name, and keeps the choices by name."""
 
     def __init__(self, answers: dict[str, RungResult | BaseException | None] | None = None) -> None:
         self.answers = answers or {}
-        self.tasks: dict[str, RungTask] = {}
+        self.tasks: dict[str, Sequence[RungOptions]] = {}
         self.margins: list[float | None] = []
 
-    def __call__(self, store: Store, name: str, task: RungTask, say: Say) -> RungResult:
-        self.tasks[name] = task
+    def __call__(
+        self,
+        job: LadderJob,
+        name: str,
+        engine: str,
+        choices: Sequence[RungOptions],
+        say: Callable[[str], None],
+    ) -> RungResult:
+        self.tasks[name] = choices
         say("measuring")
         answer = self.answers.get(name)
         if isinstance(answer, BaseException):
@@ -73,7 +76,7 @@ class FakeProcesses:
             return answer
         if name.startswith("prepare-"):
             return RungResult(outcome="prepared")
-        return measured(10.0, task.choices[0])
+        return measured(10.0, choices[0])
 
     @property
     def service(self) -> Callable[[LadderJob, Store, float | None], RungResult]:

@@ -41,34 +41,32 @@ def test_folders_called_as_the_labels(tmp_path, by_label):
     assert dataset.images[0] == LabelledImage(source / "mostly blue" / "0.png", 0)
 
 
-def test_folders_called_as_the_class_ids_are_in_the_sets_order_not_in_theirs(tmp_path, by_id):
-    source = touch(tmp_path, "n01/a.jpg", "n02/a.jpg", "n03/a.jpg")
-    dataset = read_dataset(source, by_id)
-    assert pairs(dataset, source) == [("n01/a.jpg", 1), ("n02/a.jpg", 2), ("n03/a.jpg", 0)]
-    assert dataset.notes == ()
+BY_LABEL, BY_ID = (LABELS, ()), (LABELS, ("n03", "n01", "n02"))  # labels and ids of sets
+CRANES = (("crane", "duck", "crane"), ())  # ImageNet has two classes called crane
+EVERY = tuple(f"{label}/a.jpg" for label in LABELS)
+NONE_OF_TWO = ("no images of 2 classes: mostly blue, mostly red",)
+NO_BLUE = ("no images of 1 classes: mostly blue",)
 
 
-def test_labels_name_the_classes_of_a_set_with_ids_too(tmp_path, by_id):
-    source = touch(tmp_path, "mostly red/a.jpg", "mostly blue/a.jpg", "mostly green/a.jpg")
-    assert [i.class_index for i in read_dataset(source, by_id).images] == [0, 1, 2]
-
-
-def test_what_is_both_an_id_and_a_label_is_an_id(tmp_path):
-    model_set = with_names(tmp_path / "set", ("a", "b", "c"), ids=("c", "a", "b"))
-    source = touch(tmp_path / "images", "a/x.jpg", "b/x.jpg")
-    assert [i.class_index for i in read_dataset(source, model_set).images] == [1, 2]
-
-
-def test_a_class_without_images_is_noted(tmp_path, by_label):
-    source = touch(tmp_path, "mostly green/a.jpg")
-    dataset = read_dataset(source, by_label)
-    assert pairs(dataset, source) == [("mostly green/a.jpg", 1)]
-    assert dataset.notes == ("no images of 2 classes: mostly blue, mostly red",)
-
-
-def test_an_empty_folder_of_a_class_is_a_class_without_images(tmp_path, by_label):
-    source = touch(tmp_path, "mostly green/a.jpg", "mostly red/a.jpg", "mostly blue/notes.txt")
-    assert read_dataset(source, by_label).notes == ("no images of 1 classes: mostly blue",)
+@pytest.mark.parametrize(
+    ("of_set", "files", "indices", "notes"),
+    [
+        (BY_ID, ("n01/a.jpg", "n02/a.jpg", "n03/a.jpg"), [1, 2, 0], ()),  # in the set's order
+        (BY_ID, EVERY, [0, 1, 2], ()),  # labels, though the set has ids
+        ((("a", "b", "c"), ("c", "a", "b")), ("a/x.jpg", "b/x.jpg"), [1, 2], None),  # ids first
+        (BY_LABEL, ("mostly green/a.jpg",), [1], NONE_OF_TWO),
+        (BY_LABEL, (*EVERY[1:], "mostly blue/notes.txt"), [1, 2], NO_BLUE),
+        (BY_LABEL, (*EVERY, ".ipynb_checkpoints/a.jpg", ".git/b.png"), [0, 1, 2], ()),
+        (CRANES, ("duck/a.jpg",), [1], None),  # another label of two classes is not used
+    ],
+    ids=["ids", "labels", "both", "absent", "empty", "hidden", "unused"],
+)
+def test_folders_of_classes(tmp_path, of_set, files, indices, notes):
+    labels, ids = of_set
+    model_set = with_names(tmp_path / "set", labels, **({"ids": ids} if ids else {}))
+    dataset = read_dataset(touch(tmp_path / "images", *files), model_set)
+    assert [image.class_index for image in dataset.images] == indices
+    assert notes is None or dataset.notes == notes
 
 
 def test_many_classes_without_images_are_not_all_listed(tmp_path):
@@ -111,7 +109,7 @@ def test_sorted_order_is_not_guessed_where_the_ids_are_known(tmp_path, by_id):
 
 
 def test_one_stranger_is_named(tmp_path, by_label):
-    source = touch(tmp_path, *(f"{label}/a.jpg" for label in LABELS), "mostly pink/a.jpg")
+    source = touch(tmp_path, *EVERY, "mostly pink/a.jpg")
     with pytest.raises(ModelSetError, match="1 labels are no classes of tiny, as mostly pink;"):
         read_dataset(source, by_label)
 
@@ -130,12 +128,6 @@ def test_a_label_of_two_classes_is_refused(tmp_path):
         read_dataset(source, model_set)
 
 
-def test_a_label_of_two_classes_hurts_only_if_it_is_used(tmp_path):
-    model_set = with_names(tmp_path / "set", ("crane", "duck", "crane"))
-    source = touch(tmp_path / "images", "duck/a.jpg")
-    assert [i.class_index for i in read_dataset(source, model_set).images] == [1]
-
-
 def test_with_ids_or_numbers_two_classes_may_share_a_label(tmp_path):
     model_set = with_names(tmp_path / "set", ("crane", "duck", "crane"), ids=IDS)
     source = touch(tmp_path / "images", "n01/a.jpg", "n02/a.jpg", "n03/a.jpg")
@@ -145,14 +137,6 @@ def test_with_ids_or_numbers_two_classes_may_share_a_label(tmp_path):
     labels = listed(tmp_path, "images/n03/a.jpg,crane\n")
     with pytest.raises(ModelSetError, match="Use the class ids instead"):
         read_dataset(labels, model_set)
-
-
-def test_hidden_folders_are_no_classes(tmp_path, by_label):
-    source = touch(tmp_path, *(f"{label}/a.jpg" for label in LABELS))
-    touch(source, ".ipynb_checkpoints/a.jpg", ".git/b.png")
-    dataset = read_dataset(source, by_label)
-    assert [i.class_index for i in dataset.images] == [0, 1, 2]
-    assert dataset.notes == ()
 
 
 def test_a_hidden_folder_above_the_images_does_not_hide_them(tmp_path, by_label):

@@ -92,7 +92,7 @@ def test_a_tighter_p99_takes_more():
     [
         ({"p99_ms": 30}, "one image alone takes 36.8 ms"),
         ({"p99_ms": 38.3}, "a p99 of 38.3 ms is not kept even by"),
-        ({"node_cores": 1}, "do not fit"),
+        ({"node_cores": 1}, "--node-cores 1: Ray and HAProxy take one core or more"),
     ],
 )
 def test_what_cannot_be_is_said(changes, says):
@@ -157,11 +157,6 @@ def test_a_part_of_many_nodes_waits_as_long_as_all_do(monkeypatch):
 def test_a_wish_without_sense_is_refused(changes, says):
     with pytest.raises(PlanError, match=re.escape(says)):
         replace(WISH, **changes)
-
-
-def test_a_node_of_one_core_has_no_room():
-    with pytest.raises(PlanError, match="--node-cores 1: Ray and HAProxy take one core or more"):
-        plan(replace(WISH, node_cores=1), TOGETHER)
 
 
 def test_costs_of_the_bundled_set_come_from_its_record():

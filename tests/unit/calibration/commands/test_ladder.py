@@ -19,7 +19,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 def fakes(monkeypatch) -> FakeProcesses:
     """Runs no process and no service."""
     fakes = FakeProcesses()
-    monkeypatch.setattr(run, "run_task", fakes)
+    monkeypatch.setattr(run, "run_engine", fakes)
     monkeypatch.setattr(run, "run_service_rung", fakes.service)
     return fakes
 

@@ -1,9 +1,11 @@
-"""Pictures to evaluate on."""
+"""Pictures to evaluate on, and sets with made evaluations."""
 
 from pathlib import Path
 
 import pytest
 
+from models.model_set import ModelSet
+from tests.support.calibration.made_evaluations import HOSTILE, model_set_of
 from tests.support.tiny_networks import write_pictures
 
 
@@ -11,3 +13,15 @@ from tests.support.tiny_networks import write_pictures
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """21 pictures, every one what its folder says."""
     return write_pictures(tmp_path_factory.mktemp("data") / "eval", num_per_color=7)
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> ModelSet:
+    """A set with float and INT8 networks."""
+    return model_set_of(tmp_path / "set")
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> ModelSet:
+    """A set whose labels are markup."""
+    return model_set_of(tmp_path / "set", HOSTILE)

@@ -170,14 +170,6 @@ def test_a_result_with_nowhere_to_go_is_said_at_once(tmp_path: Path, pictures: P
         assert "cannot write" in str(done.exception)
 
 
-def test_the_page_is_written(tmp_path: Path, pictures: Path) -> None:
-    folder = two_precisions(tmp_path / "tiny")
-    assert evaluated(folder, "--images", pictures, "--html", tmp_path / "page.html").exit_code == 0
-    page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 4
-    assert "mostly green" in page
-
-
 def test_a_network_that_answers_nan_is_named(tmp_path: Path, pictures: Path) -> None:
     folder = write_tiny_set(tmp_path / "tiny", gains={"sure": 8.0, "broken": float("nan")})
     done = evaluated(folder, "--images", pictures)

@@ -30,6 +30,8 @@ from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.scored_sets import write_scored_set
 from tests.support.tiny_networks import write_pictures, write_tiny_set
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
 
 def fit_to(folder: Path, num_images: int, target: float) -> tuple[SureFit, list[bool]]:
     """Let 1,000 steps of confidence be right from 0.8 on, and every second time below."""
@@ -50,7 +52,6 @@ def fit_to(folder: Path, num_images: int, target: float) -> tuple[SureFit, list[
     return fit, halves
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_lowest_bound_that_shows_the_share_judged_on_the_other_half(tmp_path: Path) -> None:
     fit, halves = fit_to(tmp_path, 2000, 0.9)
     sure = fit.result()
@@ -66,7 +67,6 @@ def test_the_lowest_bound_that_shows_the_share_judged_on_the_other_half(tmp_path
     assert certain.result().probability == pytest.approx(0.8, abs=0.003)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_too_few_images_or_a_share_that_is_not_to_be_had(tmp_path: Path) -> None:
     fit, _ = fit_to(tmp_path, 150, 0.9)
     with pytest.raises(ModelSetError, match="give more images, or ask for less"):
@@ -79,7 +79,6 @@ def test_too_few_images_or_a_share_that_is_not_to_be_had(tmp_path: Path) -> None
         fit.result()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_command_writes_it_and_calibrating_takes_it_away(tmp_path: Path) -> None:
     folder = two_precisions(tmp_path / "tiny")
     many = write_pictures(tmp_path / "many", num_per_color=90, side=16)
@@ -104,7 +103,6 @@ def test_the_command_writes_it_and_calibrating_takes_it_away(tmp_path: Path) -> 
     assert read_manifest(folder).sure is None
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("option", [("--sure-at", "0.9"), ("--calibrate",)])
 def test_what_was_fitted_is_shown_if_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
@@ -120,7 +118,6 @@ def test_what_was_fitted_is_shown_if_it_cannot_be_written(
     assert json.loads(kept.read_text("utf-8"))["set"] == "tiny"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_what_it_does_not_go_with_is_refused(tmp_path: Path, pictures: Path) -> None:
     folder = two_precisions(tmp_path / "tiny")
     done = evaluated(folder, "--images", pictures, "--calibrate", "--sure-at", "0.9")
@@ -156,7 +153,6 @@ def drawn(num_images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return rows.astype(np.float32), truth
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
 def test_a_temperature_that_was_taken_away_is_found(temperature: float) -> None:
     rows, truth = drawn(4000, 1)
@@ -164,7 +160,6 @@ def test_a_temperature_that_was_taken_away_is_found(temperature: float) -> None:
     assert found == pytest.approx(temperature, rel=0.06)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_probabilities_of_zero_and_members_that_are_always_right_are_no_trouble() -> None:
     rows = np.eye(NUM_CLASSES, dtype=np.float32)
     assert fit_temperature(rows, np.arange(NUM_CLASSES)) == pytest.approx(0.2, rel=0.01)
@@ -186,7 +181,6 @@ def fit_of(manifest: Manifest, num_images: int, folder: Path, temperatures: dict
     return fit, [is_for_fitting(image.path) for image in images]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_each_member_then_the_average_judged_on_the_other_half(tmp_path: Path) -> None:
     manifest = read_manifest(write_tiny_set(tmp_path / "tiny"))
     fit, halves = fit_of(manifest, 3000, tmp_path, {"sure": 2.0, "unsure": 0.5})
@@ -203,7 +197,6 @@ def test_each_member_then_the_average_judged_on_the_other_half(tmp_path: Path) -
     assert done.after[ENSEMBLE].calibration_error < 0.04
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_too_few_images_are_refused(tmp_path: Path) -> None:
     manifest = read_manifest(write_tiny_set(tmp_path / "tiny"))
     fit, _ = fit_of(manifest, 150, tmp_path, {"sure": 2.0, "unsure": 0.5})
@@ -211,7 +204,6 @@ def test_too_few_images_are_refused(tmp_path: Path) -> None:
         fit.result()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(
     tmp_path: Path,
 ) -> None:
@@ -246,7 +238,6 @@ def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(
     assert judge(read_manifest(folder)).status == "verified"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_what_it_does_not_go_with_is_refused_temperatures(tmp_path: Path, pictures: Path) -> None:
     folder = two_precisions(tmp_path / "tiny")
     done = evaluated(folder, "--images", pictures, "--calibrate", "--subsets")
@@ -256,13 +247,11 @@ def test_what_it_does_not_go_with_is_refused_temperatures(tmp_path: Path, pictur
     assert set(read_manifest(folder).temperatures.values()) == {1.0}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_manifest_has_temperatures_that_can_be() -> None:
     with pytest.raises(ValueError, match=r"greater than or equal to 0\.2"):
         Manifest.model_validate({"temperature": 0.1})
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_weights_of_others_take_the_averages_temperature_away(tmp_path: Path) -> None:
     folder = write_tiny_set(tmp_path / "tiny")
     manifest = read_manifest(folder)

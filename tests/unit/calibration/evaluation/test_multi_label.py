@@ -28,6 +28,8 @@ from tests.support.scored_sets import (
 )
 from tests.support.tiny_networks import save_model
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -49,7 +51,6 @@ def two_precisions(folder: Path, gain: float = 1.0) -> Path:
     return folder
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_right_networks_are_right_and_verified(tmp_path, images):
     folder = two_precisions(tmp_path / "scored")
     done = evaluated(folder, "--images", images)
@@ -77,7 +78,6 @@ def test_right_networks_are_right_and_verified(tmp_path, images):
     assert "3 labels" in table
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_another_threshold_is_not_as_it_was_measured(tmp_path, images):
     folder = two_precisions(tmp_path / "scored")
     assert evaluated(folder, "--images", images).exit_code == 0
@@ -87,7 +87,6 @@ def test_another_threshold_is_not_as_it_was_measured(tmp_path, images):
     assert "the threshold changed since it was measured" in verdict.message
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_wrong_int8_is_an_exit_code_a_record_and_a_refusal(tmp_path, images):
     folder = two_precisions(tmp_path / "scored", gain=-1.0)
     done = evaluated(folder, "--images", images)
@@ -98,7 +97,6 @@ def test_wrong_int8_is_an_exit_code_a_record_and_a_refusal(tmp_path, images):
     assert "points of micro-F1 on" in verdict.message or "points of mAP on" in verdict.message
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_everything_as_json(tmp_path, images):
     folder = two_precisions(tmp_path / "scored")
     done = evaluated(folder, "--images", images, "--no-record", "--json", "-")
@@ -109,7 +107,6 @@ def test_everything_as_json(tmp_path, images):
     assert read_manifest(folder).accuracy == ()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_sample_and_what_cannot_be_read(tmp_path, images):
     folder = two_precisions(tmp_path / "scored")
     source = tmp_path / "list.csv"
@@ -124,7 +121,6 @@ def test_a_sample_and_what_cannot_be_read(tmp_path, images):
     assert "a random sample of 20 of 25 images" in json.loads(few.stdout)["notes"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("option", ["--subsets", "--html=page.html"])
 def test_what_is_of_classes_that_exclude_each_other(tmp_path, images, option, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -135,7 +131,6 @@ def test_what_is_of_classes_that_exclude_each_other(tmp_path, images, option, mo
     assert not (tmp_path / "page.html").exists()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_classes_of_the_list_are_the_sets(tmp_path):
     folder = write_scored_set(tmp_path / "scored")
     source = tmp_path / "list.csv"

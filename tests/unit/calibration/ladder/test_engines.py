@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from calibration.ladder import engines
-from calibration.ladder.engines import (
+from calibration.ladder.measure import outcome_of
+from calibration.ladder.preparations import (
     PIXELS_NAME,
     TRUTH_NAME,
     quantize,
     quantized_by_random_images,
     random_pixels,
 )
-from calibration.ladder.measure import outcome_of
-from calibration.ladder.rungs import RungOptions, RungResult, RungTask
+from calibration.ladder.rungs import Engine, LadderJob, RungOptions, RungResult
 from calibration.quantization.quantize import quantized_layers
 from calibration.sets.transaction import write_manifest
 from models.manifest import read_manifest
@@ -23,24 +23,24 @@ from models.network import LoadedNetwork, RuntimeOptions, load
 from models.openvino_network import compile_with
 from models.record import ImageRecord
 from tests.support.calibration.evaluated_sets import two_precisions
-from tests.support.calibration.ladders import tiny_task
+from tests.support.calibration.ladders import tiny_job
 from tests.support.runtime_files import write_mixed_set
 from tests.support.tiny_networks import save_model, tiny_model, write_pictures, write_tiny_set
 
 INT8 = RungOptions(precision="INT8")
 
 
-def with_images(folder: Path, work: Path, **more) -> RungTask:
-    """A task whose ladder has labelled images: their preparation is done."""
+def with_images(folder: Path, work: Path, **more) -> LadderJob:
+    """A job whose ladder has labelled images: their preparation is done."""
     images = write_pictures(work / "images")
-    task = tiny_task(folder, work, "labelled", images=images, **more)
-    assert outcome_of(task) == RungResult(outcome="prepared")
-    return task
+    job = tiny_job(folder, work, images=images, **more)
+    assert outcome_of(job, "labelled") == RungResult(outcome="prepared")
+    return job
 
 
-def rung(task: RungTask, engine: str, choice: RungOptions) -> RungResult:
-    """Run a task's network in one way, which this machine can do."""
-    result = outcome_of(task.model_copy(update={"engine": engine, "choices": (choice,)}))
+def rung(job: LadderJob, engine: Engine, choice: RungOptions) -> RungResult:
+    """Run a job's network in one way, which this machine can do."""
+    result = outcome_of(job, engine, (choice,))
     assert result.outcome == "measured", result.reason
     assert result.figures is not None
     return result
@@ -57,8 +57,8 @@ def rung(task: RungTask, engine: str, choice: RungOptions) -> RungResult:
     ],
 )
 def test_openvino_in_every_way_answers_right(tiny_set, tmp_path, options):
-    task = with_images(tiny_set, tmp_path, cores=2)
-    result = rung(task, "openvino", options)
+    job = with_images(tiny_set, tmp_path, cores=2)
+    result = rung(job, "openvino", options)
     assert result.chosen == options
     assert (result.figures.top1, result.figures.num_labelled) == (1.0, 12)
     assert result.figures.images_per_s > 0
@@ -68,19 +68,14 @@ def test_openvino_in_every_way_answers_right(tiny_set, tmp_path, options):
 def test_float_and_int8_are_the_sets_own(tmp_path):
     folder = two_precisions(tmp_path / "set")
     for precision in ("FP16", "INT8"):
-        task = tiny_task(folder, tmp_path, "openvino", RungOptions(precision=precision))
-        assert outcome_of(task).outcome == "measured"
+        job = tiny_job(folder, tmp_path)
+        assert outcome_of(job, "openvino", [RungOptions(precision=precision)]).outcome == "measured"
 
 
 def test_a_float_type_that_the_cpu_lacks_is_skipped_and_says_why(tiny_set, tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "compile_with", compiled_in_f32)
-    task = tiny_task(
-        tiny_set,
-        tmp_path,
-        "openvino",
-        *(INT8.model_copy(update={"float_type": kind}) for kind in ("bf16", "f16")),
-    )
-    result = outcome_of(task)
+    choices = [INT8.model_copy(update={"float_type": kind}) for kind in ("bf16", "f16")]
+    result = outcome_of(tiny_job(tiny_set, tmp_path), "openvino", choices)
     assert result.outcome == "skipped"
     assert "no bf16" in result.reason
     assert "no f16" in result.reason
@@ -91,14 +86,14 @@ def compiled_in_f32(model, properties):
 
 
 def test_the_ensemble_and_the_cascade(tiny_set, tmp_path):
-    task = with_images(tiny_set, tmp_path)
+    job = with_images(tiny_set, tmp_path)
     whole = INT8.model_copy(update={"batch": 4})
-    every = rung(task, "ensemble", whole)
+    every = rung(job, "ensemble", whole)
     assert every.figures.top1 == 1.0
     assert every.notes == ("2 members for every image",)
     for margin, share in ((0.001, "100%"), (1.0, "0%")):
         choice = whole.model_copy(update={"cascade_margin": margin})
-        result = rung(task, "ensemble", choice)
+        result = rung(job, "ensemble", choice)
         assert result.figures.top1 == 1.0
         assert f"alone answered {share}" in result.notes[0]
 
@@ -109,24 +104,24 @@ def test_the_ensemble_is_that_of_the_temperatures(tmp_path):
     manifest = read_manifest(folder)
     first, *others = manifest.members
     tempered = (first.model_copy(update={"temperature": 20.0}), *others)
-    task = with_images(folder, tmp_path)
+    job = with_images(folder, tmp_path)
     choice = INT8.model_copy(update={"batch": 4, "cascade_margin": 0.5})
-    assert "alone answered 100%" in rung(task, "ensemble", choice).notes[0]
+    assert "alone answered 100%" in rung(job, "ensemble", choice).notes[0]
     write_manifest(folder, manifest.model_copy(update={"members": tempered}))
-    assert "alone answered 0%" in rung(task, "ensemble", choice).notes[0]
+    assert "alone answered 0%" in rung(job, "ensemble", choice).notes[0]
 
 
 def test_a_cascade_without_images_is_skipped(tiny_set, tmp_path):
     cascade = INT8.model_copy(update={"cascade_margin": 0.5})
-    result = outcome_of(tiny_task(tiny_set, tmp_path, "ensemble", cascade))
+    result = outcome_of(tiny_job(tiny_set, tmp_path), "ensemble", [cascade])
     assert (result.outcome, "--images" in result.reason) == ("skipped", True)
 
 
 def test_fewer_labelled_images_than_a_batch(tiny_set, tmp_path):
-    task = with_images(tiny_set, tmp_path, max_images=3)
+    job = with_images(tiny_set, tmp_path, max_images=3)
     choice = INT8.model_copy(update={"batch": 8})
     for engine in ("openvino", "ensemble"):
-        result = rung(task, engine, choice)
+        result = rung(job, engine, choice)
         assert (result.figures.top1, result.figures.num_labelled) == (1.0, 3)
 
 
@@ -142,23 +137,23 @@ def test_labelled_images_are_kept_for_every_rung_and_the_service(tiny_set, tmp_p
 def test_images_of_other_classes_are_refused(tiny_set, tmp_path):
     (tmp_path / "images" / "cats").mkdir(parents=True)
     (tmp_path / "images" / "cats" / "a.png").write_bytes(b"no image")
-    result = outcome_of(tiny_task(tiny_set, tmp_path, "labelled", images=tmp_path / "images"))
+    result = outcome_of(tiny_job(tiny_set, tmp_path, images=tmp_path / "images"), "labelled")
     assert (result.outcome, "cats" in result.reason) == ("failed", True)
 
 
 def test_a_member_without_int8_gets_one_in_the_work_folder(tmp_path):
     folder = write_tiny_set(tmp_path / "set", precision="FP16", num_convolutions=1)
     before = sorted(path.name for path in folder.iterdir())
-    quantize(tiny_task(folder, tmp_path, "quantize"))
+    quantize(tiny_job(folder, tmp_path))
     assert sorted(path.name for path in folder.iterdir()) == before  # the set is nobody's to change
-    result = outcome_of(tiny_task(folder, tmp_path, "openvino", INT8))
+    result = outcome_of(tiny_job(folder, tmp_path), "openvino", [INT8])
     assert result.outcome == "measured", result.reason
 
 
 def test_a_network_with_a_fixed_batch_is_quantised_as_tandem_quantize_does():
     model = tiny_model(num_convolutions=1)
     model.reshape([4, 16, 16, 3])
-    network = tiny_task(Path("set"), Path("work"), "quantize").network
+    network = tiny_job(Path("set"), Path("work")).network
     made = quantized_by_random_images(model, network)
     assert list(made.input().shape) == [4, 16, 16, 3]
     assert quantized_layers(made)
@@ -174,8 +169,8 @@ def test_an_ensemble_with_a_member_of_onnx_runtime(tmp_path, monkeypatch):
         return network
 
     monkeypatch.setattr(engines, "load", noted)
-    task = tiny_task(folder, tmp_path, "ensemble", INT8.model_copy(update={"batch": 4}))
-    result = outcome_of(task)
+    choices = [INT8.model_copy(update={"batch": 4})]
+    result = outcome_of(tiny_job(folder, tmp_path), "ensemble", choices)
     assert result.outcome == "measured", result.reason
     assert runtimes == {"openvino", "onnxruntime"}
 
@@ -188,12 +183,12 @@ def test_members_of_several_sizes(tmp_path):
     image = ImageRecord(input_size=24, resize_shorter=24)
     unsure = unsure.model_copy(update={"networks": {"INT8": larger}, "image": image})
     write_manifest(folder, manifest.model_copy(update={"members": (sure, unsure)}))
-    task = with_images(folder, tmp_path)
+    job = with_images(folder, tmp_path)
     assert np.load(tmp_path / PIXELS_NAME).shape == (12, 16, 16, 3)
     choice = INT8.model_copy(update={"batch": 5, "cascade_margin": 0.9})
     for options in (choice, choice.model_copy(update={"cascade_margin": None})):
-        assert rung(task, "ensemble", options).figures.top1 == 1.0
-    assert rung(task, "openvino", INT8).figures.top1 == 1.0
+        assert rung(job, "ensemble", options).figures.top1 == 1.0
+    assert rung(job, "openvino", INT8).figures.top1 == 1.0
 
 
 def test_a_batch_that_is_built_in_is_the_only_choice(tmp_path):
@@ -204,8 +199,8 @@ def test_a_batch_that_is_built_in_is_the_only_choice(tmp_path):
     member = manifest.members[0].model_copy(update={"networks": {"INT8": network}})
     write_manifest(folder, manifest.model_copy(update={"members": (member,)}))
     choices = tuple(INT8.model_copy(update={"batch": batch}) for batch in (1, 2, 8))
-    assert outcome_of(tiny_task(folder, tmp_path, "openvino", *choices)).chosen.batch == 2
-    refused = outcome_of(tiny_task(folder, tmp_path, "openvino", choices[0]))
+    assert outcome_of(tiny_job(folder, tmp_path), "openvino", choices).chosen.batch == 2
+    refused = outcome_of(tiny_job(folder, tmp_path), "openvino", choices[:1])
     assert (refused.outcome, refused.reason) == (
         "skipped",
         "the network takes 2 images at a time, not 1",

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,16 @@ import psutil
 import pytest
 
 from calibration.ladder import ladder as module
-from calibration.ladder.ladder import WORKER, Ladder, LadderStep, run_service_rung, run_task
+from calibration.ladder.ladder import Ladder, LadderStep, run_engine, run_service_rung
 from calibration.ladder.rungs import (
     LABELLED,
-    TASKS,
     LadderError,
     LadderJob,
     RungOptions,
     RungResult,
-    RungTask,
     Store,
 )
-from tests.support.calibration.ladders import FakeProcesses, job_of, measured, tiny_task
+from tests.support.calibration.ladders import FakeProcesses, job_of, measured, tiny_job
 
 RANDOM = {"is_random": True, "size": 64}
 FAILED = RungResult(outcome="failed", reason="its process died")
@@ -65,9 +62,9 @@ def test_a_rung_builds_on_the_fastest_of_its_engine(tmp_path):
     answers: dict[str, Any] = {"batches": measured(99.0, fast), "channels_last": measured(1.0)}
     fakes = FakeProcesses(answers)
     run(job_of("resnet18", tmp_path, **RANDOM), fakes)
-    (scripted,) = fakes.tasks["torchscript"].choices
+    (scripted,) = fakes.tasks["torchscript"]
     assert scripted == fast.model_copy(update={"mode": "script"})
-    assert all(options.is_inference_mode is False for options in fakes.tasks["openvino"].choices)
+    assert all(options.is_inference_mode is False for options in fakes.tasks["openvino"])
 
 
 def test_what_fails_or_is_skipped_does_not_end_the_ladder(tmp_path):
@@ -131,9 +128,9 @@ def test_the_networks_go_when_all_is_measured_and_stay_for_what_failed(tmp_path)
     job = job_of("resnet18", tmp_path, **RANDOM)
 
     class Writing(FakeProcesses):
-        def __call__(self, store, name, task, say):
-            (store.folder / "network.onnx").touch()
-            return super().__call__(store, name, task, say)
+        def __call__(self, job, *more):
+            (job.work / "network.onnx").touch()
+            return super().__call__(job, *more)
 
     run(job, Writing({"streams": FAILED}))
     assert (tmp_path / "network.onnx").exists()
@@ -157,44 +154,42 @@ def test_the_service_has_the_cascade_if_that_was_measured(tiny_set, tmp_path):
     fakes = FakeProcesses()
     results = run(job_of(tiny_set, tmp_path, images=images, cascade_margin=0.7), fakes)
     assert fakes.margins == [0.7]
-    assert fakes.tasks["prepare-labelled"].images == images
+    assert "prepare-labelled" in fakes.tasks
     assert results["eager"].outcome == "skipped"
     assert "no PyTorch source" in results["eager"].reason
 
 
-SAY = "import os, sys, pathlib; say = lambda t: os.write(1, t.encode() + b'\\n');"
-RESULT = measured(7.0).model_dump_json()
-ANSWER = f"pathlib.Path(sys.argv[2]).write_text({RESULT!r});"
+SLEEPS = "import time; time.sleep(600)"
+
+
+def in_child(job: LadderJob, code: str, choices: object, say: Callable[[str], None]) -> object:
+    """Run ``code`` in a rung's process, which returns ``answer``."""
+    names: dict[str, Any] = {"say": say, "work": job.work}
+    exec(f"import os, pathlib, subprocess, sys\n{code}", names)
+    return names["answer"]
 
 
 @pytest.fixture
-def store(tmp_path: Path):
-    store = Store(tmp_path)
-    with store.opened({}, is_resumed=False):
-        yield store
+def job(tiny_set: Path, tmp_path: Path):
+    with Store(tmp_path).opened({}, is_resumed=False):
+        yield tiny_job(tiny_set, tmp_path)
 
 
 @pytest.fixture
-def run_code(store: Store, monkeypatch):
-    def run(code: str, say=lambda _: None) -> RungResult:
-        monkeypatch.setattr(module, "WORKER", (sys.executable, "-c", SAY + code))
-        task = tiny_task(store.folder, store.folder, "openvino")
-        return run_task(store, "latency", task, say)
+def run_code(job: LadderJob, monkeypatch):
+    def run(code: str, say: Callable[[str], None] = lambda _: None) -> RungResult:
+        monkeypatch.setattr(module, "run_in_child", in_child)
+        return run_engine(job, "latency", code, (), say)
 
     return run
 
 
-def test_its_module_exists():
-    assert find_spec(WORKER[-1]) is not None
-
-
-def test_it_is_told_its_task_and_its_answer_comes_back(store, run_code):
+def test_a_rungs_process_says_what_it_does_and_its_result_comes_back(job):
     heard: list[str] = []
-    code = "say('measuring'); say('nonsense'); say('');" + ANSWER
-    assert run_code(code, heard.append) == measured(7.0)
-    assert heard == ["measuring"]
-    task_file = store.folder / TASKS / "latency.json"
-    assert RungTask.model_validate_json(task_file.read_bytes()).engine == "openvino"
+    int8 = RungOptions(precision="INT8")
+    result = run_engine(job, "latency", "openvino", (int8,), heard.append)
+    assert (result.outcome, result.chosen) == ("measured", int8)
+    assert heard == ["preparing", "measuring", "measured"]
 
 
 @pytest.mark.parametrize(
@@ -202,9 +197,8 @@ def test_it_is_told_its_task_and_its_answer_comes_back(store, run_code):
     [
         ("os.kill(os.getpid(), 9)", "memory ran out, most likely"),
         ("os.kill(os.getpid(), 11)", "SIGSEGV"),
-        ("raise SystemExit(3)", "exit code 3"),
-        ("sys.exit('no such module')", "no such module"),
-        ("pathlib.Path(sys.argv[2]).write_text('{')", "exit code 0"),
+        ("os._exit(3)", "exit code 3"),
+        ("raise ValueError('no such module')", "no such module"),
     ],
 )
 def test_one_that_dies_is_a_failed_rung_that_says_how(run_code, code, how):
@@ -213,23 +207,27 @@ def test_one_that_dies_is_a_failed_rung_that_says_how(run_code, code, how):
     assert how in result.reason
 
 
-def test_one_that_hangs_is_given_up_and_ended(store, run_code, monkeypatch):
-    pid = store.folder / "pid"
-    code = f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); import time; time.sleep(600)"
+def test_one_that_hangs_is_given_up_and_ended(job, run_code, monkeypatch):
     monkeypatch.setattr(module, "START_LIMIT_S", 3.0)
-    result = run_code(code)
+    result = run_code(f"(work / 'pid').write_text(str(os.getpid())); {SLEEPS}")
     assert result.outcome == "skipped"
     assert "not ready to run within 3 s" in result.reason
-    assert not psutil.pid_exists(int(pid.read_text()))
+    assert not psutil.pid_exists(int((job.work / "pid").read_text()))
 
 
-def test_ctrl_c_ends_it_and_what_it_started(store, run_code):
-    pids = store.folder / "pids"
+def test_one_that_measures_without_end_has_failed(run_code, monkeypatch):
+    monkeypatch.setattr(module, "END_LIMIT_S", 0.0)
+    result = run_code(f"say('measuring'); {SLEEPS}")
+    assert result == RungResult(
+        outcome="failed", reason="it did not end long after its time: given up"
+    )
+
+
+def test_ctrl_c_ends_it_and_what_it_started(job, run_code):
     code = (
-        "import subprocess, time;"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
-        f"pathlib.Path({str(pids)!r}).write_text(f'{{os.getpid()}} {{child.pid}}');"
-        "say('measuring'); time.sleep(600)"
+        f"child = subprocess.Popen([sys.executable, '-c', {SLEEPS!r}]);"
+        "(work / 'pids').write_text(f'{os.getpid()} {child.pid}');"
+        f"say('measuring'); {SLEEPS}"
     )
 
     def interrupt(_: str) -> None:
@@ -237,7 +235,7 @@ def test_ctrl_c_ends_it_and_what_it_started(store, run_code):
 
     with pytest.raises(KeyboardInterrupt):
         run_code(code, interrupt)
-    ours, its_child = map(int, pids.read_text().split())
+    ours, its_child = map(int, (job.work / "pids").read_text().split())
     assert not psutil.pid_exists(ours)
     deadline = time.monotonic() + 30  # its child is somebody else's to wait for
     while psutil.pid_exists(its_child) and time.monotonic() < deadline:
@@ -245,14 +243,12 @@ def test_ctrl_c_ends_it_and_what_it_started(store, run_code):
             break
         time.sleep(0.01)
     assert time.monotonic() < deadline
-    assert not (store.folder / TASKS / "latency-result.json").exists()
 
 
-def test_a_process_that_cannot_be_started(store, monkeypatch):
-    monkeypatch.setattr(module, "WORKER", (os.devnull,))
-    task = tiny_task(store.folder, store.folder, "openvino")
-    with pytest.raises(LadderError, match="could not be started"):
-        run_task(store, "latency", task, lambda _: None)
+def test_a_process_that_cannot_be_started_is_a_failed_rung(job, monkeypatch):
+    monkeypatch.setattr(sys, "executable", os.devnull)
+    result = run_engine(job, "latency", "openvino", (), lambda _: None)
+    assert (result.outcome, "could not be started" in result.reason) == ("failed", True)
 
 
 class Process:
@@ -277,7 +273,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Process:
     def child(*_: object, **__: object):
         yield process
 
-    monkeypatch.setattr(module, "child", child)
+    monkeypatch.setattr(module, "Child", child)
     monkeypatch.setattr(module, "_wait_ready", lambda *_: "")
     monkeypatch.setattr(module, "_loaded", lambda *_: measured(5.0).figures)
     return process

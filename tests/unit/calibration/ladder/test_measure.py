@@ -1,16 +1,16 @@
-"""Calls in closed loops, power, and the process of a rung."""
+"""Calls in closed loops, power, and the outcome of a rung."""
 
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 
-from calibration.ladder import engines, measure
+from calibration.ladder import engines
 from calibration.ladder.measure import (
-    EVENTS,
     PackagePower,
     best_choice,
     figures_of,
@@ -18,9 +18,9 @@ from calibration.ladder.measure import (
     outcome_of,
     run_calls,
 )
-from calibration.ladder.rungs import RungOptions, RungTask, SkippedError, read_result
+from calibration.ladder.rungs import LadderJob, RungOptions, SkippedError
 from models.machine import needs_extra
-from tests.support.calibration.ladders import tiny_task
+from tests.support.calibration.ladders import tiny_job
 from tests.support.hand_clock import HandClock
 
 
@@ -86,15 +86,21 @@ def test_a_run_too_short_to_be_sampled_has_its_mean():
     assert (figures.utilisation, figures.utilisation_spread) == (0.75, 0.0)
 
 
-def test_memory_where_the_kernel_tells_and_where_it_does_not(tmp_path):
-    smaps = tmp_path / "smaps_rollup"
-    smaps.write_text(
-        "00-ff ---p 00:00 0 [rollup]\nRss: 4096 kB\nPss:    2048 kB\nPss_Dirty: 1 kB\n"
-    )
-    assert memory_mib(smaps)[0] == 2.0
-    pss, rss = memory_mib(tmp_path / "none")
-    assert pss is None
-    assert rss > 1
+def test_memory_of_processes_where_the_kernel_says_pss_and_where_it_hides_it():
+    class Process:
+        def __init__(self, **mib: int) -> None:
+            self.info = SimpleNamespace(**{name: n * 2**20 for name, n in mib.items()})
+
+        def memory_full_info(self) -> SimpleNamespace:
+            return self.info
+
+    class Ended(Process):
+        def memory_full_info(self) -> SimpleNamespace:
+            raise psutil.NoSuchProcess(1)
+
+    processes: list[Any] = [Process(rss=4, pss=2), Process(rss=3, pss=1), Ended(), Process(rss=4)]
+    assert memory_mib(processes[:3]) == (3.0, 7.0)
+    assert memory_mib(processes[3:]) == (None, 4.0)
 
 
 def zone(folder: Path, name: str, kind: str, energy: int | str, largest: int | str) -> Path:
@@ -156,9 +162,6 @@ def test_what_only_root_may_read_is_absent(tmp_path: Path, monkeypatch) -> None:
     assert power.watts() == {}
 
 
-INT8 = RungOptions(precision="INT8")
-
-
 def test_the_fastest_choice_is_measured(monkeypatch):
     class Slow:
         notes = ()
@@ -172,12 +175,12 @@ def test_the_fastest_choice_is_measured(monkeypatch):
 
     choices = (RungOptions(batch=2), RungOptions(batch=1))
     monkeypatch.setitem(engines.ENGINES, "openvino", lambda _, options: Slow(options))
-    chosen, _ = best_choice(tiny_task(Path("set"), Path("work"), "openvino", *choices))
+    chosen, _ = best_choice(tiny_job(Path("set"), Path("work")), "openvino", choices)
     assert chosen.batch == 1
 
 
 def test_choices_that_cannot_run_are_left_out(monkeypatch):
-    def make_ready(_: RungTask, options: RungOptions):
+    def make_ready(_: LadderJob, options: RungOptions):
         if options.batch == 1:
             raise SkippedError("not that one")
         ready = type("Ready", (), {})()
@@ -186,10 +189,10 @@ def test_choices_that_cannot_run_are_left_out(monkeypatch):
 
     choices = (RungOptions(batch=1), RungOptions(batch=3))
     monkeypatch.setitem(engines.ENGINES, "openvino", make_ready)
-    task = tiny_task(Path("set"), Path("work"), "openvino", *choices)
-    assert best_choice(task)[0].batch == 3
+    job = tiny_job(Path("set"), Path("work"))
+    assert best_choice(job, "openvino", choices)[0].batch == 3
     with pytest.raises(SkippedError, match="not that one"):
-        best_choice(task.model_copy(update={"choices": choices[:1]}))
+        best_choice(job, "openvino", choices[:1])
 
 
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError, MemoryError])
@@ -198,7 +201,7 @@ def test_what_a_runtime_raises_is_a_failed_rung(tiny_set, tmp_path, monkeypatch,
         raise kind("a long story\nin many lines")
 
     monkeypatch.setitem(engines.ENGINES, "torch", broken)
-    result = outcome_of(tiny_task(tiny_set, tmp_path, "torch"))
+    result = outcome_of(tiny_job(tiny_set, tmp_path), "torch")
     assert (result.outcome, result.reason) == ("failed", f"{kind.__name__}: a long story")
 
 
@@ -208,47 +211,7 @@ def test_a_runtime_that_is_not_installed_is_a_skipped_rung(tiny_set, tmp_path, m
             raise ModuleNotFoundError("no", name="torch")
 
     monkeypatch.setitem(engines.ENGINES, "torch", absent)
-    result = outcome_of(tiny_task(tiny_set, tmp_path, "torch"))
+    result = outcome_of(tiny_job(tiny_set, tmp_path), "torch")
     assert result.outcome == "skipped"
     assert "needs torch" in result.reason
     assert "tandem-serve[ladder]" in result.reason
-
-
-def start(task: RungTask, work: Path) -> subprocess.Popen[bytes]:
-    (work / "task.json").write_text(task.model_dump_json())
-    line = [sys.executable, "-P", "-m", "calibration.ladder.measure"]
-    return subprocess.Popen(
-        [*line, str(work / "task.json"), str(work / "result.json")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(measure.__file__).parents[2],
-    )
-
-
-def test_the_process_tells_what_it_does_and_writes_its_result(tiny_set, tmp_path):
-    process = start(tiny_task(tiny_set, tmp_path, "openvino", INT8), tmp_path)
-    try:
-        assert process.stdout is not None
-        events = process.stdout.read().decode().split()
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.communicate()
-    assert events == list(EVENTS)
-    assert read_result(tmp_path / "result.json").outcome == "measured"
-    assert not list(tmp_path.glob(".*.partial"))
-
-
-def test_the_process_ends_with_whoever_started_it(tiny_set, tmp_path):
-    process = start(tiny_task(tiny_set, tmp_path, "openvino", INT8, seconds=600), tmp_path)
-    try:
-        assert process.stdout is not None
-        assert b"preparing" in process.stdout.readline()
-        assert process.stdin is not None
-        process.stdin.close()  # as when that one is killed
-        assert process.wait(60) == 1
-    finally:
-        process.kill()
-        process.stdout.close()
-        process.wait()
-    assert not (tmp_path / "result.json").exists()

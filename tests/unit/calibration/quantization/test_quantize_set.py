@@ -48,12 +48,13 @@ from tests.support.tiny_networks import (
     write_tiny_set,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
     done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
     assert done.exit_code == 0, done.output
@@ -69,7 +70,6 @@ def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
     assert f"tandem evaluate {folder} --images DIR" in done.output  # its name alone says nothing
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_sizes(
     tmp_path: Path, pictures: Path
 ) -> None:
@@ -90,7 +90,6 @@ def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_si
     assert CompiledNetwork(made.network_path("small"), options).input_shape == (8, 8, 3)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_calibration_images_are_recorded_by_hash(folder: Path, pictures: Path) -> None:
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     made = load_model_set(str(folder))
@@ -101,7 +100,6 @@ def test_the_calibration_images_are_recorded_by_hash(folder: Path, pictures: Pat
     assert set(recorded) < there
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_second_run_replaces_the_first_and_leaves_no_old_file(
     folder: Path, pictures: Path
 ) -> None:
@@ -113,7 +111,6 @@ def test_a_second_run_replaces_the_first_and_leaves_no_old_file(
     assert {p.name for p in folder.iterdir()} == named
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_one_member_alone_keeps_the_others_calibration_images(
     folder: Path, pictures: Path, tmp_path: Path
 ) -> None:
@@ -129,7 +126,6 @@ def test_one_member_alone_keeps_the_others_calibration_images(
     assert made.problems() == []
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_accuracy_that_was_measured_on_other_networks_goes(folder: Path, pictures: Path) -> None:
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     measured = with_accuracy(read_manifest(folder), {"ensemble": 1.0}, {"ensemble": 0.0})
@@ -142,7 +138,6 @@ def test_accuracy_that_was_measured_on_other_networks_goes(folder: Path, picture
     assert read_manifest(folder).sure is None
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_refusal_of_a_member_that_stays_as_it_is_stays_too(folder: Path, pictures: Path) -> None:
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     tops, lost = {"sure": 1.0, "ensemble": 1.0}, {"sure": 0.08, "ensemble": 0.0}
@@ -166,7 +161,6 @@ def fragile_set(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_member_that_drops_keeps_layers_float_and_says_which(
     tmp_path: Path, pictures: Path
 ) -> None:
@@ -186,7 +180,6 @@ def test_a_member_that_drops_keeps_layers_float_and_says_which(
     assert {sha256_of(path) for path in validation.glob("*/*")} < recorded
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_json_is_all_there_is_on_stdout(folder: Path, pictures: Path) -> None:
     done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12, "--json")
     facts = json.loads(done.stdout)
@@ -194,7 +187,6 @@ def test_json_is_all_there_is_on_stdout(folder: Path, pictures: Path) -> None:
     assert set(facts["members"]) == {"sure", "unsure"}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_unreadable_images_are_listed_and_passed_over(
     folder: Path, pictures: Path, tmp_path: Path
 ) -> None:
@@ -207,7 +199,6 @@ def test_unreadable_images_are_listed_and_passed_over(
     assert "bad.jpg" in done.stdout
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -234,7 +225,6 @@ def test_bad_input_is_said_and_the_set_is_as_it_was(
     assert content(folder) == before
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_preset_that_is_none_is_a_matter_of_usage(folder: Path) -> None:
     before = content(folder)
     done = tandem("quantize", folder, "--preset", "fast")
@@ -246,7 +236,6 @@ def test_a_preset_that_is_none_is_a_matter_of_usage(folder: Path) -> None:
         Request(None, preset="fast").options_of(member)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("field", "name", "says"),
     [
@@ -271,7 +260,6 @@ def test_an_operation_that_is_not_in_the_network(
     assert content(folder) == before
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_full_disk_is_seen_before_any_work(
     folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +273,6 @@ def test_a_full_disk_is_seen_before_any_work(
     assert content(folder) == before
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_what_nncf_cannot_do_is_said_in_a_line(
     folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,14 +285,12 @@ def test_what_nncf_cannot_do_is_said_in_a_line(
     assert "NNCF cannot quantise member sure: no such layer. " in str(done.exception)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_set_without_float_networks_says_so(tmp_path: Path, pictures: Path) -> None:
     folder = write_tiny_set(tmp_path / "int8")
     done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
     assert "member sure has no FP16 network" in str(done.exception)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_ctrl_c_half_way_leaves_the_set_as_it_was(
     folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,7 +311,6 @@ def test_ctrl_c_half_way_leaves_the_set_as_it_was(
     assert content(folder) == before
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("0" * 64 + "\n")])
 def test_quantising_a_member_needs_the_others_calibration_list_before_any_work(
     folder: Path, pictures: Path, damage: Callable[[Path], object]
@@ -342,7 +326,6 @@ def test_quantising_a_member_needs_the_others_calibration_list_before_any_work(
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=9))  # makes it again
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_same_images_are_drawn_again(folder: Path, pictures: Path) -> None:
     hashes = []
     for _ in range(2):
@@ -353,7 +336,6 @@ def test_the_same_images_are_drawn_again(folder: Path, pictures: Path) -> None:
     assert hashes[0] == hashes[1]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_pixels_come_through_the_one_pixel_function(pictures: Path) -> None:
     from calibration.quantization.calibration_images import draw_images
     from models.image import ImageInputs, ImageRule, read_image
@@ -446,7 +428,6 @@ def edited_meanwhile(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: o
     monkeypatch.setattr(module, "quantize_within", quantize_and_edit)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_edits_of_the_manifest_while_it_runs_are_kept(
     folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,7 +445,6 @@ def test_edits_of_the_manifest_while_it_runs_are_kept(
     assert made.manifest.members[0].quantization.subset_size == 12
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_max_drop_that_was_asked_for_is_kept_though_another_was_written_meanwhile(
     folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,7 +459,6 @@ def other_options(manifest: Manifest) -> dict[str, object]:
     return {"members": (first.model_copy(update={"quantization": options}), *others)}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
@@ -507,7 +486,6 @@ def test_an_edit_of_what_int8_is_made_from_is_refused_and_stays(
     assert [p.name for p in folder.iterdir() if "int8" in p.name or p.name.startswith(".")] == []
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_manifest_half_written_by_an_editor_is_not_written_over(
     folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

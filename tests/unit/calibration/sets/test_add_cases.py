@@ -1,7 +1,4 @@
-"""Networks that were once taken for something else: each kind is right, or refused with the reason.
-
-The first tests make the networks; the last one adds the files kept beside the project.
-"""
+"""Networks that were once taken for something else: each is right, or refused with the reason."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +14,7 @@ from app.cli.main import app
 from calibration.sets.add_set import NewSet, add_set
 from calibration.sets.options import MemberOptions
 from models.errors import ModelSetError
-from models.manifest import MemberRecord, read_manifest
+from models.manifest import MemberRecord
 from models.model_set import ModelSet
 from models.network import RuntimeOptions, load
 from models.record import RuntimeName
@@ -408,110 +405,6 @@ def test_the_assumed_order_of_uint8_pixels_is_doubted(tmp_path, runtime):
     assert facts.startswith("takes BGR pixels as they are")
     assert "if it was made for RGB, say --color-order RGB" in str(doubt)
     assert (of_its_own, stated) == (None, None)
-
-
-Right = tuple[tuple[int, int, int], int, float, str]  # of a colour: its class, that's probability
-RED, SKIN = (220, 40, 40), (150, 120, 100)
-FLOAT, INT8 = "FP16", "INT8"  # what it is taken for
-DEPENDS = "depends on the other images of its batch"
-OTHER_AXIS = "is over another dimension than the classes"
-# By file: its labels and options, what is right, or what the refusal says, on OpenVINO, and on ONNX
-# Runtime; and what is said besides.
-TABLE: dict[str, tuple[str, str, Right | str, Right | str, str]] = {
-    "softmax_exact": ("labels40", "", (RED, 0, 0.978, FLOAT), (RED, 0, 0.978, FLOAT), ""),
-    "softmax_rounded": ("labels40", "", (RED, 0, 0.978, INT8), (RED, 0, 0.978, INT8), ""),
-    "batchnorm_training": ("labels3", "", DEPENDS, DEPENDS, ""),
-    "softmax_over_the_batch": ("labels3", "", OTHER_AXIS, OTHER_AXIS, ""),
-    "int32_pixels": ("labels3", "", (SKIN, 0, 0.946, FLOAT), (SKIN, 0, 0.946, FLOAT), ""),
-    "uint8_pixels": (
-        "labels3",
-        "--color-order RGB",
-        (SKIN, 0, 0.946, FLOAT),
-        (SKIN, 0, 0.946, FLOAT),
-        "takes RGB pixels as they are",
-    ),
-    "plain": (
-        "labels3",
-        "",
-        ((140, 120, 120), 0, 0.392, FLOAT),
-        ((140, 120, 120), 0, 0.392, FLOAT),
-        "takes (RGB - 123.675,116.28,103.53) / 58.395,57.12,57.375",
-    ),
-    "qdq_16bit": (
-        "labels",
-        "",
-        "is quantised to 16 bits, which OpenVINO computes wrongly",
-        (RED, 1, 0.499, INT8),
-        "",
-    ),
-    "dynamic_quant": ("labels", "", (RED, 1, 0.829, INT8), (RED, 1, 0.829, INT8), ""),
-    "avgpool_ceil_include": ("labels", "", (RED, 2, 0.581, FLOAT), (RED, 2, 0.574, FLOAT), ""),
-    "resize_antialias": ("labels", "", (RED, 2, 0.646, FLOAT), (RED, 2, 0.646, FLOAT), ""),
-    "maxpool_window_in_padding": (
-        "labels",
-        "",
-        "answers NaN to an image, and no weight is NaN",
-        (RED, 2, 0.508, FLOAT),  # of the least float it makes a class that is never likely
-        "",
-    ),
-    "lfs_pointer": ("labels", "", "is a pointer of Git LFS", "is a pointer of Git LFS", ""),
-    "custom_vision_zipmap": (
-        "labels",
-        "",
-        "a list of dictionaries (Z",
-        "a list of dictionaries",
-        "",
-    ),
-}
-
-
-@pytest.mark.slow  # make test makes networks of each kind, above
-@pytest.mark.shared_data
-@both
-@pytest.mark.parametrize("name", TABLE)
-def test_the_networks_kept_beside_the_project(
-    tmp_path: Path, shared_data: Path, name: str, runtime: RuntimeName
-) -> None:
-    """Through the command, each by its own options."""
-    folder = shared_data.parent / "cases" / "networks"
-    assert {path.stem for path in folder.glob("*.onnx")} == TABLE.keys()
-    labels, options, on_openvino, on_onnx_runtime, said = TABLE[name]
-    right = on_openvino if runtime == "openvino" else on_onnx_runtime
-    words = ["models", "add", "made", "--member", f"a={folder / name}.onnx", "--runtime"]
-    words += [f"a={runtime}", "--labels", f"{folder / labels}.txt", "--into", str(tmp_path)]
-    result = CliRunner().invoke(app, [*words, *options.split()])
-    if isinstance(right, str):
-        assert isinstance(result.exception, ModelSetError)
-        assert right in result.exception.message
-        assert "damaged" not in result.exception.message
-        assert not (tmp_path / "made").exists()
-        return
-    assert result.exit_code == 0, result.output
-    color, index, probability, precision = right
-    made = ModelSet(tmp_path / "made", read_manifest(tmp_path / "made"))
-    (row,) = rows_of(made, color, size=made.manifest.image.input_size)
-    assert row[index] == pytest.approx(probability, abs=1e-3)
-    assert tuple(member_of(made).networks) == (precision,)
-    assert member_of(made).imported_int8 == (precision == INT8)
-    is_suggested = precision == FLOAT and runtime == "openvino"
-    assert ("tandem quantize" in result.output) == is_suggested
-    is_different = name in ("avgpool_ceil_include", "resize_antialias") and runtime == "openvino"
-    assert ("OpenVINO and ONNX Runtime differ by 0." in result.output) == is_different
-    assert said in result.output
-
-
-@pytest.mark.shared_data
-@both
-def test_units_of_0_to_1_of_the_network_kept_beside_the_project(
-    tmp_path: Path, shared_data: Path, runtime: RuntimeName
-) -> None:
-    folder = shared_data.parent / "cases" / "networks"
-    words = ["models", "add", "made", "--member", f"a={folder / 'plain.onnx'}", "--runtime"]
-    words += [f"a={runtime}", "--labels", f"{folder / 'labels3.txt'}", "--into", str(tmp_path)]
-    units = ["--mean", "0.485,0.456,0.406", "--scale", "0.229,0.224,0.225"]
-    result = CliRunner().invoke(app, [*words, *units])
-    assert result.exit_code == 0, result.output
-    assert "look like those of pixels from 0 to 1" in result.output
 
 
 def test_a_file_that_its_reader_dies_of_is_an_error_of_a_line(tmp_path):

@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 from calibration.sets.add_set import NewSet, add_set
-from calibration.sets.input import Normalisation
 from calibration.sets.options import MemberOptions
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
@@ -197,7 +196,3 @@ def test_a_runtime_that_is_not_installed(tmp_path, monkeypatch):
     ):
         added(tmp_path, path, "onnxruntime")
     assert not (tmp_path / "sets").exists()
-
-
-def test_the_normalisation_of_imagenet_is_the_default():
-    assert MemberOptions().normalisation == Normalisation()

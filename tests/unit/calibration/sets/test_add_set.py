@@ -116,6 +116,60 @@ def test_a_member_may_have_a_float_and_an_int8_network(nets, into):
     assert made.problems() == []
 
 
+FILES = {  # beside the networks: what is in no file of the fixture
+    "empty.txt": b"",
+    "blank.txt": b"\n \n",
+    "two.txt": b"n1\nn2\n",
+    "four.txt": b"a\n" * 4,
+    "not-utf-8.txt": b"\xff\n",
+    "doubled.txt": b"n1\nn2\nn2\n",
+    "one-more.txt": b"n1\nn2\nn3\nn3\n",
+    "others.txt": b"n3\nn4\nn5\n",
+}
+NO_IDS = r"{}\.txt has \d class ids, \d different ones, for 3"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"members": {"a": "a.xml", "a ": "small.xml"}}, "of one member take different sizes"),
+        ({"members": {f"m{i}": "a.xml" for i in range(9)}}, "9 members; a set has 1 to 8"),
+        ({"weights": {"a": 1.0, "c": 1.0}}, "no --member 'c' that a weight, source, option"),
+        ({"sources": {"a": "x", "c": "x"}}, "no --member 'c' that a weight, source, option"),
+        ({"labels": "empty.txt"}, r"empty\.txt: 0 labels"),
+        ({"labels": "blank.txt"}, r"blank\.txt: 0 labels"),
+        ({"labels": "two.txt"}, r"two\.txt: 2 labels"),
+        ({"labels": "four.txt"}, r"four\.txt: 4 labels"),
+        ({"labels": "none.txt"}, r"cannot read .*none\.txt: No such file"),
+        ({"labels": "not-utf-8.txt"}, "not UTF-8"),
+        ({"class_ids": "two.txt"}, NO_IDS.format("two")),
+        ({"class_ids": "doubled.txt"}, NO_IDS.format("doubled")),
+        ({"class_ids": "one-more.txt"}, NO_IDS.format("one-more")),
+        ({"member_class_ids": {"b": "ids.txt"}}, "without --class-ids"),
+        (
+            {"class_ids": "ids.txt", "member_class_ids": {"b": "others.txt"}},
+            "lacks .*: n1, n2",
+        ),
+    ],
+)
+def test_what_makes_no_set(nets, into, changes, says):
+    for name, content in FILES.items():
+        (nets / name).write_bytes(content)
+    ov.save_model(tiny_model(size=8), nets / "small.xml")
+
+    def in_nets(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: in_nets(each) for key, each in value.items()}
+        return nets / value if str(value).endswith((".txt", ".xml")) else value
+
+    facts = in_nets(changes)
+    if "members" in facts:
+        facts["members"] = [(name.strip(), path) for name, path in facts["members"].items()]
+    with pytest.raises(ModelSetError, match=says):
+        add_set(new_set(nets, **facts), into)
+    assert not into.exists()
+
+
 def test_a_member_twice_in_one_precision(nets, into):
     members = [("a", nets / "a.xml"), ("a", nets / "b.xml")]
     with pytest.raises(ModelSetError, match="--member a is given twice as FP16"):
@@ -144,45 +198,6 @@ def test_members_may_take_different_sizes(nets, into):
     assert manifest.member("a").image is None
     assert manifest.image_of("b") == ImageRecord(input_size=8, resize_shorter=9)
     assert manifest.inputs.num_bytes == 3 * (16 * 16 + 8 * 8)
-
-
-def test_one_members_networks_take_one_size(nets, into):
-    ov.save_model(tiny_model(size=8), nets / "b.xml")
-    members = [("a", nets / "a.xml"), ("a", nets / "b.xml")]
-    with pytest.raises(ModelSetError, match="the networks of one member take different sizes"):
-        add_set(new_set(nets, members=members), into)
-    assert not into.exists()
-
-
-@pytest.mark.parametrize(("text", "count"), [("", 0), ("\n \n", 0), ("a\nb\n", 2), ("a\n" * 4, 4)])
-def test_a_wrong_number_of_labels(nets, into, text, count):
-    (nets / "labels.txt").write_text(text)
-    with pytest.raises(ModelSetError, match=rf"labels\.txt: {count} labels"):
-        add_set(new_set(nets), into)
-    assert not into.exists()
-
-
-def test_labels_that_cannot_be_read(nets, into):
-    with pytest.raises(ModelSetError, match=r"cannot read .*none\.txt: No such file"):
-        add_set(new_set(nets, labels=nets / "none.txt"), into)
-    (nets / "labels.txt").write_bytes(b"\xff\n")
-    with pytest.raises(ModelSetError, match="not UTF-8"):
-        add_set(new_set(nets), into)
-
-
-@pytest.mark.parametrize("text", ["n1\nn2\n", "n1\nn2\nn2\n", "n1\nn2\nn3\nn3\n", "1\n2\n3\n4\n"])
-def test_class_ids_that_are_not_one_per_class(nets, into, text):
-    (nets / "ids.txt").write_text(text)
-    with pytest.raises(ModelSetError, match=r"ids\.txt has \d class ids, \d different ones, for 3"):
-        add_set(new_set(nets, class_ids=nets / "ids.txt"), into)
-    assert not into.exists()
-
-
-@pytest.mark.parametrize("facts", ["weights", "sources"])
-def test_facts_of_a_member_that_is_none(nets, into, facts):
-    with pytest.raises(ModelSetError, match="no --member 'c' that a weight, source, option"):
-        add_set(new_set(nets, **{facts: {"a": 1.0, "c": 1.0}}), into)
-    assert not into.exists()
 
 
 @pytest.mark.parametrize(
@@ -273,39 +288,3 @@ def test_a_network_that_came_as_int8_is_noted(nets, into):
     members = [("a", nets / "a.xml"), ("a", quantised(nets / "a8.xml")), ("b", nets / "a8.xml")]
     made = add_set(new_set(nets, members=members), into)
     assert {m.name: m.imported_int8 for m in made.manifest.members} == {"a": False, "b": True}
-
-
-def test_classes_are_mapped_by_their_ids(nets, into):
-    (nets / "own.txt").write_text("n3\nn1\nn2\n")
-    ids, own = nets / "ids.txt", {"b": nets / "own.txt"}
-    made = add_set(new_set(nets, class_ids=ids, member_class_ids=own), into)
-    options = RuntimeOptions(batch_sizes=(2,))
-    images = np.random.default_rng(1).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
-    before = CompiledNetwork(nets / "b.xml", options).predict(images)
-    after = CompiledNetwork(made.network_path("b", "FP16"), options).predict(images)
-    assert np.allclose(before[:, [1, 2, 0]], after, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"member_class_ids": {"b": "ids.txt"}}, "without --class-ids"),
-        ({"class_ids": "ids.txt", "member_class_ids": {"b": "other.txt"}}, "lacks .*: n1, n2"),
-    ],
-)
-def test_classes_that_cannot_be_mapped(nets, into, changes, says):
-    (nets / "other.txt").write_text("n3\nn4\nn5\n")
-    facts = {
-        key: nets / value if isinstance(value, str) else {"b": nets / value["b"]}
-        for key, value in changes.items()
-    }
-    with pytest.raises(ModelSetError, match=says):
-        add_set(new_set(nets, **facts), into)
-    assert not into.exists()
-
-
-def test_a_set_has_eight_members_at_most(nets, into):
-    members = [(f"m{i}", nets / "a.xml") for i in range(9)]
-    with pytest.raises(ModelSetError, match="9 members; a set has 1 to 8"):
-        add_set(new_set(nets, members=members), into)
-    assert not into.exists()

@@ -3,7 +3,6 @@
 A download that broke off goes on where it was.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +15,7 @@ from tests.support.calibration.downloaded import DATA, PREFIX, names
 from tests.support.calibration.file_server import FileServer
 from tests.support.full_disk import full_disk
 
-
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [n for n in os.environ if n.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_proxy")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What the hub says of a file, from a real server on this machine."""
 
-import os
 import socket
 from collections.abc import Iterator
 from hashlib import sha256
@@ -15,10 +14,7 @@ REPOSITORY, NAME = "timm/net.in1k", "model.safetensors"
 HINT = "give --weights-dir DIR"
 
 
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [n for n in os.environ if n.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_proxy")
 
 
 @pytest.fixture

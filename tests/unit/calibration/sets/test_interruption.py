@@ -25,12 +25,6 @@ CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}  # events of Python
 TRACED = {transaction.__file__}
 
 
-@pytest.fixture
-def folder(tiny_set, tmp_path) -> Path:
-    """A copy of a set that may be changed."""
-    return Path(shutil.copytree(tiny_set, tmp_path / "sets" / "tiny"))
-
-
 class InterruptAt:
     """Ctrl-C before the ``number``-th line that runs in a change; ``where``: its function."""
 
@@ -235,14 +229,14 @@ def test_what_is_left_of_a_set_that_was_replaced_is_no_set(folder):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from calibration.sets import staging, transaction
+from calibration.sets import transaction
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-staging.write_manifest = die
+transaction.write_manifest = die
 with transaction.change(Path(sys.argv[1])) as files:
-    manifest = staging.read_manifest(files.folder)
+    manifest = transaction.read_manifest(files.folder)
     labels = files.text("labels.txt", "a\\nb\\nc\\n")
     files.move_in(manifest.model_copy(update={"labels": labels}))
 """

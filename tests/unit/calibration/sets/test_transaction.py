@@ -14,8 +14,14 @@ from pathlib import Path
 import openvino as ov
 import pytest
 
-from calibration.sets.transaction import MOVING_NAME, change, check_current, create, write_manifest
-from calibration.sets.versions import pin
+from calibration.sets.transaction import (
+    MOVING_NAME,
+    change,
+    check_current,
+    create,
+    pin,
+    write_manifest,
+)
 from models.errors import ModelSetError
 from models.manifest import read_manifest
 from models.model_set import BUNDLED_DIR, ModelSet, load_model_set
@@ -29,12 +35,6 @@ from tests.support.calibration.staged_sets import (
     with_texts,
 )
 from tests.support.full_disk import full_disk
-
-
-@pytest.fixture
-def folder(tiny_set, tmp_path) -> Path:
-    """A copy that may be changed."""
-    return Path(shutil.copytree(tiny_set, tmp_path / "sets" / "tiny"))
 
 
 def test_a_change_names_only_its_own_files_and_the_old_ones_go(folder):

@@ -1,6 +1,7 @@
 """The process that loads a PyTorch file: which files get one, and how its end is said.
 
-None of these tests needs torch: the processes are stand-ins. Real files are in test_networks.py.
+None of these tests needs torch: the processes are stand-ins. Real files are in
+test_pytorch_child.py.
 """
 
 import tempfile
@@ -12,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from calibration.sets import pytorch
-from calibration.sets.files import kind_of
-from calibration.sets.pytorch import converted
+from calibration.sets import files
+from calibration.sets.files import converted, kind_of
 from models import machine
 from models.errors import ModelSetError
 from models.machine import MissingExtraError
@@ -40,7 +40,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     monkeypatch.setattr(machine, "find_spec", lambda name: name)
 
     def with_code(code: str) -> None:
-        monkeypatch.setattr(pytorch, "convert_here", partial(children.runs, code))
+        monkeypatch.setattr(files, "convert_here", partial(children.runs, code))
 
     return with_code
 
@@ -93,7 +93,7 @@ def test_without_trust_no_process_starts(
     def started(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(pytorch, "run_apart", started)
+    monkeypatch.setattr(files, "run_apart", started)
     path = archive(tmp_path / "net.pt2", names)
     says = r"net\.pt2 is a PyTorch file, and to load it is to run code that it holds.*--trust"
     with (

@@ -1,0 +1,326 @@
+"""The networks and images that rungs share: made once, in the work folder.
+
+Torch weights are restored from a float OpenVINO IR. Conversion folds each batch normalisation into
+the convolution before it, which loses its scale and statistics. Here the folded kernel and bias are
+restored to the convolution. The normalisation gets the statistics of its inputs on images, with the
+scale and shift that cancel them. The network computes the same as the IR, and its normalisations
+can be trained again. ResNet can be restored. DenseNet normalises first, and its concatenated inputs
+cannot be separated.
+"""
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from calibration.datasets import read_dataset
+from calibration.evaluation.evaluate import check_not_calibrated
+from calibration.ladder.rungs import LABELLED, LadderJob, RungNetwork, SkippedError
+from calibration.sets.input import MEAN_RGB, SCALE_RGB
+from models.errors import ImageError, ModelSetError
+from models.machine import needs_extra
+from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions, read_manifest
+from models.model_set import ModelSet
+from models.openvino_network import CompiledNetwork, Pixels, RuntimeOptions, read_network
+from models.record import ImageRecord, Precision
+
+SEED = 20
+# In the work folder: the network as ONNX, and the INT8 network of a member without one in its set.
+ONNX_NAME, INT8_NAME = "network.onnx", "int8.xml"
+# The labelled images: the member's input, uint8 (N, H, W, 3); all members' inputs, as in
+# models.image; the classes, int64 (N,).
+PIXELS_NAME, INPUTS_NAME, TRUTH_NAME = (f"labelled-{n}.npy" for n in ("pixels", "inputs", "truth"))
+INPUT, OUTPUT = "images", "logits"  # of the ONNX network
+ALIKE = 0.02  # of a probability; FP16 weights and other kernels differ by less
+CALIBRATION_IMAGES = 48  # random images: they set ranges, whose quality does not matter for speed
+AUXILIARY = ("googlenet", "inception_v3")  # return more than logits, or warn of random weights
+BATCH_NORM = "/aten::batch_norm/BatchNormInference"
+FULLY_CONNECTED = "/aten::linear/MatMul"
+
+
+def random_pixels(num_images: int, size: int, seed: int = SEED) -> Pixels:
+    """Return uint8 (N, size, size, 3) BGR, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    # Coarse noise, enlarged: like pictures it has areas, while all white noise looks alike.
+    coarse = rng.integers(0, 256, (num_images, -(-size // 16), -(-size // 16), 3), np.uint8)
+    enlarged = coarse.repeat(16, axis=1).repeat(16, axis=2)[:, :size, :size]
+    pixels: Pixels = np.maximum(enlarged, rng.integers(0, 32, enlarged.shape, np.uint8))
+    return pixels
+
+
+def normalised(pixels: Pixels) -> npt.NDArray[np.float32]:
+    """Turn uint8 (N, H, W, 3) BGR into the networks' float32 (N, 3, H, W) RGB, contiguous."""
+    rgb = pixels[..., ::-1].astype(np.float32)
+    scaled = (rgb - np.array(MEAN_RGB, np.float32)) / np.array(SCALE_RGB, np.float32)
+    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+
+
+def member_ir(network: RungNetwork, precision: str, work: Path) -> Path:
+    """Return the verified IR: the set's own, or the ladder's if the set has no INT8.
+
+    Raises:
+        SkippedError: the set's network is for another runtime.
+
+    """
+    model_set = ModelSet(network.model_set, read_manifest(network.model_set))
+    if precision == "INT8" and "INT8" not in model_set.manifest.member(network.name).networks:
+        return work / INT8_NAME
+    path = model_set.network_path(network.name, "INT8" if precision == "INT8" else "FP16")
+    if path.suffix != ".xml":
+        raise SkippedError(f"{path.name} is not for OpenVINO")
+    return path
+
+
+def torch_module(job: LadderJob) -> Any:
+    """Return the network in evaluation mode: float32 (N, 3, H, W) RGB, normalised, to logits.
+
+    Raises:
+        SkippedError: the member has no PyTorch source.
+        ModelSetError: torchvision has no classification network of that name.
+
+    """
+    if job.network.torch_source == "random":
+        return random_module(job.network)
+    no_source = (
+        f"member {job.network.name} is an OpenVINO network without its PyTorch source; "
+        "tandem ladder NAME --random-weights measures a torchvision network of any size"
+    )
+    if job.network.torch_source == "none":
+        raise SkippedError(no_source)
+    return _restored(job, no_source)
+
+
+def random_module(network: RungNetwork) -> Any:
+    """Build a torchvision network with random weights, the same each time."""
+    torch = import_torch()
+    from calibration.sets.convert import torchvision_models
+
+    models = torchvision_models()
+    names = [name for name in models.list_models(module=models) if name not in AUXILIARY]
+    if network.name not in names:
+        raise ModelSetError(
+            f"torchvision has no classification network {network.name!r}; it has: "
+            f"{', '.join(names)}"
+        )
+    arguments: dict[str, Any] = {"weights": None, "num_classes": network.num_classes}
+    if network.name.startswith("vit_"):  # its position embedding has a fixed size
+        arguments["image_size"] = network.size
+    torch.manual_seed(SEED)
+    return models.get_model(network.name, **arguments).eval()
+
+
+def _restored(job: LadderJob, no_source: str) -> Any:
+    """Load the float IR's weights into the architecture, and check that the answers are equal."""
+    torch = import_torch()
+    from calibration.sets.convert import build_network
+
+    network, ir = job.network, member_ir(job.network, "FP16", job.work)
+    module = build_network(network.name, network.num_classes)
+    pixels = random_pixels(4, network.size)
+    batch = torch.from_numpy(normalised(pixels))
+    try:
+        unfold(module, read_network(ir), batch)
+    except (ModelSetError, KeyError, RuntimeError) as error:
+        raise SkippedError(f"{no_source} (its IR does not fit: {error})") from error
+    module.eval()
+    options = RuntimeOptions(num_threads=job.cores, batch_sizes=(len(pixels),))
+    expected = CompiledNetwork(ir, options).predict(pixels)
+    with torch.inference_mode():
+        answers = module(batch).softmax(1).numpy()
+    if (by := float(np.abs(answers - expected).max())) > ALIKE:
+        raise SkippedError(f"{no_source} (restored from its IR it answers otherwise, by {by:.2f})")
+    return module
+
+
+def unfold(network: Any, model: ov.Model, batch: Any) -> None:
+    """Load the weights of ``model`` into ``network``.
+
+    ``batch``, normalised float32 (N, 3, H, W) RGB, determines the statistics of normalisations.
+
+    Raises:
+        ModelSetError: the IR does not have the network's layers.
+
+    """
+    torch = import_torch()
+    nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
+    modules = dict(network.named_modules())
+    norms = {n: m for n, m in modules.items() if isinstance(m, torch.nn.BatchNorm2d)}
+    for name, norm in norms.items():
+        add = nodes.get(f"__module.{name}{BATCH_NORM}")
+        convolution = modules.get(_convolution_of(name))
+        is_after = add is not None and (
+            add.input_value(0).get_node().get_type_name() == "Convolution"
+        )
+        if add is None or not is_after or not isinstance(convolution, torch.nn.Conv2d):
+            raise ModelSetError(
+                f"{name} of the network is not a convolution and a shift in the IR; only networks "
+                "that normalise after a convolution (ResNet) can be unfolded"
+            )
+        kernel = _constant(add.input_value(0).get_node().input_value(1).get_node())
+        if kernel.shape[1] == 3:  # the first layer, which folding changed to BGR input
+            kernel = kernel[:, ::-1]
+        _fill(convolution.weight, kernel)
+        for tensor, value in ((norm.weight, 1.0), (norm.running_mean, 0.0)):
+            torch.nn.init.constant_(tensor, value)
+        torch.nn.init.constant_(norm.running_var, 1 - norm.eps)
+        _fill(norm.bias, _constant(add.input_value(1).get_node()))
+    for name in (n for n, m in modules.items() if isinstance(m, torch.nn.Linear)):
+        product = nodes[f"__module.{name}{FULLY_CONNECTED}"]
+        (follower,) = product.output(0).get_target_inputs()
+        _fill(modules[name].weight, _constant(product.input_value(1).get_node()))
+        _fill(modules[name].bias, _constant(follower.get_node().input_value(1).get_node()))
+    _give_statistics(network, norms.values(), batch)
+
+
+def _convolution_of(norm: str) -> str:
+    """Return the convolution before a normalisation: conv1 of bn1, downsample.0 of .1."""
+    if norm.endswith("downsample.1"):
+        return norm.removesuffix("1") + "0"
+    return norm.replace("bn", "conv")
+
+
+def _constant(node: ov.Node) -> np.ndarray:
+    """Return a constant's values, stored as FP16 or FP32."""
+    if node.get_type_name() == "Convert":  # FP16, converted to FP32 at run time
+        node = node.input_value(0).get_node()
+    return np.array(node.get_data(), np.float32)
+
+
+def _fill(tensor: Any, value: np.ndarray) -> None:
+    tensor.data.copy_(import_torch().from_numpy(value.copy()).reshape(tensor.shape))
+
+
+def _give_statistics(network: Any, norms: Iterable[Any], batch: Any) -> None:
+    """Measure each normalisation's input; set scale and shift so that the output is unchanged."""
+    torch = import_torch()
+    statistics: dict[Any, Any] = {}  # variance and mean
+
+    def note(norm: Any, inputs: tuple[Any, ...]) -> None:
+        statistics[norm] = torch.var_mean(inputs[0], dim=(0, 2, 3))
+
+    hooks = [norm.register_forward_pre_hook(note) for norm in norms]
+    with torch.no_grad():
+        network.eval()(batch)
+        for hook in hooks:
+            hook.remove()
+        for norm, (variance, mean) in statistics.items():
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(variance)
+            norm.weight.copy_((variance + norm.eps).sqrt())
+            norm.bias.add_(mean)
+
+
+def export(job: LadderJob) -> None:
+    """Export the PyTorch network with a dynamic batch; an incomplete file is removed."""
+    torch = import_torch()
+    with needs_extra("ladder", "ladder"):
+        import onnxscript  # noqa: F401  (torch exports with it)
+    incomplete = job.work / "partial.onnx"
+    torch.onnx.export(
+        torch_module(job),
+        (torch.from_numpy(normalised(random_pixels(2, job.network.size))),),
+        incomplete,
+        input_names=[INPUT],
+        output_names=[OUTPUT],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+    incomplete.replace(job.work / ONNX_NAME)
+
+
+def import_torch(what: str = "ladder") -> Any:
+    """Return the package, which only the extras bring; ``what`` is the command that needs it."""
+    with needs_extra("ladder", what):
+        import torch
+    return torch
+
+
+def make_set(job: LadderJob) -> None:
+    """Make a model set with a torchvision network of random weights, float and INT8."""
+    import_torch("ladder --random-weights")
+    from calibration.sets.add_set import finish
+    from calibration.sets.convert import convert_module
+    from calibration.sets.transaction import create
+
+    network = job.network
+    model = convert_module(random_module(network), network.name, network.size)
+    with create(network.model_set, is_replaced=True) as staging:
+        whole = staging.network(model, f"{network.name}-fp16", is_float=True)
+        int8 = quantized_by_random_images(model, network)
+        int8 = staging.network(int8, f"{network.name}-int8", is_float=False)
+        networks: dict[Precision, Network] = {"FP16": whole, "INT8": int8}
+        labels = "".join(f"class {index}\n" for index in range(network.num_classes))
+        manifest = Manifest(
+            name=network.model_set.name,
+            description=f"{network.name} with random weights: speed only",
+            image=ImageRecord(input_size=network.size, resize_shorter=round(network.size * 8 / 7)),
+            num_classes=network.num_classes,
+            labels=staging.text("labels.txt", labels),
+            members=(MemberRecord(name=network.name, source="random weights", networks=networks),),
+        )
+        finish(staging, manifest)
+
+
+def quantize(job: LadderJob) -> None:
+    """Quantise a member whose set has no INT8 network, with random images: for speed only."""
+    if "INT8" in read_manifest(job.network.model_set).member(job.network.name).networks:
+        return
+    model = read_network(member_ir(job.network, "FP16", job.work))
+    path = job.work / INT8_NAME
+    partial = path.with_name(f"partial-{path.name}")
+    ov.save_model(quantized_by_random_images(model, job.network), partial, compress_to_fp16=False)
+    for suffix in (".bin", ".xml"):
+        partial.with_suffix(suffix).replace(path.with_suffix(suffix))
+
+
+def quantized_by_random_images(model: ov.Model, network: RungNetwork) -> ov.Model:
+    """Quantise as ``tandem quantize`` does."""
+    with needs_extra("calibrate", "ladder"):
+        from calibration.quantization.quantize import quantize as quantized
+    images = random_pixels(CALIBRATION_IMAGES, network.size)
+    return quantized(model, list(images), QuantizationOptions())
+
+
+def keep_labelled(job: LadderJob) -> None:
+    """Decode the labelled images once, as the service does, for every rung's top-1.
+
+    Raises:
+        ModelSetError: no image can be read, they are of other classes, or calibration used them.
+
+    """
+    assert job.asked.images is not None
+    model_set = ModelSet(job.network.model_set, read_manifest(job.network.model_set))
+    chosen = read_dataset(job.asked.images, model_set).images
+    if 0 < job.asked.max_images < len(chosen):
+        chosen = tuple(random.Random(SEED).sample(chosen, job.asked.max_images))
+    check_not_calibrated(model_set, chosen)
+    inputs, images, files = model_set.manifest.inputs, [], []
+    for image in chosen:
+        with contextlib.suppress(ImageError, OSError):
+            file = (str(image.path.resolve()), image.class_index)
+            images.append(inputs.read(image.path.read_bytes()))
+            files.append(file)
+    if not images:
+        raise ModelSetError(f"none of {len(chosen)} images of {job.asked.images} can be read")
+    whole, truth = np.stack(images), np.array([index for _, index in files], np.int64)
+    np.save(job.work / INPUTS_NAME, whole, allow_pickle=False)
+    np.save(job.work / PIXELS_NAME, inputs.of(job.network.name, whole), allow_pickle=False)
+    (job.work / LABELLED).write_text(json.dumps(files), "utf-8")
+    # The last file: its presence shows that all files are complete.
+    np.save(job.work / TRUTH_NAME, truth, allow_pickle=False)
+
+
+PREPARATIONS: dict[str, Callable[[LadderJob], None]] = {
+    "make_set": make_set,
+    "labelled": keep_labelled,
+    "quantize": quantize,
+    "export": export,
+}
