@@ -36,19 +36,15 @@ from tests.support import module_tests
 ROOT = Path(__file__).parents[2]
 CORE = (
     *(f"app/queueing/{name}.py" for name in (
-        "admission", "backlog_size", "batch_queue", "byte_budget", "call_batcher",
-        "circuit_breaker", "concurrency_limit", "decode_queue", "priority", "scheduler", "uploads",
+        "admission", "batch_queue", "circuit_breaker", "decode_queue", "scheduler",
     )),
     *(f"app/graph/{name}.py" for name in (
-        "cascade", "ensemble", "members", "parameters", "readiness",
+        "availability", "ensemble", "members", "redis_cache", "request",
     )),
-    *(f"app/caching/{name}.py" for name in (
-        "keys", "response_cache", "values",
-    )),
+    "app/serve/shared_calls.py",
     "app/access.py",
     *(f"models/{name}.py" for name in (
-        "answer_rule", "drop_rule", "ensemble", "image", "image_header", "image_inputs",
-        "image_limits", "image_resize",
+        "ensemble", "image", "image_header", "image_resize", "ledger",
     )),
 )  # fmt: skip
 TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
