@@ -62,7 +62,7 @@ class StageBuilder:
         self._reports: dict[tuple[str, str], Reports] = {}  # by set and member
         self._user_config: dict[str, Any] = {}
         self.joined: list[SetStages] = []
-        self.members: list[Classifier] = []  # of all joined sets; the Decoders read it
+        self.members: list[Classifier] = []  # of all joined sets
 
     @property
     def threads_each(self) -> int:

@@ -152,20 +152,6 @@ async def test_batches_wait_for_decoded_images_while_there_is_one_set_alone(grap
     assert scheduler._source is alone
 
 
-async def test_the_loop_decodes_less_while_another_sets_member_is_behind(graph, folders):
-    second = built(graph, folders[1])
-    graph.stages.join(second)
-    decoder = graph.stages.joined[0].decoder
-    assert decoder._loop_has_time()
-    (other,) = second.members
-    others = [
-        other.classify(np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8), 10.0) for _ in range(99)
-    ]
-    assert not decoder._loop_has_time()
-    for call in others:
-        call.cancel()
-
-
 async def test_a_set_that_joins_later_has_the_queue_settings_of_the_others(graph, folders):
     graph.stages.reconfigure({"max_batch_size": 3})
     second = built(graph, folders[1])
