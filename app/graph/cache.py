@@ -33,20 +33,16 @@ def with_cache(
     if settings.cache == "none":
         return ensemble
     keys = ImageKeys(settings, model_set, identities(settings))
-    shared = (
-        None if settings.cache == "local" else _shared(ensemble, settings.cache, keys, model_set)
-    )
+    shared = None
+    if settings.cache != "local":
+        num = len(ensemble.member_names)
+        # An entry with the operator's combine has a row more; one of a cascade may have one member.
+        nums_rows = (num, 1) if ensemble.cascade else (num + (not ensemble.averages),)
+        form = RowsFormat(keys.fingerprint, nums_rows, model_set.manifest.num_classes)
+        prefix = f"tandem:{FORMAT}:{keys.fingerprint}:"
+        shared = RedisStore(RedisAddress.of(settings.cache), form, prefix, record_redis)
     cache = ResponseCache(settings.cache_mib * MIB, shared, store)
     return CachedEnsemble(ensemble, cache, keys)
-
-
-def _shared(ensemble: Ensemble, url: str, keys: ImageKeys, model_set: ModelSet) -> RedisStore:
-    num_members = len(ensemble.member_names)
-    # An entry with the operator's combine has a row more; one of a cascade may have one member.
-    nums_rows = (num_members, 1) if ensemble.cascade else (num_members + (not ensemble.averages),)
-    form = RowsFormat(keys.fingerprint, nums_rows, model_set.manifest.num_classes)
-    prefix = f"tandem:{FORMAT}:{keys.fingerprint}:"
-    return RedisStore(RedisAddress.of(url), form, prefix, record_redis)
 
 
 class CachedEnsemble:

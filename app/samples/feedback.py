@@ -245,7 +245,12 @@ class FeedbackBook:
 
     def figures(self) -> FeedbackFigures:
         """Return the accuracy of each version that has feedback, and the book's size."""
-        versions = [_accuracy(*pair) for pair in sorted(self._counts.items())]
+        versions = []
+        for version, counts in sorted(self._counts.items()):
+            num, right = counts.total(), counts[True]
+            low, high = wilson_interval(right, num)
+            interval = round(low, 4), round(high, 4)
+            versions.append(VersionAccuracy(*version, num, right, round(right / num, 4), interval))
         return FeedbackFigures(
             versions, self._num_answers, self._max_answers, round(self._oldest_s(), 1)
         )
@@ -266,10 +271,3 @@ def _place(image: int | None, num_images: int) -> int:
             "in the order of the request's files"
         )
     return image
-
-
-def _accuracy(version: Version, counts: Counter[bool]) -> VersionAccuracy:
-    num, right = counts.total(), counts[True]
-    low, high = wilson_interval(right, num)
-    interval = round(low, 4), round(high, 4)
-    return VersionAccuracy(*version, num, right, round(right / num, 4), interval)

@@ -330,7 +330,7 @@ def test_what_a_client_allows(header, use):
 MIB = 2**20
 
 
-@pytest.mark.slow  # make test counts payload, in tests/unit/caching
+@pytest.mark.slow  # make test counts payload, in the tests above
 @pytest.mark.parametrize("num_classes", [2, 10, 1000])
 def test_the_bound_is_of_memory_and_not_of_payload(num_classes):
     """A store that is full and has evicted as much again: keys, objects, tables and all."""

@@ -59,7 +59,7 @@ def dotted(name: RayName) -> str:
     return f"{name.module}.{name.name}"
 
 
-@pytest.mark.slow  # make test looks each name up, in tests/unit/launch and calls
+@pytest.mark.slow  # make test looks each name up, in tests/unit/launch and serve
 @pytest.mark.parametrize(("feature", "name"), OPTIONAL)
 def test_without_an_optional_name_a_picture_is_classified(answers, feature, name):
     answer = answers[dotted(name)]
