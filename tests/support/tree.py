@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("app", "models", "calibration", "client/tandem_client")
 MAX_FILES, MAX_LINES, MAX_TEST_LINES = 160, 42_500, 60_000
 SHORTEST, LONGEST = 100, 500  # lines of a file
-SHORT = {}  # shorter files, and why each is one of its own
-LONG = {}  # longer files, and why each is not two
-ONLY_IMPORTER = {}  # modules with one importer, in their folder, and why each is a file of its own
+SHORT: dict[str, str] = {}  # shorter files, and why each is one of its own
+LONG: dict[str, str] = {}  # longer files, and why each is not two
+ONLY_IMPORTER: dict[str, str] = {}  # modules with one importer, in their folder, and why
 
 
 def product_files() -> list[Path]:
