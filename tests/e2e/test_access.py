@@ -181,8 +181,10 @@ def test_the_command_line_sends_a_key(
 def test_a_key_is_in_no_log_and_no_command_line(
     guarded: Service, trusting: httpx.Client, photo: bytes
 ) -> None:
-    for key in (KEY, OTHER, KEY + "x"):
-        trusting.post("/v1/classify", content=photo, headers=bearer(key))
+    for key, status in ((KEY, 200), (OTHER, 200), (KEY + "x", 401)):
+        answer = trusting.post("/v1/classify", content=photo, headers=bearer(key))
+        assert answer.status_code == status
+    assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
     assert KEY not in guarded.log.read_text()
     logs = [p for p in serve_logs(guarded.process.pid).parent.rglob("*") if p.is_file()]
     assert any("Gateway" in path.name for path in logs)

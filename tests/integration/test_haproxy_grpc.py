@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -15,8 +16,9 @@ from app.grpc.tandem_pb2_grpc import (
     EnsembleStub,
     add_EnsembleServicer_to_server,
 )
+from app.launch.deploy import grpc_reaches
 from app.launch.haproxy import HaproxyCommand
-from tests.support.haproxy_configs import write_serves_config
+from tests.support.haproxy_configs import APPLICATION, write_serves_config
 from tests.support.haproxy_process import running
 
 
@@ -35,28 +37,47 @@ def servicer() -> Remembering:
 
 
 @pytest.fixture
-def ensemble(
-    servicer: Remembering, free_port: Callable[[], int], tmp_path: Path
-) -> Iterator[EnsembleStub]:
-    """A client of the server, through HAProxy."""
+def replica(servicer: Remembering) -> Iterator[int]:
+    """The port of a replica's server."""
     server = grpc.server(ThreadPoolExecutor(2))
     add_EnsembleServicer_to_server(servicer, server)
-    front, back = free_port(), server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port("127.0.0.1:0")
     server.start()
+    yield port
+    server.stop(None).wait()
+
+
+@contextmanager
+def haproxy(
+    folder: Path, free_port: Callable[[], int], replicas: dict[str, int], front: int | None = None
+) -> Iterator[HaproxyCommand]:
+    """Run it at port ``front``; it listens on the command's own socket too."""
     ports = (free_port(), free_port())
     config = write_serves_config(
-        tmp_path / "haproxy.cfg",
+        folder / "haproxy.cfg",
         ports=ports,
         http_port=free_port(),
-        grpc_port=front,
-        replicas={"grpc": back},
+        grpc_port=front or free_port(),
+        replicas=replicas,
     )
-    command = HaproxyCommand(tmp_path / "haproxy", ports)
+    command = HaproxyCommand(folder / "haproxy", ports)
     command.write()
-    with running(command, config), grpc.insecure_channel(f"127.0.0.1:{front}") as channel:
+    with running(command, config):
+        with grpc.insecure_channel(f"unix:{command.local_grpc_socket}") as channel:
+            grpc.channel_ready_future(channel).result(20)
+        yield command
+
+
+@pytest.fixture
+def ensemble(replica: int, free_port: Callable[[], int], tmp_path: Path) -> Iterator[EnsembleStub]:
+    """A client of the server, through HAProxy."""
+    front = free_port()
+    with (
+        haproxy(tmp_path, free_port, {"grpc": replica}, front),
+        grpc.insecure_channel(f"127.0.0.1:{front}") as channel,
+    ):
         grpc.channel_ready_future(channel).result(20)
         yield EnsembleStub(channel)
-    server.stop(None).wait()
 
 
 def test_the_clients_deadline_is_copied(ensemble: EnsembleStub, servicer: Remembering) -> None:
@@ -75,3 +96,18 @@ def test_a_clients_own_internal_metadata_goes_no_further(
     assert ensemble.Classify(ClassifyRequest(), metadata=sent).request_id == "seen"
     (metadata,) = servicer.metadata
     assert not [name for name in INTERNAL_HEADERS if metadata.get(name) == "999"]
+
+
+@pytest.mark.parametrize("where", ["known", "unknown", "silent"])
+def test_it_reaches_a_replica_that_haproxy_knows_and_that_listens(
+    tmp_path: Path, free_port: Callable[[], int], replica: int, where: str
+) -> None:
+    """Asked on the command's own socket, as the command asks before it says that it is ready."""
+    replicas = {"known": {"grpc": replica}, "unknown": {}, "silent": {"grpc": free_port()}}[where]
+    with haproxy(tmp_path, free_port, replicas) as command:
+        is_reached = grpc_reaches(f"unix:{command.local_grpc_socket}", APPLICATION)
+    assert is_reached == (where == "known")
+
+
+def test_it_reaches_nobody_where_nobody_listens(tmp_path: Path) -> None:
+    assert not grpc_reaches(f"unix:{tmp_path / 'none.sock'}", APPLICATION)

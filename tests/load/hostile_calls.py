@@ -6,11 +6,10 @@ without a pause costs this process as much as the service.
 """
 
 import asyncio
-import multiprocessing
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -19,6 +18,7 @@ from typing import Any
 import grpc
 import machine  # noqa: F401 (makes tests.support importable)
 import psutil
+from apart import apart
 from good_load import TIMEOUT_S, Ask, GoodLoad, LostError
 
 from app.grpc.tandem_pb2 import ClassifyRequest
@@ -69,40 +69,26 @@ async def over_grpc(port: int) -> AsyncIterator[Ask]:
         yield ask
 
 
-@contextmanager
-def hostile_calls(port: int, num_each: int) -> Iterator[dict[str, Calls]]:
+def hostile_calls(port: int, num_each: int) -> AbstractContextManager[dict[str, Any]]:
     """Let so many clients of each kind call while the block runs; their figures are there after."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(port, num_each, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    found: dict[str, Calls] = {}
-    ours.recv()  # they have begun
-    try:
-        yield found
-        ours.send("over")
-        if ours.poll(2 * GIVE_UP_S):
-            found.update(ours.recv())
-    finally:
-        process.kill()
-        process.join()
+    return apart(partial(_attacked, port, num_each), within_s=2 * GIVE_UP_S)
 
 
-def _run(port: int, num_each: int, pipe: Connection) -> None:
-    pipe.send(asyncio.run(_attack(port, num_each, pipe)))
+def _attacked(port: int, num_each: int, pipe: Connection) -> dict[str, Any]:
+    ends = asyncio.run(_attack(port, num_each, pipe))
+    return {kind: calls.as_json() for kind, calls in ends.items() if calls.seconds}
 
 
 async def _attack(port: int, num_each: int, pipe: Connection) -> dict[str, Calls]:
-    found, is_over = {kind: Calls() for kind in KINDS}, asyncio.Event()
+    ends, is_over = {kind: Calls() for kind in KINDS}, asyncio.Event()
     pipe.send("begun")
     async with asyncio.TaskGroup() as group:
         for kind, num_sent in KINDS.items():
             for _ in range(num_each):
-                group.create_task(_client(port, num_sent, found[kind], is_over))
+                group.create_task(_client(port, num_sent, ends[kind], is_over))
         await asyncio.to_thread(pipe.recv)
         is_over.set()
-    return found
+    return ends
 
 
 async def _client(port: int, num_sent: int | None, calls: Calls, is_over: asyncio.Event) -> None:
@@ -135,13 +121,13 @@ def beside_calls(
     """Run good calls alone and beside hostile ones; tell the most that the Gateway held."""
     calls = good.by(partial(over_grpc, port))
     alone = asyncio.run(_watched(calls, gateway, rate, seconds))
-    with hostile_calls(port, num_each) as found:
+    with hostile_calls(port, num_each) as hostile:
         beside = asyncio.run(_watched(calls, gateway, rate, seconds))
     return {
         "num_of_each_kind": num_each,
         "good_alone": alone,
         "good_beside": beside,
-        "hostile": {kind: calls.as_json() for kind, calls in found.items() if calls.seconds},
+        "hostile": hostile,
     }
 
 

@@ -6,17 +6,17 @@ send 16 KB of it, and then a byte every 8 s; one that ends is made again a secon
 """
 
 import asyncio
-import multiprocessing
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import aiohttp
+from apart import apart
 from good_load import GoodLoad
 from hostile_calls import over_grpc
 
@@ -154,27 +154,9 @@ async def crowd(url: str, photos: list[bytes], ends: Counter[str]) -> None:
 Attack = Callable[[Counter[str]], Coroutine[Any, Any, None]]
 
 
-@contextmanager
-def attacking(attack: Attack) -> Iterator[Counter[str]]:
-    """Let an attack run in another process while the block does; how calls ended is there after."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(attack, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    ends: Counter[str] = Counter()
-    ours.recv()  # it has begun
-    try:
-        yield ends
-        ours.send("over")
-        if ours.poll(30):
-            ends.update(ours.recv())
-    finally:
-        process.kill()
-        process.join()
+def attacked(attack: Attack, pipe: Connection) -> dict[str, int]:
+    """Let an attack go on until something is sent; return how often each end of a call was."""
 
-
-def _run(attack: Attack, pipe: Connection) -> None:
     async def run() -> Counter[str]:
         ends: Counter[str] = Counter()
         running = asyncio.create_task(attack(ends))
@@ -186,7 +168,7 @@ def _run(attack: Attack, pipe: Connection) -> None:
             raise error
         return ends
 
-    pipe.send(asyncio.run(run()))
+    return asyncio.run(run())
 
 
 def beside_crowds(
@@ -199,7 +181,7 @@ def beside_crowds(
     }
     figures = {"alone": asyncio.run(_beside(good, url, grpc_port, rate, seconds))}
     for name, attack in attacks.items():
-        with attacking(attack) as ends:
+        with apart(partial(attacked, attack)) as ends:
             figures[name] = asyncio.run(_beside(good, url, grpc_port, rate, seconds))
         figures[name]["hostile_ends"] = dict(sorted(ends.items()))
     return figures

@@ -1,19 +1,20 @@
 """The hostile corpus at a steady rate, from a process of its own."""
 
 import itertools
-import multiprocessing
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import httpx
 import machine  # noqa: F401 (makes tests.support importable)
+from apart import apart
 
 from tests.support.services.hostile import CORPUS, Hostile, hang_up, send
 
@@ -44,28 +45,12 @@ class Flood:
         }
 
 
-@contextmanager
-def flooding(url: str, rate: float) -> Iterator[Flood]:
+def flooding(url: str, rate: float) -> AbstractContextManager[dict[str, Any]]:
     """Send the corpus over and over while the block runs; the flood's figures are there after."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()  # no Event: a child that was killed may hold its lock
-    process = context.Process(target=_run, args=(url, rate, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    flood = Flood(rate)
-    ours.recv()  # it has begun
-    try:
-        yield flood
-    finally:
-        with suppress(OSError, EOFError):  # it was told to end as we were
-            ours.send("over")
-            if ours.poll(120):
-                flood.__dict__.update(ours.recv().__dict__)
-        process.kill()
-        process.join()
+    return apart(partial(_flood, url, rate), within_s=120)
 
 
-def _run(url: str, rate: float, pipe: Connection) -> None:
+def _flood(url: str, rate: float, pipe: Connection) -> dict[str, Any]:
     flood, started = Flood(rate), time.perf_counter()
     slots = threading.Semaphore(2 * NUM_CALLERS)
     pipe.send("begun")
@@ -83,7 +68,7 @@ def _run(url: str, rate: float, pipe: Connection) -> None:
                 lambda _: slots.release()
             )
     flood.seconds = time.perf_counter() - started
-    pipe.send(flood)
+    return flood.as_json()
 
 
 def _endless() -> Iterator[Hostile | None]:

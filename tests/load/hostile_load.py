@@ -74,7 +74,7 @@ def main(
         "num_slow_of_each_kind": num_slow,
         "good_alone": alone,
         "good_beside_hostile": beside,
-        "hostile": flood.as_json(),
+        "hostile": flood,
         **slow,
         "grpc": calls,
         "crowds": crowds,

@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,9 @@ from urllib.parse import urlsplit
 
 import grpc
 import typer
+from apart import apart
 from good_load import GoodLoad, over_http
+from hostile_crowds import Attack, attacked
 from machine import describe, write_result
 from running import running_service
 
@@ -37,7 +38,6 @@ EVERY_S = 1.0
 UNREAD = ("/nothing", "/healthz", "/v1/models", "/v2/models/nothing/infer")
 BEGUN = ("/v1/classify?top_k=none",)
 FALSE_METADATA = ((REFUSED_HEADER, "999"),)
-Attack = Callable[[Counter[str]], Awaitable[None]]  # goes on until it is cancelled
 
 
 def main(
@@ -57,21 +57,17 @@ def main(
         }
         phases: dict[str, Any] = {"alone": asyncio.run(good.run(good_rate, seconds))}
         for name, attack in attacks.items():
-            phases[name] = asyncio.run(_beside(good, attack, good_rate, seconds))
+            phases[name] = _beside(good, attack, good_rate, seconds)
     images = str(photos) if photos else "drawn photos of 500 x 375"
     write_result({**describe(), "images": images, "good_rate": good_rate, **phases}, json_file)
 
 
-async def _beside(good: GoodLoad, attack: Attack, rate: float, seconds: float) -> dict[str, Any]:
-    ends: Counter[str] = Counter()
-    attacking = asyncio.ensure_future(attack(ends))
-    await asyncio.sleep(2)  # it has begun
-    figures = await good.run(rate, seconds)
-    attacking.cancel()
-    with suppress(asyncio.CancelledError):
-        await attacking
+def _beside(good: GoodLoad, attack: Attack, rate: float, seconds: float) -> dict[str, Any]:
+    with apart(partial(attacked, attack)) as ends:
+        time.sleep(2)  # all of them have begun
+        figures = asyncio.run(good.run(rate, seconds))
     success = round(figures.get("right", 0) / figures["sent"], 4)
-    return {**figures, "success": success, "hostile": dict(ends.most_common())}
+    return {**figures, "success": success, "hostile": dict(Counter(ends).most_common())}
 
 
 async def slow_bodies(url: str, paths: tuple[str, ...], ends: Counter[str]) -> None:

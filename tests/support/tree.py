@@ -15,8 +15,7 @@ MAX_FILES, MAX_LINES, MAX_TEST_LINES = 160, 42_500, 60_000
 SHORTEST, LONGEST = 100, 500  # lines of a file
 SHORT: dict[str, str] = {}  # shorter files, and why each is one of its own
 LONG: dict[str, str] = {}  # longer files, and why each is not two
-# Modules with one importer, in their folder, and why each is a file of its own.
-ONLY_IMPORTER: dict[str, str] = {}
+ONLY_IMPORTER: dict[str, str] = {}  # modules with one importer, in their folder, and why
 
 
 def product_files() -> list[Path]:

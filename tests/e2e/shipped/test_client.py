@@ -1,4 +1,4 @@
-"""tandem_client against the real service: every kind of image, many at a time, its errors."""
+"""tandem_client against the real service: every kind of image, many at a time, errors, gRPC."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tandem_client import AsyncClient, BadImage, BadRequest, Client, DeadlineExceeded
-from tests.support.services.live_service import drawn_photo
+from tandem_client.grpc_client import GrpcClient
+from tests.support.services.live_service import Service, drawn_photo
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +68,17 @@ def test_the_services_words(tandem: Client, photo: bytes) -> None:
     assert caught.value.request_id
     with pytest.raises(DeadlineExceeded):
         tandem.classify(photo, timeout=0.001)
+
+
+def test_over_grpc_it_answers_as_over_http(service: Service, grpc_port: int, photo: bytes) -> None:
+    with Client(service.url) as client, GrpcClient(f"127.0.0.1:{grpc_port}") as over_grpc:
+        wanted, said = client.classify(photo), over_grpc.classify(photo)
+        first, second = over_grpc.classify([photo, b"no image"])
+        with pytest.raises(BadRequest, match="ask for 1 to") as caught:
+            over_grpc.classify(photo, top_k=9999)
+    assert [p.label for p in said.predictions] == [p.label for p in wanted.predictions]
+    assert said.probability == pytest.approx(wanted.probability, abs=1e-6)
+    assert said.members.keys() == wanted.members.keys()
+    assert first.get().label == said.label
+    assert isinstance(second.error, BadImage)
+    assert caught.value.code == "bad_parameter"

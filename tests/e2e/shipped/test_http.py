@@ -217,11 +217,13 @@ def test_a_client_that_waits_to_be_told_to_continue(service_url: str, photo: byt
 
 def test_one_connection_serves_request_after_request(client: httpx.Client, photo: bytes) -> None:
     ports, statuses = set(), []
-    for data in (photo, b"text", b"", photo):
-        answer = client.post("/v1/classify", content=data)
+    asked = [("/v1/classify", data) for data in (photo, b"text", b"", photo)]
+    unread = [(path, data) for path in ("/nothing", "/v1/models") for data in (b"", b"image")]
+    for path, data in asked + unread:
+        answer = client.post(path, content=data)
         statuses.append(answer.status_code)
         ports.add(answer.extensions["network_stream"].get_extra_info("client_addr")[1])
-    assert statuses == [200, 400, 400, 200]
+    assert statuses == [200, 400, 400, 200, 404, 404, 405, 405]
     assert len(ports) == 1
 
 

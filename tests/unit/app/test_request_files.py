@@ -14,10 +14,9 @@ MAX_CHANGES_OF_FILE, MAX_CALLS = 250, 500  # in app and models
 
 def test_a_request_stays_within_its_files_changes_and_calls(tmp_path):
     """In a process of its own: the profiler hears of every thread there, and of no other test."""
-    command = [sys.executable, ROOT / "tests/load/request_files.py", "--model-set"]
-    done = subprocess.run(
-        [*command, write_tiny_set(tmp_path / "set")], capture_output=True, check=True, text=True
-    )
+    script, folder = ROOT / "tests/load/request_files.py", write_tiny_set(tmp_path / "set")
+    command = [sys.executable, str(script), "--model-set", str(folder)]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
     result = json.loads(done.stdout)
     assert "app/graph/service.py" in result["files"]["app"]
     assert result["num_files"]["app"] <= MAX_FILES, result["files"]["app"]

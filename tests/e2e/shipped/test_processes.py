@@ -1,14 +1,22 @@
-"""Ray's Python processes of a real service are forks.
+"""The processes of a real service: forks, of no lower priority, without runtimes nobody needs.
 
 That one which dies is replaced by another is in test_stopping.py.
 """
 
 import contextlib
 
+import httpx
 import psutil
+import pytest
 
 from tests.support.services.live_service import Service
-from tests.support.services.processes import descendants, fork_server, serve_logs, title
+from tests.support.services.processes import (
+    descendants,
+    fork_server,
+    mapped_runtimes,
+    serve_logs,
+    title,
+)
 
 FORKED = ("Agent", "ProxyActor", "HAProxyManager", "ServeController", "ServeReplica")
 
@@ -29,3 +37,11 @@ def test_no_process_gives_way_to_other_programs(service: Service) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended while this looked
             levels.add(process.nice())
     assert levels == {own}
+
+
+@pytest.mark.slow
+@pytest.mark.torch  # where it is installed, and could be mapped
+def test_the_bundled_set_maps_no_other_runtime(service: Service, photo: bytes) -> None:
+    """In the fast tier: tests/unit/app/test_import_rules.py."""
+    assert httpx.post(f"{service.url}/v1/classify", content=photo, timeout=60).status_code == 200
+    assert mapped_runtimes(service.process.pid) == set()
