@@ -1,6 +1,4 @@
-"""The combiner's arithmetic: weighted average, top-k, entropy of distributions.
-
-Turns a set's probabilities into labels, the members' agreement, and whether an answer is sure.
+"""The combiner's arithmetic, and what answers list: labels, agreement, and whether one is sure.
 
 In a **classification** set a row is a distribution over exclusive classes, and an answer lists the
 likeliest. In a **multi-label** set a row has an independent score for each class, as from a
@@ -17,6 +15,7 @@ import numpy.typing as npt
 Probabilities = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 LEAST = np.float32(1e-37)  # bounds a probability before its logarithm
+DEFAULT_THRESHOLD = 0.5
 FEW_CLASSES = 64  # up to this number Python is as fast as NumPy
 
 
@@ -123,9 +122,6 @@ def _largest(row: Probabilities, values: Sequence[float], k: int) -> Sequence[in
     candidates = np.flatnonzero(~(row < bound))  # more than k with ties, all with NaN
     best: list[int] = candidates[np.argsort(-row[candidates], kind="stable")[:k]].tolist()
     return best
-
-
-DEFAULT_THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)

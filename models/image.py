@@ -1,18 +1,15 @@
 """Decodes JPEG, PNG and WebP (HEIC and AVIF with an extra) to the networks' uint8 input.
 
 Serving, calibration and evaluation all call ``check_image`` and ``decode_images``, so they get the
-same pixels; models.image calls them for a set's members. Limits are checked on the header,
-before anything is allocated. ICC profiles are ignored and values taken as
-sRGB, as in torchvision. For an animation it decodes the first picture (for APNG the default
-picture, which every viewer shows).
+same pixels. Limits are checked on the header, before anything is allocated. ICC profiles are
+ignored and values taken as sRGB, as in torchvision. For an animation it decodes the first picture
+(for APNG the default picture, which every viewer shows). Transparent images are composited over
+white, and 16-bit samples reduced to 8 bits.
 
-Composites transparent images over white, and reduces 16-bit samples to 8 bits.
-
-The members' inputs from a picture, which is decoded once; each distinct input is made once.
-
-Members with equal inputs share them. If all are equal, an image is uint8 (H, W, 3) and a batch (N,
-H, W, 3). Otherwise an image is uint8 (B,): the distinct inputs one after another, and a batch is
-(N, B). Both are stacked and sliced alike. :meth:`ImageInputs.of` returns a member's part.
+A picture is decoded once for all members, and each distinct input is made once. If all are equal,
+an image is uint8 (H, W, 3) and a batch (N, H, W, 3). Otherwise an image is uint8 (B,): the distinct
+inputs one after another, and a batch is (N, B). Both are stacked and sliced alike.
+:meth:`ImageInputs.of` returns a member's part.
 """
 
 import math
@@ -56,7 +53,9 @@ _REDUCED_FLAGS = {
 _UNDECODED = [[level] * 3 for level in (128, 65, 64)]
 # EXIF orientations whose stored rows, or stored columns, are reversed (5 to 8: also transposed).
 _Y_MIRRORED, _X_MIRRORED = frozenset({3, 4, 6, 7}), frozenset({2, 3, 7, 8})
+_BAND_ROWS = 256  # rows composited at a time, which bounds the larger intermediates
 COLORS = 3  # blue, green, red
+Samples = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
@@ -259,10 +258,6 @@ def _upright(square: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     square = square[::-1] if orientation in _Y_MIRRORED else square
     square = square[:, ::-1] if orientation in _X_MIRRORED else square
     return square.transpose(1, 0, 2) if orientation >= 5 else square
-
-
-Samples = NDArray[np.uint8] | NDArray[np.uint16]
-_BAND_ROWS = 256  # rows composited at a time, which bounds the larger intermediates
 
 
 def lay_over_white(region: Samples, header: ImageHeader) -> NDArray[np.uint8]:

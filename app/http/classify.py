@@ -1,10 +1,9 @@
 """POST /v1/classify, as an ASGI application: reads query and body, writes the answer.
 
-Notices clients that hang up while their request is answered, and cancels its task.
-
-After the body the server's ``receive`` only ends with a disconnect. A waiting task per request
-would cost CPU time. So requests that take longer run ``receive`` up to its first wait, and go on
-when the future that it waits for is done.
+Clients that hang up while their request is answered are noticed, and its task is cancelled. After
+the body the server's ``receive`` only ends with a disconnect. A waiting task per request would cost
+CPU time. So requests that take longer run ``receive`` up to its first wait, and go on when the
+future that it waits for is done.
 """
 
 import asyncio
