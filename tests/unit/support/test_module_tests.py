@@ -35,7 +35,7 @@ def test_exceptions_are_few_and_of_modules_that_are_there() -> None:
         ("app/queueing/admission.py", "tests/unit/queueing/test_admission.py"),
         ("models/image.py", "tests/unit/models/test_image.py"),
         ("client/tandem_client/images.py", "tests/unit/client/test_images.py"),
-        ("models/record.py", "tests/unit/launch/test_resolved_config.py"),
+        ("models/record.py", "tests/unit/models/test_float_type.py"),
         ("app/graph/ensemble.py", "tests/unit/graph"),
     ],
 )
