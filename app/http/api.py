@@ -119,9 +119,8 @@ class TandemAPI(FastAPI):
             redoc_url=None,
             redirect_slashes=False,  # redirects would not know the client's scheme
             separate_input_output_schemas=False,
-            telemetry=dict.fromkeys(
-                ("tracing", "metrics", "logs"), False
-            ),  # Serve has the request's
+            # Serve has the request's.
+            telemetry={"tracing": False, "metrics": False, "logs": False},
         )
         self.openapi_version = "3.0.3"  # the version that the bundled Swagger UI reads
         self.classify = ClassifyRoute(service)
