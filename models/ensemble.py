@@ -16,6 +16,7 @@ import numpy.typing as npt
 Probabilities = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 LEAST = np.float32(1e-37)  # bounds a probability before its logarithm
+DEFAULT_THRESHOLD = 0.5
 FEW_CLASSES = 64  # up to this number Python is as fast as NumPy
 
 
@@ -122,9 +123,6 @@ def _largest(row: Probabilities, values: Sequence[float], k: int) -> Sequence[in
     candidates = np.flatnonzero(~(row < bound))  # more than k with ties, all with NaN
     best: list[int] = candidates[np.argsort(-row[candidates], kind="stable")[:k]].tolist()
     return best
-
-
-DEFAULT_THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)

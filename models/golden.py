@@ -87,7 +87,10 @@ def golden_images(size: int, num_images: int = NUM_IMAGES) -> Pixels:
 
 def answer_of(network: LoadedNetwork) -> GoldenAnswer:
     """Record the answers of ``network`` on this machine."""
-    rows = [_likeliest(row) for row in _run(network)]
+    rows = []
+    for row in _run(network):
+        order = np.argsort(-row, kind="stable")[:NUM_KEPT]
+        rows.append([(int(i), round(float(row[i]), 4)) for i in order])
     return GoldenAnswer(cpu=cpu_model(), float_type=network.float_type, rows=rows)
 
 
@@ -95,11 +98,6 @@ def _run(network: LoadedNetwork) -> Probabilities:
     images, step = golden_images(network.input_shape[0]), network.max_batch_size
     parts = [network.predict(images[i : i + step]) for i in range(0, NUM_IMAGES, step)]
     return np.concatenate(parts)
-
-
-def _likeliest(row: Probabilities) -> TopClasses:
-    order = np.argsort(-row, kind="stable")[:NUM_KEPT]
-    return [(int(i), round(float(row[i]), 4)) for i in order]
 
 
 def relative_differences(

@@ -53,7 +53,9 @@ _REDUCED_FLAGS = {
 _UNDECODED = [[level] * 3 for level in (128, 65, 64)]
 # EXIF orientations whose stored rows, or stored columns, are reversed (5 to 8: also transposed).
 _Y_MIRRORED, _X_MIRRORED = frozenset({3, 4, 6, 7}), frozenset({2, 3, 7, 8})
+_BAND_ROWS = 256  # rows composited at a time, which bounds the larger intermediates
 COLORS = 3  # blue, green, red
+Samples = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
@@ -256,10 +258,6 @@ def _upright(square: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     square = square[::-1] if orientation in _Y_MIRRORED else square
     square = square[:, ::-1] if orientation in _X_MIRRORED else square
     return square.transpose(1, 0, 2) if orientation >= 5 else square
-
-
-Samples = NDArray[np.uint8] | NDArray[np.uint16]
-_BAND_ROWS = 256  # rows composited at a time, which bounds the larger intermediates
 
 
 def lay_over_white(region: Samples, header: ImageHeader) -> NDArray[np.uint8]:

@@ -34,6 +34,7 @@ MESSAGES: dict[str, dict[int, str]] = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "entry"},
 }
+QUIET = 4  # the log level "fatal": errors are raised, and need not be on stderr too
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 Field = tuple[int, int | memoryview]
 
@@ -71,27 +72,19 @@ def read_onnx(path: Path) -> bytes:
             which the manifest's hash would not cover.
 
     """
-    content = _bytes_of(path)
-    if external := onnx_facts(content, str(path)).external:
-        raise ModelSetError(
-            f"{path} has weights in other files ({_some(external)}), which no hash of the manifest "
-            "vouches for: tandem models add puts them into one file"
-        )
-    return content
-
-
-def _bytes_of(path: Path) -> bytes:
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
             raise ModelSetError(f"{path} has {size} bytes; an ONNX file has at most {MAX_BYTES}")
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _some(names: set[str]) -> str:
-    first = sorted(names)[:3]
-    return ", ".join(map(repr, first)) + (", ..." if len(names) > len(first) else "")
+    if external := onnx_facts(content, str(path)).external:
+        first = ", ".join(map(repr, sorted(external)[:3])) + (", ..." if len(external) > 3 else "")
+        raise ModelSetError(
+            f"{path} has weights in other files ({first}), which no hash of the manifest "
+            "vouches for: tandem models add puts them into one file"
+        )
+    return content
 
 
 def _walk(data: memoryview, kind: str, facts: OnnxFacts, depth: int) -> None:
@@ -151,9 +144,6 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise ValueError(f"a number of more than ten bytes at {at}")
-
-
-QUIET = 4  # the log level "fatal": errors are raised, and need not be on stderr too
 
 
 class OnnxNetwork(LoadedNetwork):

@@ -37,6 +37,8 @@ RuntimeName = Literal["openvino", "onnxruntime"]
 SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx"}
 # Runtimes from before sets were converted when added, and their files.
 RETIRED = {"torch": ".pt2", "torchscript": ".torchscript"}
+LATER_FIELDS = {"resize", "interpolation"}  # of ImageRecord, absent in the first manifests
+_MERGE = "tag:yaml.org,2002:merge"  # the key <<, which may be repeated in a mapping
 # Of a member in the average. The bound keeps sums finite; strict: true is not 1.0.
 Weight = Annotated[float, Field(gt=0, le=1e6, strict=True)]
 # The divisor of logits. The bounds keep float32 rows of many classes from underflowing.
@@ -86,9 +88,6 @@ def sha256_of(path: Path) -> str:
         raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
 
 
-LATER_FIELDS = {"resize", "interpolation"}  # absent in the first manifests
-
-
 class ImageRecord(Record):
     """How bytes become the networks' input; see :class:`models.image.ImageRule`."""
 
@@ -112,9 +111,6 @@ class ImageRecord(Record):
         """A text that differs between records, without later fields at their defaults."""
         values = self.model_dump(exclude_defaults=True)
         return self.model_dump_json(exclude=LATER_FIELDS - values.keys())
-
-
-_MERGE = "tag:yaml.org,2002:merge"  # the key <<, which may be repeated in a mapping
 
 
 class YamlError(TandemError):

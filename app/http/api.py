@@ -1,8 +1,8 @@
 """The HTTP application: its routes, and the middlewares that every request passes.
 
-The middlewares record the request, check its bearer key (RFC 6750) before the body is read, and
-answer for cross-origin requests of browsers (CORS). Starlette implements CORS; HAProxy adds the
-same headers to its own answers (app/launch/haproxy_cfg).
+They record each request, answer cross-origin requests of browsers (CORS), and check bearer keys
+(RFC 6750) before the body is read. HAProxy adds the same CORS headers to its own answers
+(app/launch/haproxy_cfg).
 """
 
 import asyncio
@@ -49,6 +49,13 @@ ModelSetName = Annotated[
     str | SkipJsonSchema[None], Query(description="the set, if the service has several")
 ]
 TRACE_ID_HEADER = b"x-trace-id"
+METHODS = ("GET", "HEAD", "POST")  # that pages of other origins may use
+# All other routes need a key, so new routes do too. Load balancers probe without a key. The page
+# must load before it can ask for a key, and its contents are public.
+PROBES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
+OPEN_BELOW = ("/page/", "/docs/assets/")
+SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
 NO_ROUTE = "other"  # the name of unknown paths in metrics, so that a scanner adds no tags
 
 
@@ -112,11 +119,8 @@ class TandemAPI(FastAPI):
             redoc_url=None,
             redirect_slashes=False,  # redirects would not know the client's scheme
             separate_input_output_schemas=False,
-            telemetry={
-                "tracing": False,
-                "metrics": False,
-                "logs": False,
-            },  # Serve has the request's
+            # Serve has the request's.
+            telemetry={"tracing": False, "metrics": False, "logs": False},
         )
         self.openapi_version = "3.0.3"  # the version that the bundled Swagger UI reads
         self.classify = ClassifyRoute(service)
@@ -210,9 +214,6 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
         return Ready(ready=True)
 
 
-METHODS = ("GET", "HEAD", "POST")
-
-
 class AllowedOrigins(CORSMiddleware):
     """Answers preflight requests, which have no key, and adds headers to all other answers."""
 
@@ -237,14 +238,6 @@ class AllowedOrigins(CORSMiddleware):
         del answer.headers["content-length"], answer.headers["content-type"]
         refusal.headers.update(answer.headers)
         return refusal
-
-
-# All other routes need a key, so new routes do too. Load balancers probe without a key. The page
-# must load before it can ask for a key, and its contents are public.
-PROBES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
-OPEN_BELOW = ("/page/", "/docs/assets/")
-SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
 
 
 class KeyedRequests:
@@ -289,10 +282,7 @@ def with_security(description: dict[str, Any]) -> dict[str, Any]:
         if path not in OPEN_PATHS:
             for operation in operations.values():
                 operation["security"] = [{"key": []}]
-                operation["responses"].setdefault("401", _refused(path))
+                form = ProtocolError if is_protocol({"path": path}) else ErrorAnswer
+                refused = described(form, ERRORS[401]["description"])
+                operation["responses"].setdefault("401", refused)
     return description
-
-
-def _refused(path: str) -> dict[str, Any]:
-    form = ProtocolError if is_protocol({"path": path}) else ErrorAnswer
-    return described(form, ERRORS[401]["description"])

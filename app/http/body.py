@@ -1,6 +1,6 @@
-"""Reads request bodies within limits of size and time: images, multipart forms, JSON objects.
+"""Reads request bodies within limits: coded bodies, multipart forms, and small JSON objects.
 
-A connection whose body is not read to its end is closed.
+Connections whose body is not read to the end are closed.
 """
 
 import asyncio
@@ -47,6 +47,14 @@ CLOSING = [(b"connection", b"close"), (CLOSE_HEADER.encode("ascii"), b"1")]
 NO_BODY = (b"", b"0")
 MAX_READS = 8  # of data that has already arrived
 NOT_READ = (401, 408)  # statuses after which the body is not needed
+# A file name in RFC 5987's form, which some clients send alone if it is not ASCII.
+EXTENDED_FILENAME = re.compile(r";[ \t]*filename\*[0-9*]*[ \t]*=", re.IGNORECASE)
+PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
+# Pages and gateways may add text fields to a form, which are ignored. A field with the name of our
+# parameter is an error, since the client meant it to have an effect.
+MAX_TEXTS, MAX_TEXT_BYTES = 16, 1024
+PARAMETERS = (b"top_k", b"threshold", b"model_set")
+MAX_BYTES = 64 * 2**10  # of a small JSON object
 
 
 def too_large(announced: int, limit: int) -> BodyTooLargeError:
@@ -220,15 +228,6 @@ def asks_to_continue(scope: Scope) -> bool:
     return any(name == b"expect" for name, _ in scope["headers"])
 
 
-# A file name in RFC 5987's form, which some clients send alone if it is not ASCII.
-EXTENDED_FILENAME = re.compile(r";[ \t]*filename\*[0-9*]*[ \t]*=", re.IGNORECASE)
-PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
-# Pages and gateways may add text fields to a form, which are ignored. A field with the name of our
-# parameter is an error, since the client meant it to have an effect.
-MAX_TEXTS, MAX_TEXT_BYTES = 16, 1024
-PARAMETERS = (b"top_k", b"threshold", b"model_set")
-
-
 class FileForm:
     """Collects the files of a form while its bytes arrive.
 
@@ -384,9 +383,6 @@ def _broken(reason: str) -> BadParameterError:
         f"this is not a multipart form: {reason}; "
         "send the image itself as the body, or files as curl -F files=@photo.jpg does"
     )
-
-
-MAX_BYTES = 64 * 2**10
 
 
 async def read_fields(

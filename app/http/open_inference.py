@@ -42,6 +42,7 @@ from app.oip.regions import NO_CUDA, Regions, asks_for_itself, for_caller, is_lo
 from app.oip.tensors import InferRequest
 from app.telemetry.metrics import INFER, INFER_VERSION, PREDICT, PREDICT_VERSION
 
+LENGTH = HEADER_LENGTH.encode("ascii")
 MODEL_PATH = "/v2/models/{model_name}"
 VERSION = MODEL_PATH + "/versions/{model_version}"
 LIVE, READY_SUMMARY = "Whether the Gateway runs", "Whether enough members answer"
@@ -243,7 +244,6 @@ def _add_infer(api: FastAPI, endpoint: InferEndpoint, inference: Inference) -> N
         return await endpoint.answer(request.scope, request.receive, model)
 
 
-LENGTH = HEADER_LENGTH.encode("ascii")
 FILE = {
     "type": "object",
     "required": ["b64"],

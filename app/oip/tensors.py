@@ -24,6 +24,13 @@ DATATYPES = ("BOOL", *INTEGERS, "FP16", "BF16", "FP32", "FP64", "BYTES")
 LENGTH = struct.Struct("<I")  # before each BYTES element
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**31 - 1
+MICROSECONDS = 1e6
+# Triton's priorities begin at 1, the most urgent; RFC 9218's urgencies go from 0 to 7.
+MAX_URGENCY = 7
+MAX_ID = 1024  # characters
+REGION, REGION_SIZE, REGION_OFFSET = (
+    f"shared_memory_{part}" for part in ("region", "byte_size", "offset")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +209,6 @@ def _miscounted(tensor: Tensor, sent: str, expected: object) -> BadTensorError:
 def packed_elements(elements: Iterable[bytes]) -> bytes:
     """Encode BYTES elements in their binary form."""
     return b"".join(part for element in elements for part in (LENGTH.pack(len(element)), element))
-
-
-MICROSECONDS = 1e6
-# Triton's priorities begin at 1, the most urgent; RFC 9218's urgencies go from 0 to 7.
-MAX_URGENCY = 7
-MAX_ID = 1024  # characters
-REGION, REGION_SIZE, REGION_OFFSET = (
-    f"shared_memory_{part}" for part in ("region", "byte_size", "offset")
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_UP = 2  # filter type: each byte minus the one above; photographs compress better with it
+_LEVEL = 1  # zlib's fastest: a local network is faster than stronger compression
 DISTRIBUTION = "tandem-serve-client"  # as in pyproject.toml, which reads the version below
 __version__ = "0.1.0"
 Channels = Literal["rgb", "bgr"]  # the order of an array's channels: Pillow's, OpenCV's
@@ -49,22 +52,18 @@ def encoded(image: Image, channels: Channels | None) -> bytes:
         return image
     if isinstance(image, Encoded):
         return bytes(image)
-    if isinstance(image, str | os.PathLike):
-        return _read(image)
-    return _encode(image, channels)
+    if not isinstance(image, str | os.PathLike):
+        return _encode(image, channels)
+    try:
+        return Path(image).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+        why = getattr(error, "strerror", None) or str(error)
+        raise BadImage(f"cannot read the file: {why}", "unreadable") from error
 
 
 def takes_long(image: Image | Sequence[Image]) -> bool:
     """Whether :func:`encoded` would read files or pack pixels, and so block an event loop."""
     return not isinstance(image, Encoded)
-
-
-def _read(path: str | os.PathLike[str]) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
-        why = getattr(error, "strerror", None) or str(error)
-        raise BadImage(f"cannot read the file: {why}", "unreadable") from error
 
 
 def _encode(pixels: Any, channels: Channels | None) -> bytes:
@@ -84,11 +83,6 @@ def _encode(pixels: Any, channels: Channels | None) -> bytes:
             "bad_array",
         )
     return encode_png(pixels if channels == "rgb" else pixels[..., ::-1])
-
-
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_UP = 2  # filter type: each byte minus the one above; photographs compress better with it
-_LEVEL = 1  # zlib's fastest: a local network is faster than stronger compression
 
 
 def encode_png(rgb: "NDArray[np.uint8]") -> bytes:

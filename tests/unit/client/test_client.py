@@ -34,15 +34,10 @@ from tests.support.trickling_service import MOST_S, Trickle, TricklingService
 from tests.support.virtual_loop import run_virtually
 
 KEY = "k" * 32
-
 NO_RETRY = RetryPolicy(max_attempts=1)
-
 BAD = b"no image"
-
 PHOTO, LARGE = b"photo", b"x" * 80_000_000
-
 HTTP: list[Trickle] = ["upload", "headers", "body", "silence"]
-
 Ask = Callable[[str, bytes, float], None]
 
 

@@ -30,7 +30,6 @@ from tests.support.scripted_service import Make, ScriptedService, answered, refu
 
 KEY = "k" * 32
 FULL = Overloaded("full", "overloaded")
-
 SAFE = [FULL, NotReady("soon"), Unreachable("no", "refused"), Unreachable("no", "reset")]
 
 NOT_SAFE = [
@@ -298,18 +297,6 @@ def test_the_service_is_never_told_of_no_time(left_s: float) -> None:
     sent_s = float(CallOptions().headers(left_s)["x-request-timeout-seconds"])
     assert sent_s == pytest.approx(left_s, abs=0.001)
     assert sent_s > 0
-
-
-def test_the_last_moment_of_a_call_is_told_as_one(make: Make) -> None:
-    client, service, clock = make(refused(retry_after="1"))
-
-    async def until_the_last_moment(_: float) -> None:
-        clock.now = ends_at - 0.0003
-
-    client._calls._sleep = until_the_last_moment  # type: ignore[assignment]
-    ends_at = clock.now + 20
-    client.classify(b"photo", timeout=20)
-    assert [r.headers["x-request-timeout-seconds"] for r in service.requests] == ["20.000", "0.001"]
 
 
 @pytest.mark.parametrize(

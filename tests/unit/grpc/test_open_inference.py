@@ -162,7 +162,7 @@ async def test_mlservers_base64(client, is_raw):
 async def test_pixels_are_not_decoded(graph, client, is_raw):
     graph.decoder.raises = AssertionError("the Decoder was asked")
     pixels = bytes([7]) * (3 * SIZE * SIZE)
-    contents = {} if is_raw else {"uint_contents": pixels}
+    contents: dict[str, Any] = {} if is_raw else {"uint_contents": pixels}
     one = tensor("pixels", "UINT8", (1, SIZE, SIZE, 3), **contents)
     reply, context = await client.infer(asked(one, raw=[pixels] if is_raw else []))
     assert context.code() is None, context.details()

@@ -133,65 +133,68 @@ class Received:
         return self.ended
 
 
-def test_what_has_room_waits_for_nobody():
-    ended = run_virtually(Received().together(a=(50, 1.5), b=(50, 1.5)))
-    assert ended == {"a": ("received", 1.5), "b": ("received", 1.5)}
+SLOW, CUT = ("slow_body", SLOW_AFTER_S), ("overloaded", WAIT_AT_MOST_S)
+LONG_BYTES = 6 * MIB
+HELD_BYTES = 40 * MIB  # its holder may take 10 s
 
 
-def test_what_has_none_waits_and_the_first_is_the_first():
-    ended = run_virtually(Received().together(a=(60, 0.5), b=(60, 0.5), c=(10, 0.5)))
-    # The last would have had room at once, but a large one must not wait for ever.
-    assert ended == {"a": ("received", 0.5), "b": ("received", 1.0), "c": ("received", 1.0)}
+def received(at_s: float) -> tuple[str, float]:
+    return "received", at_s
 
 
-def test_a_slow_one_is_cut_for_one_that_waits():
-    ended = run_virtually(Received().together(a=(60, 60.0), b=(60, 0.25)))
-    assert ended["a"] == ("slow_body", SLOW_AFTER_S)
-    assert ended["b"] == ("received", SLOW_AFTER_S + 0.25)
-
-
-def test_a_slow_one_that_nobody_waits_for_is_let():
-    ended = run_virtually(Received().together(a=(60, 60.0), b=(40, 60.0)))
-    assert ended == {"a": ("received", 60.0), "b": ("received", 60.0)}
-
-
-def test_a_longer_message_has_more_time():
-    size = 6 * MIB
-    ended = run_virtually(Received(size).together(a=(size, 60.0), b=(size, 0.0)))
-    assert ended["a"] == ("slow_body", 6 * SLOW_S_PER_MIB)
-
-
-def test_the_slowest_is_cut_and_no_more_than_it_takes():
-    ended = run_virtually(Received().together(a=(50, 60.0), b=(50, 1.25), c=(50, 0.0)))
-    assert ended["a"] == ("slow_body", SLOW_AFTER_S)
-    assert (ended["b"], ended["c"]) == (("received", 1.25), ("received", SLOW_AFTER_S))
-
-
-def test_nobody_waits_longer_than_haproxy_would():
-    size = 40 * MIB  # its holder may take 10 s
-    ended = run_virtually(Received(size).together(a=(size, 9.0), b=(10, 0.0), c=(10, 0.0)))
-    assert ended["a"] == ("received", 9.0)
-    assert ended["b"] == ended["c"] == ("overloaded", WAIT_AT_MOST_S)
-
-
-def test_one_that_is_larger_than_the_room_is_received_alone():
-    ended = run_virtually(Received().together(a=(500, 0.5), b=(500, 0.5)))
-    assert ended == {"a": ("received", 0.5), "b": ("received", 1.0)}
+@pytest.mark.parametrize(
+    ("limit", "messages", "ended"),
+    [
+        # What has room waits for nobody; a slow message that nobody waits for is let.
+        (100, {"a": (50, 1.5), "b": (50, 1.5)}, [received(1.5), received(1.5)]),
+        (100, {"a": (60, 60.0), "b": (40, 60.0)}, [received(60.0), received(60.0)]),
+        # The first is the first. The last would have room at once, but a large one must not wait
+        # for ever.
+        (
+            100,
+            {"a": (60, 0.5), "b": (60, 0.5), "c": (10, 0.5)},
+            [received(0.5), received(1.0), received(1.0)],
+        ),
+        # The slowest is cut for those that wait, and no more than it takes.
+        (100, {"a": (60, 60.0), "b": (60, 0.25)}, [SLOW, received(SLOW_AFTER_S + 0.25)]),
+        (
+            100,
+            {"a": (50, 60.0), "b": (50, 1.25), "c": (50, 0.0)},
+            [SLOW, received(1.25), received(SLOW_AFTER_S)],
+        ),
+        # A longer message has more time; nobody waits longer than HAProxy would.
+        (
+            LONG_BYTES,
+            {"a": (LONG_BYTES, 60.0), "b": (LONG_BYTES, 0.0)},
+            [("slow_body", 6 * SLOW_S_PER_MIB), received(6 * SLOW_S_PER_MIB)],
+        ),
+        (
+            HELD_BYTES,
+            {"a": (HELD_BYTES, 9.0), "b": (10, 0.0), "c": (10, 0.0)},
+            [received(9.0), CUT, CUT],
+        ),
+        # A message that is larger than the room is received alone.
+        (100, {"a": (500, 0.5), "b": (500, 0.5)}, [received(0.5), received(1.0)]),
+    ],
+)
+def test_who_has_room_and_when(limit, messages, ended):
+    found = run_virtually(Received(limit).together(**messages))
+    assert [found[name] for name in messages] == ended
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5, SLOW_AFTER_S, 1.5, WAIT_AT_MOST_S])
 def test_whoever_goes_leaves_its_room_behind(after_s):
     """Cancelled as a receiver, as one who waits, in the moment of a cut and of its own time."""
-    received = Received()
+    room = Received()
 
     async def hang_up() -> None:
-        tasks = [asyncio.create_task(received.one(name, 60, 60.0)) for name in "abc"]
+        tasks = [asyncio.create_task(room.one(name, 60, 60.0)) for name in "abc"]
         await asyncio.sleep(after_s)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await received.one("last", 100, 0.0)
+        await room.one("last", 100, 0.0)
 
     run_virtually(hang_up())
-    assert received.ended["last"][0] == "received"
-    assert received.room.num_taken == 0
+    assert room.ended["last"][0] == "received"
+    assert room.room.num_taken == 0

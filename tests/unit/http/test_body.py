@@ -80,34 +80,9 @@ async def read_in(sent: Sent, max_bytes: int, share: Share) -> bytes:
     return await read_coded_body(sent.channel.receive, headers, max_bytes, share)
 
 
-async def test_chunks_are_joined():
-    assert await read_body(Sent(Channel(b"ab", b"", b"c")), LIMIT) == b"abc"
-
-
-async def test_an_empty_body():
-    assert await read_body(Sent(Channel()), LIMIT) == b""
-
-
-async def test_exactly_the_limit_passes():
-    assert len(await read_body(Sent(Channel(bytes(60), bytes(40))), LIMIT)) == LIMIT
-
-
-async def test_chunks_without_a_length_are_counted():
-    with pytest.raises(BodyTooLargeError, match="101 bytes or more, the limit is 100"):
-        await read_body(Sent(Channel(bytes(60), bytes(41))), LIMIT)
-
-
-async def test_a_length_that_says_less_than_is_sent():
-    with pytest.raises(BodyTooLargeError, match="110 bytes"):
-        await read_body(Sent(Channel(bytes(110)), content_length="5"), LIMIT)
-
-
-@pytest.mark.parametrize("length", ["101", "99999999999999"])
-async def test_a_length_over_the_limit_is_enough(length):
-    channel = Channel(b"short")
-    with pytest.raises(BodyTooLargeError, match=f"{length} bytes"):
-        await read_body(Sent(channel, content_length=length), LIMIT)
-    assert channel.num_read == 1  # still read: the client is to see the answer
+@pytest.mark.parametrize("chunks", [(b"ab", b"", b"c"), (), (bytes(60), bytes(LIMIT - 60))])
+async def test_a_body_within_the_limit_is_joined(chunks):
+    assert await read_body(Sent(Channel(*chunks)), LIMIT) == b"".join(chunks)
 
 
 @pytest.mark.parametrize("length", ["", "-5", "x", "²", "1e3", "+7"])
@@ -115,18 +90,23 @@ async def test_a_length_that_is_no_number_is_not_believed(length):
     assert await read_body(Sent(Channel(b"body"), content_length=length), LIMIT) == b"body"
 
 
-async def test_a_little_too_much_is_read_to_its_end():
-    channel = Channel(*[bytes(50)] * 7)
-    with pytest.raises(BodyTooLargeError):
-        await read_body(Sent(channel), LIMIT)
-    assert channel.num_read == 7
-
-
-async def test_far_too_much_is_cut_off():
-    channel = Channel(*[bytes(LIMIT)] * 50)
-    with pytest.raises(BodyTooLargeError):
-        await read_body(Sent(channel), LIMIT)
-    assert channel.num_read == DRAIN_FACTOR + 1
+@pytest.mark.parametrize(
+    ("chunks", "length", "says", "num_read"),
+    [
+        ([bytes(60), bytes(41)], "", "101 bytes or more, the limit is 100", 2),
+        ([bytes(110)], "5", "110 bytes", 1),  # more than it says
+        ([b"short"], "101", "101 bytes", 1),  # still read: the client is to see the answer
+        ([b"short"], "99999999999999", "99999999999999 bytes", 1),
+        ([bytes(50)] * 7, "", "the limit is 100", 7),  # a little too much is read to its end
+        ([bytes(LIMIT)] * 50, "", "the limit is 100", DRAIN_FACTOR + 1),  # far too much is cut off
+    ],
+    ids=["counted", "says less", "says more", "says far more", "a little", "far too much"],
+)
+async def test_a_body_over_the_limit_is_refused(chunks, length, says, num_read):
+    channel = Channel(*chunks)
+    with pytest.raises(BodyTooLargeError, match=says):
+        await read_body(Sent(channel, content_length=length), LIMIT)
+    assert channel.num_read == num_read
 
 
 async def test_a_client_that_hangs_up_half_way():
@@ -422,7 +402,7 @@ def test_the_refusals_of_a_small_body_are_documented(method: str, path: str) -> 
     assert documented.keys() >= {"400", "408", "413", "415"}
 
 
-async def test_a_body_over_the_limit() -> None:
+async def test_an_object_over_the_limit() -> None:
     with pytest.raises(BodyTooLargeError):
         await read(body(b" " * MAX_BYTES, b"{}"))
 

@@ -1,7 +1,4 @@
-"""What an accuracy record permits: serve, warn, or refuse.
-
-When INT8 is refused, verified, or not known: chance, members, and the images that would tell.
-"""
+"""What accuracy records permit: serve, warn, or refuse; by chance, members, and images."""
 
 from collections.abc import Callable
 from datetime import date
@@ -59,28 +56,82 @@ def drops(value: float) -> dict[str, float]:
     return {"sure": 0.001, "unsure": -0.01, "ensemble": value}
 
 
-def test_a_set_without_a_record_is_unmeasured(manifest: Manifest) -> None:
-    verdict = judge(manifest)
-    assert verdict.status == "unmeasured"
-    assert "tandem evaluate tiny --images DIR" in verdict.message
+def with_drop(manifest: Manifest, drop: float, **record: Any) -> Manifest:
+    return with_accuracy(manifest, TOP1, drops(drop), **record)
 
 
-def test_a_drop_within_the_limit_is_verified(manifest: Manifest) -> None:
-    assert judge(with_accuracy(manifest, TOP1, drops(0.004))).status == "verified"
+def not_known_later(manifest: Manifest) -> Manifest:
+    """The older of two records of as many images has a refusal, overruled, and no open figure."""
+    bad = with_drop(manifest, 0.1, num_images=2000, images_sha256="1" * 64)
+    return with_accuracy(bad, TOP1, {**drops(0.0), "sure": 0.005}, num_images=2000)
 
 
-def test_a_drop_over_the_limit_is_refused_with_both_numbers(manifest: Manifest) -> None:
-    verdict = judge(with_accuracy(manifest, TOP1, drops(0.0123)))
-    assert verdict.status == "dropped"
-    assert "costs ensemble 1.23 points" in verdict.message
-    assert "max_drop of 0.50 points" in verdict.message
-    assert "--allow-unverified" in verdict.message
+UNIMPORTANT = {"description": "other words", "hint": "try this", "max_drop": 0.001}
+VERDICTS: dict[str, tuple[Callable[[Manifest], Manifest], str, tuple[str, ...]]] = {
+    "no record": (lambda m: m, "unmeasured", ("tandem evaluate tiny --images DIR",)),
+    "a drop within the limit": (lambda m: with_drop(m, 0.004), "verified", ()),
+    "a drop over the limit": (
+        lambda m: with_drop(m, 0.0123),
+        "dropped",
+        ("costs ensemble 1.23 points", "max_drop of 0.50 points", "--allow-unverified"),
+    ),
+    "the set's own limit": (
+        lambda m: with_drop(m, 0.0125).model_copy(update={"max_drop": 0.02}),
+        "verified",
+        (),
+    ),
+    "one image": (
+        lambda m: with_accuracy(m, TOP1, dict.fromkeys(TOP1, 0.0), num_images=1),
+        "unknown",
+        (
+            "on 1 images of colours/eval; 2.00 points at most would verify it",
+            "About 260 images more would tell: tandem evaluate tiny",
+        ),
+    ),
+    "verified, then fewer images": (
+        lambda m: with_drop(with_drop(m, 0.0, images_sha256="1" * 64), 0.0, num_images=20),
+        "verified",
+        (),
+    ),
+    "never compared": (lambda m: with_accuracy(m, TOP1), "unmeasured", ("never compared",)),
+    "dropped, then the same images without float networks": (
+        lambda m: with_record(with_drop(m, 0.1), with_accuracy(m, TOP1).accuracy[0]),
+        "dropped",
+        (),
+    ),
+    "refused, overruled, then not known": (
+        not_known_later,
+        "unknown",
+        ("whether INT8 costs sure more than max_drop",),
+    ),
+    "a change that no answer depends on": (
+        lambda m: with_drop(m, 0.0).model_copy(update=UNIMPORTANT),
+        "verified",
+        (),
+    ),
+    "a record from before conditions were noted": (
+        lambda m: with_drop(m, 0.0, conditions=None),
+        "unmeasured",
+        (
+            "which image rule, labels and weights it was measured with",
+            "tandem evaluate tiny --images DIR",
+        ),
+    ),
+    "a drop from before conditions were noted": (
+        lambda m: with_drop(m, 0.1, conditions=None),
+        "dropped",
+        (),
+    ),
+}
 
 
-def test_the_limit_is_the_sets_own(manifest: Manifest) -> None:
-    measured = with_accuracy(manifest, TOP1, drops(0.0125))
-    generous = measured.model_copy(update={"max_drop": 0.02})
-    assert judge(generous).status == "verified"
+@pytest.mark.parametrize("name", VERDICTS)
+def test_verdicts(manifest: Manifest, name: str) -> None:
+    make, status, says = VERDICTS[name]
+    verdict = judge(make(manifest))
+    assert verdict.status == status
+    for text in says:
+        assert text in verdict.message
 
 
 def test_one_bad_dataset_is_enough(manifest: Manifest) -> None:
@@ -89,18 +140,6 @@ def test_one_bad_dataset_is_enough(manifest: Manifest) -> None:
     assert judge(both).status == "dropped"
     first = with_accuracy(manifest, TOP1, drops(0.0), images_sha256="1" * 64)
     assert judge(with_accuracy(first, TOP1, drops(0.1))).status == "dropped"
-
-
-def test_one_image_verifies_nothing(manifest: Manifest) -> None:
-    verdict = judge(with_accuracy(manifest, TOP1, dict.fromkeys(TOP1, 0.0), num_images=1))
-    assert verdict.status == "unknown"
-    assert "on 1 images of colours/eval; 2.00 points at most would verify it" in verdict.message
-    assert "About 260 images more would tell: tandem evaluate tiny" in verdict.message
-
-
-def test_a_record_that_verifies_is_not_undone_by_fewer_images(manifest: Manifest) -> None:
-    many = with_accuracy(manifest, TOP1, drops(0.0), images_sha256="1" * 64)
-    assert judge(with_accuracy(many, TOP1, drops(0.0), num_images=20)).status == "verified"
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -140,21 +179,6 @@ def test_a_refusal_is_undone_by_as_many_images_that_verify(manifest: Manifest) -
     assert judge(with_accuracy(bad, TOP1, others)).status == "dropped"  # not of the ensemble
 
 
-def test_what_is_not_known_is_told_of_a_record_that_has_it(manifest: Manifest) -> None:
-    """The older of two records of as many images has a refusal, overruled, and no open figure."""
-    bad = with_accuracy(manifest, TOP1, drops(0.1), num_images=2000, images_sha256="1" * 64)
-    newer = with_accuracy(bad, TOP1, {**drops(0.0), "sure": 0.005}, num_images=2000)
-    verdict = judge(newer)
-    assert verdict.status == "unknown"
-    assert "whether INT8 costs sure more than max_drop" in verdict.message
-
-
-def test_the_same_images_without_float_networks_undo_nothing(manifest: Manifest) -> None:
-    bad = with_accuracy(manifest, TOP1, drops(0.1))
-    (alone,) = with_accuracy(manifest, TOP1).accuracy
-    assert judge(with_record(bad, alone)).status == "dropped"
-
-
 def test_a_record_of_other_networks_counts_for_nothing(manifest: Manifest, tmp_path: Path) -> None:
     measured = with_accuracy(manifest, TOP1, drops(0.1))
     other = read_manifest(write_tiny_set(tmp_path / "other", gains={"sure": 3.0, "unsure": 1.0}))
@@ -168,12 +192,6 @@ def test_a_record_of_other_networks_counts_for_nothing(manifest: Manifest, tmp_p
 def test_a_record_of_fewer_members_is_stale(manifest: Manifest) -> None:
     measured = with_accuracy(manifest.model_copy(update={"members": manifest.members[:1]}), TOP1)
     assert judge(measured.model_copy(update={"members": manifest.members})).status == "unmeasured"
-
-
-def test_int8_that_was_never_compared_is_unmeasured(manifest: Manifest) -> None:
-    verdict = judge(with_accuracy(manifest, TOP1))
-    assert verdict.status == "unmeasured"
-    assert "never compared" in verdict.message
 
 
 def test_networks_that_came_as_int8_have_nothing_to_be_compared_with(manifest: Manifest) -> None:
@@ -205,21 +223,6 @@ def test_a_record_says_nothing_of_a_set_that_has_changed(manifest: Manifest, wha
 def test_a_drop_refuses_whatever_else_has_changed(manifest: Manifest, what: str) -> None:
     measured = with_accuracy(manifest, TOP1, drops(0.1))
     assert judge(measured.model_copy(update=CHANGES[what](manifest))).status == "dropped"
-
-
-def test_what_no_answer_depends_on_may_change(manifest: Manifest) -> None:
-    measured = with_accuracy(manifest, TOP1, drops(0.0))
-    update = {"description": "other words", "hint": "try this", "max_drop": 0.001}
-    assert judge(measured.model_copy(update=update)).status == "verified"
-
-
-def test_a_record_from_before_conditions_were_noted_verifies_nothing(manifest: Manifest) -> None:
-    old = with_accuracy(manifest, TOP1, drops(0.0), conditions=None)
-    verdict = judge(old)
-    assert verdict.status == "unmeasured"
-    assert "which image rule, labels and weights it was measured with" in verdict.message
-    assert "tandem evaluate tiny --images DIR" in verdict.message
-    assert judge(with_accuracy(manifest, TOP1, drops(0.1), conditions=None)).status == "dropped"
 
 
 def test_a_drop_stays_with_the_int8_network_when_the_float_one_goes(tmp_path: Path) -> None:

@@ -10,25 +10,14 @@ from models.model_set import load_model_set
 from tests.support.calibration.evaluated_sets import evaluated
 from tests.support.command_line import tandem
 from tests.support.scored_sets import write_scored_images, write_scored_set
-from tests.support.tiny_networks import write_pictures, write_tiny_set
+from tests.support.tiny_networks import write_pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A set with float networks only."""
-    return write_tiny_set(tmp_path / "tiny", precision="FP16", num_convolutions=1)
 
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pictures(tmp_path_factory.mktemp("data") / "calibration", num_per_color=5)
-
-
-@pytest.fixture
-def validation(tmp_path: Path) -> Path:
-    return write_pictures(tmp_path / "validation", num_per_color=6, side=20)
 
 
 @pytest.fixture
