@@ -85,7 +85,7 @@ def _show_sets(sets: list[ModelSet]) -> None:
 
 
 def set_as_json(manifest: Manifest) -> dict[str, Any]:
-    """Return what is listed of a set, as JSON values."""
+    """Return a set's row of the list as JSON values."""
     return {
         "name": manifest.name,
         "num_classes": manifest.num_classes,
