@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -92,7 +93,8 @@ def test_only_a_command_that_is_called_is_imported(argument: str, num_ours: int)
 @pytest.mark.parametrize("name", ["evaluate", "serve"])
 def test_the_listed_sentence_is_the_first_of_the_commands_help(name: str) -> None:
     """It is read from the source, without an import."""
-    listed = get_command(cli.app).commands[name]
+    group: Any = get_command(cli.app)
+    listed = group.commands[name]
     assert cli.docstring(listed._entry) == listed.loaded.help
     assert listed.get_short_help_str() == listed.loaded.help.partition(".")[0] + "."
 
