@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from app.errors import NotReadyError
-from app.graph.attempts import CALL_ERRORS, as_tandem
 from app.telemetry.spans import untraced_task
 from models.errors import TandemError
 
@@ -90,6 +89,9 @@ class HubHandle:
             NotReadyError: the deployment does not answer.
 
         """
+        # Late: tandem serve and tandem traffic import this module, and Ray must not come with it.
+        from app.graph.attempts import CALL_ERRORS, as_tandem
+
         async with self.in_time(CALL_S):
             try:
                 return await self._handle.ask.remote(method, *args)

@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
@@ -20,12 +20,14 @@ from app.errors import BadParameterError, ConfigError, PlanChangedError, Unverif
 from app.graph.hub_link import HubLink
 from app.graph.set_checks import check_accuracy, served_sets
 from app.settings import Settings
-from app.traffic.graph import TrafficGraph
 from app.traffic.plan import BookStatus, Comparison, Disagreement, Plan, Split, VersionFigures
 from models.ledger import judge
 from models.manifest import wilson_interval
 from models.model_set import ModelSet
 from models.record import Precision
+
+if TYPE_CHECKING:  # it imports Ray, and tandem serve imports this module before
+    from app.traffic.graph import TrafficGraph
 
 logger = logging.getLogger("ray.serve")
 EXPECTED = '{"shares": {"NAME@VERSION": 95, ...}, "shadow": null} or {"rollback": true}'
@@ -120,7 +122,7 @@ class TrafficControl(HubLink):
     def __init__(
         self,
         handle: Any,
-        graph: TrafficGraph,
+        graph: "TrafficGraph",
         refused: Mapping[str, str | None],
         load: Callable[[str, bool], Awaitable[None]],
     ) -> None:

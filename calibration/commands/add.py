@@ -8,13 +8,21 @@ import typer
 from platformdirs import user_cache_path
 from rich.markup import escape
 
-from calibration.commands.models import Into, Replace, number, out, pairs, triple, user_sets_dir
+from calibration.commands.models import (
+    Into,
+    Replace,
+    number,
+    out,
+    pairs,
+    tell,
+    triple,
+    user_sets_dir,
+)
 from models.errors import ModelSetError
 from models.files import needed_folder
 from models.image import Resize
 from models.image_resize import Interpolation
 from models.machine import needs_extra, pip_install
-from models.model_set import ModelSet
 from models.record import RuntimeName, Task
 
 if TYPE_CHECKING:
@@ -215,21 +223,3 @@ def _say(member: str, facts: str, doubt: str | None) -> None:
     out.print(escape(f"{member}: {facts}"))
     if doubt is not None:
         out.print(f"[yellow]{escape(f'{member}: {doubt}')}[/]")
-
-
-def tell(made: ModelSet, *, is_inferred: bool = False) -> None:
-    """Say what was made and what to do with it next; ``is_inferred``: nobody named the task."""
-    out.print(f"[green]{escape(str(made.folder))}[/] is there")
-    if (threshold := made.manifest.threshold) is not None:
-        why = ", since every network ends in a sigmoid" if is_inferred else ""
-        out.print(f"  multi_label{why}: labels with a score of {threshold:g} or more are answered")
-    for record in made.manifest.members:
-        on = [runtime for runtime in record.runtimes if runtime != "openvino"]
-        where = f" on {', '.join(on)}" if on else ""
-        size, batch = made.manifest.image_of(record.name).input_size, record.fixed_batch
-        at_a_time = f", {batch} image{'s' * (batch > 1)} at a time" if batch else ""
-        out.print(f"  {record.name}: {', '.join(record.networks)}{where}, {size} px{at_a_time}")
-    folder = escape(made.argument)
-    if any("INT8" not in m.networks for m in made.manifest.members if "openvino" in m.runtimes):
-        out.print(f"next: tandem quantize {folder} --images DIR, then")
-    out.print(f"tandem evaluate {folder} --images DIR; tandem serve --model-set {folder}")

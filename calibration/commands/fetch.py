@@ -20,7 +20,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from calibration.commands.models import Into, Replace, err, out, user_sets_dir
+from calibration.commands.models import Into, Replace, err, out, tell, user_sets_dir
 from models.errors import ModelSetError
 from models.files import needed_folder
 from models.machine import needs_extra
@@ -81,8 +81,6 @@ def fetch(
     The installed program has the INT8 ones; the others go into the same folder, for tandem
     evaluate and quantize, or precision: FP16.
     """
-    from calibration.commands.add import tell
-
     if name == "imagenette-float":
         if member or mirror or into or replace:
             raise ModelSetError(
@@ -142,7 +140,7 @@ def _fetch_imagenette_float(weights_dir: Path | None) -> None:
 
 
 def _make_imagenet(into: Path, weights_dir: Path | None, *, is_replaced: bool) -> None:
-
+    """Make the set imagenet, with a bar of how far it is."""
     with needs_extra("calibrate", "models fetch imagenet"):
         from calibration.imagenet import imagenet
         from calibration.quantization.quantize_set import interrupted_on_another_thread

@@ -85,7 +85,7 @@ def _show_sets(sets: list[ModelSet]) -> None:
 
 
 def set_as_json(manifest: Manifest) -> dict[str, Any]:
-    """Return what is listed of a set, as JSON values."""
+    """Return a set's row of the list as JSON values."""
     return {
         "name": manifest.name,
         "num_classes": manifest.num_classes,
@@ -331,3 +331,21 @@ def check_file(path: Path | None, option: str) -> None:
 def user_sets_dir() -> Path:
     """Return the folder where fetched and added sets go: ~/.local/share/tandem/models on Linux."""
     return needed_folder(user_data_path, "models")
+
+
+def tell(made: ModelSet, *, is_inferred: bool = False) -> None:
+    """Say what was made and what to do with it next; ``is_inferred``: nobody named the task."""
+    out.print(f"[green]{escape(str(made.folder))}[/] is there")
+    if (threshold := made.manifest.threshold) is not None:
+        why = ", since every network ends in a sigmoid" if is_inferred else ""
+        out.print(f"  multi_label{why}: labels with a score of {threshold:g} or more are answered")
+    for record in made.manifest.members:
+        on = [runtime for runtime in record.runtimes if runtime != "openvino"]
+        where = f" on {', '.join(on)}" if on else ""
+        size, batch = made.manifest.image_of(record.name).input_size, record.fixed_batch
+        at_a_time = f", {batch} image{'s' * (batch > 1)} at a time" if batch else ""
+        out.print(f"  {record.name}: {', '.join(record.networks)}{where}, {size} px{at_a_time}")
+    folder = escape(made.argument)
+    if any("INT8" not in m.networks for m in made.manifest.members if "openvino" in m.runtimes):
+        out.print(f"next: tandem quantize {folder} --images DIR, then")
+    out.print(f"tandem evaluate {folder} --images DIR; tandem serve --model-set {folder}")

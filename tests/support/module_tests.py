@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "tests/unit"
 PACKAGES = ("app", "models", "calibration", "client/tandem_client")
 ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/unit
-    "app/cli/options.py": ("cli/test_bench.py", "cli/test_traffic.py"),
     "app/graph/ensemble.py": ("graph",),
     "app/graph/served_models.py": ("http/test_open_inference.py",),
     "calibration/commands/fetch.py": ("calibration/test_imagenet.py",),

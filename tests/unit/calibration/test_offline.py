@@ -162,11 +162,6 @@ def test_a_log_gets_a_line_now_and_then(
     assert re.findall(r"^(\d) of 9 classified$", said, re.M) == list("123456789")
 
 
-def test_out_is_for_offline_alone(pictures: Path, tmp_path: Path) -> None:
-    done = tandem("classify", "--out", tmp_path / "answers.jsonl", pictures)
-    assert "--out goes with --offline" in str(done.exception)
-
-
 def test_more_classes_than_there_are(tiny_set: Path, pictures: Path) -> None:
     done = tandem("classify", "--offline", "--model-set", tiny_set, "--top-k", 4, pictures)
     assert "this model set has 3 classes" in str(done.exception)

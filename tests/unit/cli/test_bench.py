@@ -13,6 +13,8 @@ from app.bench.load import NothingToClassifyError
 from app.cli.bench import numbers
 from app.errors import ConfigError
 from calibration.offline import Setup, setups
+from models.errors import TandemError
+from models.files import ResultFileError
 from tests.support.command_line import tandem
 from tests.support.http_server import FakeServer
 from tests.support.tiny_networks import picture, write_tiny_set
@@ -139,14 +141,41 @@ def test_the_plot_is_drawn(server: FakeServer, tmp_path: Path) -> None:
     assert "offered requests/s" in (tmp_path / "x.svg").read_text()
 
 
-def test_what_cannot_be_drawn_is_refused_before_the_load(
-    server: FakeServer, tmp_path: Path
+TOO_LARGE = "give a number below a million"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "says"),
+    [
+        ("--plot x.txt", ConfigError, "a name that ends with .png or .svg"),
+        ("--limit --plot x.png", ConfigError, "--limit has none"),
+        ("--json /no/such/folder/x.json", ResultFileError, "cannot write"),
+        ("--images .", NothingToClassifyError, ""),
+        ("--url 127.0.0.1:8790", ConfigError, "write http://127.0.0.1:8790"),
+        ("--rate nan", ConfigError, "--rate 'nan': give numbers above 0"),
+        ("--rate 0", ConfigError, "--rate '0': give numbers above 0"),
+        ("--concurrency x", ConfigError, "--concurrency 'x' is not a list of numbers"),
+        ("--duration inf", ConfigError, f"--duration is inf: {TOO_LARGE}"),
+        ("--duration 1e300", ConfigError, f"--duration is 1e+300: {TOO_LARGE}"),
+        ("--warm-up inf", ConfigError, f"--warm-up is inf: {TOO_LARGE}"),
+        ("--warm-up 1e300", ConfigError, f"--warm-up is 1e+300: {TOO_LARGE}"),
+        ("--objective-ms inf", ConfigError, f"--objective-ms is inf: {TOO_LARGE}"),
+        ("--objective-ms 1e300", ConfigError, f"--objective-ms is 1e+300: {TOO_LARGE}"),
+    ],
+)
+def test_what_is_refused_before_the_load(
+    server: FakeServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    kind: type[TandemError],
+    says: str,
 ) -> None:
-    done = bench("--url", server.url, "--plot", tmp_path / "x.txt")
-    assert "a name that ends with .png or .svg" in str(done.exception)
-    done = bench("--limit", "--plot", tmp_path / "x.png")
-    assert "--limit has none" in str(done.exception)
-    assert server.requests == []
+    monkeypatch.chdir(tmp_path)
+    done = bench("--url", server.url, *arguments.split())
+    assert isinstance(done.exception, kind)
+    assert says in done.exception.message
+    assert [path for path, _ in server.requests if path.startswith("/v1/classify")] == []
 
 
 def test_nobody_there(free_port: Callable[[], int]) -> None:
@@ -155,40 +184,9 @@ def test_nobody_there(free_port: Callable[[], int]) -> None:
     assert "start one with tandem serve" in str(done.exception)
 
 
-def test_an_address_without_http() -> None:
-    done = bench("--url", "127.0.0.1:8790")
-    assert isinstance(done.exception, ConfigError)
-    assert "write http://127.0.0.1:8790" in done.exception.message
-
-
 def test_a_service_that_is_not_ready(server: FakeServer) -> None:
     server.get = (503, b"{}")
     assert "no Tandem is ready" in str(bench("--url", server.url).exception)
-
-
-def test_an_empty_folder(tmp_path: Path, server: FakeServer) -> None:
-    done = bench("--url", server.url, "--images", tmp_path)
-    assert isinstance(done.exception, NothingToClassifyError)
-
-
-@pytest.mark.parametrize("option", [("--rate", "nan"), ("--rate", "0"), ("--concurrency", "x")])
-def test_loads_that_are_none(option: tuple[str, str]) -> None:
-    assert isinstance(bench(*option).exception, ConfigError)
-
-
-@pytest.mark.parametrize("option", ["--duration", "--warm-up", "--objective-ms"])
-@pytest.mark.parametrize("value", ["inf", "1e300"])
-def test_times_that_never_end_are_refused_before_the_load(
-    server: FakeServer, option: str, value: str
-) -> None:
-    error = bench("--url", server.url, option, value).exception
-    assert isinstance(error, ConfigError)
-    assert f"{option} is {float(value)}: give a number below a million" in str(error)
-    assert server.requests == []
-
-
-def test_a_result_with_nowhere_to_go() -> None:
-    assert "cannot write" in str(bench("--json", "/no/such/folder/x.json").exception)
 
 
 def test_the_limit_of_a_tiny_set(tmp_path: Path, photos: Path) -> None:
@@ -230,8 +228,5 @@ def test_lists_of_numbers() -> None:
 def test_lists_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--rate"):
         numbers(text, "--rate")
-
-
-def test_half_a_client_is_refused() -> None:
     with pytest.raises(ConfigError, match="whole numbers"):
         numbers("1.5", "--concurrency", whole=True)

@@ -42,27 +42,23 @@ def test_loopback_is_asked_without_a_proxy(server, proxy, tmp_path):
     assert proxy.requests == []
 
 
-def test_a_member_that_answered_alone_is_said_to_have_been_sure(server):
-    answer = classified() | {"skipped_members": ["b", "c"]}
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        ({"skipped_members": ["b", "c"]}, "a was sure; not asked: b, c"),
+        ({"sure": False}, "not sure: tench"),
+        ({"degraded": True, "missing_members": {"b": "late"}}, "degraded, without b (late)"),
+        ({"sure": True}, ""),
+    ],
+)
+def test_a_note_next_to_an_answer(server, fields, note):
+    answer = classified() | fields
     server.answer = lambda _: (200, json.dumps(answer).encode())
-    result = classify("b.jpg", "--url", server.url)
-    assert "a was sure; not asked: b, c" in " ".join(result.stdout.split())
+    words = " ".join(classify("b.jpg", "--url", server.url).stdout.split())
+    assert note in words
+    assert ("sure" in words) is ("sure" in note)
     row = json.loads(classify("b.jpg", "--json", "--url", server.url).stdout)
-    assert row["skipped_members"] == ["b", "c"]
-
-
-@pytest.mark.parametrize(("sure", "is_doubted"), [(False, True), (True, False)])
-def test_an_answer_that_is_not_sure_says_so(server, sure, is_doubted):
-    answer = classified() | {"sure": sure}
-    server.answer = lambda _: (200, json.dumps(answer).encode())
-    assert ("not sure: tench" in classify("b.jpg", "--url", server.url).stdout) is is_doubted
-
-
-def test_a_degraded_answer_says_who_is_missing_and_why(server):
-    answer = classified() | {"degraded": True, "missing_members": {"b": "late"}}
-    server.answer = lambda _: (200, json.dumps(answer).encode())
-    result = classify("b.jpg", "--url", server.url)
-    assert "degraded, without b (late)" in " ".join(result.stdout.split())
+    assert row == {"file": "b.jpg", **answer}
 
 
 def opinion(label: str) -> dict[str, object]:
@@ -140,6 +136,13 @@ def test_an_address_that_is_none(url):
     assert isinstance(result.exception, ConfigError)
     assert url in result.exception.message
     assert "tandem serve" not in result.exception.message
+
+
+@pytest.mark.parametrize("option", ["--out", "--address"])
+def test_options_of_offline_alone(option):
+    done = classify(option, "x", ".")
+    assert isinstance(done.exception, ConfigError)
+    assert f"{option} goes with --offline" in done.exception.message
 
 
 def test_what_is_refused_for_a_moment_is_asked_again(server):

@@ -4,10 +4,12 @@ import itertools
 import re
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import EntryPoint, version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from app.cli import main as cli
 from tests.support.command_line import all_commands, tandem
@@ -86,6 +88,20 @@ def test_only_a_command_that_is_called_is_imported(argument: str, num_ours: int)
     assert 3 < len(ours) <= num_ours
     assert {"openvino", "ray", "fastapi", "numpy", "rich"}.isdisjoint(imported)
     assert ("pydantic" in imported) == (argument == "--version")  # Typer's, to read any value
+
+
+@pytest.mark.parametrize("name", ["evaluate", "serve"])
+def test_the_listed_sentence_is_the_first_of_the_commands_help(name: str) -> None:
+    """It is read from the source, without an import."""
+    group: Any = get_command(cli.app)
+    listed = group.commands[name]
+    assert cli.docstring(listed._entry) == listed.loaded.help
+    assert listed.get_short_help_str() == listed.loaded.help.partition(".")[0] + "."
+
+
+def test_an_entry_point_of_nothing() -> None:
+    with pytest.raises(LookupError, match=r"app\.cli\.main defines no function nothing"):
+        cli.docstring(EntryPoint("x", "app.cli.main:nothing", ""))
 
 
 def test_without_a_command_help_is_shown():

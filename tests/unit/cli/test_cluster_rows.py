@@ -168,11 +168,6 @@ def test_rows_come_until_there_are_no_more(
     assert asked == [(["a", "b", "c"], (str(tiny_set), 3, 1, None), 3)]
 
 
-def test_address_is_for_offline_alone(tmp_path: Path) -> None:
-    done = tandem("classify", "--address", "auto", tmp_path)
-    assert "--address goes with --offline" in str(done.exception)
-
-
 def test_nobody_at_the_address(tmp_path: Path, free_port: Callable[[], int]) -> None:
     where = f"ray://127.0.0.1:{free_port()}"
     done = tandem("classify", "--offline", "--address", where, tmp_path)

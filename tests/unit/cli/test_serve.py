@@ -145,13 +145,6 @@ def test_several_sets_that_could_not_be_told_apart_or_are_not_there(
         "--model-set", f"{tmp_path}/tiny,imagenette,{tmp_path}/tiny"
     )
     assert "'nowhere'" in refused("--model-set", "imagenette,nowhere")
-    for written, says in (
-        ("model_sets: []", "at least 1"),
-        ("model_sets: [imagenette, other]\n      model_set: imagenette", "leave one of them out"),
-        ("model_sets: [imagenette, other]\n      members: deployment", "members is deployment"),
-    ):
-        config = edited_config(tmp_path, "model_set: imagenette", written)
-        assert says in refused("--config", config)
 
 
 @pytest.mark.parametrize(
@@ -174,15 +167,25 @@ def test_a_misspelt_key_and_the_right_one(
     assert str(config) in said
 
 
+OF_A_SET = "model_set: imagenette"
+SHARED = "args:\n      shared_memory: unproxied"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "says"),
-    [(("--host", "0.0.0.0"), "listens on 0.0.0.0"), (("--address", "auto"), "with --address")],
+    ("right", "written", "arguments", "says"),
+    [
+        (OF_A_SET, "model_sets: []", "", "at least 1"),
+        (OF_A_SET, f"model_sets: [imagenette, x]\n      {OF_A_SET}", "", "leave one of them out"),
+        (OF_A_SET, "model_sets: [imagenette, x]\n      members: deployment", "", "members is depl"),
+        ("args:", SHARED, "--host 0.0.0.0", "listens on 0.0.0.0"),
+        ("args:", SHARED, "--address auto", "with --address"),
+    ],
 )
-def test_shared_memory_where_callers_may_be_elsewhere(
-    refused: Refused, tmp_path: Path, arguments: tuple[str, ...], says: str
+def test_settings_that_do_not_fit_each_other(
+    refused: Refused, tmp_path: Path, right: str, written: str, arguments: str, says: str
 ) -> None:
-    config = edited_config(tmp_path, "args:", "args:\n      shared_memory: unproxied")
-    assert says in refused("--config", config, *arguments)
+    config = edited_config(tmp_path, right, written)
+    assert says in refused("--config", config, *arguments.split())
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".xml"])

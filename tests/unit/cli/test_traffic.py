@@ -143,39 +143,28 @@ def test_rollback_is_one_call(server: FakeServer) -> None:
     assert sent(server) == [{"rollback": True}]
 
 
-def test_an_error_of_the_service_is_one_line(server: FakeServer) -> None:
-    error = {"error": {"code": "no_traffic", "message": "this service has one version"}}
-    server.get = (404, json.dumps(error).encode())
-    done = tandem("traffic", "--url", server.url)
-    assert isinstance(done.exception, ConfigError)
-    assert done.exception.message == f"{server.url}: this service has one version"
-
-
-def test_nobody_there_is_said_with_what_to_do() -> None:
-    done = tandem("traffic", "--url", "http://127.0.0.1:9")
-    assert isinstance(done.exception, ConfigError)
-    assert "Connection refused; is the service running? tandem serve" in done.exception.message
+NO_TRAFFIC = b'{"error": {"code": "no_traffic", "message": "this service has one version"}}'
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("answer", "url", "says"),
     [
-        ("http://[::1", "http://[::1 is no address"),
-        ("http://a..b", "http://a..b is no address"),
-        ("127.0.0.1:8000", "write http://127.0.0.1"),
+        ((404, NO_TRAFFIC), "", ": this service has one version"),
+        ((200, b"<html>"), "", " is no service of this kind: no JSON"),
+        ((200, b"{}"), "http://127.0.0.1:9", "Connection refused; is the service running? tandem"),
+        ((200, b"{}"), "http://[::1", "http://[::1 is no address"),
+        ((200, b"{}"), "http://a..b", "http://a..b is no address"),
+        ((200, b"{}"), "127.0.0.1:8000", "write http://127.0.0.1"),
     ],
 )
-def test_an_address_that_is_none_is_said(url: str, said: str) -> None:
-    done = tandem("traffic", "--url", url)
+def test_an_error_is_one_line(
+    server: FakeServer, answer: tuple[int, bytes], url: str, says: str
+) -> None:
+    server.get = answer
+    done = tandem("traffic", "--url", url or server.url)
     assert isinstance(done.exception, ConfigError)
-    assert said in done.exception.message
-
-
-def test_a_server_of_another_kind_is_no_service(server: FakeServer) -> None:
-    server.get = (200, b"<html>")
-    done = tandem("traffic", "--url", server.url)
-    assert isinstance(done.exception, ConfigError)
-    assert "is no service of this kind" in done.exception.message
+    assert says in done.exception.message
+    assert url or done.exception.message.startswith(f"{server.url}{says}")
 
 
 def test_a_proxy_does_not_get_the_key_for_this_machine(

@@ -1,7 +1,6 @@
 """``tandem ladder``: refusals before anything runs, exit codes, and the files it writes."""
 
 import json
-import re
 
 import pytest
 
@@ -11,8 +10,6 @@ from models.errors import ModelSetError
 from models.files import ResultFileError
 from tests.support.calibration.ladders import FakeProcesses
 from tests.support.command_line import tandem
-
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture
@@ -51,16 +48,16 @@ def test_json_on_stdout_is_all_there_is(tmp_path, fakes):
     assert [rung["name"] for rung in json.loads(done.stdout)["rungs"]] == ["eager", "int8"]
 
 
+def test_nothing_measured_is_exit_code_1(tmp_path, fakes):
+    assert ladder(tmp_path, "--random-weights", "--rungs", "cascade").exit_code == 1
+
+
 def test_a_failed_rung_is_exit_code_1_after_the_table(tmp_path, fakes):
     fakes.answers["compile"] = RungResult(outcome="failed", reason="its process died")
     done = ladder(tmp_path, "--random-weights")
     assert done.exit_code == 1
     assert "failed torch.compile: its process died" in done.output
     assert "INT8 by NNCF" in done.output
-
-
-def test_nothing_measured_is_exit_code_1(tmp_path, fakes):
-    assert ladder(tmp_path, "--random-weights", "--rungs", "cascade").exit_code == 1
 
 
 def test_ctrl_c_is_exit_code_130_and_resume_goes_on(tmp_path, fakes):
@@ -103,9 +100,3 @@ def test_mistakes_are_found_before_anything_runs(tmp_path, fakes, arguments, kin
 
 def test_a_set_that_is_not_there(tmp_path, fakes):
     assert isinstance(ladder(tmp_path, network="nothing").exception, ModelSetError)
-
-
-def test_the_help_says_how_long_and_what_is_skipped():
-    text = ANSI.sub("", tandem("ladder", "--help").stdout)
-    assert "ten minutes" in text
-    assert "--resume" in text
