@@ -23,6 +23,7 @@ from pathlib import Path
 
 import httpx
 from rich.markup import escape
+from rich.status import Status
 from rich.text import Text
 
 from app.environment import (
@@ -67,6 +68,7 @@ from app.launch.log import console, followed, logger, service_log, take_over_ray
 from app.launch.ray_cluster import (
     LOCAL,
     MIN_CPUS,
+    StopRequest,
     check_processes,
     joined_ray,
     local_ray,
@@ -122,37 +124,51 @@ def _run(options: ServeOptions, flags: Collection[str]) -> None:
         ray = _ray(options, config, forks, haproxy.path.parent)
         with console.status("starting Ray") as status, ray as metrics, ExitStack() as stack:
             stack.enter_context(followed(haproxy.path.parent / RAY))  # with a cluster: no files
-
-            def report(progress: str) -> None:
-                haproxy.check_started()
-                status.update(Text(progress))  # of a str rich takes brackets and ":a:" as markup
-
             with haproxy.check_started_on_error():
                 if is_joining:
                     stack.enter_context(deployed_beside_others(behind_haproxy))
                 else:
                     deploy(behind_haproxy)
-            is_ours = has_haproxy() and not is_joining  # only our own HAProxy has these sockets
-            with client_of(config.url, haproxy.local_socket if is_ours else None) as client:
-                grpc = _grpc_probe(config, haproxy if is_ours else None)
-                if is_ready := wait_ready(
-                    client, stop, report, applications=config.application_names, grpc=grpc
-                ):
-                    status.stop()
-                    _welcome(config, metrics, has_keys=wants_key(client))
-                    notify_systemd("READY=1")
-            if is_ready:
+            is_ours = has_haproxy() and not is_joining
+            if _is_ready(config, haproxy, stop, status, metrics, is_ours=is_ours):
                 give_back_memory()  # from here on the process only waits
                 renewal = CertificateRenewal(config.http, haproxy.path.parent, _warn)
-                while not stop.wait(
-                    RENEWAL_EVERY_S if is_ours and config.http.scheme == "https" else None
-                ):
+                has_tls = is_ours and config.http.scheme == "https"
+                while not stop.wait(RENEWAL_EVERY_S if has_tls else None):
                     renewal.look()
             with suppress(OSError):  # the terminal was closed
                 status.stop()
             notify_systemd("STOPPING=1")
             _say("stopping")
     _say("stopped; nothing of it is left running")
+
+
+def _is_ready(
+    config: ServeConfig,
+    haproxy: HaproxyCommand,
+    stop: StopRequest,
+    status: Status,
+    metrics: list[str],
+    *,
+    is_ours: bool,
+) -> bool:
+    """Wait for the service and welcome the user; return False if asked to stop meanwhile.
+
+    ``is_ours``: HAProxy is this run's, so it listens on the sockets of the run's folder.
+    """
+
+    def report(progress: str) -> None:
+        haproxy.check_started()
+        status.update(Text(progress))  # of a str rich takes brackets and ":a:" as markup
+
+    with client_of(config.url, haproxy.local_socket if is_ours else None) as client:
+        grpc = _grpc_probe(config, haproxy if is_ours else None)
+        names = config.application_names
+        if is_ready := wait_ready(client, stop, report, applications=names, grpc=grpc):
+            status.stop()
+            _welcome(config, metrics, has_keys=wants_key(client))
+            notify_systemd("READY=1")
+    return is_ready
 
 
 def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> Callable[[], bool] | None:
