@@ -54,6 +54,7 @@ HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>
 CONNECTS_WITHIN_S = 5.0
 MAX_ATTEMPTS, CLIENT_FAILED = 4, "Initialization failure from server"
 CURRENT = "ray_current_cluster"  # the file in which Ray keeps the address of this machine's cluster
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _init_ray(**options: Any) -> None:
@@ -284,9 +285,6 @@ def drain(client: Any, timeout_s: float) -> bool:
             time.sleep(POLL_EVERY_S)
         return True
     return False
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:

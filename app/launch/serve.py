@@ -89,6 +89,14 @@ from app.settings import Settings
 from models.machine import DISTRIBUTION, available_cpus, give_back_memory
 from models.model_set import ModelSet
 
+SOCKET_VARIABLE = "NOTIFY_SOCKET"
+Reason = str | None  # why a value cannot be used
+COMPRESSIONS = ("gzip", "deflate", "none")
+PROTOCOLS = ("grpc", "http/protobuf")
+METRICS_PATH = "/metrics"
+MAX_CONNECTIONS = 8  # enough for two Prometheus servers and some people
+TIMEOUT_S = 10.0  # the default of Prometheus
+
 
 def run_service(options: ServeOptions, flags: Collection[str] = OPTIONS) -> None:
     """Serve until a signal asks to stop; print the progress on stderr.
@@ -315,9 +323,6 @@ def _exposure(host: str, has_keys: bool, url: str) -> str:
     return text
 
 
-SOCKET_VARIABLE = "NOTIFY_SOCKET"
-
-
 def notify_systemd(state: str) -> None:
     """Send a state like ``READY=1`` if systemd waits for it (``Type=notify``); else do nothing.
 
@@ -331,11 +336,6 @@ def notify_systemd(state: str) -> None:
         ):
             to_systemd.connect(name)
             to_systemd.sendall(state.encode())
-
-
-Reason = str | None  # why a value cannot be used
-COMPRESSIONS = ("gzip", "deflate", "none")
-PROTOCOLS = ("grpc", "http/protobuf")
 
 
 def leave_out_unusable() -> list[str]:
@@ -411,9 +411,6 @@ CHECKS: dict[str, Callable[[str], Reason]] = {
     "OTEL_EXPORTER_OTLP_PROTOCOL": partial(_either, known=PROTOCOLS),
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": partial(_either, known=PROTOCOLS),
 }
-PATH = "/metrics"
-MAX_CONNECTIONS = 8  # enough for two Prometheus servers and some people
-TIMEOUT_S = 10.0  # the default of Prometheus
 
 
 class _Server(ThreadingHTTPServer):
@@ -443,8 +440,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.places.release()
 
     def do_GET(self) -> None:
-        if self.path != PATH:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"only {PATH} is here\n".encode())
+        if self.path != METRICS_PATH:
+            self._answer(
+                HTTPStatus.NOT_FOUND, "text/plain", f"only {METRICS_PATH} is here\n".encode()
+            )
             return
         try:
             source = httpx.get(self.server.source, timeout=TIMEOUT_S, trust_env=False)
@@ -474,11 +473,11 @@ def metrics_relay(host: str, port: int, source_port: int) -> Iterator[str]:
         OSError: the process cannot listen on ``host:port``.
 
     """
-    with _Server(host, port, f"http://127.0.0.1:{source_port}{PATH}") as server:
+    with _Server(host, port, f"http://127.0.0.1:{source_port}{METRICS_PATH}") as server:
         thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
         thread.start()
         try:
-            yield f"http://{joined(host, port)}{PATH}"
+            yield f"http://{joined(host, port)}{METRICS_PATH}"
         finally:
             server.shutdown()
             thread.join()
