@@ -337,17 +337,17 @@ def ending_on_signal(say: str) -> Iterator[None]:
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
+
+    def end_on_byte() -> None:
+        with reader:
+            if reader.recv(1):  # no byte: the other end was closed
+                os.write(2, f"{say}\n".encode())
+                os._exit(0)
+
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_end_on_byte, args=(reader, say), daemon=True).start()
+    threading.Thread(target=end_on_byte, daemon=True).start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
         writer.close()
-
-
-def _end_on_byte(reader: socket.socket, say: str) -> None:
-    with reader:
-        if reader.recv(1):  # no byte: the other end was closed
-            os.write(2, f"{say}\n".encode())
-            os._exit(0)

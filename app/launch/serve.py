@@ -9,6 +9,7 @@ removed. Without a collector tracing is off.
 """
 
 import contextlib
+import re
 import socket
 import sys
 import threading
@@ -91,8 +92,6 @@ from models.model_set import ModelSet
 
 SOCKET_VARIABLE = "NOTIFY_SOCKET"
 Reason = str | None  # why a value cannot be used
-COMPRESSIONS = ("gzip", "deflate", "none")
-PROTOCOLS = ("grpc", "http/protobuf")
 METRICS_PATH = "/metrics"
 MAX_CONNECTIONS = 8  # enough for two Prometheus servers and some people
 TIMEOUT_S = 10.0  # the default of Prometheus
@@ -169,23 +168,18 @@ def _is_ready(
         haproxy.check_started()
         status.update(Text(progress))  # of a str rich takes brackets and ":a:" as markup
 
+    grpc: Callable[[], bool] | None = None
+    if config.grpc_port is not None:
+        address = config.http.address(config.grpc_port)
+        target = f"unix:{haproxy.local_grpc_socket}" if is_ours else address
+        grpc = partial(grpc_reaches, target, config.name)
     with client_of(config.url, haproxy.local_socket if is_ours else None) as client:
-        grpc = _grpc_probe(config, haproxy if is_ours else None)
         names = config.application_names
         if is_ready := wait_ready(client, stop, report, applications=names, grpc=grpc):
             status.stop()
             _welcome(config, metrics, has_keys=wants_key(client))
             notify_systemd("READY=1")
     return is_ready
-
-
-def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> Callable[[], bool] | None:
-    """Return a probe of gRPC at our own HAProxy's socket, or else at the public port."""
-    if config.grpc_port is None:
-        return None
-    address = config.http.address(config.grpc_port)
-    target = address if haproxy is None else f"unix:{haproxy.local_grpc_socket}"
-    return partial(grpc_reaches, target, config.name)
 
 
 @contextmanager
@@ -364,9 +358,8 @@ def without_unsent_traces(config: ServeConfig) -> ServeConfig:
 
 
 def _propagators(value: str) -> Reason:
-    names = {name.strip() for name in value.split(",")}
-    reasons = (_installed("propagator", name) for name in sorted(names - {"none"}))
-    return next(filter(None, reasons), None)
+    names = sorted({name.strip() for name in value.split(",")} - {"none"})
+    return next(filter(None, (_installed("propagator", name) for name in names)), None)
 
 
 def _installed(kind: str, name: str) -> Reason:
@@ -374,11 +367,6 @@ def _installed(kind: str, name: str) -> Reason:
     if name in known:
         return None
     return f"no {kind} {name!r} is installed, but {', '.join(sorted(known))}"
-
-
-def _limit(value: str) -> Reason:
-    is_number = value.isascii() and value.strip().isdigit()
-    return None if is_number else "a whole number is wanted"
 
 
 def _seconds(value: str) -> Reason:
@@ -389,10 +377,14 @@ def _seconds(value: str) -> Reason:
     return None
 
 
-def _either(value: str, known: tuple[str, ...]) -> Reason:
-    return None if value.strip().lower() in known else f"{' or '.join(known)} is wanted"
+def _matches(value: str, pattern: str, wanted: str) -> Reason:
+    is_one = re.fullmatch(pattern, value.strip(), re.ASCII | re.IGNORECASE)
+    return None if is_one else f"{wanted} is wanted"
 
 
+_limit = partial(_matches, pattern=r"[0-9]+", wanted="a whole number")
+_compression = partial(_matches, pattern="gzip|deflate|none", wanted="gzip or deflate or none")
+_protocol = partial(_matches, pattern="grpc|http/protobuf", wanted="grpc or http/protobuf")
 CHECKS: dict[str, Callable[[str], Reason]] = {
     "OTEL_PROPAGATORS": _propagators,
     "OTEL_PYTHON_CONTEXT": partial(_installed, "context"),
@@ -406,10 +398,10 @@ CHECKS: dict[str, Callable[[str], Reason]] = {
     "OTEL_SPAN_LINK_COUNT_LIMIT": _limit,
     "OTEL_EXPORTER_OTLP_TIMEOUT": _seconds,
     "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": _seconds,
-    "OTEL_EXPORTER_OTLP_COMPRESSION": partial(_either, known=COMPRESSIONS),
-    "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": partial(_either, known=COMPRESSIONS),
-    "OTEL_EXPORTER_OTLP_PROTOCOL": partial(_either, known=PROTOCOLS),
-    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": partial(_either, known=PROTOCOLS),
+    "OTEL_EXPORTER_OTLP_COMPRESSION": _compression,
+    "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": _compression,
+    "OTEL_EXPORTER_OTLP_PROTOCOL": _protocol,
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": _protocol,
 }
 
 
