@@ -51,6 +51,9 @@ RETIRED = {
     "trace_dir": f"leave it out, {NO_TRACE_FILES}",
     "trace_mib": f"leave it out, {NO_TRACE_FILES}",
 }
+# In these ~ is the home folder.
+UserPath = Annotated[Path | None, AfterValidator(lambda path: path and with_home(path))]
+UserPaths = Annotated[tuple[Path, ...], AfterValidator(lambda paths: tuple(map(with_home, paths)))]
 
 
 @dataclass(frozen=True)
@@ -189,9 +192,6 @@ def _check_function_name(name: str | None) -> str | None:
 CachePlace = Annotated[str, AfterValidator(_check_cache)]
 FunctionName = Annotated[str | None, AfterValidator(_check_function_name)]
 Origins = Annotated[tuple[str, ...], AfterValidator(check_origins)]
-# In these ~ is the home folder.
-UserPath = Annotated[Path | None, AfterValidator(lambda path: path and with_home(path))]
-UserPaths = Annotated[tuple[Path, ...], AfterValidator(lambda paths: tuple(map(with_home, paths)))]
 
 
 def form_places(max_queued_images: int) -> int:

@@ -32,6 +32,16 @@ SERVE_DEFAULT_CPUS = 1.0  # num_cpus of a deployment that sets none
 ALL_CORES = ("Gateway",)  # with less than one CPU, these use every core of the machine
 HUBS = ("Feedback", "Traffic", "Sets")  # deployments of one replica, without a CPU by default
 WITHOUT_USER_CONFIG = ("Decoder", "Combiner", *HUBS)
+SSL_FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+SSL_OPTIONS = (*SSL_FILES, "ssl_keyfile_password")
+CHAIN = "tls.pem"  # the certificate's file name in the run's folder
+REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # how this machine reaches all interfaces
+HOST = re.compile(r"[0-9A-Za-z.:_-]+")  # an address or a name
+METRICS_PORT = 9464  # OpenTelemetry's default for Prometheus scrapes
+LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+OF_REPLICAS = range(30_000, 31_001)  # RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT to MAX, ascending
+_given: set[int] = set()
+_reserved: set[int] = set()  # until this process ends
 
 
 def own_index(content: Mapping[str, Any]) -> int:
@@ -180,13 +190,6 @@ def _num_cpus(deployment: Mapping[str, Any]) -> float:
     return SERVE_DEFAULT_CPUS if asked is None else float(asked)
 
 
-SSL_FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
-SSL_OPTIONS = (*SSL_FILES, "ssl_keyfile_password")
-CHAIN = "tls.pem"  # the certificate's file name in the run's folder
-REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # how this machine reaches all interfaces
-HOST = re.compile(r"[0-9A-Za-z.:_-]+")  # an address or a name
-
-
 def check_host(host: str, option: str) -> None:
     """Raise :class:`ConfigError` unless it is an address or a name; ``""`` is all interfaces."""
     if not HOST.fullmatch(host):
@@ -292,13 +295,6 @@ def tls_of(http: HttpOptions) -> Tls | None:
         files = ", ".join(filter(None, (certificate, key, clients)))
         raise ConfigError(f"http_options.ssl_...: {reason(error)} ({files})") from error
     return Tls(Path(certificate), Path(key), Path(clients) if clients else None)
-
-
-METRICS_PORT = 9464  # OpenTelemetry's default for Prometheus scrapes
-LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-OF_REPLICAS = range(30_000, 31_001)  # RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT to MAX, ascending
-_given: set[int] = set()
-_reserved: set[int] = set()  # until this process ends
 
 
 def joined(host: str, port: int) -> str:

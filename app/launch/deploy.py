@@ -37,6 +37,8 @@ GRPC_ANSWERS_WITHIN_S = 5.0
 # application, so that no request is counted. Healthz would not do, since HAProxy answers it itself
 # as long as it knows of no replica.
 READY_METHOD = "/tandem.v1.Ensemble/Ready"
+ANSWERS_WITHIN_S = 30.0  # for a busy controller
+Applications = Mapping[str, Mapping[str, Any]]  # by name, in the form of ``ServeInstanceDetails``
 
 
 def deploy(config: ServeConfig) -> None:
@@ -163,10 +165,6 @@ def reason_in(message: str) -> str | None:
     """Return the error that ended a replica, without the traceback that Serve adds to it."""
     raised = list(RAISED.finditer(message))
     return (raised[-1]["ours"] or raised[-1]["other"]) if raised else None
-
-
-ANSWERS_WITHIN_S = 30.0  # for a busy controller
-Applications = Mapping[str, Mapping[str, Any]]  # by name, in the form of ``ServeInstanceDetails``
 
 
 @contextmanager

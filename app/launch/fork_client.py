@@ -33,7 +33,10 @@ def main() -> None:
         sys.path[:] = [folder for folder in sys.path if folder != own]
         run(target, arguments)
     elif target is not None:
-        _end_with_fork(connection)
+        # Become a shell, a hundredth of this process's memory, that ends when the fork does.
+        connection.setblocking(True)
+        os.dup2(connection.fileno(), 0)
+        os.execv("/bin/sh", ["sh", "-c", "read status && exit $status; exit 1"])
 
 
 def _forked(target: str | None, arguments: list[str]) -> socket.socket | None:
@@ -42,7 +45,8 @@ def _forked(target: str | None, arguments: list[str]) -> socket.socket | None:
     connection.settimeout(FORKED_WITHIN_S)
     try:
         connection.connect(os.environ.get(SOCKET_VARIABLE, ""))
-        _send(connection, request(target, arguments))
+        socket.send_fds(connection, [b"\n"], [0, 1, 2])
+        connection.sendall(json.dumps(request(target, arguments)).encode() + b"\n")
         if (answer := connection.recv(MAX_ANSWER_BYTES)) == b"forked\n":
             return connection
         print("not forked:", answer.decode().strip(), file=sys.stderr)
@@ -63,18 +67,6 @@ def request(target: str | None, arguments: list[str]) -> dict[str, object]:
         "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
         "ignored": [int(n) for n in ENDING if signal.getsignal(n) is signal.SIG_IGN],
     }
-
-
-def _send(connection: socket.socket, content: dict[str, object]) -> None:
-    socket.send_fds(connection, [b"\n"], [0, 1, 2])
-    connection.sendall(json.dumps(content).encode() + b"\n")
-
-
-def _end_with_fork(connection: socket.socket) -> None:
-    """Replace this process by a shell, a hundredth of its memory, that ends when the fork does."""
-    connection.setblocking(True)
-    os.dup2(connection.fileno(), 0)
-    os.execv("/bin/sh", ["sh", "-c", "read status && exit $status; exit 1"])
 
 
 def run(target: str | None, arguments: list[str]) -> None:

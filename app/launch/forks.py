@@ -31,6 +31,48 @@ from app.launch.fork_client import ENDING, SOCKET_VARIABLE, run
 
 MAX_BODY_BYTES = 2**20
 NUM_STREAMS = 3
+CLIENT = Path(__file__).with_name("fork_client.py")
+SERVER_MODULE = "app.launch.forks"
+MAX_WAITING = 64
+ForkServerProcess = subprocess.Popen[bytes]
+ENDS_WITHIN_S = 10.0  # the server gives its forks 5 s
+# Modules that the agents, the controller, the proxies and the replicas import; their forks share
+# the memory of modules imported before. Ray must not be among them: its library seeds its random
+# numbers at import, so forks would draw equal task ids. Modules that are not installed (tqdm) are
+# skipped.
+MODULES = (
+    "aiohttp.web",
+    "fastapi",
+    "filelock",
+    "grpc.aio",
+    "grpc_reflection.v1alpha.reflection",
+    "jsonschema",
+    "msgpack",
+    "numpy",
+    "opencensus.stats.stats",
+    "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
+    "opentelemetry.sdk.metrics",
+    "opentelemetry.sdk.trace",
+    "pandas",
+    "pdb",
+    "prometheus_client.parser",
+    "psutil",
+    "pydantic",
+    "requests",
+    "starlette.routing",
+    "tarfile",
+    "tqdm.auto",
+    "uvicorn",
+    "uvloop",
+    "yaml",
+    "models.openvino_network",
+    "app.settings",
+    "models.image_files",
+)
+FORKS_END_WITHIN_S = 5.0
+FORKED = b"forked\n"
+# No module imported here reads variables with these prefixes.
+RAY_PREFIXES = ("RAY_", "SPT_NOENV")
 
 
 @dataclass(frozen=True)
@@ -92,46 +134,6 @@ def become(asked: ForkRequest) -> None:
     run(asked.target, asked.arguments)
 
 
-CLIENT = Path(__file__).with_name("fork_client.py")
-SERVER_MODULE = "app.launch.forks"
-MAX_WAITING = 64
-ForkServerProcess = subprocess.Popen[bytes]
-ENDS_WITHIN_S = 10.0  # the server gives its forks 5 s
-# Modules that the agents, the controller, the proxies and the replicas import; their forks share
-# the memory of modules imported before. Ray must not be among them: its library seeds its random
-# numbers at import, so forks would draw equal task ids. Modules that are not installed (tqdm) are
-# skipped.
-MODULES = (
-    "aiohttp.web",
-    "fastapi",
-    "filelock",
-    "grpc.aio",
-    "grpc_reflection.v1alpha.reflection",
-    "jsonschema",
-    "msgpack",
-    "numpy",
-    "opencensus.stats.stats",
-    "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
-    "opentelemetry.sdk.metrics",
-    "opentelemetry.sdk.trace",
-    "pandas",
-    "pdb",
-    "prometheus_client.parser",
-    "psutil",
-    "pydantic",
-    "requests",
-    "starlette.routing",
-    "tarfile",
-    "tqdm.auto",
-    "uvicorn",
-    "uvloop",
-    "yaml",
-    "models.openvino_network",
-    "app.settings",
-    "models.image_files",
-)
-
-
 @contextlib.contextmanager
 def fork_server(folder: Path) -> Iterator[ForkServerProcess]:
     """Start a fork server in the current environment, which Ray's processes get as well."""
@@ -175,12 +177,6 @@ def end_server(server: ForkServerProcess) -> None:
         server.wait(ENDS_WITHIN_S)
     server.kill()
     server.wait()
-
-
-FORKS_END_WITHIN_S = 5.0
-FORKED = b"forked\n"
-# No module imported here reads variables with these prefixes.
-RAY_PREFIXES = ("RAY_", "SPT_NOENV")
 
 
 class ForkServer:

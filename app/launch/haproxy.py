@@ -305,7 +305,8 @@ class CertificateRenewal:
             for path in (tls.certificate, tls.key)
             for match in PEM_BLOCK.finditer(path.read_bytes())
         )
-        lines = b"\n".join(filter(bytes.strip, pem.splitlines()))  # an empty line ends it
+        # An empty line would end the certificate.
+        lines = b"\n".join(line for line in pem.splitlines() if line.strip())
         sockets = {path for pattern in ADMIN_SOCKETS for path in self._folder.glob(pattern)}
         for path in sockets:
             said = _asked(path, b"set ssl cert %b <<\n%b\n\n" % (os.fsencode(name), lines))

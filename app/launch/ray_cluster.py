@@ -54,6 +54,7 @@ HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>
 CONNECTS_WITHIN_S = 5.0
 MAX_ATTEMPTS, CLIENT_FAILED = 4, "Initialization failure from server"
 CURRENT = "ray_current_cluster"  # the file in which Ray keeps the address of this machine's cluster
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _init_ray(**options: Any) -> None:
@@ -286,9 +287,6 @@ def drain(client: Any, timeout_s: float) -> bool:
     return False
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 class StopRequest:
     """An event that signal handlers may set.
 
@@ -339,17 +337,17 @@ def ending_on_signal(say: str) -> Iterator[None]:
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
+
+    def end_on_byte() -> None:
+        with reader:
+            if reader.recv(1):  # no byte: the other end was closed
+                os.write(2, f"{say}\n".encode())
+                os._exit(0)
+
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_end_on_byte, args=(reader, say), daemon=True).start()
+    threading.Thread(target=end_on_byte, daemon=True).start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
         writer.close()
-
-
-def _end_on_byte(reader: socket.socket, say: str) -> None:
-    with reader:
-        if reader.recv(1):  # no byte: the other end was closed
-            os.write(2, f"{say}\n".encode())
-            os._exit(0)

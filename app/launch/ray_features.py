@@ -83,6 +83,10 @@ FORKS = Feature(
     ),
 )
 LAUNCH_FEATURES = (DEPLOY, CONTROLLER, LOG_MONITOR, DEATHS, ONE_MACHINE, FORKS)
+# The files in which Ray reads the variables that protect.
+VARIABLES = ("serve/_private/constants.py", "_private/ray_constants.py")
+HAPROXY_TEMPLATE = "serve/_private/haproxy_templates.py"
+NOBODY = b"127.0.0.1:9"  # an address where nothing listens: the port of the discard protocol
 
 
 def check_installed_ray(*, is_joining: bool = False) -> list[str]:
@@ -96,11 +100,6 @@ def check_installed_ray(*, is_joining: bool = False) -> list[str]:
     others = [feature for feature in LAUNCH_FEATURES if feature is not CONTROLLER]
     asking = replace(CONTROLLER, is_required=is_joining)
     return check_ray((*REPLICA_FEATURES, *others, asking))
-
-
-# The files in which Ray reads the variables that protect.
-VARIABLES = ("serve/_private/constants.py", "_private/ray_constants.py")
-HAPROXY_TEMPLATE = "serve/_private/haproxy_templates.py"
 
 
 def check_protecting(names: Collection[str]) -> None:
@@ -138,9 +137,6 @@ def _installed(file: str) -> Path:
     assert package is not None  # Ray's version was checked before
     assert package.origin is not None
     return Path(package.origin).parent / file
-
-
-NOBODY = b"127.0.0.1:9"  # an address where nothing listens: the port of the discard protocol
 
 
 @contextlib.contextmanager

@@ -38,6 +38,8 @@ RAY, LOGS = "ray", "logs"
 # parent: /tandem- and 8 random characters, / and a node's id of 56, /admin.sock.
 MAX_PLACE = 13
 PLACES = ("/tmp", "/var/tmp", "/dev/shm")
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+HAPROXY_SCRIPT = "haproxy.sh"  # its name in the run's folder, also in STARTER
 
 
 @contextlib.contextmanager
@@ -116,10 +118,6 @@ def make_regions_folder(config: ServeConfig, run_dir: Path) -> None:
         folder = run_dir / "regions"
         folder.mkdir(mode=0o700)
         set_environment({REGIONS_FOLDER: str(folder)}, ours=(REGIONS_FOLDER,))
-
-
-TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
-HAPROXY_SCRIPT = "haproxy.sh"  # its name in the run's folder, also in STARTER
 
 
 @contextlib.contextmanager

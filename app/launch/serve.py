@@ -9,6 +9,7 @@ removed. Without a collector tracing is off.
 """
 
 import contextlib
+import re
 import socket
 import sys
 import threading
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import httpx
 from rich.markup import escape
+from rich.status import Status
 from rich.text import Text
 
 from app.access import read_keys
@@ -68,6 +70,7 @@ from app.launch.log import console, followed, logger, service_log, take_over_ray
 from app.launch.ray_cluster import (
     LOCAL,
     MIN_CPUS,
+    StopRequest,
     check_processes,
     joined_ray,
     local_ray,
@@ -87,6 +90,12 @@ from app.setting_values import check_redis_client
 from app.settings import Settings
 from models.machine import DISTRIBUTION, available_cpus, give_back_memory
 from models.model_set import ModelSet
+
+SOCKET_VARIABLE = "NOTIFY_SOCKET"
+Reason = str | None  # why a value cannot be used
+METRICS_PATH = "/metrics"
+MAX_CONNECTIONS = 8  # enough for two Prometheus servers and some people
+TIMEOUT_S = 10.0  # the default of Prometheus
 
 
 def run_service(options: ServeOptions, flags: Collection[str] = OPTIONS) -> None:
@@ -123,31 +132,17 @@ def _run(options: ServeOptions, flags: Collection[str]) -> None:
         ray = _ray(options, config, forks, haproxy.path.parent)
         with console.status("starting Ray") as status, ray as metrics, ExitStack() as stack:
             stack.enter_context(followed(haproxy.path.parent / RAY))  # with a cluster: no files
-
-            def report(progress: str) -> None:
-                haproxy.check_started()
-                status.update(Text(progress))  # of a str rich takes brackets and ":a:" as markup
-
             with haproxy.check_started_on_error():
                 if is_joining:
                     stack.enter_context(deployed_beside_others(behind_haproxy))
                 else:
                     deploy(behind_haproxy)
-            is_ours = has_haproxy() and not is_joining  # only our own HAProxy has these sockets
-            with client_of(config.url, haproxy.local_socket if is_ours else None) as client:
-                grpc = _grpc_probe(config, haproxy if is_ours else None)
-                if is_ready := wait_ready(
-                    client, stop, report, applications=config.application_names, grpc=grpc
-                ):
-                    status.stop()
-                    _welcome(config, metrics, has_keys=wants_key(client))
-                    notify_systemd("READY=1")
-            if is_ready:
+            is_ours = has_haproxy() and not is_joining
+            if _is_ready(config, haproxy, stop, status, metrics, is_ours=is_ours):
                 give_back_memory()  # from here on the process only waits
                 renewal = CertificateRenewal(config.http, haproxy.path.parent, _warn)
-                while not stop.wait(
-                    RENEWAL_EVERY_S if is_ours and config.http.scheme == "https" else None
-                ):
+                has_tls = is_ours and config.http.scheme == "https"
+                while not stop.wait(RENEWAL_EVERY_S if has_tls else None):
                     renewal.look()
             with suppress(OSError):  # the terminal was closed
                 status.stop()
@@ -156,13 +151,36 @@ def _run(options: ServeOptions, flags: Collection[str]) -> None:
     _say("stopped; nothing of it is left running")
 
 
-def _grpc_probe(config: ServeConfig, haproxy: HaproxyCommand | None) -> Callable[[], bool] | None:
-    """Return a probe of gRPC at our own HAProxy's socket, or else at the public port."""
-    if config.grpc_port is None:
-        return None
-    address = config.http.address(config.grpc_port)
-    target = address if haproxy is None else f"unix:{haproxy.local_grpc_socket}"
-    return partial(grpc_reaches, target, config.name)
+def _is_ready(
+    config: ServeConfig,
+    haproxy: HaproxyCommand,
+    stop: StopRequest,
+    status: Status,
+    metrics: list[str],
+    *,
+    is_ours: bool,
+) -> bool:
+    """Wait for the service and welcome the user; return False if asked to stop meanwhile.
+
+    ``is_ours``: HAProxy is this run's, so it listens on the sockets of the run's folder.
+    """
+
+    def report(progress: str) -> None:
+        haproxy.check_started()
+        status.update(Text(progress))  # of a str rich takes brackets and ":a:" as markup
+
+    grpc: Callable[[], bool] | None = None
+    if config.grpc_port is not None:
+        address = config.http.address(config.grpc_port)
+        target = f"unix:{haproxy.local_grpc_socket}" if is_ours else address
+        grpc = partial(grpc_reaches, target, config.name)
+    with client_of(config.url, haproxy.local_socket if is_ours else None) as client:
+        names = config.application_names
+        if is_ready := wait_ready(client, stop, report, applications=names, grpc=grpc):
+            status.stop()
+            _welcome(config, metrics, has_keys=wants_key(client))
+            notify_systemd("READY=1")
+    return is_ready
 
 
 @contextmanager
@@ -299,9 +317,6 @@ def _exposure(host: str, has_keys: bool, url: str) -> str:
     return text
 
 
-SOCKET_VARIABLE = "NOTIFY_SOCKET"
-
-
 def notify_systemd(state: str) -> None:
     """Send a state like ``READY=1`` if systemd waits for it (``Type=notify``); else do nothing.
 
@@ -315,11 +330,6 @@ def notify_systemd(state: str) -> None:
         ):
             to_systemd.connect(name)
             to_systemd.sendall(state.encode())
-
-
-Reason = str | None  # why a value cannot be used
-COMPRESSIONS = ("gzip", "deflate", "none")
-PROTOCOLS = ("grpc", "http/protobuf")
 
 
 def leave_out_unusable() -> list[str]:
@@ -348,9 +358,8 @@ def without_unsent_traces(config: ServeConfig) -> ServeConfig:
 
 
 def _propagators(value: str) -> Reason:
-    names = {name.strip() for name in value.split(",")}
-    reasons = (_installed("propagator", name) for name in sorted(names - {"none"}))
-    return next(filter(None, reasons), None)
+    names = sorted({name.strip() for name in value.split(",")} - {"none"})
+    return next(filter(None, (_installed("propagator", name) for name in names)), None)
 
 
 def _installed(kind: str, name: str) -> Reason:
@@ -358,11 +367,6 @@ def _installed(kind: str, name: str) -> Reason:
     if name in known:
         return None
     return f"no {kind} {name!r} is installed, but {', '.join(sorted(known))}"
-
-
-def _limit(value: str) -> Reason:
-    is_number = value.isascii() and value.strip().isdigit()
-    return None if is_number else "a whole number is wanted"
 
 
 def _seconds(value: str) -> Reason:
@@ -373,10 +377,14 @@ def _seconds(value: str) -> Reason:
     return None
 
 
-def _either(value: str, known: tuple[str, ...]) -> Reason:
-    return None if value.strip().lower() in known else f"{' or '.join(known)} is wanted"
+def _matches(value: str, pattern: str, wanted: str) -> Reason:
+    is_one = re.fullmatch(pattern, value.strip(), re.ASCII | re.IGNORECASE)
+    return None if is_one else f"{wanted} is wanted"
 
 
+_limit = partial(_matches, pattern=r"[0-9]+", wanted="a whole number")
+_compression = partial(_matches, pattern="gzip|deflate|none", wanted="gzip or deflate or none")
+_protocol = partial(_matches, pattern="grpc|http/protobuf", wanted="grpc or http/protobuf")
 CHECKS: dict[str, Callable[[str], Reason]] = {
     "OTEL_PROPAGATORS": _propagators,
     "OTEL_PYTHON_CONTEXT": partial(_installed, "context"),
@@ -390,14 +398,11 @@ CHECKS: dict[str, Callable[[str], Reason]] = {
     "OTEL_SPAN_LINK_COUNT_LIMIT": _limit,
     "OTEL_EXPORTER_OTLP_TIMEOUT": _seconds,
     "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": _seconds,
-    "OTEL_EXPORTER_OTLP_COMPRESSION": partial(_either, known=COMPRESSIONS),
-    "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": partial(_either, known=COMPRESSIONS),
-    "OTEL_EXPORTER_OTLP_PROTOCOL": partial(_either, known=PROTOCOLS),
-    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": partial(_either, known=PROTOCOLS),
+    "OTEL_EXPORTER_OTLP_COMPRESSION": _compression,
+    "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": _compression,
+    "OTEL_EXPORTER_OTLP_PROTOCOL": _protocol,
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": _protocol,
 }
-PATH = "/metrics"
-MAX_CONNECTIONS = 8  # enough for two Prometheus servers and some people
-TIMEOUT_S = 10.0  # the default of Prometheus
 
 
 class _Server(ThreadingHTTPServer):
@@ -427,8 +432,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.places.release()
 
     def do_GET(self) -> None:
-        if self.path != PATH:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"only {PATH} is here\n".encode())
+        if self.path != METRICS_PATH:
+            self._answer(
+                HTTPStatus.NOT_FOUND, "text/plain", f"only {METRICS_PATH} is here\n".encode()
+            )
             return
         try:
             source = httpx.get(self.server.source, timeout=TIMEOUT_S, trust_env=False)
@@ -458,11 +465,11 @@ def metrics_relay(host: str, port: int, source_port: int) -> Iterator[str]:
         OSError: the process cannot listen on ``host:port``.
 
     """
-    with _Server(host, port, f"http://127.0.0.1:{source_port}{PATH}") as server:
+    with _Server(host, port, f"http://127.0.0.1:{source_port}{METRICS_PATH}") as server:
         thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
         thread.start()
         try:
-            yield f"http://{joined(host, port)}{PATH}"
+            yield f"http://{joined(host, port)}{METRICS_PATH}"
         finally:
             server.shutdown()
             thread.join()

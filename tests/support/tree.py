@@ -14,12 +14,16 @@ PACKAGES = ("app", "models", "calibration", "client/tandem_client")
 MAX_FILES, MAX_LINES, MAX_TEST_LINES = 160, 42_500, 60_000
 SHORTEST, LONGEST = 100, 500  # lines of a file
 SHORT = {  # shorter files, and why each is one of its own
+    "app/launch/fork_client.py": "a script that Ray starts; it imports nothing of ours",
     "models/errors.py": "every module of models imports it, and app/errors.py builds on it",
 }
 LONG: dict[str, str] = {}  # longer files, and why each is not two
 ONLY_IMPORTER = {  # modules with one importer, in their folder, and why each is a file of its own
     "app.http.open_inference": "the routes of a protocol; with api.py it has over 700 lines",
     "app.http.other_routes": "what the service has next to classifying; too long for api.py",
+    "app.launch.deploy": "what Serve is asked to deploy; with its importer it would be too long",
+    "app.launch.fork_client": "a script that Ray starts; it imports nothing of ours",
+    "app.launch.run_folder": "must be entered before ray is imported, and so imports none of it",
 }
 
 

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ NULLABLE = ("target_wait_ms", "answer_timeout_s")  # where 0, or null, has a mea
 STAGES = ("decoder", "members", "combiner")
 OTLP, JAEGER = "otlp takes http://HOST:4317", "jaeger takes udp://HOST:6831"
 FORM = "max_files is {}, and of max_queued_images {} a form may fill {}: .* to {}, or lower max_f"
-REFUSED: list[tuple[dict[str, object], str]] = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cache": "memory"}, "cache is 'memory': give none, local, or redis://HOST:PORT/DB"),
     ({"cache": ""}, "give none, local, or"),
     ({"cache": None}, "valid string"),

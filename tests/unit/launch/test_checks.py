@@ -1,11 +1,13 @@
 """What is refused before Ray starts: what does not fit the machine, TLS, ports in use."""
 
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from subprocess import PIPE
 
+import psutil
 import pytest
 
 from app.errors import ConfigError
@@ -227,3 +229,44 @@ def test_ports_of_which_two_are_the_same():
     checks.check_distinct({"--port": 8000, "--grpc-port": None, "--metrics-port": 9464})
     with pytest.raises(ConfigError, match="--port and --metrics-port are both 8000: give one"):
         checks.check_distinct({"--port": 8000, "--grpc-port": None, "--metrics-port": 8000})
+
+
+def test_a_taken_port_names_port_process_and_remedy(taken):
+    with pytest.raises(ConfigError) as caught:
+        checks.check_port("127.0.0.1", taken)
+    message = caught.value.message
+    assert f"127.0.0.1:{taken}" in message
+    assert f"process {os.getpid()}, {psutil.Process().name()}" in message
+    assert "--port" in message
+
+
+def test_a_port_taken_on_one_address_is_taken_on_all(taken):
+    with pytest.raises(ConfigError, match="in use"):
+        checks.check_port("0.0.0.0", taken)
+
+
+def test_free_ports_pass():
+    port = checks.free_port()
+    checks.check_port("127.0.0.1", port)
+    checks.check_port("127.0.0.1", port)  # the check itself leaves nothing behind
+    checks.check_port("localhost", port)
+
+
+def test_free_ports_are_not_the_kernels_to_hand_out(tmp_path, monkeypatch):
+    ports = tmp_path / "range"
+    ports.write_text("32768\t60999\n")
+    monkeypatch.setattr(checks, "LOCAL_PORT_RANGE", ports)
+    found = {checks.free_port() for _ in range(500)}
+    assert len(found) == 500  # two of one process never get the same
+    assert all(20_000 <= port < 32_768 or port > 60_999 for port in found)
+    assert not found & set(checks.OF_REPLICAS)
+    ports.write_text("1024 65535")
+    assert 1024 <= checks.free_port() <= 65_535
+    ports.unlink()
+    assert checks.free_port() >= 20_000
+
+
+@pytest.mark.parametrize("port", [70_000, -1])
+def test_a_port_that_cannot_exist(port):
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+        checks.check_port("127.0.0.1", port)

@@ -331,7 +331,7 @@ def test_what_is_left_is_what_opentelemetry_can_be_imported_with() -> None:
 )
 def test_tracing_is_off_if_nobody_gets_the_spans(
     monkeypatch: pytest.MonkeyPatch,
-    arguments: dict[str, str],
+    arguments: dict[str, Any],
     variables: dict[str, str],
     exporter: str,
     is_on: bool,
