@@ -177,7 +177,7 @@ def job(tiny_set: Path, tmp_path: Path):
 
 @pytest.fixture
 def run_code(job: LadderJob, monkeypatch):
-    def run(code: str, say: Callable[[str], None] = lambda _: None) -> RungResult:
+    def run(code: Any, say: Callable[[str], None] = lambda _: None) -> RungResult:
         monkeypatch.setattr(module, "run_in_child", in_child)
         return run_engine(job, "latency", code, (), say)
 
