@@ -1,8 +1,9 @@
-"""The engines that run a network in the way of a rung."""
+"""The engines that run a network in the way of a rung, and the outcome of a rung."""
 
 import itertools
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
+from calibration.ladder.measure import run_calls
 from calibration.ladder.preparations import (
     INPUT,
     INPUTS_NAME,
     ONNX_NAME,
     OUTPUT,
     PIXELS_NAME,
+    PREPARATIONS,
     SEED,
     TRUTH_NAME,
     import_torch,
@@ -26,14 +29,23 @@ from calibration.ladder.preparations import (
     random_pixels,
     torch_module,
 )
-from calibration.ladder.rungs import LadderJob, RungOptions, SkippedError
+from calibration.ladder.rungs import (
+    Engine,
+    LadderJob,
+    Preparation,
+    RungOptions,
+    RungResult,
+    SkippedError,
+)
 from models.ensemble import Probabilities, average, is_sure, tempered
-from models.machine import needs_extra
+from models.errors import TandemError
+from models.machine import MissingExtraError, needs_extra
 from models.manifest import read_manifest
 from models.model_set import ModelSet
 from models.network import load
 from models.openvino_network import Pixels, RuntimeOptions, compile_with, read_network
 
+WARM_UP, TRIAL = 0.2, 0.15  # of a run's time; the trial of each of several choices
 TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
@@ -290,3 +302,87 @@ ENGINES: dict[str, Callable[[LadderJob, RungOptions], ReadyNetwork]] = {
     "openvino": openvino_network,
     "ensemble": ensemble_network,
 }
+
+
+def outcome_of(
+    job: LadderJob,
+    engine: Engine | Preparation,
+    choices: Sequence[RungOptions] = (RungOptions(),),
+    say: Callable[[str], None] = lambda _: None,
+) -> RungResult:
+    """Measure the engine with the best of ``choices``, or prepare; an error becomes the result.
+
+    ``say`` is called with the progress: preparing, measuring, measured.
+    """
+    try:
+        if engine in PREPARATIONS:
+            PREPARATIONS[engine](job)
+            return RungResult(outcome="prepared")
+        return _measured(job, engine, choices, say)
+    except (SkippedError, MissingExtraError) as error:
+        return RungResult(outcome="skipped", reason=error.message)
+    except TandemError as error:
+        return RungResult(outcome="failed", reason=error.message)
+    except Exception as error:  # of any runtime: the ladder continues without this rung
+        lines = str(error).strip().splitlines() or [""]
+        return RungResult(outcome="failed", reason=f"{type(error).__name__}: {lines[0]}")
+
+
+def _measured(
+    job: LadderJob, engine: str, choices: Sequence[RungOptions], say: Callable[[str], None]
+) -> RungResult:
+    started = time.monotonic()
+    say("preparing")
+    chosen, ready = best_choice(job, engine, choices)
+    _warm_up(ready, job)
+    prepared_s = time.monotonic() - started
+    say("measuring")
+    figures = run_calls(ready.calls, job.asked.seconds, chosen.batch, job.cores)
+    say("measured")
+    if not job.network.is_random:
+        share, num_labelled = top1(ready, job, chosen.batch, of_ensemble=engine == "ensemble")
+        figures = figures.model_copy(update={"top1": share, "num_labelled": num_labelled})
+    return RungResult(
+        outcome="measured",
+        chosen=chosen,
+        figures=figures,
+        prepared_s=round(prepared_s, 1),
+        notes=(ready.note(),),
+    )
+
+
+def best_choice(
+    job: LadderJob, engine: str, choices: Sequence[RungOptions]
+) -> tuple[RungOptions, ReadyNetwork]:
+    """Return the choice with the highest throughput in a short run.
+
+    Choices that this machine cannot run are skipped.
+
+    Raises:
+        SkippedError: the machine can run none of them.
+
+    """
+    best: tuple[float, RungOptions, ReadyNetwork] | None = None  # frees the others' memory
+    reasons: list[str] = []
+    for options in choices:
+        try:
+            ready = ENGINES[engine](job, options)
+        except SkippedError as error:
+            reasons.append(error.message)
+            continue
+        if len(choices) == 1:
+            return options, ready
+        _warm_up(ready, job)
+        run = run_calls(ready.calls, TRIAL * job.asked.seconds, options.batch, job.cores)
+        if best is None or run.images_per_s > best[0]:
+            best = run.images_per_s, options, ready
+    if best is None:
+        raise SkippedError("; ".join(dict.fromkeys(reasons)))
+    return best[1:]
+
+
+def _warm_up(ready: ReadyNetwork, job: LadderJob) -> None:
+    """Run for a while without counting: the first calls allocate, and may compile."""
+    for call in ready.calls:
+        call()
+    run_calls(ready.calls, WARM_UP * TRIAL * job.asked.seconds, 1, job.cores)

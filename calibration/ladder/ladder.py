@@ -258,7 +258,7 @@ def free_port() -> int:
 
 
 def _wait_ready(url: str, process: Child) -> str:
-    """Wait until the service is ready; return the reason if it does not become ready."""
+    """Wait until the service is ready; return the problem if it is not."""
     deadline = time.monotonic() + START_LIMIT_S
     with httpx.Client(base_url=url, timeout=5, trust_env=False) as client:
         while time.monotonic() < deadline:

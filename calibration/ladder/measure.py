@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -24,17 +23,10 @@ from calibration.ladder.rungs import (
     Preparation,
     RungOptions,
     RungResult,
-    SkippedError,
 )
-from models.errors import TandemError
-from models.machine import MissingExtraError
-
-if TYPE_CHECKING:  # a rung's process imports it; that of the command does not need it
-    from calibration.ladder.engines import ReadyNetwork
 
 SAMPLES = 40  # of utilisation in a run, at most
 MIN_SAMPLE_S = 0.1  # a virtual machine's clock is too noisy for shorter samples
-WARM_UP, TRIAL = 0.2, 0.15  # of a run's time; the trial of each of several choices
 MIB = 2**20
 POWERCAP = Path("/sys/class/powercap")
 OOM_SCORE = Path("/proc/self/oom_score_adj")
@@ -190,99 +182,11 @@ def run_in_child(
     choices: Sequence[RungOptions],
     say: Callable[[str], None],
 ) -> RungResult:
-    """Return :func:`outcome_of` in a process of its own, without the runtimes' warnings."""
+    """Return the engine's outcome in a process of its own, without the runtimes' warnings."""
+    from calibration.ladder.engines import outcome_of  # the ladder's own process needs no runtime
+
     with contextlib.suppress(OSError):  # then this process is killed first if memory runs out
         OOM_SCORE.write_text("500", "ascii")
     warnings.simplefilter("ignore")  # torch deprecates features that OpenVINO and the rungs use
     logging.disable(logging.ERROR)
     return outcome_of(job, engine, choices, say)
-
-
-def outcome_of(
-    job: LadderJob,
-    engine: Engine | Preparation,
-    choices: Sequence[RungOptions] = (RungOptions(),),
-    say: Callable[[str], None] = lambda _: None,
-) -> RungResult:
-    """Measure the engine with the best of ``choices``, or prepare; an error becomes the result.
-
-    ``say`` is called with the progress: preparing, measuring, measured.
-    """
-    from calibration.ladder.preparations import PREPARATIONS
-
-    try:
-        if engine in PREPARATIONS:
-            PREPARATIONS[engine](job)
-            return RungResult(outcome="prepared")
-        return _measured(job, engine, choices, say)
-    except (SkippedError, MissingExtraError) as error:
-        return RungResult(outcome="skipped", reason=error.message)
-    except TandemError as error:
-        return RungResult(outcome="failed", reason=error.message)
-    except Exception as error:  # of any runtime: the ladder continues without this rung
-        lines = str(error).strip().splitlines() or [""]
-        return RungResult(outcome="failed", reason=f"{type(error).__name__}: {lines[0]}")
-
-
-def _measured(
-    job: LadderJob, engine: str, choices: Sequence[RungOptions], say: Callable[[str], None]
-) -> RungResult:
-    from calibration.ladder.engines import top1
-
-    started = time.monotonic()
-    say("preparing")
-    chosen, ready = best_choice(job, engine, choices)
-    _warm_up(ready, job)
-    prepared_s = time.monotonic() - started
-    say("measuring")
-    figures = run_calls(ready.calls, job.asked.seconds, chosen.batch, job.cores)
-    say("measured")
-    if not job.network.is_random:
-        share, num_labelled = top1(ready, job, chosen.batch, of_ensemble=engine == "ensemble")
-        figures = figures.model_copy(update={"top1": share, "num_labelled": num_labelled})
-    return RungResult(
-        outcome="measured",
-        chosen=chosen,
-        figures=figures,
-        prepared_s=round(prepared_s, 1),
-        notes=(ready.note(),),
-    )
-
-
-def best_choice(
-    job: LadderJob, engine: str, choices: Sequence[RungOptions]
-) -> "tuple[RungOptions, ReadyNetwork]":
-    """Return the choice with the highest throughput in a short run.
-
-    Choices that this machine cannot run are skipped.
-
-    Raises:
-        SkippedError: the machine can run none of them.
-
-    """
-    from calibration.ladder.engines import ENGINES
-
-    best: tuple[float, RungOptions, ReadyNetwork] | None = None  # frees the others' memory
-    reasons: list[str] = []
-    for options in choices:
-        try:
-            ready = ENGINES[engine](job, options)
-        except SkippedError as error:
-            reasons.append(error.message)
-            continue
-        if len(choices) == 1:
-            return options, ready
-        _warm_up(ready, job)
-        run = run_calls(ready.calls, TRIAL * job.asked.seconds, options.batch, job.cores)
-        if best is None or run.images_per_s > best[0]:
-            best = run.images_per_s, options, ready
-    if best is None:
-        raise SkippedError("; ".join(dict.fromkeys(reasons)))
-    return best[1:]
-
-
-def _warm_up(ready: "ReadyNetwork", job: LadderJob) -> None:
-    """Run for a while without counting: the first calls allocate, and may compile."""
-    for call in ready.calls:
-        call()
-    run_calls(ready.calls, WARM_UP * TRIAL * job.asked.seconds, 1, job.cores)

@@ -1,4 +1,4 @@
-"""The rungs of a ladder: their options, their tasks for a network, the files of their results."""
+"""The rungs of a ladder: its options, which rungs there are, and the files of their results."""
 
 import contextlib
 import fcntl

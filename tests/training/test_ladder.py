@@ -11,9 +11,9 @@ from calibration.ladder.engines import (
     check_possible,
     onnx_network,
     openvino_network,
+    outcome_of,
     torch_network,
 )
-from calibration.ladder.measure import outcome_of
 from calibration.ladder.preparations import random_module, random_pixels, torch_module
 from calibration.ladder.rungs import (
     LadderJob,

@@ -1,4 +1,4 @@
-"""Calls in closed loops, power, and the outcome of a rung."""
+"""Calls in closed loops, power, and memory."""
 
 import threading
 import time
@@ -9,18 +9,12 @@ from typing import Any
 import psutil
 import pytest
 
-from calibration.ladder import engines
 from calibration.ladder.measure import (
     PackagePower,
-    best_choice,
     figures_of,
     memory_mib,
-    outcome_of,
     run_calls,
 )
-from calibration.ladder.rungs import LadderJob, RungOptions, SkippedError
-from models.machine import needs_extra
-from tests.support.calibration.ladders import tiny_job
 from tests.support.hand_clock import HandClock
 
 
@@ -160,58 +154,3 @@ def test_what_only_root_may_read_is_absent(tmp_path: Path, monkeypatch) -> None:
     power = PackagePower(tmp_path, clock)
     clock.now += 1
     assert power.watts() == {}
-
-
-def test_the_fastest_choice_is_measured(monkeypatch):
-    class Slow:
-        notes = ()
-
-        def __init__(self, options: RungOptions) -> None:
-            self.calls = [lambda: work(options.batch)]
-
-    def work(batch: int) -> None:
-        for _ in range(200_000 if batch == 2 else 10):  # more time for two images than for one
-            pass
-
-    choices = (RungOptions(batch=2), RungOptions(batch=1))
-    monkeypatch.setitem(engines.ENGINES, "openvino", lambda _, options: Slow(options))
-    chosen, _ = best_choice(tiny_job(Path("set"), Path("work")), "openvino", choices)
-    assert chosen.batch == 1
-
-
-def test_choices_that_cannot_run_are_left_out(monkeypatch):
-    def make_ready(_: LadderJob, options: RungOptions):
-        if options.batch == 1:
-            raise SkippedError("not that one")
-        ready = type("Ready", (), {})()
-        ready.calls = [lambda: None]
-        return ready
-
-    choices = (RungOptions(batch=1), RungOptions(batch=3))
-    monkeypatch.setitem(engines.ENGINES, "openvino", make_ready)
-    job = tiny_job(Path("set"), Path("work"))
-    assert best_choice(job, "openvino", choices)[0].batch == 3
-    with pytest.raises(SkippedError, match="not that one"):
-        best_choice(job, "openvino", choices[:1])
-
-
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError, MemoryError])
-def test_what_a_runtime_raises_is_a_failed_rung(tiny_set, tmp_path, monkeypatch, kind):
-    def broken(*_: object):
-        raise kind("a long story\nin many lines")
-
-    monkeypatch.setitem(engines.ENGINES, "torch", broken)
-    result = outcome_of(tiny_job(tiny_set, tmp_path), "torch")
-    assert (result.outcome, result.reason) == ("failed", f"{kind.__name__}: a long story")
-
-
-def test_a_runtime_that_is_not_installed_is_a_skipped_rung(tiny_set, tmp_path, monkeypatch):
-    def absent(*_: object):
-        with needs_extra("ladder", "ladder"):
-            raise ModuleNotFoundError("no", name="torch")
-
-    monkeypatch.setitem(engines.ENGINES, "torch", absent)
-    result = outcome_of(tiny_job(tiny_set, tmp_path), "torch")
-    assert result.outcome == "skipped"
-    assert "needs torch" in result.reason
-    assert "tandem-serve[ladder]" in result.reason
