@@ -15,7 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from models.ensemble import AnswerRule, Prediction, Probabilities
 from models.errors import TandemError
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 logger = logging.getLogger("ray.serve")
 

@@ -28,7 +28,7 @@ from app.settings import Settings
 from app.stages.own_functions import OwnPreprocess, fingerprint_with, load_function
 from models.ensemble import Probabilities, average
 from models.model_set import ModelSet
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from app.settings import AnswerPolicy
 from models.ensemble import Probabilities, is_sure
 from models.errors import TandemError
 from models.image import ImageInputs
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 Answering = asyncio.Future[MemberAnswer]
 LATE = "late"

@@ -17,7 +17,7 @@ from app.errors import MAX_SHOWN, BadParameterError
 from app.graph.observer import RequestObserver
 from app.graph.redis_cache import Outcome, RedisStore, Rows
 from app.queueing.scheduler import Lane
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 RequestAnswers = list[Classified | Fault]  # one per file, in order
 

@@ -41,7 +41,7 @@ from app.queueing.scheduler import (
 )
 from app.setting_values import form_places
 from models.ensemble import Probabilities
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 RunBatch = Callable[[Sequence[Pixels]], Awaitable[Probabilities | TimedRows]]
 SHADOW_RUN_S = 5.0  # the time limit of a batch in the shadow lane, after which it counts as hanging

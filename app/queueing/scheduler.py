@@ -26,7 +26,7 @@ from itertools import chain
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from models.ensemble import Probabilities
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 MAX_HOLD_S = 0.05  # how long a batch waits; one core decodes eight photos in half of it
 # At this rate decoding takes half of the event loop's time. If the networks are faster, threads

@@ -37,7 +37,7 @@ from app.serve.shared_calls import (
 from app.telemetry.spans import current_ids, untraced
 from models.ensemble import Probabilities
 from models.errors import TandemError
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 A = TypeVar("A")
 StageHandle: TypeAlias = DeploymentHandle[Any]

@@ -31,7 +31,7 @@ from app.errors import NotReadyError
 from app.queueing.scheduler import LANES, Lane
 from app.telemetry.spans import SpanIds
 from models.errors import TandemError
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 StageAnswer = TypeVar("StageAnswer", Decoded, MemberAnswer)
 CALL, DECODED, CLASSIFIED = b"TnC2", b"TnD2", b"TnM2"  # the digit is the version of the format

@@ -25,7 +25,7 @@ from models.image_header import ImageHeader, read_header
 from models.ledger import decoder_cpu_ms
 from models.machine import give_back_memory, keep_freed_memory
 from models.model_set import ModelSet
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 # libavif may decode up to 2^28 pixels, whatever the header says: so never on every thread.
 AVIF_PIXELS = 4 * 2**20

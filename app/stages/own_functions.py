@@ -38,7 +38,7 @@ from app.telemetry.spans import current_parent, record
 from models.ensemble import Probabilities
 from models.image import ImageInputs
 from models.manifest import Manifest
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 SUM_TOLERANCE = 1e-3  # of a row's sum; the float32 sum of 1,000 classes is off by a hundredth of it
 # A class that eight members score 0.99 keeps a higher product than this.

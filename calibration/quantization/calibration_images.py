@@ -24,7 +24,7 @@ from calibration.sets.packaged import Wheel, WheelSource, fetch_wheel, read_from
 from models.errors import ImageError, ModelSetError
 from models.image import ImageInputs
 from models.model_set import ModelSet
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 SEED = 20
 # With fewer held-out images, chance alone moves top-1 by more than half a percentage point.

@@ -19,7 +19,7 @@ from app.answers import MemberAnswer
 from app.launch.deploy import deploy
 from app.settings import Settings
 from app.stages.classifier import Classifier
-from models.openvino_network import Pixels
+from models.network import Pixels
 from tests.support.services.deployed import Served, replica_pids
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import SIZE, picture, write_tiny_set

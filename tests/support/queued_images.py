@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.scheduler import BatchResult, Lane, Waiting
-from models.openvino_network import Pixels
+from models.network import Pixels
 
 
 class ImageFuture(asyncio.Future[BatchResult]):

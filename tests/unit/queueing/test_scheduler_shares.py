@@ -10,7 +10,7 @@ import pytest
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.scheduler import BatchScheduler, CoreShare, VirtualClock
 from models.ensemble import Probabilities
-from models.openvino_network import Pixels
+from models.network import Pixels
 from tests.support.queued_images import submit
 from tests.support.steps import SteppedNetwork, image, settle
 from tests.support.virtual_loop import virtually
