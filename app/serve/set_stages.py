@@ -91,9 +91,7 @@ class StageBuilder:
         members: dict[str, Classifier] = {}
         with ExitStack() as on_error:
             if threads is not None:
-                weight = (self._settings.set_weights or {}).get(model_set.name, 1.0)
-                # All versions of a set have one share of the cores.
-                share = self._shares.setdefault(model_set.name, CoreShare(weight))
+                share = self._share_of(model_set.name)
                 for member in model_set.manifest.members:
                     name = member.name
                     reports = self._reports.setdefault((model_set.name, name), {})
@@ -147,6 +145,11 @@ class StageBuilder:
         for member in self.members:
             member.reconfigure(user_config)
         self._user_config = user_config
+
+    def _share_of(self, name: str) -> CoreShare:
+        """Return a set's share of the cores, which all its versions have in common."""
+        weights = self._settings.set_weights or {}
+        return self._shares.setdefault(name, CoreShare(weights.get(name, 1.0)))
 
     def _joined_changed(self) -> None:
         self.members[:] = [member for stages in self.joined for member in stages.members]

@@ -36,13 +36,14 @@ from app.grpc import tandem_pb2 as messages
 from app.grpc.call import add_servicer, announced_bytes, code_of, number_of, timeout_s_of
 from app.grpc.interface import GrpcInterface, HealthInterface
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
-from app.launch.config import ADD_SERVICER, grpc_port, with_grpc
+from app.launch.config import ADD_SERVICER, ServeConfig, with_grpc
 from app.serve.ray_compatibility import REFLECTION, check_ray
 from app.serve.replica import answer_reflection_v1
 from app.settings import Settings
 from app.telemetry.metric_table import REQUEST_MS, REQUESTS, STAGE_MS
 from models import ensemble
 from models.errors import TandemError
+from tests.support.configurations import GOOD
 from tests.support.fakes import FakeService
 from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.grpc_replica import grpc_replica
@@ -147,12 +148,15 @@ def test_a_message_that_does_not_say_or_is_compressed(prefix):
 
 
 def test_grpc_is_off_unless_asked_for():
-    assert grpc_port({}) is None
-    assert grpc_port({"grpc_options": {"port": 9000}}) is None  # as Serve sees it: no servicer
-    content = with_grpc({"grpc_options": {"request_timeout_s": 5}}, 9001)
-    assert content["grpc_options"]["request_timeout_s"] == 5
-    assert grpc_port(content) == 9001
-    assert grpc_port(with_grpc(content, None)) == 9001
+    def port(content: dict[str, Any]) -> int | None:
+        return ServeConfig.of({**GOOD, **content}).grpc_port
+
+    assert port({}) is None
+    assert port({"grpc_options": {"port": 9000}}) is None  # as Serve sees it: no servicer
+    content = with_grpc({"grpc_options": {"request_timeout_s": 20}}, 9001)
+    assert content["grpc_options"]["request_timeout_s"] == 20
+    assert port(content) == 9001
+    assert port(with_grpc(content, None)) == 9001
     assert with_grpc({"grpc_options": {"port": 9000}}, None) == {"grpc_options": {"port": 9000}}
 
 

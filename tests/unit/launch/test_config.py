@@ -306,7 +306,7 @@ def test_a_key_that_stands_twice(tmp_path):
 
 
 GATEWAY = {"name": "Gateway"}
-POLICY = {"policy_function": "app.serve.serve_policy:EnsemblePolicy"}
+POLICY = {"policy_function": "app.serve.scaling:EnsemblePolicy"}
 OURS, ARGS = ("applications", 0), ("applications", 0, "args")
 
 

@@ -35,7 +35,6 @@ def test_exceptions_are_few_and_of_modules_that_are_there() -> None:
         ("app/queueing/admission.py", "tests/unit/queueing/test_admission.py"),
         ("models/image.py", "tests/unit/models/test_image.py"),
         ("client/tandem_client/images.py", "tests/unit/client/test_images.py"),
-        ("calibration/ladder/unfold.py", "tests/training/test_unfold.py"),
         ("app/graph/ensemble.py", "tests/unit/graph"),
     ],
 )
