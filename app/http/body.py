@@ -4,10 +4,12 @@ Connections whose body is not read to the end are closed.
 """
 
 import asyncio
+import random
 import re
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -27,7 +29,6 @@ from app.errors import (
     TooManyFilesError,
     UnsupportedCodingError,
 )
-from app.http.errors import Headers
 from app.queueing.admission import ByteBudget, Share
 from models.errors import TandemError
 
@@ -55,6 +56,48 @@ PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
 MAX_TEXTS, MAX_TEXT_BYTES = 16, 1024
 PARAMETERS = (b"top_k", b"threshold", b"model_set")
 MAX_BYTES = 64 * 2**10  # of a small JSON object
+REQUEST_ID = b"x-request-id"
+MADE_ID = "tandem.request_id"  # in a scope without the header: all that read it see one id
+
+
+class Headers:
+    """Headers by lower-case name; of repeated ones the first."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope, self._sent = scope, scope["headers"]
+        self._values: dict[bytes, bytes] = dict(reversed(self._sent))
+
+    def get(self, name: bytes) -> str | None:
+        value = self._values.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._values
+
+    def joined(self, name: bytes) -> str | None:
+        """Return the values of a header that may be repeated, joined; None if it is absent."""
+        if name not in self._values:
+            return None
+        return ", ".join(value.decode("latin-1") for sent, value in self._sent if sent == name)
+
+    def text(self, name: bytes) -> str:
+        return self._values.get(name, b"").decode("latin-1")
+
+    @cached_property
+    def request_id(self) -> str:
+        """The X-Request-ID: the client's, or one that Serve made and sends back."""
+        return self.text(REQUEST_ID) or self._scope.setdefault(MADE_ID, new_request_id())
+
+
+def new_request_id() -> str:
+    """Return a UUID of version 4, in the form that Serve uses.
+
+    It does not use the system's random numbers: that call releases the GIL, and getting it back may
+    take milliseconds while other threads decode. The id is not a secret.
+    """
+    digits = f"{random.getrandbits(128):032x}"
+    variant = "89ab"[random.getrandbits(2)]  # of RFC 9562; the 4 is its version
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
 def too_large(announced: int, limit: int) -> BodyTooLargeError:

@@ -29,8 +29,8 @@ from app.graph.request import (
     parse_timeout_s,
 )
 from app.graph.service import EnsembleService
-from app.http.body import FileForm, read_coded_body, read_coded_chunks
-from app.http.errors import Headers, error_response, response_of
+from app.http.body import FileForm, Headers, read_coded_body, read_coded_chunks
+from app.http.errors import error_response, response_of
 from app.queueing.admission import Share
 from models.errors import CorruptImageError, NotAnImageError, TandemError
 

@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope
 from app.answers import Fault, Ready
 from app.errors import BadRegionError, BadTensorError
 from app.graph.observer import RequestObserver
-from app.http.body import read_coded_body, read_fields
+from app.http.body import Headers, read_coded_body, read_fields
 from app.http.classify import WatchedRequest, request_options
-from app.http.errors import CODED, ERRORS, Headers, described, error_response, json_body
+from app.http.errors import CODED, ERRORS, described, error_response, json_body
 from app.oip.bodies import (
     HEADER_LENGTH,
     InferAnswer,

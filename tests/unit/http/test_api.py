@@ -10,7 +10,7 @@ import pytest
 
 from app.access import LOOK_EVERY_S, ApiKeyError, KeyFile, Keys, read_keys
 from app.http.api import create_api
-from app.http.errors import Headers
+from app.http.body import Headers
 from app.settings import Settings
 from app.telemetry.metric_table import KEY_REQUESTS
 from tests.support.asgi_client import KEY, asgi_client, write_keys

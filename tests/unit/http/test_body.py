@@ -30,11 +30,11 @@ from app.http.body import (
     MAX_TEXT_BYTES,
     MAX_TEXTS,
     FileForm,
+    Headers,
     read_chunks,
     read_coded_body,
     read_fields,
 )
-from app.http.errors import Headers
 from app.queueing.admission import ByteBudget, Share
 from app.settings import Settings
 from tests.support.asgi_client import write_keys

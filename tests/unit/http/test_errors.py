@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from app.errors import DeadlineError, FunctionError, NotReadyError, OverloadedError
-from app.http.errors import ERRORS, Headers, new_request_id
+from app.http.body import Headers, new_request_id
+from app.http.errors import ERRORS
 from app.http.open_inference import INFER_ERRORS, REGISTERING
 from models.errors import NotAnImageError, TandemError
 
