@@ -17,10 +17,10 @@ SERVING := calibrate redis heif onnxruntime parquet ray-data torch timm ladder s
 PURELIB := "import sysconfig; print(sysconfig.get_path('purelib'))"
 # What needs Ray. The rest is the same with every Ray.
 OF_RAY_NAMES := tests/unit/serve/test_ray_names.py
-OF_RAY := $(OF_RAY_NAMES) tests/unit/calls tests/unit/deployments \
-	tests/unit/grpc tests/unit/launch tests/unit/scaling tests/integration tests/e2e
-OF_RAY_IN_SHORT := tests/unit/calls tests/unit/launch tests/integration/test_graph.py \
-	tests/integration/test_haproxy_grpc.py tests/e2e/shipped/test_http.py
+OF_RAY := tests/unit/serve tests/unit/grpc tests/unit/launch tests/integration tests/e2e
+OF_RAY_IN_SHORT := $(filter-out $(OF_RAY_NAMES),$(wildcard tests/unit/serve/test_*.py)) \
+	tests/unit/launch tests/integration/test_graph.py tests/integration/test_haproxy_grpc.py \
+	tests/e2e/shipped/test_http.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # durations: one target after the other
@@ -104,11 +104,12 @@ test-training: $(VENV)/.train ## the tests of training and conversion; installs 
 durations: test test-all ## run the tests, write tests/durations.md and which tests are long
 	$(BIN)/python -m tests.support.durations
 
-check: $(VENV)/.test ## lint, format, types, and which way imports go
+check: $(VENV)/.test ## lint, format, types, which way imports go, and the budgets of the code's size
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.support.tree --check
 
 format: $(VENV)/.test ## write the format that check asks for
 	$(BIN)/ruff format .

@@ -26,7 +26,7 @@ from app.errors import MORE_TIME, UPDATING, DeadlineError, OtherSetError, Overlo
 from app.graph.attempts import CALL_ERRORS, as_tandem
 from app.graph.observer import Interval, RequestObserver
 from app.graph.request import ClassifyRequest
-from app.queueing.circuit_breaker import CircuitBreaker
+from app.queueing.overload import CircuitBreaker
 from app.queueing.scheduler import SHADOW, Lane
 from app.settings import AnswerPolicy
 from models.ensemble import Probabilities, is_sure

@@ -36,8 +36,8 @@ from app.graph.request import (
     lane_of,
 )
 from app.graph.served_models import ServedModels, describe
-from app.queueing.admission import Admission, Arriving, ByteBudget, Share, limit_of
-from app.queueing.usage import Usage
+from app.queueing.admission import Admission, Arriving, ByteBudget, Share, Usage
+from app.queueing.overload import limit_of
 from app.settings import Settings
 from app.telemetry.metric_table import REFUSED_BEFORE
 from app.telemetry.metrics import meter, record_key

@@ -1,125 +1,23 @@
-"""Admission control: limits requests, uploads and their bytes, before bodies are read.
+"""Admission control: limits requests, uploads and their bytes; and counts images, for scaling.
 
 Three limits apply: requests under way, the bytes of bodies that a Gateway holds, and the time of an
-upload. When the places run out, the slowest upload is cancelled.
-
-During overload the limit on requests follows the measured rate, by Little's law: requests under way
-= rate x time. A fixed limit means a second of waiting on a small machine, and a few milliseconds on
-a large one. The limit is the requests that fill a batch on every core, plus those answered within
-the target.
-
-Many requests at a time are not yet overload: a burst is answered in time. Overload begins when
-requests are refused for lack of room, and still are after many have been answered. It ends when
-none was refused for a while. All times are passed in.
+upload. When the places run out, the slowest upload is cancelled. :mod:`app.queueing.overload` sets
+the limit on requests during overload.
 """
 
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from app.environment import MIB
 from app.errors import IN_A_SECOND, OverloadedError, SlowBodyError
-from app.settings import Settings
+from app.queueing.overload import ConcurrencyLimit
 
 IMAGES_GAIN = 1 / 32  # of the exponentially weighted mean of images per request
-
-
-class ConcurrencyLimit:
-    """Computes how many requests may be under way: ``max_requests``, and fewer under overload.
-
-    ``num_cores`` compute at a time, each a batch of up to ``max_batch_size``. Under overload,
-    further requests may wait for ``target_wait_s``.
-    """
-
-    def __init__(
-        self, max_requests: int, num_cores: int, max_batch_size: int, target_wait_s: float
-    ) -> None:
-        self._max_requests, self._num_cores = max_requests, num_cores
-        self._max_batch_size, self._target_wait_s = max_batch_size, target_wait_s
-        self.images_per_request = 1.0  # a recent mean, which the admission sets
-        self.is_on = False
-        self.crowd = 0  # requests under way at the first refusal; 0 if none was refused lately
-        self._num_answered = self._num_refused = 0  # since the first refusal
-        self._refused_at = 0.0
-        self._num_admitted = 0  # since the last refusal
-        self._backlog, self._counted_at = 0.0, 0.0  # the backlog if none had been refused
-        self._window_from, self._num_in_window = 0.0, 0
-        self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # requests/s
-
-    @property
-    def value(self) -> int:
-        """The limit of requests under way while :attr:`is_on`."""
-        in_batches = self._num_cores * self._max_batch_size / self.images_per_request
-        # At least one request on each core, and one that is being read or decoded.
-        floor = max(self._num_cores + 1.0, in_batches)
-        waiting = self._rate * self._target_wait_s
-        return min(self._max_requests, math.ceil(floor + waiting - 1e-9))
-
-    @property
-    def _rate(self) -> float:
-        return max(self._rates, default=0.0)
-
-    def arrived(self, now: float, num: int = 1) -> None:
-        """Count requests that arrived, admitted or not; call it while :attr:`is_on`."""
-        done = USED_SHARE * self._rate * (now - self._counted_at)
-        if self._backlog <= done:
-            self._end()
-        else:
-            most = MAX_BACKLOG_S * self._rate
-            self._backlog, self._counted_at = min(most, self._backlog - done + num), now
-
-    def admitted(self, now: float) -> None:
-        self._num_admitted += 1
-        if self._num_admitted >= QUIET_ADMITTED and now - self._refused_at >= QUIET_S:
-            self._end()
-
-    def refused(self, now: float, num_present: int, num: int = 1) -> None:
-        """Count ``num`` requests refused for lack of room, while ``num_present`` are under way."""
-        self._num_refused += num
-        if self.is_on:
-            self._refused_at, self._num_admitted = now, 0
-        elif not self.crowd:
-            self._begin_to_watch(now, num_present)
-        elif self._num_answered >= ANSWERED_SHARE * self.crowd:
-            if self._num_refused >= REFUSED_SHARE * self._num_answered:
-                self._begin(now)
-            else:
-                self._begin_to_watch(now, num_present)
-
-    def answered(self, now: float, num_present: int) -> None:
-        """Count an answered request, and ``num_present`` left; call it while :attr:`crowd`."""
-        self._num_answered += 1
-        self._num_in_window += 1
-        if self.is_on:
-            if now - self._window_from >= WINDOW_S and self._num_in_window >= WINDOW_ANSWERED:
-                self._end_window(now)
-        elif num_present < STILL_SHARE * self.crowd:
-            self.crowd = 0
-
-    def _begin_to_watch(self, now: float, num_present: int) -> None:
-        if num_present < self.value:  # a late report, or slow uploads took the places
-            return
-        self.crowd, self._num_answered, self._num_refused = num_present, 0, 0
-        self._rates.clear()
-        self._window_from, self._num_in_window = now, 0
-
-    def _begin(self, now: float) -> None:
-        self._end_window(now)
-        self.is_on, self._refused_at, self._num_admitted = True, now, 0
-        self._backlog, self._counted_at = MAX_BACKLOG_S * self._rate, now
-
-    def _end_window(self, now: float) -> None:
-        if now > self._window_from:
-            self._rates.append(self._num_in_window / (now - self._window_from))
-        self._window_from, self._num_in_window = now, 0
-
-    def _end(self) -> None:
-        self.is_on, self.crowd = False, 0
 
 
 class Admission:
@@ -429,30 +327,74 @@ class Share:
         self.num_held += num_bytes
 
 
-# Overload begins with a refusal after this share of the requests that were under way at the first
-# refusal has been answered. While a stage hangs, or a burst arrives, few are answered.
-ANSWERED_SHARE = 1 / 4
-# ... and if this share of those answered since was refused. It ignores isolated refusals, such as a
-# health probe at exactly the limit.
-REFUSED_SHARE = 0.02
-STILL_SHARE = 1 / 2  # If fewer than this share are still under way, it was a burst.
-# Overload ends when none was refused for this time, and this many were admitted meanwhile,
-QUIET_S, QUIET_ADMITTED = 3.0, 64
-# or when all requests, the refused ones included, could have been answered at this share of the
-# rate. Earlier requests count as this many seconds of work at most, so that it ends soon.
-USED_SHARE, MAX_BACKLOG_S = 0.9, 1.0
-# The rate is the highest of the last windows, as in BBR (Cardwell et al., 2016): a window with a
-# stall or with few requests does not make the service look slow.
-WINDOW_S, WINDOW_ANSWERED, NUM_WINDOWS = 0.5, 32, 8
+class UsageReport(NamedTuple):
+    """A replica's figures at one moment; counts are since its start."""
+
+    at: float  # s, by the replica's clock
+    images_arrived: float  # refused ones included
+    images_done: float
+    images_waiting: float  # under way
+    cpu_ms: float  # of the whole process, without copies for a shadow version
+    cores: float  # that the replica can use
+    expected_cpu_ms: float  # for an image, before it is measured
 
 
-def limit_of(settings: Settings, num_cores: int) -> ConcurrencyLimit | None:
-    """Return the limit of a Gateway whose process computes on ``num_cores`` cores.
+FIGURES = UsageReport._fields[1:]  # Serve's controller keeps a series for each
 
-    None if the members are deployments of their own: then the Gateway does not know how many cores
-    work for it, nor how many other Gateways there are.
-    """
-    if settings.target_wait_ms is None or settings.members != "gateway":
-        return None
-    size, target_wait_s = max(settings.batch_sizes), settings.target_wait_ms / 1e3
-    return ConcurrencyLimit(settings.max_concurrent_requests, num_cores, size, target_wait_s)
+
+class Usage:
+    """Counts a replica's images; all calls must come from its event loop."""
+
+    def __init__(
+        self, cores: float, expected_cpu_ms: float, cpu_s: Callable[[], float] = time.process_time
+    ) -> None:
+        self._cores, self._expected_cpu_ms, self._cpu_s = cores, expected_cpu_ms, cpu_s
+        self._num_arrived = self._copies_ms = 0.0
+        self._num_done = self._num_waiting = 0
+
+    @property
+    def num_under_way(self) -> int:
+        return self._num_waiting
+
+    def refused(self, num_images: float = 1) -> None:
+        """Count refused images, which are demand too."""
+        self._num_arrived += num_images
+
+    @contextmanager
+    def under_way(self, num_images: int) -> Iterator[None]:
+        """Count images as under way during the block; if it raises, they do not count as done.
+
+        Otherwise images that a later stage refuses would lower the cost per image.
+        """
+        self.began(num_images)
+        is_done = False
+        try:
+            yield
+            is_done = True
+        finally:
+            self.ended(num_images, done=is_done)
+
+    def began(self, num_images: int) -> None:
+        self._num_arrived += num_images
+        self._num_waiting += num_images
+
+    def ended(self, num_images: int, *, done: bool) -> None:
+        self._num_waiting -= num_images
+        if done:
+            self._num_done += num_images
+
+    def copied(self, cpu_ms: float) -> None:
+        """Exclude a shadow's CPU time from the cost per image: copies only use idle cores."""
+        self._copies_ms += cpu_ms
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures for Serve's ``record_autoscaling_stats``."""
+        values = (
+            self._num_arrived,
+            self._num_done,
+            self._num_waiting,
+            self._cpu_s() * 1e3 - self._copies_ms,
+            self._cores,
+            self._expected_cpu_ms,
+        )
+        return dict(zip(FIGURES, map(float, values), strict=True))

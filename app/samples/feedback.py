@@ -18,7 +18,7 @@ from pydantic import Field
 from app.answers import Classified, Fault
 from app.errors import MAX_SHOWN, BadParameterError, FeedbackExistsError, UnknownRequestError
 from app.graph.hub_link import HubHandle
-from app.queueing.circuit_breaker import CircuitBreaker
+from app.queueing.overload import CircuitBreaker
 from app.telemetry.metric_table import FEEDBACK
 from app.telemetry.metrics import meter
 from app.telemetry.spans import untraced_task

@@ -20,7 +20,7 @@ import orjson
 from app.answers import Classified, Fault, answer_values
 from app.environment import MIB
 from app.errors import ConfigError
-from app.queueing.circuit_breaker import CircuitBreaker
+from app.queueing.overload import CircuitBreaker
 from app.settings import RecordSettings
 from app.telemetry.metric_table import SAMPLES
 from app.telemetry.metrics import meter

@@ -23,7 +23,7 @@ from app.answers import Decoded, MemberAnswer
 from app.environment import write_to_stderr_as_to_files
 from app.errors import UPDATING, OtherSetError
 from app.grpc.receiver import max_message_bytes
-from app.queueing.usage import Usage
+from app.queueing.admission import Usage
 from app.serve.channels import IS_THERE, ChannelServer, address_of
 from app.serve.ray_compatibility import GRPC_OPTIONS, LOOPBACK, REFLECTION, check_ray
 from app.serve.shared_calls import (

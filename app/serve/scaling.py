@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
 from app.environment import write_to_stderr_as_to_files
-from app.queueing.usage import FIGURES, UsageReport
+from app.queueing.admission import FIGURES, UsageReport
 
 Replicas = Mapping[str, int]  # by stage
 SIGMAS = 4.0  # standard deviations of Poisson noise, sqrt(n) of n arrivals, that change nothing

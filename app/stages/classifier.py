@@ -11,6 +11,7 @@ import numpy as np
 
 from app.answers import MemberAnswer
 from app.errors import UPDATING, OtherSetError
+from app.queueing.admission import Usage
 from app.queueing.batch_queue import BacklogSize, BatchQueue
 from app.queueing.scheduler import (
     BatchResult,
@@ -21,7 +22,6 @@ from app.queueing.scheduler import (
     TimedRows,
     Waiting,
 )
-from app.queueing.usage import Usage
 from app.setting_values import QueueConfig
 from app.settings import Settings
 from app.stages.threads import (

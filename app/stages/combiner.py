@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from app.answers import Combined
 from app.errors import UPDATING, OtherSetError
-from app.queueing.usage import Usage
+from app.queueing.admission import Usage
 from app.settings import Settings
 from app.stages.own_functions import OwnCombine, fingerprint_with
 from models.ensemble import Probabilities, average

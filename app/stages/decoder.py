@@ -13,9 +13,9 @@ import numpy as np
 
 from app.answers import Decoded, Fault
 from app.errors import HeavyFileError
+from app.queueing.admission import Usage
 from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy, LoopTurn
 from app.queueing.scheduler import SHADOW, Lane
-from app.queueing.usage import Usage
 from app.settings import Settings
 from app.stages.threads import Health, replica_cores
 from app.telemetry.spans import DecodedFile, record_decodes

@@ -33,7 +33,7 @@ from app.environment import (
     set_environment,
 )
 from app.errors import ConfigError
-from app.queueing.circuit_breaker import CircuitBreaker
+from app.queueing.overload import CircuitBreaker
 from app.settings import RecordSettings
 from app.telemetry.metric_table import (
     CLOCK_STEPS,

@@ -1,6 +1,6 @@
 """Reports as a replica would send them."""
 
-from app.queueing.usage import UsageReport
+from app.queueing.admission import UsageReport
 
 
 def reports(

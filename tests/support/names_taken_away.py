@@ -111,7 +111,6 @@ async def _classified(model_set: str) -> dict[str, Any]:
         "status": answer.status_code,
         "label": answer.json()["predictions"][0]["label"],
         "routers": routers,
-        "imported": [module for module in sys.modules if module.startswith("app.deployments.")],
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from app.queueing.usage import UsageReport
+from app.queueing.admission import UsageReport
 from app.serve.scaling import ScalingOptions, StageMeter, StageState, State, decide, demand
 from calibration.simulator import (
     Service,

@@ -14,7 +14,8 @@ from functools import partial
 from itertools import count
 
 from app.errors import OverloadedError
-from app.queueing.admission import Admission, ConcurrencyLimit
+from app.queueing.admission import Admission
+from app.queueing.overload import ConcurrencyLimit
 from tests.support.hand_clock import HandClock
 
 MAX_REQUESTS = 128

@@ -12,7 +12,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from app.queueing.admission import MAX_BACKLOG_S
+from app.queueing.overload import MAX_BACKLOG_S
 from app.telemetry.metric_table import REFUSED_BEFORE, REQUESTS
 from models.machine import available_cpus
 from tests.support.services.live_service import Service

@@ -20,7 +20,7 @@ from app.graph.request import ClassifyRequest, TensorRequest
 from app.graph.service import EnsembleService
 from app.oip.inference import Inference
 from app.oip.models import Models
-from app.queueing.circuit_breaker import CircuitBreaker
+from app.queueing.overload import CircuitBreaker
 from app.serve.gateway import assemble
 from app.settings import AnswerPolicy, Settings
 from app.stages.classifier import Classifier

@@ -26,8 +26,7 @@ from app.graph.set_checks import served_sets
 from app.grpc.interface import reply_of
 from app.http.api import create_api
 from app.main import build
-from app.queueing.admission import Admission, ByteBudget, Share
-from app.queueing.usage import Usage
+from app.queueing.admission import Admission, ByteBudget, Share, Usage
 from app.serve.gateway import Assembly, assemble
 from app.serve.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.settings import Settings

@@ -13,13 +13,12 @@ import pytest
 from app.environment import MIB
 from app.errors import OverloadedError, SlowBodyError
 from app.queueing import admission as module
-from app.queueing.admission import (
+from app.queueing.admission import Admission, Uploads
+from app.queueing.overload import (
     MAX_BACKLOG_S,
     QUIET_ADMITTED,
     QUIET_S,
-    Admission,
     ConcurrencyLimit,
-    Uploads,
     limit_of,
 )
 from app.settings import Settings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.queueing.circuit_breaker import CircuitBreaker
+from app.queueing.overload import CircuitBreaker
 from tests.support.hand_clock import HandClock
 
 FIRST_S, LONGEST_S = 1.0, 10.0

@@ -25,7 +25,7 @@ from ray.serve.schema import LoggingConfig
 
 from app.environment import write_to_stderr_as_to_files
 from app.launch.config import POLICY
-from app.queueing.usage import FIGURES, Usage
+from app.queueing.admission import FIGURES, Usage
 from app.serve.scaling import (
     ENOUGH_ARRIVALS,
     WINDOWS_S,

@@ -14,8 +14,8 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext
 
 from app.answers import MemberAnswer
 from app.errors import ConfigError, DeadlineError, OverloadedError
+from app.queueing.admission import Usage
 from app.queueing.scheduler import BatchResult, ExecutedBatch, Waiting
-from app.queueing.usage import Usage
 from app.settings import Settings
 from app.stages import classifier as module
 from app.stages.classifier import Classifier, MemberCall
