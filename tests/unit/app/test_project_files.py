@@ -70,6 +70,12 @@ def test_hooks_before_a_commit_are_the_commands_of_make_check():
     assert {hook["language"] for hook in repo["hooks"]} == {"system"}  # nothing is fetched
 
 
+def test_paths_of_tests_that_the_makefile_names_are_there():
+    paths = re.findall(r"\btests/[\w/]+(?:\.\w+)?(?![\w*.])", MAKEFILE)
+    assert len(paths) > 10
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def test_ci_runs_scripts_and_targets_that_are_there():
     runs = [
         step["run"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "run" in step
