@@ -167,7 +167,7 @@ class ScaledSimulation(Simulation):
 
 
 class PolicyAutoscaler:
-    """Measures and decides with the same code as :mod:`app.serve.serve_policy`."""
+    """Measures and decides with the same code as :mod:`app.serve.scaling`."""
 
     def __init__(self, service: ScaledService, options: ScalingOptions | None = None) -> None:
         self._service, self._options = service, options or ScalingOptions.model_validate({})

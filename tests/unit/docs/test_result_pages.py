@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[3]
 CONTESTANTS = ("bound", "yardstick", "tandem")
 SHARES = {  # the group of each result
     "one-way": "together",
+    "house-vnni": "together",
     "one-way-avx2": "together",
     "overhead-224-vnni": "together",
     "overhead-80-vnni": "together",
@@ -123,6 +124,9 @@ def test_the_pages_say_where_their_figures_were_measured():
     run = result("serve-run")["serve-run"]["median"]["16"]["serve-run"]["of_tandem"]
     assert f"reaches {run:.2f} of `tandem serve`" in performance
     assert f"medians of {result('one-way')['rounds']} rounds" in performance
+    house = result("house-vnni")["together"]["median"]
+    before = (f"{house[load]['tandem:base']['of_yardstick']:.2f}" for load in ("1", "16", "64"))
+    assert "had {}, {} and {} in the same run".format(*before) in performance
     head = result("faults-head")["faults"]["head"]
     placed = sum(sum(by_node.values()) for by_node in head["placement"].values())
     assert f"{head['replicas_kept']} of {placed} replicas go on meanwhile" in faults
