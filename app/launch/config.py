@@ -328,7 +328,7 @@ def _unmapped(applications: Any) -> str | None:
 
 
 def _listed(place: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the items of a list with the place of each; [] for what is no list."""
+    """Return the items of a list with the place of each; [] for another value."""
     items = value if isinstance(value, list) else ()
     return [(f"{place}[{index}]", item) for index, item in enumerate(items)]
 

@@ -1,4 +1,4 @@
-"""What is still tried during overload and failures: a limit on requests, and a circuit breaker.
+"""A limit on requests during overload, and a circuit breaker after failures.
 
 During overload the limit on requests follows the measured rate, by Little's law: requests under way
 = rate x time. A fixed limit means a second of waiting on a small machine, and a few milliseconds on

@@ -1,4 +1,4 @@
-"""Metrics: the meter of this process, and what is recorded of members, requests and the cache.
+"""Metrics: the meter of this process, and the records of members, requests and the cache.
 
 The meter aggregates, and sends to Ray every few seconds: a call of Ray's API costs microseconds, a
 call here a tenth of that. Nothing raises: the first error is logged and stops the meter, so that

@@ -1,4 +1,4 @@
-"""Reads, changes and promotes the traffic: what is behind ``/v1/traffic`` and ``tandem traffic``.
+"""Reads, changes and promotes the traffic, for ``/v1/traffic`` and ``tandem traffic``.
 
 The deployment ``Traffic`` owns the plan of all Gateways. A Gateway sends it figures and receives
 the newest plan.
