@@ -5,6 +5,7 @@ import concurrent.futures
 import ssl
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -53,7 +54,7 @@ class ServiceClient:
         return f"{type(self).__name__}({self._options.shown_url!r})"
 
 
-class BlockingClient(ServiceClient):
+class BlockingClient(ServiceClient, ABC):
     """A client whose calls wait for their answers: a subclass has ``close`` and ``_ask``."""
 
     def __enter__(self) -> "Self":
@@ -62,13 +63,13 @@ class BlockingClient(ServiceClient):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @abstractmethod
     def close(self) -> None:
         """Close the connections."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ask(self, call: Call) -> list[Outcome]:
         """Return the service's outcome for each file, retrying as the options allow."""
-        raise NotImplementedError
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too

@@ -1,6 +1,7 @@
 """``tandem`` in this process, its output wide (or not) and without colours."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
@@ -29,3 +30,10 @@ def options_of(*path: str) -> set[str]:
     """Return the options that a command takes, with their dashes."""
     parameters = dict(all_commands())[path].params
     return {option for parameter in parameters for option in parameter.opts}
+
+
+def classify_offline(model_set: Path, *arguments: object, exit_code: int = 0) -> str:
+    """Return what ``tandem classify --offline`` printed; it must end with ``exit_code``."""
+    done = tandem("classify", "--offline", "--model-set", model_set, *arguments)
+    assert done.exit_code == exit_code, done.output
+    return done.output

@@ -12,23 +12,9 @@ import pytest
 from calibration import answer_files
 from models.errors import ModelSetError
 from models.image_files import opened_store
-from tests.support.command_line import tandem
+from tests.support.command_line import classify_offline, tandem
 from tests.support.s3_server import local_s3
-from tests.support.tiny_networks import write_pictures, write_tiny_set
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nine pictures, and one file that is none."""
-    folder = write_pictures(tmp_path_factory.mktemp("pictures"), 3)
-    (folder / "bad.jpg").write_text("no image")
-    return folder
-
-
-def classify(tiny_set: Path, *arguments: object, exit_code: int = 0) -> str:
-    done = tandem("classify", "--offline", "--model-set", tiny_set, *arguments)
-    assert done.exit_code == exit_code, done.output
-    return done.output
+from tests.support.tiny_networks import write_tiny_set
 
 
 def lines(path: Path) -> list[dict]:
@@ -41,8 +27,8 @@ def test_a_run_goes_on_where_another_ended(
 ) -> None:
     files = sorted(pictures.rglob("*.png"))
     out = tmp_path / name
-    assert f"4 images classified: {out}" in classify(tiny_set, "--out", out, *files[:4])
-    said = classify(tiny_set, "--out", out, pictures, exit_code=1)
+    assert f"4 images classified: {out}" in classify_offline(tiny_set, "--out", out, *files[:4])
+    said = classify_offline(tiny_set, "--out", out, pictures, exit_code=1)
     assert f"6 images classified, 4 before: {out}" in said
     assert re.search(r" \(\d+\.\d images/s\)$", said, re.M)
     if out.is_dir():
@@ -67,14 +53,14 @@ def test_answers_are_kept_in_a_store(
     files = sorted(pictures.rglob("*.png"))
     with local_s3(monkeypatch) as bucket:
         out = f"{bucket}/answers"
-        classify(tiny_set, "--out", out, *files[:4])
-        said = classify(tiny_set, "--out", out, pictures, exit_code=1)
+        classify_offline(tiny_set, "--out", out, *files[:4])
+        said = classify_offline(tiny_set, "--out", out, pictures, exit_code=1)
         assert f"6 images classified, 4 before: {out}" in said
         filesystem, folder = opened_store(out)
         table = pyarrow.parquet.read_table(folder, filesystem=filesystem)
         labels = {row["file"]: row["label"] for row in table.to_pylist() if row["label"]}
         assert labels == {str(file): file.parent.name for file in files}
-        assert "1 images classified" in classify(tiny_set, "--out", bucket, files[0])
+        assert "1 images classified" in classify_offline(tiny_set, "--out", bucket, files[0])
         out = f"{bucket}-absent/answers"
         done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, pictures)
         assert f"--out {out}: " in str(done.exception)
@@ -85,10 +71,10 @@ def test_a_line_that_was_cut_is_written_again(
     tiny_set: Path, pictures: Path, tmp_path: Path
 ) -> None:
     files, out = sorted(pictures.rglob("*.png"))[:3], tmp_path / "answers.jsonl"
-    classify(tiny_set, "--out", out, *files)
+    classify_offline(tiny_set, "--out", out, *files)
     whole = out.read_bytes()
     out.write_bytes(whole[:-20])
-    assert "1 images classified, 2 before" in classify(tiny_set, "--out", out, *files)
+    assert "1 images classified, 2 before" in classify_offline(tiny_set, "--out", out, *files)
     assert out.read_bytes() == whole
 
 
@@ -97,7 +83,7 @@ def test_parts_are_bounded(
 ) -> None:
     monkeypatch.setattr(answer_files, "ROWS_A_PART", 4)
     out = tmp_path / "answers.parquet"
-    classify(tiny_set, "--out", out, *pictures.rglob("*.png"))
+    classify_offline(tiny_set, "--out", out, *pictures.rglob("*.png"))
     sizes = [pyarrow.parquet.read_table(part).num_rows for part in sorted(out.iterdir())]
     assert sizes == [4, 4, 1]
 
@@ -107,7 +93,7 @@ def test_answers_of_another_version_are_not_mixed(
     tiny_set: Path, pictures: Path, tmp_path: Path, name: str
 ) -> None:
     file, out = sorted(pictures.rglob("*.png"))[0], tmp_path / name
-    classify(tiny_set, "--out", out, file)
+    classify_offline(tiny_set, "--out", out, file)
     other = write_tiny_set(tmp_path / "other", gains={"sure": 3.0})
     done = tandem("classify", "--offline", "--model-set", other, "--out", out, file)
     assert "has answers of the model set's version" in str(done.exception)
@@ -144,12 +130,12 @@ def test_errors_of_before_are_the_exit_code_again(
 ) -> None:
     """A job that is retried must not turn green."""
     out, bad = tmp_path / name, pictures / "bad.jpg"
-    classify(tiny_set, "--out", out, bad, exit_code=1)
-    said = classify(tiny_set, "--out", out, bad, exit_code=1)
+    classify_offline(tiny_set, "--out", out, bad, exit_code=1)
+    said = classify_offline(tiny_set, "--out", out, bad, exit_code=1)
     assert "0 images classified, 1 before" in said
     assert "1 rows of an earlier run are errors" in said
     (good, *_) = pictures.rglob("*.png")
-    classify(tiny_set, "--out", out, good)  # that file's row is of no interest
+    classify_offline(tiny_set, "--out", out, good)  # that file's row is of no interest
 
 
 def test_a_name_that_is_not_utf8(tiny_set: Path, pictures: Path, tmp_path: Path) -> None:
@@ -161,7 +147,7 @@ def test_a_name_that_is_not_utf8(tiny_set: Path, pictures: Path, tmp_path: Path)
                   good, odd)  # fmt: skip
     assert "caf\\xe9.png' is not UTF-8" in str(done.exception)
     assert list((tmp_path / "a.parquet").iterdir()) == []
-    classify(tiny_set, "--out", tmp_path / "a.jsonl", odd)
+    classify_offline(tiny_set, "--out", tmp_path / "a.jsonl", odd)
     assert [row["file"] for row in lines(tmp_path / "a.jsonl")] == [str(odd)]
 
 

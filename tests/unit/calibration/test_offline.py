@@ -14,7 +14,7 @@ from models.errors import ImageError, ModelSetError, NotAnImageError
 from models.golden import GoldenMismatchError
 from models.manifest import read_manifest
 from models.model_set import load_model_set
-from tests.support.command_line import tandem
+from tests.support.command_line import classify_offline, tandem
 from tests.support.scored_sets import scored_picture, write_scored_set
 from tests.support.tiny_networks import (
     take_golden,
@@ -120,29 +120,15 @@ def test_a_network_that_answers_otherwise_here_is_refused(tmp_path: Path) -> Non
         load(str(folder))
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nine pictures, and one file that is none."""
-    folder = write_pictures(tmp_path_factory.mktemp("pictures"), 3)
-    (folder / "bad.jpg").write_text("no image")
-    return folder
-
-
-def classify(tiny_set: Path, *arguments: object, exit_code: int = 0) -> str:
-    done = tandem("classify", "--offline", "--model-set", tiny_set, *arguments)
-    assert done.exit_code == exit_code, done.output
-    return done.output
-
-
 def test_a_table(tiny_set: Path, pictures: Path) -> None:
-    said = classify(tiny_set, pictures, exit_code=1)
+    said = classify_offline(tiny_set, pictures, exit_code=1)
     assert "1 of 10 failed" in said
     assert all(folder.name in said for folder in pictures.iterdir() if folder.is_dir())
 
 
 def test_json_is_that_of_a_service(tiny_set: Path, pictures: Path) -> None:
     file = sorted(pictures.rglob("*.png"))[0]
-    (row,) = map(json.loads, classify(tiny_set, "--json", "--top-k", 2, file).splitlines())
+    (row,) = map(json.loads, classify_offline(tiny_set, "--json", "--top-k", 2, file).splitlines())
     assert row["file"] == str(file)
     assert (row["model_set"], row["degraded"], row["agreement"]) == ("tiny", False, True)
     assert row["predictions"][0]["label"] == file.parent.name
@@ -155,10 +141,10 @@ def test_a_log_gets_a_line_now_and_then(
     tiny_set: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, out = sorted(pictures.rglob("*.png")), tmp_path / "answers.jsonl"
-    assert "of 9 classified" not in classify(tiny_set, "--out", out, *files)
+    assert "of 9 classified" not in classify_offline(tiny_set, "--out", out, *files)
     out.unlink()
     monkeypatch.setattr("app.cli.classify.LINE_EVERY_S", 0)
-    said = classify(tiny_set, "--out", out, *files)
+    said = classify_offline(tiny_set, "--out", out, *files)
     assert re.findall(r"^(\d) of 9 classified$", said, re.M) == list("123456789")
 
 

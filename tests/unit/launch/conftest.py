@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.certificates import Root, Signed
+
 
 @pytest.fixture(autouse=True)
 def hang_up() -> Iterator[None]:
@@ -12,3 +14,13 @@ def hang_up() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
+    return Root(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def signed(root: Root) -> Signed:
+    return root.sign("service")

@@ -43,16 +43,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HaproxyCommand:
     return HaproxyCommand(tmp_path / "haproxy.sh", PORTS)
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
-    return Root(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def signed(root: Root) -> Signed:
-    return root.sign("service")
-
-
 def checked(command: HaproxyCommand, config: Path) -> subprocess.CompletedProcess[str]:
     """Run the command as Serve does, but for HAProxy's check of the configuration alone."""
     return subprocess.run([command.path, "-c", "-f", config], capture_output=True, text=True)

@@ -212,16 +212,6 @@ def test_a_file_is_edited_again_from_what_serve_wrote(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["haproxy.cfg", "haproxy.cfg.serve"]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
-    return Root(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def signed(root: Root) -> Signed:
-    return root.sign("service")
-
-
 @pytest.mark.parametrize("replicas", [{}, {"http": 30000, "grpc": 40000}], ids=["none", "both"])
 @pytest.mark.parametrize("grpc_port", [None, 9000])
 @pytest.mark.parametrize("origins", [(), ("*",), ("https://a.example", "https://b.example")])
