@@ -33,8 +33,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-serve: $(VENV)/.serve ## serve the bundled ensemble on http://127.0.0.1:8000 until Ctrl-C; or SET=imagenet
-	@exec $(BIN)/tandem serve $(if $(SET),--model-set $(SET))
+serve: $(VENV)/.serve ## serve the bundled ensemble on http://127.0.0.1:8000 until Ctrl-C; or SET=imagenet, PLAN=fast
+	@exec $(BIN)/tandem serve $(if $(SET),--model-set $(SET)) $(if $(PLAN),--plan $(PLAN))
 
 imagenet: $(VENV)/.tools ## make the set of ImageNet's 1,000 classes, without torch: some minutes, 75 MB
 	@exec $(BIN)/tandem models fetch imagenet

@@ -13,11 +13,13 @@ import orjson
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from models.ensemble import AnswerRule, Prediction, Probabilities
+from models.ensemble import AnswerRule, Prediction, Probabilities, reaches
 from models.errors import TandemError
 from models.network import Pixels
+from models.plan import PLAIN, PlanName, Trust
 
 logger = logging.getLogger("ray.serve")
+OF_OWN_COMBINE = Trust(no_bound="the service's own combine made the answer, not an average")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,9 @@ class Combined(NamedTuple):
     model_set_fingerprint: str
     row: Probabilities | None = None  # (C,), only of the operator's own combine
     threshold: float | None = None  # of the scores that are listed, of a multi-label set
-    sure: bool | None = None  # by the set's bound; None: it has none, or some members are missing
+    sure: bool | None = None  # by the bound of those who answered; None: they have none
+    no_sure: str | None = None  # why not, in a set that has a bound
+    answer_set: list[Prediction] | None = None  # if it was asked for
 
     @classmethod
     def of(
@@ -102,22 +106,27 @@ class Combined(NamedTuple):
         rule: AnswerRule,
         k: int,
         fingerprint: str,
+        trust: Trust = PLAIN,
         *,
         is_row_kept: bool = False,
-        is_whole: bool = True,
+        has_set: bool = False,
     ) -> "Combined":
         """Return the answer of up to ``k`` classes from the average and each member's row, (C,).
 
-        ``is_row_kept``: the answer carries ``mean``, which is the operator's own and cannot be
-        computed again from the members' rows. ``is_whole``: ``mean`` is of all members.
+        ``trust`` is that of ``mean``. ``is_row_kept``: the answer carries ``mean``, which is the
+        operator's own and cannot be computed again from the members' rows. ``has_set``: the answer
+        set was asked for.
         """
         own = {name: rule.predictions(row, k) for name, row in members.items()}
         is_agreed = rule.agree(members.values())
         row = mean if is_row_kept else None
         predictions, unsure = rule.predictions(mean, k), rule.entropy(mean)
-        # The bound was measured on the average of all members.
-        sure = rule.is_sure(mean) if is_whole and not is_row_kept else None
-        return cls(predictions, own, is_agreed, unsure, fingerprint, row, rule.threshold, sure)
+        if is_row_kept:  # the bounds were measured on averages
+            trust = PLAIN if trust.sure_from is None else OF_OWN_COMBINE
+        sure, bound = reaches(mean, trust.sure_from), trust.set_from
+        answer_set = rule.answer_set(mean, bound) if has_set and bound is not None else None
+        facts = (row, rule.threshold, sure, trust.no_bound, answer_set)
+        return cls(predictions, own, is_agreed, unsure, fingerprint, *facts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,15 +189,41 @@ class Classified:
         ),
     ]
     degraded: Annotated[bool, Field(description="fewer members answered than were asked")]
-    # Left out unless the set says when an answer is sure, and all members answered.
+    # Left out unless the set says when an answer is sure, for those who answered.
     sure: Annotated[
         bool | SkipJsonSchema[None],
-        Field(description="true if the top probability reaches the set's confidence threshold"),
+        Field(
+            description="true if the top probability reaches the bound of those who answered, from "
+            "which on the set showed enough right answers"
+        ),
+    ] = None
+    # Left out unless ``sure`` is, in a set that has a bound.
+    no_sure: Annotated[
+        str | SkipJsonSchema[None], Field(description="why this answer has no bound")
+    ] = None
+    # Left out unless the request asked for it, and the set has one.
+    answer_set: Annotated[
+        list[Prediction] | SkipJsonSchema[None],
+        Field(description="classes that hold the right one in 95 % of cases, likeliest first"),
+    ] = None
+    plan: Annotated[
+        PlanName,
+        Field(description="full: every member was asked; fast: by the set's fast plan, in steps"),
+    ] = "full"
+    # Left out unless the plan is fast.
+    asked: Annotated[
+        list[str] | SkipJsonSchema[None],
+        Field(description="the members that the fast plan asked, in its order"),
+    ] = None
+    # Left out unless the service chose the plan itself.
+    reason: Annotated[
+        str | SkipJsonSchema[None],
+        Field(description="why the plan is fast: load (setting when_full)"),
     ] = None
     # Left out unless there are some.
     skipped_members: Annotated[
         list[str] | SkipJsonSchema[None],
-        Field(description="not asked: by cascade_margin, the first member was sure enough alone"),
+        Field(description="not asked: by the fast plan, those before were likely enough"),
     ] = None
     missing_members: Annotated[
         dict[str, str] | SkipJsonSchema[None],
@@ -307,11 +342,14 @@ def classified(
     *,
     is_cached: bool = False,
     probabilities: Probabilities | None = None,
+    plan: PlanName = "full",
+    asked: Sequence[str] = (),
+    reason: str | None = None,
 ) -> Classified:
     """Return an image's answer for clients, from the Combiner's.
 
     ``skipped`` members were not asked. ``missing`` members should have answered; the value is the
-    code of the reason.
+    code of the reason. ``asked`` are the members of a fast plan.
     """
     members = {name: _opinion(predictions) for name, predictions in combined.members.items()}
     return Classified(
@@ -322,6 +360,11 @@ def classified(
         agreement=combined.agreement,
         degraded=bool(missing),
         sure=combined.sure,
+        no_sure=combined.no_sure,
+        answer_set=combined.answer_set,
+        plan=plan,
+        asked=list(asked) or None,
+        reason=reason,
         skipped_members=list(skipped) or None,
         missing_members=dict(missing) or None,
         threshold=combined.threshold,

@@ -76,6 +76,13 @@ class BadParameterError(TandemError):
     code = "bad_parameter"
 
 
+class NotOfferedError(TandemError):
+    """The request asks for a plan or an answer set that the set does not have, or may not use."""
+
+    status = 400
+    code = "not_offered"
+
+
 class BadTensorError(TandemError):
     """Parts of a request of the Open Inference Protocol disagree with each other or the model."""
 

@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve import Application
 
 from app.graph.service import answer_timeout_s
-from app.graph.set_checks import check_task, decided
+from app.graph.set_checks import check_plan, decided
 from app.oip.regions import regions_of
 from app.samples.feedback import FeedbackBook
 from app.samples.samples import check_sample_store
@@ -95,7 +95,7 @@ def _check(settings: Settings, model_set: ModelSet) -> None:
         precision = member.precision_of(settings.served_precision)
         if (network := member.networks.get(precision)) is not None:
             check_installed(network.runtime, network.runtime, f"member {member.name}")
-    check_task(settings.cascade_margin, manifest)
+    check_plan(settings, model_set)
     check_functions(settings, manifest)
 
 

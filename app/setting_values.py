@@ -48,6 +48,8 @@ NO_TRACE_FILES = (
 RETIRED = {
     "affinity": "leave it out. Whole num_cpus in the deployment's ray_actor_options limit each "
     "replica's threads; to bind a service to a socket, start it with numactl or taskset",
+    "cascade_margin": "write plan: fast in its place. It asks fewer members by the set's own fast "
+    "plan, which tandem evaluate SET --images DIR --plan measures and writes into the manifest",
     "trace_dir": f"leave it out, {NO_TRACE_FILES}",
     "trace_mib": f"leave it out, {NO_TRACE_FILES}",
 }

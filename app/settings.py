@@ -29,6 +29,7 @@ from app.setting_values import (
 from models.files import user_folder
 from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
 from models.model_set import ModelSet, load_model_set, search_path
+from models.plan import PlanName
 from models.record import Precision, Weight
 
 IS_X86 = platform.machine() in ("x86_64", "AMD64")  # on others INT8 may be emulated, or inexact
@@ -327,12 +328,20 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
     allow_unverified: bool = Field(
         False, description="serve INT8 even if it lost more accuracy than the set's max_drop"
     )
-    cascade_margin: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="answer an image by the first member alone if its two highest probabilities "
-        "differ by at least this; null: always ask all members",
+    plan: PlanName = Field(
+        "full",
+        description="how requests are answered that do not ask for a plan: full asks every member; "
+        "fast asks fewer where fewer suffice, by the set's fast plan (tandem evaluate --plan)",
+    )
+    allowed_plans: tuple[PlanName, ...] = Field(
+        ("full", "fast"),
+        min_length=1,
+        description="the plans that a request may ask for (plan=fast); fast, where the set has one",
+    )
+    when_full: Literal["refuse", "fast"] = Field(
+        "refuse",
+        description="what happens to requests when the service is about to refuse some: refuse, or "
+        "fast: they are answered by the set's fast plan, and refused only beyond what that answers",
     )
     answer_policy: AnswerPolicy = Field(
         "all",
@@ -434,11 +443,20 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
                     f"fit: raise {of_all}"
                 )
         check_form_fits(self.max_queued_images, self.max_files)
-        if self.combine is not None and self.cascade_margin is not None:
+        if self.plan not in self.allowed_plans:
             raise ValueError(
-                f"combine is {self.combine} and cascade_margin {self.cascade_margin:g}: a cascade "
-                "answers some images by the first member alone, without combine; leave one of "
-                "them out"
+                f"plan is {self.plan} and allowed_plans {list(self.allowed_plans)}: add it there"
+            )
+        fast = next((n for n in ("plan", "when_full") if getattr(self, n) == "fast"), None)
+        if self.combine is not None and fast is not None:
+            raise ValueError(
+                f"combine is {self.combine} and {fast} fast: a fast plan answers some images by a "
+                "few members, without combine; leave one of them out"
+            )
+        if self.weights is not None and fast is not None:
+            raise ValueError(
+                f"weights is set and {fast} fast: a fast plan is of the manifest's members and "
+                "weights; leave one of them out"
             )
         return self
 

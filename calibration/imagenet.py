@@ -24,8 +24,9 @@ from calibration.sets.packaged import (
     read_tensors,
 )
 from calibration.sets.transaction import Staging, check_free, create, manifest_of, writing
-from models.manifest import Manifest, MemberRecord, SureRecord, read_manifest
+from models.manifest import Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet
+from models.plan import SureRecord
 from models.record import ImageRecord
 
 NAME = "imagenet"

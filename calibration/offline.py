@@ -21,7 +21,7 @@ from rich.table import Table
 from calibration.answer_files import AnswerFile, Row, opened
 from calibration.datasets import ImageFile
 from calibration.evaluation.inference import Networks, batches, through_threads
-from models.ensemble import Prediction, Probabilities, average
+from models.ensemble import Prediction, Probabilities, average, reaches
 from models.errors import ImageError, ModelSetError
 from models.files import user_folder
 from models.golden import check
@@ -167,7 +167,7 @@ class LocalEnsemble:
             rule.predictions(mean, top_k),
             {name: rule.predictions(row, top_k) for name, row in members.items()},
             rule.agree(members.values()),
-            rule.is_sure(mean),
+            reaches(mean, self.model_set.trust.whole.sure_from),
             rule.threshold,
         )
 

@@ -27,6 +27,7 @@ from models.ledger import (
     records_of_networks,
 )
 from models.manifest import Manifest
+from models.plan import PlanName
 from models.record import Precision
 
 HTTP_MS = 2.8  # of an image in addition to its stages (share-floor-plan.json, overhead_ms now)
@@ -259,16 +260,31 @@ def _simulated_p99_ms(
     return HTTP_MS + outcome.p99_ms(since=min(WARM_UP_S, seconds / 4))
 
 
-def planned_costs(manifest: Manifest, precision: Precision, form: Form = "whole") -> Costs:
-    """Return the expected cost of each stage, for a plan with this form of the graph."""
-    members = tuple(member.name for member in manifest.members)
+def planned_costs(
+    manifest: Manifest,
+    precision: Precision,
+    form: Form = "whole",
+    answers: PlanName = "full",
+) -> Costs:
+    """Return the expected cost of each stage, for a plan with this form of the graph.
+
+    ``answers`` says whether all members are asked, or those of the set's fast plan.
+
+    Raises:
+        PlanError: the set has no fast plan.
+
+    """
+    problem = manifest.plan_problem(precision) if answers == "fast" else None
+    if problem is not None:
+        raise PlanError(f"--plan fast: {problem}")
+    of_members = member_cpu_ms(manifest, precision, answers)
+    members = tuple(of_members)
     gateway_ms = gateway_cpu_ms(
-        manifest, precision, decodes=form != "stages", has_members=form == "whole"
+        manifest, precision, answers, decodes=form != "stages", has_members=form == "whole"
     )
     cpu_ms = {"Gateway": gateway_ms}
     if form == "stages":
         cpu_ms["Decoder"] = decoder_cpu_ms(manifest)
-    of_members = member_cpu_ms(manifest, precision)
     if form != "whole":
         cpu_ms |= {name: MEMBER_APART * ms for name, ms in of_members.items()}
     measured = measured_cpu_ms(manifest, precision)
@@ -281,7 +297,8 @@ def planned_costs(manifest: Manifest, precision: Precision, form: Form = "whole"
     on = f"on {records[-1].cpu}, {records[-1].measured}" if measured else "none: a guess"
     if measured and (guessed := [name for name in members if name not in measured]):
         on += f" (a guess for {', '.join(guessed)})"
-    source = f"of {manifest.name}'s members ({precision}) its record, {on}; of the rest, {REST}"
+    by = ", by its fast plan" if answers == "fast" else ""
+    source = f"of {manifest.name}'s members ({precision}{by}) its record, {on}; of the rest, {REST}"
     inside = of_members if form == "whole" else {}
     return Costs(cpu_ms, members, AROUND_CPU_MS, source, inside)
 
@@ -348,11 +365,13 @@ class PlannedForm:
         return (self.plan.costs if self.plan else self.costs).alone_ms
 
 
-def compare_forms(needs: Requirements, manifest: Manifest) -> list[PlannedForm]:
+def compare_forms(
+    needs: Requirements, manifest: Manifest, answers: PlanName = "full"
+) -> list[PlannedForm]:
     """Plan every form of the graph for the same load, each with its expected costs."""
     forms = []
     for form in FORMS:
-        costs = planned_costs(manifest, "INT8", form)
+        costs = planned_costs(manifest, "INT8", form, answers)
         try:
             forms.append(PlannedForm(form, costs, plan(needs, costs)))
         except PlanError as error:

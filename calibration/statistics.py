@@ -1,12 +1,8 @@
-"""Statistics of a measured accuracy: counts, intervals, paired tests, calibration error, cascades.
+"""Statistics of a measured accuracy: counts, intervals, paired tests, calibration error, modes.
 
 Everything works on counts, so memory grows with classes, not with images.
-
-A cascade's accuracy and CPU time are estimated for each threshold: the first member answers alone
-if its margin is at least the threshold (``app.graph.members``). Images are counted in bins of it.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
@@ -14,17 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.ensemble import Probabilities, margins
-from models.manifest import Z95, Drop, Score, wilson_interval
+from models.accuracy import Z95, Drop, Score, wilson_interval
+from models.ensemble import Probabilities
 
 Rightness = npt.NDArray[np.bool_]  # (N,), whether each image's likeliest class is right
 EDGE = 1e-9  # margin of the search for an interval before a difference of all images
 NUM_BINS = 15  # of confidence, as in Guo et al. (2017)
 Indices = npt.NDArray[np.int64]
-NUM_THRESHOLDS = 1000  # a threshold is a bin's lower edge: three decimals
-EDGES = np.arange(NUM_THRESHOLDS, dtype=np.float32) / np.float32(NUM_THRESHOLDS)
-STEPS = range(NUM_THRESHOLDS // 10, NUM_THRESHOLDS, NUM_THRESHOLDS // 10)
-SUGGESTED_WITHIN = 0.005  # of the ensemble's top-1, a fraction
 
 
 @dataclass
@@ -176,101 +168,53 @@ class Tally:
         return [int(r) / int(n) if n else None for r, n in zip(right, totals, strict=True)]
 
 
-class SureTally:
-    """Counts the ensemble's sure answers: those whose first class reaches the bound."""
+class ModeTally:
+    """Counts the answers of one mode: all members, a step of the plan, some members alone.
 
-    def __init__(self, sure_from: float) -> None:
-        self._sure_from = np.float32(sure_from)
-        self.num_images = self.num_sure = self.num_right = 0
+    ``sure_from`` and ``set_from`` are its bounds (:class:`models.plan.Trust`).
+    """
 
-    def add(self, probabilities: Probabilities, right: Rightness) -> None:
-        """Add a batch: float32 (N, C), and whether each of (N,) was right."""
-        is_sure = probabilities.max(axis=1) >= self._sure_from
-        self.num_images += len(right)
-        self.num_sure += int(is_sure.sum())
-        self.num_right += int((is_sure & right).sum())
+    def __init__(self, sure_from: float | None, set_from: float | None) -> None:
+        self.sure_from, self._set_from = sure_from, set_from
+        self.num_images = self.num_right = self.num_sure = self.num_sure_right = 0
+        self._num_held = self._num_listed = 0
+
+    def add(self, rows: Probabilities, truth: Indices) -> None:
+        """Add a batch: float32 (N, C), and the class of each image, (N,)."""
+        right = rows.argmax(axis=1) == truth
+        self.num_images += len(truth)
+        self.num_right += int(right.sum())
+        if self.sure_from is not None:
+            is_sure = rows.max(axis=1) >= np.float32(self.sure_from)
+            self.num_sure += int(is_sure.sum())
+            self.num_sure_right += int((is_sure & right).sum())
+        if self._set_from is not None and len(truth):
+            is_in = rows >= np.float32(self._set_from)
+            is_in[np.arange(len(truth)), rows.argmax(axis=1)] = True
+            self._num_held += int(is_in[np.arange(len(truth)), truth].sum())
+            self._num_listed += int(is_in.sum())
 
     def figures(self) -> dict[str, Any]:
-        """Return the share of sure answers, and of right ones among them with its interval."""
-        if not self.num_sure:
-            return {"share": 0.0, "right": None, "right_interval": None}
-        interval = wilson_interval(self.num_right, self.num_sure)
+        """Return the figures for JSON; shares are None without images or without a bound."""
+        sure = answer_set = None
+        if self.sure_from is not None and self.num_images:
+            interval = wilson_interval(self.num_sure_right, self.num_sure) if self.num_sure else ()
+            sure = {
+                "from": self.sure_from,
+                "share": round(self.num_sure / self.num_images, 4),
+                "right": round(self.num_sure_right / self.num_sure, 4) if self.num_sure else None,
+                "right_interval": [round(bound, 4) for bound in interval],
+            }
+        if self._set_from is not None and self.num_images:
+            answer_set = {
+                "from": self._set_from,
+                "coverage": round(self._num_held / self.num_images, 4),
+                "mean_size": round(self._num_listed / self.num_images, 3),
+            }
+        top1 = round(self.num_right / self.num_images, 4) if self.num_images else None
         return {
-            "share": round(self.num_sure / self.num_images, 4),
-            "right": round(self.num_right / self.num_sure, 4),
-            "right_interval": [round(bound, 4) for bound in interval],
+            "num_images": self.num_images,
+            "top1": top1,
+            "sure": sure,
+            "answer_set": answer_set,
         }
-
-
-@dataclass(frozen=True)
-class CascadePoint:
-    """The accuracy and cost of one margin on the measured images."""
-
-    margin: float | None  # None: members are never skipped; 0: always
-    top1: float
-    top1_interval: tuple[float, float]  # 95 %, Wilson
-    lost: Paired  # all members on every image, against the cascade
-    share_skipped: float  # of the images
-    cpu_ms_per_image: float  # of the networks
-
-    @property
-    def is_setting(self) -> bool:
-        """Whether the application accepts this margin as ``cascade_margin``."""
-        return self.margin is None or self.margin > 0
-
-
-class CascadeTally:
-    """Counts, by the first member's margin, whether it and the ensemble were right."""
-
-    def __init__(self, members: Sequence[str]) -> None:
-        self.first, *self.others = members
-        self._counts = np.zeros(
-            (2, 2, NUM_THRESHOLDS), np.int64
-        )  # [first right, ensemble right, bin]
-
-    def add(self, probabilities: Probabilities, first: Rightness, ensemble: Rightness) -> None:
-        """Add a batch of N images.
-
-        Args:
-            probabilities: the first member's, (N, C).
-            first: whether the first member is right, (N,).
-            ensemble: whether the ensemble is right, (N,).
-
-        """
-        bins = np.searchsorted(EDGES, margins(probabilities), side="right") - 1
-        np.add.at(self._counts, (first.astype(int), ensemble.astype(int), bins), 1)
-
-    def curve(self, cpu_ms: Mapping[str, float]) -> list[CascadePoint]:
-        """Return points from never to always skipping.
-
-        The thresholds between are in steps of 0.1, and those that a tenth, two tenths ... of the
-        images reach. ``cpu_ms`` is each member's CPU-ms per image.
-        """
-        of_bin = self._counts.sum(axis=(0, 1))
-        passed = of_bin[::-1].cumsum()[::-1]  # images at or above each bin's edge, which decreases
-        targets = np.arange(1, 10) * passed[0] / 10
-        quantiles = (int((passed >= target).sum()) - 1 for target in targets)
-        chosen = sorted({0, *STEPS, *quantiles}, reverse=True)
-        return [self._at(index, cpu_ms) for index in (NUM_THRESHOLDS, *chosen)]
-
-    def _at(self, index: int, cpu_ms: Mapping[str, float]) -> CascadePoint:
-        """Return the point whose threshold is the lower edge of bin ``index``."""
-        num_images = int(self._counts.sum())
-        skipped, asked = self._counts[:, :, index:], self._counts[:, :, :index]
-        num_right = int(skipped[1].sum() + asked[:, 1].sum())
-        share = int(skipped.sum()) / num_images
-        others = sum(cpu_ms[name] for name in self.others)
-        return CascadePoint(
-            None if index == NUM_THRESHOLDS else index / NUM_THRESHOLDS,
-            num_right / num_images,
-            wilson_interval(num_right, num_images),
-            Paired(num_images, int(skipped[0, 1].sum()), int(skipped[1, 0].sum())),
-            share,
-            cpu_ms[self.first] + (1 - share) * others,
-        )
-
-
-def cheapest_within(points: Sequence[CascadePoint], allowed: float) -> CascadePoint:
-    """Return the cheapest point that loses at most ``allowed`` of the ensemble's top-1."""
-    near = [p for p in points if p.is_setting and p.lost.difference <= allowed]
-    return min(near, key=lambda point: (point.cpu_ms_per_image, -point.top1))

@@ -47,8 +47,8 @@ def average(
     """Return the weighted mean of the members' probabilities, each float32 (N, C).
 
     The weights of the members that answered are scaled to sum to one, so the mean stays a
-    distribution if a member is missing. ``temperature`` applies to the mean of all members, and not
-    to a mean of some.
+    distribution if a member is missing. ``temperature`` is that of this average
+    (:class:`models.plan.Trust`).
     """
     if not members:
         raise ValueError("no member answered: there is nothing to average")
@@ -58,7 +58,7 @@ def average(
         share = rows * np.float32(weights[name] / total)
         mean = share if mean is None else np.add(mean, share, out=mean)
     assert mean is not None
-    return tempered(mean, temperature) if len(members) == len(weights) else mean
+    return tempered(mean, temperature)
 
 
 def margins(rows: Probabilities) -> Probabilities:
@@ -72,6 +72,11 @@ def is_sure(rows: Probabilities, margin: float) -> Flags:
     """Return for each row of (N, C) whether its margin is at least ``margin``; False for NaN."""
     sure: Flags = margins(rows) >= np.float32(margin)
     return sure
+
+
+def reaches(row: Probabilities, bound: float | None) -> bool | None:
+    """Whether the first class of a row (C,) reaches a bound; False if NaN, None without one."""
+    return None if bound is None else bool(row.max() >= np.float32(bound))
 
 
 def entropy(row: Probabilities) -> float:
@@ -131,7 +136,6 @@ class AnswerRule:
 
     labels: Sequence[str]  # one per class, in the networks' order
     threshold: float | None = None  # for a multi-label set's scores; None: a classification set
-    sure_from: float | None = None  # the lowest probability of a sure answer's first class
 
     @property
     def is_multi_label(self) -> bool:
@@ -160,9 +164,10 @@ class AnswerRule:
         first, *others = [above(row, self.threshold) for row in rows]
         return all(bool((first == other).all()) for other in others)
 
-    def is_sure(self, row: Probabilities) -> bool | None:
-        """Whether the ensemble's row (C,) is sure; False if it is NaN, None without a bound."""
-        return None if self.sure_from is None else bool(row.max() >= np.float32(self.sure_from))
+    def answer_set(self, row: Probabilities, set_from: float) -> list[Prediction]:
+        """Return the answer set of a row (C,), likeliest first: the first class is always in it."""
+        num = max(1, int((row >= np.float32(set_from)).sum()))
+        return top_k(row, self.labels, num)
 
     def entropy(self, row: Probabilities) -> float:
         """Return the uncertainty of a row (C,), from 0 (sure) to 1.

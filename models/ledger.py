@@ -20,16 +20,9 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Literal
 
-from models.manifest import (
-    ENSEMBLE,
-    Z95,
-    AccuracyRecord,
-    Drop,
-    Loss,
-    Manifest,
-    MultiLabelDrop,
-    ValidationDrop,
-)
+from models.accuracy import Z95, AccuracyRecord, Drop, Loss, MultiLabelDrop, ValidationDrop
+from models.manifest import ENSEMBLE, Manifest
+from models.plan import PlanName
 from models.record import Precision
 
 Status = Literal["verified", "unmeasured", "unknown", "dropped"]
@@ -381,10 +374,18 @@ MEMBER_APART = 1.1
 AROUND_CPU_MS = 0.55  # Ray's processes and HAProxy, which no replica reports
 
 
-def member_cpu_ms(manifest: Manifest, precision: Precision) -> dict[str, float]:
-    """Return each member's CPU-ms per image in full batches, from the newest record."""
+def member_cpu_ms(
+    manifest: Manifest, precision: Precision, plan: PlanName = "full"
+) -> dict[str, float]:
+    """Return each member's CPU-ms per image in full batches, from the newest record.
+
+    By the fast plan a member costs only the share of images that it is asked about; members that
+    the plan never asks are left out.
+    """
     guessed = {member.name: MEMBER_CPU_MS for member in manifest.members}
-    return guessed | measured_cpu_ms(manifest, precision)
+    costs = guessed | measured_cpu_ms(manifest, precision)
+    fast = manifest.usable_plan(precision) if plan == "fast" else None
+    return costs if fast is None else {n: costs[n] * share for n, share in fast.shares.items()}
 
 
 def measured_cpu_ms(manifest: Manifest, precision: Precision) -> dict[str, float]:
@@ -408,12 +409,17 @@ def _further_inputs_ms(manifest: Manifest) -> float:
 
 
 def gateway_cpu_ms(
-    manifest: Manifest, precision: Precision, *, decodes: bool, has_members: bool
+    manifest: Manifest,
+    precision: Precision,
+    plan: PlanName = "full",
+    *,
+    decodes: bool,
+    has_members: bool,
 ) -> float:
     """Return the Gateway's CPU-ms per image, with the stages in its process."""
     total = GATEWAY_TOGETHER_CPU_MS if has_members else GATEWAY_APART_CPU_MS
     if decodes:
         total += DECODE_CPU_MS + _further_inputs_ms(manifest)
     if has_members:
-        total += sum(member_cpu_ms(manifest, precision).values())
+        total += sum(member_cpu_ms(manifest, precision, plan).values())
     return total

@@ -5,17 +5,23 @@ is kept as whole evaluations, and as the drops that quantising measured.
 """
 
 import hashlib
-from datetime import date
-from math import sqrt
 from pathlib import Path, PurePosixPath
-from statistics import NormalDist
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
 
+from models.accuracy import AccuracyRecord, Conditions, ValidationDrop
 from models.ensemble import DEFAULT_THRESHOLD
 from models.errors import ModelSetError
 from models.image import ImageInputs
+from models.plan import (
+    AnswerSetRecord,
+    AverageRecord,
+    PlanRecord,
+    SubsetRecord,
+    SureRecord,
+    TrustTable,
+)
 from models.record import (
     PRECISIONS,
     RETIRED,
@@ -36,10 +42,6 @@ from models.record import (
 MANIFEST_NAME = "manifest.yaml"
 MAX_MEMBERS = 8
 ENSEMBLE = "ensemble"  # the combiner's average, next to the members' names
-Z95 = NormalDist().inv_cdf(0.975)
-Difference = Annotated[float, Field(ge=-1, le=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-NumImages = Annotated[int, Field(ge=1, le=10**9)]  # a float in statistics
 
 
 class Network(Record):
@@ -115,64 +117,6 @@ class QuantizationOptions(Record):
     model_type: Literal["convolutional", "transformer"] | None = None
 
 
-class Loss(NamedTuple):
-    """The loss of INT8 in one figure, for :mod:`models.ledger`."""
-
-    figure: str
-    lost: float  # a fraction
-    high: float  # the upper end of its 95 % interval
-    p_value: float  # of the hypothesis of no loss, two-sided
-
-
-class Drop(Record):
-    """Float top-1 minus INT8 top-1 on the same images; negative: INT8 was better."""
-
-    top1: Difference
-    interval: tuple[Difference, Difference]  # 95 %, of the paired difference
-    p_value: Fraction  # McNemar's exact test
-
-    @property
-    def losses(self) -> tuple[Loss, ...]:
-        """Return the loss of the figure that max_drop limits."""
-        return (Loss("top-1", self.top1, self.interval[1], self.p_value),)
-
-
-class MultiLabelDrop(Record):
-    """Float minus INT8 of a multi-label set on the same images; negative: INT8 was better."""
-
-    mean_average_precision: Difference
-    mean_average_precision_interval: tuple[Difference, Difference]  # 95 %, of the paired difference
-    micro_f1: Difference
-    micro_f1_interval: tuple[Difference, Difference]
-
-    @property
-    def losses(self) -> tuple[Loss, ...]:
-        """Return the losses of the two figures that max_drop limits.
-
-        mAP changes with the order of images, micro F1 with scores that cross the threshold. Either
-        may miss a loss that the other shows.
-        """
-        return (
-            _normal_loss("mAP", self.mean_average_precision, self.mean_average_precision_interval),
-            _normal_loss("micro-F1", self.micro_f1, self.micro_f1_interval),
-        )
-
-
-class ValidationDrop(Record):
-    """A member's loss on the images that ``tandem quantize`` validated it with.
-
-    It can refuse a set but never verify one: the images may be few, they are of one member, and
-    accuracy control may have chosen the layers that stay float by these very images.
-    """
-
-    dataset: str
-    images_sha256: str  # as in AccuracyRecord
-    num_images: NumImages
-    measured: date
-    fingerprint: str  # of the INT8 network
-    drop: Drop
-
-
 class MemberRecord(Record):
     """One network of the ensemble."""
 
@@ -229,107 +173,6 @@ class Made(Record):
     at: AwareDatetime
 
 
-class Conditions(Record):
-    """The conditions of an evaluation that its figures depend on, besides the networks."""
-
-    image: ImageRecord
-    labels_sha256: str  # which class an output stands for
-    class_ids_sha256: str | None = None  # which class a dataset's folder stands for
-    weights: dict[str, float]  # of each member in the average
-    float_type: FloatType = "f32"
-    member_images: dict[str, ImageRecord] | None = None  # of members with an own input
-    threshold: float | None = None  # of a multi-label set; None: a classification set
-    temperatures: dict[str, float] | None = None  # of members and ensemble; None: all are 1
-
-    def changes(self, now: "Conditions") -> list[str]:
-        """Return the names of conditions that differ in ``now``, for people."""
-        pairs = {
-            "the image rule": ((self.image, self.member_images), (now.image, now.member_images)),
-            "labels": (self.labels_sha256, now.labels_sha256),
-            "class ids": (self.class_ids_sha256, now.class_ids_sha256),
-            "weights of the average": (self.weights, now.weights),
-            "the float type": (self.float_type, now.float_type),
-            "the threshold": (self.threshold, now.threshold),
-            "temperatures": (self.temperatures, now.temperatures),
-        }
-        return [what for what, (before, after) in pairs.items() if before != after]
-
-
-class MultiLabelScore(Record):
-    """One classifier of a multi-label set on one dataset; F1 is at the set's threshold.
-
-    Intervals are 95 %, by resampling the images (calibration/evaluation/multi_label.py).
-    """
-
-    mean_average_precision: Fraction  # mAP, over the classes that have an image
-    mean_average_precision_interval: tuple[Fraction, Fraction]
-    micro_f1: Fraction
-    micro_f1_interval: tuple[Fraction, Fraction]
-    macro_f1: Fraction
-    macro_f1_interval: tuple[Fraction, Fraction]
-
-    @property
-    def figure(self) -> tuple[str, float]:
-        """Return the name and value of the main figure, mean average precision."""
-        return "mAP", self.mean_average_precision
-
-
-class Score(Record):
-    """One classifier on one dataset; fractions of its images."""
-
-    top1: Fraction
-    top1_interval: tuple[Fraction, Fraction]  # 95 %, Wilson
-    top5: Fraction
-    calibration_error: Fraction  # expected calibration error (ECE), 15 bins of confidence
-
-    @property
-    def figure(self) -> tuple[str, float]:
-        """Return the name and value of the main figure, top-1 accuracy."""
-        return "top-1", self.top1
-
-
-class AccuracyRecord(Record):
-    """One evaluation, by ``tandem evaluate``.
-
-    ``fingerprints`` tie it to the networks that it measured and ``conditions`` to all else that its
-    figures depend on.
-    """
-
-    dataset: str
-    images_sha256: str  # a hash over the sorted hashes of the images
-    num_images: NumImages
-    measured: date
-    cpu: str
-    int8_kernels: str  # the convolution kernels that OpenVINO chose, which decide how INT8 rounds
-    float_type: dict[Precision, str]  # computed by the layers that are not INT8: f32 or bf16
-    versions: dict[str, str]
-    fingerprints: dict[str, dict[Precision, str]]  # of each member's networks
-    conditions: Conditions | None = None  # None for early records
-    # By member name or "ensemble".
-    scores: dict[Precision, dict[str, Score | MultiLabelScore]]
-    # Empty unless both precisions were measured.
-    drops: dict[str, Drop | MultiLabelDrop] = Field(default={})
-    # Of a network's files, in 10**6 bytes.
-    size_mb: dict[str, dict[Precision, float]] = Field(default={})
-    # At batch 8, on this CPU.
-    cpu_ms_per_image: dict[str, dict[Precision, float]] = Field(default={})
-
-
-class SureRecord(Record):
-    """From which probability of its first class on an answer is sure, and what that is worth.
-
-    Chosen on half of the images, which show ``target`` with 95 % confidence; ``num_images`` are of
-    the other half.
-    """
-
-    probability: Fraction
-    target: Fraction  # the required share of right answers among sure ones
-    num_images: NumImages
-    share: Fraction  # of sure answers
-    right: Fraction  # of sure answers
-    right_interval: tuple[Fraction, Fraction]  # 95 %, Wilson
-
-
 class Manifest(Record):
     """The whole of ``manifest.yaml``."""
 
@@ -342,6 +185,9 @@ class Manifest(Record):
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     temperature: Temperature = 1.0  # of the average of all members
     sure: SureRecord | None = None  # bound of sure answers, by tandem evaluate --sure-at
+    answer_set: AnswerSetRecord | None = None  # of all members; by the same
+    trust: tuple[SubsetRecord, ...] = ()  # of averages of some members; by the same
+    fast_plan: PlanRecord | None = None  # by tandem evaluate --plan
     num_classes: Annotated[int, Field(ge=2)]
     labels: FileRecord  # one per line, in the networks' order
     class_ids: FileRecord | None = None  # names of datasets' folders (WordNet ids), in that order
@@ -382,8 +228,22 @@ class Manifest(Record):
             )
         if self.is_multi_label and set(self.temperatures.values()) != {1.0}:
             raise ValueError("a temperature is of classes that exclude each other: not multi_label")
-        if self.is_multi_label and self.sure is not None:
-            raise ValueError("sure is of classes that exclude each other: not multi_label")
+        for what in ("sure", "answer_set", "trust", "fast_plan"):
+            if self.is_multi_label and getattr(self, what):
+                raise ValueError(f"{what} is of classes that exclude each other: not multi_label")
+        return self
+
+    @model_validator(mode="after")
+    def _averages_are_of_its_members(self) -> "Manifest":
+        own = self.weights
+        for names, what in (
+            *((subset.members, "trust") for subset in self.trust),
+            (self.fast_plan.members if self.fast_plan else (), "fast_plan"),
+        ):
+            if unknown := next((name for name in names if name not in own), None):
+                raise ValueError(
+                    f"{what} names {unknown!r}, no member of the set; it has: {', '.join(own)}"
+                )
         return self
 
     @property
@@ -435,17 +295,68 @@ class Manifest(Record):
         """Return the set's version: twelve hexadecimal digits that identify its answers.
 
         They cover the image rule, labels, networks, weights and float type, the threshold of a
-        multi-label set, and the bound of sure answers.
+        multi-label set, the bounds of sure answers and answer sets, and the fast plan.
         """
         parts = [self.name, self.image.key, self.labels.sha256, self.float_type]
         parts += [] if self.threshold is None else [f"{self.task} {self.threshold!r}"]
         parts += [repr(self.temperatures)] if self.conditions.temperatures else []
         parts += [f"sure {self.sure.probability!r}"] if self.sure else []
+        parts += [f"set {self.answer_set.probability!r}"] if self.answer_set else []
+        for subset in self.trust:
+            bound = subset.sure and subset.sure.probability
+            parts += [f"{subset.members} {subset.temperature!r} {bound!r}"]
+        parts += [f"plan {self.fast_plan.key}"] if self.fast_plan else []
         for member in self.members:
             network = member.network(precision)
             parts += [member.name, repr(member.weight), *(f.sha256 for f in network.files)]
             parts += [member.image.key] if member.image else []
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+    def plan_key(self, precision: Precision) -> str:
+        """Return a short hash of all that a plan is chosen with: it fits no other networks.
+
+        That is the precision's networks, and what makes probabilities of their outputs.
+        """
+        parts = [precision, self.image.key, self.labels.sha256, self.float_type]
+        for member in self.members:
+            parts += [member.name, repr(member.weight), repr(member.temperature)]
+            parts += [
+                member.network(precision).fingerprint,
+                member.image.key if member.image else "",
+            ]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+    def plan_problem(self, precision: Precision, argument: str | None = None) -> str | None:
+        """Return why the set has no fast plan for its networks of a precision; None if it has.
+
+        ``argument`` is the set's name for commands.
+        """
+        make = f"tandem evaluate {argument or self.name} --images DIR --plan makes one"
+        if self.is_multi_label:
+            return f"{self.name} is multi-label: a fast plan needs classes that exclude each other"
+        if self.fast_plan is None:
+            return f"{self.name} has no fast plan; {make}"
+        made_with = self.fast_plan.precision
+        if made_with != precision:
+            return f"the fast plan of {self.name} is of {made_with}, not of {precision}; {make}"
+        if self.fast_plan.made_for != self.plan_key(precision):
+            return (
+                f"the fast plan of {self.name} was made for other networks, weights or "
+                f"temperatures; {make} for these"
+            )
+        return None
+
+    def usable_plan(self, precision: Precision) -> PlanRecord | None:
+        """Return the fast plan, if it was made for the set's networks of a precision."""
+        return self.fast_plan if self.plan_problem(precision) is None else None
+
+    @property
+    def trust_table(self) -> TrustTable:
+        """What each average of the set's members is worth."""
+        whole = AverageRecord(
+            temperature=self.temperature, sure=self.sure, answer_set=self.answer_set
+        )
+        return TrustTable(self.name, tuple(self.weights), whole, self.trust, self.fast_plan)
 
     @property
     def fingerprints(self) -> dict[Precision, str]:
@@ -475,22 +386,3 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         places = [f"{'.'.join(map(str, e['loc'])) or 'top'}: {e['msg']}" for e in error.errors()]
         raise ModelSetError(f"{path}: " + "; ".join(places)) from error
-
-
-def wilson_interval(part: int, number: int) -> tuple[float, float]:
-    """Return the 95 % interval of the proportion ``part / number``, valid near 0 and 1 too.
-
-    From Wilson (1927); ``number`` must not be 0.
-    """
-    share, spread = part / number, Z95**2 / number
-    center = (share + spread / 2) / (1 + spread)
-    half = Z95 / (1 + spread) * sqrt(share * (1 - share) / number + spread / 4 / number)
-    return max(0.0, center - half), min(1.0, center + half)
-
-
-def _normal_loss(figure: str, lost: float, interval: tuple[float, float]) -> Loss:
-    """Return a loss whose interval is 1.96 standard errors on each side."""
-    half = max(interval[1] - lost, lost - interval[0])  # a side may be cut off at 1 or -1
-    if not half:
-        return Loss(figure, lost, interval[1], 0.0 if lost else 1.0)
-    return Loss(figure, lost, interval[1], 2 * NormalDist().cdf(-abs(lost) / half * Z95))

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import isclose
 from pathlib import Path
 
 from platformdirs import user_data_path
@@ -15,6 +16,7 @@ from models.files import user_folder, with_home
 from models.golden import Golden, read_golden
 from models.machine import check_installed
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
+from models.plan import AverageRecord, TrustTable
 from models.record import FileRecord, Precision, sha256_of
 from models.stores import earlier_folders, fetch, is_url, split_version
 
@@ -61,9 +63,12 @@ class ModelSet:
     @cached_property
     def answer_rule(self) -> AnswerRule:
         """Return the rule that interprets the set's rows."""
-        sure = self.manifest.sure
-        bound = None if sure is None else sure.probability
-        return AnswerRule(self.labels, self.manifest.threshold, bound)
+        return AnswerRule(self.labels, self.manifest.threshold)
+
+    @cached_property
+    def trust(self) -> TrustTable:
+        """Return what each average of the members is worth."""
+        return self.manifest.trust_table
 
     @cached_property
     def class_ids(self) -> tuple[str, ...] | None:
@@ -91,8 +96,23 @@ class ModelSet:
             for member in self.manifest.members
             if member.name in weights
         )
-        update = {"members": members, "temperature": 1.0, "sure": None}  # both were for all members
+        trust = self._trust_of(weights)
+        update = {"members": members, "temperature": trust.temperature, "sure": trust.sure}
+        update |= {"answer_set": trust.answer_set, "trust": (), "fast_plan": None}
         return ModelSet(self.folder, self.manifest.model_copy(update=update))
+
+    def _trust_of(self, weights: Mapping[str, float]) -> AverageRecord:
+        """Return what an average is worth, if its weights are in the manifest's proportion."""
+        own, manifest = self.manifest.weights, self.manifest
+        shares = [weight / own[name] for name, weight in weights.items()]
+        if not isclose(min(shares), max(shares)):
+            return AverageRecord()
+        if weights.keys() == own.keys():
+            return AverageRecord(
+                temperature=manifest.temperature, sure=manifest.sure, answer_set=manifest.answer_set
+            )
+        same = (s for s in manifest.trust if set(s.members) == weights.keys())
+        return next(same, None) or AverageRecord()
 
     def _one_per_class(self, record: FileRecord, what: str) -> tuple[str, ...]:
         path = self.verified(record)

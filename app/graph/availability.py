@@ -317,7 +317,6 @@ class Readiness:
             PROBE_TIMEOUT_S,
             "warm-up",
             RequestObserver(),
-            may_skip=False,
             is_probe=True,
         )
         try:

@@ -36,8 +36,8 @@ def with_cache(
     shared = None
     if settings.cache != "local":
         num = len(ensemble.member_names)
-        # An entry with the operator's combine has a row more; one of a cascade may have one member.
-        nums_rows = (num, 1) if ensemble.cascade else (num + (not ensemble.averages),)
+        # An entry with the operator's combine has a row more; one of a fast plan may have fewer.
+        nums_rows = tuple(range(1, num + 1)) if ensemble.fast else (num + (not ensemble.averages),)
         form = RowsFormat(keys.fingerprint, nums_rows, model_set.manifest.num_classes)
         prefix = f"tandem:{FORMAT}:{keys.fingerprint}:"
         shared = RedisStore(RedisAddress.of(settings.cache), form, prefix, record_redis)
@@ -81,7 +81,7 @@ class _Run:
         """
         observer, files = self._request.observer, self._request.files
         self._start_ms = observer.elapsed_ms()
-        self._keys = await self._graph.keys.of(files)
+        self._keys = await self._graph.keys.of(files, self._request.plan)
         left = list(range(len(files)))
         try:
             while left:

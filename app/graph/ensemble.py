@@ -1,4 +1,4 @@
-"""The graph: Decoder, then all members in parallel (or the cascade), then Combiner.
+"""The graph: Decoder, then all members in parallel (or by a fast plan), then Combiner.
 
 The operator's own functions (:mod:`app.stages.own_functions`) run between Decoder and members, and
 in the Combiner.
@@ -6,15 +6,16 @@ in the Combiner.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from app.answers import Classified, Combined, Decoded, Fault, Timings, classified
 from app.errors import UPDATING, OtherSetError
 from app.graph.members import (
-    Cascade,
     CombinerStage,
     DecoderStage,
+    FastMembers,
     MemberResults,
     Members,
     MemberStage,
@@ -23,7 +24,7 @@ from app.graph.members import (
 )
 from app.graph.redis_cache import Outcome
 from app.graph.request import ClassifyRequest, RequestAnswers
-from app.graph.set_checks import check_task
+from app.graph.set_checks import check_plan
 from app.settings import Settings
 from app.stages.own_functions import OwnPreprocess, fingerprint_with, load_function
 from models.ensemble import Probabilities, average
@@ -51,7 +52,7 @@ class Ensemble:
         members: Mapping[str, MemberStage],
         combiner: CombinerStage,
     ) -> None:
-        check_task(settings.cascade_margin, model_set.manifest)
+        check_plan(settings, model_set)
         self._decoder, self._combiner = decoder, combiner
         self._name, self.member_names = model_set.name, tuple(members)
         self._rule = model_set.answer_rule
@@ -66,12 +67,11 @@ class Ensemble:
         self.members = Members(
             members, inputs, self._fingerprint, settings.answer_policy, settings.member_patience_s
         )
-        margin = settings.cascade_margin
-        self.cascade: Cascade | None = None
-        if margin is not None and len(members) > 1:
-            self.cascade = Cascade(self.members, margin)
-        self._weights = model_set.manifest.weights
-        self._temperature = model_set.manifest.temperature
+        self._weights, self._trust = model_set.manifest.weights, model_set.trust
+        self.fast: FastMembers | None = None
+        plan = model_set.manifest.usable_plan(settings.served_precision)
+        if plan is not None and self.averages:
+            self.fast = FastMembers(plan, self.members, self._weights, settings.answer_policy)
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file, in order; a bad file is answered by a :class:`Fault`.
@@ -121,8 +121,9 @@ class Ensemble:
     def outcomes(self, request: ClassifyRequest, computed: Computed) -> dict[int, Outcome | Fault]:
         """Return the outcomes that other requests can share, by the file's place in this request.
 
-        The rows are copies, in the order of ``member_names``. With the operator's own combine the
-        ensemble's row follows them. Outcomes that depend on this request alone are left out.
+        The rows are copies, in the order of ``member_names`` or of the fast plan. With the
+        operator's own combine the ensemble's row follows them. Outcomes that depend on this request
+        alone are left out.
         """
         faults = computed.decoded.faults
         outcomes: dict[int, Outcome | Fault] = {i: f for i, f in faults.items() if f.status < 500}
@@ -130,7 +131,8 @@ class Ensemble:
         for result, images in zip(computed.results, computed.combined, strict=True):
             if says_nothing_of_others(result.missing):
                 continue
-            answered = [name for name in self.member_names if name in result.answers]
+            order = result.asked or self.member_names
+            answered = [name for name in order if name in result.answers]
             for row, position in enumerate(result.images):
                 rows = [result.answers[name].probabilities[row] for name in answered]
                 if (own := images[row].row) is not None:
@@ -141,11 +143,14 @@ class Ensemble:
     def answer_of(self, outcome: Outcome, request: ClassifyRequest, timings: Timings) -> Classified:
         """Return the answer to an image whose outcome is cached or shared, with these timings."""
         rows, missing = outcome
-        asked = [name for name in self.member_names if name not in missing]
+        fast = self._fast_of(request)
+        order = fast.plan.members if fast else self.member_names
         num_members = len(rows) if self.averages else len(rows) - 1
-        answered, skipped = asked[:num_members], asked[num_members:]
+        answered = [name for name in order if name not in missing][:num_members]
         members = dict(zip(answered, rows[:num_members, None], strict=True))  # each (1, C)
-        mean = average(members, self._weights, self._temperature)
+        step = fast.plan.step_of(num_members) if fast and not missing else None
+        trust = self._trust.of(members, step)
+        mean = average(members, self._weights, trust.temperature)
         row = mean[0] if self.averages else rows[num_members]
         combined = Combined.of(
             row,
@@ -153,19 +158,24 @@ class Ensemble:
             self._rule.asked(request.threshold),
             request.top_k,
             self._fingerprint,
+            trust,
             is_row_kept=not self.averages,
-            is_whole=len(members) == len(self._weights),
+            has_set=request.has_set,
         )
+        known = members.keys() | missing.keys()
         answer = classified(
             combined,
             self._name,
             self._fingerprint,
-            skipped,
+            [name for name in self.member_names if name not in known],
             missing,
             request.request_id,
             timings,
             is_cached=True,
             probabilities=None if request.tensors is None else row,
+            plan="fast" if fast else "full",
+            asked=[name for name in order if name in known] if fast else (),
+            reason=request.reason if fast else None,
         )
         request.observer.classified(answer, combined.entropy)
         return answer
@@ -182,16 +192,22 @@ class Ensemble:
                 # The request came from an older Gateway, with another set's members.
                 raise OtherSetError(f"no member {name!r} here; {UPDATING}")
             return await self.members.ask(images, request, (name,), 1)
-        members = self.cascade if self.cascade and request.may_skip else self.members
-        return await members.ask(images, request)
+        return await (self._fast_of(request) or self.members).ask(images, request)
+
+    def _fast_of(self, request: ClassifyRequest) -> FastMembers | None:
+        """Return the fast plan if the request is answered by it; a set may have none."""
+        return self.fast if request.plan == "fast" else None
 
     async def _combine(self, result: MemberResults, request: ClassifyRequest) -> list[Combined]:
         rows = {name: answer.probabilities for name, answer in result.answers.items()}
         tensors = request.tensors
         if tensors is not None and tensors.member is not None and not self.averages:
             return self._of_one(tensors.member, rows, request)
+        asked: dict[str, Any] = {} if result.step is None else {"step": result.step}
+        if request.has_set:
+            asked["has_set"] = True
         combined = await self._combiner.combine(
-            rows, request.top_k, request.left_s, request.threshold
+            rows, request.top_k, request.left_s, request.threshold, **asked
         )
         if combined[0].model_set_fingerprint != self._combined_fingerprint:
             raise OtherSetError(UPDATING)
@@ -201,9 +217,12 @@ class Ensemble:
         self, name: str, rows: Mapping[str, Probabilities], request: ClassifyRequest
     ) -> list[Combined]:
         """Return the answers of a member that was asked alone, without the operator's combine."""
-        facts = self._rule.asked(request.threshold), request.top_k, self._fingerprint
-        is_whole = len(self.member_names) == 1
-        return [Combined.of(row, {name: row}, *facts, is_whole=is_whole) for row in rows[name]]
+        facts = (self._rule.asked(request.threshold), request.top_k, self._fingerprint)
+        trust = self._trust.of(rows)
+        return [
+            Combined.of(row, {name: row}, *facts, trust, has_set=request.has_set)
+            for row in rows[name]
+        ]
 
     def _answers_of_good(self, request: ClassifyRequest, computed: Computed) -> list[Classified]:
         """Return the good images' answers, in the order of the request's files."""
@@ -224,6 +243,9 @@ class Ensemble:
                     request.request_id,
                     timings,
                     probabilities=None if rows is None else rows[row],
+                    plan="fast" if result.asked else "full",
+                    asked=result.asked,
+                    reason=request.reason if result.asked else None,
                 )
                 observer.classified(answers[position], image.entropy)
         return [answers[position] for position in range(len(answers))]
@@ -235,4 +257,5 @@ class Ensemble:
         if own := [image.row for image in images if image.row is not None]:
             return own
         members = {name: answer.probabilities for name, answer in result.answers.items()}
-        return list(average(members, self._weights, self._temperature))  # of (K, C) float32
+        temperature = self._trust.of(members, result.step).temperature
+        return list(average(members, self._weights, temperature))  # of (K, C) float32

@@ -1,4 +1,4 @@
-"""The members of the ensemble: asks them in parallel, collects their results, and runs the cascade.
+"""The members of the ensemble: asks them in parallel or by a fast plan, and collects their results.
 
 The answer policy says how many must answer: every member (``all``), more than half of them
 (``quorum``), or one (``any``). An answer that lacks members is *degraded*, and names them.
@@ -8,8 +8,8 @@ The protocols here are how the graph calls Decoder, members and Combiner. Object
 ``left_s`` is the time that the request has left, in seconds. A call that would take longer raises
 :class:`app.errors.DeadlineError`.
 
-The cascade asks the other members only about images on which the first is not sure. It is off
-unless ``cascade_margin`` is set. ``tandem evaluate`` measures the accuracy at each margin.
+A fast plan (:mod:`models.plan`) asks the members in steps. An image goes on to the next step only
+if the average of those before is not likely enough.
 """
 
 import asyncio
@@ -29,10 +29,11 @@ from app.graph.request import ClassifyRequest
 from app.queueing.overload import CircuitBreaker
 from app.queueing.scheduler import SHADOW, Lane
 from app.settings import AnswerPolicy
-from models.ensemble import Probabilities, is_sure
+from models.ensemble import Flags, Probabilities, average
 from models.errors import TandemError
 from models.image import ImageInputs
 from models.network import Pixels
+from models.plan import PlanRecord
 
 Answering = asyncio.Future[MemberAnswer]
 LATE = "late"
@@ -49,8 +50,10 @@ class MemberResults:
     images: tuple[int, ...]  # their places among the request's good images
     answers: dict[str, MemberAnswer]  # by member, with a row for each of ``images``
     call_times: dict[str, Interval]
-    skipped: tuple[str, ...] = ()  # members that the cascade did not ask
+    skipped: tuple[str, ...] = ()  # members that the fast plan did not ask
     missing: dict[str, str] = field(default_factory=dict)  # members without an answer, and why
+    asked: tuple[str, ...] = ()  # of the fast plan, in its order; (): by the plan full
+    step: int | None = None  # of the fast plan that answers; None: full, or members are missing
 
 
 def needed_of(policy: AnswerPolicy, num_members: int) -> int:
@@ -268,10 +271,14 @@ class CombinerStage(Protocol):
         top_k: int,
         left_s: float,
         threshold: float | None,
+        step: int | None = None,
+        *,
+        has_set: bool = False,
     ) -> list[Combined]:
         """Return an answer per image from float32 (K, C) of each member that answered.
 
-        ``threshold`` is the request's, for a multi-label set; None: the set's own.
+        ``threshold`` is the request's, for a multi-label set; None: the set's own. ``step`` is that
+        of the fast plan; ``has_set``: with answer sets.
         """
 
 
@@ -305,73 +312,107 @@ def folded(answer: MemberAnswer, num_views: int) -> MemberAnswer:
     return answer.rows(last)._replace(probabilities=mean)
 
 
-class Cascade:
-    """Asks the first of the members, then the others about the images that need them."""
+class FastMembers:
+    """Asks the members in the steps of a fast plan, each about the images that are left.
 
-    def __init__(self, members: Members, margin: float) -> None:
-        self.margin, self._members = margin, members
-        self._first, *others = members.names
-        self._others = tuple(others)
-        self._breaker = members.breakers[self._first]
+    ``weights`` are the manifest's. ``policy`` says how many of the plan's members must answer.
+    """
+
+    def __init__(
+        self,
+        plan: PlanRecord,
+        members: Members,
+        weights: Mapping[str, float],
+        policy: AnswerPolicy = "all",
+    ) -> None:
+        self.plan, self._steps = plan, plan.steps
+        self._members, self._weights = members, weights
+        self._needed = needed_of(policy, len(plan.members))
 
     async def ask(self, images: Pixels, request: ClassifyRequest) -> list[MemberResults]:
-        """Return the results of images that the first member is sure of, and of the other images.
+        """Return the results of the images, grouped by the step that answers them.
 
         Each image is decided separately.
         """
-        if self._can_do_without(request) and not self._breaker.allows():
-            return await self._ask_the_others(images, request, NOT_ASKED)
+        done: list[MemberResults] = []
+        left: Sequence[int] = range(len(images))
+        answers: dict[str, MemberAnswer] = {}
+        times: dict[str, Interval] = {}
+        missing: dict[str, str] = {}
+        asked: tuple[str, ...] = ()
+        for number, step in enumerate(self._steps):
+            part = images if len(left) == len(images) else images[list(left)]
+            needed = self._needed - len(answers)
+            results = await self._ask_step(part, request, step.ask, number, needed)
+            answers = answers | results.answers
+            times = times | results.call_times
+            missing |= results.missing
+            asked += step.ask
+            skipped = tuple(name for name in self._members.names if name not in asked)
+            if step.stop_at is None:
+                answering = None if missing else number
+                done.append(
+                    MemberResults(tuple(left), answers, times, skipped, missing, asked, answering)
+                )
+                break
+            if missing:  # the probability of the others alone decides nothing
+                continue
+            stops = self._stops(answers, step.temperature, step.stop_at)
+            if stops.all():
+                done.append(MemberResults(tuple(left), answers, times, skipped, {}, asked, number))
+                break
+            if stops.any():
+                ends = np.flatnonzero(stops).tolist()
+                own = {name: answer.rows(ends) for name, answer in answers.items()}
+                places = tuple(left[i] for i in ends)
+                done.append(MemberResults(places, own, times, skipped, {}, asked, number))
+                stay = np.flatnonzero(~stops).tolist()
+                answers = {name: answer.rows(stay) for name, answer in answers.items()}
+                left = [left[i] for i in stay]
+        return done
+
+    def _stops(
+        self, answers: Mapping[str, MemberAnswer], temperature: float, stop_at: float
+    ) -> Flags:
+        """Return for each image whether the average is likely enough; False for NaN."""
+        rows = {name: answer.probabilities for name, answer in answers.items()}
+        likeliest = average(rows, self._weights, temperature).max(axis=1)
+        stops: Flags = likeliest >= np.float32(stop_at)
+        return stops
+
+    async def _ask_step(
+        self,
+        images: Pixels,
+        request: ClassifyRequest,
+        names: tuple[str, ...],
+        number: int,
+        needed: int,
+    ) -> MemberResults:
+        """Ask the members of a step, of which some may fail if later ones can answer without them.
+
+        Then they have half of the time that is left, and those that failed lately are not asked. A
+        timeout counts as their failure only if that half is at least ``patience_s``.
+        """
+        later = sum(len(step.ask) for step in self._steps[number + 1 :])
+        if not later or needed > later or request.lane == SHADOW:
+            least = needed if not later else max(1, needed - later)
+            (results,) = await self._members.ask(images, request, names, max(0, least))
+            return results
+        breakers = [self._members.breakers[name] for name in names]
+        if not any([breaker.allows() for breaker in breakers]):
+            return MemberResults((), {}, {}, missing=dict.fromkeys(names, NOT_ASKED))
+        half_s = request.left_s / 2
         try:
-            first = await self._ask_the_first(images, request)
+            async with asyncio.timeout(half_s):
+                (results,) = await self._members.ask(images, request, names, 1)
         except OtherSetError:
             raise
+        except TimeoutError:
+            if half_s >= self._members.patience_s:
+                for breaker in breakers:
+                    breaker.failed()
+            return MemberResults((), {}, {}, missing=dict.fromkeys(names, DeadlineError.code))
         except (TandemError, *CALL_ERRORS) as error:
-            if not self._can_do_without(request):
-                raise
-            return await self._ask_the_others(images, request, as_tandem(error).code)
-        sure = is_sure(first.answers[self._first].probabilities, self.margin)  # (K,) bool
-        results = []
-        if sure.any():
-            results.append(self._of(first, np.flatnonzero(sure).tolist(), self._others))
-        if not sure.all():
-            unsure = np.flatnonzero(~sure).tolist()
-            left = images if len(unsure) == len(images) else images[unsure]
-            (rest,) = await self._members.ask(left, request, self._others, self._members.needed - 1)
-            own = self._of(first, unsure)
-            answers, call_times = own.answers | rest.answers, own.call_times | rest.call_times
-            results.append(MemberResults(own.images, answers, call_times, missing=rest.missing))
+            code = as_tandem(error).code
+            return MemberResults((), {}, {}, missing=dict.fromkeys(names, code))
         return results
-
-    def _can_do_without(self, request: ClassifyRequest) -> bool:
-        """Whether the answer policy admits an answer without the first member; no copy does."""
-        return self._members.needed <= len(self._others) and request.lane != SHADOW
-
-    async def _ask_the_first(self, images: Pixels, request: ClassifyRequest) -> MemberResults:
-        """Ask the first member; it has half of the time if the others could answer without it.
-
-        A timeout counts as its failure only if half of the time is at least ``patience_s``.
-        """
-        left_s = request.left_s / 2 if self._can_do_without(request) else None
-        try:
-            async with asyncio.timeout(left_s):
-                (results,) = await self._members.ask(images, request, (self._first,), 1)
-        except TimeoutError as error:
-            if left_s is not None and left_s >= self._members.patience_s:
-                self._breaker.failed()
-            raise DeadlineError(f"{self._first} did not answer in time; {MORE_TIME}") from error
-        return results
-
-    async def _ask_the_others(
-        self, images: Pixels, request: ClassifyRequest, why: str
-    ) -> list[MemberResults]:
-        """Ask the others about every image, since the first member did not answer."""
-        (rest,) = await self._members.ask(images, request, self._others, self._members.needed)
-        rest.missing[self._first] = why
-        return [rest]
-
-    def _of(
-        self, results: MemberResults, positions: Sequence[int], skipped: tuple[str, ...] = ()
-    ) -> MemberResults:
-        """Return the first member's results for some of the images."""
-        part = results.answers[self._first].rows(positions)
-        return MemberResults(tuple(positions), {self._first: part}, results.call_times, skipped)

@@ -13,7 +13,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from app.setting_values import RedisAddress
 from app.settings import Settings
 from models.ensemble import Probabilities
 from models.model_set import ModelSet
+from models.plan import PlanName
 
 # For one look-up, with connecting. A busy Gateway's loop may itself be late by a tenth of this. A
 # Redis that hangs delays the requests of one moment, and then one request now and then.
@@ -36,7 +37,7 @@ logger = logging.getLogger("ray.serve")
 Observe = Callable[[str, int], None]
 # A row per member in the ensemble's order: (M, C) float32. Their average is computed again, which
 # saves memory for other images. With an operator's own combine its result follows: (M + 1, C). If
-# the cascade skipped the other members, M is 1.
+# a fast plan skipped members, they have no row, and the order is the plan's.
 Rows = Probabilities
 MAGIC = b"TDMR"
 CHECKSUM_BYTES = 16
@@ -231,22 +232,25 @@ class ImageKeys:
             model_set.name,
             self.fingerprint,
             settings.served_precision,
-            settings.cascade_margin,  # decides which images have answers of all members
             settings.max_pixels,  # decides which images have answers
             settings.max_full_pixels,
             *map(_version_of, LIBRARIES),
             *functions,
         )
-        self._context = hashlib.blake2b(repr(context).encode(), digest_size=64).digest()
+        self._contexts = {  # the plan decides which members answer
+            plan: hashlib.blake2b(repr((context, plan)).encode(), digest_size=64).digest()
+            for plan in get_args(PlanName)
+        }
 
-    async def of(self, files: Sequence[bytes]) -> list[bytes]:
+    async def of(self, files: Sequence[bytes], plan: PlanName = "full") -> list[bytes]:
         """Return a key per file; many bytes are hashed on a thread, to keep the loop free."""
         if sum(map(len, files)) <= HASHED_ON_LOOP_BYTES:
-            return [self.key(data) for data in files]
-        return await asyncio.to_thread(lambda: [self.key(data) for data in files])
+            return [self.key(data, plan) for data in files]
+        return await asyncio.to_thread(lambda: [self.key(data, plan) for data in files])
 
-    def key(self, data: bytes) -> bytes:
-        return hashlib.blake2b(data, digest_size=KEY_BYTES, key=self._context).digest()
+    def key(self, data: bytes, plan: PlanName = "full") -> bytes:
+        context = self._contexts[plan]
+        return hashlib.blake2b(data, digest_size=KEY_BYTES, key=context).digest()
 
 
 def _version_of(package: str) -> str:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from app.answers import Classified, Fault
-from app.errors import MAX_SHOWN, BadParameterError
+from app.errors import MAX_SHOWN, BadParameterError, NotOfferedError
 from app.graph.observer import RequestObserver
 from app.graph.redis_cache import Outcome, RedisStore, Rows
 from app.queueing.scheduler import Lane
 from models.network import Pixels
+from models.plan import PlanName
 
 RequestAnswers = list[Classified | Fault]  # one per file, in order
 
@@ -44,6 +45,8 @@ class RequestOptions(NamedTuple):
     threshold: float | None = None  # of a multi-label set's scores
     model_set: str | None = None  # by name; None: the first that is served
     traffic_key: str | None = None  # the value of the setting traffic_header's header
+    plan: str | None = None  # full or fast; None: the settings' plan
+    has_set: bool = False  # whether the answers have answer sets
 
 
 class RequestBody(NamedTuple):
@@ -56,13 +59,15 @@ class RequestBody(NamedTuple):
     tensors: "TensorRequest | None" = None
     threshold: float | None = None
     model_set: str | None = None  # for interfaces whose options cannot name it
+    plan: str | None = None
+    has_set: bool | None = None
 
     def options(self, options: RequestOptions) -> RequestOptions:
         """Return ``options`` with those of the body in their place; unchanged if it has none."""
-        if self[1:4] == (None, None, None) and self.threshold is None:
+        if self[1:4] == (None, None, None) and self[5:6] + self[7:] == (None, None, None):
             return options
         own = self._asdict()
-        names = ("top_k", "timeout_s", "priority", "threshold")
+        names = ("top_k", "timeout_s", "priority", "threshold", "plan", "has_set")
         return options._replace(**{name: own[name] for name in names if own[name] is not None})
 
 
@@ -88,7 +93,9 @@ class ClassifyRequest(NamedTuple):
     request_id: str
     observer: RequestObserver
     lane: Lane = "interactive"
-    may_skip: bool = True  # whether a cascade may skip members
+    plan: PlanName = "full"  # a set without a usable fast plan answers by full
+    reason: str | None = None  # why the service chose the plan itself
+    has_set: bool = False  # whether answers have answer sets
     is_probe: bool = False  # a probe of the service itself: not in metrics, nor in the cache
     tensors: TensorRequest | None = None
     cache_use: CacheUse = "use"
@@ -151,6 +158,29 @@ def checked_threshold(threshold: float | None, *, is_multi_label: bool) -> float
     if not 0 < threshold < 1:
         raise BadParameterError(f"threshold is {shown}; give a score above 0 and below 1")
     return threshold
+
+
+def checked_plan(plan: str, allowed: Sequence[PlanName], problem: str | None) -> PlanName:
+    """Return a request's plan if the operator allows it and the set has it.
+
+    ``problem`` says why the set has no fast plan.
+
+    Raises:
+        BadParameterError: it is no plan.
+        NotOfferedError: the operator does not allow it, or the set does not have it.
+
+    """
+    for name in allowed:
+        if name == plan:
+            if name == "fast" and problem is not None:
+                raise NotOfferedError(f"plan is fast, and {problem}; ask for plan=full meanwhile")
+            return name
+    if plan in ("full", "fast"):
+        raise NotOfferedError(
+            f"plan is {plan}, which this service does not allow (setting allowed_plans): leave it "
+            f"out, or ask for {allowed[0]}"
+        )
+    raise BadParameterError(f"plan is {plan[:MAX_SHOWN]!r}; give full or fast")
 
 
 def parse_timeout_s(text: str) -> float:

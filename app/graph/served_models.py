@@ -11,6 +11,7 @@ from models.ledger import judge
 from models.machine import installed_version
 from models.manifest import MemberRecord
 from models.model_set import ModelSet
+from models.plan import PlanName
 from models.record import Precision, RuntimeName
 
 
@@ -81,9 +82,19 @@ class ServedModels:
             "answers and their accuracy, on images that it was not chosen by"
         ),
     ] = None
-    cascade_margin: Annotated[
-        float | SkipJsonSchema[None],
-        Field(description="the first member's margin from which on the others are not asked"),
+    plan: Annotated[
+        PlanName, Field(description="how requests are answered that do not ask for a plan")
+    ] = "full"
+    fast_plan: Annotated[
+        dict[str, Any] | SkipJsonSchema[None],
+        Field(
+            description="the members that a fast answer asks, in steps, each with the probability "
+            "from which on its answer stands; and what that was measured to cost and to lose"
+        ),
+    ] = None
+    answer_set: Annotated[
+        dict[str, Any] | SkipJsonSchema[None],
+        Field(description="the bound of answer sets, their coverage and mean size"),
     ] = None
     preprocess: Annotated[
         str | SkipJsonSchema[None],
@@ -102,6 +113,7 @@ class ServedModels:
 def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> ServedModels:
     """Describe a set as it is served, with the names of all sets, the default first."""
     manifest, precision = model_set.manifest, settings.served_precision
+    fast_plan = None if settings.combine else manifest.usable_plan(precision)
     return ServedModels(
         model_set=manifest.name,
         model_version=model_set.fingerprint(precision),
@@ -126,7 +138,9 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
         ],
         accuracy=[record.model_dump(mode="json") for record in manifest.accuracy],
         sure=manifest.sure.model_dump(mode="json") if manifest.sure else None,
-        cascade_margin=settings.cascade_margin if len(manifest.members) > 1 else None,
+        plan=settings.plan,
+        fast_plan=fast_plan.model_dump(mode="json", exclude_none=True) if fast_plan else None,
+        answer_set=manifest.answer_set.model_dump(mode="json") if manifest.answer_set else None,
         preprocess=settings.preprocess,
         combine=settings.combine,
         model_sets=all_sets if len(all_sets) > 1 else None,

@@ -16,6 +16,7 @@ from app.errors import (
     MAX_SHOWN,
     BadParameterError,
     ConfigError,
+    NotOfferedError,
     NotReadyError,
     UnknownModelError,
     refused_before,
@@ -31,18 +32,20 @@ from app.graph.request import (
     RequestBody,
     RequestOptions,
     cache_use_of,
+    checked_plan,
     checked_threshold,
     checked_top_k,
     lane_of,
 )
 from app.graph.served_models import ServedModels, describe
 from app.queueing.admission import Admission, Arriving, ByteBudget, Share, Usage
-from app.queueing.overload import limit_of
+from app.queueing.overload import PlanSwitch, limit_of
 from app.settings import Settings
 from app.telemetry.metric_table import REFUSED_BEFORE
 from app.telemetry.metrics import meter, record_key
 from models.ledger import gateway_cpu_ms
 from models.model_set import ModelSet
+from models.plan import PlanName
 
 # The share of HAProxy's timeout within which a Gateway must answer: later, HAProxy asks another.
 OF_GATEWAY_TIMEOUT = 0.8
@@ -74,7 +77,18 @@ class EnsembleService:
         self.settings, self.name = settings, model_set.name
         self.describes(model_set)
         self.num_classes = model_set.manifest.num_classes
-        self._is_multi_label = model_set.manifest.is_multi_label
+        manifest = model_set.manifest
+        self._is_multi_label = manifest.is_multi_label
+        name = model_set.argument
+        self._no_plan = manifest.plan_problem(settings.served_precision, name)
+        if settings.combine is not None:
+            self._no_plan = "the operator's own combine needs every member"
+        self._no_set = (
+            None
+            if manifest.answer_set is not None and settings.combine is None
+            else f"tandem evaluate {name} --images DIR --sure-at 0.95 measures its bound"
+        )
+        is_fast_when_full = settings.when_full == "fast" and self._no_plan is None
         self._default_top_k = min(settings.default_top_k, self.num_classes)
         self._answer_timeout_s = answer_timeout_s(settings)
         # The services of all sets by name, the default first.
@@ -88,6 +102,7 @@ class EnsembleService:
         expected_ms = gateway_cpu_ms(
             model_set.manifest,
             settings.served_precision,
+            settings.plan,
             decodes=settings.decoder == "gateway",
             has_members=settings.members == "gateway",
         )
@@ -96,6 +111,7 @@ class EnsembleService:
             settings.max_concurrent_requests,
             on_refused=self.usage.refused,
             limit=limit_of(settings, cores),
+            switch=PlanSwitch(settings.max_concurrent_requests) if is_fast_when_full else None,
             of_all=not settings.has_several_sets,
         )
         self.byte_budget = ByteBudget(settings.max_bytes_in_flight)
@@ -170,13 +186,20 @@ class EnsembleService:
         return answers
 
     def checked(self, options: RequestOptions) -> "CheckedOptions":
-        """Return ``top_k``, ``threshold`` and ``timeout_s`` after checks, or their defaults."""
+        """Return the options after checks, or their defaults."""
         top_k = self._default_top_k if options.top_k is None else options.top_k
-        timeout_s = self.settings.request_timeout_s
+        timeout_s, plan = self.settings.request_timeout_s, None
+        if options.plan is not None:
+            plan = checked_plan(options.plan, self.settings.allowed_plans, self._no_plan)
+        if options.has_set and self._no_set is not None:
+            raise NotOfferedError(
+                f"answer_set is asked for, and {self.name} has no answer sets here; {self._no_set}"
+            )
         return CheckedOptions(
             checked_top_k(top_k, self.num_classes),
             checked_threshold(options.threshold, is_multi_label=self._is_multi_label),
             timeout_s if options.timeout_s is None else min(timeout_s, options.timeout_s),
+            plan,
         )
 
     def request(
@@ -191,6 +214,9 @@ class EnsembleService:
         has_pixels = tensors is not None and tensors.pixels is not None
         num_images = len(tensors.pixels) if has_pixels else len(body.files)  # type: ignore[union-attr, arg-type]
         self.admission.holds(num_images)
+        plan, reason = checked.plan or self.settings.plan, None
+        if plan == "full" and checked.plan is None and self.admission.is_nearly_full:
+            plan, reason = "fast", "load"
         return ClassifyRequest(
             body.files,
             checked.top_k,
@@ -198,6 +224,9 @@ class EnsembleService:
             options.request_id,
             observer,
             lane_of(options.priority, num_images),
+            plan,
+            reason,
+            options.has_set,
             tensors=tensors,
             cache_use="use" if control is None else cache_use_of(control),
             threshold=checked.threshold,
@@ -250,6 +279,7 @@ class CheckedOptions(NamedTuple):
     top_k: int
     threshold: float | None  # of a multi-label set's scores; None: the set's own
     timeout_s: float  # from the request's arrival
+    plan: PlanName | None  # that the request asks for
 
 
 class AdmittedRequest:

@@ -13,7 +13,6 @@ from models import golden
 from models.errors import ModelSetError
 from models.ledger import Verdict, judge
 from models.machine import available_cpus
-from models.manifest import Manifest
 from models.model_set import ModelSet
 from models.network import RuntimeOptions, load
 
@@ -65,19 +64,20 @@ def check_accuracy(model_set: ModelSet, settings: Settings) -> Verdict:
     return verdict
 
 
-def check_task(cascade_margin: float | None, manifest: Manifest) -> None:
-    """Check that a cascade fits the set's task.
+def check_plan(settings: Settings, model_set: ModelSet) -> None:
+    """Check that a set has the fast plan that the settings ask for.
 
     Raises:
-        ConfigError: a cascade is set for a multi-label set. The margin is the distance of the two
-            highest probabilities; in a multi-label set several classes may have high scores.
+        ConfigError: the set has none that was made for its networks.
 
     """
-    if manifest.is_multi_label and cascade_margin is not None:
-        raise ConfigError(
-            f"cascade_margin is {cascade_margin:g}, and {manifest.name} is multi-label: "
-            "the margin needs classes that exclude each other; leave it out"
-        )
+    wanted = "plan" if settings.plan == "fast" else "when_full"
+    if settings.plan != "fast" and settings.when_full != "fast":
+        return
+    precision = settings.served_precision
+    problem = model_set.manifest.plan_problem(precision, model_set.argument)
+    if problem is not None:
+        raise ConfigError(f"{wanted} is fast, and {problem}; or leave {wanted} out")
 
 
 def decided(settings: Settings, *model_sets: ModelSet) -> tuple[Settings, str | None]:

@@ -86,6 +86,8 @@ class GrpcInterface:
             request.top_k if request.HasField("top_k") else None,
             threshold=request.threshold if request.HasField("threshold") else None,
             model_set=request.model_set if request.HasField("model_set") else None,
+            plan=request.plan if request.HasField("plan") else None,
+            has_set=request.answer_set if request.HasField("answer_set") else None,
         )
 
 

@@ -7,16 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClassifyRequest(_message.Message):
-    __slots__ = ("images", "top_k", "threshold", "model_set")
+    __slots__ = ("images", "top_k", "threshold", "model_set", "plan", "answer_set")
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     MODEL_SET_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_SET_FIELD_NUMBER: _ClassVar[int]
     images: _containers.RepeatedScalarFieldContainer[bytes]
     top_k: int
     threshold: float
     model_set: str
-    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., top_k: _Optional[int] = ..., threshold: _Optional[float] = ..., model_set: _Optional[str] = ...) -> None: ...
+    plan: str
+    answer_set: bool
+    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., top_k: _Optional[int] = ..., threshold: _Optional[float] = ..., model_set: _Optional[str] = ..., plan: _Optional[str] = ..., answer_set: _Optional[bool] = ...) -> None: ...
 
 class ClassifyReply(_message.Message):
     __slots__ = ("results", "request_id")
@@ -35,7 +39,7 @@ class Result(_message.Message):
     def __init__(self, classified: _Optional[_Union[Classified, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Classified(_message.Message):
-    __slots__ = ("model_set", "predictions", "members", "agreement", "degraded", "skipped_members", "request_id", "timings_ms", "missing_members", "cached", "threshold", "sure", "model_version")
+    __slots__ = ("model_set", "predictions", "members", "agreement", "degraded", "skipped_members", "request_id", "timings_ms", "missing_members", "cached", "threshold", "sure", "model_version", "plan", "asked", "reason", "no_sure", "answer_set")
     class MembersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +67,11 @@ class Classified(_message.Message):
     THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     SURE_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NO_SURE_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_SET_FIELD_NUMBER: _ClassVar[int]
     model_set: str
     predictions: _containers.RepeatedCompositeFieldContainer[Prediction]
     members: _containers.MessageMap[str, MemberOpinion]
@@ -76,7 +85,12 @@ class Classified(_message.Message):
     threshold: float
     sure: bool
     model_version: str
-    def __init__(self, model_set: _Optional[str] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., members: _Optional[_Mapping[str, MemberOpinion]] = ..., agreement: _Optional[bool] = ..., degraded: _Optional[bool] = ..., skipped_members: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., timings_ms: _Optional[_Union[Timings, _Mapping]] = ..., missing_members: _Optional[_Mapping[str, str]] = ..., cached: _Optional[bool] = ..., threshold: _Optional[float] = ..., sure: _Optional[bool] = ..., model_version: _Optional[str] = ...) -> None: ...
+    plan: str
+    asked: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    no_sure: str
+    answer_set: _containers.RepeatedCompositeFieldContainer[Prediction]
+    def __init__(self, model_set: _Optional[str] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., members: _Optional[_Mapping[str, MemberOpinion]] = ..., agreement: _Optional[bool] = ..., degraded: _Optional[bool] = ..., skipped_members: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., timings_ms: _Optional[_Union[Timings, _Mapping]] = ..., missing_members: _Optional[_Mapping[str, str]] = ..., cached: _Optional[bool] = ..., threshold: _Optional[float] = ..., sure: _Optional[bool] = ..., model_version: _Optional[str] = ..., plan: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., no_sure: _Optional[str] = ..., answer_set: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("index", "label", "probability")

@@ -35,6 +35,7 @@ from app.samples.feedback import Feedback
 from app.setting_values import EXPOSED
 from app.telemetry.metrics import CLIENT_WENT, record_answered
 from app.traffic.control import TrafficControl
+from models.plan import PlanName
 
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -190,6 +191,17 @@ def _describe_classify(api: TandemAPI) -> None:
             Query(description="multi-label sets only: lowest score of a listed label"),
         ] = None,
         model_set: ModelSetName = None,
+        plan: Annotated[
+            PlanName | SkipJsonSchema[None],
+            Query(
+                description="full asks every member, fast fewer where fewer suffice (the set's "
+                "fast plan); the service's own without it"
+            ),
+        ] = None,
+        answer_set: Annotated[
+            bool,
+            Query(description="also list the classes that hold the right one in 95 % of cases"),
+        ] = False,
     ) -> Response:
         raise NotImplementedError("ClassifyRoute answers the requests of this route")
 

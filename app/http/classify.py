@@ -156,6 +156,8 @@ def _options_of(scope: Scope, headers: Headers, traffic_header: str | None) -> R
         top_k=_whole("top_k", query["top_k"]) if "top_k" in query else None,
         threshold=_number("threshold", query["threshold"]) if "threshold" in query else None,
         model_set=query.get("model_set"),
+        plan=query.get("plan"),
+        has_set=_truth("answer_set", query["answer_set"]) if "answer_set" in query else False,
     )
 
 
@@ -166,6 +168,8 @@ def request_options(
     top_k: int | None = None,
     threshold: float | None = None,
     model_set: str | None = None,
+    plan: str | None = None,
+    has_set: bool = False,
 ) -> RequestOptions:
     """Return the options in a request's headers, with those that its interface has elsewhere.
 
@@ -181,6 +185,8 @@ def request_options(
         threshold,
         model_set,
         headers.get(traffic_header.encode("ascii")) if traffic_header else None,
+        plan,
+        has_set,
     )
 
 
@@ -202,6 +208,12 @@ def _whole(name: str, text: str) -> int:
     if not (digits.removeprefix("-").isascii() and digits.removeprefix("-").isdigit()):
         raise BadParameterError(f"{name} is {text[:MAX_SHOWN]!r}; give a whole number; see /docs")
     return int(digits[:MAX_SHOWN])  # longer than any number of classes
+
+
+def _truth(name: str, text: str) -> bool:
+    if text in ("true", "false"):
+        return text == "true"
+    raise BadParameterError(f"{name} is {text[:MAX_SHOWN]!r}; give true or false; see /docs")
 
 
 def _number(name: str, text: str) -> float:

@@ -246,13 +246,13 @@ def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> 
 
 def _check_set(model_set: ModelSet, settings: Settings) -> None:
     """Refuse a set with a modified file, or a set that does not fit the settings."""
-    from app.graph.set_checks import check_task
+    from app.graph.set_checks import check_plan
     from app.stages.own_functions import check_functions
 
     _ = model_set.labels  # reading the labels and finding the networks compares the files' hashes
     for member in model_set.manifest.members:
         model_set.network_path(member.name, settings.served_precision)
-    check_task(settings.cascade_margin, model_set.manifest)
+    check_plan(settings, model_set)
     check_functions(settings, model_set.manifest)
 
 

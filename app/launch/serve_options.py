@@ -36,6 +36,7 @@ from app.launch.log import LogFormat
 from app.setting_values import RETIRED
 from app.settings import Settings
 from models.files import with_home
+from models.plan import PlanName
 from models.record import parse_yaml
 from models.stores import is_url
 
@@ -50,7 +51,7 @@ NO_SETTINGS = {KEYS_VARIABLE, CALLERS_KEY_VARIABLE, *OURS} | {
 UNIONS = (UnionType, Union)
 SETS = ("model_set", "model_sets")
 # The options of the command line that change the configuration.
-CHANGING = ("model_set", "allow_unverified", "api_keys_file", "host", "port", "grpc_port")
+CHANGING = ("model_set", "plan", "allow_unverified", "api_keys_file", "host", "port", "grpc_port")
 PASSWORD = re.compile(r"//[^/@\s]*@")
 
 
@@ -59,6 +60,10 @@ class ServeOptions:
     """The options of ``tandem serve``; None keeps the configuration's value."""
 
     model_set: Annotated[str | None, typer.Option(help="name of a set, or its folder")] = None
+    plan: Annotated[
+        PlanName | None,
+        typer.Option(help="fast asks fewer members where fewer suffice  (default: full)"),
+    ] = None
     config: Annotated[
         Path | None, typer.Option(help="Ray Serve configuration  (default: serve_config.yaml)")
     ] = None
@@ -144,7 +149,8 @@ def read_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> Serv
 
 def _settings_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings among the options of the command line."""
-    named = {n: value for n, value in asked.items() if n in ("allow_unverified", "api_keys_file")}
+    own = ("plan", "allow_unverified", "api_keys_file")
+    named = {name: value for name, value in asked.items() if name in own}
     return named | (sets_of(asked["model_set"]) if "model_set" in asked else {})
 
 

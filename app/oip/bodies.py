@@ -263,6 +263,11 @@ def answer_of(request: InferRequest, model: ServedModel, images: Images) -> Infe
         parameters = {"degraded": True, "missing_members": reasons}
     if model.member is None and all(image.sure is not None for image in images):
         parameters["sure"] = all(image.sure for image in images)
+    if any(image.plan == "fast" for image in images):
+        asked_members = dict.fromkeys(name for image in images for name in image.asked or ())
+        parameters |= {"plan": "fast", "asked": ", ".join(asked_members)}
+        if images[0].reason is not None:
+            parameters["reason"] = images[0].reason
     if all(image.cached for image in images):
         parameters["cached"] = True
     outputs = tuple(_output_tensor(output, request, model, images) for output in asked)

@@ -173,7 +173,13 @@ class AdmittedInference:
         files = bytes_elements(tensor) if is_files else []
         self._asked = replace(asked, request=replace(request, inputs=()))
         self._body = RequestBody(
-            files, 1, request.timeout_s, request.priority, tensors, model_set=model.model_set
+            files,
+            1,
+            request.timeout_s,
+            request.priority,
+            tensors,
+            model_set=model.model_set,
+            plan=request.plan,
         )
 
     async def answer(self) -> InferAnswer | Fault:

@@ -242,6 +242,14 @@ class InferRequest:
         return value
 
     @property
+    def plan(self) -> str | None:
+        """The plan, full or fast; None: the service's own."""
+        plan = self.parameters.get("plan")
+        if plan is None or isinstance(plan, str):
+            return plan
+        raise BadTensorError(f"parameter plan is {shown(plan)}; it is full or fast")
+
+    @property
     def timeout_s(self) -> float | None:
         """The client's time limit; the parameter is in microseconds, as in Triton."""
         timeout_us = whole_number(self.parameters, "timeout")

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 from app.environment import MIB
 from app.errors import IN_A_SECOND, OverloadedError, SlowBodyError
-from app.queueing.overload import ConcurrencyLimit
+from app.queueing.overload import ConcurrencyLimit, PlanSwitch
 
 IMAGES_GAIN = 1 / 32  # of the exponentially weighted mean of images per request
 
@@ -28,6 +28,7 @@ class Admission:
         clock: returns seconds.
         on_refused: called with the estimated number of images of each refused request.
         limit: the limit under overload; None: ``max_requests`` always.
+        switch: says when requests are answered by the fast plan; None: never for lack of places.
         of_all: whether this counts all requests of the Gateway, not only those of one model set.
             Then refusals carry the limit, for HAProxy.
 
@@ -39,9 +40,11 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         on_refused: Callable[[float], None] = lambda _: None,
         limit: ConcurrencyLimit | None = None,
+        switch: PlanSwitch | None = None,
         *,
         of_all: bool = True,
     ) -> None:
+        self._switch = switch
         self._max_requests, self._on_refused, self._clock = max_requests, on_refused, clock
         self._limit, self.is_of_all = limit, of_all
         self._num_answering = 0  # requests whose bodies have arrived
@@ -59,6 +62,8 @@ class Admission:
             OverloadedError: the limit is reached, and no slow upload can be cancelled instead.
 
         """
+        if self._switch is not None:
+            self._switch.arrived(self._clock(), self._num_answering)
         try:
             if self._limit is not None and self._limit.is_on:
                 self._check_limit(self._limit)
@@ -72,8 +77,15 @@ class Admission:
     def end(self, *, is_answered: bool) -> None:
         """Stop counting a request; the limit learns its rate from answered requests only."""
         self._num_answering -= 1
+        if is_answered and self._switch is not None:
+            self._switch.answered()
         if is_answered and self._limit is not None and self._limit.crowd:
             self._limit.answered(self._clock(), self._num_answering)
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether a request should be answered by the fast plan, before others are refused."""
+        return self._switch is not None and self._switch.is_fast
 
     @contextmanager
     def admit(self) -> Iterator[None]:
@@ -99,6 +111,8 @@ class Admission:
     def refused_before(self, num: int) -> None:
         """Count ``num`` requests that HAProxy refused itself."""
         self._on_refused(num * self._images_per_request)
+        if self._switch is not None:
+            self._switch.arrived(self._clock(), self._num_answering, num)
         if self._limit is not None and self._limit.is_on:
             self._limit.arrived(self._clock(), num)
         self._note_refusal(num)

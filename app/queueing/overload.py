@@ -139,6 +139,54 @@ def limit_of(settings: Settings, num_cores: int) -> ConcurrencyLimit | None:
     return ConcurrencyLimit(settings.max_concurrent_requests, num_cores, size, target_wait_s)
 
 
+# A Gateway answers by the fast plan from this share of its places on, before any is refused,
+FAST_FROM_SHARE = 0.75
+# until fewer than this share are taken, and requests come at less than this share of the rate that
+# the plan full answered at, for as long. A share of the rate alone would end it at every lull.
+FULL_BELOW_SHARE, FULL_RATE_SHARE, CALM_S = 0.25, 0.9, 1.0
+
+
+class PlanSwitch:
+    """Decides when a Gateway that is nearly full answers by the fast plan (setting ``when_full``).
+
+    It compares the rate of arrival with the rate that the plan ``full`` answered at before, so that
+    a queue which the fast plan has emptied does not switch back at once. All times are passed in.
+    """
+
+    def __init__(self, max_requests: int) -> None:
+        self._fast_from = max(2, math.ceil(FAST_FROM_SHARE * max_requests))
+        self._full_below = max(1, math.floor(FULL_BELOW_SHARE * max_requests))
+        self.is_fast = False
+        self._full_rate = 0.0  # requests/s
+        self._from = -math.inf  # of the present window, in which these are counted
+        self._num_arrived = self._num_answered = 0
+
+    def arrived(self, now: float, num_present: int, num: int = 1) -> None:
+        """Count ``num`` requests that arrive, admitted or not, with ``num_present`` under way."""
+        if now - self._from >= CALM_S:
+            self._end_window(now, num_present)
+        self._num_arrived += num
+        if not self.is_fast and num_present + num > self._fast_from:
+            if now - self._from >= CALM_S / 2:
+                self._full_rate = max(self._full_rate, self._num_answered / (now - self._from))
+            self.is_fast = True
+
+    def answered(self) -> None:
+        """Count an answered request."""
+        self._num_answered += 1
+
+    def _end_window(self, now: float, num_present: int) -> None:
+        taken_s = now - self._from
+        if not self.is_fast:
+            # It falls slowly, since a window without much load says nothing of the highest rate.
+            self._full_rate = max(self._num_answered / taken_s, 0.9 * self._full_rate)
+        elif num_present < self._full_below and (
+            not self._full_rate or self._num_arrived / taken_s < FULL_RATE_SHARE * self._full_rate
+        ):
+            self.is_fast = False
+        self._from, self._num_arrived, self._num_answered = now, 0, 0
+
+
 class CircuitBreaker:
     """After a failure, allows only occasional trials until one succeeds.
 

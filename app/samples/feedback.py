@@ -22,8 +22,8 @@ from app.queueing.overload import CircuitBreaker
 from app.telemetry.metric_table import FEEDBACK
 from app.telemetry.metrics import meter
 from app.telemetry.spans import untraced_task
+from models.accuracy import wilson_interval
 from models.errors import TandemError
-from models.manifest import wilson_interval
 
 SEND_EVERY_S = 0.2
 ANSWERS_WITHIN_S = 4.0  # before HAProxy asks another Gateway, on a cluster after 5 s

@@ -178,10 +178,14 @@ class RemoteCombiner:
         top_k: int,
         left_s: float,
         threshold: float | None = None,
+        step: int | None = None,
+        *,
+        has_set: bool = False,
     ) -> list[Combined]:
         """Average members; see :meth:`app.stages.combiner.Combiner.combine`."""
-        asked = () if threshold is None else (math.inf, threshold)
         num_images = max(map(len, members.values()), default=0)
-        remote = partial(self._handle.combine.remote, members, top_k, *asked)
+        asked = () if threshold is None and step is None else (math.inf, threshold, step)
+        sets = {"has_set": True} if has_set else {}
+        remote = partial(self._handle.combine.remote, members, top_k, *asked, **sets)
         after_s = HEDGE_AFTER_SHARE * left_s
         return await hedged(lambda: retry(remote), after_s, hedge_budget, num_images)

@@ -32,7 +32,7 @@ class Combiner:
         self._rule = model_set.answer_rule
         self.usage = Usage(1, COMBINE_CPU_MS)
         self._weights = model_set.manifest.weights
-        self._temperature = model_set.manifest.temperature
+        self._trust = model_set.trust
 
     async def combine(
         self,
@@ -40,6 +40,9 @@ class Combiner:
         top_k: int,
         left_s: float = math.inf,
         threshold: float | None = None,
+        step: int | None = None,
+        *,
+        has_set: bool = False,
     ) -> list[Combined]:
         """Return an answer per image from float32 (K, C) of each member that answered.
 
@@ -48,6 +51,8 @@ class Combiner:
             top_k: how many classes each answer lists.
             left_s: ignored, since this takes microseconds.
             threshold: for a multi-label set; None: the manifest's.
+            step: of the fast plan, from 0; None: the members were asked by the plan ``full``.
+            has_set: whether the answers have answer sets.
 
         Raises:
             FunctionError: the operator's function raised, or did not return rows.
@@ -57,23 +62,24 @@ class Combiner:
         if not members.keys() <= self._weights.keys():
             names = ", ".join(sorted(members))
             raise OtherSetError(f"no such members here: {names}; {UPDATING}")
+        trust = self._trust.of(members, step)
         own, num_images = self._own, max(map(len, members.values()), default=0)
         self.usage.began(num_images)
         is_done = False
         try:
             if own is None:
-                mean = average(members, self._weights, self._temperature)
+                mean = average(members, self._weights, trust.temperature)
             else:
                 mean = await own.rows(members)
             is_done = True
         finally:
             self.usage.ended(num_images, done=is_done)
         rule, fingerprint = self._rule.asked(threshold), self._fingerprint
-        kinds = {"is_row_kept": own is not None, "is_whole": len(members) == len(self._weights)}
+        kinds = {"is_row_kept": own is not None, "has_set": has_set}
         answers = []
         for index, row in enumerate(mean):
             rows = {name: own_rows[index] for name, own_rows in members.items()}
-            answers.append(Combined.of(row, rows, rule, top_k, fingerprint, **kinds))
+            answers.append(Combined.of(row, rows, rule, top_k, fingerprint, trust, **kinds))
         return answers
 
     async def check_health(self) -> None:

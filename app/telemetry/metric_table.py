@@ -89,9 +89,16 @@ ENTROPY = Metric(
 SKIPPED = Metric(
     "tandem_skipped_members",
     "counter",
-    "images that the cascade answered without this member",
+    "images that the fast plan answered without this member",
     ("member",),
-    when="cascade_margin is set",
+    when="requests are answered by the fast plan",
+)
+PLAN_STEPS = Metric(
+    "tandem_plan_answers",
+    "counter",
+    "images by plan; asked: how many members; reason: load, if the service chose the plan itself "
+    "(when_full), or none",
+    ("plan", "asked", "reason"),
 )
 CACHE_LOOKUPS = Metric(
     "tandem_cache_lookups",

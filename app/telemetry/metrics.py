@@ -33,6 +33,7 @@ from app.telemetry.metric_table import (
     KEY_REQUESTS,
     MEMBER_IMAGES,
     METRICS,
+    PLAN_STEPS,
     QUEUE_AGE_MS,
     QUEUE_LENGTH,
     REQUEST_MS,
@@ -261,6 +262,8 @@ def record_answers(
         degraded, sure = "yes" if answer.degraded else "no", SURE[answer.sure]
         version = answer.model_version
         meter.count(ANSWERS, agreed=agreed, degraded=degraded, sure=sure, model_version=version)
+        asked = str(len(answer.asked or answer.members))
+        meter.count(PLAN_STEPS, plan=answer.plan, asked=asked, reason=answer.reason or "none")
         for member in answer.skipped_members or ():
             meter.count(SKIPPED, member=member)
     meter.count(ENTROPY, by=entropy)

@@ -21,8 +21,8 @@ from app.graph.hub_link import HubLink
 from app.graph.set_checks import check_accuracy, served_sets
 from app.settings import Settings
 from app.traffic.plan import BookStatus, Comparison, Disagreement, Plan, Split, VersionFigures
+from models.accuracy import wilson_interval
 from models.ledger import judge
-from models.manifest import wilson_interval
 from models.model_set import ModelSet
 from models.record import Precision
 

@@ -1,6 +1,7 @@
 """``tandem evaluate``: measures a set on labelled images, and keeps its accuracy record.
 
-With ``--calibrate`` or ``--sure-at`` it fits temperatures, or when an answer is sure, instead.
+With ``--calibrate``, ``--sure-at`` or ``--plan`` it fits temperatures, chooses when an answer is
+sure, or searches the fast plan instead, and writes that into the manifest.
 """
 
 import random
@@ -16,12 +17,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from calibration.commands.models import JsonFile, ModelDirs, SetName, check_file, err, out
-from calibration.datasets import Dataset, LabelledImage, LabelSets, read_dataset, read_label_sets
+from calibration.datasets import Dataset, LabelSets, read_dataset, read_label_sets
 from calibration.evaluation.evaluate import Evaluation, evaluate_set
-from calibration.evaluation.fitting import Fitted, SureFit, TemperatureFit, with_temperatures
-from calibration.evaluation.inference import Track
+from calibration.evaluation.fitting import (
+    Fitted,
+    Rows,
+    fit_temperatures,
+    fit_trust,
+    with_temperatures,
+)
 from calibration.evaluation.live import LiveResult, LiveService, MultiLabelLiveService
 from calibration.evaluation.multi_label import MultiLabelEvaluation, evaluate_label_sets
+from calibration.evaluation.plans import search
 from calibration.evaluation.record import (
     OutdatedRecordError,
     check_can_keep,
@@ -30,15 +37,16 @@ from calibration.evaluation.record import (
     record_of,
 )
 from calibration.evaluation.report import as_json, multi_label_json, show, show_multi_label
-from calibration.evaluation.report_subsets import figures_table
-from calibration.evaluation.subsets import SubsetStudy, measure_costs, subsets_of
+from calibration.evaluation.report_plans import figures_table, plans_json, show_plans, verdict
 from calibration.sets.transaction import change
+from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError
 from models.files import check_can_write, write_json
 from models.ledger import judge, judged, outcome_of
 from models.machine import needs_extra
-from models.manifest import ENSEMBLE, AccuracyRecord, Manifest, read_manifest
+from models.manifest import ENSEMBLE, Manifest, read_manifest
 from models.model_set import ModelSet, load_model_set, search_path
+from models.plan import SubsetRecord
 from models.record import Precision
 from models.stores import is_fetched
 
@@ -62,21 +70,24 @@ class EvaluateOptions:
         str | None,
         typer.Option(help="also through this running service; it must answer as in process"),
     ] = None
-    subsets: Annotated[
+    plan: Annotated[
         bool,
         typer.Option(
-            "--subsets", help="compare every ensemble of the members: accuracy against cost"
+            "--plan",
+            help="search the set's fast plan: which members to ask first, and when their answer "
+            "stands; judge it on other images, and write it into the manifest",
         ),
     ] = False
+    subsets: Annotated[bool, typer.Option("--subsets", hidden=True)] = False  # what --plan was
     plot: Annotated[
-        Path | None, typer.Option(help="with --subsets: draw them, FILE.svg or FILE.png")
+        Path | None, typer.Option(help="with --plan: draw the plans, FILE.svg or FILE.png")
     ] = None
     calibrate: Annotated[
         bool,
         typer.Option(
             "--calibrate",
-            help="fit a temperature for each member and one for the average on half of the "
-            "images, judge on the others, and write them into the manifest",
+            help="fit a temperature for each member and one for the average on some of the "
+            "images, judge on others, and write them into the manifest",
         ),
     ] = False
     sure_at: Annotated[
@@ -84,8 +95,9 @@ class EvaluateOptions:
         typer.Option(
             min=0.01,
             max=0.999,
-            help="choose from which probability on half of the images show that this share of "
-            "answers is right, judge on the others, and write it into the manifest",
+            help="choose from which probability on some of the images show that this share of "
+            "answers is right, for all members and for some of them; judge on others, and write "
+            "it into the manifest, with the bounds of answer sets",
         ),
     ] = None
     max_images: Annotated[
@@ -115,7 +127,9 @@ class EvaluateOptions:
     @property
     def fitting(self) -> str:
         """The option that fits something and evaluates nothing else."""
-        return "--calibrate" if self.calibrate else "--sure-at"
+        if self.calibrate:
+            return "--calibrate"
+        return "--sure-at" if self.sure_at is not None else "--plan"
 
 
 @dataclass(frozen=True)
@@ -135,6 +149,11 @@ def evaluate(options: EvaluateOptions) -> None:
 
     Exit code 1: INT8 lost more than the set's max_drop, or the live service answered otherwise.
     """
+    if options.subsets:
+        raise ModelSetError(
+            "--subsets is an option no more: --plan compares the members' ensembles, and writes "
+            "the one that is worth it as the set's fast plan"
+        )
     check_can_write(options.json_file)
     check_file(options.html, "--html")
     check_file(options.plot, "--plot")
@@ -142,7 +161,7 @@ def evaluate(options: EvaluateOptions) -> None:
     model_set = load_model_set(options.name, search_path(options.model_dir or ()))
     if model_set.manifest.task == "multi_label":
         _check_multi_label(options)
-    if options.calibrate or options.sure_at is not None:
+    if options.calibrate or options.sure_at is not None or options.plan:
         _fit(model_set, options)
     elif not _is_well_evaluated(model_set, options):
         raise typer.Exit(1)
@@ -156,18 +175,17 @@ def _check_drawn(options: EvaluateOptions) -> None:
         from calibration.evaluation.report_page import check_plot
 
     if options.plot is not None:
-        if not options.subsets:
-            raise ModelSetError("--plot draws what --subsets compares: give both")
+        if not options.plan:
+            raise ModelSetError("--plot draws what --plan compares: give both")
         check_plot(options.plot)
 
 
 def _check_multi_label(options: EvaluateOptions) -> None:
     """Refuse what has no meaning for scores of each class by itself, or no plot yet."""
-    asked = {"--subsets": options.subsets, "--html": options.html is not None}
-    if named := [option for option, is_asked in asked.items() if is_asked]:
+    if options.html is not None:
         raise ModelSetError(
-            f"{' and '.join(named)}: of classes that exclude each other, and this set is "
-            "multi-label; leave it out (--json has all figures)"
+            "--html: of classes that exclude each other, and this set is multi-label; leave it out "
+            "(--json has all figures)"
         )
 
 
@@ -202,7 +220,6 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
             precisions,
             track=_Tracker(progress, f"{model_set.name} {' and '.join(precisions)}"),
             observe=service.observe if service else None,
-            **({"study": _study(model_set, precisions)} if options.subsets else {}),
         )
     record = record_of(model_set, measured)
     return EvaluatedSet(model_set, record, measured, service.result if service else None)
@@ -253,22 +270,20 @@ def _report(evaluated: EvaluatedSet, options: EvaluateOptions) -> None:
     if options.has_tables:
         show_tables(out, *facts)
     write_json(options.json_file, content)
-    if isinstance(measured, MultiLabelEvaluation):
-        return
-    if options.html is not None:
+    if options.html is not None and isinstance(measured, Evaluation):
         from calibration.evaluation.report_page import write_page
 
         write_page(options.html, evaluated.model_set, content, measured)
         err.print(f"the page: {escape(str(options.html))}")
-    if options.plot is not None and measured.subsets is not None:
-        from calibration.evaluation.report_page import write_plot
-
-        write_plot(options.plot, measured.subsets)
-        err.print(f"the plot: {escape(str(options.plot))}")
 
 
 def _fit(model_set: ModelSet, options: EvaluateOptions) -> None:
-    """Fit temperatures, or when an answer is sure, and write the result into the manifest."""
+    """Fit temperatures, bounds or a plan, and write the result into the manifest.
+
+    Raises:
+        ModelSetError: too few images, no result, or the set was changed meanwhile.
+
+    """
     _check_fitting(options, model_set)
     if options.max_images and options.record:
         options = replace(options, record=False)
@@ -277,26 +292,37 @@ def _fit(model_set: ModelSet, options: EvaluateOptions) -> None:
         check_can_keep(model_set.folder, f"tandem evaluate {options.fitting}")
     dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
     *_, precision = _whole_precisions(model_set)
+    manifest = model_set.manifest
+    if options.calibrate:  # rows without any temperature
+        names = [*manifest.weights, ENSEMBLE]
+        manifest = with_temperatures(manifest, dict.fromkeys(names, 1.0))
+    rows = Rows(manifest, precision)
     with _progress() as progress:
         track = _Tracker(progress, f"{model_set.name} {precision}")
-        fit = _fit_temperatures if options.calibrate else _choose_sure
-        fit(model_set, dataset, precision, options, track)
+        plain = ModelSet(model_set.folder, manifest)
+        measured = evaluate_set(plain, dataset, (precision,), track=track, observe=rows.add)
+    fit = _fit_plan if options.plan else _choose_sure if options.sure_at else _fit_temperatures
+    fit(model_set, rows, precision, measured, options)
 
 
 def _check_fitting(options: EvaluateOptions, model_set: ModelSet) -> None:
-    """Refuse what has no meaning with ``--calibrate`` or ``--sure-at``."""
+    """Refuse what has no meaning with ``--calibrate``, ``--sure-at`` or ``--plan``."""
     option = options.fitting
-    what = "fits temperatures" if options.calibrate else "chooses when an answer is sure"
+    what = {
+        "--calibrate": "fits temperatures",
+        "--sure-at": "chooses when an answer is sure",
+        "--plan": "searches a fast plan",
+    }[option]
     if model_set.manifest.task == "multi_label":
         raise ModelSetError(
             f"{option}: {model_set.name} is multi-label, and it {what} of classes that exclude "
             "each other; leave it out"
         )
     others = {
-        "--subsets": options.subsets,
         "--url": options.url is not None,
         "--html": options.html is not None,
         "--sure-at": options.calibrate and options.sure_at is not None,
+        "--plan": options.plan and option != "--plan",
     }
     if named := [name for name, is_asked in others.items() if is_asked]:
         raise ModelSetError(
@@ -307,24 +333,13 @@ def _check_fitting(options: EvaluateOptions, model_set: ModelSet) -> None:
 
 def _fit_temperatures(
     model_set: ModelSet,
-    dataset: Dataset,
+    rows: Rows,
     precision: Precision,
+    _: Evaluation,
     options: EvaluateOptions,
-    track: Track[LabelledImage],
 ) -> None:
-    """Fit temperatures on half of the images, judge on the other half, write them.
-
-    Raises:
-        ModelSetError: too few images, or the set was changed meanwhile.
-
-    """
-    names = [*(member.name for member in model_set.manifest.members), ENSEMBLE]
-    plain = with_temperatures(model_set.manifest, dict.fromkeys(names, 1.0))
-    fit = TemperatureFit(plain, precision)
-    evaluate_set(
-        ModelSet(model_set.folder, plain), dataset, (precision,), track=track, observe=fit.add
-    )
-    fitted = fit.result()
+    """Fit temperatures, print them and write them."""
+    fitted = fit_temperatures(rows)
     facts = {"set": model_set.name, "precision": precision, **asdict(fitted)}
     write_json(options.json_file, facts)
     if options.has_tables:
@@ -334,41 +349,86 @@ def _fit_temperatures(
     manifest = with_temperatures(model_set.manifest, fitted.temperatures)
     _write(model_set, manifest, options.fitting)
     if options.has_tables:
+        again = f"tandem evaluate {escape(model_set.argument)} --images DIR"
         err.print(
             f"written into {escape(str(model_set.folder))}/manifest.yaml; the accuracy record"
         )
-        err.print(f"is of before: tandem evaluate {escape(model_set.argument)} --images DIR")
+        err.print(f"is of before, bounds and plan are gone: {again} --sure-at 0.95, --plan, and")
+        err.print("without either")
 
 
 def _choose_sure(
     model_set: ModelSet,
-    dataset: Dataset,
+    rows: Rows,
     precision: Precision,
+    _: Evaluation,
     options: EvaluateOptions,
-    track: Track[LabelledImage],
 ) -> None:
-    """Choose when an answer is sure on half of the images, judge on the other half, write it.
-
-    Raises:
-        ModelSetError: too few images, no such share, or the set was changed meanwhile.
-
-    """
+    """Choose when an answer is sure, for all members and some of them; print it and write it."""
     assert options.sure_at is not None
-    fit = SureFit(precision, options.sure_at)
-    evaluate_set(model_set, dataset, (precision,), track=track, observe=fit.add)
-    sure = fit.result()
+    manifest = fit_trust(model_set.manifest, rows, options.sure_at)
+    sure, answer_set = manifest.sure, manifest.answer_set
+    assert sure is not None
+    assert answer_set is not None
     facts = {"set": model_set.name, "precision": precision, **sure.model_dump(mode="json")}
+    facts["answer_set"] = answer_set.model_dump(mode="json")
+    facts["trust"] = [record.model_dump(mode="json") for record in manifest.trust]
     write_json(options.json_file, facts)
     if options.has_tables:
-        low, high = sure.right_interval
+        _show_sure("", manifest)
+        for record in manifest.trust:
+            _show_sure(f"{' + '.join(record.members)} alone: ", record)
         out.print(
-            f"sure from a probability of {sure.probability:.3f} on: {sure.share:.1%} of "
-            f"{sure.num_images} images that it was not chosen by, "
-            f"{sure.right:.1%} of them right (95 %: {low:.1%} to {high:.1%})"
+            f"answer sets hold the right class of {answer_set.coverage:.1%} of them, with "
+            f"{answer_set.mean_size:.2f} classes in the mean"
         )
     if options.record:
-        manifest = model_set.manifest.model_copy(update={"sure": sure})
         _write(model_set, manifest, options.fitting)
+
+
+def _show_sure(who: str, record: Manifest | SubsetRecord) -> None:
+    if (sure := record.sure) is None:
+        out.print(f"{who}no bound")
+        return
+    low, high = sure.right_interval
+    out.print(
+        f"{who}sure from a probability of {sure.probability:.3f} on: {sure.share:.1%} of "
+        f"{sure.num_images} images that it was not chosen by, "
+        f"{sure.right or 0:.1%} of them right (95 %: {low:.1%} to {high:.1%})"
+    )
+
+
+def _fit_plan(
+    model_set: ModelSet,
+    rows: Rows,
+    precision: Precision,
+    measured: Evaluation,
+    options: EvaluateOptions,
+) -> None:
+    """Search the fast plan; print, draw and write it.
+
+    Raises:
+        ModelSetError: there is none, or it loses more on the images for judging than it may.
+
+    """
+    manifest = model_set.manifest
+    costs = {name: of[precision] for name, of in measured.cpu_ms_per_image.items()}
+    facts = (costs, measured.dataset.name, measured.images_sha256)
+    result = search(manifest, rows, precision, *facts)
+    write_json(options.json_file, {"set": model_set.name, **plans_json(result)})
+    if options.has_tables:
+        show_plans(out, result)
+    if options.plot is not None:
+        from calibration.evaluation.report_page import write_plot
+
+        write_plot(options.plot, result)
+        err.print(f"the plot: {escape(str(options.plot))}")
+    if result.outcome == "refused":
+        raise ModelSetError(f"--plan: {verdict(result)}: nothing is written; give more images")
+    if options.record:
+        manifest = manifest.model_copy(update={"fast_plan": result.record})
+        _write(model_set, manifest, options.fitting)
+        err.print(f"serve it with: tandem serve --model-set {model_set.argument} --plan fast")
 
 
 def _write(model_set: ModelSet, manifest: Manifest, option: str) -> None:
@@ -446,34 +506,14 @@ def _precisions(model_set: ModelSet) -> tuple[Precision, ...]:
     return tuple(p for p in both if p in there)
 
 
-def _study(model_set: ModelSet, precisions: Sequence[Precision]) -> SubsetStudy:
-    """Measure what the members cost, before anything else is compiled in this process."""
-    manifest = model_set.manifest
-    subsets_of([member.name for member in manifest.members])  # or it says why not
-    whole = _whole_precisions(model_set, precisions)
-    costs = measure_costs(model_set, whole[-1])
-    return SubsetStudy(manifest, whole[-1], costs, _served_as(model_set))
-
-
-def _whole_precisions(
-    model_set: ModelSet, precisions: Sequence[Precision] = ("FP16", "INT8")
-) -> list[Precision]:
+def _whole_precisions(model_set: ModelSet) -> list[Precision]:
     """Return the precisions that all members have, the float ones first."""
     members = model_set.manifest.members
-    whole = [p for p in precisions if all(m.precision_of(p) in m.networks for m in members)]
+    both: tuple[Precision, ...] = ("FP16", "INT8")
+    whole = [p for p in both if all(m.precision_of(p) in m.networks for m in members)]
     if not whole:
         raise ModelSetError(
-            f"--subsets and --calibrate take networks of one precision, and none of "
+            f"--calibrate, --sure-at and --plan take networks of one precision, and none of "
             f"{model_set.name} has all members; tandem quantize makes the missing ones"
         )
     return whole
-
-
-def _served_as(model_set: ModelSet) -> str:
-    """Return what the service finds the set by: its name, or its folder."""
-    try:
-        by_name = load_model_set(model_set.name).folder.resolve()
-    except ModelSetError:
-        by_name = None
-    folder = model_set.folder.resolve()
-    return model_set.name if by_name == folder else str(folder)

@@ -27,6 +27,7 @@ from calibration.planning import (
 from calibration.planning import plan as make_plan
 from models.files import check_can_write, write_json
 from models.model_set import load_model_set
+from models.plan import PlanName
 
 
 def plan(
@@ -45,6 +46,10 @@ def plan(
         bool,
         typer.Option("--apart", help="stages as deployments of their own (configs/cluster.yaml)"),
     ] = False,
+    answers: Annotated[
+        PlanName,
+        typer.Option("--plan", help="fast: by the set's fast plan, with the share that goes on"),
+    ] = "full",
     json_file: JsonFile = None,
 ) -> None:
     """Say how many nodes and replicas a load takes, from what an image costs.
@@ -57,12 +62,14 @@ def plan(
     needs = Requirements(rate, p99_ms, node_cores, survive_nodes)
     manifest = load_model_set(model_set).manifest
     members = tuple(member.name for member in manifest.members)
+    if costs is not None and answers == "fast":
+        raise PlanError("--plan and --costs: how requests were answered is in the file already")
     if costs is not None and apart:
         raise PlanError("--apart and --costs: where the stages ran is in the file already")
     form: Form = "stages" if apart else "whole"
-    known = read_costs(costs, members) if costs else planned_costs(manifest, "INT8", form)
+    known = read_costs(costs, members) if costs else planned_costs(manifest, "INT8", form, answers)
     best = make_plan(needs, known)
-    forms = [] if costs else compare_forms(needs, manifest)
+    forms = [] if costs else compare_forms(needs, manifest, answers)
     assumed = assumptions(needs, best.costs)
     if str(json_file) != "-":
         _show(needs, known, best)

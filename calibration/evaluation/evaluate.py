@@ -1,6 +1,6 @@
 """Evaluates a set on a labelled dataset: each member and the ensemble, float and INT8."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,13 +13,60 @@ from calibration.datasets import (
     images_digest,
     truth_of,
 )
+from calibration.evaluation.fitting import part_of
 from calibration.evaluation.inference import AnsweredBatch, Networks, Observer, Track
-from calibration.evaluation.subsets import SubsetsResult, SubsetStudy
-from calibration.statistics import CascadeTally, Paired, Rightness, SureTally, Tally
+from calibration.statistics import Indices, ModeTally, Paired, Rightness, Tally
+from models.accuracy import Drop, MultiLabelDrop, MultiLabelScore, Score
+from models.ensemble import Probabilities, average
 from models.errors import ModelSetError
-from models.manifest import ENSEMBLE, Drop, MultiLabelDrop, MultiLabelScore, Score
+from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet, read_lines
+from models.plan import Trust, by_plan
 from models.record import Precision
+
+
+class Modes:
+    """Counts the answers of each mode in which a set may answer, on the images for judging.
+
+    They are all members, the fast plan and each of its steps, and some members alone, where the
+    others are missing or left out.
+    """
+
+    def __init__(self, manifest: Manifest, precision: Precision) -> None:
+        self._weights, self._trust = manifest.weights, manifest.trust_table
+        self._plan = manifest.usable_plan(precision)
+        self._subsets = [subset.members for subset in manifest.trust]
+        self.tallies: dict[str, ModeTally] = {}
+
+    def add(
+        self,
+        images: Sequence[LabelledImage],
+        rows: Mapping[str, Probabilities],
+        truth: Indices,
+    ) -> None:
+        """Add a batch; ``rows`` are (N, C) of each member and of the ensemble."""
+        judges = np.array([part_of(image.path) == "judge" for image in images], np.bool_)
+        truth = truth[judges]
+        members = {name: rows[name][judges] for name in self._weights}
+        self._count("full", self._trust.whole, rows[ENSEMBLE][judges], truth)
+        if self._plan is not None and len(truth):
+            answers, at = by_plan(self._plan, members, self._weights)
+            asked: tuple[str, ...] = ()
+            for number, step in enumerate(self._plan.steps):
+                asked += step.ask
+                own, trust = at == number, self._trust.of(dict.fromkeys(asked), number)
+                name = f"fast, answered by {' + '.join(asked)}"
+                self._count(name, trust, answers[own], truth[own])
+        for names in self._subsets:
+            trust = self._trust.of(dict.fromkeys(names))
+            some = {name: members[name] for name in names}
+            mean = average(some, self._weights, trust.temperature)
+            self._count(f"{' + '.join(names)} alone", trust, mean, truth)
+
+    def _count(self, mode: str, trust: Trust, rows: Probabilities, truth: Indices) -> None:
+        if mode not in self.tallies:
+            self.tallies[mode] = ModeTally(trust.sure_from, trust.set_from)
+        self.tallies[mode].add(rows, truth)
 
 
 @dataclass
@@ -31,15 +78,13 @@ class Evaluation:
     tallies: dict[Precision, dict[str, Tally]] = field(default_factory=dict)
     drops: dict[str, Paired] = field(default_factory=dict)  # float against INT8
     over_members: dict[Precision, dict[str, Paired]] = field(default_factory=dict)
-    cascades: dict[Precision, CascadeTally] = field(default_factory=dict)  # with several members
     num_agreed: dict[Precision, int] = field(default_factory=dict)  # images with equal top-1 of all
-    sure_from: float | None = None  # the set's bound for the ensemble's first probability
-    sure: dict[Precision, SureTally] = field(default_factory=dict)  # if the set has one
+    # How far answers can be relied on, by the set's bounds, on images that chose none of them.
+    modes: "dict[Precision, Modes]" = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
     float_type: dict[Precision, str] = field(default_factory=dict)
     int8_kernels: str = ""
     cpu_ms_per_image: dict[str, dict[Precision, float]] = field(default_factory=dict)
-    subsets: SubsetsResult | None = None
 
     @property
     def scores(self) -> dict[Precision, dict[str, Score | MultiLabelScore]]:
@@ -71,13 +116,8 @@ class Evaluation:
                 right.setdefault(precision, {})[name] = tally.add(probabilities, truth)
             self._compare_members(precision, right[precision])
             members = [name for name in rows if name != ENSEMBLE]
-            if ENSEMBLE in rows and len(members) > 1:
-                cascade = self.cascades.setdefault(precision, CascadeTally(members))
-                of_first, of_all = (right[precision][name] for name in (members[0], ENSEMBLE))
-                cascade.add(rows[members[0]], of_first, of_all)
-            if ENSEMBLE in rows and self.sure_from is not None:
-                sure = self.sure.setdefault(precision, SureTally(self.sure_from))
-                sure.add(rows[ENSEMBLE], right[precision][ENSEMBLE])
+            if ENSEMBLE in rows and (modes := self.modes.get(precision)) is not None:
+                modes.add(batch.images, rows, truth)
             firsts = np.stack([rows[name].argmax(1) for name in members])
             agreed = int((firsts == firsts[0]).all(axis=0).sum())
             self.num_agreed[precision] = self.num_agreed.get(precision, 0) + agreed
@@ -100,7 +140,6 @@ def evaluate_set(
     *,
     track: Track[LabelledImage] = lambda batches, _: batches,
     observe: Observer[LabelledImage] | None = None,
-    study: SubsetStudy | None = None,
 ) -> Evaluation:
     """Run every image through every network; unreadable images are listed, without an error.
 
@@ -110,7 +149,6 @@ def evaluate_set(
         precisions: of the networks.
         track: wraps the batches, for a progress bar.
         observe: called with each batch, in the thread that ran it.
-        study: compares ensembles; decides the order of the images.
 
     Raises:
         ModelSetError: an image was used for calibration, or none can be read.
@@ -118,22 +156,18 @@ def evaluate_set(
     """
     result = Evaluation(dataset, check_not_calibrated(model_set, dataset.images))
     if model_set.manifest.sure is not None:
-        result.sure_from = model_set.manifest.sure.probability
+        result.modes = {p: Modes(model_set.manifest, p) for p in precisions}
     networks = Networks(model_set, precisions)
     result.float_type = networks.float_types()
     result.int8_kernels = networks.int8_kernels()
     result.cpu_ms_per_image = networks.cpu_ms_per_image()
-    images = dataset.images if study is None else study.ordered(dataset.images)
-    for answered in networks.answers(images, track, observe):
+    for answered in networks.answers(dataset.images, track, observe):
         result.add(answered)
-        if study is not None:
-            study.add(answered)
     if not result.num_images:
         raise ModelSetError(
-            f"none of the {len(images)} images of {dataset.name} can be read: "
+            f"none of the {len(dataset.images)} images of {dataset.name} can be read: "
             f"{result.unreadable[0]}"
         )
-    result.subsets = study.result() if study is not None else None
     return result
 
 

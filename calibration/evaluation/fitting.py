@@ -1,123 +1,126 @@
-"""Fits what a set says of its confidence: the bound of sure answers, and temperatures.
+"""Fits what a set says of its confidence: temperatures, the bounds of sure answers, answer sets.
 
-Both are fitted on half of the images, by a hash of each file, and judged on the other half, so that
-the reported figures are unbiased.
+A hash of each image's file decides its part, so copies of an image are in the same one.
+Temperatures are fitted to the first part, bounds are chosen on the second, and both are judged on
+the third, half of the images. So the reported figures are unbiased, and no photograph is in two
+parts.
 
-The bound is the lowest probability of the first class above which at least the requested share is
-right, by the lower end of the 95 % interval. A temperature divides the logits (Guo et al., 2017):
-it changes a member's confidence, not its classes. Each member gets one, then their average, which
-may give other classes when its members' confidence changes.
+A temperature divides the logits (Guo et al., 2017): it changes a classifier's confidence, not its
+classes. The bound of sure answers is the lowest probability of the first class above which at least
+the requested share is right, by the lower end of the 95 % interval. Answer sets are split conformal
+prediction sets (Vovk et al., 2005; Angelopoulos and Bates, 2023), to which the first class always
+belongs.
 """
 
+import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from functools import cached_property
+from itertools import combinations
+from math import ceil, exp, log, sqrt
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from calibration.datasets import LabelledImage, truth_of
 from calibration.evaluation.inference import AnsweredBatch
-from calibration.evaluation.subsets import is_for_fitting
 from calibration.statistics import Reliability
-from models.ensemble import Probabilities, average, tempered
+from models.accuracy import wilson_interval
+from models.ensemble import Flags, Probabilities, average, tempered
 from models.errors import ModelSetError
-from models.manifest import ENSEMBLE, Manifest, SureRecord, wilson_interval
-from models.record import Precision
+from models.manifest import ENSEMBLE, Manifest
+from models.plan import AnswerSetRecord, AverageRecord, SubsetRecord, SureRecord
+from models.record import Precision, sha256_of
 
-MIN_IMAGES = 100  # sure images in each half
+Part = Literal["fit", "choose", "judge"]
+MIN_IMAGES = 100  # in each part
+MIN_FITTED, MIN_SURE = 50, 50  # images that a step's temperature, or a bound, needs
 NUM_BOUNDS = 1000  # a bound has three decimals
 LOWEST, HIGHEST = 0.2, 20.0  # as in manifests
 NUM_SECTIONS = 40  # of the golden section, each of which leaves 0.62 of the interval
 FLOOR = 1e-30  # bounds a probability before its logarithm
+COVERAGE = 0.95  # of answer sets
+MAX_VALUES = 2**28  # float32 of all rows that are kept: 1 GiB
 Classes = npt.NDArray[np.int64]
 
 
-class SureFit:
-    """Counts by the first class's probability, for each half: all images, and those that are right.
+def part_of(path: Path) -> Part:
+    """Return an image's part: a quarter fits, a quarter chooses, a half judges."""
+    try:
+        digest = sha256_of(path)
+    except ModelSetError:  # unreadable, which is listed later
+        digest = hashlib.sha256(str(path).encode("utf-8", "replace")).hexdigest()
+    number = int(digest[:8], 16)
+    if number % 2:
+        return "judge"
+    return "choose" if number // 2 % 2 else "fit"
+
+
+class Rows:
+    """Collects the members' rows of every image, with its class and part.
 
     Args:
+        manifest: the set's.
         precision: of the networks.
-        target: the required share of right answers among sure ones, 0 to 1.
 
     """
 
-    def __init__(self, precision: Precision, target: float) -> None:
-        self._precision: Precision = precision
-        self._target = target
-        self._edges = np.arange(NUM_BOUNDS, dtype=np.float32) / np.float32(NUM_BOUNDS)
-        self._counts = np.zeros((2, 2, NUM_BOUNDS), np.int64)  # [fitted to, right, step]
+    def __init__(self, manifest: Manifest, precision: Precision) -> None:
+        self.weights, self._precision = manifest.weights, precision
+        self._batches: list[tuple[list[Part], Classes, dict[str, Probabilities]]] = []
+        self._num_values = 0
         self._lock = threading.Lock()  # batches come from several threads
 
     def add(self, batch: AnsweredBatch[LabelledImage]) -> None:
-        """Count a batch."""
+        """Keep a batch's rows: 4 bytes per class, member and image."""
         if not batch.images:
             return
-        rows = batch.probabilities[self._precision][ENSEMBLE]  # (N, C)
-        is_fitted = [int(is_for_fitting(image.path)) for image in batch.images]
-        is_right = (rows.argmax(axis=1) == truth_of(batch.images)).astype(int)
-        steps = np.searchsorted(self._edges, rows.max(axis=1), side="right") - 1
+        parts = [part_of(image.path) for image in batch.images]
+        rows = batch.probabilities[self._precision]
+        members = {name: rows[name] for name in self.weights}
         with self._lock:
-            np.add.at(self._counts, (is_fitted, is_right, steps), 1)
+            self._batches.append((parts, truth_of(batch.images), members))
+            self._num_values += sum(own.size for own in members.values())
+            if self._num_values > MAX_VALUES:
+                number = sum(len(kept[0]) for kept in self._batches)
+                raise ModelSetError(
+                    f"the answers to {number} images take {4 * self._num_values / 2**30:.1f} GiB "
+                    f"of memory, the limit is 1: give --max-images {number - len(parts)} or fewer"
+                )
 
-    def result(self) -> SureRecord:
-        """Choose the bound and judge it on the other half.
-
-        Raises:
-            ModelSetError: no bound reaches the target, or there are too few images.
-
-        """
-        wrong, right = self._counts[:, :, ::-1].cumsum(axis=2)[:, :, ::-1].swapaxes(0, 1)
-        num_sure = wrong + right  # (half, step): images with at least that probability
-        steps = np.flatnonzero(num_sure.min(axis=0) >= MIN_IMAGES)
-        chosen_on = zip(right[1, steps].tolist(), num_sure[1, steps].tolist(), strict=True)
-        is_enough = [wilson_interval(*counts)[0] >= self._target for counts in chosen_on]
-        if not any(is_enough):
+    def check(self, option: str) -> None:
+        """Raise :class:`ModelSetError` if a part has too few images."""
+        nums = {part: int(self.mask(part).sum()) for part in ("fit", "choose", "judge")}
+        if min(nums.values()) < MIN_IMAGES:
+            have = ", ".join(f"{num} to {part}" for part, num in nums.items())
             raise ModelSetError(
-                f"--sure-at {self._target:g}: no probability leaves {MIN_IMAGES} images in each "
-                f"half, of {num_sure[1, 0]} and {num_sure[0, 0]}, that show it; "
-                "give more images, or ask for less"
+                f"{option} has {have}: a quarter of the images fits, a quarter chooses, a half "
+                f"judges; give at least {MIN_IMAGES} of each, about {5 * MIN_IMAGES} images"
             )
-        step = int(steps[is_enough.index(True)])
-        num_images, num_judged = int(num_sure[0, 0]), int(num_sure[0, step])
-        low, high = wilson_interval(int(right[0, step]), num_judged)
-        return SureRecord(
-            probability=step / NUM_BOUNDS,
-            target=self._target,
-            num_images=num_images,
-            share=round(num_judged / num_images, 4),
-            right=round(int(right[0, step]) / num_judged, 4),
-            right_interval=(round(low, 4), round(high, 4)),
-        )
 
+    @cached_property
+    def truth(self) -> Classes:
+        """The class of each image, (N,)."""
+        return np.concatenate([batch[1] for batch in self._batches] or [np.zeros(0, np.int64)])
 
-@dataclass(frozen=True)
-class Judged:
-    """The calibration of a classifier on images that were not used for fitting."""
+    @cached_property
+    def members(self) -> dict[str, Probabilities]:
+        """Each member's rows, (N, C)."""
+        return {
+            name: np.concatenate([batch[2][name] for batch in self._batches])
+            for name in self.weights
+        }
 
-    top1: float
-    calibration_error: float
-    log_likelihood: float  # mean, in nats
+    def mask(self, part: Part) -> Flags:
+        """Return which images are in a part, (N,)."""
+        return np.array([own == part for batch in self._batches for own in batch[0]], np.bool_)
 
-    @classmethod
-    def of(cls, rows: Probabilities, truth: Classes) -> "Judged":
-        """Judge float32 (N, C) against (N,) classes."""
-        right, reliability = rows.argmax(1) == truth, Reliability()
-        reliability.add(rows.max(axis=1), right)
-        nats = float(np.log(np.maximum(rows[np.arange(len(truth)), truth], FLOOR)).mean())
-        return cls(float(right.mean()), reliability.expected_calibration_error, nats)
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Temperatures by member and ``ensemble``, and their effect on images not used for fitting."""
-
-    temperatures: Mapping[str, float]
-    num_fitted: int
-    num_judged: int
-    before: Mapping[str, Judged]
-    after: Mapping[str, Judged]
+    def of(self, names: Sequence[str], temperature: float = 1.0) -> Probabilities:
+        """Return the average of some members, (N, C)."""
+        return average({name: self.members[name] for name in names}, self.weights, temperature)
 
 
 def fit_temperature(rows: Probabilities, truth: Classes) -> float:
@@ -149,62 +152,185 @@ def fit_temperature(rows: Probabilities, truth: Classes) -> float:
     return round(exp((low + high) / 2), 4)
 
 
-class TemperatureFit:
-    """Collects the rows of a set whose temperatures are all 1, then fits temperatures."""
+def choose_bound(rows: Probabilities, truth: Classes, target: float) -> float | None:
+    """Return the lowest bound of rows (N, C) that shows ``target`` right answers; None: none does.
 
-    def __init__(self, manifest: Manifest, precision: Precision) -> None:
-        self._precision: Precision = precision
-        self._weights = manifest.weights
-        self._parts: list[tuple[npt.NDArray[np.bool_], Classes, dict[str, Probabilities]]] = []
+    By the lower end of the 95 % interval, of at least ``MIN_SURE`` sure images.
+    """
+    likeliest, is_right = rows.max(axis=1), rows.argmax(axis=1) == truth
+    edges = np.arange(NUM_BOUNDS, dtype=np.float32) / np.float32(NUM_BOUNDS)
+    steps = np.searchsorted(edges, likeliest, side="right") - 1
+    num_sure = np.bincount(steps, minlength=NUM_BOUNDS)[::-1].cumsum()[::-1]
+    right = np.bincount(steps[is_right], minlength=NUM_BOUNDS)[::-1].cumsum()[::-1]
+    for step in np.flatnonzero(num_sure >= MIN_SURE).tolist():
+        if wilson_interval(int(right[step]), int(num_sure[step]))[0] >= target:
+            return step / NUM_BOUNDS
+    return None
 
-    def add(self, batch: AnsweredBatch[LabelledImage]) -> None:
-        """Keep a batch's rows: 4 bytes per class, member and image."""
-        if not batch.images:
-            return
-        is_fitted = np.array([is_for_fitting(image.path) for image in batch.images])
-        rows = batch.probabilities[self._precision]
-        members = {name: rows[name] for name in self._weights}
-        self._parts.append((is_fitted, truth_of(batch.images), members))
 
-    def result(self) -> Fitted:
-        """Fit the temperatures on one half of the images, and judge them on the other.
+def judged_bound(
+    bound: float, rows: Probabilities, truth: Classes, target: float
+) -> SureRecord | None:
+    """Return the record of a bound on other images, (N, C) and (N,); None without any."""
+    if not len(truth):
+        return None
+    is_sure = rows.max(axis=1) >= np.float32(bound)
+    num_right, num_sure = int((rows.argmax(axis=1) == truth)[is_sure].sum()), int(is_sure.sum())
+    low, high = wilson_interval(num_right, num_sure) if num_sure else (0.0, 1.0)
+    return SureRecord(
+        probability=bound,
+        target=target,
+        num_images=len(truth),
+        share=round(num_sure / len(truth), 4),
+        right=round(num_right / num_sure, 4) if num_sure else None,
+        right_interval=(round(low, 4), round(high, 4)),
+    )
 
-        Raises:
-            ModelSetError: there are too few images.
 
-        """
-        is_fitted = np.concatenate([part[0] for part in self._parts])
-        truth = np.concatenate([part[1] for part in self._parts])
-        rows = {name: np.concatenate([p[2][name] for p in self._parts]) for name in self._weights}
-        if min(is_fitted.sum(), (~is_fitted).sum()) < MIN_IMAGES:
-            raise ModelSetError(
-                f"--calibrate has {is_fitted.sum()} images to fit to and "
-                f"{(~is_fitted).sum()} to judge with: give at least {MIN_IMAGES} of each"
-            )
-        fitted = {n: fit_temperature(r[is_fitted], truth[is_fitted]) for n, r in rows.items()}
-        after = {name: tempered(of, fitted[name]) for name, of in rows.items()}
-        mean = average(after, self._weights)
-        fitted[ENSEMBLE] = fit_temperature(mean[is_fitted], truth[is_fitted])
-        before = rows | {ENSEMBLE: average(rows, self._weights)}
-        after |= {ENSEMBLE: tempered(mean, fitted[ENSEMBLE])}
-        judge, of_truth = ~is_fitted, truth[~is_fitted]
-        return Fitted(
-            fitted,
-            int(is_fitted.sum()),
-            int(judge.sum()),
-            {name: Judged.of(of[judge], of_truth) for name, of in before.items()},
-            {name: Judged.of(of[judge], of_truth) for name, of in after.items()},
+def answer_set_bound(rows: Probabilities, truth: Classes) -> float:
+    """Return the probability from which on a class belongs to the answer set.
+
+    Of rows (N, C): the split conformal quantile of the right class's probability, where a right
+    first class counts as held at any bound.
+    """
+    of_truth = rows[np.arange(len(truth)), truth].astype(np.float64)
+    of_truth[rows.argmax(axis=1) == truth] = 1.0
+    num_missed = len(truth) - ceil((len(truth) + 1) * COVERAGE)  # that may be below the bound
+    bound = np.sort(of_truth)[num_missed] if num_missed >= 0 else 0.0
+    return float(np.floor(bound * 1e5) / 1e5)
+
+
+def judged_set(bound: float, rows: Probabilities, truth: Classes) -> AnswerSetRecord:
+    """Return the record of answer sets on other images, (N, C) and (N,)."""
+    is_in = in_answer_set(rows, bound)
+    return AnswerSetRecord(
+        probability=bound,
+        target=COVERAGE,
+        num_images=len(truth),
+        coverage=round(float(is_in[np.arange(len(truth)), truth].mean()), 4),
+        mean_size=round(float(is_in.sum(axis=1).mean()), 3),
+    )
+
+
+def in_answer_set(rows: Probabilities, bound: float) -> Flags:
+    """Return which classes of (N, C) are in the answer sets."""
+    is_in: Flags = rows >= np.float32(bound)
+    is_in[np.arange(len(rows)), rows.argmax(axis=1)] = True
+    return is_in
+
+
+def fit_average(
+    rows: Rows, names: Sequence[str], target: float, temperature: float | None
+) -> AverageRecord:
+    """Return the :class:`AverageRecord` of some members; ``temperature`` None: fitted."""
+    plain, truth = rows.of(names), rows.truth
+    if temperature is None:
+        to_fit = rows.mask("fit")
+        temperature = fit_temperature(plain[to_fit], truth[to_fit])
+    own = tempered(plain, temperature)
+    choose, judge = rows.mask("choose"), rows.mask("judge")
+    bound = choose_bound(own[choose], truth[choose], target)
+    return AverageRecord(
+        temperature=temperature,
+        sure=None if bound is None else judged_bound(bound, own[judge], truth[judge], target),
+        answer_set=judged_set(
+            answer_set_bound(own[choose], truth[choose]), own[judge], truth[judge]
+        ),
+    )
+
+
+def fit_trust(manifest: Manifest, rows: Rows, target: float) -> Manifest:
+    """Return the manifest with bounds for all members and for each subset of them.
+
+    A set of more than four members gets those of all but one member, and of each alone.
+
+    Raises:
+        ModelSetError: no bound of all members reaches the target, or there are too few images.
+
+    """
+    rows.check("--sure-at")
+    names = tuple(manifest.weights)
+    whole = fit_average(rows, names, target, manifest.temperature)
+    if whole.sure is None:
+        num = int(rows.mask("choose").sum())
+        raise ModelSetError(
+            f"--sure-at {target:g}: no probability leaves {MIN_SURE} of {num} images that show it; "
+            "give more images, or ask for less"
         )
+    sizes = range(1, len(names)) if len(names) <= 4 else sorted({1, len(names) - 1})
+    trust = []
+    for subset in (chosen for size in sizes for chosen in combinations(names, size)):
+        temperature = 1.0 if len(subset) == 1 else None  # a member has its own already
+        record = fit_average(rows, subset, target, temperature)
+        trust.append(SubsetRecord(members=subset, **dict(record)))
+    update = {"sure": whole.sure, "answer_set": whole.answer_set, "trust": tuple(trust)}
+    return manifest.model_copy(update=update)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The calibration of a classifier on images that were not used for fitting."""
+
+    top1: float
+    calibration_error: float
+    log_likelihood: float  # mean, in nats
+
+    @classmethod
+    def of(cls, rows: Probabilities, truth: Classes) -> "Judged":
+        """Judge float32 (N, C) against (N,) classes."""
+        right, reliability = rows.argmax(1) == truth, Reliability()
+        reliability.add(rows.max(axis=1), right)
+        nats = float(np.log(np.maximum(rows[np.arange(len(truth)), truth], FLOOR)).mean())
+        return cls(float(right.mean()), reliability.expected_calibration_error, nats)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Temperatures by member and ``ensemble``, and their effect on images not used for fitting."""
+
+    temperatures: Mapping[str, float]
+    num_fitted: int
+    num_judged: int
+    before: Mapping[str, Judged]
+    after: Mapping[str, Judged]
+
+
+def fit_temperatures(rows: Rows) -> Fitted:
+    """Fit temperatures of a set that has none, and judge them on other images.
+
+    Each member gets one, then their average, which may give other classes when its members'
+    confidence changes.
+
+    Raises:
+        ModelSetError: there are too few images.
+
+    """
+    rows.check("--calibrate")
+    to_fit, judge, truth = rows.mask("fit"), rows.mask("judge"), rows.truth
+    fitted = {n: fit_temperature(r[to_fit], truth[to_fit]) for n, r in rows.members.items()}
+    after = {name: tempered(of, fitted[name]) for name, of in rows.members.items()}
+    mean = average(after, rows.weights)
+    fitted[ENSEMBLE] = fit_temperature(mean[to_fit], truth[to_fit])
+    before = rows.members | {ENSEMBLE: average(rows.members, rows.weights)}
+    after |= {ENSEMBLE: tempered(mean, fitted[ENSEMBLE])}
+    return Fitted(
+        fitted,
+        int(to_fit.sum()),
+        int(judge.sum()),
+        {name: Judged.of(of[judge], truth[judge]) for name, of in before.items()},
+        {name: Judged.of(of[judge], truth[judge]) for name, of in after.items()},
+    )
 
 
 def with_temperatures(manifest: Manifest, temperatures: Mapping[str, float]) -> Manifest:
     """Return the manifest with these temperatures, by member and ``ensemble``.
 
-    It removes the bound of sure answers, which was measured with other probabilities.
+    It removes the bounds and the fast plan, which were measured with other probabilities.
     """
     members = tuple(
         member.model_copy(update={"temperature": temperatures[member.name]})
         for member in manifest.members
     )
     update = {"members": members, "temperature": temperatures[ENSEMBLE], "sure": None}
+    update |= {"answer_set": None, "trust": (), "fast_plan": None}
     return manifest.model_copy(update=update)

@@ -37,7 +37,7 @@ class LiveResult:
     num_right: dict[str, int] = field(default_factory=dict)
     num_right_top5: int = 0  # of the ensemble
     num_same: int = 0
-    num_alone: int = 0  # answered by the cascade without all members
+    num_alone: int = 0  # answered by the fast plan without all members
     num_partial: int = 0  # these, and those that lack a member for another reason
     max_difference: float = 0.0  # of any first class's probability
     differences: list[str] = field(default_factory=list)
@@ -68,7 +68,8 @@ class LiveService:
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, "live")
         self._lock = threading.Lock()
         self._top_k = min(5, model_set.manifest.num_classes)
-        self._weights = model_set.manifest.weights
+        self._weights, self._trust = model_set.manifest.weights, model_set.trust
+        self._plan = model_set.manifest.fast_plan
         self.result = LiveResult(url)
         self.precision: Precision = self._check_is(model_set)
 
@@ -175,7 +176,11 @@ class LiveService:
             result.num_alone += bool(skipped)
             result.num_partial += 1
             rows = {name: row for name, row in rows.items() if name in live}
-            rows[ENSEMBLE] = average(rows, self._weights)
+            asked = len(body.get("asked", ()))
+            step = self._plan.step_of(asked) if self._plan is not None and not missing else None
+            temperature = self._trust.of(rows, step).temperature
+            each = {name: row[None] for name, row in rows.items()}
+            rows[ENSEMBLE] = average(each, self._weights, temperature)[0]
         live[ENSEMBLE] = body["predictions"]
         problems = [f"{name} did not answer" for name in missing]
         for name, row in rows.items():

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from calibration.datasets import LabelSets, MultiLabelledImage, label_truth_of
 from calibration.evaluation.evaluate import check_not_calibrated
 from calibration.evaluation.inference import Networks, Observer, Track
+from models.accuracy import Z95, Drop, MultiLabelDrop, MultiLabelScore, Score
 from models.ensemble import Probabilities, above
 from models.errors import ModelSetError
-from models.manifest import Z95, Drop, MultiLabelDrop, MultiLabelScore, Score
 from models.model_set import ModelSet
 from models.record import Precision
 

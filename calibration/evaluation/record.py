@@ -11,10 +11,11 @@ import yaml
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.multi_label import MultiLabelEvaluation
 from calibration.sets.transaction import change, write_manifest, writing
+from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError
 from models.ledger import current_records, refused
 from models.machine import cpu_model
-from models.manifest import MANIFEST_NAME, AccuracyRecord, Manifest, read_manifest
+from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.model_set import ModelSet
 from models.record import FileRecord, Precision
 

@@ -10,27 +10,17 @@ from rich.table import Table
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.live import LiveResult
 from calibration.evaluation.multi_label import MultiLabelEvaluation
-from calibration.evaluation.report_subsets import (
-    cascade_json,
+from calibration.evaluation.report_plans import (
     figures_table,
     interval_of,
     points,
     range_of,
-    show_cascade,
-    show_subsets,
-    subsets_json,
+    show_modes,
 )
 from calibration.statistics import Paired
+from models.accuracy import AccuracyRecord, Drop, MultiLabelDrop, MultiLabelScore, Score
 from models.ledger import SIGNIFICANCE, DropOutcome, bound, judged, outcome_of
-from models.manifest import (
-    ENSEMBLE,
-    AccuracyRecord,
-    Drop,
-    Manifest,
-    MultiLabelDrop,
-    MultiLabelScore,
-    Score,
-)
+from models.manifest import ENSEMBLE, Manifest
 from models.record import Precision
 
 MAX_LISTED = 10
@@ -48,18 +38,15 @@ def as_json(
         precision: round(agreed / measured.num_images, 4)
         for precision, agreed in measured.num_agreed.items()
     }
-    if measured.sure:
-        content["sure"] = {"from": measured.sure_from} | {
-            precision: tally.figures() for precision, tally in measured.sure.items()
+    if measured.modes:
+        content["modes"] = {
+            precision: {name: tally.figures() for name, tally in modes.tallies.items()}
+            for precision, modes in measured.modes.items()
         }
     content["ensemble_over_members"] = {
         precision: {name: _paired(pair) for name, pair in pairs.items()}
         for precision, pairs in measured.over_members.items()
     }
-    if measured.cascades:
-        content["cascade"] = cascade_json(measured)
-    if measured.subsets is not None:
-        content["subsets"] = subsets_json(measured.subsets)
     if live is not None:
         content["live"] = asdict(live) | {"is_same": live.is_same}
     return content
@@ -94,23 +81,12 @@ def show(
         console.print(
             f"{precision}: the ensemble over {gains}; all members agree on {agreed:.1%} of images"
         )
-    for precision, tally in measured.sure.items():
-        console.print(_sure_line(precision, measured.sure_from, tally.figures()))
+    for precision, modes in list(measured.modes.items())[-1:]:  # INT8, which the bounds are of
+        show_modes(console, precision, modes.tallies)
     console.print("95 %: Wilson intervals; ECE: calibration error; CPU ms an image at batch 8")
-    show_cascade(console, measured)
     show_remarks(console, record, measured)
-    if measured.subsets is not None:
-        show_subsets(console, measured.subsets)
     if live is not None:
         _show_live(console, live)
-
-
-def _sure_line(precision: Precision, sure_from: float | None, figures: dict[str, Any]) -> str:
-    line = f"{precision}: sure (from {sure_from} on) of {figures['share']:.1%} of images"
-    if figures["right"] is None:
-        return line
-    low, high = figures["right_interval"]
-    return f"{line}; of these {figures['right']:.1%} are right ({low:.1%} to {high:.1%})"
 
 
 def show_remarks(
@@ -218,7 +194,7 @@ def _show_live(console: Console, live: LiveResult) -> None:
     console.print(f"live, {live.url}: top-1 {right}", markup=False)
     if live.num_alone:
         alone = live.num_alone / live.num_images
-        console.print(f"  its cascade skipped members on {alone:.1%} of images")
+        console.print(f"  its fast plan skipped members on {alone:.1%} of images")
     show_differences(console, live)
 
 

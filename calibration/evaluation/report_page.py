@@ -1,12 +1,11 @@
 """Renders an evaluation as an HTML page that loads nothing from elsewhere, and draws its plots.
 
-Jinja renders the page, and matplotlib draws inline SVG. The plot of ensembles shows top-1 against
-CPU time, memory as the marks' size, and the Pareto front.
+Jinja renders the page, and matplotlib draws inline SVG. The plot of plans shows top-1 against CPU
+time.
 """
 
 import io
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from calibration.evaluation.evaluate import Evaluation
-from calibration.evaluation.report_subsets import points, points_of
-from calibration.evaluation.subsets import (
-    SubsetScore,
-    SubsetsResult,
-    cheapest_as_good,
-    pareto_front,
-)
-from calibration.statistics import NUM_BINS, SUGGESTED_WITHIN, CascadePoint, Tally, cheapest_within
+from calibration.evaluation.plans import PlanSearch
+from calibration.evaluation.report_plans import points
+from calibration.statistics import NUM_BINS, Tally
 from models.errors import ModelSetError
 from models.files import write_result
 from models.manifest import ENSEMBLE
@@ -44,14 +38,6 @@ STYLE: dict[Any, Any] = {  # matplotlib's type has one literal per key
     "svg.hashsalt": "tandem",  # equal figures give equal files
 }
 SUFFIXES = (".svg", ".png")
-OF_METHOD = {  # colour and mark
-    "average": (COLORS["ensemble"], "o"),
-    "logistic": (MEMBER_COLORS[2], "v"),
-}
-OF_CASCADE = MEMBER_COLORS[3]
-LARGEST_MARK = 140.0  # points squared, for the most memory
-SMALLEST_MARK = 18.0
-MAX_NAMED = 8  # of the front, since more names would overlap
 
 
 def write_page(
@@ -74,24 +60,9 @@ def write_page(
         # matplotlib escapes what it draws: labels come from the set's files.
         per_class=Markup(per_class(tallies, model_set.labels)),
         confusion=Markup(confusion(lead, model_set.labels)),
-        cascade=Markup(_cascade(measured, precision)),
         reliability=Markup(reliability(tallies)),
-        subsets=Markup(subsets_svg(measured.subsets) if measured.subsets else ""),
     )
     write_result(path, page)
-
-
-def _cascade(measured: Evaluation, precision: Precision) -> str:
-    """Plot the cascade's curve and each member alone; "" without a cascade."""
-    if precision not in measured.cascades:
-        return ""
-    curve = points_of(measured, precision)
-    alone = {
-        name: (measured.cpu_ms_per_image[name][precision], tally.top1)
-        for name, tally in measured.tallies[precision].items()
-        if name != ENSEMBLE
-    }
-    return cascade(curve, cheapest_within(curve, SUGGESTED_WITHIN), alone)
 
 
 def rendered(package: str, template: str, **values: Any) -> bytes:
@@ -199,40 +170,14 @@ def reliability(tallies: dict[str, Tally]) -> str:
         return svg_of(figure)
 
 
-def cascade(
-    points: list[CascadePoint], suggested: CascadePoint, alone: dict[str, tuple[float, float]]
-) -> str:
-    """Plot top-1 against CPU time by threshold; ``alone`` has both for each member by itself."""
-    names = [*alone, "ensemble"]
-    x, y = [p.cpu_ms_per_image for p in points], [p.top1 for p in points]
-    low, high = (list(bounds) for bounds in zip(*(p.top1_interval for p in points), strict=True))
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7, 4.2))
-        axes = figure.add_subplot()
-        color = color_of("ensemble", names)
-        axes.fill_between(x, low, high, color=color, alpha=0.12, linewidth=0)
-        axes.plot(x, y, marker="o", markersize=4, color=color, label="cascade, by threshold")
-        for name, (cpu_ms, top1) in alone.items():
-            member = color_of(name, names)
-            axes.plot(cpu_ms, top1, "D", color=member, label=f"{name} alone", linestyle="")
-        text = "never skip" if suggested.margin is None else f"{suggested.margin:g}"
-        at = (suggested.cpu_ms_per_image, suggested.top1)
-        axes.annotate(text, at, (8, -12), textcoords="offset points", weight="bold")
-        axes.set_xlim(left=0)
-        axes.set_xlabel("CPU-ms per image, networks only")
-        axes.set_ylabel("top-1")
-        axes.legend(frameon=False, loc="lower left")
-        return svg_of(figure)
-
-
 def check_plot(path: Path) -> None:
     """Raise :class:`ModelSetError` if the plot cannot be written to ``path``."""
     if path.suffix.lower() not in SUFFIXES:
         raise ModelSetError(f"--plot {path}: give a name that ends in .svg or .png")
 
 
-def write_plot(path: Path, result: SubsetsResult) -> None:
-    """Write the plot as SVG or PNG, by the name's end, in one step."""
+def write_plot(path: Path, result: PlanSearch) -> None:
+    """Write the plot of plans as SVG or PNG, by the name's end, in one step."""
     with mpl.rc_context(STYLE):
         figure = drawn(result)
         if path.suffix.lower() == ".svg":
@@ -244,83 +189,22 @@ def write_plot(path: Path, result: SubsetsResult) -> None:
     write_result(path, content)
 
 
-def subsets_svg(result: SubsetsResult) -> str:
-    """Return the plot as inline SVG."""
-    with mpl.rc_context(STYLE):
-        return svg_of(drawn(result))
-
-
-def drawn(result: SubsetsResult) -> Figure:
-    """Plot every ensemble with its 95 % interval, the cascade's curve and the Pareto front.
-
-    The line is the front of top-1 against CPU time. Ensembles on the front only for their memory
-    are named, but not on the line.
-    """
-    scores = result.scores
-    front, best = pareto_front(scores), cheapest_as_good(scores)
+def drawn(result: PlanSearch) -> Figure:
+    """Plot top-1 against CPU time of all members, of every plan of the front, and the choice."""
+    full = result.best.judged
     figure = Figure(figsize=(8, 5), dpi=150)
     axes = figure.add_subplot()
-    most_mb = max(score.memory_mb for score in scores) or 1.0
-    for method, (color, mark) in OF_METHOD.items():
-        these = [s for s in scores if s.method == method and s.margin is None]
-        _marks(axes, these, color, mark, most_mb, method)
-    cascade = [score for score in scores if score.margin is not None]
-    if cascade:
-        _curve(axes, cascade)
-    _front_line(axes, front)
-    axes.set_xlim(0, 1.05 * max(score.cpu_ms for score in scores))
-    for score in _named(front, best):
-        is_right = score.cpu_ms > axes.get_xlim()[1] / 2
-        facts: dict[str, Any] = {
-            "xytext": (-6 if is_right else 6, 8 if score is best else -11),
-            "ha": "right" if is_right else "left",
-            "weight": "bold" if score is best else "normal",
-        }
-        at = (score.cpu_ms, score.top1)
-        axes.annotate(score.name, at, textcoords="offset points", fontsize=7, **facts)
-    axes.set_xlabel("CPU-ms per image, networks only (a mark's size: memory)")
-    axes.set_ylabel(f"top-1 on {result.num_judged} images")
+    x, y = [s.judged.cpu_ms for s in result.scores], [s.judged.top1 for s in result.scores]
+    below = [max(0.0, s.judged.top1 - s.judged.top1_interval[0]) for s in result.scores]
+    above = [max(0.0, s.judged.top1_interval[1] - s.judged.top1) for s in result.scores]
+    axes.errorbar(x, y, (below, above), fmt="o", color=MEMBER_COLORS[0], alpha=0.5, label="plans")
+    at_full = (full.full_cpu_ms, full.full_top1)
+    axes.plot(*at_full, "s", color=COLORS["ensemble"], label="full: all members")
+    axes.plot(full.cpu_ms, full.top1, "o", color=MEMBER_COLORS[1], label="fast: the choice")
+    note: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7}
+    axes.annotate(result.best.name, (full.cpu_ms, full.top1), (6, 8), weight="bold", **note)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("CPU-ms per image, networks only")
+    axes.set_ylabel(f"top-1 on {full.num_images} images")
     axes.legend(frameon=False, loc="lower right")
     return figure
-
-
-def _marks(
-    axes: Any, scores: Sequence[SubsetScore], color: str, mark: str, most_mb: float, label: str
-) -> None:
-    if not scores:
-        return
-    x, y = [s.cpu_ms for s in scores], [s.top1 for s in scores]
-    below = [max(0.0, s.top1 - s.top1_interval[0]) for s in scores]  # rounding may make it negative
-    above = [max(0.0, s.top1_interval[1] - s.top1) for s in scores]
-    axes.errorbar(x, y, (below, above), fmt="none", ecolor=color, alpha=0.25, linewidth=0.8)
-    sizes = [max(SMALLEST_MARK, LARGEST_MARK * s.memory_mb / most_mb) for s in scores]
-    axes.scatter(x, y, sizes, color=color, marker=mark, alpha=0.75, label=label, linewidths=0)
-
-
-def _curve(axes: Any, cascade: Sequence[SubsetScore]) -> None:
-    x = [s.cpu_ms for s in cascade]
-    low, high = zip(*(s.top1_interval for s in cascade), strict=True)
-    axes.fill_between(x, low, high, color=OF_CASCADE, alpha=0.1, linewidth=0)
-    y = [s.top1 for s in cascade]
-    axes.plot(x, y, ".-", color=OF_CASCADE, markersize=4, linewidth=0.8, label="cascade")
-
-
-def _front_line(axes: Any, front: Sequence[SubsetScore]) -> None:
-    by_cpu_time = [s for i, s in enumerate(front) if all(s.top1 > o.top1 for o in front[:i])]
-    axes.plot(
-        [s.cpu_ms for s in by_cpu_time],
-        [s.top1 for s in by_cpu_time],
-        color="#222222",
-        linewidth=0.9,
-        linestyle="--",
-        drawstyle="steps-post",
-        label="Pareto front",
-        zorder=1,
-    )
-
-
-def _named(front: Sequence[SubsetScore], best: SubsetScore) -> list[SubsetScore]:
-    """Return the ensembles to name in the plot: some of the front, evenly, and the suggested."""
-    plain = [score for score in front if score.margin is None and score is not best]
-    step = max(1, -(-len(plain) // MAX_NAMED))
-    return [*plain[::step], best]

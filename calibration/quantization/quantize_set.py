@@ -39,16 +39,15 @@ from calibration.quantization.quantize import (
 )
 from calibration.sets.packaged import WheelSource
 from calibration.sets.transaction import Staging, change
+from models.accuracy import AccuracyRecord, ValidationDrop
 from models.errors import ModelSetError
 from models.ledger import refused, standing_refusals
 from models.manifest import (
     MANIFEST_NAME,
-    AccuracyRecord,
     Manifest,
     MemberRecord,
     Network,
     QuantizationOptions,
-    ValidationDrop,
     read_manifest,
 )
 from models.model_set import ModelSet, read_lines

@@ -59,12 +59,16 @@ class Classification:
     Attributes:
         degraded: whether fewer members answered than were asked.
         missing_members: why each of the others did not answer.
-        skipped_members: members not asked, since the first was sure (a cascade).
+        plan: "full" if every member was asked; "fast" by the set's fast plan.
+        asked: the members that the fast plan asked, in its order.
+        reason: why the service chose the fast plan itself: "load".
+        skipped_members: members not asked, since those before were likely enough (fast plan).
         cached: whether it was computed for an earlier request.
         threshold: for a multi-label set, the lowest score of a label in ``predictions``, which may
             be empty.
-        sure: whether the first class is likely enough to be relied on; None if the set has no
-            bound.
+        sure: whether the first class is likely enough to be relied on; None without a bound.
+        no_sure: why there is no bound, in a set that has one in general.
+        answer_set: the classes that hold the right one in 95 % of cases, if asked for.
         raw: the answer as received.
 
     """
@@ -81,6 +85,11 @@ class Classification:
     cached: bool = False
     threshold: float | None = None
     sure: bool | None = None
+    no_sure: str | None = None
+    plan: str = "full"
+    asked: Sequence[str] = ()
+    reason: str | None = None
+    answer_set: Sequence[Prediction] = ()
     model_version: str = ""  # the set's fingerprint; empty for a service before 0.2
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -314,6 +323,11 @@ def classification_of(fields: Mapping[str, Any]) -> Classification:
         cached=bool(fields.get("cached", False)),
         threshold=None if threshold is None else float(threshold),
         sure=fields.get("sure"),
+        no_sure=fields.get("no_sure"),
+        plan=str(fields.get("plan") or "full"),
+        asked=tuple(fields.get("asked") or ()),
+        reason=fields.get("reason"),
+        answer_set=_predictions(fields.get("answer_set") or ()),
         model_version=str(fields.get("model_version", "")),
         raw=fields,
     )

@@ -89,7 +89,7 @@ class BlockingClient(ServiceClient, ABC):
         Args:
             image: a path, a file's bytes (JPEG, PNG, WebP), or pixels, (H, W, 3) uint8; or a
                 sequence of them, up to the service's limit per request (64).
-            options: ``top_k``, ``channels``, ``timeout``, ``priority``, ``threshold`` and
+            options: ``top_k``, ``channels``, ``timeout``, ``priority``, ``threshold``, ``plan``,
                 ``model_set``: see :class:`tandem_client.exchange.CallArguments`.
 
         Returns:

@@ -166,6 +166,8 @@ class CallArguments(TypedDict, total=False):
         threshold: for a multi-label set, the lowest score of a label in the answer; None: the
             set's.
         model_set: for a service with several sets, the set's name; None: the first.
+        plan: "full" asks every member, "fast" fewer where fewer suffice; None: the service's own.
+        answer_set: whether to list the classes that hold the right one in 95 % of cases.
 
     """
 
@@ -175,6 +177,8 @@ class CallArguments(TypedDict, total=False):
     priority: int | None
     threshold: float | None
     model_set: str | None
+    plan: str | None
+    answer_set: bool | None
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,8 @@ class CallOptions:
     priority: int | None = None
     threshold: float | None = None
     model_set: str | None = None
+    plan: str | None = None
+    answer_set: bool | None = None
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -199,7 +205,8 @@ class CallOptions:
     @property
     def query(self) -> dict[str, Any] | None:
         """The query parameters of a request; None without any."""
-        values = {"top_k": self.top_k, "threshold": self.threshold, "model_set": self.model_set}
+        names = ("top_k", "threshold", "model_set", "plan", "answer_set")
+        values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None} or None
 
     def headers(self, left_s: float) -> dict[str, str]:

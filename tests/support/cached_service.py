@@ -32,6 +32,7 @@ class Cached:
         self.service = service_of(self.settings, *stages, as_handles=as_handles)
 
     async def classify(self, *files: bytes, top_k: int = 2, **options: Any):
+        options = {"plan": self.settings.plan} | options
         request = ClassifyRequest(list(files), top_k, 10.0, "id", arrived(), **options)
         return await self.service.classify(request)
 

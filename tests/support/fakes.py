@@ -205,6 +205,7 @@ class FakeCombiner:
         k: int,
         left_s: float = math.inf,
         threshold: float | None = None,
+        step: int | None = None,
     ) -> list[Combined]:
         rows = average(members, dict.fromkeys(members, 1.0))
         own = {name: top_k(first[0], LABELS, k) for name, first in members.items()}

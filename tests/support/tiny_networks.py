@@ -15,15 +15,8 @@ from openvino import opset13 as ops
 
 from calibration.sets.transaction import change, write_manifest
 from calibration.statistics import Paired
-from models.manifest import (
-    AccuracyRecord,
-    Drop,
-    Manifest,
-    MemberRecord,
-    Network,
-    Score,
-    read_manifest,
-)
+from models.accuracy import AccuracyRecord, Drop, Score
+from models.manifest import Manifest, MemberRecord, Network, read_manifest
 from models.record import FileRecord, ImageRecord, Precision
 
 LABELS = ("mostly blue", "mostly green", "mostly red")

@@ -96,9 +96,13 @@ function named({ predictions, threshold, sure }) {
   return predictions.map(({ label }) => label).join(", ") || "No label";
 }
 
-function verdict({ members, agreement, skipped_members: skipped, threshold }) {
+function verdict({ members, agreement, skipped_members: skipped, threshold, reason }) {
   const names = Object.keys(members);
-  if (skipped?.length) return `Answered by ${names.join(" and ")} alone: it was sure. Not asked: ${skipped.join(", ")}.`;
+  if (skipped?.length) {
+    const why = reason === "load" ? " The service is busy, so it asks fewer." : "";
+    const [was, were] = [names.join(" and "), skipped.join(" and ")];
+    return `${was} ${names.length > 1 ? "were" : "was"} sure; ${were} ${skipped.length > 1 ? "were" : "was"} not asked.${why}`;
+  }
   if (names.length < 2) return "";
   if (agreement) return names.length === 2 ? "Both members agree." : `All ${names.length} members agree.`;
   const say = (name) => (threshold === undefined ? members[name].label : named({ ...members[name], threshold }));

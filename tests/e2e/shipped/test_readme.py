@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from models.accuracy import AccuracyRecord
 from models.ledger import current_records
-from models.manifest import ENSEMBLE, AccuracyRecord
+from models.manifest import ENSEMBLE
 from models.model_set import load_model_set
 from models.record import Precision
 from tests.support.services.live_service import ROOT, Service, drawn_photo

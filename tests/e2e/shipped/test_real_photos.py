@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
+from models.ensemble import reaches
 from models.model_set import load_model_set
 from tests.support.services.live_service import SAME_PROBABILITY, Service, run_tandem
 
@@ -49,16 +50,16 @@ def test_live_answers_are_the_networks_and_mostly_right(
 ) -> None:
     model_set = load_model_set("imagenette")
     assert len(model_set.labels) == len(WORDNET_IDS)
-    rule, said_sure = model_set.answer_rule, set()
-    assert rule.sure_from is not None
+    rule, bound, said_sure = model_set.answer_rule, model_set.trust.whole.sure_from, set()
+    assert bound is not None
     num_right = 0
     for truth, data in photographs:
         answer = client.post("/v1/classify?top_k=1", content=data).raise_for_status().json()
         first, expected = answer["predictions"][0], in_process(data)
         assert first["index"] == int(expected.argmax())
         assert first["probability"] == pytest.approx(float(expected.max()), abs=SAME_PROBABILITY)
-        if abs(float(expected.max()) - rule.sure_from) > SAME_PROBABILITY:
-            assert answer["sure"] is rule.is_sure(expected)
+        if abs(float(expected.max()) - bound) > SAME_PROBABILITY:
+            assert answer["sure"] is reaches(expected, bound)
         said_sure.add(answer["sure"])
         num_right += first["index"] == truth
     top1 = num_right / len(photographs)

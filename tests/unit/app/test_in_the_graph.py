@@ -17,7 +17,8 @@ from app.stages.combiner import Combiner
 from app.telemetry.metric_table import FAILED_FUNCTIONS
 from tests.support import own_functions
 from tests.support.fakes import FakeDecoder, FakeMember, arrived, service_of
-from tests.support.tiny_networks import picture
+from tests.support.plans import planned
+from tests.support.tiny_networks import picture, write_tiny_set
 
 OWN = "tests.support.own_functions"
 BAD = {"rows": np.array([[1, 1, 1]], np.float32), "shape": np.array([1, 0, 0], np.float32)}
@@ -42,6 +43,7 @@ class Graph:
         self.ensemble: Any = self.service._graph
 
     async def classify(self, *files: bytes, **options: Any):
+        options = {"plan": self.service.settings.plan} | options
         request = ClassifyRequest(list(files), 3, 10.0, "id", arrived(), **options)
         return await self.service.classify(request)
 
@@ -64,8 +66,9 @@ async def test_members_see_every_view_and_answer_the_mean(tiny_set, as_handles):
     assert [s.stage for s in first.timings_ms.stages][:3] == ["read", "decode", "preprocess"]
 
 
-async def test_a_cascade_decides_by_the_mean_of_the_views(tiny_set):
-    graph = Graph(tiny_set, preprocess=f"{OWN}:with_negatives", cascade_margin=0.5)
+async def test_a_plan_decides_by_the_mean_of_the_views(tmp_path):
+    folder = planned(write_tiny_set(tmp_path / "tiny"), (("sure",), 0.7), (("unsure",), None))
+    graph = Graph(folder, preprocess=f"{OWN}:with_negatives", plan="fast")
     graph.members["sure"].rows = {4: (1, 0, 0), 251: (0, 1, 0), 8: (0, 0, 1), 247: (0, 0, 1)}
     unsure, sure = await graph.classify(b"good", b"good two")
     assert (unsure.skipped_members, sure.skipped_members) == (None, ["unsure"])

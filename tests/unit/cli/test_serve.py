@@ -211,7 +211,7 @@ def test_a_set_that_lost_too_much(refused: Refused, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("cascade_margin: 0.5", "cascade_margin is 0.5, and scored is multi-label"),
+        ("plan: fast", "plan is fast, and scored is multi-label: a fast plan needs"),
         ("combine: configs.functions.geometric_mean:geometric_mean", "this set is multi-label"),
     ],
 )

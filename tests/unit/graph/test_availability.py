@@ -464,7 +464,6 @@ def request_of(*files: bytes, is_probe: bool = False) -> ClassifyRequest:
         "id",
         RequestObserver(),
         lane="bulk",
-        may_skip=False,
         is_probe=is_probe,
     )
 

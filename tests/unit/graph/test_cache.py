@@ -33,7 +33,8 @@ from tests.support.fake_redis import FakeRedis
 from tests.support.fakes import NOT_AN_IMAGE, FakeDecoder, FakeMember, arrived, service_of
 from tests.support.hand_clock import HandClock
 from tests.support.instruments import Instruments
-from tests.support.tiny_networks import LABELS
+from tests.support.plans import planned
+from tests.support.tiny_networks import LABELS, write_tiny_set
 
 
 @pytest.mark.parametrize("as_handles", [False, True], ids=["local objects", "handles"])
@@ -105,6 +106,17 @@ async def test_errors_are_not_kept(cached):
     assert answer.cached is None
 
 
+async def test_each_plan_has_answers_of_its_own(with_plan):
+    cached = Cached(with_plan)
+    (full,), (fast,) = [await cached.classify(ONE, plan=plan) for plan in ("full", "fast")]
+    assert [full.cached, fast.cached] == [None, None]
+    for computed in (full, fast):
+        (hit,) = await cached.classify(ONE, plan=computed.plan)
+        assert hit.cached
+        assert without_timings(hit) == without_timings(computed)
+    assert (full.asked, fast.asked) == (None, ["sure"])
+
+
 async def test_degraded_answers_are_not_kept(tiny_set):
     cached = Cached(tiny_set, answer_policy="any", member_patience_s=0.0)
     cached.members["unsure"].raises = NotReadyError("gone")
@@ -115,8 +127,8 @@ async def test_degraded_answers_are_not_kept(tiny_set):
     assert all(answer.cached is None for answer in answers if answer.degraded)
 
 
-async def test_answers_of_a_cascade_are_kept_whether_it_skipped_members_or_not(tiny_set):
-    cached = Cached(tiny_set, cascade_margin=0.5)
+async def test_answers_of_a_plan_are_kept_whether_it_skipped_members_or_not(with_plan):
+    cached = Cached(with_plan, plan="fast")
     answers = {file: (await cached.classify(file))[0] for file in (ONE, TWO)}
     skipped = [answers[file].skipped_members for file in (ONE, TWO)]
     assert skipped == [["unsure"], None]  # of the first image the first member is sure
@@ -248,8 +260,8 @@ async def shared(cached: Cached, file: bytes) -> list[Classified]:
     return [answer for (answer,) in await asyncio.gather(*requests)]
 
 
-async def test_those_that_wait_beside_a_cascade_share_its_answer(tiny_set, told: Instruments):
-    answers = await shared(Cached(tiny_set, cascade_margin=0.5), ONE)
+async def test_those_that_wait_beside_a_plan_share_its_answer(with_plan, told: Instruments):
+    answers = await shared(Cached(with_plan, plan="fast"), ONE)
     assert [answer.cached for answer in answers] == [None, True, True]
     assert [answer.skipped_members for answer in answers] == [["unsure"]] * 3
     assert len({repr(without_timings(answer)) for answer in answers}) == 1
@@ -346,6 +358,7 @@ BOUNDED = settings(
 )
 FILES = {name: b"good" + bytes(name) for name in range(4)} | {9: b"bad"}
 ROWS = {4 + name: (0.5 - name / 8, name / 8, 0.5) for name in range(4)}
+ROWS[4 + 2] = (0.2, 0.2, 0.6)
 ASKED = st.fixed_dictionaries(
     {
         "files": st.lists(st.sampled_from(sorted(FILES)), min_size=1, max_size=4),
@@ -375,22 +388,28 @@ class Unsteady(FakeMember):
         return answer
 
 
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory) -> Path:
+    folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny")
+    return planned(folder, (("sure",), 0.55), (("unsure",), None))
+
+
 @BOUNDED
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=8),
     fails=st.sets(st.integers(0, 6), max_size=4),
     turns=st.integers(0, 3),
     policy=st.sampled_from(["all", "any"]),
-    margin=st.sampled_from([None, 0.2]),  # of which the third file is sure
+    plan=st.sampled_from(["full", "fast"]),  # of the third file the first member is sure
 )
-def test_requests_beside_each_other(tiny_set: Path, asked, fails, turns, policy, margin):
+def test_requests_beside_each_other(beside: Path, asked, fails, turns, policy, plan):
     async def play() -> None:
         options = Settings(
-            model_set=str(tiny_set),
+            model_set=str(beside),
             cache="local",
             answer_policy=policy,
             member_patience_s=0.0,
-            cascade_margin=margin,
+            plan=plan,
         )
         members = {"sure": Unsteady(fails, turns), "unsure": Unsteady(set(), turns)}
         service = service_of(options, FakeDecoder(), members, Combiner(options))
@@ -400,7 +419,7 @@ def test_requests_beside_each_other(tiny_set: Path, asked, fails, turns, policy,
                 await asyncio.sleep(0)
             files = [FILES[name] for name in of["files"]]
             request = ClassifyRequest(
-                files, 3, 60.0, "id", RequestObserver(), of["lane"], cache_use=of["cache_use"]
+                files, 3, 60.0, "id", RequestObserver(), of["lane"], plan, cache_use=of["cache_use"]
             )
             answers = await service.classify(request)
             for name, answer in zip(of["files"], answers, strict=True):
@@ -423,9 +442,9 @@ def test_requests_beside_each_other(tiny_set: Path, asked, fails, turns, policy,
         graph = service._graph
         assert isinstance(graph, CachedEnsemble)
         assert len(graph.cache._flights) == 0
-        kept = {name: graph.cache.read(graph.keys.key(data)) for name, data in FILES.items()}
+        kept = {name: graph.cache.read(graph.keys.key(data, plan)) for name, data in FILES.items()}
         num_rows = {name: len(rows) for name, rows in kept.items() if rows is not None}
-        assert num_rows == {name: 1 if margin and name == 2 else 2 for name in num_rows}
+        assert num_rows == {name: 1 if plan == "fast" and name == 2 else 2 for name in num_rows}
 
     asyncio.run(play())
 
@@ -462,6 +481,7 @@ class Gateway:
         assert isinstance(self.store, RedisStore)
 
     async def cached(self, *files: bytes, **options: Any) -> list[bool]:
+        options = {"plan": self.service.settings.plan} | options
         request = ClassifyRequest(list(files), 3, 10.0, "id", RequestObserver(), **options)
         answers = await self.service.classify(request)
         await self.store.written()
@@ -471,6 +491,12 @@ class Gateway:
     @property
     def num_computed(self) -> int:
         return sum(map(len, self.members["sure"].seen))
+
+
+@pytest.fixture(scope="module")
+def with_plan(tmp_path_factory) -> Path:
+    folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny")
+    return planned(folder, (("sure",), 0.7), (("unsure",), None))
 
 
 @pytest.fixture
@@ -537,8 +563,8 @@ async def test_redis_in_trouble_is_no_requests_trouble(gateways, redis, error, t
     assert results == {"failed", "unwritten"}
 
 
-async def test_what_a_cascade_was_sure_of_is_shared(tiny_set, redis, monkeypatch):
-    one, other = (Gateway(tiny_set, redis, monkeypatch, cascade_margin=0.3) for _ in range(2))
+async def test_what_a_plan_was_sure_of_is_shared(with_plan, redis, monkeypatch):
+    one, other = (Gateway(with_plan, redis, monkeypatch, plan="fast") for _ in range(2))
     one.members["sure"].rows = other.members["sure"].rows = {len(TWO): (0.5, 0.4, 0.1)}
     assert await one.cached(ONE, TWO) == [False, False]
     assert await other.cached(ONE, TWO) == [True, True]

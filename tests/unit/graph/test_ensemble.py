@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from app.graph.members import MEMBER_TRIAL_EVERY_S, enough_of, needed_of
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestOptions
 from app.graph.service import EnsembleService
-from app.graph.set_checks import check_task
+from app.graph.set_checks import check_plan
 from app.queueing.scheduler import SHADOW, Lane
 from app.settings import Settings
 from app.stages.combiner import Combiner
@@ -42,6 +43,7 @@ from tests.support.fakes import (
     service_of,
 )
 from tests.support.hand_clock import HandClock
+from tests.support.plans import planned
 from tests.support.scored_service import scored_service as service
 from tests.support.scored_sets import (
     GAINS,
@@ -51,7 +53,7 @@ from tests.support.scored_sets import (
     scored_picture,
     write_scored_set,
 )
-from tests.support.tiny_networks import LABELS
+from tests.support.tiny_networks import LABELS, write_tiny_set
 from tests.support.virtual_loop import run_virtually
 
 
@@ -279,10 +281,27 @@ class DegradedGraph:
 
     async def classify(self, timeout_s: float = 10.0, lane: Lane = "interactive") -> Classified:
         timeline = RequestObserver(asyncio.get_running_loop().time)  # which may be virtual
-        request = ClassifyRequest([b"good"], 3, timeout_s, "id", timeline, lane=lane)
+        plan = self.service.settings.plan
+        request = ClassifyRequest([b"good"], 3, timeout_s, "id", timeline, lane=lane, plan=plan)
         (answer,) = await self.service.classify(request)
         assert isinstance(answer, Classified)
         return answer
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory) -> Path:
+    """A set of three members, with the plan to ask the first, and then the others."""
+    gains = {"first": 8.0, "second": -4.0, "third": 2.0}
+    folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny", gains=gains)
+    return planned(folder, (("first",), 0.7), (("second", "third"), None))
+
+
+@pytest.fixture(scope="module")
+def unsure(tmp_path_factory) -> Path:
+    """A set of three members, with a plan whose first is never likely enough."""
+    gains = {"first": 8.0, "second": -4.0, "third": 2.0}
+    folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny", gains=gains)
+    return planned(folder, (("first",), 0.9), (("second", "third"), None))
 
 
 @pytest.mark.parametrize(
@@ -302,8 +321,8 @@ def test_how_many_must_answer(policy, num_members, needed):
     ],
 )
 @pytest.mark.parametrize("policy", ["any", "quorum"])
-async def test_a_member_that_fails_is_missing_and_named(tiny_set, policy, error, why):
-    graph = DegradedGraph(tiny_set, policy)
+async def test_a_member_that_fails_is_missing_and_named(three, policy, error, why):
+    graph = DegradedGraph(three, policy)
     graph.second.raises = error
     answer = await graph.classify()
     assert answer.degraded
@@ -319,22 +338,22 @@ async def test_whole_answers_name_nobody(tiny_set):
     assert list(answer.members) == ["first", "second", "third"]
 
 
-async def test_with_the_policy_all_none_may_be_missing(tiny_set):
-    graph = DegradedGraph(tiny_set, "all")
+async def test_with_the_policy_all_none_may_be_missing(three):
+    graph = DegradedGraph(three, "all")
     graph.second.raises = NotReadyError("gone")
     with pytest.raises(NotReadyError, match="gone"):
         await graph.classify()
 
 
-async def test_too_few_is_an_error(tiny_set):
-    graph = DegradedGraph(tiny_set, "quorum")
+async def test_too_few_is_an_error(three):
+    graph = DegradedGraph(three, "quorum")
     graph.first.raises = graph.third.raises = NotReadyError("gone")
     with pytest.raises(NotReadyError, match="gone"):
         await graph.classify()
 
 
-async def test_a_member_that_hangs_is_late(tiny_set):
-    graph = DegradedGraph(tiny_set)
+async def test_a_member_that_hangs_is_late(three):
+    graph = DegradedGraph(three)
     graph.third.gate = asyncio.Event()
     answer = await graph.classify()
     assert answer.missing_members == {"third": "late"}
@@ -342,16 +361,16 @@ async def test_a_member_that_hangs_is_late(tiny_set):
     assert graph.third.was_cancelled
 
 
-def test_when_all_hang_the_deadline_says_so(tiny_set):
-    graph = DegradedGraph(tiny_set)
+def test_when_all_hang_the_deadline_says_so(three):
+    graph = DegradedGraph(three)
     for member in graph.members.values():
         member.gate = asyncio.Event()
     with pytest.raises(DeadlineError, match="too few members answered in time"):
         run_virtually(graph.classify(timeout_s=0.05))
 
 
-async def test_who_failed_is_left_out_but_for_a_trial_now_and_then(tiny_set):
-    graph = DegradedGraph(tiny_set)
+async def test_who_failed_is_left_out_but_for_a_trial_now_and_then(three):
+    graph = DegradedGraph(three)
     graph.second.raises = NotReadyError("gone")
     await graph.classify()
     for _ in range(3):
@@ -367,8 +386,8 @@ async def test_who_failed_is_left_out_but_for_a_trial_now_and_then(tiny_set):
     assert not (await graph.classify()).degraded
 
 
-async def test_who_is_distrusted_is_asked_when_nobody_else_is_left(tiny_set):
-    graph = DegradedGraph(tiny_set)
+async def test_who_is_distrusted_is_asked_when_nobody_else_is_left(three):
+    graph = DegradedGraph(three)
     graph.second.raises = NotReadyError("gone")
     await graph.classify()
     graph.second.raises = None
@@ -379,35 +398,35 @@ async def test_who_is_distrusted_is_asked_when_nobody_else_is_left(tiny_set):
 
 
 @pytest.mark.parametrize("error", [OverloadedError("form of 64"), DeadlineError("1 ms")])
-async def test_what_a_client_asked_for_is_not_held_against_a_member(tiny_set, error):
-    graph = DegradedGraph(tiny_set)
+async def test_what_a_client_asked_for_is_not_held_against_a_member(three, error):
+    graph = DegradedGraph(three)
     graph.second.raises = error
     await graph.classify()
     graph.second.raises = None
     assert not (await graph.classify()).degraded
 
 
-def test_nor_is_a_client_without_patience(tiny_set):
-    graph = DegradedGraph(tiny_set, member_patience_s=5.0)
+def test_nor_is_a_client_without_patience(three):
+    graph = DegradedGraph(three, member_patience_s=5.0)
     graph.second.gate = asyncio.Event()
     assert (run_virtually(graph.classify(timeout_s=0.05))).missing_members == {"second": "late"}
     graph.second.gate = None
     assert not (run_virtually(graph.classify())).degraded
 
 
-def test_nor_is_it_in_a_cascade(tiny_set):
-    graph = DegradedGraph(tiny_set, cascade_margin=0.5, member_patience_s=5.0)
+def test_nor_is_it_by_a_fast_plan(three):
+    graph = DegradedGraph(three, plan="fast", member_patience_s=5.0)
     graph.first.gate = asyncio.Event()
     assert (run_virtually(graph.classify(timeout_s=0.1))).missing_members == {"first": "deadline"}
     graph.first.gate = None
     assert (run_virtually(graph.classify())).missing_members is None
 
 
-@pytest.mark.parametrize("settings", [{}, {"cascade_margin": 0.9}], ids=["together", "cascade"])
+@pytest.mark.parametrize("settings", [{}, {"plan": "fast"}], ids=["full", "fast"])
 @pytest.mark.parametrize("name", ["first", "third"])
-def test_a_copy_that_waits_for_a_turn_is_held_against_nobody(tiny_set, settings, name):
+def test_a_copy_that_waits_for_a_turn_is_held_against_nobody(unsure, settings, name):
     """In the shadow lane it may wait longer than any patience; and it needs every member."""
-    graph = DegradedGraph(tiny_set, **settings)
+    graph = DegradedGraph(unsure, **settings)
     graph.members[name].gate = asyncio.Event()
     with pytest.raises(DeadlineError):
         run_virtually(graph.classify(timeout_s=10.0, lane=SHADOW))
@@ -415,8 +434,8 @@ def test_a_copy_that_waits_for_a_turn_is_held_against_nobody(tiny_set, settings,
     assert (run_virtually(graph.classify())).missing_members is None
 
 
-def test_a_copy_that_a_slow_member_answers_does_not_make_clients_wait_for_it(tiny_set):
-    graph = DegradedGraph(tiny_set, member_patience_s=0.05)
+def test_a_copy_that_a_slow_member_answers_does_not_make_clients_wait_for_it(three):
+    graph = DegradedGraph(three, member_patience_s=0.05)
     graph.third.gate = asyncio.Event()
     assert (run_virtually(graph.classify())).missing_members == {"third": "late"}
     graph.third.gate = None
@@ -424,10 +443,10 @@ def test_a_copy_that_a_slow_member_answers_does_not_make_clients_wait_for_it(tin
     assert (run_virtually(graph.classify())).missing_members == {"third": "not_asked"}
 
 
-@pytest.mark.parametrize("settings", [{}, {"cascade_margin": 0.9}], ids=["together", "cascade"])
-async def test_a_copys_error_is_told_and_opens_no_circuit(tiny_set, settings):
+@pytest.mark.parametrize("settings", [{}, {"plan": "fast"}], ids=["full", "fast"])
+async def test_a_copys_error_is_told_and_opens_no_circuit(three, settings):
     """So that the shadow lane learns that a version hangs, and clients miss no member."""
-    graph = DegradedGraph(tiny_set, **settings)
+    graph = DegradedGraph(three, **settings)
     graph.first.raises = UnhealthyError("hangs")
     with pytest.raises(UnhealthyError, match="hangs"):
         await graph.classify(lane=SHADOW)
@@ -435,8 +454,8 @@ async def test_a_copys_error_is_told_and_opens_no_circuit(tiny_set, settings):
     assert (await graph.classify()).missing_members is None
 
 
-def test_a_first_of_a_cascade_that_had_its_time_is_left_out(tiny_set):
-    graph = DegradedGraph(tiny_set, cascade_margin=0.5, member_patience_s=0.05)
+def test_a_first_step_that_had_its_time_is_left_out(three):
+    graph = DegradedGraph(three, plan="fast", member_patience_s=0.05)
     graph.first.gate = asyncio.Event()
     assert (run_virtually(graph.classify(timeout_s=0.2))).missing_members == {"first": "deadline"}
     assert (run_virtually(graph.classify())).missing_members == {"first": "not_asked"}
@@ -460,8 +479,8 @@ def test_patience_counts_from_when_enough_have_answered(left_s, had_their_time):
     assert run_virtually(wait()) is had_their_time
 
 
-async def test_a_cascade_goes_on_without_its_first(tiny_set):
-    graph = DegradedGraph(tiny_set, cascade_margin=0.5)
+async def test_a_plan_goes_on_without_its_first(three):
+    graph = DegradedGraph(three, plan="fast")
     graph.first.raises = NotReadyError("gone")
     answer = await graph.classify()
     assert list(answer.members) == ["second", "third"]
@@ -469,8 +488,8 @@ async def test_a_cascade_goes_on_without_its_first(tiny_set):
     assert (await graph.classify()).missing_members == {"first": "not_asked"}
 
 
-def test_a_cascade_whose_first_hangs_asks_the_others_in_time(tiny_set):
-    graph = DegradedGraph(tiny_set, cascade_margin=0.5)
+def test_a_plan_whose_first_hangs_asks_the_others_in_time(three):
+    graph = DegradedGraph(three, plan="fast")
     graph.first.gate = asyncio.Event()
     answer = run_virtually(graph.classify(timeout_s=0.2))
     assert list(answer.members) == ["second", "third"]
@@ -478,8 +497,8 @@ def test_a_cascade_whose_first_hangs_asks_the_others_in_time(tiny_set):
 
 
 @pytest.mark.parametrize("policy", ["any", "quorum"])
-async def test_a_cascade_that_is_not_sure_misses_a_later_one(tiny_set, policy):
-    graph = DegradedGraph(tiny_set, policy, cascade_margin=0.5)
+async def test_a_plan_that_is_not_sure_misses_a_later_one(three, policy):
+    graph = DegradedGraph(three, policy, plan="fast")
     graph.first.row = UNSURE
     graph.third.raises = NotReadyError("gone")
     answer = await graph.classify()
@@ -578,12 +597,12 @@ def test_another_threshold_is_another_set(tmp_path, scored_set):
     assert two.answer_rule.threshold == 0.25
 
 
-def test_a_cascade_is_refused(scored_set):
-    settings = Settings(model_set=scored_set, cascade_margin=0.5)
-    with pytest.raises(ConfigError, match=r"cascade_margin is 0\.5, and scored is multi-label"):
-        check_task(settings.cascade_margin, load_model_set(scored_set).manifest)
+def test_a_fast_plan_is_refused(scored_set):
+    settings = Settings(model_set=scored_set, plan="fast")
+    with pytest.raises(ConfigError, match=r"plan is fast, and scored is multi-label"):
+        check_plan(settings, load_model_set(scored_set))
     with pytest.raises(ConfigError, match="multi-label"):
-        service(scored_set, cascade_margin=0.5)
+        service(scored_set, plan="fast")
 
 
 async def test_a_quorum_averages_who_is_there(scored_set):

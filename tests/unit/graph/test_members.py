@@ -1,4 +1,4 @@
-"""The members: the cascade, requests that end as soon as they can, and different inputs."""
+"""The members: fast plans, requests that end as soon as they can, and different inputs."""
 
 import asyncio
 import math
@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from app.answers import Classified, Fault, MemberAnswer
-from app.errors import DeadlineError, NotReadyError, OverloadedError
-from app.graph.members import Cascade, Members, needed_of
+from app.errors import ConfigError, DeadlineError, NotReadyError, OverloadedError
+from app.graph.members import FastMembers, Members, needed_of
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, TensorRequest
 from app.graph.service import EnsembleService
@@ -32,25 +32,39 @@ from models.errors import TandemError
 from models.image import ImageInputs, ImageRule, read_image
 from models.model_set import ModelSet, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions
+from models.plan import PlanName
 from models.record import ImageRecord
 from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeMember, service_of
 from tests.support.images import encode, make_scene
+from tests.support.plans import plan_of, planned
 from tests.support.tiny_networks import COLORS, LABELS, picture, write_tiny_set
 from tests.support.virtual_loop import run_virtually
 
 SURE, UNSURE = (0.1, 0.8, 0.1), (0.45, 0.35, 0.2)
 CLEAR, HARD = b"good", b"good, but hard"  # pixels 4 and 14
 NUM_MEMBERS = 3
+WEIGHTS = {"first": 1.0, "second": 1.0}
 INPUTS = ImageInputs(dict.fromkeys(("first", "second"), ImageRule(2, 2)))
 
 
+STOP_AT = 0.6
+TWO_STEPS = plan_of("", ((("first",), 0.55), (("second",), None)))
+MEMBERS = {"first": 8.0, "second": -4.0, "third": 2.0}
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory) -> Path:
+    folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny", gains=MEMBERS)
+    return planned(folder, (("first",), STOP_AT), (("second", "third"), None))
+
+
 class Graph:
-    """A gateway that skips two members where the first is sure by half."""
+    """A gateway that skips two members where the first is sure enough."""
 
     def __init__(
         self,
-        tiny_set,
-        margin: float | None = 0.5,
+        three,
+        plan: PlanName = "fast",
         *,
         as_handles: bool = False,
         policy: AnswerPolicy = "all",
@@ -58,19 +72,20 @@ class Graph:
         self.members = {name: FakeMember() for name in ("first", "second", "third")}
         self.first, self.second, self.third = self.members.values()
         self.first.rows = {len(CLEAR): SURE, len(HARD): UNSURE}
-        settings = Settings(model_set=str(tiny_set), cascade_margin=margin, answer_policy=policy)
+        settings = Settings(model_set=str(three), plan=plan, answer_policy=policy)
         stages = (FakeDecoder(), self.members, FakeCombiner())
         self.service = service_of(settings, *stages, as_handles=as_handles)
 
     async def classify(self, *files: bytes, timeout_s: float = 10.0):
+        plan = self.service.settings.plan
         return await self.service.classify(
-            ClassifyRequest(list(files), 3, timeout_s, "id", RequestObserver())
+            ClassifyRequest(list(files), 3, timeout_s, "id", RequestObserver(), plan=plan)
         )
 
 
 @pytest.fixture
-def graph(tiny_set) -> Graph:
-    return Graph(tiny_set)
+def graph(three) -> Graph:
+    return Graph(three)
 
 
 def asked_of(answer: Classified) -> list[str | None]:
@@ -78,8 +93,8 @@ def asked_of(answer: Classified) -> list[str | None]:
 
 
 @pytest.mark.parametrize("as_handles", [False, True], ids=["local objects", "handles"])
-async def test_where_the_first_is_sure_no_other_is_asked(tiny_set, as_handles):
-    graph = Graph(tiny_set, as_handles=as_handles)
+async def test_where_the_first_is_sure_no_other_is_asked(three, as_handles):
+    graph = Graph(three, as_handles=as_handles)
     (answer,) = await graph.classify(CLEAR)
     assert isinstance(answer, Classified)
     assert list(answer.members) == asked_of(answer) == ["first"]
@@ -125,10 +140,11 @@ async def test_the_timeline_has_the_batches_that_each_image_was_in(graph):
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12))
 def test_every_image_gets_its_own_answer_in_order(lengths):
     """Of image n the first member says n/100; it is sure of the even ones."""
+    # What a member says need not add up to one.
     members = {name: FakeMember((0.0, 0.0, 1.0)) for name in ("first", "second")}
     members["first"].rows = {n: (n / 100, 1.0 if n % 2 == 0 else 0.5, 0.0) for n in range(41)}
     images = np.array([np.full((2, 2, 3), n) for n in lengths], np.uint8)
-    cascade = Cascade(Members(members, INPUTS, ""), 0.55)
+    cascade = FastMembers(TWO_STEPS, Members(members, INPUTS, ""), WEIGHTS)
     request = ClassifyRequest([], 1, 10.0, "id", RequestObserver())
     groups = asyncio.run(cascade.ask(images, request))
     found = {}
@@ -151,8 +167,8 @@ async def test_the_others_are_asked_at_the_same_time(graph):
     await request
 
 
-async def test_off_all_are_asked_at_the_same_time(tiny_set):
-    graph = Graph(tiny_set, None)
+async def test_off_all_are_asked_at_the_same_time(three):
+    graph = Graph(three, "full")
     gate = asyncio.Event()
     for member in graph.members.values():
         member.gate = gate
@@ -190,8 +206,8 @@ async def test_a_member_that_fails_spoils_only_requests_that_need_it(graph):
     assert graph.third.was_cancelled
 
 
-async def test_without_the_first_the_others_answer_if_they_are_enough(tiny_set):
-    graph = Graph(tiny_set, policy="any")
+async def test_without_the_first_the_others_answer_if_they_are_enough(three):
+    graph = Graph(three, policy="any")
     graph.first.raises = OverloadedError("no place")
     (answer,) = await graph.classify(CLEAR)
     assert isinstance(answer, Classified)
@@ -233,38 +249,50 @@ async def test_ready_is_when_every_member_answers(graph):
     await graph.service.check_ready()
 
 
-@pytest.mark.parametrize("margin", [None, 0.5])
-def test_what_is_served_tells_the_margin(tiny_set, margin):
-    assert Graph(tiny_set, margin).service.served_models().cascade_margin == margin
+async def test_what_is_served_tells_the_plan(three):
+    told: Any = Graph(three).service.served_models()
+    assert told.plan == "fast"
+    assert [step["ask"] for step in told.fast_plan["steps"]] == [["first"], ["second", "third"]]
+    assert Graph(three, "full").service.served_models().plan == "full"
 
 
-async def test_a_single_member_has_nobody_to_skip(tmp_path):
-    member = FakeMember(SURE)
-    folder = write_tiny_set(tmp_path / "of one", gains={"only": 8.0})
-    settings = Settings(model_set=str(folder), cascade_margin=0.5)
-    service = service_of(settings, FakeDecoder(), {"only": member}, FakeCombiner())
-    (answer,) = await service.classify(ClassifyRequest([CLEAR], 1, 10.0, "id", RequestObserver()))
-    assert isinstance(answer, Classified)
-    assert answer.skipped_members is None
-    assert service.served_models().cascade_margin is None
+async def test_three_steps_each_about_the_images_that_are_left(three, tmp_path):
+    folder = write_tiny_set(tmp_path / "tiny", gains=MEMBERS)
+    planned(folder, (("second",), 0.6), (("first",), 0.6), (("third",), None))
+    graph = Graph(folder)
+    graph.second.rows = {4: SURE, 5: UNSURE, 6: UNSURE}
+    graph.first.rows = {5: (0.1, 0.9, 0.0), 6: UNSURE}
+    answers = await graph.classify(b"good", b"good1", b"good12")
+    assert [list(a.members) for a in answers] == [
+        ["second"],
+        ["second", "first"],
+        ["second", "first", "third"],
+    ]
+    assert [a.asked for a in answers] == [list(a.members) for a in answers]
+    assert [a.plan for a in answers] == ["fast"] * 3
+    assert (graph.second.seen, graph.first.seen, graph.third.seen) == ([[4, 5, 6]], [[5, 6]], [[6]])
 
 
-@pytest.mark.parametrize("margin", [None, 0.5])
-def test_without_a_margin_there_is_no_cascade(tiny_set, margin):
-    graph: Any = Graph(tiny_set, margin).service._graph
-    assert (graph.cascade is None) == (margin is None)
+async def test_a_set_without_a_plan_refuses_the_setting_and_answers_full(tmp_path):
+    folder = write_tiny_set(tmp_path / "tiny", gains=MEMBERS)
+    with pytest.raises(ConfigError, match=r"plan is fast, and tiny has no fast plan; tandem eval"):
+        Graph(folder)
+    graph = Graph(folder, "full")
+    request = ClassifyRequest([CLEAR], 1, 10.0, "id", RequestObserver(), plan="fast")
+    (answer,) = await graph.service.classify(request)
+    assert (answer.plan, len(answer.members)) == ("full", NUM_MEMBERS)
 
 
-async def test_real_networks_and_a_picture_that_they_cannot_tell(tiny_set):
-    """A picture half green, half red has a margin of nothing; one all green is told by one."""
-    settings = Settings(
-        model_set=str(tiny_set), cascade_margin=0.9, batch_sizes=(1, 2), compile_cache=None
-    )
+async def test_real_networks_and_a_picture_that_they_cannot_tell(tmp_path):
+    """Of a picture half green, half red neither is sure; one all green is told by one."""
+    folder = planned(write_tiny_set(tmp_path / "tiny"), (("sure",), 0.9), (("unsure",), None))
+    settings = Settings(model_set=str(folder), plan="fast", batch_sizes=(1, 2), compile_cache=None)
     service = assemble(settings).service
     both = np.full((24, 24, 3), COLORS["green"], np.uint8)
     both[:12] = COLORS["red"]
     files = [cv2.imencode(".png", both)[1].tobytes(), picture("green")]
-    half, green = await service.classify(ClassifyRequest(files, 1, 10.0, "id", RequestObserver()))
+    request = ClassifyRequest(files, 1, 10.0, "id", RequestObserver(), plan="fast")
+    half, green = await service.classify(request)
     assert isinstance(half, Classified)
     assert isinstance(green, Classified)
     assert (half.skipped_members, green.skipped_members) == (None, ["unsure"])
@@ -322,18 +350,18 @@ class Play:
     """One request for files to members with plans."""
 
     def __init__(
-        self, tiny_set: Path, policy: AnswerPolicy, plans: list[Plan], files: list[bytes]
+        self, folder: Path, policy: AnswerPolicy, plans: list[Plan], files: list[bytes]
     ) -> None:
         self.members = {n: PlannedMember(p) for n, p in zip(NAMES, plans, strict=False)}
         self.files, self.needed = files, needed_of(policy, len(plans))
         self.settings = Settings(
-            model_set=str(tiny_set), answer_policy=policy, member_patience_s=PATIENCE_S
+            model_set=str(folder), answer_policy=policy, member_patience_s=PATIENCE_S
         )
         self.answers: list[Classified | Fault] | None = None
         self.ended_s = math.nan
 
-    def run(self, margin: float | None) -> None:
-        self.settings = self.settings.model_copy(update={"cascade_margin": margin})
+    def run(self, plan: PlanName) -> None:
+        self.settings = self.settings.model_copy(update={"plan": plan})
         run_virtually(self._run())
 
     async def _run(self) -> None:
@@ -343,7 +371,8 @@ class Play:
         assert isinstance(ensemble.members, Members)
         for name, breaker in ensemble.members.breakers.items():
             trip(breaker, self.members[name].plan.circuit)
-        request = ClassifyRequest(self.files, 3, TIMEOUT_S, "id", RequestObserver(clock))
+        plan, observer = self.settings.plan, RequestObserver(clock)
+        request = ClassifyRequest(self.files, 3, TIMEOUT_S, "id", observer, plan=plan)
         try:
             self.answers = await service.classify(request)
         except TandemError:
@@ -385,21 +414,28 @@ def settled_s(asked: list[PlannedMember], needed: int) -> float:
     return failed[most] if most < len(failed) else TIMEOUT_S
 
 
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory) -> Path:
+    gains = {name: MEMBERS[name] for name in ("first", "second")}
+    folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny", gains=gains)
+    return planned(folder, (("first",), STOP_AT), (("second",), None))
+
+
 @BOUNDED
 @given(
     policy=st.sampled_from(["all", "quorum", "any"]),
     plans=st.lists(PLANS, min_size=2, max_size=3),
-    margin=st.sampled_from([None, 0.5]),
+    plan=st.sampled_from(["full", "fast"]),
     files=st.lists(st.sampled_from([CLEAR, HARD]), min_size=1, max_size=3),
 )
-@example("any", [Plan(0.0, True, "closed"), DOWN, DOWN], 0.5, [HARD])  # hung on e917524
-@example("any", [Plan(0.0, True, "closed"), DOWN], 0.5, [CLEAR, HARD])
-def test_a_request_ends_as_soon_as_nothing_more_can_come(tiny_set, policy, plans, margin, files):
-    play = Play(tiny_set, policy, plans, files)
-    play.run(margin)
+@example("any", [Plan(0.0, True, "closed"), DOWN, DOWN], "fast", [HARD])  # hung on e917524
+@example("any", [Plan(0.0, True, "closed"), DOWN], "fast", [CLEAR, HARD])
+def test_a_request_ends_as_soon_as_nothing_more_can_come(of_two, three, policy, plans, plan, files):
+    play = Play(of_two if len(plans) == 2 else three, policy, plans, files)
+    play.run(plan)
     asked, needed = play.asked, play.needed
     first = play.members["first"]
-    is_cascade = margin is not None
+    is_cascade = plan == "fast"
     can_do_without_first = needed < len(plans)
     if is_cascade and first in asked and hung([first]) and can_do_without_first:
         # It has half of the time, and then it is out.
@@ -445,7 +481,8 @@ PICTURES = [encode(make_scene(60, 40 + 9 * n), "PNG") for n in range(5)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return write_tiny_set(tmp_path_factory.mktemp("sets") / "three", gains=GAINS, images=OWN)
+    folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "three", gains=GAINS, images=OWN)
+    return planned(folder, (("usual",), 0.8), (("small", "stretched"), None))
 
 
 def service(folder: Path, *, as_handles: bool = False, **changes: object) -> EnsembleService:
@@ -478,12 +515,13 @@ def check(answer: Classified | Fault, model_set: ModelSet, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("as_handles", [False, True])
-@pytest.mark.parametrize("margin", [None, 0.6])
-async def test_each_image_is_answered_as_in_process(folder, as_handles, margin):
+@pytest.mark.parametrize("plan", ["full", "fast"])
+async def test_each_image_is_answered_as_in_process(folder, as_handles, plan):
     model_set = load_model_set(str(folder))
-    graph = service(folder, as_handles=as_handles, cascade_margin=margin)
+    graph = service(folder, as_handles=as_handles, plan=plan)
     files = [PICTURES[0], b"no image", *PICTURES[1:]]
-    answers = await graph.classify(ClassifyRequest(files, 2, 10.0, "id", RequestObserver()))
+    request = ClassifyRequest(files, 2, 10.0, "id", RequestObserver(), plan=plan)
+    answers = await graph.classify(request)
     assert isinstance(answers[1], Fault)
     for answer, data in zip([answers[0], *answers[2:]], PICTURES, strict=True):
         check(answer, model_set, data)

@@ -50,7 +50,6 @@ def test_one_bit_makes_another_key(tiny_set):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"cascade_margin": 0.5},
         {"max_pixels": 1000, "max_full_pixels": 1000},
         {"max_full_pixels": 1000},
     ],

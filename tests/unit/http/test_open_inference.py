@@ -11,6 +11,8 @@ import pytest
 from app.errors import NotReadyError
 from app.oip.inference import Inference
 from app.telemetry.metric_table import REQUEST_MS, REQUESTS
+from models.ensemble import average
+from models.model_set import load_model_set
 from tests.support.asgi_client import write_keys
 from tests.support.instruments import Instruments
 from tests.support.open_inference import (
@@ -137,19 +139,30 @@ async def test_a_degraded_answer_says_so():
     graph.members["resnet50"].raises = NotReadyError("gone")
     body = (await infer(client_of(graph), images(IMAGE))).json()
     missing = {"degraded": True, "missing_members": "resnet50: not_ready"}
-    assert body["parameters"] == missing  # whether it is sure was measured of all members
+    assert body["parameters"] == missing | {"sure": False}  # by the bound of the other alone
     assert body["outputs"][0]["data"] == pytest.approx(SECOND, abs=1e-7)
 
 
-async def test_the_cascade_decides_each_image_by_itself():
-    graph = Graph(cascade_margin=0.5)
-    graph.members["resnet50"].rows = {7: [0.0, 1.0] + [0.0] * 8, 9: FIRST}
+async def test_a_fast_plan_decides_each_image_by_itself():
+    graph = Graph()
+    graph.members["densenet169"].rows = {7: [0.0, 1.0] + [0.0] * 8, 9: SECOND}
     array = drawn(2)
     array[1] = 9
-    rows = np.array(outputs_of(await infer(client_of(graph), pixels(array)))["probabilities"])
-    assert rows[:10].tolist() == [0.0, 1.0] + [0.0] * 8
-    assert rows[10:] == pytest.approx(MEAN, abs=1e-7)
-    assert graph.members["densenet169"].seen == [[9]]
+    answer = (await infer(client_of(graph), pixels(array, parameters={"plan": "fast"}))).json()
+    assert answer["parameters"]["plan"] == "fast"
+    assert answer["parameters"]["asked"] == "densenet169, resnet50"
+    (rows,) = [o["data"] for o in answer["outputs"] if o["name"] == "probabilities"]
+    assert rows[:10] == [0.0, 1.0] + [0.0] * 8
+    last = load_model_set("imagenette").manifest.fast_plan.steps[-1]
+    both = {
+        "resnet50": np.array([FIRST], np.float32),
+        "densenet169": np.array([SECOND], np.float32),
+    }
+    expected = average(both, dict.fromkeys(both, 1.0), last.temperature)
+    assert rows[10:] == pytest.approx(expected[0], abs=1e-6)
+    assert graph.members["resnet50"].seen == [[9]]
+    refused = await infer(client_of(graph), pixels(array, parameters={"plan": "quick"}))
+    assert "plan is 'quick'; give full or fast" in error_of(refused, 422)
 
 
 async def test_time_and_lane_are_the_requests(graph, client):
@@ -222,7 +235,7 @@ async def test_both_inputs_at_once(client):
     ("path", "says"),
     [
         ("/v2/models/nothing", "there are imagenette, imagenette.resnet50, imagenette.densenet169"),
-        (f"{MODEL}/versions/2", "it has version 1"),
+        (f"{MODEL}/versions/2", "it has version "),
         (f"{MODEL}.nothing", "there are imagenette"),
     ],
 )

@@ -297,8 +297,8 @@ def is_newer_than_3_0(key: str, value: object) -> bool:
     return key.endswith(words)
 
 
-@pytest.mark.parametrize("name", ["Classified.skipped_members", "ServedModels.cascade_margin"])
-async def test_the_cascade_is_described(client, name):
+@pytest.mark.parametrize("name", ["Classified.skipped_members", "ServedModels.fast_plan"])
+async def test_the_fast_plan_is_described(client, name):
     model, field = name.split(".")
     schema = (await openapi(client))["components"]["schemas"][model]
     assert schema["properties"][field]["description"]
@@ -315,7 +315,7 @@ async def test_answers_are_what_the_description_says(client, service, skipped):
     check(form.json(), Results.__name__, description)
     served = (await client.get("/v1/models")).json()
     check(served, "ServedModels", description)
-    assert "cascade_margin" not in served  # none is set
+    assert "fast_plan" not in served  # there is none
     check((await client.get("/nothing")).json(), "ErrorAnswer", description)
 
 

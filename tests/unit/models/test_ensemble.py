@@ -20,6 +20,7 @@ from models.ensemble import (
     is_sure,
     likeliest,
     margins,
+    reaches,
     tempered,
     top_k,
 )
@@ -203,12 +204,12 @@ def test_a_temperature_of_one_costs_nothing():
     assert tempered(rows, 1.0) is rows
 
 
-def test_the_averages_temperature_is_of_all_members_alone():
+def test_a_temperature_is_that_of_the_average_that_it_is_given_with():
     rows = {"a": np.array([[0.8, 0.2]], np.float32), "b": np.array([[0.4, 0.6]], np.float32)}
     weights = {"a": 1.0, "b": 1.0}
     mean = average(rows, weights)
     assert average(rows, weights, 0.5) == pytest.approx(tempered(mean, 0.5))
-    assert average({"a": rows["a"]}, weights, 0.5) == pytest.approx(rows["a"])
+    assert average({"a": rows["a"]}, weights, 0.5) == pytest.approx(tempered(rows["a"], 0.5))
 
 
 LABELS_ANSWER_RULE = tuple("abcde")
@@ -253,12 +254,18 @@ def test_the_list_is_what_is_above(scores, threshold):
     assert [p.probability for p in found] == sorted((p.probability for p in found), reverse=True)
 
 
-def test_an_answer_is_sure_from_the_sets_bound_on():
-    rule = AnswerRule(LABELS_ANSWER_RULE, sure_from=0.7)
-    assert rule.is_sure(row(0.7, 0.3, 0, 0, 0)) is True  # though float32 rounds it
-    assert rule.is_sure(row(0.3, 0.699, 0, 0, 0)) is False
-    assert rule.is_sure(row(np.nan, 1, 0, 0, 0)) is False
-    assert SINGLE.is_sure(row(1, 0, 0, 0, 0)) is None
+def test_an_answer_is_sure_from_its_bound_on():
+    assert reaches(row(0.7, 0.3, 0, 0, 0), 0.7) is True  # though float32 rounds it
+    assert reaches(row(0.3, 0.699, 0, 0, 0), 0.7) is False
+    assert reaches(row(np.nan, 1, 0, 0, 0), 0.7) is False
+    assert reaches(row(1, 0, 0, 0, 0), None) is None
+
+
+def test_an_answer_set_has_every_class_from_its_bound_on_and_always_the_first():
+    scores = row(0.3, 0.05, 0.4, 0.2, 0.05)
+    for bound, expected in ((0.2, "cad"), (0.21, "ca"), (0.9, "c"), (0.0, "cadbe")):
+        found = [one.label for one in SINGLE.answer_set(scores, bound)]
+        assert found == list(expected)
 
 
 def test_members_agree_on_the_likeliest_class_or_on_all_labels():

@@ -11,6 +11,7 @@ import pytest
 from calibration.evaluation.record import with_record
 from calibration.sets.transaction import write_manifest
 from calibration.statistics import Paired
+from models.accuracy import MultiLabelDrop, ValidationDrop
 from models.ledger import (
     LEAST_IMAGES,
     bound,
@@ -21,7 +22,7 @@ from models.ledger import (
     records_of_networks,
     rounded_up,
 )
-from models.manifest import Manifest, MultiLabelDrop, ValidationDrop, read_manifest
+from models.manifest import Manifest, read_manifest
 from models.record import FileRecord, ImageRecord
 from tests.support.tiny_networks import drop_of, with_accuracy, write_tiny_set
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from calibration.sets.transaction import write_manifest
+from models.accuracy import Z95, wilson_interval
 from models.errors import ModelSetError
-from models.manifest import Z95, Manifest, read_manifest, wilson_interval
+from models.manifest import Manifest, read_manifest
 from models.model_set import BUNDLED_DIR
 from models.record import FileRecord, sha256_of
 from tests.support.tiny_networks import with_accuracy, write_tiny_set

@@ -278,6 +278,7 @@ def test_an_answer_is_kept_as_it_was() -> None:
         "agreement": False,
         "degraded": False,
         "sure": True,
+        "plan": "full",
         "request_id": "1",
     }
 

@@ -10,21 +10,27 @@ import httpx
 import numpy as np
 import pytest
 
-from app.answers import Combined
+from app.answers import OF_OWN_COMBINE, Combined
 from app.environment import MIB
+from app.errors import NotReadyError
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.http.api import create_api
 from app.serve.gateway import Gateway, assemble
 from app.settings import Settings
+from app.stages.combiner import Combiner
+from calibration.sets.transaction import write_manifest
 from models.ensemble import AnswerRule
-from models.manifest import SureRecord
+from models.manifest import read_manifest
+from models.plan import AnswerSetRecord, SubsetRecord, SureRecord, Trust
 from tandem_client.answers import classification_of
 from tandem_client.exchange import Options
 from tandem_client.grpc_client import _outcomes
+from tests.support import fakes
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, handle_of
 from tests.support.grpc_contexts import context_of, stalled_stream, stream_of
 from tests.support.open_inference import images
+from tests.support.plans import planned
 from tests.support.steps import settle
 from tests.support.tiny_networks import picture, write_tiny_set
 
@@ -121,13 +127,68 @@ async def test_every_interface_says_it(folder: Path, cache: str) -> None:
 
 
 @pytest.mark.parametrize("cache", ["none", "local"])
-async def test_an_answer_of_some_members_does_not_say(folder: Path, cache: str) -> None:
-    """The bound was measured on the average of all."""
-    client = client_of(service_of(folder, cache=cache, cascade_margin=0.5))
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [((0.9, 0.9), (True, False)), ((0.999999, 0.3), (False, True)), ((None, None), (None, None))],
+)
+async def test_a_step_of_a_plan_has_the_bound_of_its_own(
+    tmp_path: Path, cache: str, bounds, told
+) -> None:
+    gains = {"sure": 8.0, "unsure": 4.0}
+    folder = write_tiny_set(tmp_path / "tiny", gains=gains, sure=SURE)
+    planned(folder, (("sure",), 0.7), (("unsure",), None), bounds=bounds)
+    client = client_of(service_of(folder, cache=cache, plan="fast"))
     for _ in range(2):
-        told = (await client.post("/v1/classify", content=RED)).json()
-        assert (told["skipped_members"], told.get("sure")) == (["unsure"], None)
-    assert await sure_of(client, GREY) is False  # all were asked
+        assert (await sure_of(client, RED), await sure_of(client, GREY)) == told
+        answer = (await client.post("/v1/classify", content=RED)).json()
+        assert (answer["plan"], answer["asked"]) == ("fast", ["sure"])
+        assert answer["skipped_members"] == ["unsure"]
+        assert ("no_sure" in answer) == (told[0] is None)
+
+
+@pytest.mark.parametrize(
+    ("trust", "sure", "why"),
+    [
+        ((), None, "tiny has no measured bound for unsure alone"),
+        ((SubsetRecord(members=("unsure",), sure=SURE),), True, None),
+    ],
+)
+async def test_a_degraded_answer_has_the_bound_of_those_who_answered(tmp_path, trust, sure, why):
+    gains = {"sure": 8.0, "unsure": 4.0}
+    write_tiny_set(tmp_path / "tiny", gains=gains, sure=SURE, trust=trust)
+    members = {"sure": FakeMember(), "unsure": FakeMember((0.97, 0.02, 0.01))}
+    members["sure"].raises = NotReadyError("gone")
+    settings = Settings(
+        model_set=str(tmp_path / "tiny"), answer_policy="any", member_patience_s=0.0
+    )
+    service = fakes.service_of(settings, FakeDecoder(), members, Combiner(settings))
+    answer = (await client_of(service).post("/v1/classify", content=RED)).json()
+    assert (answer["degraded"], answer.get("sure"), answer.get("no_sure")) == (True, sure, why)
+
+
+async def test_an_answer_set_is_listed_where_it_is_asked_for(tmp_path):
+    record = AnswerSetRecord(
+        probability=0.2, target=0.95, num_images=9, coverage=0.95, mean_size=1.2
+    )
+    folder = write_tiny_set(tmp_path / "tiny", gains={"sure": 8.0, "unsure": 4.0})
+    refused = await client_of(service_of(folder)).post("/v1/classify?answer_set=true", content=RED)
+    assert refused.status_code == 400
+    assert "tiny has no answer sets here; tandem evaluate" in refused.json()["error"]["message"]
+    manifest = read_manifest(folder).model_copy(update={"answer_set": record})
+    write_manifest(folder, manifest)
+    service = service_of(folder)
+    client = client_of(service)
+    for picture_, num in ((RED, 1), (GREY, 3)):
+        answer = await client.post("/v1/classify?answer_set=true&top_k=1", content=picture_)
+        told = classification_of(answer.json())
+        assert len(told.answer_set) == num
+        assert told.answer_set[0] == told.predictions[0]
+    assert "answer_set" not in (await client.post("/v1/classify", content=RED)).json()
+    assert (await client.get("/v1/models")).json()["answer_set"]["coverage"] == 0.95
+    message = ClassifyRequest(images=[GREY], answer_set=True, plan="full").SerializeToString()
+    reply = await GrpcInterface(service).classify(stream_of(message), context_of())
+    assert len(reply.results[0].classified.answer_set) == 3
+    assert reply.results[0].classified.plan == "full"
 
 
 async def test_a_set_that_does_not_say_leaves_it_out(tmp_path: Path) -> None:
@@ -142,6 +203,8 @@ async def test_a_set_that_does_not_say_leaves_it_out(tmp_path: Path) -> None:
 
 
 def test_the_row_of_an_operators_own_function_is_not_judged() -> None:
-    rule, row = AnswerRule("ab", sure_from=0.5), np.array([0.9, 0.1], np.float32)
-    assert Combined.of(row, {"m": row}, rule, 1, "f").sure is True
-    assert Combined.of(row, {"m": row}, rule, 1, "f", is_row_kept=True).sure is None
+    rule, row = AnswerRule("ab"), np.array([0.9, 0.1], np.float32)
+    trust = Trust(sure_from=0.5)
+    assert Combined.of(row, {"m": row}, rule, 1, "f", trust).sure is True
+    own = Combined.of(row, {"m": row}, rule, 1, "f", trust, is_row_kept=True)
+    assert (own.sure, own.no_sure) == (None, OF_OWN_COMBINE.no_bound)

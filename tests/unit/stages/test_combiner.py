@@ -7,6 +7,7 @@ from app.settings import Settings
 from app.stages.combiner import Combiner
 from calibration.sets.transaction import write_manifest
 from models.manifest import read_manifest
+from tests.support.plans import planned
 from tests.support.tiny_networks import LABELS, write_tiny_set
 
 
@@ -42,8 +43,9 @@ async def test_one_member_alone_agrees_with_itself(combiner):
     assert sum(p.probability for p in one.predictions) == pytest.approx(1)
 
 
-async def test_the_temperature_is_of_all_members_average(tmp_path):
+async def test_each_average_has_the_temperature_of_its_own(tmp_path):
     folder = write_tiny_set(tmp_path / "set")
+    planned(folder, (("sure",), 0.7), (("unsure",), None), temperatures=(0.25, 1.0))
     manifest = read_manifest(folder)
     write_manifest(folder, manifest.model_copy(update={"temperature": 0.5}))
     hot = Combiner(Settings(model_set=str(folder)))
@@ -52,3 +54,7 @@ async def test_the_temperature_is_of_all_members_average(tmp_path):
     assert [p.probability for p in one.predictions] == pytest.approx([9 / 11, 1 / 11, 1 / 11])
     (alone,) = await hot.combine({"sure": rows["sure"]}, 1)
     assert alone.predictions[0].probability == pytest.approx(0.8)
+    (first,) = await hot.combine({"sure": rows["sure"]}, 1, step=0)
+    assert first.predictions[0].probability == pytest.approx(0.8**4 / (0.8**4 + 2 * 0.1**4))
+    (last,) = await hot.combine(rows, 3, step=1)
+    assert last.predictions[0].probability == pytest.approx(0.6)

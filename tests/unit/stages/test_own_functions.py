@@ -114,10 +114,10 @@ def test_a_name_is_of_a_module_and_a_function(name):
         Settings(preprocess=name)
 
 
-def test_a_cascade_averages():
+def test_a_fast_plan_averages():
     with pytest.raises(ValueError, match="leave one of them out"):
-        Settings(combine=f"{OWN}:vote", cascade_margin=0.5)
-    Settings(preprocess=f"{OWN}:identity", cascade_margin=0.5)
+        Settings(combine=f"{OWN}:vote", plan="fast")
+    Settings(preprocess=f"{OWN}:identity", plan="fast")
 
 
 def test_the_trial_counts_the_views(tiny_set):

@@ -9,11 +9,14 @@ import pytest
 
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
+from calibration.evaluation.fitting import part_of
 from models.errors import ModelSetError
 from models.ledger import judge
-from models.manifest import ENSEMBLE, SureRecord, read_manifest
+from models.manifest import ENSEMBLE, read_manifest
 from models.model_set import load_model_set
+from models.plan import SureRecord
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
+from tests.support.plans import planned
 from tests.support.tiny_networks import (
     LABELS,
     picture,
@@ -131,9 +134,6 @@ def test_json_on_stdout_is_json_alone(tmp_path: Path, pictures: Path) -> None:
     assert content["scores"]["INT8"][ENSEMBLE]["top1"] == 1.0
     assert content["agreement"] == {"FP16": 1.0, "INT8": 1.0}
     assert content["ensemble_over_members"]["INT8"]["sure"]["difference"] == 0
-    never, *_, always = content["cascade"]["INT8"]["points"]
-    assert never["top1"] == always["top1"] == 1.0
-    assert always["cpu_ms_per_image"] == content["cpu_ms_per_image"]["sure"]["INT8"]
 
 
 @pytest.mark.parametrize(("sure_from", "share"), [(0.0, 1.0), (1.0, 0.0)])
@@ -151,16 +151,19 @@ def test_sure_answers_and_how_many_are_right_are_in_the_tables(
         right_interval=(0.9, 0.98),
     )
     folder = write_tiny_set(tmp_path / "tiny", sure=sure)
+    planned(folder, (("sure",), 0.7), (("unsure",), None), bounds=(sure_from, sure_from))
     done = evaluated(folder, "--images", mixed, "--json", tmp_path / "r.json")
-    content = json.loads((tmp_path / "r.json").read_text())["sure"]
-    assert content["from"] == sure_from
-    assert content["INT8"]["share"] == share
-    assert f"sure (from {sure_from} on) of {share:.1%} of images" in done.stdout
-    if share:
-        assert content["INT8"]["right"] == round(21 / 22, 4)
-        assert "of these 95.5% are right" in done.stdout
-    else:
-        assert content["INT8"]["right"] is None
+    modes = json.loads((tmp_path / "r.json").read_text())["modes"]["INT8"]
+    judged = [p for p in mixed.glob("*/*") if part_of(p) == "judge"]  # that chose nothing
+    assert list(modes) == ["full", "fast, answered by sure", "fast, answered by sure + unsure"]
+    full, first, last = modes.values()
+    assert full["num_images"] == first["num_images"] + last["num_images"] == len(judged)
+    assert (full["sure"]["from"], full["sure"]["share"]) == (sure_from, share)
+    num_wrong = sum(path.name == "wrong.png" for path in judged)
+    right = round(1 - num_wrong / len(judged), 4)
+    assert full["sure"]["right"] == (right if share else None)
+    assert f"answers of INT8, on {len(judged)} images that fitted and chose nothing" in done.stdout
+    assert "fast, answered by" in done.stdout
 
 
 def test_a_result_with_nowhere_to_go_is_said_at_once(tmp_path: Path, pictures: Path) -> None:

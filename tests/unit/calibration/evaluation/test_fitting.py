@@ -4,28 +4,39 @@
 """
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from calibration.commands import evaluate as command
 from calibration.datasets import LabelledImage
 from calibration.evaluation.fitting import (
-    SureFit,
-    TemperatureFit,
+    Rows,
+    answer_set_bound,
+    choose_bound,
     fit_temperature,
+    fit_temperatures,
+    fit_trust,
+    in_answer_set,
+    judged_bound,
+    judged_set,
+    part_of,
     with_temperatures,
 )
 from calibration.evaluation.inference import AnsweredBatch
-from calibration.evaluation.subsets import is_for_fitting
 from calibration.sets.transaction import write_manifest
 from models.ensemble import tempered
 from models.errors import ModelSetError
 from models.ledger import judge
-from models.manifest import ENSEMBLE, Manifest, SureRecord, read_manifest
+from models.manifest import ENSEMBLE, Manifest, read_manifest
 from models.model_set import load_model_set
-from models.record import Precision
+from models.plan import SureRecord
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.scored_sets import write_scored_set
 from tests.support.tiny_networks import write_pictures, write_tiny_set
@@ -33,55 +44,112 @@ from tests.support.tiny_networks import write_pictures, write_tiny_set
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def fit_to(folder: Path, num_images: int, target: float) -> tuple[SureFit, list[bool]]:
-    """Let 1,000 steps of confidence be right from 0.8 on, and every second time below."""
-    fit, halves = SureFit("INT8", target), []
-    confidence = np.float32(0.6) + np.float32(0.4) * np.arange(num_images) / num_images
-    truth = [0 if p >= 0.8 or number % 2 else 1 for number, p in enumerate(confidence)]
-    images = []
-    for number, index in enumerate(truth):
-        path = folder / f"{number}.png"
-        path.write_bytes(str(number).encode())
-        images.append(LabelledImage(path, index))
-        halves.append(is_for_fitting(path))
-    rows = np.stack([confidence, 1 - confidence], axis=1).astype(np.float32)
+NUM_CLASSES = 12
+
+
+def rows_of(manifest: Manifest, rows: dict[str, np.ndarray], truth: np.ndarray) -> Rows:
+    """Collect rows of images that are no files, in batches; a name decides an image's part."""
+    collected = Rows(manifest, "INT8")
+    images = [LabelledImage(Path(f"no/{n}.png"), int(index)) for n, index in enumerate(truth)]
     for part in (slice(0, 400), slice(400, None)):
-        batch: dict[Precision, dict[str, np.ndarray]] = {"INT8": {ENSEMBLE: rows[part]}}
-        fit.add(AnsweredBatch(images[part], [], batch, []))
-    fit.add(AnsweredBatch([], [], {}, []))
-    return fit, halves
+        answers = {name: own[part] for name, own in rows.items()}
+        collected.add(AnsweredBatch(images[part], [], {"INT8": answers}, []))
+    collected.add(AnsweredBatch([], [], {}, []))
+    return collected
 
 
-def test_the_lowest_bound_that_shows_the_share_judged_on_the_other_half(tmp_path: Path) -> None:
-    fit, halves = fit_to(tmp_path, 2000, 0.9)
-    sure = fit.result()
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return read_manifest(write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny"))
+
+
+def test_an_image_is_in_one_part_and_its_copies_are_too(tmp_path: Path) -> None:
+    counts = Counter(part_of(Path(f"no/{n}.png")) for n in range(4000))
+    assert [counts[part] / 4000 for part in ("fit", "choose", "judge")] == pytest.approx(
+        [0.25, 0.25, 0.5], abs=0.03
+    )
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"the same")
+    assert part_of(tmp_path / "a.png") == part_of(tmp_path / "b.png")
+
+
+def stepped(num_images: int) -> tuple[np.ndarray, np.ndarray]:
+    """Let confidence rise from 0.6 to 1; from 0.8 on all are right, below every second."""
+    confidence = np.float32(0.6) + np.float32(0.4) * np.arange(num_images) / num_images
+    truth = np.array([0 if p >= 0.8 or number % 2 else 1 for number, p in enumerate(confidence)])
+    return np.stack([confidence, 1 - confidence], axis=1).astype(np.float32), truth
+
+
+def test_the_lowest_bound_that_shows_the_share() -> None:
+    rows, truth = stepped(1000)
     # Half of the images are right from 0.8 on; with x of those below (0.5 + x/2) / (0.5 + x) are.
     # Of 600 images 0.92 must be right to show 0.9 with 95 % confidence: x is 0.095, not 0.125.
-    assert sure.probability == pytest.approx(0.8 - 0.4 * 0.095, abs=0.01)
-    assert sure.num_images == 2000 - sum(halves)
-    assert sure.share == pytest.approx(0.595, abs=0.04)
-    assert sure.right == pytest.approx(0.92, abs=0.03)
+    bound = choose_bound(rows, truth, 0.9)
+    assert bound == pytest.approx(0.8 - 0.4 * 0.095, abs=0.01)
+    assert choose_bound(rows, truth, 0.99) == pytest.approx(0.8, abs=0.003)
+    assert bound is not None
+    sure = judged_bound(bound, rows, truth, 0.9)
+    assert sure.share == pytest.approx(0.595, abs=0.03)
+    assert sure.right == pytest.approx(0.92, abs=0.02)
     low, high = sure.right_interval
     assert low < sure.right < high
-    certain, _ = fit_to(tmp_path, 2000, 0.99)
-    assert certain.result().probability == pytest.approx(0.8, abs=0.003)
+    assert judged_bound(0.999999, rows, truth, 0.9).right is None
+    assert judged_bound(0.5, rows[:0], truth[:0], 0.9) is None
+    assert choose_bound(rows[-40:], truth[-40:], 0.9) is None  # too few to show anything
+    assert choose_bound(rows, 1 - truth, 0.6) is None
 
 
-def test_too_few_images_or_a_share_that_is_not_to_be_had(tmp_path: Path) -> None:
-    fit, _ = fit_to(tmp_path, 150, 0.9)
-    with pytest.raises(ModelSetError, match="give more images, or ask for less"):
-        fit.result()
-    fit = SureFit("INT8", 0.5)
-    images = [LabelledImage(path, 1) for path in sorted(tmp_path.iterdir())]
-    rows = np.tile(np.array([0.9, 0.1], np.float32), (len(images), 1))
-    fit.add(AnsweredBatch(images, [], {"INT8": {ENSEMBLE: rows}}, []))
-    with pytest.raises(ModelSetError, match=r"--sure-at 0\.5: no probability leaves 100 images"):
-        fit.result()
+@settings(max_examples=60, deadline=None, database=None)
+@given(
+    rows=hnp.arrays(np.float32, (99, 4), elements=st.floats(0.0, 1.0, width=32), fill=st.nothing()),
+    truth=hnp.arrays(np.int64, 99, elements=st.integers(0, 3)),
+)
+def test_an_answer_set_holds_as_many_as_the_theorem_says(rows, truth) -> None:
+    """Of 99 images the bound may leave out five at most, which are (99 + 1) * 0.05."""
+    bound = answer_set_bound(rows, truth)
+    held = in_answer_set(rows, bound)
+    assert (~held[np.arange(99), truth]).sum() <= 99 - 95
+    assert held[np.arange(99), rows.argmax(axis=1)].all()
+    record = judged_set(bound, rows, truth)
+    assert record.coverage >= 0.9494
+    assert record.mean_size == pytest.approx(held.sum() / 99, abs=1e-3)
+
+
+def test_of_new_images_as_many_sets_hold_the_right_class() -> None:
+    rows, truth = drawn(8000, 3)
+    bound = answer_set_bound(rows[:4000], truth[:4000])
+    assert judged_set(bound, rows[4000:], truth[4000:]).coverage == pytest.approx(0.95, abs=0.015)
+
+
+def test_each_average_of_the_members_has_bounds_of_its_own(manifest: Manifest) -> None:
+    rows, truth = drawn(6000, 2)
+    members = {"sure": rows, "unsure": tempered(rows, 2.0)}
+    fitted = fit_trust(manifest, rows_of(manifest, members, truth), 0.8)
+    assert [subset.members for subset in fitted.trust] == [("sure",), ("unsure",)]
+    assert [subset.temperature for subset in fitted.trust] == [1.0, 1.0]
+    records: list[Any] = [fitted, *fitted.trust]
+    for record in records:
+        assert record.sure.right > 0.77
+        assert record.sure.num_images == record.answer_set.num_images
+        assert record.answer_set.coverage == pytest.approx(0.95, abs=0.03)
+    assert fitted.trust[0].sure.probability > fitted.trust[1].sure.probability
+    with pytest.raises(ModelSetError, match=r"--sure-at 0\.999: no probability leaves 50 of \d+"):
+        fit_trust(manifest, rows_of(manifest, members, truth), 0.999)
+    few = {name: own[:150] for name, own in members.items()}
+    with pytest.raises(ModelSetError, match=r"--sure-at has .* at least 100 of each"):
+        fit_trust(manifest, rows_of(manifest, few, truth[:150]), 0.9)
+
+
+def test_more_rows_than_memory_has_room_for_are_refused(manifest, monkeypatch) -> None:
+    monkeypatch.setattr("calibration.evaluation.fitting.MAX_VALUES", 1000)
+    rows, truth = drawn(800, 2)
+    with pytest.raises(ModelSetError, match=r"the limit is 1: give --max-images \d+ or fewer"):
+        rows_of(manifest, {"sure": rows, "unsure": rows}, truth)
 
 
 def test_the_command_writes_it_and_calibrating_takes_it_away(tmp_path: Path) -> None:
     folder = two_precisions(tmp_path / "tiny")
-    many = write_pictures(tmp_path / "many", num_per_color=90, side=16)
+    many = write_pictures(tmp_path / "many", num_per_color=180, side=16)
     before = load_model_set(str(folder)).fingerprint()
     done = evaluated(folder, "--images", many, "--sure-at", "0.9", "--no-record", "--json", "-")
     assert done.exit_code == 0, done.output
@@ -96,8 +164,13 @@ def test_the_command_writes_it_and_calibrating_takes_it_away(tmp_path: Path) -> 
     assert SureRecord.model_validate({k: facts[k] for k in SureRecord.model_fields}) == sure
     model_set = load_model_set(str(folder))
     assert model_set.fingerprint() != before
-    assert model_set.answer_rule.sure_from == sure.probability
-    assert model_set.weighted({"sure": 1.0}).manifest.sure is None
+    assert model_set.trust.whole.sure_from == sure.probability
+    trust = {record.members: record for record in model_set.manifest.trust}
+    assert facts["trust"] == [record.model_dump(mode="json") for record in trust.values()]
+    for name, weight in (("sure", 1.0), ("unsure", 3.0)):
+        assert model_set.weighted({name: weight}).manifest.sure == trust[(name,)].sure
+    assert model_set.weighted({"sure": 2.0, "unsure": 2.0}).manifest.sure == sure
+    assert model_set.weighted({"sure": 2.0, "unsure": 1.0}).manifest.sure is None
     done = evaluated(folder, "--images", many, "--calibrate")
     assert done.exit_code == 0, done.output
     assert read_manifest(folder).sure is None
@@ -108,7 +181,7 @@ def test_what_was_fitted_is_shown_if_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
 ) -> None:
     folder = two_precisions(tmp_path / "tiny")
-    many = write_pictures(tmp_path / "many", num_per_color=90, side=16)
+    many = write_pictures(tmp_path / "many", num_per_color=180, side=16)
     changed = read_manifest(folder).model_copy(update={"description": "another"})
     monkeypatch.setattr(command, "read_manifest", lambda _: changed)
     kept = tmp_path / "fitted.json"
@@ -141,9 +214,6 @@ def test_what_it_does_not_go_with_is_refused(tmp_path: Path, pictures: Path) -> 
         Manifest.model_validate(manifest)
 
 
-NUM_CLASSES = 12
-
-
 def drawn(num_images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return probabilities (N, C) that are right, and classes drawn by them."""
     generator = np.random.default_rng(seed)
@@ -166,29 +236,16 @@ def test_probabilities_of_zero_and_members_that_are_always_right_are_no_trouble(
     assert fit_temperature(rows, np.arange(NUM_CLASSES)[::-1]) == pytest.approx(20, rel=0.01)
 
 
-def fit_of(manifest: Manifest, num_images: int, folder: Path, temperatures: dict[str, float]):
-    """Let members say the truth at other temperatures than 1."""
-    rows, truth = drawn(num_images, 2)
-    fit = TemperatureFit(manifest, "INT8")
-    images = []
-    for number, index in enumerate(truth):
-        path = folder / f"{number}.png"
-        path.write_bytes(str(number).encode())
-        images.append(LabelledImage(path, int(index)))
-    members = {name: tempered(rows, 1 / t) for name, t in temperatures.items()}
-    fit.add(AnsweredBatch(images, [], {"INT8": members}, []))
-    fit.add(AnsweredBatch([], [], {}, []))
-    return fit, [is_for_fitting(image.path) for image in images]
-
-
-def test_each_member_then_the_average_judged_on_the_other_half(tmp_path: Path) -> None:
-    manifest = read_manifest(write_tiny_set(tmp_path / "tiny"))
-    fit, halves = fit_of(manifest, 3000, tmp_path, {"sure": 2.0, "unsure": 0.5})
-    done = fit.result()
+def test_each_member_then_the_average_judged_on_others(manifest: Manifest) -> None:
+    rows, truth = drawn(4000, 2)
+    members = {name: tempered(rows, 1 / t) for name, t in (("sure", 2.0), ("unsure", 0.5))}
+    collected = rows_of(manifest, members, truth)
+    done = fit_temperatures(collected)
     assert done.temperatures["sure"] == pytest.approx(2.0, rel=0.08)
     assert done.temperatures["unsure"] == pytest.approx(0.5, rel=0.08)
     assert done.temperatures[ENSEMBLE] == pytest.approx(1.0, rel=0.08)  # of alike members
-    assert (done.num_fitted, done.num_judged) == (sum(halves), 3000 - sum(halves))
+    counts = [int(collected.mask(part).sum()) for part in ("fit", "judge")]
+    assert [done.num_fitted, done.num_judged] == counts
     for name in ("sure", "unsure"):
         assert done.before[name].top1 == done.after[name].top1
         assert done.before[name].calibration_error > 0.1
@@ -197,18 +254,17 @@ def test_each_member_then_the_average_judged_on_the_other_half(tmp_path: Path) -
     assert done.after[ENSEMBLE].calibration_error < 0.04
 
 
-def test_too_few_images_are_refused(tmp_path: Path) -> None:
-    manifest = read_manifest(write_tiny_set(tmp_path / "tiny"))
-    fit, _ = fit_of(manifest, 150, tmp_path, {"sure": 2.0, "unsure": 0.5})
+def test_too_few_images_are_refused(manifest: Manifest) -> None:
+    rows, truth = drawn(150, 2)
     with pytest.raises(ModelSetError, match="at least 100 of each"):
-        fit.result()
+        fit_temperatures(rows_of(manifest, {"sure": rows, "unsure": rows}, truth))
 
 
 def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(
     tmp_path: Path,
 ) -> None:
     folder = two_precisions(tmp_path / "tiny")
-    many = write_pictures(tmp_path / "many", num_per_color=90, side=16)
+    many = write_pictures(tmp_path / "many", num_per_color=180, side=16)
     assert evaluated(folder, "--images", many).exit_code == 0
     before = load_model_set(str(folder))
     judged_before = before.manifest
@@ -221,7 +277,7 @@ def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(
     assert after.manifest.temperatures == facts["temperatures"]
     assert after.manifest.temperatures["sure"] < 1  # all are right: it may be surer
     assert (facts["num_fitted"], facts["num_judged"]) != (0, 0)
-    assert facts["num_fitted"] + facts["num_judged"] == 270
+    assert 100 <= facts["num_fitted"] < facts["num_judged"] < 540 - facts["num_fitted"]
     assert after.fingerprint() != before.fingerprint()
     assert load_model_set(f"{folder}@{before.fingerprint()}").manifest == judged_before
     assert after.manifest.made.by == "tandem evaluate --calibrate"
@@ -230,7 +286,7 @@ def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(
     assert again.exit_code == 0, again.output
     assert json.loads(kept.read_text("utf-8"))["temperatures"] == facts["temperatures"]
     fitted = read_manifest(folder)
-    sample = evaluated(folder, "--images", many, "--calibrate", "--max-images", 240)
+    sample = evaluated(folder, "--images", many, "--calibrate", "--max-images", 480)
     assert sample.exit_code == 0, sample.output
     assert "a sample's result is shown, and not written" in sample.stderr
     assert read_manifest(folder) == fitted
@@ -240,7 +296,7 @@ def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(
 
 def test_what_it_does_not_go_with_is_refused_temperatures(tmp_path: Path, pictures: Path) -> None:
     folder = two_precisions(tmp_path / "tiny")
-    done = evaluated(folder, "--images", pictures, "--calibrate", "--subsets")
+    done = evaluated(folder, "--images", pictures, "--calibrate", "--plan")
     assert "--calibrate fits temperatures and evaluates nothing else" in str(done.exception)
     done = evaluated(folder, "--images", pictures, "--calibrate")
     assert "at least 100 of each" in str(done.exception)

@@ -13,9 +13,10 @@ from sklearn.metrics import average_precision_score, f1_score
 from calibration.evaluation import multi_label
 from calibration.evaluation.multi_label import average_precision, drop_of, measured
 from calibration.sets.transaction import write_manifest
+from models.accuracy import MultiLabelDrop, MultiLabelScore
 from models.ensemble import above
 from models.ledger import judge, judged, outcome_of
-from models.manifest import ENSEMBLE, MultiLabelDrop, MultiLabelScore, Network, read_manifest
+from models.manifest import ENSEMBLE, Network, read_manifest
 from models.record import Precision
 from tests.support.calibration.evaluated_sets import evaluated
 from tests.support.command_line import tandem
@@ -121,7 +122,7 @@ def test_a_sample_and_what_cannot_be_read(tmp_path, images):
     assert "a random sample of 20 of 25 images" in json.loads(few.stdout)["notes"]
 
 
-@pytest.mark.parametrize("option", ["--subsets", "--html=page.html"])
+@pytest.mark.parametrize("option", ["--html=page.html"])
 def test_what_is_of_classes_that_exclude_each_other(tmp_path, images, option, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_scored_set(tmp_path / "scored")

@@ -13,9 +13,10 @@ from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
 from calibration.evaluation.record import keep, record_of
 from calibration.sets.transaction import change, write_manifest
+from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError
 from models.files import ResultFileError
-from models.manifest import ENSEMBLE, AccuracyRecord, read_manifest
+from models.manifest import ENSEMBLE, read_manifest
 from models.model_set import ModelSet, load_model_set
 from models.record import FileRecord, sha256_of
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions

@@ -165,7 +165,7 @@ def test_a_set_of_one_precision_has_no_drops(tmp_path, precision, members):
     page = Page(page_of(tmp_path, model_set, measured))
     assert "What INT8 costs" not in page.text
     assert ("float (f32)" in page.texts) == (precision == "FP16")
-    assert page.tags.count("svg") == 3 + (len(members) > 1)
+    assert page.tags.count("svg") == 3
     assert {*members, ENSEMBLE} <= set(page.drawn)
 
 
@@ -173,7 +173,7 @@ def test_one_image_is_enough_for_every_report(tmp_path, both):
     measured = measure(both, truth=(1,), answer=(0,))
     json.dumps(content_of(both, measured), allow_nan=False)
     assert "0.0000" in shown(both, measured)
-    assert Page(page_of(tmp_path, both, measured)).tags.count("svg") == 4
+    assert Page(page_of(tmp_path, both, measured)).tags.count("svg") == 3
 
 
 def test_an_ensemble_that_some_members_lack_is_not_reported(tmp_path, both):
@@ -183,7 +183,7 @@ def test_an_ensemble_that_some_members_lack_is_not_reported(tmp_path, both):
     for of_int8 in parts:
         for gone in ("unsure", ENSEMBLE, "INT8"):
             of_int8.pop(gone, None)
-    del measured.over_members["INT8"], measured.cascades["INT8"]
+    del measured.over_members["INT8"]
     json.dumps(content_of(both, measured), allow_nan=False)
     assert shown(both, measured).count("INT8") >= 1
     page = Page(page_of(tmp_path, both, measured))
