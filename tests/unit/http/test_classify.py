@@ -10,14 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app import errors
 from app.answers import Fault
-from app.errors import (
-    LIMIT_HEADER,
-    MAX_REFUSED,
-    REFUSED_HEADER,
-    TIMEOUT_COPY,
-    ClientGoneError,
-)
 from app.http.api import create_api
 from app.http.classify import WATCHED_AFTER_S, WatchedRequest
 from tests.support.raw_asgi import REQUESTS, STATUSES, Asked, ask
@@ -98,7 +92,7 @@ async def test_the_ends_of_top_k_and_the_last_of_two(client, service, value, top
     assert service.requests[0].top_k == top_k
 
 
-@pytest.mark.parametrize("name", [TIMEOUT, TIMEOUT_COPY])
+@pytest.mark.parametrize("name", [TIMEOUT, errors.TIMEOUT_COPY])
 @pytest.mark.parametrize("value", ["NaN", "-1", "0", "abc", "", "-inf", "1 s"])
 async def test_a_timeout_that_makes_no_sense_is_refused(client, service, value, name):
     answer = await client.post(CLASSIFY, content=b"image", headers={name: value})
@@ -108,7 +102,7 @@ async def test_a_timeout_that_makes_no_sense_is_refused(client, service, value, 
 
 
 @pytest.mark.parametrize(("value", "expected"), [("2.5", 2.25), ("9999", 10.0), ("inf", 10.0)])
-@pytest.mark.parametrize("name", [TIMEOUT, TIMEOUT_COPY])
+@pytest.mark.parametrize("name", [TIMEOUT, errors.TIMEOUT_COPY])
 async def test_a_client_can_only_ask_for_less_time(client, service, value, expected, name):
     """Of what it asks for 90 % are used: at 100 % Serve answers itself, and not in JSON."""
     await client.post(CLASSIFY, content=b"image", headers={name: value})
@@ -142,15 +136,15 @@ async def test_nothing_is_read_of_a_request_that_is_one_too_many(client, service
     answer = await client.post(CLASSIFY, content=b"image")
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
     assert answer.headers["retry-after"] == "1"
-    assert answer.headers.get(LIMIT_HEADER) == (limit and str(limit))
+    assert answer.headers.get(errors.LIMIT_HEADER) == (limit and str(limit))
     assert service.requests == []
 
 
 async def test_what_haproxy_refused_is_counted(client, service):
     for told in ("300", "no number", "-3", "99999999999999999999"):
-        await client.post(CLASSIFY, content=b"image", headers={REFUSED_HEADER: told})
+        await client.post(CLASSIFY, content=b"image", headers={errors.REFUSED_HEADER: told})
     await client.post(CLASSIFY, content=b"image")
-    assert service.admission.num_refused_before == 300 + MAX_REFUSED
+    assert service.admission.num_refused_before == 300 + errors.MAX_REFUSED
 
 
 async def test_bodies_that_hold_too_much_together(client, service):
@@ -326,7 +320,7 @@ async def test_a_client_that_hangs_up_ends_its_request_and_no_other(after_s):
     await asyncio.sleep(after_s)
     goes.gone.set()
     async with asyncio.timeout(10):
-        with pytest.raises(ClientGoneError):
+        with pytest.raises(errors.ClientGoneError):
             await going
     done.set()
     assert await staying == "answered"
