@@ -263,9 +263,8 @@ async def test_what_is_not_there(port: int) -> None:
     asked = [Request(file_containing_symbol="tandem.v1.Ensembl"), Request()]
 
     def answers(channel: grpc.Channel) -> list[Any]:
-        call = channel.stream_stream(
-            V1, Request.SerializeToString, messages_reflection.ServerReflectionResponse.FromString
-        )
+        response = messages_reflection.ServerReflectionResponse.FromString
+        call = channel.stream_stream(V1, Request.SerializeToString, response)
         return [*call(iter(asked), timeout=60)]
 
     unknown, empty = await at(port, answers)
@@ -282,9 +281,6 @@ def test_with_another_ray_v1_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert grpc_util.enable_server_reflection is before
     (warning,) = check_ray([REFLECTION])
     assert "get_service_names is not there. Left out: gRPC reflection v1" in warning
-
-
-ROUTE = "/tandem.v1.Ensemble/Classify"
 
 
 async def classify(service: FakeService, *images: bytes, top_k: int | None = None, **metadata: Any):
@@ -332,18 +328,14 @@ async def test_the_answer_is_that_of_http(service: FakeService, client: httpx.As
 async def test_top_k_and_time_and_lane_are_handed_on(service):
     more = {"x_request_timeout_seconds": "2.5", "priority": "u=6", REFUSED_HEADER: "30"}
     await classify(service, b"image", top_k=3, something_bin=b"\xff", **more)
-    (asked,) = service.requests
-    assert (asked.top_k, asked.timeout_s, asked.lane) == (3, 2.5, "bulk")
-    assert service.admission.num_refused_before == 30  # by HAProxy
-
-
-async def test_the_answer_has_its_own_time(service):
     service.answer_within(4.0)
     await classify(service, b"image")
     await classify(service, b"image", x_request_timeout_seconds="2.5")
-    whole, shortened = (asked.timeout_s for asked in service.requests)
-    assert 4.0 <= whole < 9  # from when the message was read
-    assert shortened == 2.5
+    asked, whole, shortened = service.requests
+    assert (asked.top_k, asked.timeout_s, asked.lane) == (3, 2.5, "bulk")
+    assert service.admission.num_refused_before == 30  # by HAProxy
+    assert 4.0 <= whole.timeout_s < 9  # from when the message was read
+    assert shortened.timeout_s == 2.5
 
 
 @pytest.mark.parametrize(
@@ -365,7 +357,13 @@ async def test_limits(service, images, top_k, code, says):
     assert service.requests == []
 
 
-async def test_a_full_gateway_says_when_to_come_back(service):
+async def test_a_full_gateway_says_when_to_come_back_and_so_do_bytes_that_have_no_room(service):
+    with service.byte_budget.share() as others:
+        others.grow(service.byte_budget.limit)
+        _, context = await classify(service, b"image")
+    assert context.code() is CODE.RESOURCE_EXHAUSTED
+    assert (await classify(service, b"image"))[1].code() is None
+    assert service.byte_budget.num_held == 0
     service.admission.is_full = True
     _, context = await classify(service, b"image")
     assert context.code() is CODE.RESOURCE_EXHAUSTED
@@ -381,9 +379,9 @@ async def test_calls_are_counted_as_http_is(service, told: Instruments):
     service.raises = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
         await classify(service, b"image")
-    statuses = ("200", "422", "429", "499")
-    assert told.of(REQUESTS) == {(ROUTE, status, "classify"): 1 for status in statuses}
-    assert set(told.observed(REQUEST_MS)) == {("200",), ("422",), ("429",), ("499",)}
+    statuses, route = ("200", "422", "429", "499"), "/tandem.v1.Ensemble/Classify"
+    assert told.of(REQUESTS) == {(route, status, "classify"): 1 for status in statuses}
+    assert set(told.observed(REQUEST_MS)) == {(status,) for status in statuses}
     assert told.observed(STAGE_MS) == {("encode", "none"): 1}
 
 
@@ -399,15 +397,6 @@ async def test_keys_are_asked_for_as_over_http(service, value):
     assert KEY not in context.details()
     _, context = await classify(service, b"image", authorization=f"Bearer {KEY}")
     assert context.code() is None
-
-
-async def test_bytes_that_have_no_room(service):
-    with service.byte_budget.share() as others:
-        others.grow(service.byte_budget.limit)
-        _, context = await classify(service, b"image")
-    assert context.code() is CODE.RESOURCE_EXHAUSTED
-    assert (await classify(service, b"image"))[1].code() is None
-    assert service.byte_budget.num_held == 0
 
 
 async def test_a_message_that_was_received_before_anybody_was_asked(service):

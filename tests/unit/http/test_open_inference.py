@@ -89,18 +89,14 @@ async def test_outputs_are_those_that_were_asked_for_and_binary_on_request(clien
     outputs = [*asked("label", binary_data=True), *asked("probabilities", binary_data=True)]
     answer = await infer(client, images(IMAGE, outputs=outputs))
     assert answer.headers["content-type"] == "application/octet-stream"
-    found = outputs_of(answer)
-    assert list(found) == ["label", "probabilities"]
-    assert found["label"] == elements(LABELS[1].encode())
-    assert np.frombuffer(found["probabilities"], "<f4") == pytest.approx(MEAN, abs=1e-7)
+    binary = outputs_of(answer)
+    assert list(binary) == ["label", "probabilities"]
+    assert binary["label"] == elements(LABELS[1].encode())
+    assert np.frombuffer(binary["probabilities"], "<f4") == pytest.approx(MEAN, abs=1e-7)
     answer = await infer(client, images(IMAGE, outputs=asked("label")))
     assert outputs_of(answer) == {"label": [LABELS[1]]}
-
-
-async def test_the_raw_form_takes_one_image_and_answers_in_binary(client):
-    found = outputs_of(await infer(client, (IMAGE, {HEADER_LENGTH: "0"})))
-    assert found["label"] == elements(LABELS[1].encode())
-    assert len(found["probabilities"]) == 40
+    raw = await infer(client, (IMAGE, {HEADER_LENGTH: "0"}))  # takes one image
+    assert outputs_of(raw) == binary
 
 
 @pytest.mark.parametrize(("count", "shape"), [(2, [2, 2]), (9999, [2, 10])])
@@ -333,10 +329,9 @@ async def test_requests_are_counted_by_their_route(client, told: Instruments):
     await infer(client, images(IMAGE))
     await infer(client, images(b"no"), f"{MODEL}/versions/1")
     route = "/v2/models/{model_name}"
-    assert told.of(REQUESTS) == {
-        (f"{route}/infer", "200", "classify"): 1,
-        (f"{route}/versions/{{model_version}}/infer", "400", "classify"): 1,
-    }
+    version = f"{route}/versions/{{model_version}}"
+    good, bad = (f"{route}/infer", "200", "classify"), (f"{version}/infer", "400", "classify")
+    assert told.of(REQUESTS) == {good: 1, bad: 1}
     assert told.observed(REQUEST_MS) == {("200",): 1, ("400",): 1}
 
 
@@ -379,22 +374,17 @@ async def test_a_hit_is_what_was_computed_and_statistics_tell_it(cached, caching
     assert (model["inference_count"], model["execution_count"]) == (3, 1)
 
 
-async def test_v1_and_v2_have_one_cache(cached, caching):
+async def test_v1_and_v2_have_one_cache_and_a_hit_in_part_is_not_called_one(cached, caching):
     await caching.post("/v1/classify", content=IMAGE)
     answer = await infer(caching, images(IMAGE))
     assert num_asked(cached) == 1
     assert outputs_of(answer)["label"] == [LABELS[1]]
-    await infer(caching, images(OTHER))
-    over_v1 = await caching.post("/v1/classify", content=OTHER)
-    assert over_v1.json()["cached"] is True
-
-
-async def test_a_request_that_is_a_hit_in_part_is_not_called_one(cached, caching):
-    await infer(caching, images(IMAGE))
     answer = await infer(caching, images(OTHER, IMAGE))
     assert answer.json()["parameters"] == {"sure": False}
     assert len(outputs_of(answer)["label"]) == 2
     assert num_asked(cached) == 2
+    over_v1 = await caching.post("/v1/classify", content=OTHER)
+    assert over_v1.json()["cached"] is True
 
 
 @pytest.mark.parametrize("control", ["no-cache", "no-store"])

@@ -118,40 +118,27 @@ async def test_cuda_shared_memory_is_not_supported(graph, memory, is_on):
         assert (await client.post(f"{path}/unregister")).status_code == 200
 
 
-EXAMPLES = settings(
-    max_examples=150,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+EXAMPLES = settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=SLOW)
 NUMBERS = st.integers(-2, 120) | st.sampled_from([2**31, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)])
-ANY = (
-    NUMBERS | st.none() | st.booleans() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
-)
-PARAMETERS = st.fixed_dictionaries(
-    {},
-    optional={
-        "shared_memory_region": st.sampled_from(["in", "out", "other", ""]) | ANY,
-        "shared_memory_byte_size": st.sampled_from([len(FILE), 40]) | NUMBERS | ANY,
-        "shared_memory_offset": st.just(0) | NUMBERS | ANY,
-        "classification": st.just(3),
-        "binary_data": st.booleans(),
-    },
-)
+LISTS = st.lists(st.integers(), max_size=2)
+ANY = NUMBERS | st.none() | st.booleans() | st.text(max_size=5) | LISTS
+PLACES: dict[str, Any] = {
+    "shared_memory_region": st.sampled_from(["in", "out", "other", ""]) | ANY,
+    "shared_memory_byte_size": st.sampled_from([len(FILE), 40]) | NUMBERS | ANY,
+    "shared_memory_offset": st.just(0) | NUMBERS | ANY,
+}
+MORE = {"classification": st.just(3), "binary_data": st.booleans()}
+PARAMETERS = st.fixed_dictionaries({}, optional=PLACES | MORE)
+NAMES = st.sampled_from(["probabilities", "label"])
 OUTPUTS = st.lists(
-    st.fixed_dictionaries(
-        {"name": st.sampled_from(["probabilities", "label"])}, optional={"parameters": PARAMETERS}
-    ),
-    max_size=2,
+    st.fixed_dictionaries({"name": NAMES}, optional={"parameters": PARAMETERS}), max_size=2
 )
 REFUSED = {400, 403, 404, 409, 413}
+KEYS = st.sampled_from(["k", "/k", "l", "../k", "..", "link", "k\0"])
+SIZES = NUMBERS | ANY
 REGISTERED = st.fixed_dictionaries(
-    {},
-    optional={
-        "key": st.sampled_from(["k", "/k", "l", "../k", "..", "link", "k\0"]) | ANY,
-        "offset": NUMBERS | ANY,
-        "byte_size": NUMBERS | ANY,
-    },
+    {}, optional={"key": KEYS | ANY, "offset": SIZES, "byte_size": SIZES}
 )
 
 
@@ -187,9 +174,7 @@ def check(told: Told) -> None:
 
 @EXAMPLES
 @given(PARAMETERS, OUTPUTS, st.sampled_from([[1], [1, 1], [2], [0]]))
-def test_any_parameters_of_tensors(
-    source: dict[str, Any], outputs: list[dict[str, Any]], shape: list[int]
-) -> None:
+def test_any_parameters_of_tensors(source, outputs, shape):
     tensor = {"name": "image", "datatype": "BYTES", "shape": shape, "parameters": source}
     body, headers = with_header({"inputs": [tensor], "outputs": outputs})
     sent = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -228,13 +213,11 @@ async def begun(graph, client, sent):
 
 async def test_regions_are_registered_described_and_forgotten(client, memory):
     memory.file("k", bytes(100))
-    answer = await client.post(
-        f"{REGION}/register", json={"key": "/k", "offset": 5, "byte_size": 90}
-    )
+    region = {"key": "/k", "offset": 5, "byte_size": 90}
+    answer = await client.post(f"{REGION}/register", json=region)
     assert (answer.status_code, answer.content) == (200, b"")
-    expected = [{"name": "r", "key": "/k", "offset": 5, "byte_size": 90}]
-    assert (await client.get(f"{REGION}/status")).json() == expected
-    assert (await client.get(f"{SYSTEM}/status")).json() == expected
+    for place in (REGION, SYSTEM):
+        assert (await client.get(f"{place}/status")).json() == [{"name": "r"} | region]
     await client.post(f"{SYSTEM}/region/a%20b/register", json={"key": "k", "byte_size": 9})
     assert len((await client.get(f"{SYSTEM}/status")).json()) == 2
     assert (await client.post(f"{REGION}/unregister")).status_code == 200

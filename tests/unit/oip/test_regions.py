@@ -45,14 +45,15 @@ def memory(tmp_path: Path) -> Memory:
     return Memory(tmp_path)
 
 
-def test_a_part_of_a_part_is_read_and_written(memory):
+def test_a_part_of_a_part_is_read_and_written_and_the_file_may_grow(memory):
     place = memory.file("k", DATA)
     memory.regions.register("r", "/k", 10, 50)
     assert memory.regions.read(RegionSlice("r", 5, 20)) == DATA[30:35]
     assert memory.regions.read(RegionSlice("r", 50)) == DATA[10:60]
-    filled = memory.regions.write(RegionSlice("r", 9, 40), b"abc")
-    assert filled == RegionSlice("r", 3, 40)
+    assert memory.regions.write(RegionSlice("r", 9, 40), b"abc") == RegionSlice("r", 3, 40)
     assert place.read_bytes() == DATA[:50] + b"abc" + DATA[53:]
+    os.truncate(place, 10_000)
+    assert memory.regions.read(RegionSlice("r", 5, 20)) == DATA[30:35]
 
 
 def test_regions_are_described_and_forgotten(memory):
@@ -60,13 +61,11 @@ def test_regions_are_described_and_forgotten(memory):
     memory.file("k", DATA)
     for number, name in enumerate(names):
         memory.regions.register(name, "/k", number, 10)
-    found = {one.name: one for one in memory.regions.status()}
-    assert list(found) == sorted(names)
-    assert found["ü\0\n"] == RegionStatus("ü\0\n", "/k", 3, 10)
+    expected = [RegionStatus(name, "/k", names.index(name), 10) for name in sorted(names)]
+    assert memory.regions.status() == expected
     assert memory.regions.status("b") == [RegionStatus("b", "/k", 0, 10)]
-    memory.regions.unregister("b")
-    memory.regions.unregister("b")
-    memory.regions.unregister("never there")
+    for name in ("b", "b", "never there"):
+        memory.regions.unregister(name)
     with pytest.raises(UnknownRegionError, match="'b' is not registered"):
         memory.regions.status("b")
     assert len(memory.regions.status()) == 4
@@ -171,15 +170,9 @@ def linked(place: Path) -> None:
     place.symlink_to(place.with_name("other"))
 
 
-def test_a_file_that_grows_stays_in_use(memory):
-    place = memory.region(DATA)
-    os.truncate(place, 10_000)
-    assert memory.regions.read(RegionSlice("r", 100)) == DATA
-
-
-@pytest.mark.parametrize("key", ["k", "/k", "a b", ".k", "..k", "ü", "k" * 255])
-def test_names_of_files_with_or_without_the_slash_of_shm_open(key: str) -> None:
-    assert file_name(key) == key.removeprefix("/")
+def test_names_of_files_with_or_without_the_slash_of_shm_open() -> None:
+    for key in ("k", "/k", "a b", ".k", "..k", "ü", "k" * 255):
+        assert file_name(key) == key.removeprefix("/")
 
 
 @pytest.mark.parametrize(
@@ -203,35 +196,31 @@ def test_files_are_closed_whatever_happens(memory) -> None:
         os.fstat(file.descriptor)
 
 
-def test_a_file_that_is_cut_short_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_short_while_it_is_read_is_an_error(memory) -> None:
     """As a mapping, it would be the end of the process (SIGBUS)."""
-    place = tmp_path / "k"
-    place.write_bytes(bytes(100_000))
-    with opened(tmp_path, "k") as file:
-        os.truncate(place, 5000)
-        with pytest.raises(BadRegionError, match="ended after 5000 of 100000 bytes"):
-            read_at(file, 0, 100_000)
-        os.truncate(place, 0)
-        with pytest.raises(BadRegionError, match="ended after 0 of 1 bytes"):
-            read_at(file, 0, 1)
+    place = memory.file("k", bytes(100_000))
+    with opened(memory.folder, "k") as file:
+        for left, asked in ((5000, 100_000), (0, 1)):
+            os.truncate(place, left)
+            with pytest.raises(BadRegionError, match=f"ended after {left} of {asked} bytes"):
+                read_at(file, 0, asked)
 
 
-def test_a_file_that_is_gone_while_it_is_used_is_still_this_one(tmp_path: Path) -> None:
-    place = tmp_path / "k"
-    place.write_bytes(b"mine")
-    with opened(tmp_path, "k") as file:
+def test_a_file_that_is_gone_while_it_is_used_is_still_this_one(memory) -> None:
+    place = memory.file("k", b"mine")
+    with opened(memory.folder, "k") as file:
         place.unlink()
         place.write_bytes(b"else")
         assert read_at(file, 0, 4) == b"mine"
 
 
 def test_full_memory_is_an_error() -> None:
-    descriptor = os.open("/dev/full", os.O_RDWR)
-    try:
-        with pytest.raises(BadRegionError, match="took 0 of 3 bytes: No space left"):
-            write_at(OpenFile(descriptor, (0, 0), 3), 0, b"abc")
-    finally:
-        os.close(descriptor)
+    says = "took 0 of 3 bytes: No space left"
+    with (
+        Path("/dev/full").open("r+b", buffering=0) as full,
+        pytest.raises(BadRegionError, match=says),
+    ):
+        write_at(OpenFile(full.fileno(), (0, 0), 3), 0, b"abc")
 
 
 @pytest.mark.parametrize("is_writing", [False, True])
@@ -255,12 +244,8 @@ def test_what_is_no_regular_file_is_not_opened_and_not_waited_for(
     assert not open_files() - before
 
 
-EXAMPLES = settings(
-    max_examples=150,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+EXAMPLES = settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=SLOW)
 TOLD = (BadRegionError, UnknownRegionError, RegionExistsError)
 NUMBERS = st.integers(0, 70) | st.sampled_from([-1, 2**31, 2**63 - 1, 2**63, 2**70, -(2**63)])
 ANY = st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
