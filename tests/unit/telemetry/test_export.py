@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
@@ -29,7 +30,6 @@ from app.telemetry.export import (
 from app.telemetry.metric_table import CLOCK_STEPS, DROPPED_SPANS, PROCESS_CPU_MS, PROCESS_MEMORY
 from app.telemetry.metrics import meter
 from app.telemetry.spans import current_parent, orphans, outlets, record
-from tests.support.instruments import Instruments
 from tests.support.trace_receivers import JaegerAgent, JaegerCollector, OtlpGrpc, OtlpHttp
 
 
@@ -44,7 +44,9 @@ def test_the_process_tells_its_cost_and_its_losses(told, monkeypatch):
     assert told.of(DROPPED_SPANS) == {("otlp",): 7}
 
 
-def test_figures_that_cannot_be_read_are_said_once(told, monkeypatch, caplog):
+def test_figures_that_cannot_be_read_are_said_once_and_a_feeder_ends_with_the_meter(
+    told, monkeypatch, caplog
+):
     def unknown(process: psutil.Process) -> None:
         raise NotImplementedError("no /proc here")
 
@@ -55,11 +57,9 @@ def test_figures_that_cannot_be_read_are_said_once(told, monkeypatch, caplog):
     (warning,) = caplog.messages
     assert "no /proc here" in warning
     assert "requests are served as before" in warning
-
-
-def test_a_feeder_ends_with_the_meter(told: Instruments) -> None:
+    told.values.clear()
     meter.is_on = False
-    Feeder(meter).run()
+    feeder.run()
     assert told.values == {}
 
 
@@ -98,6 +98,15 @@ def test_otlp_by_http(spans, monkeypatch, path):
     check(receiver.spans, spans)
 
 
+def test_the_standard_variables_count(spans, monkeypatch):
+    with OtlpHttp() as receiver:
+        of_spans = {"PROTOCOL": "grpc", "TRACES_PROTOCOL": "http/protobuf"}
+        for name, value in (of_spans | {"ENDPOINT": receiver.url}).items():
+            monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+        sent(receiver, spans, trace_endpoint=None)
+    check(receiver.spans, spans)
+
+
 @pytest.mark.parametrize("variable", [None, "ENDPOINT", "TRACES_ENDPOINT"])
 def test_the_port_4318_means_http(monkeypatch, variable):
     """Also where OpenTelemetry's own variable names it: gRPC would be spoken to an HTTP port."""
@@ -108,27 +117,14 @@ def test_the_port_4318_means_http(monkeypatch, variable):
     assert type(exporter).__module__ == "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
-def test_the_standard_variables_count(spans, monkeypatch):
-    with OtlpHttp() as receiver:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-        sent(receiver, spans, trace_endpoint=None)
-    check(receiver.spans, spans)
-
-
 def test_jaegers_agent(spans):
     with JaegerAgent() as receiver:
         sent(receiver, spans, trace_exporter="jaeger")
         receiver.wait_for(lambda arrived: len(arrived) == len(spans))
-    check(receiver.spans, spans)
-
-
-def test_a_packet_has_a_limit_and_many_spans_take_many(spans):
-    with JaegerAgent() as receiver:
+        check(receiver.spans, spans)
         sent(receiver, spans * 150, trace_exporter="jaeger")
-        receiver.wait_for(lambda arrived: len(arrived) == 450)
-    assert len(receiver.packets) > 1
+        receiver.wait_for(lambda arrived: len(arrived) == 453)
+    assert len(receiver.packets) > 2  # a packet has a limit, and many spans take many
 
 
 def test_jaegers_collector(spans):
@@ -243,7 +239,10 @@ def asked() -> Pipeline:
     return pipeline
 
 
-def test_spans_go_to_the_exporter_once(asked, exporter, spans):
+def test_spans_go_to_the_exporter_once_and_only_with_serves_tracing(asked, exporter, spans):
+    unasked = Pipeline()
+    unasked.start(Settings())
+    assert unasked.sink is None
     asked.start(Settings())
     sink = asked.sink
     asked.start(Settings())  # a second stage in the process
@@ -299,12 +298,6 @@ def test_without_a_collector_nothing_starts(asked, spans, monkeypatch, exporter_
     assert asked.force_flush()
     asked.shutdown()
     assert (asked.sink, asked.dropped, outlets) == (None, {}, before)
-
-
-def test_without_serves_tracing_nothing_starts(exporter):
-    unasked = Pipeline()
-    unasked.start(Settings())
-    assert unasked.sink is None
 
 
 def test_serve_gets_the_processor_and_the_environment_its_names(monkeypatch):
@@ -366,7 +359,7 @@ def test_nobody_at_the_endpoint_is_a_loss_with_its_reason(exporter, spans, free_
     sink.shutdown()
 
 
-def test_who_failed_is_left_alone_for_a_while(exporter, spans):
+def test_who_failed_is_left_alone_for_a_while_and_stopping_does_not_wait_for_it(exporter, spans):
     """Nothing is encoded for an endpoint that was not there a moment ago."""
     exporter.result = SpanExportResult.FAILURE
     sink = Sink("otlp", exporter)
@@ -374,19 +367,11 @@ def test_who_failed_is_left_alone_for_a_while(exporter, spans):
         pass_on(sink, spans[0])
         exporter.result = SpanExportResult.SUCCESS  # which is not found out yet
     assert exporter.spans == []
-    assert sink.num_dropped == 3
-    sink.shutdown()
-
-
-def test_stopping_does_not_wait_for_who_takes_nothing(exporter, spans):
-    exporter.result = SpanExportResult.FAILURE
-    sink = Sink("otlp", exporter)
-    pass_on(sink, spans[0])
     exporter.gate.clear()  # a retry would wait here; shutdown ends it
     sink.on_end(spans[0])
     sink.shutdown()
     assert exporter.is_shut_down
-    assert sink.num_dropped == 2
+    assert sink.num_dropped == 4
 
 
 def test_all_exporters_have_a_recorded_span_with_the_same_identity(exported, request_span):
@@ -415,15 +400,12 @@ def test_many_spans_go_in_batches(exporter, spans, monkeypatch):
     assert max(exporter.sizes) <= export.BATCH
 
 
-def traced_line() -> logging.LogRecord:
-    line = logging.makeLogRecord({"msg": "something is wrong"})
-    assert TraceIds().filter(line)
-    return line
+def test_a_line_of_a_traced_request_has_its_id_and_any_other_has_none(exported):
+    def trace_id_of_line() -> str | None:
+        line = logging.makeLogRecord({"msg": "something is wrong"})
+        assert TraceIds().filter(line)
+        return getattr(line, "trace_id", None)
 
-
-def test_a_line_of_a_traced_request_has_its_id(request_span):
-    assert traced_line().trace_id == f"{request_span.context.trace_id:032x}"
-
-
-def test_any_other_line_has_none(exported):
-    assert not hasattr(traced_line(), "trace_id")
+    assert trace_id_of_line() is None
+    with trace.get_tracer("serve").start_as_current_span("request") as span:
+        assert trace_id_of_line() == f"{span.get_span_context().trace_id:032x}"

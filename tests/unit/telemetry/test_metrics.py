@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -49,15 +50,12 @@ async def test_batches_by_size_and_the_queue_from_the_first_on(told: Instruments
     assert told.of(table.FAILED_BATCHES) == {("a",): 1}
 
 
-def test_a_golden_check_that_passes(told: Instruments) -> None:
+def test_a_golden_check_that_fails_is_told_before_the_error_goes_on(told: Instruments) -> None:
+    """The replica ends within a second: the meter's next regular flush would be too late."""
     taken_ms = recorded_golden_ms("a", lambda: None)
     assert told.of(table.GOLDEN_PASSED) == {("a",): 1}
     assert told.of(table.GOLDEN_MS) == {("a",): taken_ms}
     assert taken_ms >= 0
-
-
-def test_a_golden_check_that_fails_is_told_before_the_error_goes_on(told: Instruments) -> None:
-    """The replica ends within a second: the meter's next regular flush would be too late."""
 
     def check() -> None:
         raise ValueError("another answer")
@@ -137,14 +135,11 @@ def test_flushes_on_several_threads_lose_nothing(told: Instruments) -> None:
     """A member that is loaded later records its golden check on a thread of its own."""
     for _ in range(3000):
         record_answered("/v1/classify", 200, 1.0)
-    threads = [threading.Thread(target=meter.flush) for _ in range(4)]
     switch_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda _: meter.flush(), range(4)))
     finally:
         sys.setswitchinterval(switch_s)
     assert meter.is_on
@@ -172,7 +167,7 @@ def test_ray_in_trouble_switches_it_off_with_one_warning(told, caplog):
     assert "requests are served as before" in warning
 
 
-def test_it_does_nothing_until_it_is_started() -> None:
+def test_it_does_nothing_until_it_is_started_which_happens_once() -> None:
     start_metrics()  # no replica, no metrics
     assert not meter.is_on
     idle = Meter()
@@ -181,13 +176,9 @@ def test_it_does_nothing_until_it_is_started() -> None:
     idle.observe(table.REQUEST_MS, 1, status="200")
     idle.flush()
     assert not idle.is_on
-
-
-def test_it_is_started_once() -> None:
-    started = Meter()
     made: list[Any] = []
-    assert started.start(made.append)
-    assert not started.start(made.append)
+    assert idle.start(made.append)
+    assert not idle.start(made.append)
     assert len(made) == len({part.name for part in made}) >= len(table.METRICS)
 
 
