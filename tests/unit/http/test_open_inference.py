@@ -100,20 +100,16 @@ async def test_outputs_are_those_that_were_asked_for_and_binary_on_request(clien
 
 
 @pytest.mark.parametrize(("count", "shape"), [(2, [2, 2]), (9999, [2, 10])])
-async def test_classification_strings(client, count, shape):
-    outputs = asked("probabilities", classification=count)
-    answer = await infer(client, images(IMAGE, IMAGE, outputs=outputs))
-    (output,) = answer.json()["outputs"]
-    assert (output["datatype"], output["shape"]) == ("BYTES", shape)
+async def test_classification_strings_and_several_labels(client, count, shape):
+    outputs = [*asked("probabilities", classification=count), *asked("label")]
+    sent = images(IMAGE, IMAGE, outputs=outputs, parameters={"top_k": 3})
+    strings, labels = (await infer(client, sent)).json()["outputs"]
+    assert (strings["datatype"], strings["shape"]) == ("BYTES", shape)
     best = [f"{MEAN[index]:f}:{index}:{LABELS[index]}" for index in (1, 4)]
-    assert output["data"][:2] == best
-    assert output["data"][shape[1] :][:2] == best
-
-
-async def test_top_k_asks_for_several_labels(client):
-    answer = await infer(client, images(IMAGE, parameters={"top_k": 3}, outputs=asked("label")))
-    (output,) = answer.json()["outputs"]
-    assert (output["shape"], output["data"]) == ([1, 3], [LABELS[1], LABELS[4], LABELS[3]])
+    assert strings["data"][:2] == best
+    assert strings["data"][shape[1] :][:2] == best
+    assert labels["shape"] == [2, 3]
+    assert labels["data"] == [LABELS[1], LABELS[4], LABELS[3]] * 2
 
 
 async def test_a_member_alone_gives_its_own_probabilities(graph, client):
@@ -153,12 +149,6 @@ async def test_time_and_lane_are_the_requests(graph, client):
     assert 1.5 < graph.members["resnet50"].asked[3][1] <= 2.0
     answer = await infer(client, images(IMAGE, parameters={"timeout": 1}))
     assert error_of(answer, 504)
-
-
-async def test_one_bad_image_fails_its_request_and_is_named(client):
-    answer = await infer(client, images(IMAGE, b"no", IMAGE))
-    assert "image 1 of 3" in error_of(answer, 400)
-    assert "these bytes are no image" in answer.json()["error"]
 
 
 BOTH = [
@@ -214,9 +204,14 @@ async def test_a_model_or_version_that_is_none(client, path, says):
         assert says in error_of(await client.get(way), 404)
 
 
-async def test_what_is_not_there_is_told_in_the_protocols_form(client):
+async def test_other_errors_have_the_protocols_form_too(graph, client):
     assert "/docs" in error_of(await client.get(f"{MODEL}/infer"), 405)
     assert "/docs" in error_of(await client.get("/v2/nothing"), 404)
+    bad = error_of(await infer(client, images(IMAGE, b"no", IMAGE)), 400)
+    assert "image 1 of 3" in bad  # fails its request, and is named
+    assert "these bytes are no image" in bad
+    graph.members["resnet50"].raises = ValueError("a defect")
+    assert "request id" in error_of(await infer(client, images(IMAGE)), 500)
 
 
 @pytest.mark.parametrize(
@@ -252,11 +247,6 @@ async def test_codings_that_are_damaged_or_unknown(graph, client, coding, body, 
     assert graph.service.byte_budget.num_held == 0
 
 
-async def test_an_error_of_ours_has_the_protocols_form_too(graph, client):
-    graph.members["resnet50"].raises = ValueError("a defect")
-    assert "request id" in error_of(await infer(client, images(IMAGE)), 500)
-
-
 async def test_an_answer_of_one_member_says_nothing_of_the_others(graph, client):
     await infer(client, images(IMAGE), f"{MODEL}.resnet50")
     graph.members["densenet169"].raises = NotReadyError("gone")
@@ -285,12 +275,9 @@ async def test_what_the_server_says_of_itself(client):
     assert model == (await client.get(MODEL)).json()
     assert model == (await client.get(f"{MODEL}/versions/{VERSION}")).json()
     assert (model["name"], model["versions"]) == ("imagenette", [VERSION, "1"])
-    assert [(t["name"], t["datatype"], t["shape"]) for t in model["inputs"] + model["outputs"]] == [
-        ("image", "BYTES", [-1]),
-        ("pixels", "UINT8", [-1, SIZE, SIZE, 3]),
-        ("probabilities", "FP32", [-1, 10]),
-        ("label", "BYTES", [-1]),
-    ]
+    tensors = [(t["name"], t["datatype"], t["shape"]) for t in model["inputs"] + model["outputs"]]
+    assert tensors[:2] == [("image", "BYTES", [-1]), ("pixels", "UINT8", [-1, SIZE, SIZE, 3])]
+    assert tensors[2:] == [("probabilities", "FP32", [-1, 10]), ("label", "BYTES", [-1])]
     index = (await client.post("/v2/repository/index", json={"ready": True})).json()
     names = ["imagenette", "imagenette.resnet50", "imagenette.densenet169"]
     assert [entry["name"] for entry in index] == names

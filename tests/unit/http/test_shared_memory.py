@@ -283,50 +283,43 @@ async def test_more_than_a_body_may_have_is_refused_before_it_is_read(client, me
     assert "the limit is 500000" in error_of(answer, 413)
 
 
+def image_out(*place: Any, name: str = "probabilities", offset: int | None = None):
+    """Return a request whose output goes into a region."""
+    return images(IMAGE, outputs=[output_in(name, *place, offset=offset)])
+
+
 @pytest.mark.parametrize(
-    ("parameters", "status", "says"),
+    ("sent", "status", "says"),
     [
-        (in_region(len(FILE), "other"), 404, "'other' is not registered; register it first"),
-        (in_region(len(FILE) + 1), 400, "are asked for"),
-        (in_region(len(FILE), offset=1), 400, "are asked for"),
-        (in_region(1, offset=2**63 - 1), 400, "are asked for"),
-        (in_region(2**63 - 1), 413, "the limit is 500000"),
-        (in_region(2**70), 400, "it is a whole number"),
-        (in_region(len(FILE) - 1), 400, "has 10 bytes by its length, and 9 are left"),
-        (in_region(3), 400, "shape and data must agree"),
-        (in_region(-1), 400, "give a size from 1"),
-        (in_region(0), 400, "give a size from 1"),
-        (in_region(9, offset=-1), 400, "an offset from 0"),
-        ({"shared_memory_region": "r"}, 400, "shared_memory_byte_size is None"),
-        ({"shared_memory_byte_size": 9}, 400, "shared_memory_region is None"),
-        ({**in_region(9), "binary_data_size": 0}, 400, "has data and a region"),
+        (image_in(in_region(len(FILE), "other")), 404, "'other' is not registered; register it"),
+        (image_in(in_region(len(FILE) + 1)), 400, "are asked for"),
+        (image_in(in_region(len(FILE), offset=1)), 400, "are asked for"),
+        (image_in(in_region(1, offset=2**63 - 1)), 400, "are asked for"),
+        (image_in(in_region(2**63 - 1)), 413, "the limit is 500000"),
+        (image_in(in_region(2**70)), 400, "it is a whole number"),
+        (image_in(in_region(len(FILE) - 1)), 400, "has 10 bytes by its length, and 9 are left"),
+        (image_in(in_region(3)), 400, "shape and data must agree"),
+        (image_in(in_region(-1)), 400, "give a size from 1"),
+        (image_in(in_region(0)), 400, "give a size from 1"),
+        (image_in(in_region(9, offset=-1)), 400, "an offset from 0"),
+        (image_in({"shared_memory_region": "r"}), 400, "shared_memory_byte_size is None"),
+        (image_in({"shared_memory_byte_size": 9}), 400, "shared_memory_region is None"),
+        (image_in({**in_region(9), "binary_data_size": 0}), 400, "has data and a region"),
+        (image_out(39), 400, "has 40 bytes, and 39 of shared memory"),
+        (image_out(40, "other"), 404, "'other' is not registered"),
+        (image_out(41), 400, "are asked for"),
+        (image_out(1, name="label", offset=40), 400, "are asked for"),
+        (image_out(40, name="label", offset=-1), 400, "an offset from 0"),
     ],
 )
-async def test_inputs_that_no_region_has(graph, client, memory, parameters, status, says):
+async def test_what_no_region_has_or_takes(graph, client, memory, sent, status, says):
+    """It is refused before anything is computed."""
     memory.region(FILE)
-    assert says in error_of(await infer(client, image_in(parameters)), status)
+    memory.region(bytes(40), "out", "out")
+    assert says in error_of(await infer(client, sent), status)
     assert graph.decoder.lanes == []
     assert graph.service.byte_budget.num_held == 0
     assert (await infer(client, image_in(in_region(len(FILE))))).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("output", "status", "says"),
-    [
-        (output_in("probabilities", 39), 400, "has 40 bytes, and 39 of shared memory"),
-        (output_in("probabilities", 40, "other"), 404, "'other' is not registered"),
-        (output_in("probabilities", 41), 400, "are asked for"),
-        (output_in("label", 1, offset=40), 400, "are asked for"),
-        (output_in("label", 40, offset=-1), 400, "an offset from 0"),
-    ],
-)
-async def test_outputs_that_no_region_takes_are_refused_before_anything_is_computed(
-    graph, client, memory, output, status, says
-):
-    memory.region(bytes(40), "out")
-    answer = await infer(client, images(IMAGE, outputs=[output]))
-    assert says in error_of(answer, status)
-    assert graph.decoder.lanes == []
 
 
 async def test_a_label_longer_than_its_place(client, memory):
