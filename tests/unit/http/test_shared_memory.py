@@ -283,9 +283,9 @@ async def test_more_than_a_body_may_have_is_refused_before_it_is_read(client, me
     assert "the limit is 500000" in error_of(answer, 413)
 
 
-def image_out(*place: Any, name: str = "probabilities", offset: int | None = None):
+def image_out(byte_size: int, region: str = "out", name: str = "probabilities", **place: int):
     """Return a request whose output goes into a region."""
-    return images(IMAGE, outputs=[output_in(name, *place, offset=offset)])
+    return images(IMAGE, outputs=[output_in(name, byte_size, region, **place)])
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_the_raw_form_is_one_image_and_is_answered_in_binary():
 
 
 def test_outputs_say_themselves_whether_they_are_binary_or_the_request_does():
-    outputs = [{"name": "a"}]
+    outputs: list[dict[str, Any]] = [{"name": "a"}]
     outputs += [{"name": "b", "parameters": {"binary_data": False, "classification": 3}}]
     fields = {"inputs": [PIXELS], "outputs": outputs, "parameters": {"binary_data_output": True}}
     expected = (RequestedOutput("a", True), RequestedOutput("b", False, 3))
@@ -154,7 +154,7 @@ def test_json_that_is_no_request(fields, says):
 
 @pytest.mark.parametrize("size", [-1, 4, 2**31, 2**64])
 def test_a_size_beyond_what_is_left(size):
-    tensor = {"name": "x", "datatype": "BYTES", "shape": [1]}
+    tensor: dict[str, Any] = {"name": "x", "datatype": "BYTES", "shape": [1]}
     tensor |= {"parameters": {"binary_data_size": size}}
     with pytest.raises(BadTensorError, match=r"binary_data_size is .* 3 bytes are left|whole"):
         parsed(with_header({"inputs": [tensor]}, b"abc"))

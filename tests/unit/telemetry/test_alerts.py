@@ -1,8 +1,11 @@
 """The alert rules, played by promtool over series as they really come."""
 
 import re
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -25,9 +28,11 @@ from app.telemetry.metric_table import (
 from app.telemetry.metrics import CLASSIFY, record_answered
 from tests.support.exposed_metrics import exposed
 from tests.support.instruments import Instruments
-from tests.support.played_rules import ALERTS, Labels, play, play_expressions, series
+from tests.support.prometheus_programs import PROMTOOL
 
 pytestmark = pytest.mark.prometheus
+ALERTS = Path(__file__).parents[3] / "configs" / "prometheus" / "alerts.yaml"
+Labels = Mapping[str, str]
 OBJECTIVES, PACES = ("TandemAnswered", "TandemLatency"), ("Fast", "Slowly")
 CRITICAL, WARNING, INFO = ({"severity": name} for name in ("critical", "warning", "info"))
 # The golden check and the burn rates, below.
@@ -35,6 +40,51 @@ PLAYED_BELOW = {"TandemGoldenFailed", *(f"{o}Burns{h}" for o in OBJECTIVES for h
 (COUNTED,), (REFUSED,), (ENTROPIES,), (ANSWERED,), (COMPARED,) = (
     exposed(metric) for metric in (REQUESTS, REFUSED_BEFORE, ENTROPY, ANSWERS, TRAFFIC_COMPARED)
 )
+
+
+def series(name: str, labels: Labels, values: str) -> dict[str, str]:
+    """Return an input series; ``values`` in promtool's notation (``0+5x60``: 0, 5, 10, ...)."""
+    told = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    return {"series": f"{name}{{{told}}}", "values": values}
+
+
+def play(
+    folder: Path,
+    given: Sequence[dict[str, str]],
+    alert: str,
+    expected: Mapping[str, Sequence[Labels]],
+    every_s: int = 10,
+) -> None:
+    """Assert with which labels ``alert`` fires at which time (``10m``).
+
+    ``every_s`` is the time between two values, and between two looks at the rules.
+    """
+    asked = [
+        {
+            "expr": f'ALERTS{{alertname="{alert}",alertstate="firing"}}',
+            "eval_time": at,
+            "exp_samples": [{"labels": _firing(alert, labels), "value": 1} for labels in firing],
+        }
+        for at, firing in expected.items()
+    ]
+    play_expressions(folder, given, asked, every_s)
+
+
+def play_expressions(
+    folder: Path, given: Sequence[dict[str, str]], asked: Sequence[dict[str, Any]], every_s: int
+) -> None:
+    """Assert what expressions say: ``asked`` as promtool's ``promql_expr_test``."""
+    test = {"interval": f"{every_s}s", "input_series": list(given), "promql_expr_test": list(asked)}
+    tests = {"rule_files": [str(ALERTS)], "evaluation_interval": f"{every_s}s", "tests": [test]}
+    file = folder / "tests.yaml"
+    file.write_text(yaml.safe_dump(tests), "utf-8")
+    done = subprocess.run([str(PROMTOOL), "test", "rules", file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _firing(alert: str, labels: Labels) -> str:
+    every = {"alertname": alert, "alertstate": "firing", **labels}
+    return "ALERTS{" + ",".join(f'{key}="{value}"' for key, value in every.items()) + "}"
 
 
 @dataclass(frozen=True)
