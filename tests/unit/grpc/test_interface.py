@@ -420,13 +420,17 @@ async def test_what_is_no_request(service, sent, says):
     assert trailing(context)["error-code"] == "bad_parameter"
 
 
-@pytest.mark.parametrize("error", [FunctionError("combine failed"), ZeroDivisionError("secret")])
-async def test_what_is_ours_to_mend_is_logged_with_the_calls_id(service, caplog, error):
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (FunctionError("combine failed"), "request r1: combine failed"),
+        (ZeroDivisionError("secret"), "request r1 failed"),
+    ],
+)
+async def test_what_is_ours_to_mend_is_logged_with_the_calls_id(service, caplog, error, logged):
     service.raises = error
     with caplog.at_level(logging.ERROR, "ray.serve"):
         _, context = await classify(service, b"image", request_id="r1")
-    (record,) = caplog.records
-    assert record.message.startswith("request r1")
-    assert record.request_id == "r1"
+    assert [(line.message, line.request_id) for line in caplog.records] == [(logged, "r1")]
     assert context.code() is CODE.INTERNAL
     assert "secret" not in context.details()
