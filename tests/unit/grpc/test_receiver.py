@@ -114,27 +114,23 @@ class Received:
 
     def __init__(self, limit: int = 100) -> None:
         self.room = ReceiveRoom(limit)
-        self.ended: dict[str, tuple[str, float]] = {}
 
-    async def one(self, name: str, num_bytes: int, takes_s: float) -> None:
+    async def receive(self, num_bytes: int, takes_s: float) -> tuple[str, float]:
         fate = "received"
         try:
             async with self.room.taken(num_bytes):
                 await asyncio.sleep(takes_s)
         except (OverloadedError, SlowBodyError) as error:
             fate = error.code
-        self.ended[name] = (fate, asyncio.get_running_loop().time())
+        return fate, asyncio.get_running_loop().time()
 
-    async def together(self, **messages: tuple[int, float]) -> dict[str, tuple[str, float]]:
+    async def together(self, *messages: tuple[int, float]) -> list[tuple[str, float]]:
         """Begin them in order; a number of bytes, and how long they take to come."""
-        async with asyncio.TaskGroup() as group:
-            for name, (num_bytes, takes_s) in messages.items():
-                group.create_task(self.one(name, num_bytes, takes_s))
-        return self.ended
+        return await asyncio.gather(*(self.receive(*message) for message in messages))
 
 
 SLOW, CUT = ("slow_body", SLOW_AFTER_S), ("overloaded", WAIT_AT_MOST_S)
-LONG_BYTES = 6 * MIB
+LONG, LONG_S = 6 * MIB, 6 * SLOW_S_PER_MIB
 HELD_BYTES = 40 * MIB  # its holder may take 10 s
 
 
@@ -146,40 +142,23 @@ def received(at_s: float) -> tuple[str, float]:
     ("limit", "messages", "ended"),
     [
         # What has room waits for nobody; a slow message that nobody waits for is let.
-        (100, {"a": (50, 1.5), "b": (50, 1.5)}, [received(1.5), received(1.5)]),
-        (100, {"a": (60, 60.0), "b": (40, 60.0)}, [received(60.0), received(60.0)]),
+        (100, [(50, 1.5), (50, 1.5)], [received(1.5), received(1.5)]),
+        (100, [(60, 60.0), (40, 60.0)], [received(60.0), received(60.0)]),
         # The first is the first. The last would have room at once, but a large one must not wait
         # for ever.
-        (
-            100,
-            {"a": (60, 0.5), "b": (60, 0.5), "c": (10, 0.5)},
-            [received(0.5), received(1.0), received(1.0)],
-        ),
+        (100, [(60, 0.5), (60, 0.5), (10, 0.5)], [received(0.5), received(1.0), received(1.0)]),
         # The slowest is cut for those that wait, and no more than it takes.
-        (100, {"a": (60, 60.0), "b": (60, 0.25)}, [SLOW, received(SLOW_AFTER_S + 0.25)]),
-        (
-            100,
-            {"a": (50, 60.0), "b": (50, 1.25), "c": (50, 0.0)},
-            [SLOW, received(1.25), received(SLOW_AFTER_S)],
-        ),
+        (100, [(60, 60.0), (60, 0.25)], [SLOW, received(SLOW_AFTER_S + 0.25)]),
+        (100, [(50, 60.0), (50, 1.25), (50, 0.0)], [SLOW, received(1.25), received(SLOW_AFTER_S)]),
         # A longer message has more time; nobody waits longer than HAProxy would.
-        (
-            LONG_BYTES,
-            {"a": (LONG_BYTES, 60.0), "b": (LONG_BYTES, 0.0)},
-            [("slow_body", 6 * SLOW_S_PER_MIB), received(6 * SLOW_S_PER_MIB)],
-        ),
-        (
-            HELD_BYTES,
-            {"a": (HELD_BYTES, 9.0), "b": (10, 0.0), "c": (10, 0.0)},
-            [received(9.0), CUT, CUT],
-        ),
+        (LONG, [(LONG, 60.0), (LONG, 0.0)], [("slow_body", LONG_S), received(LONG_S)]),
+        (HELD_BYTES, [(HELD_BYTES, 9.0), (10, 0.0), (10, 0.0)], [received(9.0), CUT, CUT]),
         # A message that is larger than the room is received alone.
-        (100, {"a": (500, 0.5), "b": (500, 0.5)}, [received(0.5), received(1.0)]),
+        (100, [(500, 0.5), (500, 0.5)], [received(0.5), received(1.0)]),
     ],
 )
 def test_who_has_room_and_when(limit, messages, ended):
-    found = run_virtually(Received(limit).together(**messages))
-    assert [found[name] for name in messages] == ended
+    assert run_virtually(Received(limit).together(*messages)) == ended
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5, SLOW_AFTER_S, 1.5, WAIT_AT_MOST_S])
@@ -187,14 +166,13 @@ def test_whoever_goes_leaves_its_room_behind(after_s):
     """Cancelled as a receiver, as one who waits, in the moment of a cut and of its own time."""
     room = Received()
 
-    async def hang_up() -> None:
-        tasks = [asyncio.create_task(room.one(name, 60, 60.0)) for name in "abc"]
+    async def hang_up() -> tuple[str, float]:
+        tasks = [asyncio.create_task(room.receive(60, 60.0)) for _ in "abc"]
         await asyncio.sleep(after_s)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await room.one("last", 100, 0.0)
+        return await room.receive(100, 0.0)
 
-    run_virtually(hang_up())
-    assert room.ended["last"][0] == "received"
+    assert run_virtually(hang_up())[0] == "received"
     assert room.room.num_taken == 0

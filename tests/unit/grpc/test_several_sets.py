@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import grpc
@@ -9,7 +10,6 @@ import pytest
 
 from app.errors import NotReadyError
 from app.graph.service import EnsembleService
-from app.grpc import open_inference_pb2
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.interface import GrpcInterface
 from app.grpc.open_inference import OpenInferenceInterface
@@ -26,6 +26,8 @@ from tests.support.scored_sets import scored_picture, write_scored_set
 from tests.support.several_sets import FIRST, SECOND, labels_of, write_two_sets
 from tests.support.tiny_networks import picture
 
+CODE = grpc.StatusCode
+
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
@@ -38,10 +40,30 @@ def service(graph: Assembly) -> EnsembleService:
     return graph.service
 
 
-async def classify(service: EnsembleService, **asked: Any) -> tuple[ClassifyReply, Any]:
-    message = ClassifyRequest(images=[picture("red")], **asked).SerializeToString()
-    context = context_of()
+async def classify(
+    service: EnsembleService, metadata: str | None = None, **asked: Any
+) -> tuple[ClassifyReply, Any]:
+    """Return the reply, and the context; ``metadata`` name a set."""
+    message = ClassifyRequest(**{"images": [picture("red")]} | asked).SerializeToString()
+    context = context_of(**({"model_set": metadata} if metadata else {}))
     return await GrpcInterface(service).classify(stream_of(message), context), context
+
+
+def inference_of(name: str) -> dict[str, Any]:
+    """Return the fields of a request of a blue picture to a model."""
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1]}
+    raw = [elements(picture("blue"))]
+    return {"model_name": name, "inputs": [tensor], "raw_input_contents": raw}
+
+
+async def call(
+    interface: OpenInferenceInterface, method: str, context: Any = None, **fields: Any
+) -> tuple[Any, Any]:
+    """Return the reply of a method of the Open Inference Protocol, and its status."""
+    message = getattr(messages, f"{method}Request")(**fields).SerializeToString()
+    context = context or context_of(peer="ipv4:127.0.0.1:9")
+    reply = await interface.call(method, stream_of(message), context)
+    return reply, context.code()
 
 
 async def test_a_message_names_its_set_or_gets_the_first(service):
@@ -55,7 +77,7 @@ async def test_a_message_names_its_set_or_gets_the_first(service):
 
 async def test_a_set_that_is_not_served_is_not_found(service):
     reply, context = await classify(service, model_set="nobody")
-    assert context.code() == grpc.StatusCode.NOT_FOUND
+    assert context.code() is CODE.NOT_FOUND
     assert context.details() == f"no model set 'nobody' is served; there are {FIRST}, {SECOND}"
     assert dict(context.trailing_metadata())["error-code"] == "unknown_model"
     assert not reply.results
@@ -63,50 +85,35 @@ async def test_a_set_that_is_not_served_is_not_found(service):
 
 async def test_metadata_name_the_set_whose_place_a_call_takes(service):
     """The message is read too late for that: a crowd for the first set would refuse the others."""
-    message = ClassifyRequest(images=[picture("red")], model_set=SECOND).SerializeToString()
 
-    async def code(**metadata: str) -> grpc.StatusCode | None:
-        context = context_of(**metadata)
-        await GrpcInterface(service).classify(stream_of(message), context)
-        return context.code()
+    async def code(metadata: str | None = None) -> grpc.StatusCode | None:
+        return (await classify(service, metadata, model_set=SECOND))[1].code()
 
     with ExitStack() as crowd:
         for _ in range(service.settings.max_concurrent_requests):
             crowd.enter_context(service.admission.admit())
-        assert await code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert await code(model_set=SECOND) is None
-        assert await code(model_set="nobody") == grpc.StatusCode.NOT_FOUND
+        assert await code() is CODE.RESOURCE_EXHAUSTED
+        assert await code(SECOND) is None
+        assert await code("nobody") is CODE.NOT_FOUND
     assert await code() is None
 
 
 @pytest.mark.parametrize(("first", "second"), [(FIRST, SECOND), (SECOND, FIRST)])
 async def test_metadata_and_message_that_name_two_sets_are_refused(service, first, second):
-    message = ClassifyRequest(images=[picture("red")], model_set=second).SerializeToString()
-    context = context_of(model_set=first)
-    await GrpcInterface(service).classify(stream_of(message), context)
-    assert context.code() == grpc.StatusCode.INVALID_ARGUMENT
+    _, context = await classify(service, first, model_set=second)
+    assert context.code() is CODE.INVALID_ARGUMENT
     said = f"the metadata model-set says {first!r}, the message {second!r}; name the same set"
     assert context.details().startswith(said)
 
 
 async def test_a_set_that_only_the_message_names_has_its_own_limits(service):
     """A crowd for the second fills its places alone: the first's clients are answered."""
-    raw = [elements(picture("blue"))]
-    tensor = {"name": "image", "datatype": "BYTES", "shape": [1]}
-    interface, first, second = (
-        OpenInferenceInterface(Inference(service)),
-        service,
-        service.of_set(SECOND),
-    )
+    interface = OpenInferenceInterface(Inference(service))
+    first, second = service, service.of_set(SECOND)
+    most, seen = service.settings.max_concurrent_requests, []
 
     async def code(name: str) -> grpc.StatusCode | None:
-        asked: dict[str, Any] = {"model_name": name, "inputs": [tensor], "raw_input_contents": raw}
-        message = open_inference_pb2.ModelInferRequest(**asked).SerializeToString()
-        context = context_of()
-        await interface.call("ModelInfer", stream_of(message), context)
-        return context.code()
-
-    most, seen = service.settings.max_concurrent_requests, []
+        return (await call(interface, "ModelInfer", **inference_of(name)))[1]
 
     async def classify(request: Any) -> Any:
         seen.append((first.admission.num_under_way, second.admission.num_under_way))
@@ -121,74 +128,53 @@ async def test_a_set_that_only_the_message_names_has_its_own_limits(service):
         for _ in range(most):
             crowd.enter_context(second.admission.admit())
         codes = await asyncio.gather(*(code(SECOND) for _ in range(2 * most)))
-        assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert set(codes) == {CODE.RESOURCE_EXHAUSTED}
         assert await code(FIRST) is None
     assert await code(SECOND) is None
 
 
 async def test_each_set_is_a_model_of_the_protocol(service, monkeypatch):
     interface = OpenInferenceInterface(Inference(service))
-
-    async def call(method: str, **fields: Any) -> Any:
-        message = getattr(open_inference_pb2, f"{method}Request")(**fields)
-        return await interface.call(method, stream_of(message.SerializeToString()), context_of())
-
     for name in (FIRST, SECOND, f"{SECOND}.sure"):
-        tensor = {"name": "image", "datatype": "BYTES", "shape": [1]}
-        raw = [elements(picture("blue"))]
-        reply = await call("ModelInfer", model_name=name, inputs=[tensor], raw_input_contents=raw)
+        reply, _ = await call(interface, "ModelInfer", **inference_of(name))
         label = labels_of("blue")[name.partition(".")[0]]
         assert elements(label.encode()) in reply.raw_output_contents
-
-    asked: dict[str, Any] = {"model_name": FIRST, "inputs": [tensor], "raw_input_contents": raw}
-    message = open_inference_pb2.ModelInferRequest(**asked).SerializeToString()
     context = context_of(model_set=SECOND)
-    await interface.call("ModelInfer", stream_of(message), context)
-    assert context.code() == grpc.StatusCode.INVALID_ARGUMENT  # never another set's answer
+    _, code = await call(interface, "ModelInfer", context, **inference_of(FIRST))
+    assert code is CODE.INVALID_ARGUMENT  # never another set's answer
 
     async def gone() -> None:
         raise NotReadyError("its member hangs")
 
     monkeypatch.setattr(service.of_set(SECOND), "check_ready", gone)
-    assert not (await call("ModelReady", name=SECOND)).ready
-    assert (await call("ModelReady", name=FIRST)).ready
-    assert not (await call("ServerReady")).ready
+    assert not (await call(interface, "ModelReady", name=SECOND))[0].ready
+    assert (await call(interface, "ModelReady", name=FIRST))[0].ready
+    assert not (await call(interface, "ServerReady"))[0].ready
 
 
 async def test_a_set_is_unloaded_and_loaded_by_tritons_methods(graph, service, monkeypatch):
     interface = OpenInferenceInterface(Inference(service, loader=graph.sets))
-
-    async def call(method: str, peer: str = "ipv4:127.0.0.1:9", **fields: Any) -> tuple[Any, Any]:
-        request = getattr(open_inference_pb2, f"{method}Request")(**fields)
-        context = context_of(peer=peer)
-        return await interface.call(
-            method, stream_of(request.SerializeToString()), context
-        ), context
+    load, unload = (partial(call, interface, f"RepositoryModel{way}") for way in ("Load", "Unload"))
 
     async def ready() -> set[str]:
-        index, _ = await call("RepositoryIndex", ready=True)
+        index, _ = await call(interface, "RepositoryIndex", ready=True)
         return {entry.name for entry in index.models} & {FIRST, SECOND}
 
-    _, context = await call("RepositoryModelUnload", model_name=SECOND)
-    assert context.code() is grpc.StatusCode.PERMISSION_DENIED  # without keys, nobody knows where
+    _, code = await unload(model_name=SECOND)
+    assert code is CODE.PERMISSION_DENIED  # without keys, nobody knows where
     monkeypatch.setenv("TANDEM_ON_LOOPBACK", "1")
-    _, context = await call("RepositoryModelUnload", "ipv4:192.0.2.1:9", model_name=SECOND)
-    assert context.code() is grpc.StatusCode.PERMISSION_DENIED
+    _, code = await unload(context_of(peer="ipv4:192.0.2.1:9"), model_name=SECOND)
+    assert code is CODE.PERMISSION_DENIED
     assert await ready() == {FIRST, SECOND}
-    _, context = await call("RepositoryModelUnload", model_name=SECOND)
-    assert context.code() is None
+    assert (await unload(model_name=SECOND))[1] is None
     assert await ready() == {FIRST}
-    index, _ = await call("RepositoryIndex")
+    index, _ = await call(interface, "RepositoryIndex")
     assert {entry.name: entry.state for entry in index.models}[SECOND] == "UNAVAILABLE"
-    _, context = await call("RepositoryModelUnload", model_name=FIRST)
-    assert context.code() is grpc.StatusCode.INVALID_ARGUMENT
-    _, context = await call("RepositoryModelLoad", model_name="nobody")
-    assert context.code() is grpc.StatusCode.NOT_FOUND
-    config = {"config": open_inference_pb2.ModelRepositoryParameter(string_param="{}")}
-    _, context = await call("RepositoryModelLoad", model_name=SECOND, parameters=config)
-    assert context.code() is grpc.StatusCode.INVALID_ARGUMENT
-    _, context = await call("RepositoryModelLoad", model_name=SECOND)
-    assert context.code() is None
+    assert (await unload(model_name=FIRST))[1] is CODE.INVALID_ARGUMENT
+    assert (await load(model_name="nobody"))[1] is CODE.NOT_FOUND
+    config = {"config": messages.ModelRepositoryParameter(string_param="{}")}
+    assert (await load(model_name=SECOND, parameters=config))[1] is CODE.INVALID_ARGUMENT
+    assert (await load(model_name=SECOND))[1] is None
     assert await ready() == {FIRST, SECOND}
 
 
@@ -198,25 +184,17 @@ def scored(tmp_path_factory: pytest.TempPathFactory):
 
 
 async def classify_scored(scored, *names: str, **asked: Any):
-    context = context_of()
-    images = [scored_picture(name) for name in names]
-    request = ClassifyRequest(images=images, **asked)
-    incoming = stream_of(request.SerializeToString())
-    return await GrpcInterface(scored).classify(incoming, context), context
+    return await classify(scored, images=[scored_picture(name) for name in names], **asked)
 
 
-async def test_each_image_has_its_list(scored):
+async def test_each_image_has_its_list_and_the_client_reads_it(scored):
     reply, _ = await classify_scored(scored, "cyan", "black")
     cyan, black = (result.classified for result in reply.results)
-    assert [one.label for one in cyan.predictions] == ["has blue", "has green"]
+    assert [prediction.label for prediction in cyan.predictions] == ["has blue", "has green"]
     assert cyan.threshold == 0.5
     assert not black.predictions
     assert not black.members["steep"].HasField("label")
     assert cyan.members["steep"].label == "has blue"
-
-
-async def test_the_client_reads_it(scored):
-    reply, _ = await classify_scored(scored, "cyan", "black")
     cyan, black = _outcomes(reply, 2, Options("grpc://x"))
     assert cyan.labels == ("has blue", "has green")
     assert (black.labels, black.threshold, black.members["flat"].label) == ((), 0.5, None)
@@ -228,21 +206,20 @@ async def test_another_threshold(scored):
     assert len(red.classified.predictions) == 3
     assert red.classified.threshold == 0.01
     reply, context = await classify_scored(scored, "red", threshold=1.5)
-    assert context.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert context.code() is CODE.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(
     ("threshold", "width", "code"),
-    [(0.0001, 3, None), (0.9999, 1, None), (2.0, 0, grpc.StatusCode.INVALID_ARGUMENT)],
+    [(0.0001, 3, None), (0.9999, 1, None), (2.0, 0, CODE.INVALID_ARGUMENT)],
 )
 async def test_the_open_inference_protocol(scored, threshold, width, code):
-    interface = OpenInferenceInterface(Inference(scored))
     request = messages.ModelInferRequest(model_name="scored")
     request.inputs.add(name="image", datatype="BYTES", shape=[2, 1])
     request.raw_input_contents.append(elements(scored_picture("red"), scored_picture("black")))
     request.parameters["threshold"].double_param = threshold
-    context = context_of()
-    incoming = stream_of(request.SerializeToString())
+    context, incoming = context_of(), stream_of(request.SerializeToString())
+    interface = OpenInferenceInterface(Inference(scored))
     reply = await interface.call("ModelInfer", incoming, context)
     assert context.code() == code
-    assert [list(one.shape) for one in reply.outputs] == ([[2, 3], [2, width]] if width else [])
+    assert [list(o.shape) for o in reply.outputs] == ([[2, 3], [2, width]] if width else [])

@@ -6,11 +6,10 @@ import gc
 import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from fastapi import Request
-from starlette.types import Message, Receive
 
 from app.errors import (
     CLOSE_HEADER,
@@ -39,55 +38,53 @@ from app.queueing.admission import ByteBudget, Share
 from app.settings import Settings
 from tests.support.asgi_client import write_keys
 from tests.support.fakes import FakeService
-from tests.support.raw_asgi import REQUESTS, ask
+from tests.support.raw_asgi import REQUESTS, Asked, Header, ask
 
 LIMIT = 100
 BOUNDARY = "frontier"
+FORM = f"multipart/form-data; boundary={BOUNDARY}"
 
 
-class Channel:
-    """Gives chunks one by one; afterwards the client is gone or the body ends."""
+class Client:
+    """Sends chunks one by one; ``then`` the body ends, or the client "hangs up" or "stalls"."""
 
-    def __init__(self, *chunks: bytes, hangs_up: bool = False) -> None:
-        self._messages = [
-            {"type": "http.request", "body": chunk, "more_body": hangs_up or i < len(chunks) - 1}
-            for i, chunk in enumerate(chunks or (b"",))
-        ]
-        if hangs_up:
-            self._messages.append({"type": "http.disconnect"})
-        self.num_read = 0
+    def __init__(self, *chunks: bytes, then: str = "ends") -> None:
+        self._chunks, self._then = list(chunks), then
+        if then == "ends" and not chunks:
+            self._chunks = [b""]
+        self.num_read, self.asked = 0, asyncio.Event()
 
-    async def receive(self) -> dict:
+    async def receive(self) -> dict[str, Any]:
         self.num_read += 1
-        return self._messages.pop(0)
+        self.asked.set()
+        if self._chunks:
+            chunk = self._chunks.pop(0)
+            more = self._then != "ends" or bool(self._chunks)
+            return {"type": "http.request", "body": chunk, "more_body": more}
+        if self._then == "hangs up":
+            return {"type": "http.disconnect"}
+        return await asyncio.Future()
 
 
-class Sent(NamedTuple):
-    """A request, as far as reading its body is concerned."""
-
-    channel: "Channel | Silent"
-    content_length: str = ""
-    content_type: str = ""
-
-
-async def read_body(sent: Sent, max_bytes: int, budget: ByteBudget | None = None) -> bytes:
+async def read_body(client: Client, length: str = "", budget: ByteBudget | None = None) -> bytes:
     with (budget or ByteBudget(10**9)).share() as share:
-        return await read_in(sent, max_bytes, share)
+        return await read_in(share, client, length)
 
 
-async def read_in(sent: Sent, max_bytes: int, share: Share) -> bytes:
-    headers = Headers({"headers": [(b"content-length", sent.content_length.encode("latin-1"))]})
-    return await read_coded_body(sent.channel.receive, headers, max_bytes, share)
+async def read_in(share: Share, client: Client, length: str = "") -> bytes:
+    headers = Headers({"headers": [(b"content-length", length.encode("latin-1"))]})
+    return await read_coded_body(client.receive, headers, LIMIT, share)
 
 
-@pytest.mark.parametrize("chunks", [(b"ab", b"", b"c"), (), (bytes(60), bytes(LIMIT - 60))])
-async def test_a_body_within_the_limit_is_joined(chunks):
-    assert await read_body(Sent(Channel(*chunks)), LIMIT) == b"".join(chunks)
-
-
-@pytest.mark.parametrize("length", ["", "-5", "x", "²", "1e3", "+7"])
-async def test_a_length_that_is_no_number_is_not_believed(length):
-    assert await read_body(Sent(Channel(b"body"), content_length=length), LIMIT) == b"body"
+@pytest.mark.parametrize(
+    ("chunks", "length"),
+    [
+        *((chunks, "") for chunks in ((b"ab", b"", b"c"), (), (bytes(60), bytes(LIMIT - 60)))),
+        *(((b"body",), length) for length in ("-5", "x", "²", "1e3", "+7")),  # not believed
+    ],
+)
+async def test_a_body_within_the_limit_is_joined(chunks, length):
+    assert await read_body(Client(*chunks), length) == b"".join(chunks)
 
 
 @pytest.mark.parametrize(
@@ -103,15 +100,17 @@ async def test_a_length_that_is_no_number_is_not_believed(length):
     ids=["counted", "says less", "says more", "says far more", "a little", "far too much"],
 )
 async def test_a_body_over_the_limit_is_refused(chunks, length, says, num_read):
-    channel = Channel(*chunks)
+    client = Client(*chunks)
     with pytest.raises(BodyTooLargeError, match=says):
-        await read_body(Sent(channel, content_length=length), LIMIT)
-    assert channel.num_read == num_read
+        await read_body(client, length)
+    assert client.num_read == num_read
 
 
 async def test_a_client_that_hangs_up_half_way():
     with pytest.raises(ClientGoneError, match="after 30 bytes"):
-        await read_body(Sent(Channel(bytes(30), hangs_up=True)), LIMIT)
+        await read_body(Client(bytes(30), then="hangs up"))
+    with pytest.raises(ClientGoneError):
+        await files_of(part("f", bytes(50), "a"), then="hangs up")
 
 
 def part(name: str, data: bytes, filename: str | None = None) -> bytes:
@@ -120,21 +119,33 @@ def part(name: str, data: bytes, filename: str | None = None) -> bytes:
     return head.encode() + data + b"\r\n"
 
 
+def part_with(header: str, data: bytes, name: str = 'name="f"') -> bytes:
+    """Return a part with another header, as some libraries send an image from memory."""
+    head = f"--{BOUNDARY}\r\nContent-Disposition: form-data; {name}\r\n{header}\r\n\r\n"
+    return head.encode("latin-1") + data + b"\r\n"
+
+
+def encoded(encoding: str) -> bytes:
+    name = 'name="f"; filename="a"'
+    return part_with(f"Content-Transfer-Encoding: {encoding}", b"eA==", name) + END
+
+
 END = f"--{BOUNDARY}--\r\n".encode()
+FILE = part("f", b"x", "a")
+ONE = FILE + END
 
 
 async def files_of(
     *chunks: bytes,
     max_bytes: int = 10_000,
-    content_type: str = f"multipart/form-data; boundary={BOUNDARY}",
+    content_type: str = FORM,
     budget: ByteBudget | None = None,
-    **channel: bool,
+    then: str = "ends",
 ) -> list[bytes]:
-    made = Sent(Channel(*chunks, **channel), content_type=content_type)
+    client = Client(*chunks, then=then)
     with (budget or ByteBudget(10**9)).share() as share:
-        form = FileForm(made.content_type, 3)
-        receive, length = made.channel.receive, made.content_length
-        await read_chunks(receive, length, max_bytes, share, form.write)
+        form = FileForm(content_type, 3)
+        await read_chunks(client.receive, "", max_bytes, share, form.write)
         return form.files()
 
 
@@ -146,47 +157,48 @@ async def test_files_in_order_however_they_are_cut():
 
 
 async def test_the_limit_of_files():
-    three = [part("f", b"x", str(i)) for i in range(3)]
-    assert len(await files_of(*three, END)) == 3
+    assert len(await files_of(*[FILE] * 3, END)) == 3
     for count in (4, 5, 40):
-        many = [part("f", b"x", str(i)) for i in range(count)]
         with pytest.raises(TooManyFilesError, match="more than 3 files"):
-            await files_of(*many, END)
+            await files_of(*[FILE] * count, END)
+
+
+NAMELESS = f"--{BOUNDARY}\r\n\r\nnameless\r\n".encode() + END
 
 
 @pytest.mark.parametrize(
-    ("chunks", "content_type"),
+    ("body", "content_type", "says"),
     [
-        ([part("f", b"x", "a"), END], "multipart/form-data"),
-        ([b"\xff\xd8\xff this is a photo"], f"multipart/form-data; boundary={BOUNDARY}"),
-        ([part("f", b"x", "a")[:40], b"\r\n\r\n"], f"multipart/form-data; boundary={BOUNDARY}"),
-        ([part("f", b"x", "a"), END], "multipart/form-data; boundary="),
-        ([f"--{BOUNDARY}\r\n\r\nnameless\r\n".encode(), END], f"multipart/x; boundary={BOUNDARY}"),
-        ([b""], f"multipart/form-data; boundary={BOUNDARY}"),
+        (ONE, "multipart/form-data", "'multipart/form-data' has no boundary.*curl -F"),
+        (b"\xff\xd8\xff this is a photo", FORM, "curl -F"),
+        (FILE[:40] + b"\r\n\r\n", FORM, "curl -F"),
+        (ONE, "multipart/form-data; boundary=", "curl -F"),
+        (NAMELESS, f"multipart/x; boundary={BOUNDARY}", "curl -F"),
+        (b"", FORM, "curl -F"),
+        (ONE, "multipart/form-data; charset=undefined", "has no boundary"),
+        (ONE, "multipart/form-data; boundary", "has no boundary"),
+        (ONE, "multipart/form-data; boundary*=utf-8''frontier", "has no boundary"),
+        (ONE, "multipart/form-data; boundary=" + "b" * 5000, "5000 exceeds maximum of 256"),
+        (ONE, "multipart/form-data; boundary=\xff\xfe", "Expected boundary character"),
+        (ONE, 'multipart/form-data; boundary="', "Expected boundary character"),
+        (encoded("base64"), FORM, "Content-Transfer-Encoding 'base64'.*as they"),
+        (encoded("quoted-printable"), FORM, "Encoding 'quoted-printable'.*as they"),
+        (encoded("\xff"), FORM, "Content-Transfer-Encoding '\xff'.*as they"),
+        (END, FORM, "the form has no file"),
+        (part("token", b"t") + END, FORM, "the form has no file"),
+        # A parameter in the form is refused rather than ignored.
+        (FILE + part("top_k", b"3") + END, FORM, r"text field top_k; .* \(\?top_k="),
+        (FILE + part("threshold", b"3") + END, FORM, r"text field threshold; .* \(\?threshold="),
+        (FILE + part("model_set", b"3") + END, FORM, r"text field model_set; .* \(\?model_set="),
+        (FILE + part("f", b"3") * (MAX_TEXTS + 1) + END, FORM, "more than 16 text fields"),
+        (FILE + part("f", bytes(MAX_TEXT_BYTES + 1)) + END, FORM, "of more than 1024 bytes"),
+        (part_with("Content-Type: text/plain", bytes(5000)) + END, FORM, "Content-Type image/"),
     ],
-    ids=["no boundary", "a photo", "broken header", "empty boundary", "nameless", "empty"],
+    ids=lambda value: value[:60] if isinstance(value, str) else "",
 )
-async def test_a_broken_form_is_told_how_to_send_one(chunks, content_type):
-    with pytest.raises(BadParameterError, match="curl -F"):
-        await files_of(*chunks, content_type=content_type)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "told"),
-    [
-        ("", "'multipart/form-data' has no boundary"),
-        ("; charset=undefined", "has no boundary"),
-        ("; boundary", "has no boundary"),
-        ("; boundary*=utf-8''frontier", "has no boundary"),
-        ("; boundary=" + "b" * 5000, "5000 exceeds maximum of 256"),
-        ("; boundary=\xff\xfe", "Expected boundary character"),
-        ('; boundary="', "Expected boundary character"),
-    ],
-)
-async def test_a_boundary_that_cannot_be_used(parameters, told):
-    body = part("f", b"x", "a") + END
-    with pytest.raises(BadParameterError, match=told):
-        await files_of(body, content_type=f"multipart/form-data{parameters}")
+async def test_a_broken_form_is_told_how_to_send_one(body, content_type, says):
+    with pytest.raises(BadParameterError, match=says):
+        await files_of(body, content_type=content_type)
 
 
 @pytest.mark.parametrize("charset", ["undefined", "idna", "punycode", "nothing", "hex", "\xff", ""])
@@ -200,75 +212,38 @@ async def test_a_charset_has_no_effect(charset):
     codecs.register(search)
     try:
         body = part("\xe9..", b"x", "x" * 100) + END
-        content_type = f"multipart/form-data; boundary={BOUNDARY}; charset={charset}"
-        assert await files_of(body, content_type=content_type) == [b"x"]
+        assert await files_of(body, content_type=f"{FORM}; charset={charset}") == [b"x"]
     finally:
         codecs.unregister(search)
     assert asked == []
 
 
-async def test_a_file_name_that_is_not_ascii():
-    """As urllib3 1 writes it, and with it many a Python client."""
-    head = "Content-Disposition: form-data; name=\"f\"; filename*=utf-8''%E2%82%AC.jpg"
-    assert await files_of(f"--{BOUNDARY}\r\n{head}\r\n\r\nx\r\n".encode(), END) == [b"x"]
+PHOTO = bytes(5000)
 
 
-@pytest.mark.parametrize("encoding", ["base64", "quoted-printable", "\xff", "BINARY", "8bit"])
-async def test_an_encoded_file_is_not_taken_for_an_image(encoding):
-    headers = f'filename="a"\r\nContent-Transfer-Encoding: {encoding}\r\n\r\n'
-    body = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="f"; {headers}eA==\r\n'
-    if encoding in ("BINARY", "8bit"):
-        assert await files_of(body.encode("latin-1"), END) == [b"eA=="]
-        return
-    with pytest.raises(BadParameterError, match=f"Content-Transfer-Encoding '{encoding}'.*as they"):
-        await files_of(body.encode("latin-1"), END)
-
-
-async def test_a_form_without_files():
-    with pytest.raises(BadParameterError, match="the form has no file"):
-        await files_of(END)
-
-
-def typed_part(content_type: str, data: bytes) -> bytes:
-    """Return a part without a file name, as some libraries send an image from memory."""
-    head = f'Content-Disposition: form-data; name="image"\r\nContent-Type: {content_type}'
-    return f"--{BOUNDARY}\r\n{head}\r\n\r\n".encode() + data + b"\r\n"
-
-
-@pytest.mark.parametrize("content_type", ["image/jpeg", "image/png; x=y", "IMAGE/WebP"])
-async def test_an_image_without_a_file_name_is_a_file(content_type):
-    photo = bytes(5000)
-    body = [typed_part(content_type, photo), part("files", b"x", "a"), END]
-    assert await files_of(*body) == [photo, b"x"]
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        # As urllib3 1 writes it, and with it many a Python client.
+        (part_with("X: y", b"x", "name=\"f\"; filename*=utf-8''%E2%82%AC.jpg"), b"x"),
+        (encoded("BINARY").removesuffix(END), b"eA=="),
+        (encoded("8bit").removesuffix(END), b"eA=="),
+        (part_with("Content-Type: image/jpeg", PHOTO), PHOTO),  # without a file name
+        (part_with("Content-Type: image/png; x=y", PHOTO), PHOTO),
+        (part_with("Content-Type: IMAGE/WebP", PHOTO), PHOTO),
+    ],
+    ids=["name that is not ASCII", "binary", "8bit", "jpeg", "png", "webp"],
+)
+async def test_what_is_a_file_too(first, expected):
+    assert await files_of(first, ONE) == [expected, b"x"]
 
 
 async def test_a_few_small_texts_beside_the_files_have_no_effect():
     texts = [part(f"csrf{n}", b"t" * MAX_TEXT_BYTES) for n in range(MAX_TEXTS - 1)]
-    body = b"".join([*texts, part("files", b"x", "a"), typed_part("text/plain", b"hello"), END])
+    body = b"".join([*texts, FILE, part_with("Content-Type: text/plain", b"hello"), END])
     for size in (50, len(body)):
         chunks = [body[i : i + size] for i in range(0, len(body), size)]
         assert await files_of(*chunks, max_bytes=100_000) == [b"x"]
-    with pytest.raises(BadParameterError, match="the form has no file"):
-        await files_of(part("token", b"t"), END)
-
-
-@pytest.mark.parametrize("name", ["top_k", "threshold", "model_set"])
-async def test_a_parameter_in_the_form_is_refused_rather_than_ignored(name):
-    with pytest.raises(BadParameterError, match=rf"text field {name}; .* \(\?{name}="):
-        await files_of(part("files", b"x", "a"), part(name, b"3"), END)
-
-
-@pytest.mark.parametrize(
-    ("texts", "says"),
-    [
-        ([part("f", b"3")] * (MAX_TEXTS + 1), "more than 16 text fields"),
-        ([part("f", bytes(MAX_TEXT_BYTES + 1))], "a text field of more than 1024 bytes"),
-        ([typed_part("text/plain", bytes(5000))], "Content-Type image/"),
-    ],
-)
-async def test_many_or_large_texts_are_refused(texts, says):
-    with pytest.raises(BadParameterError, match=says):
-        await files_of(part("files", b"x", "a"), *texts, END)
 
 
 @pytest.mark.parametrize("size", [20_000, 3_000_000])
@@ -279,191 +254,107 @@ async def test_a_form_over_the_limit_leaves_no_file_open(size):
         await files_of(*chunks, max_bytes=int(size * 0.6))
 
 
-async def test_a_client_that_hangs_up_within_a_form():
-    with pytest.raises(ClientGoneError):
-        await files_of(part("f", bytes(50), "a"), hangs_up=True)
-
-
 async def test_what_is_held_counts_until_the_request_ends():
     budget = ByteBudget(150)
     with budget.share() as share:
-        await read_in(Sent(Channel(bytes(60), bytes(40))), LIMIT, share)
+        await read_in(share, Client(bytes(60), bytes(40)))
         assert budget.num_held == 100
         with pytest.raises(OverloadedError, match=r"hold 120 bytes, of at most 150 .*try again"):
-            await read_body(Sent(Channel(bytes(20), bytes(31))), LIMIT, budget)
+            await read_body(Client(bytes(20), bytes(31)), budget=budget)
         assert budget.num_held == 100  # the refused one's are given back
-        assert len(await read_body(Sent(Channel(bytes(50))), LIMIT, budget)) == 50
+        assert len(await read_body(Client(bytes(50)), budget=budget)) == 50
     assert budget.num_held == 0
 
 
-async def test_a_form_counts_too():
-    budget = ByteBudget(300)
-    body = part("f", bytes(300), "a") + END
-    with pytest.raises(OverloadedError):
-        await files_of(body[:200], body[200:], budget=budget)
-    assert budget.num_held == 0
-
-
-async def test_what_has_no_room_is_not_read():
-    channel = Channel(bytes(60))
-    with pytest.raises(OverloadedError):
-        await read_body(Sent(channel, content_length="60"), LIMIT, ByteBudget(50))
-    assert channel.num_read == 0
-
-
-async def test_what_is_only_announced_takes_no_room():
-    budget, channel = ByteBudget(100), Silent()
-    reading = asyncio.create_task(read_body(Sent(channel, content_length="90"), LIMIT, budget))
-    await channel.asked.wait()
-    assert len(await read_body(Sent(Channel(bytes(100))), LIMIT, budget)) == 100
+async def test_what_is_only_announced_takes_no_room_and_what_has_none_is_not_read():
+    budget, client = ByteBudget(100), Client(then="stalls")
+    reading = asyncio.create_task(read_body(client, "90", budget))
+    await client.asked.wait()
+    assert len(await read_body(Client(bytes(100)), budget=budget)) == 100
     reading.cancel()
+    client = Client(bytes(60))
+    with pytest.raises(OverloadedError):
+        await read_body(client, "60", ByteBudget(50))
+    assert client.num_read == 0
 
 
-async def test_what_is_dropped_is_not_held():
+async def test_a_form_counts_too_and_what_is_dropped_is_not_held():
+    budget, form = ByteBudget(300), part("f", bytes(300), "a") + END
+    with pytest.raises(OverloadedError):
+        await files_of(form[:200], form[200:], budget=budget)
+    assert budget.num_held == 0
     budget = ByteBudget(LIMIT)
     with budget.share() as share, pytest.raises(BodyTooLargeError):
-        await read_in(Sent(Channel(*[bytes(LIMIT)] * 3)), LIMIT, share)
+        await read_in(share, Client(*[bytes(LIMIT)] * 3))
     assert budget.num_held == 0
 
 
-class Silent:
-    """A client that announces a body and sends nothing."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-
-    async def receive(self) -> dict:
-        self.asked.set()
-        return await asyncio.Future()
+async def read(client: Client, coding: bytes = b"", timeout_s: float = 60.0, **more: Any) -> dict:
+    scope = {"type": "http", "headers": [(b"content-encoding", coding)]}
+    request = Request(scope, client.receive)
+    return await read_fields(request, timeout_s, BadParameterError, "a and b", **more)
 
 
-async def read(receive: Receive, timeout_s: float = 60.0, coding: bytes = b"") -> dict:
-    request = Request({"type": "http", "headers": [(b"content-encoding", coding)]}, receive)
-    return await read_fields(request, timeout_s, BadParameterError, "a and b")
+async def test_an_object_in_parts_or_coded():
+    assert await read(Client(b'{"a"', b": 1}")) == {"a": 1}
+    assert await read(Client(gzip.compress(b'{"a": 1}')), b"gzip") == {"a": 1}
+    assert await read(Client(b""), may_be_empty=True) == {}
 
 
-def body(*parts: bytes) -> Receive:
-    left = list(parts)
-
-    async def receive() -> Message:
-        part = left.pop(0)
-        return {"type": "http.request", "body": part, "more_body": bool(left)}
-
-    return receive
-
-
-async def test_an_object_in_parts() -> None:
-    assert await read(body(b'{"a"', b": 1}")) == {"a": 1}
-
-
-async def test_a_coded_body_is_inflated_or_refused() -> None:
-    assert await read(body(gzip.compress(b'{"a": 1}')), coding=b"gzip") == {"a": 1}
-    with pytest.raises(UnsupportedCodingError, match="send gzip, deflate"):
-        await read(body(b"x"), coding=b"br")
-    with pytest.raises(BodyTooLargeError):
-        await read(body(gzip.compress(b" " * (MAX_BYTES + 1))), coding=b"gzip")
+BOMB = gzip.compress(b" " * (MAX_BYTES + 1))
+NO_OBJECT = "the body is no object; send a and b"
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("client", "more", "error", "says"),
     [
-        (b"x", "the body is no JSON"),
-        (b"", "the body is no JSON"),
-        (b"[1]", "the body is no object; send a and b"),
+        (Client(b"x"), {}, BadParameterError, "the body is no JSON"),
+        (Client(b""), {}, BadParameterError, "the body is no JSON"),
+        (Client(b"[1]"), {}, BadParameterError, NO_OBJECT),
+        (Client(b"[]"), {"may_be_empty": True}, BadParameterError, NO_OBJECT),
+        (Client(b"x"), {"coding": b"br"}, UnsupportedCodingError, "send gzip, deflate"),
+        (Client(BOMB), {"coding": b"gzip"}, BodyTooLargeError, "more than"),
+        (Client(b" " * MAX_BYTES, b"{}"), {}, BodyTooLargeError, "the limit is"),
+        (Client(then="stalls"), {"timeout_s": 0.01}, SlowBodyError, r"had not arrived after 0\.01"),
     ],
-)
-async def test_what_is_no_object(content: bytes, message: str) -> None:
-    with pytest.raises(BadParameterError, match=message):
-        await read(body(content))
-
-
-async def test_an_empty_body_may_stand_for_an_object() -> None:
-    async def read_optional(content: bytes) -> dict:
-        request = Request({"type": "http", "headers": []}, body(content))
-        return await read_fields(request, 60.0, BadParameterError, "a and b", may_be_empty=True)
-
-    assert await read_optional(b"") == {}
-    with pytest.raises(BadParameterError, match="the body is no object; send a and b"):
-        await read_optional(b"[]")
+)  # fmt: skip
+async def test_what_is_no_object(client, more, error, says):
+    with pytest.raises(error, match=says):
+        await read(client, **more)
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
+    "route",
     [
-        ("put", "/v1/traffic"),
-        ("post", "/v1/feedback"),
-        ("post", "/v2/repository/index"),
-        ("post", "/v2/repository/models/{model_name}/load"),
-        ("post", "/v2/systemsharedmemory/region/{region_name}/register"),
+        *("PUT /v1/traffic", "POST /v1/feedback", "POST /v2/repository/index"),
+        "POST /v2/repository/models/{model_name}/load",
+        "POST /v2/systemsharedmemory/region/{region_name}/register",
     ],
 )
-def test_the_refusals_of_a_small_body_are_documented(method: str, path: str) -> None:
+def test_the_refusals_of_a_small_body_are_documented(route: str) -> None:
+    method, path = route.lower().split()
     documented = create_api(FakeService()).openapi()["paths"][path][method]["responses"]
     assert documented.keys() >= {"400", "408", "413", "415"}
-
-
-async def test_an_object_over_the_limit() -> None:
-    with pytest.raises(BodyTooLargeError):
-        await read(body(b" " * MAX_BYTES, b"{}"))
-
-
-async def test_a_body_that_does_not_come() -> None:
-    async def receive() -> Message:
-        return await asyncio.Future()
-
-    with pytest.raises(SlowBodyError, match=r"the body had not arrived after 0\.01 s"):
-        await read(receive, 0.01)
 
 
 LENGTH = (b"content-length", b"1000000")
 
 
-class Upload:
-    """A client that sends ``chunks``, and then nothing: not even the end if ``is_slow``."""
+def answered(
+    client: Client, path: str, *headers: Header, method: str = "POST", **settings: Any
+) -> tuple[int, bool]:
+    """Return the status of the answer, and whether it closes the connection."""
+    api = create_api(FakeService(Settings(**settings) if settings else None))
 
-    def __init__(self, *chunks: bytes, is_slow: bool = True) -> None:
-        self._chunks, self._is_slow = list(chunks), is_slow
-        self.num_read = 0
-
-    async def receive(self) -> dict[str, Any]:
-        self.num_read += 1
-        if not self._chunks:
-            await asyncio.Future()
-        body = self._chunks.pop(0)
-        return {"type": "http.request", "body": body, "more_body": self._is_slow or self._chunks}
-
-
-def status_and_headers(
-    api: Any, upload: Upload, path: str, method: str = "POST", *more: tuple[bytes, bytes]
-) -> tuple[int, dict[bytes, bytes]]:
-    sent: list[dict[str, Any]] = []
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": path,
-        "query_string": b"",
-        "headers": [*(more or (LENGTH,)), (b"x-request-id", b"r1")],
-        "client": ("127.0.0.1", 9),
-    }
-
-    async def run() -> None:
+    async def app(scope: Any, _: object, send: Any) -> None:
         async with asyncio.timeout(20):
-            await api(scope, upload.receive, send)
+            await api(scope, client.receive, send)
 
-    asyncio.run(run())
-    return sent[0]["status"], dict(sent[0]["headers"])
-
-
-def is_closed(headers: dict[bytes, bytes]) -> bool:
-    told = {headers.get(b"connection"), headers.get(CLOSE_HEADER.encode())}
-    assert told in ({b"close", b"1"}, {None})
-    return told != {None}
+    told = ask(app, Asked(method, path, headers=headers or [LENGTH]))
+    assert told.headers is not None
+    closes = {told.headers.get(b"connection"), told.headers.get(CLOSE_HEADER.encode())}
+    assert closes in ({b"close", b"1"}, {None})
+    return told.status, closes != {None}
 
 
 @pytest.mark.parametrize(
@@ -477,50 +368,34 @@ def is_closed(headers: dict[bytes, bytes]) -> bool:
     ],
 )
 def test_a_route_that_reads_no_body(method: str, path: str, status: int) -> None:
-    api = create_api(FakeService())
-    found, headers = status_and_headers(api, Upload(b"begun"), path, method)
-    assert (found, is_closed(headers)) == (status, True)
-    found, headers = status_and_headers(api, Upload(b"all", is_slow=False), path, method)
-    assert (found, is_closed(headers)) == (status, False)
+    begun = Client(b"begun", then="stalls")
+    assert answered(begun, path, method=method) == (status, True)
+    assert answered(Client(b"all"), path, method=method) == (status, False)
 
 
 def test_a_body_that_comes_and_comes_is_not_read_for_ever() -> None:
-    upload = Upload(*(b"a" for _ in range(100)))
-    _, headers = status_and_headers(create_api(FakeService()), upload, "/nothing")
-    assert is_closed(headers)
-    assert upload.num_read == MAX_READS
+    client = Client(*[b"a"] * 100, then="stalls")
+    assert answered(client, "/nothing") == (404, True)
+    assert client.num_read == MAX_READS
 
 
-def test_a_request_that_is_refused_before_its_body() -> None:
-    refused = (LENGTH, (b"x-request-timeout-seconds", b"5_0"))
-    api = create_api(FakeService())
-    found, headers = status_and_headers(api, Upload(), "/v1/classify", "POST", *refused)
-    assert (found, is_closed(headers)) == (422, True)
+def test_without_a_key_or_where_the_client_waits_nothing_is_read(tmp_path) -> None:
+    client, expects = Client(b"all"), (b"expect", b"100-continue")
+    assert answered(client, "/v1/classify", api_keys_file=write_keys(tmp_path)) == (401, True)
+    assert answered(client, "/nothing", LENGTH, expects) == (404, True)
+    assert client.num_read == 0
 
 
-def test_without_a_key_nothing_is_read(tmp_path) -> None:
-    path = write_keys(tmp_path)
-    upload = Upload(b"all", is_slow=False)
-    api = create_api(FakeService(Settings(api_keys_file=path)))
-    found, headers = status_and_headers(api, upload, "/v1/classify")
-    assert (found, is_closed(headers), upload.num_read) == (401, True, 0)
-
-
-def test_who_waits_to_be_told_to_go_on_is_not_told() -> None:
-    expects = (LENGTH, (b"expect", b"100-continue"))
-    upload = Upload(b"all", is_slow=False)
-    api = create_api(FakeService())
-    found, headers = status_and_headers(api, upload, "/nothing", "POST", *expects)
-    assert (found, is_closed(headers), upload.num_read) == (404, True, 0)
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_was_read_keeps_its_connection(chunked: bool) -> None:
-    length = (b"transfer-encoding", b"chunked") if chunked else (b"content-length", b"5")
-    upload = Upload(b"ima", b"ge", is_slow=False)
-    api = create_api(FakeService())
-    found, headers = status_and_headers(api, upload, "/v1/classify", "POST", length)
-    assert (found, is_closed(headers)) == (200, False)
+@pytest.mark.parametrize(
+    ("client", "headers", "answer"),
+    [
+        (Client(then="stalls"), [LENGTH, (b"x-request-timeout-seconds", b"5_0")], (422, True)),
+        (Client(b"ima", b"ge"), [(b"transfer-encoding", b"chunked")], (200, False)),
+        (Client(b"ima", b"ge"), [(b"content-length", b"5")], (200, False)),
+    ],
+)
+def test_a_body_that_was_read_keeps_its_connection(client, headers, answer):
+    assert answered(client, "/v1/classify", *headers) == answer
 
 
 OF_REQUESTS = ("app.http", "app.graph", "python_multipart")

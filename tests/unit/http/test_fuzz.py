@@ -14,60 +14,43 @@ from schemathesis.specs.openapi import checks
 
 from app.http.api import create_api
 from app.settings import Settings
+from tests.support.asgi_client import KEY, write_keys
 from tests.support.fakes import NOT_AN_IMAGE, FakeService
 from tests.support.open_inference import Graph
 from tests.support.raw_asgi import Asked, Header, Told, ask
 
-KEY = "k" * 32
 MAX_BODY = 2000
-EXAMPLES = settings(
-    max_examples=300,
-    derandomize=True,  # the same examples every time: a build fails for what was changed
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+# The same examples every time: a build fails for what was changed.
+EXAMPLES = settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=SLOW)
 # What a server lets through: h11 and httptools refuse line ends and zeros in a header.
 VALUES = st.binary(max_size=60).map(lambda raw: raw.translate(None, b"\r\n\0"))
 TIMES = st.sampled_from([b"nan", b"inf", b"-inf", b"1e309", b"-0", b"1_0", "½".encode(), b"9" * 99])
 PRIORITIES = st.sampled_from([b"u=1", b"u=9", b"u=-1", b"u", b"u=3;q=1", b"i, u=7", b"u=1, u=8"])
+FORM = b"multipart/form-data"
+CHARSETS = [b"\xff", b"nothing", b"undefined", b"idna", b"punycode"]
 KINDS = st.sampled_from(
     [
-        b"image/jpeg",
-        b"multipart/form-data",
-        b"multipart/form-data; boundary=b",
-        b"multipart/form-data; boundary=",
-        b'multipart/form-data; boundary="b',
-        b"multipart/form-data; boundary=" + b"b" * 300,
-        b"multipart/\xff; boundary=\xff",
-        b"Multipart/Mixed; boundary=b; boundary=c",
-        b"multipart/form-data; charset=\xff; boundary=b",
-        b"multipart/form-data; charset=nothing; boundary=b",
-        b"multipart/form-data; charset=undefined; boundary=b",
-        b"multipart/form-data; charset=idna; boundary=b",
-        b"multipart/form-data; charset=punycode; boundary=b",
+        *(b"image/jpeg", FORM, FORM + b"; boundary=b", FORM + b"; boundary="),
+        *(FORM + b'; boundary="b', FORM + b"; boundary=" + b"b" * 300),
+        *(b"multipart/\xff; boundary=\xff", b"Multipart/Mixed; boundary=b; boundary=c"),
+        *(FORM + b"; charset=%s; boundary=b" % charset for charset in CHARSETS),
     ]
 )
+LENGTHS = st.integers(-9, 10**20).map(lambda n: b"%d" % n)
+OTHERS = st.sampled_from([b"range", b"if-none-match", b"accept", b"expect", b"host", b"origin"])
 HEADERS = st.one_of(
     st.tuples(st.just(b"content-type"), KINDS | VALUES),
-    st.tuples(
-        st.just(b"content-length"), st.integers(-9, 10**20).map(lambda n: b"%d" % n) | VALUES
-    ),
+    st.tuples(st.just(b"content-length"), LENGTHS | VALUES),
     st.tuples(st.just(b"x-request-timeout-seconds"), TIMES | VALUES),
     st.tuples(st.just(b"priority"), PRIORITIES | VALUES),
     st.tuples(st.just(b"x-request-id"), VALUES),
-    st.tuples(
-        st.sampled_from([b"range", b"if-none-match", b"accept", b"expect", b"host", b"origin"]),
-        VALUES,
-    ),
+    st.tuples(OTHERS, VALUES),
     st.tuples(st.binary(min_size=1, max_size=9).map(bytes.lower), VALUES),
 )
 PIECES = st.sampled_from(
     [
-        b"--b\r\n",
-        b"--b--\r\n",
-        b"--b",
-        b"\r\n",
-        b"\r\n\r\n",
+        *(b"--b\r\n", b"--b--\r\n", b"--b", b"\r\n", b"\r\n\r\n", b"image", b"\0" * 30),
         b'Content-Disposition: form-data; name="files"; filename="a"\r\n',
         b'Content-Disposition: form-data; name="top_k"\r\n',
         b"Content-Disposition: form-data\r\n",
@@ -76,8 +59,6 @@ PIECES = st.sampled_from(
         b"Content-Type: text/plain; charset=\xff\r\n",
         b"Content-Transfer-Encoding: base64\r\n",
         b"X: " + b"y" * 400 + b"\r\n",
-        b"image",
-        b"\0" * 30,
     ]
 )
 CHUNKS = st.lists(st.binary(max_size=120) | PIECES, min_size=1, max_size=12)
@@ -100,10 +81,8 @@ def api() -> Any:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("fuzz") / "keys"
-    path.write_text(KEY)
-    path.chmod(0o600)
-    return create_api(AnyService(Settings(api_keys_file=path)))
+    keys = write_keys(tmp_path_factory.mktemp("fuzz"))
+    return create_api(AnyService(Settings(api_keys_file=keys)))
 
 
 @cache
@@ -146,17 +125,12 @@ def test_forms_of_any_pieces(form: Header, chunks: list[bytes], hangs_up: bool):
         assert 1 <= len(results) <= 3
 
 
+NAMES = st.sampled_from(["top_k", "top_k[]", "TOP_K", "x"])
+NUMBERS = st.integers().map(str) | st.floats().map(str) | st.text(max_size=20)
+
+
 @EXAMPLES
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["top_k", "top_k[]", "TOP_K", "x"]),
-            st.integers().map(str) | st.floats().map(str) | st.text(max_size=20),
-        ),
-        max_size=3,
-    ),
-    st.binary(max_size=40),
-)
+@given(st.lists(st.tuples(NAMES, NUMBERS), max_size=3), st.binary(max_size=40))
 def test_any_parameters(parameters: list[tuple[str, str]], raw: bytes):
     query = "&".join(f"{name}={value}" for name, value in parameters)
     for sent in (query.encode("utf-8", "surrogatepass"), raw):
@@ -164,14 +138,12 @@ def test_any_parameters(parameters: list[tuple[str, str]], raw: bytes):
         check(asked, ask(api(), asked))
 
 
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
+PATHS = st.sampled_from(["/v1/classify", "/v1/models", "/healthz", "/readyz"])
+
+
 @EXAMPLES
-@given(
-    st.sampled_from(
-        ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
-    ),
-    st.sampled_from(["/v1/classify", "/v1/models", "/healthz", "/readyz"])
-    | st.text(max_size=20).map(lambda text: f"/v1/{text}"),
-)
+@given(st.sampled_from(METHODS), PATHS | st.text(max_size=20).map(lambda text: f"/v1/{text}"))
 def test_any_method_and_path(method: str, path: str):
     asked = Asked(method, path, chunks=[b"image"])
     told = ask(api(), asked)
@@ -205,20 +177,17 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", create_api(Graph().serv
 
 
 def test_v2_is_documented() -> None:
-    paths = set(schema.raw_schema["paths"])
-    assert {
-        "/v2/health/ready",
-        "/v2/models/{model_name}/infer",
-        "/v2/models/{model_name}/versions/{model_version}/infer",
-    } <= paths
+    model = "/v2/models/{model_name}"
+    documented = {f"{model}/infer", f"{model}/versions/{{model_version}}/infer", "/v2/health/ready"}
+    assert documented <= set(schema.raw_schema["paths"])
+
+
+ANY_CASE = settings(
+    max_examples=NUM_DRAWN, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @schema.parametrize()
-@settings(
-    max_examples=NUM_DRAWN,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+@ANY_CASE
 def test_every_operation_answers_as_the_schema_says(case: schemathesis.Case) -> None:
     case.call_and_validate(checks=CHECKED)

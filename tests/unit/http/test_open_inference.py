@@ -1,7 +1,6 @@
 """Inference under /v2, with the real service in front of members of the test."""
 
 import gzip
-import json
 import zlib
 from dataclasses import replace
 
@@ -54,11 +53,8 @@ async def test_encoded_images_get_probabilities_and_labels(client):
     answer = await infer(client, images(IMAGE, IMAGE, id="mine"))
     assert answer.status_code == 200
     body = answer.json()
-    assert (body["model_name"], body["model_version"], body["id"]) == (
-        "imagenette",
-        VERSION,
-        "mine",
-    )
+    named = (body["model_name"], body["model_version"], body["id"])
+    assert named == ("imagenette", VERSION, "mine")
     probabilities, label = body["outputs"]
     assert (probabilities["name"], probabilities["datatype"]) == ("probabilities", "FP32")
     assert probabilities["shape"] == [2, 10]
@@ -95,36 +91,27 @@ async def test_outputs_are_those_that_were_asked_for_and_binary_on_request(clien
     outputs = [*asked("label", binary_data=True), *asked("probabilities", binary_data=True)]
     answer = await infer(client, images(IMAGE, outputs=outputs))
     assert answer.headers["content-type"] == "application/octet-stream"
-    found = outputs_of(answer)
-    assert list(found) == ["label", "probabilities"]
-    assert found["label"] == elements(LABELS[1].encode())
-    assert np.frombuffer(found["probabilities"], "<f4") == pytest.approx(MEAN, abs=1e-7)
+    binary = outputs_of(answer)
+    assert list(binary) == ["label", "probabilities"]
+    assert binary["label"] == elements(LABELS[1].encode())
+    assert np.frombuffer(binary["probabilities"], "<f4") == pytest.approx(MEAN, abs=1e-7)
     answer = await infer(client, images(IMAGE, outputs=asked("label")))
     assert outputs_of(answer) == {"label": [LABELS[1]]}
+    raw = await infer(client, (IMAGE, {HEADER_LENGTH: "0"}))  # takes one image
+    assert outputs_of(raw) == binary
 
 
-async def test_the_raw_form_takes_one_image_and_answers_in_binary(client):
-    answer = await infer(client, (IMAGE, {HEADER_LENGTH: "0"}))
-    found = outputs_of(answer)
-    assert found["label"] == elements(LABELS[1].encode())
-    assert len(found["probabilities"]) == 40
-
-
-async def test_classification_strings(client):
-    outputs = asked("probabilities", classification=2)
-    answer = await infer(client, images(IMAGE, IMAGE, outputs=outputs))
-    (output,) = answer.json()["outputs"]
-    assert (output["datatype"], output["shape"]) == ("BYTES", [2, 2])
+@pytest.mark.parametrize(("count", "shape"), [(2, [2, 2]), (9999, [2, 10])])
+async def test_classification_strings_and_several_labels(client, count, shape):
+    outputs = [*asked("probabilities", classification=count), *asked("label")]
+    sent = images(IMAGE, IMAGE, outputs=outputs, parameters={"top_k": 3})
+    strings, labels = (await infer(client, sent)).json()["outputs"]
+    assert (strings["datatype"], strings["shape"]) == ("BYTES", shape)
     best = [f"{MEAN[index]:f}:{index}:{LABELS[index]}" for index in (1, 4)]
-    assert output["data"] == best * 2
-    more = await infer(client, images(IMAGE, outputs=asked("probabilities", classification=9999)))
-    assert more.json()["outputs"][0]["shape"] == [1, 10]
-
-
-async def test_top_k_asks_for_several_labels(client):
-    answer = await infer(client, images(IMAGE, parameters={"top_k": 3}, outputs=asked("label")))
-    (output,) = answer.json()["outputs"]
-    assert (output["shape"], output["data"]) == ([1, 3], [LABELS[1], LABELS[4], LABELS[3]])
+    assert strings["data"][:2] == best
+    assert strings["data"][shape[1] :][:2] == best
+    assert labels["shape"] == [2, 3]
+    assert labels["data"] == [LABELS[1], LABELS[4], LABELS[3]] * 2
 
 
 async def test_a_member_alone_gives_its_own_probabilities(graph, client):
@@ -177,17 +164,10 @@ async def test_time_and_lane_are_the_requests(graph, client):
     assert error_of(answer, 504)
 
 
-@pytest.mark.parametrize("top_k", [0, -1, 11])
-async def test_a_top_k_out_of_range(graph, client, top_k):
-    answer = await infer(client, images(IMAGE, parameters={"top_k": top_k}))
-    assert "ask for 1 to 10" in error_of(answer, 422)
-    assert graph.decoder.lanes == []
-
-
-async def test_one_bad_image_fails_its_request_and_is_named(client):
-    answer = await infer(client, images(IMAGE, b"no", IMAGE))
-    assert "image 1 of 3" in error_of(answer, 400)
-    assert "these bytes are no image" in answer.json()["error"]
+BOTH = [
+    {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["x"]},
+    {"name": "pixels", "datatype": "UINT8", "shape": [1], "data": [1]},
+]
 
 
 @pytest.mark.parametrize(
@@ -212,6 +192,8 @@ async def test_one_bad_image_fails_its_request_and_is_named(client):
         ((b"{", {}), 400, "is no JSON"),
         ((b"{}", {HEADER_LENGTH: "-2"}), 400, "is '-2'"),
         ((bytes(500_001), {HEADER_LENGTH: "0"}), 413, "the limit is 500000"),
+        (with_header({"inputs": BOTH}), 400, "has 2 inputs; send one"),
+        *((images(IMAGE, parameters={"top_k": k}), 422, "ask for 1 to 10") for k in (0, -1, 11)),
     ],
 )
 async def test_bad_requests_are_told_in_the_protocols_form(graph, client, sent, status, says):
@@ -219,16 +201,6 @@ async def test_bad_requests_are_told_in_the_protocols_form(graph, client, sent, 
     assert graph.decoder.lanes == []
     assert graph.members["resnet50"].seen == []
     assert (await infer(client, images(IMAGE))).status_code == 200
-
-
-async def test_both_inputs_at_once(client):
-    raw = elements(IMAGE)
-    image, more = (
-        json.loads(body[: int(headers[HEADER_LENGTH])])["inputs"][0]
-        for body, headers in (images(IMAGE), pixels(drawn()))
-    )
-    sent = with_header({"inputs": [image, more]}, raw + drawn().tobytes())
-    assert "has 2 inputs; send one" in error_of(await infer(client, sent), 400)
 
 
 @pytest.mark.parametrize(
@@ -245,10 +217,14 @@ async def test_a_model_or_version_that_is_none(client, path, says):
         assert says in error_of(await client.get(way), 404)
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", f"{MODEL}/infer", 405)])
-async def test_what_is_not_there_is_told_in_the_protocols_form(client, method, path, status):
-    assert "/docs" in error_of(await client.request(method, path), status)
+async def test_other_errors_have_the_protocols_form_too(graph, client):
+    assert "/docs" in error_of(await client.get(f"{MODEL}/infer"), 405)
     assert "/docs" in error_of(await client.get("/v2/nothing"), 404)
+    bad = error_of(await infer(client, images(IMAGE, b"no", IMAGE)), 400)
+    assert "image 1 of 3" in bad  # fails its request, and is named
+    assert "these bytes are no image" in bad
+    graph.members["resnet50"].raises = ValueError("a defect")
+    assert "request id" in error_of(await infer(client, images(IMAGE)), 500)
 
 
 @pytest.mark.parametrize(
@@ -261,36 +237,27 @@ async def test_coded_bodies(client, coding, coded):
     assert outputs_of(answer)["label"] == [LABELS[1]]
 
 
-async def test_a_bomb_is_refused_before_it_is_inflated(graph, client):
-    bomb = gzip.compress(bytes(200 * 2**20))
-    answer = await infer(client, (bomb, {HEADER_LENGTH: "0"}), **{"content-encoding": "gzip"})
-    assert "more than 500000 bytes" in error_of(answer, 413)
-    assert graph.service.byte_budget.num_held == 0
-
-
 ZIPPED = gzip.compress(IMAGE, mtime=0)  # else the time would be in the test's name
+BOMB = gzip.compress(bytes(200 * 2**20))
 
 
 @pytest.mark.parametrize(
-    ("coding", "body", "status"),
+    ("coding", "body", "status", "says"),
     [
-        ("gzip", b"no gzip", 400),
-        ("gzip", ZIPPED[:-9], 400),
-        ("gzip", ZIPPED * 2, 400),
-        ("gzip", b"", 400),
-        ("deflate", ZIPPED, 400),
-        ("br", IMAGE, 415),
-        ("gzip, gzip", IMAGE, 415),
+        ("gzip", b"no gzip", 400, ""),
+        ("gzip", ZIPPED[:-9], 400, ""),
+        ("gzip", ZIPPED * 2, 400, ""),
+        ("gzip", b"", 400, ""),
+        ("deflate", ZIPPED, 400, ""),
+        ("br", IMAGE, 415, ""),
+        ("gzip, gzip", IMAGE, 415, ""),
+        pytest.param("gzip", BOMB, 413, "more than 500000 bytes", id="bomb"),
     ],
 )
-async def test_codings_that_are_damaged_or_unknown(client, coding, body, status):
+async def test_codings_that_are_damaged_or_unknown(graph, client, coding, body, status, says):
     answer = await infer(client, (body, {HEADER_LENGTH: "0"}), **{"content-encoding": coding})
-    assert error_of(answer, status)
-
-
-async def test_an_error_of_ours_has_the_protocols_form_too(graph, client):
-    graph.members["resnet50"].raises = ValueError("a defect")
-    assert "request id" in error_of(await infer(client, images(IMAGE)), 500)
+    assert says in error_of(answer, status)
+    assert graph.service.byte_budget.num_held == 0
 
 
 async def test_an_answer_of_one_member_says_nothing_of_the_others(graph, client):
@@ -303,8 +270,7 @@ async def test_an_answer_of_one_member_says_nothing_of_the_others(graph, client)
 
 
 async def test_keys_are_asked_for_and_probes_need_none(tmp_path):
-    path = write_keys(tmp_path)
-    client = client_of(Graph(api_keys_file=path))
+    client = client_of(Graph(api_keys_file=write_keys(tmp_path)))
     for way in ("/v2", MODEL, f"{MODEL}/ready", "/v2/models/stats"):
         assert "key" in error_of(await client.get(way), 401)
     assert "key" in error_of(await infer(client, images(IMAGE)), 401)
@@ -322,12 +288,9 @@ async def test_what_the_server_says_of_itself(client):
     assert model == (await client.get(MODEL)).json()
     assert model == (await client.get(f"{MODEL}/versions/{VERSION}")).json()
     assert (model["name"], model["versions"]) == ("imagenette", [VERSION, "1"])
-    assert [(t["name"], t["datatype"], t["shape"]) for t in model["inputs"] + model["outputs"]] == [
-        ("image", "BYTES", [-1]),
-        ("pixels", "UINT8", [-1, SIZE, SIZE, 3]),
-        ("probabilities", "FP32", [-1, 10]),
-        ("label", "BYTES", [-1]),
-    ]
+    tensors = [(t["name"], t["datatype"], t["shape"]) for t in model["inputs"] + model["outputs"]]
+    assert tensors[:2] == [("image", "BYTES", [-1]), ("pixels", "UINT8", [-1, SIZE, SIZE, 3])]
+    assert tensors[2:] == [("probabilities", "FP32", [-1, 10]), ("label", "BYTES", [-1])]
     index = (await client.post("/v2/repository/index", json={"ready": True})).json()
     names = ["imagenette", "imagenette.resnet50", "imagenette.densenet169"]
     assert [entry["name"] for entry in index] == names
@@ -352,22 +315,13 @@ async def test_statistics_count_what_was_answered_by_the_protocol(client):
     assert every[0] == stats
 
 
-async def test_statistics_are_of_the_versions_served_at_present(graph, client):
+async def test_statistics_are_of_the_versions_served_at_present(graph):
     """A set was loaded by name, or another version became the main one."""
-    assert (await client.get("/v2/models/stats")).json()["model_stats"][0]["version"] == VERSION
-    graph.service.version = "0123456789ab"
-    models, served = graph.service.served_models(), graph.service
-    served.served_models = lambda: replace(models, model_version="0123456789ab")
-    for stats in (await client.get("/v2/models/stats")).json()["model_stats"]:
-        assert stats["version"] == "0123456789ab"
-
-
-async def test_versions_that_are_no_longer_served_leave_no_statistics(graph):
     inference, models = Inference(graph.service), graph.service.served_models()
-    for version in ("0123456789ab", "ba9876543210"):
+    for version in (VERSION, "0123456789ab", "ba9876543210"):
         graph.service.version = version
         graph.service.served_models = lambda of=version: replace(models, model_version=of)
-        assert len(inference.statistics().model_stats) == 3
+        assert [stats.version for stats in inference.statistics().model_stats] == [version] * 3
         assert {of for _, of in inference._statistics} == {version}
 
 
@@ -375,10 +329,9 @@ async def test_requests_are_counted_by_their_route(client, told: Instruments):
     await infer(client, images(IMAGE))
     await infer(client, images(b"no"), f"{MODEL}/versions/1")
     route = "/v2/models/{model_name}"
-    assert told.of(REQUESTS) == {
-        (f"{route}/infer", "200", "classify"): 1,
-        (f"{route}/versions/{{model_version}}/infer", "400", "classify"): 1,
-    }
+    version = f"{route}/versions/{{model_version}}"
+    good, bad = (f"{route}/infer", "200", "classify"), (f"{version}/infer", "400", "classify")
+    assert told.of(REQUESTS) == {good: 1, bad: 1}
     assert told.observed(REQUEST_MS) == {("200",): 1, ("400",): 1}
 
 
@@ -408,32 +361,30 @@ def num_asked(cached: Graph) -> int:
     return sum(map(len, cached.members["resnet50"].seen))
 
 
-async def test_a_hit_is_what_was_computed(cached, caching):
-    computed = await infer(caching, images(IMAGE))
-    hit = await infer(caching, images(IMAGE))
+async def test_a_hit_is_what_was_computed_and_statistics_tell_it(cached, caching):
+    computed, hit, _ = [await infer(caching, images(IMAGE)) for _ in range(3)]
     assert num_asked(cached) == 1
     assert computed.json()["parameters"] == {"sure": False}
     assert hit.json()["parameters"] == {"sure": False, "cached": True}
     assert outputs_of(hit) == outputs_of(computed)
     assert outputs_of(hit)["probabilities"] == pytest.approx(MEAN.tolist(), abs=1e-7)
+    (model,) = (await caching.get(f"{MODEL}/stats")).json()["model_stats"]
+    told = {name: model["inference_stats"][name]["count"] for name in ("cache_hit", "cache_miss")}
+    assert told == {"cache_hit": 2, "cache_miss": 1}
+    assert (model["inference_count"], model["execution_count"]) == (3, 1)
 
 
-async def test_v1_and_v2_have_one_cache(cached, caching):
+async def test_v1_and_v2_have_one_cache_and_a_hit_in_part_is_not_called_one(cached, caching):
     await caching.post("/v1/classify", content=IMAGE)
     answer = await infer(caching, images(IMAGE))
     assert num_asked(cached) == 1
     assert outputs_of(answer)["label"] == [LABELS[1]]
-    await infer(caching, images(OTHER))
-    over_v1 = await caching.post("/v1/classify", content=OTHER)
-    assert over_v1.json()["cached"] is True
-
-
-async def test_a_request_that_is_a_hit_in_part_is_not_called_one(cached, caching):
-    await infer(caching, images(IMAGE))
     answer = await infer(caching, images(OTHER, IMAGE))
     assert answer.json()["parameters"] == {"sure": False}
     assert len(outputs_of(answer)["label"]) == 2
     assert num_asked(cached) == 2
+    over_v1 = await caching.post("/v1/classify", content=OTHER)
+    assert over_v1.json()["cached"] is True
 
 
 @pytest.mark.parametrize("control", ["no-cache", "no-store"])
@@ -449,12 +400,3 @@ async def test_pixels_and_members_alone_are_computed(cached, caching):
         await infer(caching, pixels(drawn()))
         await infer(caching, images(IMAGE), path=f"{MODEL}.resnet50")
     assert num_asked(cached) == 4
-
-
-async def test_statistics_tell_hits_from_misses(caching):
-    for _ in range(3):
-        await infer(caching, images(IMAGE))
-    (model,) = (await caching.get(f"{MODEL}/stats")).json()["model_stats"]
-    told = {name: model["inference_stats"][name]["count"] for name in ("cache_hit", "cache_miss")}
-    assert told == {"cache_hit": 2, "cache_miss": 1}
-    assert (model["inference_count"], model["execution_count"]) == (3, 1)

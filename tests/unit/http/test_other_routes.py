@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from functools import reduce
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -24,7 +25,6 @@ from app.telemetry.metric_table import FEEDBACK
 from tests.support.answers import answer_of
 from tests.support.asgi_client import asgi_client
 from tests.support.fakes import FakeHandle, FakeService
-from tests.support.instruments import Instruments
 
 
 class Labelled(FakeService):
@@ -35,10 +35,13 @@ class Labelled(FakeService):
 
 
 @pytest.fixture
-def feedback(monkeypatch: pytest.MonkeyPatch) -> Feedback:
+async def feedback(monkeypatch: pytest.MonkeyPatch) -> Feedback:
+    """One that remembers an answer to request 1."""
     monkeypatch.setattr("app.serve.replica.start_replica", lambda _: None)
     monkeypatch.setattr(gateways, "SEND_EVERY_S", 0.01)
-    return Feedback(FakeHandle(Hub(Settings(), FeedbackBook(50_000))))
+    feedback = Feedback(FakeHandle(Hub(Settings(), FeedbackBook(50_000))))
+    feedback.note("1", [b""], [answer_of()])
+    return feedback
 
 
 @pytest.fixture
@@ -47,86 +50,61 @@ async def reporter(feedback: Feedback) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_a_label_is_counted_once(
-    reporter: httpx.AsyncClient, feedback: Feedback, told: Instruments
-) -> None:
-    feedback.note("1", [b""], [answer_of()])
+async def test_a_label_is_counted_once(reporter, feedback, told):
     feedback.note("2", [b""], [answer_of()])
+    version = {"model_set": "fake", "model_version": "0123456789ab"}
+    asked = {"request_id": "1", "label": "x"}
     for _ in range(2):
-        answer = await reporter.post("/v1/feedback", json={"request_id": "1", "label": "x"})
+        answer = await reporter.post("/v1/feedback", json=asked)
         assert answer.status_code == 200
-        assert answer.json() == {
-            "request_id": "1",
-            "label": "x",
-            "answered": ["x"],
-            "right": True,
-            "model_set": "fake",
-            "model_version": "0123456789ab",
-        }
+        assert answer.json() == asked | {"answered": ["x"], "right": True} | version
     await reporter.post("/v1/feedback", json={"request_id": "2", "label": "y", "image": 0})
     assert told.of(FEEDBACK) == {("yes", "0123456789ab"): 1.0, ("no", "0123456789ab"): 1.0}
     figures = (await reporter.get("/v1/feedback")).json()
-    assert figures["versions"] == [
-        {
-            "model_set": "fake",
-            "model_version": "0123456789ab",
-            "feedback": 2,
-            "right": 1,
-            "accuracy": 0.5,
-            "interval": [0.0945, 0.9055],
-        }
-    ]
+    accuracy = {"feedback": 2, "right": 1, "accuracy": 0.5, "interval": [0.0945, 0.9055]}
+    assert figures["versions"] == [version | accuracy]
     assert (figures["remembered_answers"], figures["max_answers"]) == (2, 50_000)
+
+
+ASKED = {"request_id": "1", "label": "x"}
 
 
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"request_id": "9", "label": "x"}, 404, "no request '9' is remembered"),
-        ({"request_id": "1", "label": "z"}, 422, "'z' is no label of fake"),
+        (ASKED | {"request_id": "9"}, 404, "no request '9' is remembered"),
+        (ASKED | {"label": "z"}, 422, "'z' is no label of fake"),
         ({"request_id": "1"}, 422, "label: Field required; send {"),
-        ({"request_id": "1", "label": 3}, 422, "label: Input should be a valid string"),
-        ({"request_id": "1", "label": "x", "image": "0"}, 422, "image: Input should be a valid"),
-        ({"request_id": "1", "label": "x", "image": 4}, 422, "image is 4, and this request has 1"),
-        ({"request_id": "1", "label": "x", "labels": []}, 422, "labels: Extra inputs"),
-        ({"request_id": "1", "label": "x", "k" * 99: 0}, 422, f"{'k' * MAX_SHOWN}: Extra inputs"),
+        (ASKED | {"label": 3}, 422, "label: Input should be a valid string"),
+        (ASKED | {"image": "0"}, 422, "image: Input should be a valid"),
+        (ASKED | {"image": 4}, 422, "image is 4, and this request has 1"),
+        (ASKED | {"labels": []}, 422, "labels: Extra inputs"),
+        (ASKED | {"k" * 99: 0}, 422, f"{'k' * MAX_SHOWN}: Extra inputs"),
         ([], 422, "the body is no object; send"),
     ],
 )
-async def test_what_is_refused(
-    reporter: httpx.AsyncClient, feedback: Feedback, body: object, status: int, message: str
-) -> None:
-    feedback.note("1", [b""], [answer_of()])
+async def test_what_is_refused(reporter, body, status, message):
     answer = await reporter.post("/v1/feedback", json=body)
     assert answer.status_code == status
     assert message in answer.json()["error"]["message"]
 
 
-async def test_another_label_is_a_conflict(reporter: httpx.AsyncClient, feedback: Feedback) -> None:
-    feedback.note("1", [b""], [answer_of()])
-    first, second = [
-        await reporter.post("/v1/feedback", json={"request_id": "1", "label": label})
-        for label in ("x", "y")
-    ]
-    assert (first.status_code, second.status_code) == (200, 409)
-    assert second.json()["error"]["code"] == "feedback_exists"
+async def test_another_label_is_a_conflict(reporter):
+    assert (await reporter.post("/v1/feedback", json=ASKED)).status_code == 200
+    second = await reporter.post("/v1/feedback", json=ASKED | {"label": "y"})
+    assert (second.status_code, second.json()["error"]["code"]) == (409, "feedback_exists")
 
 
 @pytest.mark.parametrize("verb", ["GET", "POST"])
-async def test_a_service_that_takes_none_says_so(verb: str) -> None:
-    async with asgi_client(create_api(FakeService())) as client:
-        answer = await client.request(verb, "/v1/feedback", json={})
+async def test_a_service_that_takes_none_says_so_and_keys_are_asked_for(
+    verb, client, feedback, monkeypatch
+):
+    answer = await client.request(verb, "/v1/feedback", json={})
     assert answer.status_code == 404
     assert "start it with feedback: true" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("verb", ["GET", "POST"])
-async def test_a_service_with_keys_wants_one(
-    verb: str, feedback: Feedback, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("TANDEM_API_KEYS", "a-long-enough-key-of-mine")
-    async with asgi_client(create_api(Labelled(), feedback=feedback)) as client:
-        assert (await client.request(verb, "/v1/feedback", json={})).status_code == 401
+    async with asgi_client(create_api(Labelled(), feedback=feedback)) as guarded:
+        assert (await guarded.request(verb, "/v1/feedback", json={})).status_code == 401
 
 
 PATHS = ["/", "/docs", "/openapi.json", "/page/page.js", "/docs/assets/swagger-ui-bundle.js"]
@@ -136,40 +114,22 @@ async def test_the_page_and_its_protection(client):
     answer = await client.get("/")
     assert answer.status_code == 200
     assert "<title>Tandem" in answer.text
-    policy = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.headers["referrer-policy"] == "no-referrer"
-    assert answer.headers["cache-control"] == "no-cache"
+    headers = ("x-content-type-options", "referrer-policy", "cache-control")
+    assert [answer.headers[name] for name in headers] == ["nosniff", "no-referrer", "no-cache"]
+    style = (await client.get("/page/page.css")).text
+    (rule,) = re.findall(r"^\.percent \{(.*)\}$", style, re.MULTILINE)
+    assert "white-space: nowrap" in rule  # no percentage is broken inside its number
 
 
 async def test_the_chooser_offers_what_is_decoded(monkeypatch):
-    usual = 'accept="image/jpeg,image/png,image/webp'
-    assert (
-        f'{usual},image/heic,image/heif,image/avif"'.encode()
-        in _page.__wrapped__("index.html").data
-    )
-    assert b">JPEG, PNG, WebP, HEIC or AVIF; several" in _page.__wrapped__("index.html").data
+    usual, page = 'accept="image/jpeg,image/png,image/webp', _page.__wrapped__
+    text = page("index.html").data.decode()
+    assert f'{usual},image/heic,image/heif,image/avif"' in text
+    assert ">JPEG, PNG, WebP, HEIC or AVIF; several" in text
     monkeypatch.setattr("app.http.other_routes.SUFFIXES", (".jpg",))  # as without the extra
-    assert f'{usual}"'.encode() in _page.__wrapped__("index.html").data
-    assert b">JPEG, PNG or WebP; several" in _page.__wrapped__("index.html").data
-
-
-async def test_no_percentage_is_broken_inside_its_number(client):
-    style = (await client.get("/page/page.css")).text
-    (rule,) = re.findall(r"^\.percent \{(.*)\}$", style, re.MULTILINE)
-    assert "white-space: nowrap" in rule
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_head_has_no_body(client, path):
-    answer = await client.head(path)
-    assert answer.status_code == 200
-    assert answer.content == b""
-    whole = await client.get(path)
-    assert int(answer.headers["content-length"]) == len(whole.content)
-    assert answer.headers == whole.headers
+    text = page("index.html").data.decode()
+    assert f'{usual}"' in text
+    assert ">JPEG, PNG or WebP; several" in text
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -224,32 +184,17 @@ async def test_so_many_are_sent_at_a_time(service, path):
             assert (await client.get(path)).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/page/", "/page/none.js", "/page/..%2fpages.py", "/docs/assets/x"]
-)
-async def test_what_is_no_file_of_a_page_is_404(client, path):
-    assert (await client.get(path)).status_code == 404
-
-
-async def test_everything_the_page_names_is_there(client):
-    names = re.findall(r'(?:src|href)="([^"#]*)"', (await client.get("/")).text)
-    assert "page/page.js" in names
-    for name in set(names):
-        answer = await client.get(urljoin("/", name))
-        assert answer.status_code == 200, name
-        if name.startswith("page"):
-            assert answer.headers["cache-control"] == "no-cache"
+async def test_what_is_no_file_of_a_page_is_404(client):
+    for path in ("/page/", "/page/none.js", "/page/..%2fpages.py", "/docs/assets/x"):
+        assert (await client.get(path)).status_code == 404, path
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-async def test_nothing_is_loaded_from_elsewhere(client, path):
-    text = (await client.get(path)).text
-    assert re.findall(r'(?:src|href|url)\s*[=:]\s*["\']?(https?:)?//[^"\']*', text) == []
-
-
-@pytest.mark.parametrize("path", ["/", "/docs"])
-async def test_a_page_may_run_its_own_script_alone(client, path):
-    policy = (await client.get(path)).headers["content-security-policy"]
+async def test_nothing_is_loaded_from_elsewhere_and_only_its_own_script_runs(client, path):
+    answer = await client.get(path)
+    foreign = r'(?:src|href|url)\s*[=:]\s*["\']?(https?:)?//[^"\']*'
+    assert re.findall(foreign, answer.text) == []
+    policy = answer.headers["content-security-policy"]
     assert re.search(r"default-src 'none'; script-src 'self' 'sha256-[^']{44}';", policy)
     assert "unsafe" not in policy
 
@@ -258,17 +203,12 @@ async def test_the_documentation_works_without_a_network(client):
     page = (await client.get("/docs")).text
     assert '"validatorUrl": null' in page
     assert re.findall("https?://", page) == []
-    assets = re.findall(r'(?:src|href)="([^"]+)"', page)
-    assert len(assets) >= 3
-    for asset in assets:
-        assert (await client.get(asset)).status_code == 200, asset
 
 
 async def test_the_description_lists_every_error(client):
     operation = (await openapi(client))["paths"]["/v1/classify"]["post"]
-    assert {str(s) for s in ERRORS} <= set(operation["responses"])
-    for status in ERRORS:
-        schema = operation["responses"][str(status)]["content"]["application/json"]["schema"]
+    for status in map(str, ERRORS):
+        schema = operation["responses"][status]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}
     assert "multipart/form-data" in operation["requestBody"]["content"]
 
@@ -278,23 +218,21 @@ async def test_every_reference_of_the_description_leads_somewhere(client):
     references = set(re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(description)))
     assert references
     for reference in references:
-        place = description
-        for part in reference.split("/"):
-            place = place[part]
+        reduce(lambda place, part: place[part], reference.split("/"), description)
 
 
 async def test_the_description_speaks_one_version_of_openapi(client):
+    """JSON Schema 2020-12 is not known to 3.0, nor to the bundled Swagger UI."""
     description = await openapi(client)
     assert description["openapi"].startswith("3.0.")
-    later = [key for key, value in walk(description) if is_newer_than_3_0(key, value)]
-    assert later == []  # JSON Schema 2020-12, which 3.0 (and the bundled Swagger UI) does not know
-
-
-def is_newer_than_3_0(key: str, value: object) -> bool:
-    if key.endswith(".type"):
-        return value == "null" or isinstance(value, list)
     words = (".const", ".prefixItems", ".contentMediaType", ".$defs", ".examples")
-    return key.endswith(words)
+    later = [
+        key
+        for key, value in walk(description)
+        if key.endswith(words) or (key.endswith(".type") and not isinstance(value, str | dict))
+    ]
+    assert later == []
+    assert "null" not in [value for key, value in walk(description) if key.endswith(".type")]
 
 
 @pytest.mark.parametrize("name", ["Classified.skipped_members", "ServedModels.fast_plan"])
@@ -309,18 +247,17 @@ async def test_the_fast_plan_is_described(client, name):
 async def test_answers_are_what_the_description_says(client, service, skipped):
     service.skipped = skipped
     description = await openapi(client)
-    answer = (await client.post("/v1/classify", content=b"image")).json()
-    check(answer, Classified.__name__, description)
+
+    def check(answer: object, name: str) -> None:
+        jsonschema.validate(answer, {"$ref": f"#/components/schemas/{name}", **description})
+
+    check((await client.post("/v1/classify", content=b"image")).json(), Classified.__name__)
     form = await client.post("/v1/classify", files=[("f", ("a", b"image")), ("f", ("b", b"no"))])
-    check(form.json(), Results.__name__, description)
+    check(form.json(), Results.__name__)
     served = (await client.get("/v1/models")).json()
-    check(served, "ServedModels", description)
-    assert "fast_plan" not in served  # there is none
-    check((await client.get("/nothing")).json(), "ErrorAnswer", description)
-
-
-def check(answer: object, name: str, description: dict) -> None:
-    jsonschema.validate(answer, {"$ref": f"#/components/schemas/{name}", **description})
+    check(served, "ServedModels")
+    assert "fast_plan" not in served  # none is set
+    check((await client.get("/nothing")).json(), "ErrorAnswer")
 
 
 def walk(node: object, place: str = ""):
@@ -334,22 +271,24 @@ def walk(node: object, place: str = ""):
 
 
 async def openapi(client) -> dict:
-    answer = await client.get("/openapi.json")
-    assert answer.status_code == 200
-    return answer.json()
+    return (await client.get("/openapi.json")).json()
 
 
-async def test_below_a_route_prefix_everything_that_the_pages_name_is_there(service):
+@pytest.mark.parametrize("prefix", ["", "/tandem"])
+async def test_below_a_route_prefix_everything_that_the_pages_name_is_there(service, prefix):
     """Serve hands the prefix on as root_path; a proxy's nobody knows: addresses are relative."""
-    async with asgi_client(create_api(service), root_path="/tandem") as client:
-        for page in ("/tandem/", "/tandem/docs"):
+    async with asgi_client(create_api(service), root_path=prefix) as client:
+        for page in (f"{prefix}/", f"{prefix}/docs"):
             answer = await client.get(page)
             assert answer.status_code == 200
             names = re.findall(r'(?:src|href|fetch)[=(]["\']([^"\'#]*)', answer.text)
             assert len(names) >= 4
             assert [name for name in names if name.startswith("/") or ":" in name] == []
             for name in names:
-                assert (await client.get(urljoin(page, name))).status_code == 200, name
-        script = (await client.get("/tandem/page/page.js")).text
+                answer = await client.get(urljoin(page, name))
+                assert answer.status_code == 200, name
+                if name.startswith("page"):
+                    assert answer.headers["cache-control"] == "no-cache"
+        script = (await client.get(f"{prefix}/page/page.js")).text
     assert re.findall(r'["\'`]/(?:page|docs)', script) == []
     assert "`..${path}`, import.meta.url" in script

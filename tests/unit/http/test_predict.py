@@ -21,10 +21,13 @@ from tests.support.open_inference import (
     client_of,
     elements,
     error_of,
+    infer,
     with_header,
 )
 
 PREDICT = "/v1/models/imagenette:predict"
+BASE64: dict[str, Any] = {"name": "image", "datatype": "BYTES"}
+BASE64 |= {"parameters": {"content_type": "base64"}}  # as MLServer has it
 
 
 @pytest.fixture
@@ -74,28 +77,20 @@ async def test_parameters_are_the_other_protocols(client):
 
 
 async def test_gzip_and_a_large_photo_are_taken(client):
-    large = IMAGE + bytes(300_000)
-    body = json.dumps(instances(b64(large))).encode()
-    headers = {"content-encoding": "gzip"}
-    answer = await client.post(PREDICT, content=gzip.compress(body), headers=headers)
+    body = gzip.compress(json.dumps(instances(b64(IMAGE + bytes(300_000)))).encode())
+    answer = await client.post(PREDICT, content=body, headers={"content-encoding": "gzip"})
     assert answer.status_code == 200, answer.text
 
 
 async def test_long_json_is_for_files_and_not_for_numbers():
     graph = Graph(max_body_bytes=4 * MAX_JSON_BYTES, max_bytes_in_flight=8 * MAX_JSON_BYTES)
-    client, large = client_of(graph), IMAGE + bytes(MAX_JSON_BYTES)
-    assert (await client.post(PREDICT, json=instances(b64(large)))).status_code == 200
+    client, large = client_of(graph), b64(IMAGE + bytes(MAX_JSON_BYTES))
+    assert (await client.post(PREDICT, json=instances(large))).status_code == 200
     numbers = b'{"instances": [' + b"1," * MAX_JSON_BYTES + b"1]}"
     text = error_of(await client.post(PREDICT, content=numbers), 413)
     assert f"{len(numbers)} bytes of JSON" in text
-    in_v2: dict[str, Any] = {
-        "name": "image",
-        "datatype": "BYTES",
-        "shape": [1],
-        "data": [b64(large)["b64"]],
-    }
-    in_v2["parameters"] = {"content_type": "base64"}
-    assert (await client.post(f"{MODEL}/infer", json={"inputs": [in_v2]})).status_code == 200
+    in_v2 = {"inputs": [BASE64 | {"shape": [1], "data": [large["b64"]]}]}
+    assert (await client.post(f"{MODEL}/infer", json=in_v2)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -129,15 +124,12 @@ async def test_errors_keys_and_limits_are_those_of_the_other_ways(graph, tmp_pat
     assert "GET" in error_of(await client.get(PREDICT), 405)
     large = await client.post(PREDICT, content=bytes(500_001))
     assert "the limit is 500000" in error_of(large, 413)
-    late = {"x-request-timeout-seconds": "0"}
+    late, coded = {"x-request-timeout-seconds": "0"}, {"content-encoding": "br"}
     error_of(await client.post(PREDICT, json=good, headers=late), 422)
-    coded = {"content-encoding": "br"}
     error_of(await client.post(PREDICT, json=good, headers=coded), 415)
     graph.members["resnet50"].raises = NotReadyError("resnet50 is starting")
     assert "starting" in error_of(await client.post(PREDICT, json=good), 503)
-
-    keys = write_keys(tmp_path)
-    guarded = client_of(Graph(api_keys_file=keys))
+    guarded = client_of(Graph(api_keys_file=write_keys(tmp_path)))
     error_of(await guarded.post(PREDICT, json=good), 401)
     key = {"authorization": f"Bearer {KEY}"}
     assert (await guarded.post(PREDICT, json=good, headers=key)).status_code == 200
@@ -168,25 +160,23 @@ async def test_the_interface_describes_it_and_metrics_count_it(client):
 
 
 async def test_mlservers_base64_in_v2(client):
-    tensor: dict[str, Any] = {"name": "image", "datatype": "BYTES"}
-    tensor |= {"parameters": {"content_type": "base64"}}
+    async def asked(shape: list[int], data: list[Any], **more: Any) -> httpx.Response:
+        tensor = BASE64 | {"shape": shape, "data": data} | more
+        return await client.post(f"{MODEL}/infer", json={"inputs": [tensor]})
+
     text = b64(IMAGE)["b64"]
     for shape, data in (([2], [text, text]), ([2, 1], [[text], [text]])):
-        asked = {"inputs": [tensor | {"shape": shape, "data": data}]}
-        answer = await client.post(f"{MODEL}/infer", json=asked)
+        answer = await asked(shape, data)
         assert answer.status_code == 200, answer.text
         assert answer.json()["outputs"][1]["data"] == [LABELS[1]] * 2
     packed = elements(text.encode(), text.encode())
     parameters = {"content_type": "base64", "binary_data_size": len(packed)}
-    two = tensor | {"shape": [2], "parameters": parameters}
-    body, headers = with_header({"inputs": [two]}, packed)
-    answer = await client.post(f"{MODEL}/infer", content=body, headers=headers)
+    two = BASE64 | {"shape": [2], "parameters": parameters}
+    answer = await infer(client, with_header({"inputs": [two]}, packed))
     assert answer.json()["outputs"][1]["data"] == [LABELS[1]] * 2
-    for wrong, says in ((["Z29v!A=="], "is no base64"), ([7], "element 0, 7, is no base64")):
-        asked = {"inputs": [tensor | {"shape": [1], "data": wrong}]}
-        assert says in error_of(await client.post(f"{MODEL}/infer", json=asked), 400)
-    plain = {"inputs": [tensor | {"shape": [1], "data": [text], "parameters": {}}]}
-    assert "content_type: base64" in error_of(await client.post(f"{MODEL}/infer", json=plain), 400)
+    assert "is no base64" in error_of(await asked([1], ["Z29v!A=="]), 400)
+    assert "element 0, 7, is no base64" in error_of(await asked([1], [7]), 400)
+    assert "content_type: base64" in error_of(await asked([1], [text], parameters={}), 400)
 
 
 @pytest.mark.parametrize(

@@ -16,21 +16,18 @@ from app.serve.gateway import assemble
 from app.settings import Settings
 from tests.support.asgi_client import asgi_client
 from tests.support.grpc_contexts import context_of, stream_of
+from tests.support.open_inference import infer
 from tests.support.tiny_networks import picture
 
 TIMES = re.compile(rb'("(?:total|start_ms|duration_ms)"):[0-9.e-]+')
 SAME = 1e-6  # of what is computed again, in another batch perhaps
 
 
-def service_with(tiny_set, cache: str) -> EnsembleService:
-    settings = Settings(model_set=str(tiny_set), compile_cache=None, cache=cache, default_top_k=3)
-    return assemble(settings).service
-
-
 @pytest.fixture(scope="module")
 def services(tiny_set) -> dict[str, EnsembleService]:
     """One with a cache and one without; each test sends pictures of its own size."""
-    return {cache: service_with(tiny_set, cache) for cache in ("none", "local")}
+    more = {"model_set": str(tiny_set), "compile_cache": None, "default_top_k": 3}
+    return {cache: assemble(Settings(**more, cache=cache)).service for cache in ("none", "local")}
 
 
 @pytest.fixture
@@ -51,16 +48,8 @@ async def test_answers_of_a_service_without_cache_are_as_ever(clients):
     data = picture("red", side=30)
     first, second = [(await post(clients["none"], data)).content for _ in range(2)]
     assert TIMES.sub(rb"\1:0", first) == TIMES.sub(rb"\1:0", second)
-    assert list((await post(clients["none"], data)).json()) == [
-        "model_set",
-        "model_version",
-        "predictions",
-        "members",
-        "agreement",
-        "degraded",
-        "request_id",
-        "timings_ms",
-    ]
+    keys = "model_set model_version predictions members agreement degraded request_id timings_ms"
+    assert list((await post(clients["none"], data)).json()) == keys.split()
     assert b"cache" not in first
     miss = TIMES.sub(rb"\1:0", (await post(clients["local"], data)).content)
     bar = b'{"stage":"cache","start_ms":0,"duration_ms":0},'
@@ -80,11 +69,11 @@ async def test_a_hit_over_http(clients):
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 async def test_any_top_k_of_what_is_kept(clients, top_k):
-    data = picture("green", side=32)
-    url = f"/v1/classify?top_k={top_k}"
-    await clients["local"].post(url, content=data)
-    hit = (await clients["local"].post("/v1/classify?top_k=2", content=data)).json()
-    computed = (await clients["none"].post("/v1/classify?top_k=2", content=data)).json()
+    data, url = picture("green", side=32), "/v1/classify?top_k="
+    await clients["local"].post(f"{url}{top_k}", content=data)
+    hit, computed = [
+        (await clients[cache].post(f"{url}2", content=data)).json() for cache in ("local", "none")
+    ]
     assert hit["cached"]
     check_agree(hit, computed)
 
@@ -107,30 +96,19 @@ async def test_forms(clients):
 
 def check_agree(ours: dict, theirs: dict) -> None:
     assert ours["members"].keys() == theirs["members"].keys()
-    for mine, yours in [
-        (ours["predictions"], theirs["predictions"]),
-        *(
-            (ours["members"][m]["predictions"], theirs["members"][m]["predictions"])
-            for m in ours["members"]
-        ),
-    ]:
+    pairs = [(ours, theirs), *((ours["members"][m], theirs["members"][m]) for m in ours["members"])]
+    for mine, yours in ((a["predictions"], b["predictions"]) for a, b in pairs):
         assert [p["label"] for p in mine] == [p["label"] for p in yours]
-        for one, other in zip(mine, yours, strict=True):
-            assert one["probability"] == pytest.approx(other["probability"], abs=SAME)
+        expected = [p["probability"] for p in yours]
+        assert [p["probability"] for p in mine] == pytest.approx(expected, abs=SAME)
 
 
 @pytest.mark.parametrize(
-    ("sent", "expected"),
-    [
-        ({}, True),
-        ({"cache_control": "max-age=0"}, True),
-        ({"cache_control": "no-cache"}, None),
-        ({"cache_control": "No-Store"}, None),
-    ],
-    ids=str,
+    ("control", "expected"),
+    [(None, True), ("max-age=0", True), ("no-cache", None), ("No-Store", None)],
 )
-async def test_cache_control(clients, sent, expected):
-    data = picture("green", side=35)
+async def test_cache_control(clients, control, expected):
+    data, sent = picture("green", side=35), {"cache_control": control} if control else {}
     await post(clients["local"], data)
     assert (await post(clients["local"], data, **sent)).json().get("cached") is expected
     assert (await post(clients["none"], data, **sent)).json().get("cached") is None
@@ -182,11 +160,9 @@ async def test_the_schema_tells_of_it(clients):
 
 async def test_tensors_are_answered_anew_and_alike(clients, tiny_set):
     """The cache keeps answers to files; /v2 asks for more, and is told the same."""
-    data, headers = picture("green", side=44), {"inference-header-content-length": "0"}
+    data, sent = picture("green", side=44), {"inference-header-content-length": "0"}
     known = (await post(clients["local"], data)).json()["predictions"][0]
     for _ in range(2):
-        raw = await clients["local"].post(
-            f"/v2/models/{tiny_set.name}/infer", content=data, headers=headers
-        )
+        raw = await infer(clients["local"], (data, sent), f"/v2/models/{tiny_set.name}")
         assert raw.status_code == 200, raw.text
         assert known["label"].encode() in raw.content

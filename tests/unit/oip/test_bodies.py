@@ -41,11 +41,6 @@ def test_several_inputs_follow_each_other_and_json_ones_take_nothing():
     assert contents == [b"\x09", b"ab", b"cde"]
 
 
-def test_without_the_header_all_is_json():
-    request = parse_request(json.dumps({"inputs": [PIXELS]}).encode(), None)
-    assert uint8_array(request.inputs[0]).tolist() == [[7, 8]]
-
-
 def test_the_raw_form_is_one_image_and_is_answered_in_binary():
     request = parse_request(b"an image", "0")
     (tensor,) = request.inputs
@@ -54,15 +49,11 @@ def test_the_raw_form_is_one_image_and_is_answered_in_binary():
 
 
 def test_outputs_say_themselves_whether_they_are_binary_or_the_request_does():
-    outputs = [
-        {"name": "a"},
-        {"name": "b", "parameters": {"binary_data": False, "classification": 3}},
-    ]
+    outputs: list[dict[str, Any]] = [{"name": "a"}]
+    outputs += [{"name": "b", "parameters": {"binary_data": False, "classification": 3}}]
     fields = {"inputs": [PIXELS], "outputs": outputs, "parameters": {"binary_data_output": True}}
-    assert parsed(with_header(fields)).outputs == (
-        RequestedOutput("a", True),
-        RequestedOutput("b", False, 3),
-    )
+    expected = (RequestedOutput("a", True), RequestedOutput("b", False, 3))
+    assert parsed(with_header(fields)).outputs == expected
 
 
 def test_tensors_in_regions_have_no_data():
@@ -73,13 +64,27 @@ def test_tensors_in_regions_have_no_data():
     assert uint8_array(request.inputs[1]).tolist() == [[7, 8]]
     assert request.outputs == (RequestedOutput("label", region=RegionSlice("r", 2, 6)),)
     assert request.uses_regions
-    assert not parsed(with_header({"inputs": [PIXELS]})).uses_regions
+    without = parse_request(json.dumps({"inputs": [PIXELS]}).encode(), None)  # all is JSON
+    assert uint8_array(without.inputs[0]).tolist() == [[7, 8]]
+    assert not without.uses_regions
 
 
-@pytest.mark.parametrize("given", ["-1", "x", "", "1.0", "+1", " 2", "0x10", "²", "1e3", "1_0"])
-def test_a_header_length_that_is_no_number(given):
-    with pytest.raises(BadTensorError, match="is the number of bytes of JSON"):
-        parse_request(b"{}", given)
+NO_NUMBERS = ["-1", "x", "", "1.0", "+1", " 2", "0x10", "²", "1e3", "1_0"]
+NO_JSON = [b"", b"{", b"\xff\xd8\xff", b"[" * 5000, b'{"inputs": [NaN]}']
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "says"),
+    [
+        *((b"{}", length, "is the number of bytes of JSON") for length in NO_NUMBERS),
+        *((b"{}", length, "the body has 2 bytes") for length in ("3", "4294967296", "9" * 5000)),
+        *((body, None, "is no JSON") for body in NO_JSON),
+    ],
+)
+def test_what_is_no_json_or_does_not_say_where_it_ends(body, length, says):
+    with pytest.raises(BadTensorError, match=says) as refused:
+        parse_request(body, length)
+    assert len(refused.value.message) < 200
 
 
 @pytest.mark.parametrize("depth", [100, 1000, 1020, 100_000])
@@ -99,11 +104,8 @@ def test_deep_json_is_refused_as_any_other(place, depth):
     assert len(refused.value.message) < 300
 
 
-@pytest.mark.parametrize("given", ["3", "4294967296", "9" * 5000])
-def test_a_header_length_beyond_the_body(given):
-    with pytest.raises(BadTensorError, match="the body has 2 bytes") as refused:
-        parse_request(b"{}", given)
-    assert len(refused.value.message) < 200
+def with_output(parameters: Any) -> dict[str, Any]:
+    return {"inputs": [PIXELS], "outputs": [{"name": "probabilities", "parameters": parameters}]}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,6 @@ def test_a_header_length_beyond_the_body(given):
         ({"inputs": [PIXELS], "outputs": 3}, "outputs is 3"),
         ({"inputs": [PIXELS], "outputs": [3]}, "an output is 3"),
         ({"inputs": [PIXELS], "outputs": [{}]}, "an output's name is None"),
-        ({"inputs": [PIXELS], "outputs": [{"name": "x", "parameters": 3}]}, "parameters is 3"),
         ({"inputs": [PIXELS], "parameters": []}, "parameters is"),
         ({"inputs": [PIXELS], "id": 3}, "id is 3"),
         ({"inputs": [PIXELS], "id": "x" * 1025}, "up to 1024 characters"),
@@ -127,6 +128,23 @@ def test_a_header_length_beyond_the_body(given):
         ({"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1]}]}, "neither data nor"),
         ({"inputs": [{**PIXELS, "parameters": IN_REGION}]}, "has data and a region"),
         ({"inputs": [{**NO_DATA, "parameters": TWICE}]}, "has data and a region"),
+        (with_output(3), "parameters is 3"),
+        (with_output({"classification": 0}), "classification is 0"),
+        (with_output({"classification": -1}), "classification is -1"),
+        (with_output({"classification": "3"}), "whole number"),
+        (with_output({"classification": True}), "whole number"),
+        (with_output({"binary_data": "yes"}), "true or false"),
+        (with_output({"shared_memory_region": "r"}), "shared_memory_byte_size is None"),
+        (with_output({"shared_memory_byte_size": 2}), "shared_memory_region is None"),
+        (with_output({"shared_memory_offset": 2}), "shared_memory_region is None"),
+        (with_output({**IN_REGION, "shared_memory_region": ""}), "shared_memory_region is ''"),
+        (with_output({**IN_REGION, "shared_memory_region": ["r"]}), "shared_memory_region is"),
+        (with_output({**IN_REGION, "shared_memory_byte_size": 0}), "give a size from 1"),
+        (with_output({**IN_REGION, "shared_memory_byte_size": -1}), "give a size from 1"),
+        (with_output({**IN_REGION, "shared_memory_byte_size": "2"}), "whole number"),
+        (with_output({**IN_REGION, "shared_memory_byte_size": True}), "whole number"),
+        (with_output({**IN_REGION, "shared_memory_offset": -1}), "an offset from 0"),
+        (with_output({**IN_REGION, "shared_memory_offset": 0.5}), "whole number"),
     ],
 )
 def test_json_that_is_no_request(fields, says):
@@ -134,41 +152,10 @@ def test_json_that_is_no_request(fields, says):
         parsed(with_header(fields))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
-    [
-        ({"classification": 0}, "classification is 0"),
-        ({"classification": -1}, "classification is -1"),
-        ({"classification": "3"}, "whole number"),
-        ({"classification": True}, "whole number"),
-        ({"binary_data": "yes"}, "true or false"),
-        ({"shared_memory_region": "r"}, "shared_memory_byte_size is None"),
-        ({"shared_memory_byte_size": 2}, "shared_memory_region is None"),
-        ({"shared_memory_offset": 2}, "shared_memory_region is None"),
-        ({**IN_REGION, "shared_memory_region": ""}, "shared_memory_region is ''"),
-        ({**IN_REGION, "shared_memory_region": ["r"]}, "shared_memory_region is"),
-        ({**IN_REGION, "shared_memory_byte_size": 0}, "give a size from 1"),
-        ({**IN_REGION, "shared_memory_byte_size": -1}, "give a size from 1"),
-        ({**IN_REGION, "shared_memory_byte_size": "2"}, "whole number"),
-        ({**IN_REGION, "shared_memory_byte_size": True}, "whole number"),
-        ({**IN_REGION, "shared_memory_offset": -1}, "an offset from 0"),
-        ({**IN_REGION, "shared_memory_offset": 0.5}, "whole number"),
-    ],
-)
-def test_an_output_that_makes_no_sense(parameters, says):
-    outputs = [{"name": "probabilities", "parameters": parameters}]
-    with pytest.raises(BadTensorError, match=says):
-        parsed(with_header({"inputs": [PIXELS], "outputs": outputs}))
-
-
 @pytest.mark.parametrize("size", [-1, 4, 2**31, 2**64])
 def test_a_size_beyond_what_is_left(size):
-    tensor = {
-        "name": "x",
-        "datatype": "BYTES",
-        "shape": [1],
-        "parameters": {"binary_data_size": size},
-    }
+    tensor: dict[str, Any] = {"name": "x", "datatype": "BYTES", "shape": [1]}
+    tensor |= {"parameters": {"binary_data_size": size}}
     with pytest.raises(BadTensorError, match=r"binary_data_size is .* 3 bytes are left|whole"):
         parsed(with_header({"inputs": [tensor]}, b"abc"))
 
@@ -176,12 +163,6 @@ def test_a_size_beyond_what_is_left(size):
 def test_bytes_that_no_input_takes():
     with pytest.raises(BadTensorError, match="3 bytes are left over after the inputs"):
         parsed(with_header({"inputs": [PIXELS]}, b"abc"))
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xd8\xff", b"[" * 5000, b'{"inputs": [NaN]}'])
-def test_what_is_no_json(text):
-    with pytest.raises(BadTensorError, match="is no JSON"):
-        parse_request(text, None)
 
 
 def test_json_is_bounded_before_it_is_parsed():

@@ -12,12 +12,8 @@ from app.oip.bodies import parse_request
 from app.oip.tensors import bytes_elements, checked_tensor, packed_elements, uint8_array
 from tests.support.open_inference import with_header
 
-EXAMPLES = settings(
-    max_examples=400,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+EXAMPLES = settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=SLOW)
 NUMBERS = st.integers(-3, 9) | st.sampled_from([2**31 - 1, 2**31, 2**32, 2**63, 2**70, -(2**63)])
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -27,34 +23,20 @@ JSON = st.recursive(
 NAMES = st.sampled_from(["image", "pixels", ""]) | JSON
 DATATYPES = st.sampled_from(["UINT8", "BYTES", "FP32"]) | JSON
 SHAPES = st.lists(NUMBERS, max_size=5) | JSON
-PARAMETERS = (
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "binary_data_size": NUMBERS | JSON,
-            "shared_memory_region": st.just("r") | JSON,
-            "shared_memory_byte_size": NUMBERS | JSON,
-            "shared_memory_offset": NUMBERS | JSON,
-        },
-    )
-    | JSON
-)
+PLACES: dict[str, Any] = {"shared_memory_region": st.just("r") | JSON}
+for size in ("binary_data_size", "shared_memory_byte_size", "shared_memory_offset"):
+    PLACES[size] = NUMBERS | JSON
+PARAMETERS = st.fixed_dictionaries({}, optional=PLACES) | JSON
 TENSORS = st.fixed_dictionaries(
     {"name": NAMES, "datatype": DATATYPES, "shape": SHAPES},
     optional={"data": JSON, "parameters": PARAMETERS},
 )
+ASKED = st.sampled_from(["timeout", "priority", "top_k", "binary_data_output"])
+OUTPUTS = st.fixed_dictionaries({"name": NAMES}, optional={"parameters": PARAMETERS})
+MORE = {"id": JSON, "parameters": st.dictionaries(ASKED, JSON)}
 REQUESTS = st.fixed_dictionaries(
     {"inputs": st.lists(TENSORS | JSON, max_size=3) | JSON},
-    optional={
-        "id": JSON,
-        "parameters": st.dictionaries(
-            st.sampled_from(["timeout", "priority", "top_k", "binary_data_output"]), JSON
-        ),
-        "outputs": st.lists(
-            st.fixed_dictionaries({"name": NAMES}, optional={"parameters": PARAMETERS}) | JSON,
-            max_size=3,
-        ),
-    },
+    optional=MORE | {"outputs": st.lists(OUTPUTS | JSON, max_size=3)},
 )
 
 

@@ -18,41 +18,25 @@ def encoded(shape: tuple[int, ...], raw: bytes) -> Tensor:
     return Tensor("image", "BYTES", shape, raw)
 
 
-def test_raw_pixels_are_an_array_of_the_shape():
-    array = uint8_array(uint8((2, 1, 3), raw=bytes(range(6))))
-    assert array.tolist() == [[[0, 1, 2]], [[3, 4, 5]]]
+FLAT = [0, 1, 254, 255]
+
+
+@pytest.mark.parametrize(
+    "contents", [{"raw": bytes(FLAT)}, {"values": FLAT}, {"values": [[0, 1], [254, 255]]}]
+)
+def test_pixels_are_an_array_of_the_shape_flat_or_nested(contents):
+    array = uint8_array(uint8((2, 2), **contents))
+    assert array.tolist() == [[0, 1], [254, 255]]
     assert array.dtype == np.uint8
-
-
-@pytest.mark.parametrize("values", [[0, 1, 254, 255], [[0, 1], [254, 255]]])
-def test_json_pixels_are_flat_or_nested_as_the_shape_is(values):
-    assert uint8_array(uint8((2, 2), values=values)).tolist() == [[0, 1], [254, 255]]
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        [0, 1, 2],
-        [0, 1, 2, 3, 4],
-        [[0, 1, 2, 3]],
-        [[0], [1], [2], [3]],
-        [[0, 1, 2], [3]],
-        [[0, 1], 2, 3],
-        [[[0], [1]], [[2], [3]]],
-        [[], []],
-        [],
-        {},
-        "text",
-        None,
-        [0, 1, 2, 256],
-        [0, 1, 2, -1],
-        [0, 1, 2, 3.0],
-        [0, 1, 2, True],
-        [0, 1, 2, "3"],
-        [0, 1, 2, None],
-        [0, 1, 2, 2**70],
-        [["a", "b"], ["c", "d"]],
-        ["ab", "cd"],
+        *([0, 1, 2], [0, 1, 2, 3, 4], [[0, 1, 2, 3]], [[0], [1], [2], [3]], [[0, 1, 2], [3]]),
+        *([[0, 1], 2, 3], [[[0], [1]], [[2], [3]]], [[], []], [], {}, "text", None),
+        *([0, 1, 2, last] for last in (256, -1, 3.0, True, "3", None, 2**70)),
+        *([["a", "b"], ["c", "d"]], ["ab", "cd"]),
     ],
 )
 def test_json_pixels_that_do_not_fit(values):
@@ -93,39 +77,35 @@ def test_elements_that_do_not_fit(shape, raw, says):
 
 
 def test_text_is_no_image():
-    tensor = Tensor("image", "BYTES", (1,), values=["/9j/4AAQ"])
     with pytest.raises(BadTensorError, match="content_type: base64"):
-        bytes_elements(tensor)
+        bytes_elements(Tensor("image", "BYTES", (1,), values=["/9j/4AAQ"]))
 
 
 @pytest.mark.parametrize(
-    ("name", "datatype", "shape", "says"),
+    ("changed", "says"),
     [
-        (None, "UINT8", [1], "name is None"),
-        ("", "UINT8", [1], "name is ''"),
-        (["x"], "UINT8", [1], "name is"),
-        ("x", "uint8", [1], "datatype is 'uint8'; there are BOOL"),
-        ("x", None, [1], "datatype is None"),
-        ("x", ["UINT8"], [1], "datatype is"),
-        ("x", "UINT8", None, "shape is None"),
-        ("x", "UINT8", "12", "shape is '12'"),
-        ("x", "UINT8", [1.0], "shape has 1.0"),
-        ("x", "UINT8", [True], "shape has True"),
-        ("x", "UINT8", [-1], "shape has -1"),
-        ("x", "UINT8", [2**31], "more elements than 2147483647"),
-        ("x", "UINT8", [2**16, 2**16], "more elements than"),
-        ("x", "UINT8", [2**63, 2**63, 2**63], "more elements than"),
-        ("x", "UINT8", [0, 2**63], "more elements than"),
-        ("x", "UINT8", [2**31 - 1, 0, 2**31 - 1, 2**31 - 1], "more elements than"),
-        ("x", "UINT8", [1] * 9, "9 dimensions, the limit is 8"),
+        ({"name": None}, "name is None"),
+        ({"name": ""}, "name is ''"),
+        ({"name": ["x"]}, "name is"),
+        ({"datatype": "uint8"}, "datatype is 'uint8'; there are BOOL"),
+        ({"datatype": None}, "datatype is None"),
+        ({"datatype": ["UINT8"]}, "datatype is"),
+        ({"shape": None}, "shape is None"),
+        ({"shape": "12"}, "shape is '12'"),
+        ({"shape": [1.0]}, "shape has 1.0"),
+        ({"shape": [True]}, "shape has True"),
+        ({"shape": [-1]}, "shape has -1"),
+        ({"shape": [2**31]}, "more elements than 2147483647"),
+        ({"shape": [2**16, 2**16]}, "more elements than"),
+        ({"shape": [2**63, 2**63, 2**63]}, "more elements than"),
+        ({"shape": [0, 2**63]}, "more elements than"),
+        ({"shape": [2**31 - 1, 0, 2**31 - 1, 2**31 - 1]}, "more elements than"),
+        ({"shape": [1] * 9}, "9 dimensions, the limit is 8"),
+        ({"name": "n" * 10_000, "datatype": "d" * 10_000}, "datatype is"),
     ],
 )
-def test_what_no_tensor_has(name, datatype, shape, says):
-    with pytest.raises(BadTensorError, match=says):
-        checked_tensor(name, datatype, shape)
-
-
-def test_errors_repeat_only_the_beginning_of_foreign_text():
-    with pytest.raises(BadTensorError) as refused:
-        checked_tensor("n" * 10_000, "d" * 10_000, [1])
+def test_what_no_tensor_has(changed, says):
+    """Errors repeat only the beginning of foreign text."""
+    with pytest.raises(BadTensorError, match=says) as refused:
+        checked_tensor(**{"name": "x", "datatype": "UINT8", "shape": [1]} | changed)
     assert len(refused.value.message) < 300

@@ -1,8 +1,11 @@
 """The alert rules, played by promtool over series as they really come."""
 
 import re
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -25,9 +28,11 @@ from app.telemetry.metric_table import (
 from app.telemetry.metrics import CLASSIFY, record_answered
 from tests.support.exposed_metrics import exposed
 from tests.support.instruments import Instruments
-from tests.support.played_rules import ALERTS, Labels, play, play_expressions, series
+from tests.support.prometheus_programs import PROMTOOL
 
 pytestmark = pytest.mark.prometheus
+ALERTS = Path(__file__).parents[3] / "configs" / "prometheus" / "alerts.yaml"
+Labels = Mapping[str, str]
 OBJECTIVES, PACES = ("TandemAnswered", "TandemLatency"), ("Fast", "Slowly")
 CRITICAL, WARNING, INFO = ({"severity": name} for name in ("critical", "warning", "info"))
 # The golden check and the burn rates, below.
@@ -35,6 +40,51 @@ PLAYED_BELOW = {"TandemGoldenFailed", *(f"{o}Burns{h}" for o in OBJECTIVES for h
 (COUNTED,), (REFUSED,), (ENTROPIES,), (ANSWERED,), (COMPARED,) = (
     exposed(metric) for metric in (REQUESTS, REFUSED_BEFORE, ENTROPY, ANSWERS, TRAFFIC_COMPARED)
 )
+
+
+def series(name: str, labels: Labels, values: str) -> dict[str, str]:
+    """Return an input series; ``values`` in promtool's notation (``0+5x60``: 0, 5, 10, ...)."""
+    told = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    return {"series": f"{name}{{{told}}}", "values": values}
+
+
+def play(
+    folder: Path,
+    given: Sequence[dict[str, str]],
+    alert: str,
+    expected: Mapping[str, Sequence[Labels]],
+    every_s: int = 10,
+) -> None:
+    """Assert with which labels ``alert`` fires at which time (``10m``).
+
+    ``every_s`` is the time between two values, and between two looks at the rules.
+    """
+    asked = [
+        {
+            "expr": f'ALERTS{{alertname="{alert}",alertstate="firing"}}',
+            "eval_time": at,
+            "exp_samples": [{"labels": _firing(alert, labels), "value": 1} for labels in firing],
+        }
+        for at, firing in expected.items()
+    ]
+    play_expressions(folder, given, asked, every_s)
+
+
+def play_expressions(
+    folder: Path, given: Sequence[dict[str, str]], asked: Sequence[dict[str, Any]], every_s: int
+) -> None:
+    """Assert what expressions say: ``asked`` as promtool's ``promql_expr_test``."""
+    test = {"interval": f"{every_s}s", "input_series": list(given), "promql_expr_test": list(asked)}
+    tests = {"rule_files": [str(ALERTS)], "evaluation_interval": f"{every_s}s", "tests": [test]}
+    file = folder / "tests.yaml"
+    file.write_text(yaml.safe_dump(tests), "utf-8")
+    done = subprocess.run([str(PROMTOOL), "test", "rules", file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _firing(alert: str, labels: Labels) -> str:
+    every = {"alertname": alert, "alertstate": "firing", **labels}
+    return "ALERTS{" + ",".join(f'{key}="{value}"' for key, value in every.items()) + "}"
 
 
 @dataclass(frozen=True)
@@ -67,6 +117,14 @@ def drifting(later: int, quiet: int = 0) -> list[dict[str, str]]:
     ]
 
 
+def ages(member: str, values: str) -> dict[str, str]:
+    return series(exposed(QUEUE_AGE_MS)[0], {"member": member}, values)
+
+
+def dropped(sink: str, values: str) -> dict[str, str]:
+    return series(exposed(DROPPED_SPANS)[0], {"sink": sink}, values)
+
+
 def compared(version: str, yes: int, no: int) -> list[dict[str, str]]:
     """Return the photos that agreed and disagreed, each 10 s for 15 minutes."""
     numbers = {"no": no, "yes": yes}
@@ -76,42 +134,25 @@ def compared(version: str, yes: int, no: int) -> list[dict[str, str]]:
     ]
 
 
+CLOCK_SET = [series(exposed(CLOCK_STEPS)[0], {}, "0x30 1x120")]
+GONE, HUNG = CRITICAL | {"deployment": "Gateway"}, WARNING | {"member": "hung"}
+LOST, BAD = WARNING | {"sink": "otlp"}, WARNING | {"model_version": "bad"}
+DISAGREEING = compared("bad", yes=4, no=6) + compared("good", yes=19, no=1)
 CASES = [
-    Case(
-        "TandemNoReplica",
-        [replicas("Decoder", "1x60")],
-        {"30s": [], "2m": [{"deployment": "Gateway", **CRITICAL}]},
-    ),
+    Case("TandemNoReplica", [replicas("Decoder", "1x60")], {"30s": [], "2m": [GONE]}),
     Case("TandemNoReplica", [replicas("Gateway", "1x60")], {"2m": [], "9m": []}, name="is there"),
-    Case(
-        "TandemQueueOld",
-        [
-            series(exposed(QUEUE_AGE_MS)[0], {"member": "hung"}, "0x6 3000x60"),
-            series(exposed(QUEUE_AGE_MS)[0], {"member": "busy"}, "1500x66"),
-        ],
-        {"1m": [], "3m": [{"member": "hung", **WARNING}]},
-    ),
+    Case("TandemQueueOld", [ages("hung", "0x6 3000x60"), ages("busy", "1500x66")],
+         {"1m": [], "3m": [HUNG]}),
     Case("TandemDrift", drifting(later=4), {"24h": [], "26h30m": [WARNING]}, every_s=300),
     Case("TandemDrift", drifting(later=4, quiet=6), {"24h": [], "26h30m": [WARNING]}, every_s=300,
          name="after a quiet half hour"),
     Case("TandemDrift", drifting(later=2), {"26h30m": []}, every_s=300, name="as before"),
-    Case(
-        "TandemSpansDropped",
-        [
-            series(exposed(DROPPED_SPANS)[0], {"sink": "otlp"}, "0x30 1+1x60"),
-            series(exposed(DROPPED_SPANS)[0], {"sink": "local"}, "7x91"),
-        ],
-        {"5m": [], "11m": [{"sink": "otlp", **WARNING}]},
-    ),
-    Case(
-        "TandemVersionsDisagree",
-        compared("bad", yes=4, no=6) + compared("good", yes=19, no=1),
-        {"4m": [], "12m": [{"model_version": "bad", **WARNING}]},
-    ),
+    Case("TandemSpansDropped", [dropped("otlp", "0x30 1+1x60"), dropped("local", "7x91")],
+         {"5m": [], "11m": [LOST]}),
+    Case("TandemVersionsDisagree", DISAGREEING, {"4m": [], "12m": [BAD]}),
     Case("TandemVersionsDisagree", [*compared("bad", yes=0, no=1)[:1]], {"12m": []},
          every_s=60, name="too few"),
-    Case("TandemClockSet", [series(exposed(CLOCK_STEPS)[0], {}, "0x30 1x120")],
-         {"4m": [], "6m": [INFO], "20m": []}),
+    Case("TandemClockSet", CLOCK_SET, {"4m": [], "6m": [INFO], "20m": []}),
     Case("TandemOverloaded", [series(REFUSED, {}, "0+10x90")], {"12m": [WARNING]},
          name="all by HAProxy"),
 ]  # fmt: skip
@@ -157,24 +198,29 @@ def test_few_failures_and_those_of_other_routes_are_not(told, tmp_path, alert):
     play(tmp_path, given, alert, {"12m": []})
 
 
-def test_no_alert_is_without_a_case() -> None:
-    rules = [r for g in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for r in g["rules"]]
+def test_no_alert_and_no_recorded_ratio_is_without_a_case() -> None:
+    groups = yaml.safe_load(ALERTS.read_text("utf-8"))["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
     alerts = {rule["alert"] for rule in rules if "alert" in rule}
     assert alerts == {case.alert for case in CASES} | PLAYED_BELOW
+    records = {rule["record"] for rule in rules if "record" in rule}
+    played = {f"tandem:{k}:ratio_rate{w}" for k in ("unanswered", "slow") for w in WINDOWS_S}
+    assert records - played == {"tandem:answer_entropy:mean15m"}  # TandemDrift's
 
 
 # The golden check's alert over series as they really come, played by promtool.
 
 
 ALERT = "TandemGoldenFailed"
+(FAILED,), (PASSED,) = exposed(FAILED_GOLDEN_CHECKS), exposed(GOLDEN_PASSED)
 
 
 def of_member(name: str, replica: str, values: str, member: str = "resnet50") -> dict[str, str]:
     return series(name, {"member": member, "replica": replica, "deployment": "Gateway"}, values)
 
 
-def failed(*members: str) -> list[dict[str, str]]:
-    return [{"severity": "critical", "member": member} for member in members]
+def failed(member: str) -> list[Labels]:
+    return [CRITICAL | {"member": member}]
 
 
 def test_a_failed_golden_check_fires_for_ten_minutes(tmp_path: Path) -> None:
@@ -182,37 +228,27 @@ def test_a_failed_golden_check_fires_for_ten_minutes(tmp_path: Path) -> None:
 
     The gauge's 0 was told by nobody who was asked to end before the next flush: it is not given.
     """
-    (counted,), (passed,) = exposed(FAILED_GOLDEN_CHECKS), exposed(GOLDEN_PASSED)
     given = [
-        of_member(passed, "old", "1x240"),
-        of_member(passed, "old", "1x240", member="densenet169"),
-        of_member(counted, "first", "_x60 1x180"),  # after ten minutes
-        of_member(counted, "second", "_x120 1x120"),  # Serve's next try, another ten minutes later
+        of_member(PASSED, "old", "1x240"),
+        of_member(PASSED, "old", "1x240", member="densenet169"),
+        of_member(FAILED, "first", "_x60 1x180"),  # after ten minutes
+        of_member(FAILED, "second", "_x120 1x120"),  # Serve's next try, another ten minutes later
     ]
-    expected = {
-        "9m": [],
-        "10m15s": failed("resnet50"),
-        "19m": failed("resnet50"),
-        "21m": failed("resnet50"),
-        "29m": failed("resnet50"),
-        "31m": [],
-    }
-    play(tmp_path, given, ALERT, expected)
+    fires = {"9m": False, "10m15s": True, "19m": True, "21m": True, "29m": True, "31m": False}
+    play(tmp_path, given, ALERT, {at: failed("resnet50") if f else [] for at, f in fires.items()})
 
 
 def test_a_failed_check_is_told_of_the_member_that_failed(tmp_path: Path) -> None:
-    (counted,) = exposed(FAILED_GOLDEN_CHECKS)
     given = [
-        of_member(counted, "a", "1x120"),
-        of_member(counted, "b", "_x90 1x30", member="densenet169"),
+        of_member(FAILED, "a", "1x120"),
+        of_member(FAILED, "b", "_x90 1x30", member="densenet169"),
     ]
     expected = {"5m": failed("resnet50"), "14m": [], "16m": failed("densenet169")}
     play(tmp_path, given, ALERT, expected)
 
 
 def test_without_failures_nothing_fires_nor_when_the_counts_end(tmp_path: Path) -> None:
-    (counted,), (passed,) = exposed(FAILED_GOLDEN_CHECKS), exposed(GOLDEN_PASSED)
-    given = [of_member(passed, "a", "1x120"), of_member(counted, "a", "1x90 _x30")]
+    given = [of_member(PASSED, "a", "1x120"), of_member(FAILED, "a", "1x90 _x30")]
     play(tmp_path, given, ALERT, {"12m": [], "20m": []})
 
 
@@ -240,16 +276,13 @@ def answers(phases: list[tuple[int, int, int]]) -> list[dict[str, str]]:
     Failures are a 503, and as many refusals by HAProxy, in turns of the same size.
     """
     tags = {"route": "/v1/classify", "operation": "classify"}
+    probes = {"route": "/readyz", "operation": "other", "status": "503"}
     good, bad = [(n, g) for n, g, _ in phases], [(n, b) for n, _, b in phases]
     return [
         series(COUNTED, {**tags, "status": "200"}, counter(good)),
         series(COUNTED, {**tags, "status": "503"}, counter(bad)),
         series(REFUSED, {}, counter(bad)),
-        series(
-            COUNTED,
-            {"route": "/readyz", "operation": "other", "status": "503"},
-            "0+9x9999",
-        ),
+        series(COUNTED, probes, "0+9x9999"),
     ]
 
 
@@ -292,22 +325,16 @@ BURN_RATES = {
 
 @pytest.mark.slow  # make test plays each recorded ratio, below
 @pytest.mark.parametrize("name", BURN_RATES)
-@pytest.mark.parametrize(("objective", "of_budget"), [("Answered", 1), ("Latency", 10)])
-def test_a_burn_rate(tmp_path: Path, name: str, objective: str, of_budget: int) -> None:
+@pytest.mark.parametrize("objective", ["Answered", "Latency"])
+def test_a_burn_rate(tmp_path: Path, name: str, objective: str) -> None:
     """p99 has ten times the budget: as many slow answers of 1,000 as unanswered of 10,000."""
     phases, expected = BURN_RATES[name]
-    if objective == "Latency":
-        slow = [
-            (n, good - (of_budget - 1) * 2 * bad, 2 * bad * of_budget) for n, good, bad in phases
-        ]
-        given = latencies(slow)
-    else:
-        given = answers(phases)
+    slow = [(steps, good - 18 * bad, 20 * bad) for steps, good, bad in phases]
+    given = latencies(slow) if objective == "Latency" else answers(phases)
     pace = name.partition("-")[0]
-    every_s = STEPS_S[pace]
     labels = CRITICAL if pace == "Fast" else WARNING
     told = {at: [labels] if fires else [] for at, fires in expected.items()}
-    play(tmp_path, given, f"Tandem{objective}Burns{pace}", told, every_s)
+    play(tmp_path, given, f"Tandem{objective}Burns{pace}", told, STEPS_S[pace])
 
 
 @pytest.mark.parametrize("window", WINDOWS_S)
@@ -315,14 +342,11 @@ def test_a_burn_rate(tmp_path: Path, name: str, objective: str, of_budget: int) 
 def test_a_recorded_ratio_is_of_its_window(tmp_path: Path, kind: str, window: str) -> None:
     """All is well for a window, then nothing for half of one: half of it is bad."""
     every_s = WINDOWS_S[window] // 20
-    phases = [(20, 100, 0), (20, 0, 50)]
-    given = answers(phases) if kind == "unanswered" else latencies([(20, 100, 0), (20, 0, 100)])
-    record = f"tandem:{kind}:ratio_rate{window}"
-    at = f"{30 * every_s}s"
-    asked = [
-        {"expr": f"count({record} > 0.4 < 0.6)", "eval_time": at, "exp_samples": [{"value": 1}]}
-    ]
-    play_expressions(tmp_path, given, asked, every_s)
+    of_kind = {"unanswered": answers([(20, 100, 0), (20, 0, 50)])}
+    given = of_kind.get(kind) or latencies([(20, 100, 0), (20, 0, 100)])
+    expression = f"count(tandem:{kind}:ratio_rate{window} > 0.4 < 0.6)"
+    asked = {"expr": expression, "eval_time": f"{30 * every_s}s", "exp_samples": [{"value": 1}]}
+    play_expressions(tmp_path, given, [asked], every_s)
 
 
 @pytest.mark.parametrize("alert", ["TandemAnsweredBurnsFast", "TandemLatencyBurnsFast"])
@@ -336,10 +360,3 @@ def test_the_latency_objective_is_a_bucket() -> None:
     bounds = set(re.findall(r'le="(\d+)"', ALERTS.read_text("utf-8")))
     assert bounds == {"500"}
     assert bounds <= {f"{bound:g}" for bound in BUCKETS_MS}
-
-
-def test_every_recorded_ratio_is_played() -> None:
-    groups = yaml.safe_load(ALERTS.read_text("utf-8"))["groups"]
-    records = {r["record"] for g in groups for r in g["rules"] if "record" in r}
-    played = {f"tandem:{k}:ratio_rate{w}" for k in ("unanswered", "slow") for w in WINDOWS_S}
-    assert records - played == {"tandem:answer_entropy:mean15m"}  # TandemDrift's

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,9 @@ def test_titles_are_used_once_and_panels_do_not_overlap() -> None:
     titles = [panel["title"] for panel in PANELS]
     assert len(set(titles)) == len(titles)
     cells = [
-        (x, y)
+        (place["x"] + right, place["y"] + down)
         for place in (panel["gridPos"] for panel in DASHBOARD["panels"])
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
+        for right, down in product(range(place["w"]), range(place["h"]))
     ]
     assert len(set(cells)) == len(cells)
     assert all(x < 24 for x, _ in cells)

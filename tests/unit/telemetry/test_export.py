@@ -1,13 +1,17 @@
 """The export of spans: exporters, the pipeline, lost spans, and the trace id of log lines."""
 
 import logging
+import os
 import re
 import socket
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
@@ -26,16 +30,11 @@ from app.telemetry.export import (
 from app.telemetry.metric_table import CLOCK_STEPS, DROPPED_SPANS, PROCESS_CPU_MS, PROCESS_MEMORY
 from app.telemetry.metrics import meter
 from app.telemetry.spans import current_parent, orphans, outlets, record
-from tests.support.instruments import Instruments
 from tests.support.trace_receivers import JaegerAgent, JaegerCollector, OtlpGrpc, OtlpHttp
 
 
-class ReplicaMetricsSink:
-    name, num_dropped = "otlp", 7
-
-
 def test_the_process_tells_its_cost_and_its_losses(told, monkeypatch):
-    monkeypatch.setattr(pipeline, "sink", ReplicaMetricsSink())
+    monkeypatch.setattr(pipeline, "sink", SimpleNamespace(name="otlp", num_dropped=7))
     feeder = Feeder(meter)
     sum(range(100_000))  # costs CPU time
     feeder.flush()
@@ -45,7 +44,9 @@ def test_the_process_tells_its_cost_and_its_losses(told, monkeypatch):
     assert told.of(DROPPED_SPANS) == {("otlp",): 7}
 
 
-def test_figures_that_cannot_be_read_are_said_once(told, monkeypatch, caplog):
+def test_figures_that_cannot_be_read_are_said_once_and_a_feeder_ends_with_the_meter(
+    told, monkeypatch, caplog
+):
     def unknown(process: psutil.Process) -> None:
         raise NotImplementedError("no /proc here")
 
@@ -56,16 +57,17 @@ def test_figures_that_cannot_be_read_are_said_once(told, monkeypatch, caplog):
     (warning,) = caplog.messages
     assert "no /proc here" in warning
     assert "requests are served as before" in warning
-
-
-def test_a_feeder_ends_with_the_meter(told: Instruments) -> None:
+    told.values.clear()
     meter.is_on = False
-    Feeder(meter).run()
+    feeder.run()
     assert told.values == {}
 
 
-def settings(**changes: object) -> Settings:
-    return Settings.model_validate(changes)
+def sent(receiver, spans, **changes: object) -> None:
+    """Send spans to the receiver with an exporter that the settings ask for."""
+    exporter = exporter_of(Settings.model_validate({"trace_endpoint": receiver.url} | changes))
+    assert exporter.export(spans) is SpanExportResult.SUCCESS
+    exporter.shutdown()
 
 
 def check(received, spans) -> None:
@@ -83,9 +85,7 @@ def check(received, spans) -> None:
 
 def test_otlp_by_grpc(spans):
     with OtlpGrpc() as receiver:
-        exporter = exporter_of(settings(trace_endpoint=receiver.url))
-        assert exporter.export(spans) is SpanExportResult.SUCCESS
-        exporter.shutdown()
+        sent(receiver, spans)
     check(receiver.spans, spans)
 
 
@@ -93,54 +93,43 @@ def test_otlp_by_grpc(spans):
 def test_otlp_by_http(spans, monkeypatch, path):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     with OtlpHttp() as receiver:
-        exporter = exporter_of(settings(trace_endpoint=receiver.url + path))
-        assert exporter.export(spans) is SpanExportResult.SUCCESS
-        exporter.shutdown()
+        sent(receiver, spans, trace_endpoint=receiver.url + path)
     assert receiver.paths == ["/v1/traces"]
     check(receiver.spans, spans)
 
 
-@pytest.mark.parametrize("variable", [None, "ENDPOINT", "TRACES_ENDPOINT"])
-def test_the_port_4318_means_http(spans, monkeypatch, variable):
-    """Also where OpenTelemetry's own variable names it: gRPC would be spoken to an HTTP port."""
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+def test_the_standard_variables_count(spans, monkeypatch):
+    with OtlpHttp() as receiver:
+        of_spans = {"PROTOCOL": "grpc", "TRACES_PROTOCOL": "http/protobuf"}
+        for name, value in (of_spans | {"ENDPOINT": receiver.url}).items():
+            monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+        sent(receiver, spans, trace_endpoint=None)
+    check(receiver.spans, spans)
 
+
+@pytest.mark.parametrize("variable", [None, "ENDPOINT", "TRACES_ENDPOINT"])
+def test_the_port_4318_means_http(monkeypatch, variable):
+    """Also where OpenTelemetry's own variable names it: gRPC would be spoken to an HTTP port."""
     endpoint = "http://127.0.0.1:4318"
     if variable:
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{variable}", endpoint)
-    exporter = exporter_of(settings(trace_endpoint=None if variable else endpoint))
-    assert isinstance(exporter, OTLPSpanExporter)
-
-
-def test_the_standard_variables_count(spans, monkeypatch):
-    with OtlpHttp() as receiver:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-        exporter = exporter_of(settings())
-        assert exporter.export(spans) is SpanExportResult.SUCCESS
-    check(receiver.spans, spans)
+    exporter = exporter_of(Settings(trace_endpoint=None if variable else endpoint))
+    assert type(exporter).__module__ == "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 def test_jaegers_agent(spans):
     with JaegerAgent() as receiver:
-        exporter = exporter_of(settings(trace_exporter="jaeger", trace_endpoint=receiver.url))
-        assert exporter.export(spans) is SpanExportResult.SUCCESS
-        receiver.wait_for(lambda found: len(found) == len(spans))
-    check(receiver.spans, spans)
-
-
-def test_a_packet_has_a_limit_and_many_spans_take_many(spans):
-    with JaegerAgent() as receiver:
-        exporter = exporter_of(settings(trace_exporter="jaeger", trace_endpoint=receiver.url))
-        exporter.export(spans * 150)
-        receiver.wait_for(lambda found: len(found) == 450)
-    assert len(receiver.packets) > 1
+        sent(receiver, spans, trace_exporter="jaeger")
+        receiver.wait_for(lambda arrived: len(arrived) == len(spans))
+        check(receiver.spans, spans)
+        sent(receiver, spans * 150, trace_exporter="jaeger")
+        receiver.wait_for(lambda arrived: len(arrived) == 453)
+    assert len(receiver.packets) > 2  # a packet has a limit, and many spans take many
 
 
 def test_jaegers_collector(spans):
     with JaegerCollector() as receiver:
-        exporter = exporter_of(settings(trace_exporter="jaeger", trace_endpoint=receiver.url))
+        exporter = exporter_of(Settings(trace_exporter="jaeger", trace_endpoint=receiver.url))
         assert exporter.export(spans) is SpanExportResult.SUCCESS
         receiver.status = 503
         assert exporter.export(spans) is SpanExportResult.FAILURE
@@ -150,7 +139,7 @@ def test_jaegers_collector(spans):
 
 @pytest.mark.parametrize("changes", [{"trace_exporter": "none"}, {}])
 def test_nothing_is_sent_without_an_exporter_or_an_address(changes, caplog):
-    assert exporter_of(settings(**changes)) is None
+    assert exporter_of(Settings(**changes)) is None
     assert caplog.messages == []
 
 
@@ -166,10 +155,13 @@ def test_nothing_is_sent_without_an_exporter_or_an_address(changes, caplog):
 def test_an_exporter_that_cannot_be_made_stops_no_start(monkeypatch, caplog, name, value, told):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
     monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
-    assert exporter_of(settings()) is None
+    assert exporter_of(Settings()) is None
     (warning,) = caplog.messages
     assert warning.startswith("no traces are exported (otlp): ")
     assert re.search(told, warning)
+
+
+JAEGER = {"trace_exporter": "jaeger"}
 
 
 @pytest.mark.parametrize(
@@ -181,20 +173,14 @@ def test_an_exporter_that_cannot_be_made_stops_no_start(monkeypatch, caplog, nam
         ({}, {"TRACES_ENDPOINT": "https://c"}, Endpoint("c", 443)),
         ({}, {"ENDPOINT": "c:4317"}, None),
         ({"trace_endpoint": "http://d:1"}, {"ENDPOINT": "http://c:2"}, Endpoint("d", 1)),
-        ({"trace_exporter": "jaeger"}, {"ENDPOINT": "http://c:2"}, None),  # an agent, over UDP
-        (
-            {"trace_exporter": "jaeger", "trace_endpoint": "http://d:14268"},
-            {},
-            Endpoint("d", 14268),
-        ),
+        (JAEGER, {"ENDPOINT": "http://c:2"}, None),  # an agent, over UDP
+        (JAEGER | {"trace_endpoint": "http://d:14268"}, {}, Endpoint("d", 14268)),
     ],
 )
-def test_the_endpoint_is_of_the_settings_or_the_variables(
-    monkeypatch, changes, variables, endpoint
-):
+def test_the_endpoint_is_of_the_settings_or_variables(monkeypatch, changes, variables, endpoint):
     for name, value in variables.items():
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
-    assert endpoint_of(settings(**changes)) == endpoint
+    assert endpoint_of(Settings(**changes)) == endpoint
 
 
 def test_an_endpoint_says_why_it_cannot_be_reached(free_port):
@@ -206,21 +192,44 @@ def test_an_endpoint_says_why_it_cannot_be_reached(free_port):
         assert Endpoint(host, port).problem() is None
 
 
-class Kept(SpanExporter):
+class Scripted(SpanExporter):
+    """Waits at a gate, gives the result it is told, and keeps the spans that it takes."""
+
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.result: SpanExportResult | Exception = SpanExportResult.SUCCESS
+        self.spans: list[Any] = []
+        self.sizes: list[int] = []  # of all that it was given
+        self.is_shut_down = False
 
     def export(self, spans):
-        self.names += [span.name for span in spans]
-        return SpanExportResult.SUCCESS
+        self.sizes.append(len(spans))
+        self.gate.wait(10)
+        if isinstance(self.result, Exception):
+            raise self.result
+        if self.result is SpanExportResult.SUCCESS:
+            self.spans += spans
+        return self.result
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+        self.gate.set()
 
 
 @pytest.fixture
-def exporter(monkeypatch) -> Kept:
-    kept = Kept()
-    monkeypatch.setattr(export, "exporter_of", lambda settings: kept)
+def exporter(monkeypatch) -> Scripted:
+    """Return the exporter of every pipeline."""
+    exporter = Scripted()
+    monkeypatch.setattr(export, "exporter_of", lambda settings: exporter)
     monkeypatch.setattr(export, "endpoint_of", lambda settings: None)
-    return kept
+    return exporter
+
+
+def pass_on(sink: Sink, *spans: Any) -> None:
+    for span in spans:
+        sink.on_end(span)
+    sink.force_flush(1000)
 
 
 @pytest.fixture
@@ -230,7 +239,10 @@ def asked() -> Pipeline:
     return pipeline
 
 
-def test_spans_go_to_the_exporter_once(asked, exporter, spans):
+def test_spans_go_to_the_exporter_once_and_only_with_serves_tracing(asked, exporter, spans):
+    unasked = Pipeline()
+    unasked.start(Settings())
+    assert unasked.sink is None
     asked.start(Settings())
     sink = asked.sink
     asked.start(Settings())  # a second stage in the process
@@ -238,7 +250,8 @@ def test_spans_go_to_the_exporter_once(asked, exporter, spans):
     for span in spans:
         asked.on_end(span)
     asked.shutdown()
-    assert exporter.names == [span.name for span in spans]
+    assert exporter.spans == spans
+    assert exporter.is_shut_down
     assert asked.dropped == {"otlp": 0}
 
 
@@ -256,17 +269,14 @@ def test_a_trace_that_begins_below_the_gateway_is_nobodys(exporter, exported, as
     with tracer.start_as_current_span("replica_handle_request Gateway __call__"):
         assert current_parent() is not None
     asked.shutdown()
-    assert exporter.names == ["replica_handle_request Gateway __call__"]
+    assert [s.name for s in exporter.spans] == ["replica_handle_request Gateway __call__"]
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "GET /healthz",
-        "HEAD /readyz",
-        "GET /v2/health/ready",
-        "grpc.health.v1.Health/Check",
-        "inference.GRPCInferenceService/ServerLive",
+        *("GET /healthz", "HEAD /readyz", "GET /v2/health/ready"),
+        *("grpc.health.v1.Health/Check", "inference.GRPCInferenceService/ServerLive"),
     ],
 )
 def test_health_checks_are_left_out(asked, exporter, request_span, exported, path):
@@ -275,7 +285,7 @@ def test_health_checks_are_left_out(asked, exporter, request_span, exported, pat
     asked.start(Settings())
     asked.on_end(exported.get_finished_spans()[0])
     asked.shutdown()
-    assert exporter.names == []
+    assert exporter.spans == []
 
 
 @pytest.mark.parametrize("exporter_name", ["none", "otlp"])
@@ -290,12 +300,6 @@ def test_without_a_collector_nothing_starts(asked, spans, monkeypatch, exporter_
     assert (asked.sink, asked.dropped, outlets) == (None, {}, before)
 
 
-def test_without_serves_tracing_nothing_starts(exporter):
-    pipeline = Pipeline()
-    pipeline.start(Settings())
-    assert pipeline.sink is None
-
-
 def test_serve_gets_the_processor_and_the_environment_its_names(monkeypatch):
     fresh = Pipeline()
     monkeypatch.setattr(export, "pipeline", fresh)
@@ -303,96 +307,50 @@ def test_serve_gets_the_processor_and_the_environment_its_names(monkeypatch):
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
     assert export.span_processors() == [fresh]
     assert fresh.is_asked_for
-    import os
-
     assert os.environ["OTEL_SERVICE_NAME"] == "tandem"
     assert "deployment.environment=test" in os.environ["OTEL_RESOURCE_ATTRIBUTES"]
     assert "host.name=" in os.environ["OTEL_RESOURCE_ATTRIBUTES"]
 
 
-class Scripted(SpanExporter):
-    """Waits at a gate and gives the results it is told."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.result: SpanExportResult | Exception = SpanExportResult.SUCCESS
-        self.num_taken = 0
-        self.sizes: list[int] = []  # of all that it was given
-        self.is_shut_down = False
-
-    def export(self, spans):
-        self.sizes.append(len(spans))
-        self.gate.wait(10)
-        if isinstance(self.result, Exception):
-            raise self.result
-        if self.result is SpanExportResult.SUCCESS:
-            self.num_taken += len(spans)
-        return self.result
-
-    def shutdown(self) -> None:
-        self.is_shut_down = True
-        self.gate.set()
-
-
-@pytest.fixture
-def exporter_sink() -> Scripted:
-    return Scripted()
-
-
-def test_spans_arrive(exporter_sink, spans):
-    sink = Sink("otlp", exporter_sink)
-    for span in spans:
-        sink.on_end(span)
-    sink.shutdown()
-    assert exporter_sink.num_taken == len(spans)
-    assert exporter_sink.is_shut_down
-    assert sink.num_dropped == 0
-
-
-def test_an_exporter_that_hangs_costs_no_time_and_is_counted(exporter_sink, spans):
-    exporter_sink.gate.clear()
-    sink = Sink("otlp", exporter_sink, max_waiting=10)
+def test_an_exporter_that_hangs_costs_no_time_and_is_counted(exporter, spans):
+    exporter.gate.clear()
+    sink = Sink("otlp", exporter, max_waiting=10)
     began = time.monotonic()
     for _ in range(100):
         sink.on_end(spans[0])
     assert time.monotonic() - began < 5  # the gate alone would take ten
     assert sink.num_dropped == 90
-    exporter_sink.gate.set()
+    exporter.gate.set()
     assert sink.force_flush(1000)
     sink.on_end(spans[0])  # there is room again
     sink.shutdown()
-    assert exporter_sink.num_taken == 11
+    assert len(exporter.spans) == 11
 
 
 @pytest.mark.parametrize(
     "result", [SpanExportResult.FAILURE, OSError(104, "Connection reset by peer")], ids=str
 )
-def test_failures_are_counted_and_told_once(exporter_sink, spans, result, caplog, monkeypatch):
+def test_failures_are_counted_and_told_once(exporter, spans, result, caplog, monkeypatch):
     monkeypatch.setattr(export, "ENDPOINT_TRIAL_EVERY_S", 0.0)
-    exporter_sink.result = result
-    sink = Sink("otlp", exporter_sink)
+    exporter.result = result
+    sink = Sink("otlp", exporter)
     with caplog.at_level(logging.WARNING, "ray.serve"):
         for _ in range(3):
-            sink.on_end(spans[0])
-            sink.force_flush(1000)
+            pass_on(sink, spans[0])
         assert sink.num_dropped == 3
         assert len(caplog.records) == 1
         assert "requests are served as before" in caplog.text
-        exporter_sink.result = SpanExportResult.SUCCESS
-        sink.on_end(spans[0])
-        sink.force_flush(1000)
+        exporter.result = SpanExportResult.SUCCESS
+        pass_on(sink, spans[0])
         assert "otlp spans arrive; 3 were lost" in caplog.text
     sink.shutdown()
-    assert exporter_sink.num_taken == 1
+    assert len(exporter.spans) == 1
 
 
-def test_nobody_at_the_endpoint_is_a_loss_with_its_reason(exporter_sink, spans, free_port, caplog):
-    exporter_sink.result = SpanExportResult.FAILURE
-    port = free_port()
-    sink = Sink("otlp", exporter_sink, Endpoint("127.0.0.1", port))
-    sink.on_end(spans[0])
-    sink.force_flush(1000)
+def test_nobody_at_the_endpoint_is_a_loss_with_its_reason(exporter, spans, free_port, caplog):
+    exporter.result, port = SpanExportResult.FAILURE, free_port()
+    sink = Sink("otlp", exporter, Endpoint("127.0.0.1", port))
+    pass_on(sink, spans[0])
     assert sink.num_dropped == 1
     (line,) = caplog.records
     assert line.levelname == "WARNING"
@@ -401,53 +359,30 @@ def test_nobody_at_the_endpoint_is_a_loss_with_its_reason(exporter_sink, spans, 
     sink.shutdown()
 
 
-def test_who_failed_is_left_alone_for_a_while(exporter_sink, spans):
+def test_who_failed_is_left_alone_for_a_while_and_stopping_does_not_wait_for_it(exporter, spans):
     """Nothing is encoded for an endpoint that was not there a moment ago."""
-    exporter_sink.result = SpanExportResult.FAILURE
-    sink = Sink("otlp", exporter_sink)
+    exporter.result = SpanExportResult.FAILURE
+    sink = Sink("otlp", exporter)
     for _ in range(3):
-        sink.on_end(spans[0])
-        sink.force_flush(1000)
-        exporter_sink.result = SpanExportResult.SUCCESS  # which is not found out yet
-    assert exporter_sink.num_taken == 0
-    assert sink.num_dropped == 3
-    sink.shutdown()
-
-
-def test_stopping_does_not_wait_for_who_takes_nothing(exporter_sink, spans):
-    exporter_sink.result = SpanExportResult.FAILURE
-    sink = Sink("otlp", exporter_sink)
-    sink.on_end(spans[0])
-    sink.force_flush(1000)
-    exporter_sink.gate.clear()  # a retry would wait here; shutdown ends it
+        pass_on(sink, spans[0])
+        exporter.result = SpanExportResult.SUCCESS  # which is not found out yet
+    assert exporter.spans == []
+    exporter.gate.clear()  # a retry would wait here; shutdown ends it
     sink.on_end(spans[0])
     sink.shutdown()
-    assert exporter_sink.is_shut_down
-    assert sink.num_dropped == 2
-
-
-class SinkKept(SpanExporter):
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.spans: list = []
-
-    def export(self, spans):
-        self.spans += spans
-        return SpanExportResult.SUCCESS
+    assert exporter.is_shut_down
+    assert sink.num_dropped == 4
 
 
 def test_all_exporters_have_a_recorded_span_with_the_same_identity(exported, request_span):
-    exporters = SinkKept(), SinkKept()
+    exporters = Scripted(), Scripted()
     sinks = [Sink("kept", exporter) for exporter in exporters]
     parent = current_parent()
     assert parent
     for number in range(50):
         record("decode", parent, 1.0, 2.0, {"tandem.bytes": number})
-    for span in exported.get_finished_spans():
-        for sink in sinks:
-            sink.on_end(span)
     for sink in sinks:
+        pass_on(sink, *exported.get_finished_spans())
         sink.shutdown()
     first, second = (exporter.spans for exporter in exporters)
     assert first == second
@@ -455,29 +390,22 @@ def test_all_exporters_have_a_recorded_span_with_the_same_identity(exported, req
     assert len({span.context.span_id for span in first}) == 50
 
 
-def test_many_spans_go_in_batches(exporter_sink, spans, monkeypatch):
+def test_many_spans_go_in_batches(exporter, spans, monkeypatch):
     monkeypatch.setattr(export, "EVERY_MS", 3.6e6)
-    sink = Sink("otlp", exporter_sink)
+    sink = Sink("otlp", exporter)
     for _ in range(1000):
         sink.on_end(spans[0])
     sink.shutdown()
-    assert sum(exporter_sink.sizes) == 1000
-    assert max(exporter_sink.sizes) <= export.BATCH
+    assert sum(exporter.sizes) == 1000
+    assert max(exporter.sizes) <= export.BATCH
 
 
-# Warnings of a traced request carry its trace id.
+def test_a_line_of_a_traced_request_has_its_id_and_any_other_has_none(exported):
+    def trace_id_of_line() -> str | None:
+        line = logging.makeLogRecord({"msg": "something is wrong"})
+        assert TraceIds().filter(line)
+        return getattr(line, "trace_id", None)
 
-
-@pytest.fixture
-def record_logs() -> logging.LogRecord:
-    return logging.makeLogRecord({"msg": "something is wrong"})
-
-
-def test_a_line_of_a_traced_request_has_its_id(record_logs, request_span):
-    assert TraceIds().filter(record_logs)
-    assert record_logs.trace_id == f"{request_span.context.trace_id:032x}"
-
-
-def test_any_other_line_has_none(record_logs, exported):
-    assert TraceIds().filter(record_logs)
-    assert not hasattr(record_logs, "trace_id")
+    assert trace_id_of_line() is None
+    with trace.get_tracer("serve").start_as_current_span("request") as span:
+        assert trace_id_of_line() == f"{span.get_span_context().trace_id:032x}"

@@ -6,7 +6,6 @@ import threading
 import time
 from dataclasses import dataclass
 
-import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI, HTTPException
@@ -14,7 +13,6 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk import resources
 from opentelemetry.sdk.trace import Span
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext
 
 from app.answers import Fault
@@ -40,6 +38,7 @@ from app.telemetry.spans import (
 )
 from models import image_header
 from models.model_set import load_model_set
+from tests.support.asgi_client import asgi_client
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
 from tests.support.grpc_contexts import context_of
 from tests.support.tiny_networks import picture
@@ -47,11 +46,13 @@ from tests.support.tiny_networks import picture
 ROW = np.zeros(3, np.float32)
 
 
-def test_without_a_sampled_request_there_is_no_parent(exported):
+def test_a_parent_is_where_the_code_runs_and_there_is_none_without_a_sampled_request(exported):
     assert current_parent() is None
-    unsampled = trace.NonRecordingSpan(trace.INVALID_SPAN_CONTEXT)
-    with trace.use_span(unsampled):
+    with trace.use_span(trace.NonRecordingSpan(trace.INVALID_SPAN_CONTEXT)):
         assert current_parent() is None
+    for name in ("request", "replica"):
+        with trace.get_tracer("serve").start_as_current_span(name) as span:
+            assert current_parent() == span.get_span_context()
 
 
 def test_what_is_to_leave_no_trace_begins_none_either(exported, request_span):
@@ -89,16 +90,13 @@ async def test_a_part_of_a_call_of_many_is_below_its_own_request(exported):
         continue_below(requests.get(name))
         await asyncio.sleep(0)
         if (parent := current_parent()) is not None:
-            record(f"decode {name}", parent, 1.0, 2.0)
+            record(name, parent, 1.0, 2.0)
 
     assert requests["a"] != requests["b"]
     await asyncio.gather(*map(part, ("a", "b", "untraced")))
-    found = {span.name: span for span in exported.get_finished_spans()}
-    assert set(found) == {"decode a", "decode b"}
-    for name, ids in requests.items():
-        span = found[f"decode {name}"]
-        assert (span.context.trace_id, span.parent.span_id) == ids
-        assert span.resource.attributes["host.name"] == "here"
+    spans = exported.get_finished_spans()
+    assert {s.name: (s.context.trace_id, s.parent.span_id) for s in spans} == requests
+    assert {span.resource.attributes["host.name"] for span in spans} == {"here"}
     assert current_ids() is None
 
 
@@ -112,10 +110,13 @@ def test_no_span_costs_a_hash_of_the_whole_resource(exported, request_span, monk
     assert spans[0].resource.attributes == request_span.resource.attributes
 
 
-def test_a_failed_stage_says_why(exported, request_span):
+def test_what_failed_says_why(exported, request_span):
+    """A stage, and leaving the queue without an answer."""
     record("decode", parent(), 1.0, 2.0, error="not an image")
-    (span,) = exported.get_finished_spans()
-    assert (span.status.is_ok, span.status.description) == (False, "not an image")
+    MemberSpans("a").failed(parent(), time.monotonic() - 1, TimeoutError("late"))
+    decode, queue = exported.get_finished_spans()
+    assert (decode.status.is_ok, decode.status.description) == (False, "not an image")
+    assert (queue.name, queue.status.description) == ("queue", "TimeoutError: late")
 
 
 @dataclass
@@ -141,29 +142,19 @@ def begun() -> Call:
         return Call(parent())
 
 
-def test_a_batch_links_to_every_request_in_it_once(exported):
-    first, second, untraced_call = begun(), begun(), Call()
+def test_a_batch_links_to_every_request_in_it_once_and_a_failed_one_says_why(exported):
+    first, second = begun(), begun()
     exported.clear()
-    MemberSpans("resnet50").executed(ExecutedBatch(5.0, 5.5, (first, first, untraced_call, second)))
-    (span,) = exported.get_finished_spans()
+    calls = (first, first, Call(), second)
+    MemberSpans("resnet50").executed(ExecutedBatch(5.0, 5.5, calls))
+    MemberSpans("a").executed(ExecutedBatch(1.0, 2.0, calls, ValueError("no")))
+    span, failed = exported.get_finished_spans()
     assert [link.context for link in span.links] == [first.parent, second.parent]
     assert span.parent is None
     assert span.context.trace_id not in {call.parent.trace_id for call in (first, second)}
     assert dict(span.attributes) == {"tandem.member": "resnet50", "tandem.batch_size": 4}
     assert span.end_time - span.start_time == pytest.approx(0.5e9, abs=1000)
-
-
-def test_a_batch_without_traced_requests_is_not_recorded(exported):
-    MemberSpans("resnet50").executed(ExecutedBatch(5.0, 5.5, (Call(),)))
-    assert not exported.get_finished_spans()
-
-
-def test_a_failed_batch_says_why(exported):
-    call = begun()
-    exported.clear()
-    MemberSpans("a").executed(ExecutedBatch(1.0, 2.0, (call,), ValueError("no")))
-    (span,) = exported.get_finished_spans()
-    assert span.status.description == "ValueError: no"
+    assert failed.status.description == "ValueError: no"
 
 
 def test_each_image_has_its_wait_and_its_run_and_the_batch_that_it_was_in(exported, request_span):
@@ -178,37 +169,23 @@ def test_each_image_has_its_wait_and_its_run_and_the_batch_that_it_was_in(export
     assert infer.end_time - infer.start_time == pytest.approx(0.5e9, abs=1000)
     assert [link.context for link in infer.links] == [ran.context]
     assert infer.attributes["tandem.batch_size"] == 4
-
-
-def test_leaving_the_queue_without_an_answer_is_told(exported, request_span):
-    MemberSpans("a").failed(parent(), time.monotonic() - 1, TimeoutError("late"))
-    (span,) = exported.get_finished_spans()
-    assert span.name == "queue"
-    assert span.status.description == "TimeoutError: late"
-
-
-def test_nothing_is_kept_of_batches_that_nobody_knows(request_span):
-    member, call = MemberSpans("a"), Call(parent())
-    batch = ExecutedBatch(3.0, 3.5, (call, call))
-    member.executed(batch)
-    member.answered(parent(), [BatchResult(ROW, 0.0, batch)])
-    del batch
+    del batch  # nothing is kept of batches that nobody knows
     assert not member._batch_spans
 
 
 def test_an_interruption_between_the_two_clocks_moves_no_span(monkeypatch):
-    now, interruptions = [0], [5_000_000, 0, 7_000_000]  # ns that the thread loses
+    now, interruptions = 0, [5_000_000, 0, 7_000_000]  # ns that the thread loses
+
+    def passed(ns: int) -> int:
+        nonlocal now
+        now += ns
+        return now
 
     def system() -> int:
-        now[0] += interruptions.pop(0) if interruptions else 0
-        return 1_000_000_000 + now[0]
-
-    def monotonic() -> int:
-        now[0] += 100
-        return now[0]
+        return 1_000_000_000 + passed(interruptions.pop(0) if interruptions else 0)
 
     monkeypatch.setattr(time, "time_ns", system)
-    monkeypatch.setattr(time, "monotonic_ns", monotonic)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: passed(100))
     assert Clock().offset_ns() == pytest.approx(1_000_000_000, abs=200)
 
 
@@ -245,14 +222,12 @@ async def client():
             raise HTTPException(404)
         return name
 
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(api), base_url="http://tandem"
-    ) as client:
+    async with asgi_client(api) as client:
         yield client
 
 
 async def test_a_traced_request_is_named_and_the_client_told(client, exported, request_span):
-    answer = await client.get("/things/one")
+    answer = await client.get("/things/name")
     assert answer.headers["x-trace-id"] == f"{request_span.context.trace_id:032x}"
     assert request_span.name == "GET /things/{name}"
     assert request_span.attributes["http.response.status_code"] == 200
@@ -260,12 +235,9 @@ async def test_a_traced_request_is_named_and_the_client_told(client, exported, r
     assert request_span.attributes["http.response.status_code"] == 404
     await client.get("/nothing")
     assert request_span.name == "GET"
-
-
-async def test_a_request_that_is_not_traced_has_no_header(client, exported):
-    answer = await client.get("/things/one")
-    assert answer.status_code == 200
-    assert "x-trace-id" not in answer.headers
+    with trace.use_span(trace.INVALID_SPAN):
+        answer = await client.get("/things/name")
+    assert (answer.status_code, "x-trace-id" in answer.headers) == (200, False)
 
 
 async def test_each_image_is_decoded_in_a_span_of_its_own(settings, exported, request_span):
@@ -273,13 +245,8 @@ async def test_each_image_is_decoded_in_a_span_of_its_own(settings, exported, re
     await Decoder(settings).decode([png, b"no image"])
     good, bad = exported.get_finished_spans()
     assert (good.name, bad.name) == ("decode", "decode")
-    assert dict(good.attributes) == {
-        "tandem.image": 0,
-        "tandem.bytes": len(png),
-        "tandem.format": "png",
-        "tandem.width": 40,
-        "tandem.height": 40,
-    }
+    of_file = {"image": 0, "bytes": len(png), "format": "png", "width": 40, "height": 40}
+    assert dict(good.attributes) == {f"tandem.{name}": value for name, value in of_file.items()}
     assert good.status.description is None
     assert "image" in bad.status.description
     assert {s.parent.span_id for s in (good, bad)} == {request_span.context.span_id}
@@ -290,16 +257,15 @@ async def test_a_header_is_never_read_on_the_event_loop(
     settings, monkeypatch, exported, request_span, file
 ):
     """It may take a third of a second: of a 20 MB file crafted for it."""
-    readers = []
-    read = image_header.read_header
+    readers, read = [], image_header.read_header
 
     def noting(data: bytes) -> object:
         readers.append(threading.current_thread())
         return read(data)
 
     decoder = Decoder(settings)  # it reads a picture of its own
-    monkeypatch.setattr("app.stages.decoder.read_header", noting)
-    monkeypatch.setattr("models.image.read_header", noting)
+    for module in ("app.stages.decoder", "models.image"):
+        monkeypatch.setattr(f"{module}.read_header", noting)
     await decoder.decode([file])
     assert readers
     assert threading.main_thread() not in readers
@@ -307,10 +273,8 @@ async def test_a_header_is_never_read_on_the_event_loop(
 
 
 async def test_a_member_records_every_images_wait_and_run(settings, exported, request_span):
-    images = np.zeros((3, *images_shape(settings)), np.uint8)
-    await Classifier(settings, "sure").classify(images, 10.0)
-    spans = exported.get_finished_spans()
-    spans = [span for span in spans if span.name != "batch"]
+    await Classifier(settings, "sure").classify(blank(settings, 3), 10.0)
+    spans = [span for span in exported.get_finished_spans() if span.name != "batch"]
     assert [s.name for s in spans] == ["queue", "infer"] * 3
     assert [s.attributes["tandem.image"] for s in spans] == [0, 0, 1, 1, 2, 2]
     assert [s.attributes["tandem.batch_size"] for s in spans if s.name == "infer"] == [2, 2, 1]
@@ -318,9 +282,8 @@ async def test_a_member_records_every_images_wait_and_run(settings, exported, re
 
 
 async def test_a_deadline_in_the_queue_is_told(settings, exported, request_span):
-    images = np.zeros((1, *images_shape(settings)), np.uint8)
     with pytest.raises(DeadlineError):
-        await Classifier(settings, "sure").classify(images, 1e-9)
+        await Classifier(settings, "sure").classify(blank(settings, 1), 1e-9)
     (span,) = exported.get_finished_spans()
     assert span.name == "queue"
     assert "DeadlineError: the deadline passed" in span.status.description
@@ -328,10 +291,12 @@ async def test_a_deadline_in_the_queue_is_told(settings, exported, request_span)
 
 async def test_without_a_trace_nothing_is_recorded(settings, exported):
     await Decoder(settings).decode([picture("green"), b"no image"])
-    await Classifier(settings, "sure").classify(
-        np.zeros((1, *images_shape(settings)), np.uint8), 10.0
-    )
+    await Classifier(settings, "sure").classify(blank(settings, 1), 10.0)
+    MemberSpans("resnet50").executed(ExecutedBatch(5.0, 5.5, (Call(),)))
     RequestObserver().stage_ended("read", 0.0)
+    context = context_of()
+    GrpcCall("tandem.v1.Ensemble", "Classify", context).ended()
+    assert dict(context.trailing_metadata()) == {"request_id": "r1"}
     assert not exported.get_finished_spans()
 
 
@@ -341,56 +306,33 @@ def test_the_gateways_observer_records_its_own_stages(exported, request_span):
     observer.stage_ended("combine", observer.elapsed_ms())
     span = observer._stages["combine"]
     (recorded,) = exported.get_finished_spans()
-    assert recorded.name == "combine"
+    assert (recorded.name, recorded.parent.span_id) == ("combine", request_span.context.span_id)
     took_ms = (recorded.end_time - recorded.start_time) / 1e6
     assert took_ms == pytest.approx(span.end_ms - span.start_ms, abs=0.01)
-    assert recorded.parent.span_id == request_span.context.span_id
 
 
-def test_a_parent_is_where_the_code_runs(exported, request_span):
-    assert current_parent() == request_span.get_span_context()
-    with trace.get_tracer("serve").start_as_current_span("replica") as inner:
-        assert current_parent() == inner.get_span_context()
-
-
-def images_shape(settings: Settings) -> tuple[int, int, int]:
-    from models.model_set import load_model_set
-
+def blank(settings: Settings, count: int) -> np.ndarray:
     size = load_model_set(settings.model_set).manifest.image.input_size
-    return size, size, 3
+    return np.zeros((count, size, size, 3), np.uint8)
 
 
-# The response cache's span in a request's trace.
+async def classify(settings: Settings, *requests: list[bytes]) -> None:
+    """Answer requests with the real service in front of fake members."""
+    members = {"sure": FakeMember(), "unsure": FakeMember()}
+    service = service_of(settings, FakeDecoder(), members, Combiner(settings))
+    for files in requests:
+        await service.classify(ClassifyRequest(files, 1, 10.0, "id", RequestObserver()))
 
 
 async def test_a_look_into_the_cache_is_a_span(tiny_set, exported, request_span):
     settings = Settings(model_set=str(tiny_set), cache="local")
-    members = {"sure": FakeMember(), "unsure": FakeMember()}
-    service = service_of(settings, FakeDecoder(), members, Combiner(settings))
-    for files in ([b"good"], [b"good", b"good two", b"good two"]):
-        await service.classify(ClassifyRequest(files, 1, 10.0, "id", RequestObserver()))
+    await classify(settings, [b"good"], [b"good", b"good two", b"good two"])
     first, second = [span for span in exported.get_finished_spans() if span.name == "cache"]
-    found = [
-        {name.removeprefix("tandem.cache."): n for name, n in span.attributes.items()}
-        for span in (first, second)
-    ]
-    assert found == [
-        {"hit": 0, "miss": 1, "shared": 0},
-        {"hit": 1, "miss": 1, "shared": 1},
-    ]
+    counts = [[span.attributes[f"tandem.cache.{k}"] for k in ("hit", "miss", "shared")]
+              for span in (first, second)]  # fmt: skip
+    assert counts == [[0, 1, 0], [1, 1, 1]]
     assert second.parent.span_id == request_span.context.span_id
     assert second.start_time <= second.end_time
-
-
-async def test_without_a_cache_there_is_none(tiny_set, exported, request_span):
-    settings = Settings(model_set=str(tiny_set))
-    members = {"sure": FakeMember()}
-    service = service_of(settings, FakeDecoder(), members, Combiner(settings))
-    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
-    assert [span.name for span in exported.get_finished_spans() if span.name == "cache"] == []
-
-
-# The spans and the stage of the operator's own functions.
 
 
 OWN = "tests.support.own_functions"
@@ -398,12 +340,8 @@ OWN = "tests.support.own_functions"
 
 async def test_each_call_is_a_span(tiny_set, told, exported, request_span):
     names = {"preprocess": f"{OWN}:raises_on_many", "combine": f"{OWN}:vote"}
-    settings = Settings(model_set=str(tiny_set), **names)
-    members = {"sure": FakeMember(), "unsure": FakeMember()}
-    service = service_of(settings, FakeDecoder(), members, Combiner(settings))
-    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
     with pytest.raises(FunctionError):
-        await service.classify(ClassifyRequest([b"good"] * 4, 1, 10.0, "id", RequestObserver()))
+        await classify(Settings(model_set=str(tiny_set), **names), [b"good"], [b"good"] * 4)
     finished = exported.get_finished_spans()
     spans = [span for span in finished if span.name == "function"]
     assert [span.attributes["tandem.stage"] for span in spans] == [*names, "preprocess"]
@@ -414,9 +352,6 @@ async def test_each_call_is_a_span(tiny_set, told, exported, request_span):
     assert ("preprocess", "none") in told.observed(STAGE_MS)
 
 
-# A gRPC call within the span that Serve makes for it.
-
-
 def test_a_call_names_its_span_and_tells_its_trace(request_span: Span):
     context = context_of()
     call = GrpcCall("tandem.v1.Ensemble", "Classify", context)
@@ -425,25 +360,12 @@ def test_a_call_names_its_span_and_tells_its_trace(request_span: Span):
     trace_id = f"{request_span.context.trace_id:032x}"
     assert dict(context.trailing_metadata())["x-trace-id"] == trace_id
     assert request_span.name == "tandem.v1.Ensemble/Classify"
-    assert request_span.attributes == {
-        "request_id": "mine",
-        "rpc.response.status_code": "RESOURCE_EXHAUSTED",
-    }
-
-
-def test_a_call_that_is_not_sampled_tells_none(exported: InMemorySpanExporter):
-    context = context_of()
-    GrpcCall("tandem.v1.Ensemble", "Classify", context).ended()
-    assert dict(context.trailing_metadata()) == {"request_id": "r1"}
-    assert exported.get_finished_spans() == ()
-
-
-# The version of the model set on a request's span.
+    status = {"rpc.response.status_code": "RESOURCE_EXHAUSTED"}
+    assert request_span.attributes == {"request_id": "mine"} | status
 
 
 async def test_the_requests_span_says_which_version_answered(tiny_set, exported, request_span):
-    settings = Settings(model_set=str(tiny_set))
-    service = service_of(settings, FakeDecoder(), {"sure": FakeMember()}, Combiner(settings))
-    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
+    await classify(Settings(model_set=str(tiny_set)), [b"good"])
     version = load_model_set(str(tiny_set)).fingerprint()
     assert request_span.attributes["tandem.model_version"] == version
+    assert "cache" not in [span.name for span in exported.get_finished_spans()]
