@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.scheduler import BatchResult
+from tests.support.queued_images import ImageFuture, submit
 
 
 def image(number: int) -> NDArray[np.uint8]:
@@ -15,6 +17,10 @@ def image(number: int) -> NDArray[np.uint8]:
     return np.broadcast_to(
         np.array([number >> 16, number >> 8 & 255, number & 255], np.uint8), (4, 4, 3)
     )
+
+
+def images(*numbers: int) -> list[NDArray[np.uint8]]:
+    return [image(number) for number in numbers]
 
 
 def number_of(result: BatchResult) -> int:
@@ -26,6 +32,13 @@ async def settle() -> None:
     """Let every task run until it waits for something that the test has to do."""
     for _ in range(6):
         await asyncio.sleep(0)
+
+
+async def begin(queue: BatchQueue, *numbers: int, **options: Any) -> list[ImageFuture]:
+    """Submit images, let their batch begin if it may, and return their futures."""
+    futures = submit(queue, images(*numbers), **options)
+    await settle()
+    return futures
 
 
 class SteppedNetwork:
