@@ -106,10 +106,11 @@ class SteppedQueues:
         num_places: int = 1,
         *,
         num_ahead: int = 0,
+        threads_each: int = 1,
         sizes: Sequence[int] = (1, 2, 4),
         shares: Sequence[CoreShare | None] | None = None,
     ) -> None:
-        self.scheduler = BatchScheduler(num_places, num_ahead=num_ahead)
+        self.scheduler = BatchScheduler(num_places, threads_each, num_ahead)
         self.networks = [SteppedNetwork(max_running=99) for _ in range(num)]
         self.taken: list[int] = []  # the queue of each batch, in order
         self.running: list[int] = []  # the queues of those that run, the longest first
