@@ -1,6 +1,7 @@
 """The batch scheduler beside decoding: a batch that would grow waits while no core stands still."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,11 +9,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.queueing import scheduler
-from tests.support.decoding import Decoding
 from tests.support.steps import SteppedQueues, begin, number_of, settle
 from tests.support.virtual_loop import virtually
 
 SIZES = (1, 3, 8)
+
+
+class Decoding:
+    """A source whose images a test counts."""
+
+    def __init__(self, num_threads: int = 2) -> None:
+        self._num_threads, self.num_coming = num_threads, 0
+        self._ended: Callable[[], None] = lambda: None
+
+    @property
+    def num_busy(self) -> int:
+        return min(self.num_coming, self._num_threads)
+
+    def on_decoded(self, call: Callable[[], None]) -> None:
+        self._ended = call
+
+    def end(self, num: int = 1) -> None:
+        self.num_coming -= num
+        self._ended()
 
 
 class Cores(SteppedQueues):
