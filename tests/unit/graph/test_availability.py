@@ -109,9 +109,8 @@ def request(timeout_s: float = 10.0, *, is_probe: bool = False) -> ClassifyReque
 
 
 def request_of(*files: bytes, is_probe: bool = False) -> ClassifyRequest:
-    observer = RequestObserver()
-    options = {"lane": "bulk", "may_skip": False, "is_probe": is_probe}
-    return ClassifyRequest(list(files), 3, 10.0, "id", observer, **options)
+    asked = ClassifyRequest(list(files), 3, 10.0, "id", RequestObserver(), lane="bulk")
+    return asked._replace(may_skip=False, is_probe=is_probe)
 
 
 async def let_go(graph: OnDemandGraph, clock: HandClock) -> None:
