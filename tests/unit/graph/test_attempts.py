@@ -33,26 +33,25 @@ class Calls:
         return f"after {turn} s"
 
 
-async def test_an_answer_in_time_is_asked_for_once():
-    calls = Calls("first", "second")
-    assert await hedged(calls, NEVER_S, HedgeBudget(), 1) == "first"
-    assert calls.num_made == 1
-
-
+@pytest.mark.parametrize(
+    ("turns", "after_s", "answer", "num_made", "num_cancelled"),
+    [
+        (("first", "second"), NEVER_S, "first", 1, 0),
+        ((NEVER_S, "second"), SOON, "second", 2, 1),
+        ((5 * SOON, NEVER_S), SOON, "after 0.05 s", 2, 1),  # the first may still answer first
+        ((5 * SOON, ValueError("second")), SOON, "after 0.05 s", 2, 0),
+        ((SOON, "second"), 0.0, "after 0.01 s", 1, 0),  # no time for a second call
+        ((SOON, "second"), -1.0, "after 0.01 s", 1, 0),
+    ],
+)
 @virtually
-async def test_one_that_hangs_is_asked_for_again_and_cancelled():
-    calls = Calls(NEVER_S, "second")
-    assert await hedged(calls, SOON, HedgeBudget(), 1) == "second"
+async def test_a_call_that_hangs_is_made_again_and_who_is_late_is_cancelled(
+    turns, after_s, answer, num_made, num_cancelled
+):
+    calls = Calls(*turns)
+    assert await hedged(calls, after_s, HedgeBudget(), 1) == answer
     await asyncio.sleep(0)
-    assert (calls.num_made, calls.num_cancelled) == (2, 1)
-
-
-@virtually
-async def test_the_first_may_still_answer_first():
-    calls = Calls(5 * SOON, NEVER_S)
-    assert await hedged(calls, SOON, HedgeBudget(), 1) == "after 0.05 s"
-    await asyncio.sleep(0)
-    assert (calls.num_made, calls.num_cancelled) == (2, 1)
+    assert (calls.num_made, calls.num_cancelled) == (num_made, num_cancelled)
 
 
 async def test_an_early_error_is_raised_and_not_asked_for_again():
@@ -60,12 +59,6 @@ async def test_an_early_error_is_raised_and_not_asked_for_again():
     with pytest.raises(ValueError, match="early"):
         await hedged(calls, NEVER_S, HedgeBudget(), 1)
     assert calls.num_made == 1
-
-
-@virtually
-async def test_an_error_of_the_second_does_not_end_the_first():
-    calls = Calls(5 * SOON, ValueError("second"))
-    assert await hedged(calls, SOON, HedgeBudget(), 1) == "after 0.05 s"
 
 
 @virtually
@@ -94,14 +87,6 @@ async def test_a_caller_that_goes_takes_both_along():
         await task
     await asyncio.sleep(0)
     assert (calls.num_made, calls.num_cancelled) == (2, 2)
-
-
-@pytest.mark.parametrize("after_s", [0.0, -1.0])
-@virtually
-async def test_without_time_there_is_no_second_call(after_s):
-    calls = Calls(SOON, "second")
-    assert await hedged(calls, after_s, HedgeBudget(), 1) == f"after {SOON} s"
-    assert calls.num_made == 1
 
 
 @virtually

@@ -12,7 +12,6 @@ import cv2
 import numpy as np
 import pytest
 
-import app.graph.availability
 from app.errors import (
     DeadlineError,
     NotReadyError,
@@ -107,6 +106,10 @@ def graph(loads: Loads, clock: HandClock) -> OnDemandGraph:
 
 def request(timeout_s: float = 10.0, *, is_probe: bool = False) -> ClassifyRequest:
     return ClassifyRequest([b"x"], 1, timeout_s, "id", RequestObserver(), is_probe=is_probe)
+
+
+def request_of(*files: bytes, is_probe: bool = False) -> ClassifyRequest:
+    asked = ClassifyRequest(list(files), 3, 10.0, "id", RequestObserver(), lane="bulk")
 
 
 async def let_go(graph: OnDemandGraph, clock: HandClock) -> None:
@@ -289,7 +292,7 @@ async def test_closed_in_the_middle_of_a_load_nothing_stays(graph, loads, clock)
 @pytest.fixture
 def hand_clock(monkeypatch) -> HandClock:
     hand_clock = HandClock()
-    monkeypatch.setattr(app.graph.availability, "time", hand_clock)
+    monkeypatch.setattr(availability, "time", hand_clock)
     return hand_clock
 
 
@@ -309,45 +312,32 @@ def test_the_warm_up_image_is_one():
     assert image.shape == (1, 1)
 
 
-async def test_a_hundred_that_ask_at_once_cause_one_probe(service, member):
+async def test_a_hundred_that_ask_at_once_cause_one_probe_which_none_ends_that_leaves(
+    service, member
+):
     member.gate = asyncio.Event()
-    asking = [asyncio.ensure_future(service.check_ready()) for _ in range(100)]
-    while not member.asked:
-        await asyncio.sleep(0)
-    member.gate.set()
-    await asyncio.gather(*asking)
-    assert len(member.asked) == 1
-
-
-async def test_an_error_of_a_runtime_is_not_ready(service, member):
-    member.raises = RuntimeError("out of memory")
-    with pytest.raises(NotReadyError, match="RuntimeError: out of memory"):
-        await service.check_ready()
-
-
-async def test_one_that_leaves_does_not_end_the_probe_of_the_others(service, member):
-    member.gate = asyncio.Event()
-    leaving, staying = (asyncio.ensure_future(service.check_ready()) for _ in range(2))
+    leaving, *staying = (asyncio.ensure_future(service.check_ready()) for _ in range(100))
     while not member.asked:
         await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.sleep(0)
     member.gate.set()
-    await staying
+    await asyncio.gather(*staying)
     assert leaving.cancelled()
     assert len(member.asked) == 1
 
 
-async def test_a_start_waits_for_the_first_answer(service, member, monkeypatch):
-    monkeypatch.setattr(app.graph.availability, "START_POLL_S", 0.0)
-    member.raises = NotReadyError("starting")
-    waiting = asyncio.ensure_future(service.wait_ready())
-    while len(member.asked) < 3:  # it asks again and again
-        await asyncio.sleep(0)
-        assert not waiting.done()
-    member.raises = None
-    await waiting
-    assert len(member.asked) == 4
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("out of memory"), "RuntimeError: out of memory"),
+        (OverloadedError("512 images are queued"), "was refused: 512 images"),  # never answered
+    ],
+)
+async def test_an_error_of_the_warm_up_image_is_not_ready(service, member, error, says):
+    member.raises = error
+    with pytest.raises(NotReadyError, match=says):
+        await service.check_ready()
 
 
 async def test_the_answer_is_remembered_and_then_asked_again(service, member, hand_clock):
@@ -386,18 +376,12 @@ async def test_a_service_that_is_merely_full_stays_ready(service, member, hand_c
         await service.check_ready()
 
 
-async def test_one_that_never_answered_is_not_ready_because_it_is_full(service, member):
-    member.raises = OverloadedError("512 images are queued")
-    with pytest.raises(NotReadyError, match="was refused: 512 images"):
-        await service.check_ready()
-
-
 async def test_requests_that_are_answered_are_probes_enough(service, member, hand_clock):
-    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
+    await service.classify(request_of(b"good"))
     await service.check_ready()
     assert len(member.asked) == 1
     hand_clock.now += READY_FOR_S + 1
-    await service.classify(ClassifyRequest([b"no image"], 1, 10.0, "id", RequestObserver()))
+    await service.classify(request_of(b"no image"))
     await service.check_ready()  # a bad file tells nothing of the members
     assert len(member.asked) == 2
 
@@ -407,7 +391,7 @@ async def test_answers_without_a_member_are_not(tiny_set, hand_clock):
     settings = Settings(model_set=str(tiny_set), answer_policy="any", member_patience_s=0)
     service = service_of(settings, FakeDecoder(), members, FakeCombiner())
     members["unsure"].raises = NotReadyError("down")
-    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
+    await service.classify(request_of(b"good"))
     await service.check_ready()
     assert len(members["sure"].asked) == 2
 
@@ -439,7 +423,7 @@ async def test_it_is_ready_while_as_many_members_answer_as_the_policy_wants(
 
 
 async def test_a_decoder_that_refuses_the_warm_up_image(service, monkeypatch):
-    monkeypatch.setattr(app.graph.availability, "WARM_UP_IMAGE", b"something else")
+    monkeypatch.setattr(availability, "WARM_UP_IMAGE", b"something else")
     with pytest.raises(NotReadyError, match="the warm-up image failed: these bytes"):
         await service.check_ready()
 
@@ -447,25 +431,13 @@ async def test_a_decoder_that_refuses_the_warm_up_image(service, monkeypatch):
 async def test_a_probe_is_nobodys_photo(service, told):
     await service.check_ready()
     assert told.of(ANSWERS) == {}
-    await service.classify(ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver()))
+    await service.classify(request_of(b"good"))
     version = service.served_models().model_version
     assert told.of(ANSWERS) == {("alone", "no", "unknown", version): 1}
     assert told.of(ENTROPY) == {(): 0.5}
 
 
 # A Gateway whose stages are of another model set: what it cannot answer goes to a sibling.
-
-
-def request_of(*files: bytes, is_probe: bool = False) -> ClassifyRequest:
-    return ClassifyRequest(
-        list(files),
-        3,
-        10.0,
-        "id",
-        RequestObserver(),
-        lane="bulk",
-        is_probe=is_probe,
-    )
 
 
 class Scripted:

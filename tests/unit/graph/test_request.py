@@ -4,8 +4,6 @@ import asyncio
 import gc
 import math
 import tracemalloc
-from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import BadParameterError
-from app.graph.redis_cache import Outcome, RedisStore
+from app.graph.redis_cache import Outcome
 from app.graph.request import (
     ENTRY_BYTES,
     ImageFlight,
@@ -78,24 +76,6 @@ def test_rows_larger_than_the_store_take_the_old_ones_away_and_evict_nothing():
     assert store.num_evicted == 0
 
 
-def test_what_is_kept_is_there_for_the_next_request():
-    cache, kept = ResponseCache(SIZE), rows()
-    cache.keep(KEYS[0], kept)
-    assert cache.read(KEYS[0]) is kept
-    assert cache.read(KEYS[1]) is None
-
-
-def test_the_first_who_asks_computes_and_the_others_wait():
-    cache = ResponseCache(SIZE)
-    first, is_new = cache.join(KEYS[0], "interactive")
-    assert is_new
-    assert cache.join(KEYS[0], "interactive") == (first, False)
-    assert cache.join(KEYS[1], "interactive")[1]
-    assert len(cache._flights) == 2
-    cache.end(first, Outcome(rows()))
-    assert cache.join(KEYS[0], "interactive")[1]  # nothing was kept: it is computed anew
-
-
 def test_each_eviction_is_counted_once():
     cache = ResponseCache(8 * KIB)
     for key in KEYS:
@@ -105,52 +85,6 @@ def test_each_eviction_is_counted_once():
     assert 0 < left < len(KEYS)
     assert cache.take_evicted() == len(KEYS) - left
     assert cache.take_evicted() == 0
-
-
-class Shared:
-    """As much of the shared store as is asked: it has the rows of some keys."""
-
-    def __init__(self, kept: dict[bytes, np.ndarray]) -> None:
-        self.kept = kept
-
-    async def read(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
-        return [self.kept.get(key) for key in keys]
-
-
-async def test_what_others_kept_ends_the_computation_and_the_rest_is_left_to_do():
-    kept = rows()
-    cache = ResponseCache(SIZE, cast("RedisStore", Shared({KEYS[1]: kept})))
-    flights = {n: cache.join(KEYS[n], "interactive")[0] for n in (0, 1)}
-    assert await cache.fetch({**flights, 2: None}) == {1: kept}
-    assert [flights[n].ended.is_set() for n in (0, 1)] == [False, True]
-    assert flights[1].value == Outcome(kept)
-    assert cache.read(KEYS[1]) is kept
-    assert cache.read(KEYS[0]) is None
-
-
-async def test_what_it_comes_to_is_for_all_and_it_is_forgotten():
-    cache = ResponseCache(SIZE)
-    own, _ = cache.join(b"a", "bulk")
-    waits = [asyncio.create_task(cache.join(b"a", "bulk")[0].ended.wait()) for _ in range(3)]
-    await asyncio.sleep(0)
-    cache.end(own, RESULT)
-    await asyncio.gather(*waits)
-    assert own.value is RESULT
-    assert len(cache._flights) == 0
-    cache.end(own, None)  # as a "finally" does
-    assert own.value is RESULT
-
-
-async def test_a_waiter_that_goes_disturbs_nobody():
-    cache = ResponseCache(SIZE)
-    own, _ = cache.join(b"a", "bulk")
-    leaves, stays = (asyncio.create_task(own.ended.wait()) for _ in range(2))
-    await asyncio.sleep(0)
-    leaves.cancel()
-    await asyncio.sleep(0)
-    assert leaves.cancelled()
-    cache.end(own, RESULT)
-    await stays
 
 
 def test_interactive_does_not_wait_for_bulk():
@@ -215,17 +149,6 @@ def test_however_computations_end_everybody_ends(outcomes):
     if good:
         after = {"value": "shared", "answered": "alone"}[outcomes[first]]
         assert ended[first + 1 :] == [after] * (len(outcomes) - first - 1)
-
-
-@pytest.mark.parametrize("top_k", [1, 3])
-def test_a_top_k_within_the_classes(top_k: int) -> None:
-    assert checked_top_k(top_k, 3) == top_k
-
-
-@pytest.mark.parametrize("top_k", [-1, 0, 4])
-def test_a_top_k_outside_of_them(top_k: int) -> None:
-    with pytest.raises(BadParameterError, match=f"top_k is {top_k}; .* ask for 1 to 3"):
-        checked_top_k(top_k, 3)
 
 
 def test_an_endless_top_k_is_not_repeated_whole() -> None:

@@ -14,10 +14,12 @@ from app.launch.serve import _checked_config
 from app.launch.serve_options import ServeOptions
 from app.main import build
 from app.settings import Settings
+from app.stages.classifier import Classifier
 from calibration.sets.transaction import write_manifest
 from models.errors import ModelSetError
 from models.golden import GoldenMismatchError
 from models.manifest import read_manifest
+from models.model_set import load_model_set
 from tests.support.spoilt_golden import both_precisions, spoil_int8
 from tests.support.tiny_networks import with_accuracy, write_tiny_set
 
@@ -41,9 +43,7 @@ def of(folder: Path, **changes: object) -> Settings:
 
 def choice(settings: Settings) -> tuple[str, str | None]:
     chosen, warning = decided(settings, settings.load_set())
-    assert chosen.model_copy(update={"precision": "auto"}) == settings.model_copy(
-        update={"precision": "auto"}
-    )
+    assert chosen.model_copy(update={"precision": settings.precision}) == settings
     return chosen.precision, warning
 
 
@@ -63,12 +63,10 @@ def test_fp16_where_a_members_int8_does_not(wrong: Path) -> None:
 def test_one_precision_is_decided_for_several_sets(good: Path, tmp_path: Path) -> None:
     wrong = both_precisions(tmp_path / "wrong")
     spoil_int8(wrong, "unsure")
-    right, other = of(good), of(wrong)
-    chosen, warning = decided(right, right.load_set(), other.load_set())
-    assert (chosen.precision, decided(right, right.load_set(), right.load_set())[1]) == (
-        "FP16",
-        None,
-    )
+    right, other = of(good).load_set(), of(wrong).load_set()
+    assert decided(of(good), right, right)[1] is None
+    chosen, warning = decided(of(good), right, other)
+    assert chosen.precision == "FP16"
     assert warning is not None
     assert "unsure INT8 does not answer" in warning
 
@@ -134,8 +132,6 @@ def test_the_default_is_this_machines_and_others_are_refused() -> None:
 
 def test_the_error_is_that_of_the_check(wrong: Path) -> None:
     """It fails as in a replica, so both speak of the same thing."""
-    from app.stages.classifier import Classifier
-
     with pytest.raises(GoldenMismatchError, match="unsure INT8 does not answer"):
         Classifier(of(wrong, precision="INT8"), "unsure")
     assert Classifier(of(wrong, precision="FP16"), "unsure").calls_at_once
@@ -154,22 +150,16 @@ def dropped(tmp_path: Path) -> Path:
 
 
 def test_a_dropped_set_is_refused_everywhere(dropped: Path) -> None:
+    """The commands that are advised name the set by its folder: nothing has its own name here."""
     settings = Settings(model_set=str(dropped))
-    with pytest.raises(UnverifiedError, match=r"costs sure 10\.00 points"):
+    with pytest.raises(UnverifiedError, match=r"costs sure 10\.00 points") as refused:
         check_accuracy(settings.load_set(), settings)
+    assert f"(tandem quantize {dropped})" in refused.value.message
+    assert f"(tandem evaluate {dropped})" in refused.value.message
     with pytest.raises(UnverifiedError):
         build(settings)  # serve run and serve deploy come this way
     with pytest.raises(UnverifiedError):
         _checked_config(ServeOptions(model_set=str(dropped), port=1))
-
-
-def test_the_commands_that_are_advised_name_the_set_by_its_folder(dropped: Path) -> None:
-    """Nothing of the name in its manifest is to be found here."""
-    settings = Settings(model_set=str(dropped))
-    with pytest.raises(UnverifiedError) as told:
-        check_accuracy(settings.load_set(), settings)
-    assert f"(tandem quantize {dropped})" in told.value.message
-    assert f"(tandem evaluate {dropped})" in told.value.message
 
 
 def test_allow_unverified_serves_it_and_says_so(dropped, caplog):
@@ -193,6 +183,4 @@ def test_float_networks_need_no_int8_record(dropped: Path) -> None:
 
 
 def test_the_bundled_set_is_verified() -> None:
-    from models.model_set import load_model_set
-
     assert check_accuracy(load_model_set("imagenette"), Settings()).status == "verified"

@@ -6,6 +6,7 @@ Bodies that are on their way: for how long, and who gives way when there is no p
 """
 
 import asyncio
+import pickle
 from contextlib import ExitStack
 
 import pytest
@@ -23,7 +24,7 @@ from app.queueing.overload import (
 )
 from app.settings import Settings
 from tests.support.hand_clock import HandClock
-from tests.support.virtual_loop import run_virtually
+from tests.support.virtual_loop import virtually
 
 
 @pytest.fixture
@@ -31,72 +32,71 @@ def clock() -> HandClock:
     return HandClock()
 
 
+@pytest.fixture
+def limit() -> ConcurrencyLimit:
+    return ConcurrencyLimit(128, *TWO_CORES)
+
+
+def refusal_of(admission: Admission) -> OverloadedError:
+    with pytest.raises(OverloadedError) as caught:
+        admission.admit().__enter__()
+    return caught.value
+
+
+def enter(stack: ExitStack, admission: Admission, num: int) -> None:
+    for _ in range(num):
+        stack.enter_context(admission.admit())
+
+
 def test_the_limit(clock):
     admission = Admission(2, clock)
     with admission.admit(), admission.admit():
         assert admission.num_under_way == 2
-        with pytest.raises(OverloadedError, match="2 requests are under way, the limit"):
-            admission.admit().__enter__()
+        assert "2 requests are under way, the limit" in refusal_of(admission).message
     with pytest.raises(RuntimeError), admission.admit():
         raise RuntimeError("a request that fails gives its place back too")
     assert admission.num_under_way == 0
 
 
 def test_a_refusal_survives_its_way_through_another_process():
-    import pickle
-
     error = pickle.loads(pickle.dumps(OverloadedError("full", 7)))
     assert (error.message, error.limit) == ("full", 7)
     assert OverloadedError("full").limit is None
 
 
-def overloaded(clock, *, of_all: bool) -> OverloadedError:
-    """Return the refusal of an admission whose limit is on."""
+def test_a_limit_of_a_part_of_the_requests_is_not_told(clock):
+    """HAProxy would put it on all of them, other sets' too."""
     limit = ConcurrencyLimit(2, num_cores=1, max_batch_size=1, target_wait_s=0.0)
     limit.is_on, limit._backlog, limit._counted_at = True, 9.0, clock.now
     limit._rates.append(100.0)
-    admission = Admission(2, clock, limit=limit, of_all=of_all)
-    with admission.admit(), admission.admit(), pytest.raises(OverloadedError) as caught:
-        admission.admit().__enter__()
-    return caught.value
-
-
-def test_a_limit_of_a_part_of_the_requests_is_not_told(clock):
-    """HAProxy would put it on all of them, other sets' too."""
-    assert overloaded(clock, of_all=True).limit == 2
-    whole, part = (overloaded(clock, of_all=each) for each in (True, False))
-    assert (part.message, part.limit) == (whole.message, None)
+    refusals = []
+    for of_all in (True, False):
+        admission = Admission(2, clock, limit=limit, of_all=of_all)
+        with admission.admit(), admission.admit():
+            refusals.append(refusal_of(admission))
+    assert [refusal.limit for refusal in refusals] == [2, None]
+    assert refusals[0].message == refusals[1].message
 
 
 def test_under_overload_fewer_are_let_in(clock):
     limit = ConcurrencyLimit(100, num_cores=2, max_batch_size=8, target_wait_s=0.05)
     admission = Admission(100, clock, limit=limit)
-    with ExitStack() as others, ExitStack() as first:
-        for _ in range(30):
-            first.enter_context(admission.admit())
-        for _ in range(70):
-            others.enter_context(admission.admit())
-        with pytest.raises(OverloadedError) as caught:
-            admission.admit().__enter__()
-        assert caught.value.limit is None  # the places are the settings'
+    with ExitStack() as others, ExitStack() as first, ExitStack() as few:
+        enter(first, admission, 30)
+        enter(others, admission, 70)
+        assert refusal_of(admission).limit is None  # the places are the settings'
         clock.now += 0.3
         first.close()  # 100/s
-        for _ in range(30):
-            first.enter_context(admission.admit())
-        with pytest.raises(OverloadedError):
-            admission.admit().__enter__()
-        with pytest.raises(OverloadedError, match="100 requests are under way, the lim") as caught:
-            admission.admit().__enter__()
-        assert caught.value.limit == 21
+        enter(first, admission, 30)
+        refusal_of(admission)
+        refusal = refusal_of(admission)
+        assert "100 requests are under way, the lim" in refusal.message
+        assert refusal.limit == 21
         others.close()
-        with pytest.raises(OverloadedError):
-            admission.admit().__enter__()
+        refusal_of(admission)
         first.close()
-        with ExitStack() as few:
-            for _ in range(21):
-                few.enter_context(admission.admit())
-            with pytest.raises(OverloadedError):
-                admission.admit().__enter__()
+        enter(few, admission, 21)
+        refusal_of(admission)
 
 
 def test_what_haproxy_refused_counts_as_refused_here(clock):
@@ -112,8 +112,8 @@ def test_a_refused_request_counts_as_many_images_as_others_have(clock):
     for _ in range(400):
         with admission.admit():
             admission.holds(16)
-    with admission.admit(), pytest.raises(OverloadedError):
-        admission.admit().__enter__()
+    with admission.admit():
+        refusal_of(admission)
     assert refused == [pytest.approx(16, rel=0.01)]
 
 
@@ -131,26 +131,28 @@ def overloaded_concurrency_limit(rate: float = RATE, most: int = 128) -> Concurr
     return limit
 
 
-def test_under_overload_batches_are_full_and_few_wait_beside():
-    limit = overloaded_concurrency_limit()
-    assert limit.is_on
-    assert limit.value == 16 + 5  # two cores' batches, and 50 ms at 100/s
-
-
-@pytest.mark.parametrize(("rate", "expected"), [(40.0, 18), (400.0, 36), (20_000.0, 128)])
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (RATE, 16 + 5),  # two cores' batches, and 50 ms at 100/s
+        (40.0, 18),
+        (400.0, 36),
+        (20_000.0, 128),
+    ],
+)
 def test_the_number_follows_the_rate_within_its_bounds(rate, expected):
-    assert overloaded_concurrency_limit(rate=rate).value == expected
+    limit = overloaded_concurrency_limit(rate=rate)
+    assert limit.is_on
+    assert limit.value == expected
 
 
-def test_one_refusal_is_no_overload():
-    limit = ConcurrencyLimit(128, *TWO_CORES)
+def test_one_refusal_is_no_overload(limit):
     for at in (0.0, 0.01, 0.02):  # a burst: nobody was answered between
         limit.refused(at, 128)
     assert not limit.is_on
 
 
-def test_overload_is_known_when_a_quarter_of_the_crowd_was_answered():
-    limit = ConcurrencyLimit(128, *TWO_CORES)
+def test_overload_is_known_when_a_quarter_of_the_crowd_was_answered(limit):
     limit.refused(0.0, 128)
     for number in range(31):
         limit.answered((number + 1) / RATE, 128)
@@ -161,9 +163,8 @@ def test_overload_is_known_when_a_quarter_of_the_crowd_was_answered():
     assert limit.is_on
 
 
-def test_a_stall_is_no_overload():
+def test_a_stall_is_no_overload(limit):
     """A crowd that came of one goes when it is over; who is refused later begins anew."""
-    limit = ConcurrencyLimit(128, *TWO_CORES)
     limit.refused(0.0, 128)
     for left in range(127, 60, -1):
         limit.answered(5.0 + (128 - left) / RATE, left)
@@ -172,31 +173,26 @@ def test_a_stall_is_no_overload():
     assert not limit.is_on
 
 
-def test_now_and_then_one_refusal_is_no_overload():
+def test_now_and_then_one_refusal_is_no_overload(limit):
     """As many clients as there are places keep them taken; a probe beside them finds none."""
-    limit = ConcurrencyLimit(128, *TWO_CORES)
     for number in range(1000):
-        now = number / RATE
-        limit.answered(now, 127)
+        limit.answered(number / RATE, 127)
         if number % 100 == 0:
-            limit.refused(now, 128)
+            limit.refused(number / RATE, 128)
     assert not limit.is_on
 
 
-def test_refusals_that_are_told_late_are_none_of_now():
+def test_refusals_that_are_told_late_are_none_of_now(limit):
     """HAProxy tells of them with the next request, be it minutes later."""
-    limit = ConcurrencyLimit(128, *TWO_CORES)
     limit.refused(60.0, 0)
     assert not limit.crowd
 
 
 def test_a_slow_window_does_not_make_the_service_slow():
     limit = overloaded_concurrency_limit()
-    at = 1.0
-    for _ in range(6):
-        at += 1.0
+    for second in range(6):
         for _ in range(40):
-            limit.answered(at, 20)  # 40/s
+            limit.answered(2.0 + second, 20)  # 40/s
     assert limit.value == 21
 
 
@@ -233,16 +229,14 @@ def test_it_is_over_when_all_that_came_could_have_been_answered():
 
 
 def test_forms_of_many_files_are_fewer_requests():
-    limit = overloaded_concurrency_limit(rate=100.0)
+    limit = overloaded_concurrency_limit()
     limit.images_per_request = 16.0
     assert limit.value == 8  # one on each core and one that is read, and 5 for the rate
     limit.images_per_request = 1.0
     assert limit.value == 21
 
 
-@pytest.mark.parametrize(
-    "changed", [{"members": "deployment"}, {"target_wait_ms": None}], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize("changed", [{"members": "deployment"}, {"target_wait_ms": None}])
 def test_where_there_is_no_such_limit(changed):
     assert limit_of(Settings(), 2) is not None
     assert limit_of(Settings(**changed), 2) is None
@@ -258,16 +252,16 @@ async def read(uploads: Uploads, begun: asyncio.Event, num_bytes: int = 0) -> No
         await never()
 
 
-async def reading(uploads: Uploads) -> asyncio.Task[None]:
+async def reading(uploads: Uploads, num_bytes: int = 0) -> asyncio.Task[None]:
     begun = asyncio.Event()
-    task = asyncio.create_task(read(uploads, begun))
+    task = asyncio.create_task(read(uploads, begun, num_bytes))
     await begun.wait()
     return task
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for():
-    told = r"had not arrived after 0 s.*x-request-timeout-seconds"
-    with pytest.raises(SlowBodyError, match=told):
+    refusal = r"had not arrived after 0 s.*x-request-timeout-seconds"
+    with pytest.raises(SlowBodyError, match=refusal):
         async with Uploads().arriving(0):
             await never()
 
@@ -277,13 +271,8 @@ async def test_one_that_comes_in_time():
     async with uploads.arriving(3600):
         await asyncio.sleep(0)
         assert uploads.cut_slowest() is False  # it is not slow yet
+        assert uploads.num_bytes == 0  # it announced no length
     assert uploads.cut_slowest() is False
-
-
-async def test_an_upload_without_a_length_counts_no_bytes():
-    uploads = Uploads()
-    async with uploads.arriving():
-        assert uploads.num_bytes == 0
 
 
 async def test_an_error_goes_through_as_it_is():
@@ -341,68 +330,53 @@ async def test_who_has_just_begun_is_not_cut():
     task.cancel()
 
 
-def test_a_slow_upload_does_not_keep_others_out():
-    async def scenario() -> None:
-        admission = Admission(1)
-        slow = asyncio.create_task(_admitted(admission))
-        await asyncio.sleep(0)
-        with pytest.raises(OverloadedError):
-            admission.admit().__enter__()
-        await asyncio.sleep(module.SLOW_AFTER_S)
-        with admission.admit():
-            with pytest.raises(SlowBodyError):
-                await slow
-            assert admission.num_under_way == 1
-
-    run_virtually(scenario())
-
-
-def test_a_long_upload_is_slow_later():
-    """By the size that it announced."""
-
-    async def scenario() -> None:
-        uploads = Uploads()
-        task = asyncio.create_task(read(uploads, asyncio.Event(), 8 * MIB))
-        await asyncio.sleep(8 * module.SLOW_S_PER_MIB - 0.01)
-        assert not uploads.cut_slowest()
-        await asyncio.sleep(0.01)
-        assert uploads.cut_slowest()
+@virtually
+async def test_a_slow_upload_does_not_keep_others_out():
+    admission = Admission(1)
+    slow = asyncio.create_task(_admitted(admission))
+    await asyncio.sleep(0)
+    refusal_of(admission)
+    await asyncio.sleep(module.SLOW_AFTER_S)
+    with admission.admit():
         with pytest.raises(SlowBodyError):
-            await task
+            await slow
+        assert admission.num_under_way == 1
 
-    run_virtually(scenario())
+
+@virtually
+async def test_a_long_upload_is_slow_later():
+    """By the size that it announced."""
+    uploads = Uploads()
+    task = await reading(uploads, 8 * MIB)
+    await asyncio.sleep(8 * module.SLOW_S_PER_MIB - 0.01)
+    assert not uploads.cut_slowest()
+    await asyncio.sleep(0.01)
+    assert uploads.cut_slowest()
+    with pytest.raises(SlowBodyError):
+        await task
 
 
 async def test_slow_uploads_have_half_of_the_places(monkeypatch):
     """HAProxy counts them too, and would let nobody through to have them cut."""
     monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
     admission = Admission(10)
-    slow = [asyncio.create_task(_admitted(admission)) for _ in range(10)]
-    await asyncio.sleep(0)
+    slow = await uploading(admission, 10)
     with admission.admit():
         await asyncio.wait(slow, return_when=asyncio.FIRST_EXCEPTION)
         assert [task.done() for task in slow] == [True] * 5 + [False] * 5
-    for task in slow:
-        task.cancel()
-    told = await asyncio.gather(*slow, return_exceptions=True)
-    assert sum(isinstance(error, SlowBodyError) for error in told) == 5
+    assert sum(isinstance(error, SlowBodyError) for error in await cancelled(slow)) == 5
 
 
 async def test_nobody_is_cut_for_a_request_that_is_refused(monkeypatch):
     monkeypatch.setattr(module, "SLOW_AFTER_S", 0.0)
-    admission = Admission(100, HandClock(), limit=AtItsLimit(100, 2, 8, 0.05))
-    slow = [asyncio.create_task(_admitted(admission)) for _ in range(60)]
-    await asyncio.sleep(0)
+    admission = Admission(100, HandClock(), limit=AtItsLimit(100, *TWO_CORES))
+    slow = await uploading(admission, 60)
     with ExitStack() as others:
-        for _ in range(16):
-            others.enter_context(admission.admit())
+        enter(others, admission, 16)
         num_left = admission.uploads.num
-        with pytest.raises(OverloadedError, match="the limit while more come"):
-            admission.admit().__enter__()
+        assert "the limit while more come" in refusal_of(admission).message
         assert admission.uploads.num == num_left
-    for task in slow:
-        task.cancel()
-    await asyncio.gather(*slow, return_exceptions=True)
+    await cancelled(slow)
 
 
 class AtItsLimit(ConcurrencyLimit):
@@ -425,3 +399,15 @@ async def _admitted(admission: Admission) -> None:
     with admission.admit():
         async with admission.arriving(3600):
             await never()
+
+
+async def uploading(admission: Admission, num: int) -> list[asyncio.Task[None]]:
+    tasks = [asyncio.create_task(_admitted(admission)) for _ in range(num)]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def cancelled(tasks: list[asyncio.Task[None]]) -> list[BaseException | None]:
+    for task in tasks:
+        task.cancel()
+    return await asyncio.gather(*tasks, return_exceptions=True)

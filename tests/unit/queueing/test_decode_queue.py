@@ -4,12 +4,13 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
 from app.errors import DeadlineError, OverloadedError
 from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy, LoopTurn
-from app.queueing.scheduler import SHADOW
+from app.queueing.scheduler import SHADOW, Lane
 from models.errors import CorruptImageError, TooManyPixelsError
 from tests.support.hand_clock import HandClock
 
@@ -36,40 +37,52 @@ class Threads:
 
         return (lambda: Heavy(heavy_pixels, decode)) if heavy_pixels else decode
 
+    def call(self, within_s: float = 10, lane: Lane = "interactive") -> FilesToDecode:
+        return FilesToDecode(lane, self.clock.now + within_s)
+
     def submit(
-        self,
-        name: str,
-        heavy_pixels: int = 0,
-        call: FilesToDecode | None = None,
-        lane="interactive",
+        self, name: str, pixels: int = 0, call: FilesToDecode | None = None, **options: Any
     ) -> asyncio.Future[str]:
-        call = call or FilesToDecode(lane, self.clock.now + 10)
-        return self.queue.submit(call, self.file(name, heavy_pixels))
+        """Submit a file, a large picture if it has ``pixels``."""
+        return self.queue.submit(call or self.call(**options), self.file(name, pixels))
+
+    async def begin(self, *names: str, pixels: int = 0) -> list[asyncio.Future[str]]:
+        """Submit files and wait until they are being decoded."""
+        futures = [self.submit(name, pixels) for name in names]
+        await self.wait_begun(*names)
+        return futures
 
     async def wait_begun(self, *names: str) -> None:
-        async with asyncio.timeout(WITHIN_S):
-            while not set(names) <= set(self.begun):
-                await asyncio.sleep(0.001)
+        await until(lambda: set(names) <= set(self.begun))
+
+    async def decode(self, name: str, pixels: int = 0) -> None:
+        """Check that a file is decoded without any other's end."""
+        decoding = self.submit(name, pixels)
+        self.end(name)
+        assert await decoding == name
 
     def end(self, *names: str) -> None:
-        for name in names:
+        for name in names or self._gates:
             self._gates[name].set()
 
-    def end_all(self) -> None:
-        self.end(*self._gates)
+
+async def until(is_true: Callable[[], object]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not is_true():
+            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
 async def threads() -> AsyncIterator[Threads]:
     made = Threads()
     yield made
-    made.end_all()
+    made.end()
 
 
 async def test_a_thread_takes_the_next_file_while_the_loop_is_held():
     threads = Threads(num_threads=1)
     photos = [threads.submit(name) for name in ("one", "two")]
-    threads.end_all()
+    threads.end()
     deadline = time.monotonic() + WITHIN_S
     while threads.begun != ["one", "two"]:  # nothing of the loop runs in between
         assert time.monotonic() < deadline
@@ -78,17 +91,15 @@ async def test_a_thread_takes_the_next_file_while_the_loop_is_held():
 
 async def test_a_photo_passes_large_pictures_that_came_before_it(threads):
     """As many as there are threads: they never have the last one."""
-    large = [threads.submit(f"large{i}", heavy_pixels=10) for i in range(3)]
+    names = ["large0", "large1", "large2"]
+    large = [threads.submit(name, 10) for name in names]
     await threads.wait_begun("large0")
-    photo = threads.submit("photo")
-    await threads.wait_begun("photo")
-    threads.end("photo")
-    assert await photo == "photo"
+    await threads.decode("photo")
     assert threads.begun == ["large0", "photo"]
-    for name in ("large0", "large1", "large2"):
+    for name in names:
         await threads.wait_begun(name)
         threads.end(name)
-    assert await asyncio.gather(*large) == ["large0", "large1", "large2"]
+    assert await asyncio.gather(*large) == names
 
 
 async def test_interactive_files_pass_a_form(threads):
@@ -98,25 +109,23 @@ async def test_interactive_files_pass_a_form(threads):
     threads.end("form0")
     await threads.wait_begun("photo")
     assert "form2" not in threads.begun
-    threads.end_all()
+    threads.end()
     assert await asyncio.gather(photo, *form) == ["photo", "form0", "form1", "form2", "form3"]
 
 
 async def test_a_large_picture_is_not_kept_out_by_many_photos():
     threads = Threads(num_threads=1)
-    first = threads.submit("first")
-    await threads.wait_begun("first")
-    large = threads.submit("large", heavy_pixels=10)
+    (first,) = await threads.begin("first")
+    large = threads.submit("large", 10)
     photos = [threads.submit(f"photo{i}") for i in range(20)]
-    threads.end_all()
+    threads.end()
     await asyncio.gather(first, large, *photos)
     assert threads.begun.index("large") < 12
 
 
 async def test_every_file_has_a_turn_while_large_pictures_end(threads: Threads) -> None:
     """A large picture that ended lets a thread take the next one in the turn of a photo."""
-    threads.submit("large", 10)
-    await threads.wait_begun("large")
+    await threads.begin("large", pixels=10)
     threads.submit("next large", 10)
     photos = [threads.submit(f"photo {n}") for n in range(30)]
     for n in range(30):
@@ -130,42 +139,34 @@ async def test_every_file_has_a_turn_while_large_pictures_end(threads: Threads) 
 
 
 async def test_one_thread_decodes_large_pictures_too():
-    threads = Threads(num_threads=1)
-    large = threads.submit("large", heavy_pixels=10)
-    threads.end("large")
-    assert await large == "large"
+    await Threads(num_threads=1).decode("large", 10)
 
 
 async def test_pixels_under_way_are_limited_and_given_back(threads):
-    first = threads.submit("first", heavy_pixels=60)
-    await threads.wait_begun("first")
-    with pytest.raises(
-        OverloadedError, match=r"60 pixels .* 50 more exceed the limit of 100; try again"
-    ):
-        await threads.submit("second", heavy_pixels=50)
-    photo = threads.submit("photo")  # is no matter of pixels
-    threads.end("first", "photo")
-    assert await asyncio.gather(first, photo) == ["first", "photo"]
-    again = threads.submit("again", heavy_pixels=100)
-    threads.end("again")
-    assert await again == "again"
+    (first,) = await threads.begin("first", pixels=60)
+    refusal = r"60 pixels .* 50 more exceed the limit of 100; try again"
+    with pytest.raises(OverloadedError, match=refusal):
+        await threads.submit("second", 50)
+    await threads.decode("photo")  # is no matter of pixels
+    threads.end("first")
+    assert await first == "first"
+    await threads.decode("again", 100)
 
 
 async def test_a_request_that_alone_has_too_many_is_told_so_and_not_to_come_back(threads):
-    call = FilesToDecode("bulk", threads.clock.now + 10)
-    first = threads.submit("first", heavy_pixels=60, call=call)
+    call = threads.call(lane="bulk")
+    first = threads.submit("first", 60, call)
     await threads.wait_begun("first")
     with pytest.raises(TooManyPixelsError, match=r"over 100 pixels .* send fewer files at a time"):
-        await threads.submit("second", heavy_pixels=60, call=call)
+        await threads.submit("second", 60, call)
     threads.end("first")
     await first
 
 
 async def test_the_deadline_is_looked_at_when_a_file_has_its_turn(threads):
-    call = FilesToDecode("interactive", threads.clock.now + 10)
-    running = [threads.submit(name) for name in ("a", "b")]
-    await threads.wait_begun("a", "b")
-    late = [threads.submit("late", call=call), threads.submit("large", heavy_pixels=5, call=call)]
+    call = threads.call()
+    running = await threads.begin("a", "b")
+    late = [threads.submit("late", call=call), threads.submit("large", 5, call)]
     threads.clock.now += 10
     threads.end("a", "b")
     await asyncio.gather(*running)
@@ -176,57 +177,47 @@ async def test_the_deadline_is_looked_at_when_a_file_has_its_turn(threads):
 
 
 async def test_a_large_picture_whose_time_ends_while_it_waits_gives_its_pixels_back(threads):
-    call = FilesToDecode("interactive", threads.clock.now + 1)
-    first = threads.submit("first", heavy_pixels=50)
-    await threads.wait_begun("first")
-    late = threads.submit("late", heavy_pixels=50, call=call)
-    photo = threads.submit("photo")
-    await threads.wait_begun("photo")  # so the header of the other has been read too
+    call = threads.call(1)
+    (first,) = await threads.begin("first", pixels=50)
+    late = threads.submit("late", 50, call)
+    (photo,) = await threads.begin("photo")  # so the header of the other has been read too
     threads.clock.now += 1
     threads.end("first", "photo")
     await asyncio.gather(first, photo)
     with pytest.raises(DeadlineError):
         await late
-    again = threads.submit("again", heavy_pixels=100)
-    threads.end("again")
-    assert await again == "again"
+    await threads.decode("again", 100)
 
 
 async def test_what_a_caller_that_left_had_queued_is_not_decoded(threads):
-    running = [threads.submit(name) for name in ("a", "b")]
-    await threads.wait_begun("a", "b")
+    running = await threads.begin("a", "b")
     gone, stays = threads.submit("gone"), threads.submit("stays")
     gone.cancel()
-    threads.end_all()
+    threads.end()
     await asyncio.gather(*running, stays)
     assert "gone" not in threads.begun
 
 
 async def test_a_caller_that_leaves_while_its_file_is_decoded_frees_the_thread_in_the_end(threads):
-    leaving = [threads.submit(name, heavy_pixels=50) for name in ("a", "b")]
+    leaving = [threads.submit(name, 50) for name in ("a", "b")]
     await threads.wait_begun("a")
     for future in leaving:
         future.cancel()
     threads.end("a")
-    async with asyncio.timeout(WITHIN_S):
-        while threads.queue._heavy_pixels:
-            await asyncio.sleep(0.001)
-    again = threads.submit("again", heavy_pixels=100)
-    threads.end("again")
-    assert await again == "again"
+    await until(lambda: not threads.queue._heavy_pixels)
+    await threads.decode("again", 100)
     assert "b" not in threads.begun
 
 
 async def test_a_large_picture_whose_caller_left_while_it_waited_holds_no_pixels(threads):
-    first = threads.submit("first", heavy_pixels=60)
-    await threads.wait_begun("first")
-    gone, photo = threads.submit("gone", heavy_pixels=40), threads.submit("photo")
-    await threads.wait_begun("photo")  # so the header of the other has been read too
+    (first,) = await threads.begin("first", pixels=60)
+    gone = threads.submit("gone", 40)
+    (photo,) = await threads.begin("photo")  # so the header of the other has been read too
     gone.cancel()
     threads.end("photo")
-    again = threads.submit("again", heavy_pixels=40)
+    again = threads.submit("again", 40)
     with pytest.raises(OverloadedError, match=r"100 pixels .* 1 more exceed the limit of 100"):
-        await threads.submit("too many", heavy_pixels=1)
+        await threads.submit("too many", 1)
     threads.end("first", "again")
     assert await asyncio.gather(first, photo, again) == ["first", "photo", "again"]
     assert "gone" not in threads.begun
@@ -236,41 +227,34 @@ async def test_what_a_file_raises_is_its_own(threads):
     def fail() -> str:
         raise CorruptImageError("damaged")
 
-    call = FilesToDecode("interactive", threads.clock.now + 10)
-    with pytest.raises(CorruptImageError):
-        await threads.queue.submit(call, fail)
-    with pytest.raises(CorruptImageError):
-        await threads.queue.submit(call, lambda: Heavy(5, fail))
-    photo = threads.submit("photo")
-    threads.end("photo")
-    assert await photo == "photo"
+    for file in (fail, lambda: Heavy(5, fail)):
+        with pytest.raises(CorruptImageError):
+            await threads.queue.submit(threads.call(), file)
+    await threads.decode("photo")
 
 
 async def test_images_that_are_coming_are_counted_without_the_heavy_ones(threads):
     photos = [threads.submit(f"photo{i}") for i in range(3)]
     assert threads.queue.num_coming == 3
-    threads.end_all()
+    threads.end()
     await asyncio.gather(*photos)
     assert threads.queue.num_coming == 0
-    large = [threads.submit(f"large{i}", heavy_pixels=10) for i in range(2)]
+    large = [threads.submit(f"large{i}", 10) for i in range(2)]
     await threads.wait_begun("large0")
-    async with asyncio.timeout(WITHIN_S):
-        while threads.queue.num_coming:  # until its header has been looked at
-            await asyncio.sleep(0.001)
+    await until(lambda: not threads.queue.num_coming)  # its header has been looked at
     photo = threads.submit("photo")
     assert threads.queue.num_coming == 1
     threads.end("photo", "large0")
     await threads.wait_begun("large1")
-    threads.end_all()
+    threads.end()
     await asyncio.gather(photo, *large)
     assert threads.queue.num_coming == 0
 
 
 async def test_the_end_of_every_file_is_told_after_its_result(threads):
-    told: list[list[bool]] = []
-    photos: list[asyncio.Future[str]] = []
-    threads.queue.on_end = lambda: told.append([photo.done() for photo in photos])
-    photos += [threads.submit("one"), threads.submit("gone"), threads.submit("late")]
+    ends: list[list[bool]] = []
+    photos = [threads.submit(name) for name in ("one", "gone", "late")]
+    threads.queue.on_end = lambda: ends.append([photo.done() for photo in photos])
     await threads.wait_begun("one", "gone")
     photos[1].cancel()
     threads.clock.now += 11
@@ -278,21 +262,18 @@ async def test_the_end_of_every_file_is_told_after_its_result(threads):
     with pytest.raises(DeadlineError):
         await photos[2]
     assert await photos[0] == "one"
-    async with asyncio.timeout(WITHIN_S):
-        while len(told) < 3:
-            await asyncio.sleep(0.001)
-    assert told[-1] == [True, True, True]
+    await until(lambda: len(ends) == 3)
+    assert ends[-1] == [True, True, True]
     assert threads.queue.num_coming == 0
 
 
 async def test_a_large_picture_waits_for_no_copies():
     threads = Threads(num_threads=1)
-    first = threads.submit("first")
-    await threads.wait_begun("first")
-    large = threads.submit("large", heavy_pixels=10)
+    (first,) = await threads.begin("first")
+    large = threads.submit("large", 10)
     photo = threads.submit("photo")  # a thread sees here that the other one is large
     copies = [threads.submit(f"copy{n}", lane=SHADOW) for n in range(3)]
-    threads.end_all()
+    threads.end()
     await asyncio.gather(first, large, photo, *copies)
     assert threads.begun.index("large") < threads.begun.index("copy0")
 

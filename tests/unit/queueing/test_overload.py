@@ -1,7 +1,8 @@
 """Overload in virtual time, on machines of any speed: who is answered, how soon, and who is not."""
 
 from functools import partial
-from itertools import chain, repeat
+from itertools import cycle
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,16 @@ MACHINES = {
 }
 
 
+def played(machine: Machine, times: float, *, until: float, **more: Any) -> SimulatedGateway:
+    """Return a gateway to which requests come at this multiple of the capacity."""
+    gateway = SimulatedGateway(machine, **more)
+    gateway.open_loop(times * machine.capacity, since=0, until=until)
+    return gateway
+
+
 def usual_p99_s(machine: Machine) -> float:
     """Return the p99 at 80 % of the capacity."""
-    gateway = SimulatedGateway(machine)
-    gateway.open_loop(0.8 * machine.capacity, since=0, until=20)
+    gateway = played(machine, 0.8, until=20)
     gateway.run(20)
     assert not gateway.refused
     return gateway.took_s(2, 20, 0.99)
@@ -31,8 +38,7 @@ def test_what_is_let_in_is_answered_soon_and_no_core_rests(name, times, with_pro
     machine = MACHINES[name]
     # So long that the places are taken and the first of them are answered, whatever the machine.
     settled = 4 * MAX_REQUESTS / machine.capacity
-    gateway = SimulatedGateway(machine, with_proxy=with_proxy)
-    gateway.open_loop(times * machine.capacity, since=0, until=settled + 12)
+    gateway = played(machine, times, until=settled + 12, with_proxy=with_proxy)
     gateway.run(settled + 12)
     assert gateway.limit.is_on
     assert gateway.rate(settled, settled + 12) > 0.95 * machine.capacity
@@ -41,8 +47,7 @@ def test_what_is_let_in_is_answered_soon_and_no_core_rests(name, times, with_pro
 
 def test_without_the_limit_everybody_waits():
     """The tests above can fail."""
-    gateway = SimulatedGateway(SMALL, target_wait_s=None)
-    gateway.open_loop(3 * SMALL.capacity, since=0, until=12)
+    gateway = played(SMALL, 3, until=12, target_wait_s=None)
     gateway.run(12)
     assert gateway.took_s(5, 12, 0.99) > 4 * usual_p99_s(SMALL)
 
@@ -67,8 +72,7 @@ def test_a_burst_after_a_quiet_time_is_answered_as_far_as_there_are_places():
 
 def test_bursts_that_leave_time_between_them_are_no_overload():
     """Below the capacity on the whole, after an overload too."""
-    gateway = SimulatedGateway(SMALL)
-    gateway.open_loop(5 * SMALL.capacity, since=0, until=5)
+    gateway = played(SMALL, 5, until=5)
     for burst in range(20):
         for _ in range(MAX_REQUESTS // 2):
             gateway.at(6.0 + burst, gateway.come)
@@ -78,8 +82,7 @@ def test_bursts_that_leave_time_between_them_are_no_overload():
 
 def test_a_stall_at_a_usual_rate_makes_no_overload():
     """What hangs fills the places; when it goes on, they are worked off and nobody is refused."""
-    gateway = SimulatedGateway(SMALL)
-    gateway.open_loop(0.7 * SMALL.capacity, since=0, until=30)
+    gateway = played(SMALL, 0.7, until=30)
     gateway.at(5.0, lambda: setattr(gateway, "stalled_until", 8.0))
     gateway.run(30)
     assert gateway.num_refused(0, 8)
@@ -87,8 +90,7 @@ def test_a_stall_at_a_usual_rate_makes_no_overload():
 
 
 def test_after_an_overload_all_places_are_there_again():
-    gateway = SimulatedGateway(SMALL)
-    gateway.open_loop(5 * SMALL.capacity, since=0, until=10)
+    gateway = played(SMALL, 5, until=10)
     gateway.open_loop(0.8 * SMALL.capacity, since=10, until=30)
     for _ in range(100):
         gateway.at(31.0, gateway.come)
@@ -98,8 +100,7 @@ def test_after_an_overload_all_places_are_there_again():
 
 
 def test_every_refusal_counts_as_demand_whoever_refused():
-    gateway = SimulatedGateway(SMALL)
-    gateway.open_loop(5 * SMALL.capacity, since=0, until=10)
+    gateway = played(SMALL, 5, until=10)
     gateway.run(20)
     gateway.come()  # what HAProxy has not told yet comes with the next one
     assert gateway.num_told == len(gateway.refused) > 1000
@@ -108,7 +109,7 @@ def test_every_refusal_counts_as_demand_whoever_refused():
 def test_forms_and_photos_are_both_answered():
     """A form is one request: it is let in as often as a photo is, and does not keep others out."""
     gateway = SimulatedGateway(SMALL)
-    sizes = chain.from_iterable(repeat([1, 1, 1, 16]))
+    sizes = cycle([1, 1, 1, 16])
     seen = {1: [0, 0], 16: [0, 0]}
 
     def come(size: int) -> None:

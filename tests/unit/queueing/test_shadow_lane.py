@@ -11,64 +11,61 @@ from app.queueing import batch_queue
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.scheduler import LANES, SHADOW, BatchScheduler, Lane
 from tests.support.queued_images import submit
-from tests.support.steps import SteppedNetwork, image, settle
+from tests.support.steps import (
+    SteppedNetwork,
+    SteppedQueues,
+    begin,
+    image,
+    images,
+    make_queue,
+    settle,
+)
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
 
 
-def queues_of(turns: BatchScheduler, networks: list[SteppedNetwork]) -> list[BatchQueue]:
-    clock = networks[0].clock
-    return [BatchQueue(network.run, (1, 2, 4), 100, clock, turns) for network in networks]
-
-
 async def test_a_shadow_waits_until_nobody_else_does() -> None:
-    networks = [SteppedNetwork(), SteppedNetwork()]
-    answering, shadow = queues_of(BatchScheduler(1), networks)
-    submit(answering, [image(0)])
-    await settle()
-    networks[0].now = 1.0
+    played = SteppedQueues(2)
+    answering, shadow = played.queues
+    await begin(answering, 0)
+    played.tick()
     submit(shadow, [image(9)], lane=SHADOW)  # it comes before the next photo, and goes after it
-    networks[0].now = 2.0
+    played.tick()
     submit(answering, [image(1)])
-    networks[0].finish()
-    await settle()
-    assert [n.batches for n in networks] == [[[0], [1]], []]
-    networks[0].finish()
-    await settle()
-    assert [n.batches for n in networks] == [[[0], [1]], [[9]]]
-    await networks[1].finish_all()
+    await played.finish(0)
+    assert played.batches == [[[0], [1]], []]
+    await played.finish(0)
+    assert played.batches == [[[0], [1]], [[9]]]
+    await played.finish_all()
 
 
 async def test_a_shadow_has_the_places_that_are_free() -> None:
-    networks = [SteppedNetwork(), SteppedNetwork()]
-    answering, shadow = queues_of(BatchScheduler(2), networks)
+    played = SteppedQueues(2, 2)
+    answering, shadow = played.queues
     submit(answering, [image(0)])
-    submit(shadow, [image(9)], lane=SHADOW)
-    await settle()
-    assert [n.batches for n in networks] == [[[0]], [[9]]]
-    for network in networks:
-        await network.finish_all()
+    await begin(shadow, 9, lane=SHADOW)
+    assert played.batches == [[[0]], [[9]]]
+    await played.finish_all()
 
 
 async def test_a_canarys_own_copies_are_in_no_batch_of_its_answers() -> None:
-    network = SteppedNetwork()
-    (queue,) = queues_of(BatchScheduler(1), [network])
-    submit(queue, [image(n) for n in range(10, 14)], lane=SHADOW)
+    played = SteppedQueues()
+    (queue,) = played.queues
+    submit(queue, images(*range(10, 14)), lane=SHADOW)
     submit(queue, [image(0)])
-    submit(queue, [image(1), image(2)], lane="bulk")
-    await network.finish_all()
-    of_answers = [0, 1, 2]
-    batches = [batch for batch in network.batches if set(batch) & set(of_answers)]
-    assert sorted(n for batch in batches for n in batch) == of_answers
-    assert network.batches[len(batches) :] == [[10], [11], [12], [13]]  # what comes waits for one
+    submit(queue, images(1, 2), lane="bulk")
+    await played.finish_all()
+    *batches, eleventh, twelfth, thirteenth, last = played.batches[0]
+    assert sorted(n for batch in batches for n in batch) == [0, 1, 2]
+    # What comes waits for one copy alone.
+    assert [eleventh, twelfth, thirteenth, last] == [[10], [11], [12], [13]]
 
 
 async def test_copies_take_no_places_of_others() -> None:
     network = SteppedNetwork()
-    queue = BatchQueue(network.run, (1,), 4, network.clock)
-    submit(queue, [image(9)])
-    await settle()  # it runs
-    submit(queue, [image(n) for n in range(10, 13)], lane=SHADOW)
+    queue = make_queue(network, 1, 4)
+    await begin(queue, 9)
+    submit(queue, images(*range(10, 13)), lane=SHADOW)
     for number in range(4):
         submit(queue, [image(number)])
     assert len(queue) == 4
@@ -77,25 +74,26 @@ async def test_copies_take_no_places_of_others() -> None:
 
 async def test_copies_that_wait_make_no_queue_old() -> None:
     """Nobody waits for them: an alert on a queue's age is about clients."""
-    network = SteppedNetwork()
-    (queue,) = queues_of(BatchScheduler(1), [network])
-    submit(queue, [image(0)])
-    await settle()  # it runs
-    submit(queue, [image(n) for n in range(10, 13)], lane=SHADOW)
-    network.now = 9.0
+    played = SteppedQueues()
+    (queue,) = played.queues
+    await begin(queue, 0)
+    submit(queue, images(*range(10, 13)), lane=SHADOW)
+    played.tick(9.0)
     assert queue.report() == (0, 0.0)
     submit(queue, [image(1)])
-    network.now = 10.0
+    played.tick()
     assert queue.report() == (1, 1.0)
-    await network.finish_all()
+    await played.finish_all()
 
 
 async def test_a_batch_that_hangs_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_queue, "SHADOW_RUN_S", 0.01)
     networks = [SteppedNetwork(), SteppedNetwork()]
-    answering, shadow = queues_of(BatchScheduler(1), networks)
-    (copy,) = submit(shadow, [image(9)], lane=SHADOW)
-    await settle()
+    turns = BatchScheduler(1)
+    answering, shadow = (
+        BatchQueue(network.run, (1, 2, 4), 100, networks[0].clock, turns) for network in networks
+    )
+    (copy,) = await begin(shadow, 9, lane=SHADOW)
     assert networks[1].batches == [[9]]  # nobody finishes it
     (answer,) = submit(answering, [image(0)])
     with pytest.raises(UnhealthyError, match="hangs"):
@@ -107,58 +105,47 @@ async def test_a_batch_that_hangs_leaves_its_place(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_shadow_that_hangs_takes_one_place_of_several() -> None:
-    networks = [SteppedNetwork(), SteppedNetwork()]
-    answering, shadow = queues_of(BatchScheduler(2), networks)
-    submit(shadow, [image(n) for n in (8, 9)], lane=SHADOW)
-    await settle()
-    assert networks[1].batches == [[8]]  # nobody finishes it
-    submit(answering, [image(0)])
-    await settle()
-    assert networks[0].batches == [[0]]
-    for network in networks:
-        await network.finish_all()
+    played = SteppedQueues(2, 2)
+    answering, shadow = played.queues
+    await begin(shadow, 8, 9, lane=SHADOW)
+    assert played.batches == [[], [[8]]]  # nobody finishes it
+    await begin(answering, 0)
+    assert played.batches == [[[0]], [[8]]]
+    await played.finish_all()
 
 
 async def test_the_turn_of_an_image_that_is_gone_is_no_shadows() -> None:
     """The queue has nothing but copies left, and a photo waits in another one."""
-    networks = [SteppedNetwork(max_running=9), SteppedNetwork()]
-    canary, answering = queues_of(BatchScheduler(1), networks)
-    submit(answering, [image(0)])
-    await settle()
+    played = SteppedQueues(2)
+    canary, answering = played.queues
+    await begin(answering, 0)
     (gone,) = submit(canary, [image(1)])
     submit(canary, [image(9)], lane=SHADOW)
     submit(answering, [image(2)])
     gone.cancel()
-    networks[1].finish()
-    await settle()
-    assert [n.batches for n in networks] == [[], [[0], [2]]]
-    await networks[1].finish_all()
-    await networks[0].finish_all()
+    await played.finish(1)
+    assert played.batches == [[], [[0], [2]]]
+    await played.finish_all()
 
 
 async def test_copies_behind_images_that_are_gone_take_one_place_too() -> None:
-    networks = [SteppedNetwork(max_running=9) for _ in range(3)]
-    turns = BatchScheduler(3)
-    queues = queues_of(turns, networks)
-    gone = [submit(queue, [image(n)])[0] for n, queue in enumerate(queues)]
-    for number, queue in enumerate(queues):
-        submit(queue, [image(10 + number)], lane=SHADOW)
-        gone[number].cancel()
+    played = SteppedQueues(3, 3)
+    gone = [submit(queue, [image(0)])[0] for queue in played.queues]
+    for queue, future in zip(played.queues, gone, strict=True):
+        submit(queue, [image(10)], lane=SHADOW)
+        future.cancel()
     await settle()
-    assert sum(network.num_running for network in networks) == 1
-    for _ in queues:
-        for network in networks:
-            await network.finish_all()
-    assert sum(len(network.batches) for network in networks) == len(queues)
+    assert len(played.running) == 1
+    await played.finish_all()
+    assert len(played.taken) == 3
 
 
 async def test_a_form_has_room_while_copies_wait() -> None:
     network = SteppedNetwork()
-    queue = BatchQueue(network.run, (1,), 8, network.clock)
-    submit(queue, [image(9)])
-    await settle()  # it runs
-    submit(queue, [image(n) for n in range(10, 16)], lane=SHADOW)
-    form = submit(queue, [image(n) for n in range(6)], lane="bulk")  # a quarter is for singles
+    queue = make_queue(network, 1, 8)
+    await begin(queue, 9)
+    submit(queue, images(*range(10, 16)), lane=SHADOW)
+    form = submit(queue, images(*range(6)), lane="bulk")  # a quarter is for singles
     await network.finish_all()
     assert all(answer.done() for answer in form)
 
@@ -167,12 +154,11 @@ async def test_a_form_has_room_while_copies_wait() -> None:
 @given(lanes=st.lists(st.sampled_from([*LANES, SHADOW]), min_size=1, max_size=40))
 def test_every_copy_goes_after_all_that_waited_with_it(lanes: list[Lane]) -> None:
     async def run() -> list[int]:
-        network = SteppedNetwork()
-        (queue,) = queues_of(BatchScheduler(1), [network])
+        played = SteppedQueues()
         for number, lane in enumerate(lanes):
-            submit(queue, [image(number)], lane=lane)
-        await network.finish_all()
-        return [number for batch in network.batches for number in batch]
+            submit(played.queues[0], [image(number)], lane=lane)
+        await played.finish_all()
+        return [number for batch in played.batches[0] for number in batch]
 
     ran = asyncio.run(run())
     assert sorted(ran) == list(range(len(lanes)))

@@ -45,9 +45,17 @@ def feedback(replica: Replica) -> Feedback:
     return Feedback(FakeHandle(replica))
 
 
+def note(feedback: Feedback, request_id: str = "1") -> None:
+    feedback.note(request_id, [b""], [answer_of()])
+
+
+async def is_right(feedback: Feedback, request_id: str = "1") -> bool:
+    return (await feedback.judge(request_id, "x", None, SETS)).is_right
+
+
 async def test_what_was_answered_can_be_judged_at_once(feedback: Feedback) -> None:
-    feedback.note("1", [b""], [answer_of()])
-    assert (await feedback.judge("1", "x", None, ["fake"])).is_right
+    note(feedback)
+    assert await is_right(feedback)
 
 
 async def test_a_report_begins_no_trace(feedback, replica, monkeypatch):
@@ -58,7 +66,7 @@ async def test_a_report_begins_no_trace(feedback, replica, monkeypatch):
             spans.append(trace.get_current_span().get_span_context())
 
     monkeypatch.setattr(replica, "ask", ask)
-    feedback.note("1", [b""], [answer_of()])
+    note(feedback)
     await feedback.figures()  # reports at once
     (span,) = spans
     # Serve begins a trace where there is none, and continues this one, which is not sampled.
@@ -67,30 +75,27 @@ async def test_a_report_begins_no_trace(feedback, replica, monkeypatch):
 
 
 async def test_answers_are_reported_without_being_asked_for(feedback, replica):
-    feedback.note("1", [b""], [answer_of()])
-    async with asyncio.timeout(30):
-        while not (await replica.ask("figures")).remembered_answers:
-            await asyncio.sleep(0.005)
-    feedback.note("2", [b""], [answer_of()])  # after the first task has ended
-    async with asyncio.timeout(30):
-        while (await replica.ask("figures")).remembered_answers < 2:
-            await asyncio.sleep(0.005)
+    for number in (1, 2):  # the second after the first task has ended
+        note(feedback, str(number))
+        async with asyncio.timeout(30):
+            while (await replica.ask("figures")).remembered_answers < number:
+                await asyncio.sleep(0.005)
 
 
 async def test_another_gateways_answer_that_is_on_its_way_is_waited_for(feedback, replica):
     other = Feedback(FakeHandle(replica))
-    judging = asyncio.create_task(feedback.judge("1", "x", None, ["fake"]))
+    judging = asyncio.create_task(is_right(feedback))
     await asyncio.sleep(0)  # it has asked, and waits
-    other.note("1", [b""], [answer_of()])
-    assert (await judging).is_right
+    note(other)
+    assert await judging
     with pytest.raises(UnknownRequestError):
-        await feedback.judge("2", "x", None, ["fake"])
+        await is_right(feedback, "2")
 
 
 async def test_a_replica_that_is_gone_is_no_answers_trouble(feedback, replica, caplog):
     replica.is_gone = True
     for number in range(3):
-        feedback.note(f"{number}", [b""], [answer_of()])
+        note(feedback, str(number))
         await feedback.figures()
     assert caplog.messages == ["answers were not recorded for feedback: it is gone"]
 
@@ -110,14 +115,14 @@ async def test_a_replica_that_hangs_is_an_error(feedback, replica, monkeypatch):
 async def test_a_caller_that_leaves_takes_no_answers_along(feedback, replica):
     """It sends the answers of other requests, whose feedback would be refused."""
     replica.gate = asyncio.Event()
-    feedback.note("1", [b""], [answer_of()])
-    leaving = asyncio.create_task(feedback.judge("1", "x", None, ["fake"]))
+    note(feedback)
+    leaving = asyncio.create_task(is_right(feedback))
     while feedback._unsent:
         await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.wait([leaving])
     replica.gate.set()
-    assert (await feedback.judge("1", "x", None, ["fake"])).is_right
+    assert await is_right(feedback)
 
 
 SETS = ["fake"]
@@ -158,19 +163,13 @@ def test_right_and_wrong_by_version(book: FeedbackBook) -> None:
     assert (figures.remembered_answers, figures.max_answers) == (3, 4)
 
 
-def test_the_same_label_again_changes_nothing(book: FeedbackBook) -> None:
+def test_the_first_label_counts_and_the_same_again_changes_nothing(book: FeedbackBook) -> None:
     book.remember(answered("1"))
     assert book.judge("1", "x", None, SETS).is_new
     assert not book.judge("1", "x", None, SETS).is_new
-    assert [v.feedback for v in book.figures().versions] == [1]
-
-
-def test_the_first_label_counts(book: FeedbackBook) -> None:
-    book.remember(answered("1"))
-    book.judge("1", "x", None, SETS)
     with pytest.raises(FeedbackExistsError, match="has the label 'x' already; the first counts"):
         book.judge("1", "y", None, SETS)
-    assert [v.right for v in book.figures().versions] == [1]
+    assert [(v.feedback, v.right) for v in book.figures().versions] == [(1, 1)]
 
 
 def test_an_unknown_request_is_told_what_is_remembered(book, clock):

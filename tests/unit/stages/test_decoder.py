@@ -4,7 +4,6 @@ import asyncio
 import io
 import threading
 
-import cv2
 import numpy as np
 import pillow_heif
 import pytest
@@ -127,31 +126,6 @@ async def test_avifs_count_as_large_whatever_they_announce(tiny_set):
     decoder = Decoder(settings)
     assert len((await decoder.decode([avif])).images) == 1
     assert isinstance(decoder._begin(avif, True), Heavy)  # never on every thread
-
-
-async def test_a_photo_does_not_wait_for_large_pictures(tiny_set, monkeypatch):
-    """Large ones that never end leave it a thread, however many there are."""
-    gate, decode = threading.Event(), cv2.imdecode
-
-    def slow_if_large(data: np.ndarray, flags: int) -> np.ndarray:
-        if len(data) == len(large):
-            gate.wait(60)
-        decoded = decode(data, flags)
-        assert decoded is not None
-        return decoded
-
-    large = large_png()
-    monkeypatch.setattr(cv2, "imdecode", slow_if_large)
-    decoder = Decoder(Settings(model_set=str(tiny_set)))
-    form = asyncio.ensure_future(decoder.decode([large] * 16, 60.0, "bulk"))
-    try:
-        for _ in range(3):
-            async with asyncio.timeout(30):
-                assert len((await decoder.decode([picture("red")])).images) == 1
-        assert not form.done()
-    finally:
-        gate.set()
-    assert len((await form).images) == 16
 
 
 async def test_in_a_call_of_many_requests_a_large_picture_is_sent_back(tiny_set):

@@ -65,10 +65,7 @@ def test_what_fits(tiny_set, settings):
         (f"{OWN}:leaves", "raised SystemExit: 3"),
         (f"{OWN}:too_many_views", "returned 9 views of each image; the limit is 8"),
         (f"{OWN}:views_as_it_likes", r"\(6, 16, 16, 3\), not uint8 \(1 \* 3, 16, 16, 3\)"),
-        (
-            f"{OWN}:many_views",
-            r"7 views of each file: max_files is 448, .* raise max_queued",
-        ),
+        (f"{OWN}:many_views", r"7 views of each file: max_files is 448, .* raise max_queued"),
     ],
 )
 def test_a_preprocess_that_does_not_fit(tiny_set, function, says):
@@ -78,25 +75,21 @@ def test_a_preprocess_that_does_not_fit(tiny_set, function, says):
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("function", "policy", "says"),
     [
-        (f"{OWN}:identity", "cannot be called with 2 positional arguments"),
-        (f"{OWN}:three_arguments", "cannot be called with 2 positional arguments"),
-        (f"{OWN}:one_row", r"float32 \(1, 3\) of sure, unsure, returned float32 \(3,\), not"),
-        (f"{OWN}:not_a_number", "returned NaN or infinity among the probabilities"),
-        (f"{OWN}:of_two", "returned a row that sums to 2, not to 1"),
-        (f"{OWN}:negative", "returned probabilities from -1 to 2, not from 0 to 1"),
-        (f"{OWN}:double", r"returned float64 \(1, 3\), not float32 \(1, 3\)"),
+        ("identity", "all", "cannot be called with 2 positional arguments"),
+        ("three_arguments", "all", "cannot be called with 2 positional arguments"),
+        ("one_row", "all", r"float32 \(1, 3\) of sure, unsure, returned float32 \(3,\), not"),
+        ("not_a_number", "all", "returned NaN or infinity among the probabilities"),
+        ("of_two", "all", "returned a row that sums to 2, not to 1"),
+        ("negative", "all", "returned probabilities from -1 to 2, not from 0 to 1"),
+        ("double", "all", r"returned float64 \(1, 3\), not float32 \(1, 3\)"),
+        ("wants_both", "any", r"\(1, 3\) of sure, raised KeyError: 'unsure'"),
     ],
 )
-def test_a_combine_that_does_not_fit(tiny_set, function, says):
+def test_a_combine_that_does_not_fit(tiny_set, function, policy, says):
     with pytest.raises(ConfigError, match=says):
-        check(tiny_set, combine=function)
-
-
-def test_a_combine_must_take_as_few_members_as_may_answer(tiny_set):
-    with pytest.raises(ConfigError, match=r"\(1, 3\) of sure, raised KeyError: 'unsure'"):
-        check(tiny_set, combine=f"{OWN}:wants_both", answer_policy="any")
+        check(tiny_set, combine=f"{OWN}:{function}", answer_policy=policy)
 
 
 @pytest.mark.parametrize("body", ["raise RuntimeError('at import')", "exit(3)", "import nowhere_"])

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.answers import Classified, Fault, MemberOpinion, StageTiming, Timings
+from app.answers import Classified, Fault, StageTiming, Timings
 from app.errors import BadTensorError, DeadlineError, OverloadedError, UnhealthyError
 from app.graph.availability import run_in_time
 from app.graph.observer import RequestObserver
@@ -17,6 +16,7 @@ from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
 from app.traffic.graph import MAX_IMAGES, TrafficGraph
 from app.traffic.plan import Disagreement, Plan, Split, chosen, sticky_key
 from models.ensemble import AnswerRule, Prediction
+from tests.support.answers import answer_of
 
 A, B, C = "tiny@aaaaaaaaaaaa", "tiny@bbbbbbbbbbbb", "tiny@cccccccccccc"
 NO_IMAGE = Fault(400, "not_an_image", "no image")
@@ -24,38 +24,35 @@ SURE = np.array([0.8, 0.2], np.float32)
 
 
 class Version:
-    """Answers every file with one class; ``before`` may wait or raise."""
+    """Answers every file with one class; ``waits`` holds its answers, ``raises`` fails them."""
 
     def __init__(self, name: str, row: np.ndarray = SURE) -> None:
         self.name, self.row, self.is_degraded = name, row, False
         self.requests: list[ClassifyRequest] = []
-        self.before: Callable[[ClassifyRequest], asyncio.Future | None] = lambda _: None
+        self.waits: asyncio.Future | None = None
+        self.raises: Exception | None = None
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         self.requests.append(request)
-        if (waits := self.before(request)) is not None:
-            await waits
+        if self.raises is not None:
+            raise self.raises
+        if self.waits is not None:
+            await asyncio.shield(self.waits)
         return [NO_IMAGE if f == b"bad" else self._answer(request) for f in request.files or [b""]]
 
     def _answer(self, request: ClassifyRequest) -> Classified:
         index = int(self.row.argmax())
         prediction = Prediction(index, f"class {index}", float(self.row[index]))
-        stages = [
-            StageTiming("decode", 0.0, 1.0),
-            StageTiming("infer", 1.0, 8.0, "m", 4),
-            StageTiming("infer", 1.0, 6.0, "n", 2),
-        ]
-        answer = Classified(
-            model_set="tiny",
+        infer = [StageTiming("infer", 1.0, 8.0, "m", 4), StageTiming("infer", 1.0, 6.0, "n", 2)]
+        return replace(
+            answer_of(),
             model_version=self.name.rpartition("@")[2],
             predictions=[prediction],
-            members={"m": MemberOpinion(predictions=[prediction])},
-            agreement=True,
             degraded=self.is_degraded,
             request_id=request.request_id,
-            timings_ms=Timings(9.0, stages),
+            timings_ms=Timings(9.0, [StageTiming("decode", 0.0, 1.0), *infer]),
+            probabilities=None if request.tensors is None else self.row,
         )
-        return answer if request.tensors is None else replace(answer, probabilities=self.row)
 
 
 def asked(data: bytes = b"photo", *more: bytes, **changes: Any) -> ClassifyRequest:
@@ -75,15 +72,30 @@ def graph_of(
     return TrafficGraph(graphs, Plan.first(split), compare_ratio, rule_of)
 
 
-async def answered(graph: TrafficGraph) -> None:
-    """Answer a request, and let its copies end."""
-    await graph.run(asked())
-    await settle(graph)
+class Shadowed:
+    """A version that answers, and a shadow of it."""
+
+    def __init__(self, shadow_row: np.ndarray = SURE, **thresholds: float) -> None:
+        self.main, self.shadow = Version(A), Version(C, shadow_row)
+        self.graph = graph_of(Split({A: 100.0}, C), self.main, self.shadow, **thresholds)
+        self.figures, self.of_main = (self.graph.figures.of_version(name) for name in (C, A))
+        self.pairs = self.graph.figures.pairs
+
+    async def answer(self, *files: bytes, **changes: Any) -> RequestAnswers:
+        """Answer a request, and let its copies end."""
+        answers = await self.graph.run(asked(*files or [b"photo"], **changes))
+        await settle(self.graph)
+        return answers
+
+
+@pytest.fixture
+def shadowed() -> Shadowed:
+    return Shadowed()
 
 
 async def settle(graph: TrafficGraph) -> None:
     """Let the copies that are under way end."""
-    await asyncio.gather(*graph._lane._tasks)
+    await asyncio.gather(*graph._lane._tasks, return_exceptions=True)
     await asyncio.sleep(0)
 
 
@@ -129,11 +141,8 @@ async def test_pixels_on_their_way_are_answered_by_the_version_that_they_were_ch
     main, other = Version(A), Version(B)
     graph = graph_of(Split({A: 100.0}, B), main, other)
     graph.take(graph.plan.changed(graph.plan.split.promoted(B)))
-    pixels = np.zeros((1, 2, 2, 3), np.uint8)
-    for tensors in (
-        TensorRequest(pixels=pixels, classes_of=A[-12:]),
-        TensorRequest(member="m", classes_of=A[-12:]),
-    ):
+    for of in ({"pixels": np.zeros((1, 2, 2, 3), np.uint8)}, {"member": "m"}):
+        tensors = TensorRequest(classes_of=A[-12:], **of)
         await graph.run(asked(tensors=tensors, files=[]))
     assert (len(main.requests), len(other.requests)) == (2, 0)
     await graph.run(asked(tensors=TensorRequest(classes_of=A[-12:])))  # a photo fits both
@@ -148,22 +157,19 @@ async def test_a_version_that_is_asked_for_answers() -> None:
 
 
 async def test_the_shadow_sees_a_copy_in_the_lowest_lane_and_the_answer_is_the_mains() -> None:
-    main, shadow = Version(A), Version(C, SURE[::-1])
-    graph = graph_of(Split({A: 100.0}, C), main, shadow)
-    answers = await graph.run(asked())
-    assert answers[0].probabilities is None  # as plain as without a shadow
-    assert answers[0].model_version == A[-12:]
-    await settle(graph)
-    (copy,) = shadow.requests
+    shadowed = Shadowed(SURE[::-1])
+    (answer,) = await shadowed.answer()
+    assert answer.probabilities is None  # as plain as without a shadow
+    assert answer.model_version == A[-12:]
+    (copy,) = shadowed.shadow.requests
     assert (copy.lane, copy.is_probe, copy.files) == ("shadow", True, [b"photo"])
-    pair = graph.figures.of_pair(A, C)
+    (pair,) = shadowed.pairs.values()
     assert (pair.compared, pair.agreed, pair.variation) == (1, 0, pytest.approx(0.6))
     assert pair.disagreements == [Disagreement("r", 0, ["class 0", "class 1"])]
-    figures = graph.figures.of_version(C)
+    figures = shadowed.figures
     assert (figures.answered, figures.copies) == (0, 1)
     assert figures.compute_ms == 8 / 4 + 6 / 2
-    assert figures.work_ms == 1 + 8
-    assert figures.batch_images == 3
+    assert (figures.work_ms, figures.batch_images) == (1 + 8, 3)
 
 
 @pytest.mark.parametrize(
@@ -180,47 +186,36 @@ async def test_labels_over_the_sets_own_threshold_are_compared_whatever_a_client
     row, thresholds, labels
 ):
     """The fakes list one class each, as of a client with top_k=1, and the same ones."""
-    shadow = Version(C, np.array(row, np.float32))
-    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow, **thresholds)
-    await graph.run(asked(threshold=1.0))
-    await settle(graph)
-    pair = graph.figures.of_pair(A, C)
+    shadowed = Shadowed(np.array(row, np.float32), **thresholds)
+    await shadowed.answer(threshold=1.0)
+    (pair,) = shadowed.pairs.values()
     assert pair.agreed == (labels is None)
     assert [of.labels for of in pair.disagreements] == ([] if labels is None else [labels])
 
 
-async def test_tensors_keep_their_rows() -> None:
-    graph = graph_of(Split({A: 100.0}, C), Version(A), Version(C))
-    (answer,) = await graph.run(asked(tensors=TensorRequest()))
+async def test_tensors_keep_their_rows(shadowed) -> None:
+    (answer,) = await shadowed.answer(tensors=TensorRequest())
     assert answer.probabilities.tolist() == SURE.tolist()
 
 
-async def test_a_bad_file_is_not_copied() -> None:
-    shadow = Version(C)
-    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
-    answers = await graph.run(asked(b"bad", b"good"))
+async def test_a_bad_file_is_not_copied(shadowed) -> None:
+    answers = await shadowed.answer(b"bad", b"good")
     assert answers[0] == NO_IMAGE
-    await settle(graph)
-    assert [copy.files for copy in shadow.requests] == [[b"good"]]
-    assert graph.figures.of_pair(A, C).compared == 1
+    assert [copy.files for copy in shadowed.shadow.requests] == [[b"good"]]
+    assert [pair.compared for pair in shadowed.pairs.values()] == [1]
 
 
-async def test_an_answer_without_a_member_is_not_compared() -> None:
-    main, shadow = Version(A), Version(C)
-    graph = graph_of(Split({A: 100.0}, C), main, shadow)
-    main.is_degraded = True
-    await answered(graph)
-    assert shadow.requests == []
+async def test_an_answer_without_a_member_is_not_compared(shadowed) -> None:
+    shadowed.main.is_degraded = True
+    await shadowed.answer()
+    assert shadowed.shadow.requests == []
 
 
-async def test_a_copy_without_a_member_counts_as_failed() -> None:
-    shadow = Version(C)
-    shadow.is_degraded = True
-    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
-    await answered(graph)
-    figures = graph.figures.of_version(C)
-    assert (figures.copies, figures.copies_failed) == (0, 1)
-    assert graph.figures.pairs == {}
+async def test_a_copy_without_a_member_counts_as_failed(shadowed) -> None:
+    shadowed.shadow.is_degraded = True
+    await shadowed.answer()
+    assert (shadowed.figures.copies, shadowed.figures.copies_failed) == (0, 1)
+    assert shadowed.pairs == {}
 
 
 async def test_a_canary_is_compared_on_a_sample_whoever_answers() -> None:
@@ -256,93 +251,75 @@ async def test_photos_that_versions_disagree_on_are_told_with_both_answers(main,
         assert answer.predictions != copy.predictions
 
 
-async def test_nobody_waits_for_a_shadow_and_a_bounded_number_is_under_way() -> None:
-    shadow, gate = Version(C), asyncio.get_running_loop().create_future()
-    shadow.before = lambda _: asyncio.shield(gate)
-    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
+async def test_nobody_waits_for_a_shadow_and_a_bounded_number_is_under_way(shadowed) -> None:
+    shadowed.shadow.waits = asyncio.get_running_loop().create_future()
     for _ in range(MAX_IMAGES + 5):
-        await graph.run(asked())
-    assert len(shadow.requests) <= MAX_IMAGES
-    gate.set_result(None)
-    await settle(graph)
-    figures = graph.figures.of_version(C)
-    assert (figures.copies, figures.dropped) == (MAX_IMAGES, 5)
+        await shadowed.graph.run(asked())
+    assert len(shadowed.shadow.requests) <= MAX_IMAGES
+    shadowed.shadow.waits.set_result(None)
+    await settle(shadowed.graph)
+    assert (shadowed.figures.copies, shadowed.figures.dropped) == (MAX_IMAGES, 5)
 
 
-@pytest.mark.parametrize("error", [DeadlineError("late"), OverloadedError("full")])
-async def test_a_copy_without_a_turn_is_dropped(error: Exception) -> None:
-    shadow = Version(C)
-    shadow.before = failing(error)
-    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
-    await answered(graph)
-    figures = graph.figures.of_version(C)
-    assert (figures.dropped, figures.copies_failed) == (1, 0)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("broken"), BadTensorError("broken")])
-async def test_a_shadow_that_fails_is_counted_and_asked_again(error: Exception) -> None:
-    shadow = Version(C)
-    shadow.before = failing(error)
-    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
+@pytest.mark.parametrize(
+    ("error", "num_dropped", "num_failed"),
+    [
+        (DeadlineError("late"), 2, 0),  # without a turn
+        (OverloadedError("full"), 2, 0),
+        (RuntimeError("broken"), 0, 2),
+        (BadTensorError("broken"), 0, 2),
+    ],
+)
+async def test_a_copy_that_is_not_answered_is_dropped_or_has_failed_and_the_next_is_asked(
+    shadowed, error, num_dropped, num_failed
+) -> None:
+    shadowed.shadow.raises = error
     for _ in range(2):
-        assert (await graph.run(asked()))[0].model_version == A[-12:]
-        await settle(graph)
-    assert graph.figures.of_version(C).copies_failed == 2
-    assert graph.figures.of_version(A).failed == 0
+        assert (await shadowed.answer())[0].model_version == A[-12:]
+    assert (shadowed.figures.dropped, shadowed.figures.copies_failed) == (num_dropped, num_failed)
+    assert shadowed.of_main.failed == 0
 
 
-async def test_copies_behind_one_that_hangs_have_failed_too() -> None:
+async def test_copies_behind_one_that_hangs_have_failed_too(shadowed) -> None:
     """Else a version that hangs would have failed on one photo alone."""
-    main, shadow = Version(A), Version(C)
-    graph = graph_of(Split({A: 100.0}, C), main, shadow)
-    hanging = asyncio.get_running_loop().create_future()
-    shadow.before = lambda _: hanging
+    shadowed.shadow.waits = asyncio.get_running_loop().create_future()
     for number in range(3):
-        await graph.run(asked(b"%d" % number))
+        await shadowed.graph.run(asked(b"%d" % number))
     await asyncio.sleep(0)
-    shadow.before = failing(UnhealthyError("it hangs"))
-    await graph.run(asked(b"3"))
-    await asyncio.gather(*graph._lane._tasks, return_exceptions=True)
-    await asyncio.sleep(0)
-    assert graph.figures.of_version(C).copies_failed == 4
+    shadowed.shadow.raises = UnhealthyError("it hangs")
+    await shadowed.answer(b"3")
+    assert shadowed.figures.copies_failed == 4
 
 
-async def test_a_shadow_that_hangs_gets_no_more_photos_until_the_traffic_changes() -> None:
-    shadow = Version(C)
-    shadow.before = failing(UnhealthyError("it hangs"))
-    graph = graph_of(Split({A: 100.0}, C), Version(A), shadow)
+async def test_a_shadow_that_hangs_gets_no_more_photos_until_the_traffic_changes(shadowed) -> None:
+    shadowed.shadow.raises = UnhealthyError("it hangs")
     for _ in range(3):
-        await graph.run(asked())
-        await settle(graph)
-    assert len(shadow.requests) == 1
-    assert graph.figures.of_version(C).dropped == 2
-    graph.take(graph.plan.changed(Split({A: 100.0}, C)))
-    await answered(graph)
-    assert len(shadow.requests) == 2
+        await shadowed.answer()
+    assert len(shadowed.shadow.requests) == 1
+    assert shadowed.figures.dropped == 2
+    shadowed.graph.take(shadowed.graph.plan.changed(Split({A: 100.0}, C)))
+    await shadowed.answer()
+    assert len(shadowed.shadow.requests) == 2
 
 
-async def test_errors_of_the_service_count_and_refusals_do_not() -> None:
-    main = Version(A)
-    graph = graph_of(Split({A: 100.0}, C), main, Version(C))
+async def test_errors_of_the_service_count_and_refusals_do_not(shadowed) -> None:
     for error in (DeadlineError("late"), RuntimeError("broken"), OverloadedError("full")):
-        main.before = failing(error)
+        shadowed.main.raises = error
         with pytest.raises(type(error)):
-            await graph.run(asked())
-    assert graph.figures.of_version(A).failed == 2
+            await shadowed.answer()
+    assert shadowed.of_main.failed == 2
 
 
-async def test_a_request_that_runs_out_of_time_counts_and_a_client_that_goes_does_not() -> None:
-    main, never = Version(A), asyncio.get_running_loop().create_future()
-    main.before = lambda _: asyncio.shield(never)
-    graph = graph_of(Split({A: 100.0}, C), main, Version(C))
+async def test_a_request_that_runs_out_of_time_counts_and_a_client_that_goes_does_not(shadowed):
+    shadowed.main.waits = asyncio.get_running_loop().create_future()
     with pytest.raises(DeadlineError):
-        await run_in_time(graph, asked(b"photo", b"more", timeout_s=0.01))
-    assert graph.figures.of_version(A).failed == 2
-    going = asyncio.create_task(run_in_time(graph, asked()))
+        await run_in_time(shadowed.graph, asked(b"photo", b"more", timeout_s=0.01))
+    assert shadowed.of_main.failed == 2
+    going = asyncio.create_task(run_in_time(shadowed.graph, asked()))
     await asyncio.sleep(0)
     going.cancel()
     await asyncio.wait([going])
-    assert graph.figures.of_version(A).failed == 2
+    assert shadowed.of_main.failed == 2
 
 
 async def test_another_plan_holds_from_the_next_request_on() -> None:
@@ -354,10 +331,3 @@ async def test_another_plan_holds_from_the_next_request_on() -> None:
     with pytest.raises(KeyError):
         graph.take(plan.changed(Split({C: 100.0})))
     assert graph.plan == plan
-
-
-def failing(error: Exception) -> Callable[[ClassifyRequest], None]:
-    def fail(_: ClassifyRequest) -> None:
-        raise error
-
-    return fail
