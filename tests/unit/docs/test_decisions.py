@@ -58,8 +58,7 @@ def test_what_a_decision_was_superseded_by_is_accepted():
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["# 1 No\n", "# 0001 A\n\nStatus: maybe\n\nPackage: app\n\n## Context\n"],
+    "text", ["# 1 No\n", "# 0001 A\n\nStatus: maybe\n\nPackage: app\n\n## Context\n"]
 )
 def test_a_page_with_another_head_is_refused(text: str, tmp_path: Path):
     (tmp_path / "0001-a.md").write_text(text)

@@ -21,10 +21,7 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def with_gateway(**gateway: object) -> ServeConfig:
-    application = {
-        "import_path": "app.main:build",
-        "deployments": [{"name": "Gateway", **gateway}],
-    }
+    application = {"import_path": "app.main:build", "deployments": [{"name": "Gateway", **gateway}]}
     return ServeConfig.of({"applications": [application]})
 
 
@@ -132,10 +129,7 @@ def test_a_pair_that_fits(signed, root):
 def test_serve_itself_gets_none_of_it(signed, root):
     http = options_of(signed, ssl_ca_certs=root.path)
     config = ServeConfig.of({"http_options": http, "applications": APPLICATIONS})
-    assert config.without_tls().as_dict()["http_options"] == {
-        "host": "127.0.0.1",
-        "port": 8000,
-    }
+    assert config.without_tls().as_dict()["http_options"] == {"host": "127.0.0.1", "port": 8000}
 
 
 def test_a_key_of_another_certificate(signed, root):

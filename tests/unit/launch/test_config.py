@@ -10,12 +10,7 @@ from ray.serve.schema import DeploymentSchema
 
 from app.errors import ConfigError
 from app.launch.checks import SERVE_DEFAULT_GRACE_S, check_capacity
-from app.launch.config import (
-    ADD_SERVICER,
-    MOVED,
-    ServeConfig,
-    default_config,
-)
+from app.launch.config import ADD_SERVICER, MOVED, ServeConfig, default_config
 from models.manifest import Manifest, read_manifest
 from models.model_set import BUNDLED_DIR
 from tests.support.configurations import (
@@ -379,12 +374,7 @@ OURS, ARGS = ("applications", 0), ("applications", 0, "args")
             [{"name": "Decoder", "user_config": {"max_batch_size": 4}}],
             "Decoder takes no user_config",
         ),
-        (
-            (*DEPLOYMENT, "autoscaling_config"),
-            "max_replicas",
-            0,
-            "max_replicas",
-        ),
+        ((*DEPLOYMENT, "autoscaling_config"), "max_replicas", 0, "max_replicas"),
     ],
 )
 def test_what_serve_would_take_in_silence_and_the_service_stumble_over(

@@ -138,10 +138,7 @@ def test_for_people_stages_warnings_and_all_errors(logs, capsys):
     with service_log("text"):
         ServeLogs(logs.parents[2]).read_new()
     said = capsys.readouterr().err.splitlines()
-    assert said == [
-        "tandem_Gateway: spans are lost [really]",
-        "controller: could not deploy",
-    ]
+    assert said == ["tandem_Gateway: spans are lost [really]", "controller: could not deploy"]
 
 
 def test_the_advice_against_loopback_is_no_warning_in_json_either(stderr, logs):

@@ -372,8 +372,7 @@ def test_each_asks_and_has_its_handler_back_afterwards(number: signal.Signals) -
 
 @pytest.mark.usefixtures("same_handlers")
 @pytest.mark.parametrize(
-    ("number", "is_ours"),
-    [(signal.SIGHUP, False), (signal.SIGINT, True), (signal.SIGTERM, True)],
+    ("number", "is_ours"), [(signal.SIGHUP, False), (signal.SIGINT, True), (signal.SIGTERM, True)]
 )
 def test_a_hang_up_that_was_ignored_is_not_ours(number: signal.Signals, is_ours: bool) -> None:
     """``nohup`` ignores it; a script's ``&`` ignores SIGINT, which ``kill`` may send after all."""

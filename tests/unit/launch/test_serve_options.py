@@ -353,10 +353,7 @@ def arguments_of(checked: ServeConfig) -> dict[str, Any]:
 def test_what_is_named_relatively_is_of_the_commands_folder(tmp_path, monkeypatch):
     """Ray's processes work in another one."""
     monkeypatch.chdir(tmp_path)
-    paths: dict[str, Any] = {
-        "compile_cache": "cache",
-        "api_keys_file": "/etc/keys",
-    }
+    paths: dict[str, Any] = {"compile_cache": "cache", "api_keys_file": "/etc/keys"}
     files = {"ssl_certfile": "tls.pem", "ssl_keyfile": "/etc/tls.key"}
     asked = config_of(http=files, model_set="./sets/a", model_dirs=["d"], **paths)
     checked, _ = with_usable_paths(asked)

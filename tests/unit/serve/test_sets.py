@@ -49,10 +49,7 @@ def folders(tmp_path: Path) -> tuple[str, str]:
 @pytest.fixture
 def settings(folders, tmp_path: Path) -> Settings:
     return Settings(
-        model_sets=folders,
-        model_dirs=(tmp_path / "more",),
-        compile_cache=None,
-        unload_after_s=60,
+        model_sets=folders, model_dirs=(tmp_path / "more",), compile_cache=None, unload_after_s=60
     )
 
 

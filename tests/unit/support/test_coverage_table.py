@@ -31,11 +31,7 @@ def test_files_of_a_package_count_together_and_subpackages_with_them():
     }
     sums = sums_by_package(report)
     measured = {package: percents(counts) for package, counts in sums.items()}
-    assert measured == {
-        "app": [100, 100],
-        "app/launch": [66, 100],
-        "app/queueing": [45, 33],
-    }
+    assert measured == {"app": [100, 100], "app/launch": [66, 100], "app/queueing": [45, 33]}
 
 
 def test_a_floor_is_two_points_or_one_line_below_what_was_measured():
