@@ -52,12 +52,6 @@ def write_logs(folder: Path) -> None:
     (folder / "haproxy.cfg").write_text("")
 
 
-def fail_with_logs() -> None:
-    with run_folder() as folder:
-        write_logs(folder)
-        raise ConfigError("no")
-
-
 def test_it_goes_with_the_run(place: Path) -> None:
     with run_folder() as folder:
         write_logs(folder)
@@ -67,8 +61,9 @@ def test_it_goes_with_the_run(place: Path) -> None:
 
 
 def test_after_an_error_rays_logs_stay_until_the_next_start(place: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        fail_with_logs()
+    with pytest.raises(ConfigError) as caught, run_folder() as folder:  # noqa: PT012
+        write_logs(folder)
+        raise ConfigError("no")
     (folder,) = place.iterdir()
     assert caught.value.__notes__ == [f"Ray's logs are in {folder}/logs until the next start."]
     assert sorted(path.name for path in folder.iterdir()) == ["logs", LOCK]
@@ -80,8 +75,7 @@ def test_after_an_error_rays_logs_stay_until_the_next_start(place: Path) -> None
 def test_an_error_before_ray_starts_leaves_nothing(place: Path) -> None:
     with pytest.raises(ConfigError) as caught, run_folder():
         raise ConfigError("no")
-    assert not hasattr(caught.value, "__notes__")
-    assert list(place.iterdir()) == []
+    assert (hasattr(caught.value, "__notes__"), list(place.iterdir())) == (False, [])
 
 
 def test_a_killed_runs_folder_is_removed_and_a_living_ones_is_not(place: Path) -> None:
@@ -92,9 +86,7 @@ def test_a_killed_runs_folder_is_removed_and_a_living_ones_is_not(place: Path) -
 
 
 @pytest.mark.parametrize("asked", ["/tmp/" + 85 * "x", "/nowhere", "relative"])
-def test_another_place_is_taken_where_the_users_does_not_do(
-    monkeypatch: pytest.MonkeyPatch, place: Path, asked: str
-) -> None:
+def test_another_place_is_taken_where_the_users_does_not_do(monkeypatch, place, asked):
     """Of 85 characters' length HAProxy's sockets and Ray's would have names that are too long."""
     monkeypatch.setenv("TMPDIR", asked)
     monkeypatch.setattr(module, "PLACES", ("/nowhere either", str(place)))
@@ -121,9 +113,7 @@ def test_sockets_fit_below_the_longest_place() -> None:
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_users_variables_win_but_for_those_that_say_where_haproxy_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_users_variables_win_but_for_those_that_say_where_haproxy_is(monkeypatch):
     """A shell that has a cluster's environment would start the cluster's HAProxy."""
     monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "2")
     monkeypatch.setenv(HAPROXY_PATH, "/usr/sbin/haproxy")
@@ -146,8 +136,8 @@ def test_a_replaced_haproxy_lives_longer_than_a_request() -> None:
 
 
 def test_what_is_started_imports_from_the_project_and_never_from_a_working_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "functions", "/opt/lib", ""]))
     with fast_serve():
@@ -185,17 +175,15 @@ def test_haproxys_command_needs_no_folder_that_can_be_executed_from() -> None:
 
 def test_rays_secret_is_this_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray keeps it in the home of the user, who may have none."""
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    secrets = []
+    secrets = set()
     for _ in range(2):
+        for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+            monkeypatch.delenv(name, raising=False)
         with fast_serve() as command:
             file = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
             assert file.parent == command.path.parent
-            secrets.append(file.read_text())
-        del os.environ["RAY_AUTH_TOKEN_PATH"]
-    assert len(set(secrets)) == 2
-    assert all(len(secret) == 64 for secret in secrets)
+            secrets.add(file.read_text())
+    assert [len(secret) for secret in secrets] == [64, 64]
 
 
 @pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
