@@ -97,8 +97,8 @@ def test_another_place_is_taken_where_the_users_does_not_do(monkeypatch, place, 
 def test_nowhere_to_write_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/nowhere")
     monkeypatch.setattr(module, "PLACES", ("/nowhere", "/nowhere2"))
-    told = r"^no folder for this run: /nowhere, /nowhere2 cannot be written to; mount one .*TMPDIR"
-    with pytest.raises(ConfigError, match=told), run_folder():
+    says = r"^no folder for this run: /nowhere, /nowhere2 cannot be written to; mount one .*TMPDIR"
+    with pytest.raises(ConfigError, match=says), run_folder():
         pass
 
 
