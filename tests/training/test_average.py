@@ -12,17 +12,6 @@ from calibration.training.average import average_weights
 from calibration.training.train import read_folders
 from models.errors import ModelSetError
 
-SIZE = 64
-
-
-@pytest.fixture(scope="module")
-def network() -> torch.nn.Module:
-    torch.manual_seed(3)
-    made = build_network("resnet50", 3).train()
-    with torch.no_grad():
-        made(torch.randn(8, 3, SIZE, SIZE))
-    return made.eval()
-
 
 def test_the_mean_of_a_network_and_itself_is_itself(
     network: torch.nn.Module, training_images: Path, tmp_path: Path
@@ -38,21 +27,13 @@ def test_the_mean_of_a_network_and_itself_is_itself(
     assert not torch.equal(mean.bn1.running_mean, network.bn1.running_mean)  # measured anew
 
 
-def test_two_different_networks_have_no_mean(
-    network: torch.nn.Module, training_images: Path, tmp_path: Path
-) -> None:
-    save_tensors(network.state_dict(), tmp_path / "a.safetensors")
-    other = build_network("densenet169", 3).state_dict()
-    save_tensors(other, tmp_path / "b.safetensors")
+def test_two_different_networks_have_no_mean(network, training_images: Path, tmp_path: Path):
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_tensors(network.state_dict(), a)
+    save_tensors(build_network("densenet169", 3).state_dict(), b)
     data = read_folders([training_images])
     with pytest.raises(ModelSetError, match="not two trainings"):
-        average_weights(
-            build_network("resnet50", 3),
-            tmp_path / "a.safetensors",
-            tmp_path / "b.safetensors",
-            data,
-            32,
-        )
+        average_weights(build_network("resnet50", 3), a, b, data, 32)
 
 
 def test_a_mistake_is_a_line(tmp_path: Path) -> None:

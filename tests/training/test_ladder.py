@@ -1,6 +1,7 @@
 """The rungs that need torch and ONNX Runtime: each answers as OpenVINO's float network does."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,19 +36,26 @@ def job_of(network: RungNetwork, work: Path) -> LadderJob:
     return LadderJob(LadderOptions(network.name, seconds=0.2), network, (), work, {}, cores=2)
 
 
+def network_of(model_set: Path, name: str, size: int, classes: int, source: Any) -> RungNetwork:
+    return RungNetwork(
+        name=name,
+        size=size,
+        num_classes=classes,
+        model_set=model_set,
+        torch_source=source,
+        is_random=source == "random",
+    )
+
+
+def bundled(name: str, work: Path) -> LadderJob:
+    return job_of(network_of(BUNDLED_DIR / "imagenette", name, 128, 10, "float_ir"), work)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> LadderJob:
     """A work folder with a set of random weights."""
     work = tmp_path_factory.mktemp("work")
-    network = RungNetwork(
-        name=NAME,
-        size=SIZE,
-        num_classes=5,
-        model_set=work / f"{NAME}-random",
-        torch_source="random",
-        is_random=True,
-    )
-    job = job_of(network, work)
+    job = job_of(network_of(work / f"{NAME}-random", NAME, SIZE, 5, "random"), work)
     result = outcome_of(job, "make_set")
     assert result.outcome == "prepared", result.reason
     return job
@@ -120,31 +128,15 @@ def test_onnx_runtime_answers_as_openvino_does(made: LadderJob) -> None:
 
 
 def test_the_bundled_resnet50_is_restored_from_its_float_network(tmp_path: Path) -> None:
-    network = RungNetwork(
-        name="resnet50",
-        size=128,
-        num_classes=10,
-        model_set=BUNDLED_DIR / "imagenette",
-        torch_source="float_ir",
-    )
-    job = job_of(network, tmp_path)
+    job = bundled("resnet50", tmp_path)
     pixels = random_pixels(2, 128, seed=9)
-    found = softmax(torch_network(job, RungOptions(batch=2)).predict(pixels))
-    openvino = openvino_network(job, RungOptions(batch=2)).predict(pixels)
-    np.testing.assert_allclose(found, openvino, atol=5e-3)
+    rows = softmax(torch_network(job, RungOptions(batch=2)).predict(pixels))
+    np.testing.assert_allclose(rows, expected(job, pixels), atol=5e-3)
 
 
 def test_a_network_that_cannot_be_restored_is_skipped(tmp_path: Path) -> None:
-    network = RungNetwork(
-        name="densenet169",
-        size=128,
-        num_classes=10,
-        model_set=BUNDLED_DIR / "imagenette",
-        torch_source="float_ir",
-    )
-    job = job_of(network, tmp_path)
     with pytest.raises(SkippedError, match="without its PyTorch source"):
-        torch_module(job)
+        torch_module(bundled("densenet169", tmp_path))
 
 
 @pytest.mark.parametrize("name", ["resnet17", "fcos_resnet50_fpn", "googlenet"])

@@ -27,6 +27,7 @@ from models.model_set import ModelSet, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions, read_network
 from models.record import ImageRecord
 from tests.support.calibration.hub_server import COMMIT, HubServer
+from tests.support.runtime_files import publish
 
 VIT, CONVOLUTIONAL = "test_vit.r160_in1k", "test_resnet.r160_in1k"  # timm's own for tests: small
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -68,6 +69,13 @@ def fetched(members: list[str], hub: HubServer, tmp_path: Path, **options: Any) 
     return fetch_set(read_members(members), tmp_path / "sets", source, **options)
 
 
+def is_refused(says: str, files: dict[str, bytes], tmp_path: Path) -> None:
+    """Fetch a set that is refused, and leaves nothing."""
+    with HubServer(dict(files)) as hub, pytest.raises(ModelSetError, match=says):
+        fetched([f"timm:{VIT}"], hub, tmp_path)
+    assert list((tmp_path / "sets").iterdir()) == []
+
+
 def test_the_command_takes_the_hub_of_the_environment(
     files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,9 +96,7 @@ def test_timm_and_torchvision_in_one_set(files: dict[str, bytes], tmp_path: Path
     """From files that were fetched elsewhere; the same classes, each its own normalisation."""
     published: Any = read_members(["squeezenet1_1"])[0]
     torch.manual_seed(8)
-    torch.save(build_network("squeezenet1_1", 1000).state_dict(), tmp_path / "weights")
-    digest = sha256((tmp_path / "weights").read_bytes()).hexdigest()[:8]
-    file = (tmp_path / "weights").rename(tmp_path / f"squeezenet-{digest}.pth")
+    file = publish(build_network("squeezenet1_1", 1000).state_dict(), tmp_path, "squeezenet")
     entry = torchvision_models().Weights(
         url=f"https://host.invalid/{file.name}",
         transforms=published.entry.transforms,
@@ -103,7 +109,6 @@ def test_timm_and_torchvision_in_one_set(files: dict[str, bytes], tmp_path: Path
     assert made.problems() == []
     squeezenet, vit = made.manifest.members
     assert (squeezenet.image, made.manifest.image.input_size) == (None, 224)
-    assert vit.image is not None
     assert (vit.image.input_size, vit.image.interpolation) == (160, "bicubic")
     told = f"timm {VIT}, {VIT}.safetensors, sha256 {sha256(data).hexdigest()}"
     assert vit.source == f"{told}, license apache-2.0"
@@ -174,65 +179,41 @@ def test_weights_altered_on_their_way_leave_nothing(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"\x80\x04not tensors", f"are no weights of {VIT}"),
-        (save({"head.weight": torch.zeros(2, 2)}), f"are no weights of {VIT}"),
+        (lambda: b"\x80\x04not tensors", f"are no weights of {VIT}"),
+        (lambda: save({"head.weight": torch.zeros(2, 2)}), f"are no weights of {VIT}"),
+        (lambda: save(nan_of(VIT)), "test_vit answers no numbers"),
     ],
-    ids=["a pickle", "other tensors"],
+    ids=["a pickle", "other tensors", "no numbers"],
 )
-def test_what_are_no_weights_leave_nothing(content: bytes, says: str, tmp_path: Path) -> None:
-    with (
-        HubServer({f"timm/{VIT}/model.safetensors": content}) as hub,
-        pytest.raises(ModelSetError, match=says),
-    ):
-        fetched([f"timm:{VIT}"], hub, tmp_path)
-    assert list((tmp_path / "sets").iterdir()) == []
+def test_what_are_no_weights_leave_nothing(content, says: str, tmp_path: Path) -> None:
+    is_refused(says, {f"timm/{VIT}/model.safetensors": content()}, tmp_path)
 
 
-def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
-    state = {key: torch.full_like(v, torch.nan) for key, v in network_of(VIT).state_dict().items()}
-    with (
-        HubServer({f"timm/{VIT}/model.safetensors": save(state)}) as hub,
-        pytest.raises(ModelSetError, match="test_vit answers no numbers"),
-    ):
-        fetched([f"timm:{VIT}"], hub, tmp_path)
+def nan_of(model: str) -> dict[str, torch.Tensor]:
+    state = network_of(model).state_dict()
+    return {key: torch.full_like(value, torch.nan) for key, value in state.items()}
 
 
-def test_a_conversion_that_answers_otherwise_is_refused(
-    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_that_answers_otherwise_is_refused(files, tmp_path, monkeypatch):
     convert = convert_module
     other = network_of(CONVOLUTIONAL)
     monkeypatch.setattr(published_weights, "convert_module", lambda _, *rest: convert(other, *rest))
-    with (
-        HubServer(dict(files)) as hub,
-        pytest.raises(ModelSetError, match="does not answer as in PyTorch after conversion"),
-    ):
-        fetched([f"timm:{VIT}"], hub, tmp_path)
-    assert list((tmp_path / "sets").iterdir()) == []
+    is_refused("does not answer as in PyTorch after conversion", files, tmp_path)
 
 
-def test_a_network_that_cannot_be_converted_is_refused(
-    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def build(*_: object) -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Conv2d(4, 1000, 1))  # of four channels
-
-    monkeypatch.setattr(published_weights.TimmWeights, "build", build)
+def test_a_network_that_cannot_be_converted_is_refused(files, tmp_path, monkeypatch):
+    of_four_channels = torch.nn.Sequential(torch.nn.Conv2d(4, 1000, 1))
+    monkeypatch.setattr(published_weights.TimmWeights, "build", lambda *_: of_four_channels)
     says = "test_vit cannot be converted to OpenVINO: .*Choose another"
-    with HubServer(dict(files)) as hub, pytest.raises(ModelSetError, match=says):
-        fetched([f"timm:{VIT}"], hub, tmp_path)
-    assert list((tmp_path / "sets").iterdir()) == []
+    is_refused(says, files, tmp_path)
 
 
-def test_the_command_says_what_to_do_offline(
-    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_says_what_to_do_offline(tmp_path: Path, monkeypatch) -> None:
     """HF_ENDPOINT is where the hub is."""
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
     arguments = ["models", "fetch", "imagenet1k", "--member", f"timm:{VIT}"]
     arguments += ["--weights-dir", str(tmp_path), "--into", str(tmp_path / "sets")]
     done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, DownloadError)
-    assert f"{VIT}.safetensors is not there; fetch http://hub.invalid/timm/{VIT}/resolve/main/" in (
-        str(done.exception)
-    )
+    address = f"http://hub.invalid/timm/{VIT}/resolve/main/"
+    assert f"{VIT}.safetensors is not there; fetch {address}" in str(done.exception)
