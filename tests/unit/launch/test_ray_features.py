@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import inspect
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,12 +84,9 @@ def test_a_name_that_is_gone_is_warned_of_or_refused(
 
 
 @pytest.mark.parametrize("name", CONTROLLER.names, ids=lambda name: name.name)
-def test_who_joins_a_cluster_needs_to_know_what_it_serves(
-    monkeypatch: pytest.MonkeyPatch, name: RayName
-) -> None:
+def test_who_joins_a_cluster_needs_to_know_what_it_serves(monkeypatch, name):
     """To deploy deletes the applications that are not named."""
-    gone = take_away(monkeypatch, name)
-    with pytest.raises(ConfigError, match=gone):
+    with pytest.raises(ConfigError, match=take_away(monkeypatch, name)):
         check_installed_ray(is_joining=True)
 
 
@@ -109,12 +105,8 @@ class Starting:
 
 
 def current() -> dict[str, object]:
-    return {
-        "start_raylet": services.start_raylet,
-        "start_api_server": Node.start_api_server,
-        "start_monitor": Node.start_monitor,
-        "start_log_monitor": Node.start_log_monitor,
-    }
+    names = ("start_api_server", "start_monitor", "start_log_monitor")
+    return {"start_raylet": services.start_raylet} | {name: getattr(Node, name) for name in names}
 
 
 BEFORE = current()
@@ -125,39 +117,20 @@ BY_FEATURE = {
 }
 
 
-@pytest.fixture
-def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
-    made = Starting()
-    monkeypatch.setattr(ray, "init", made)
+@pytest.mark.parametrize("without", [None, *BY_FEATURE], ids=lambda f: f.name if f else "all")
+def test_everything_is_replaced_while_ray_starts_but_sigterm_stays_ours(monkeypatch, without):
+    starting = Starting()
+    monkeypatch.setattr(ray, "init", starting)
+    if without is not None:
+        monkeypatch.setattr(Feature, "fits", lambda self: self is not without)
     before = signal.getsignal(signal.SIGTERM)
-    yield made
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert current() == BEFORE
-
-
-def start(starting: Starting) -> set[str]:
     with only_what_one_machine_needs(CLIENT):
         init_ray()
-    return starting.changed
-
-
-def test_sigterm_stays_ours_while_ray_starts(starting: Starting) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    start(starting)
+    replaced_names = (names for of, names in BY_FEATURE.items() if of is not without)
+    assert starting.changed == set().union(*replaced_names)
     assert starting.sigterm is before
-
-
-def test_everything_is_replaced_while_ray_starts(starting: Starting) -> None:
-    assert start(starting) == set().union(*BY_FEATURE.values())
-
-
-@pytest.mark.parametrize("feature", BY_FEATURE, ids=lambda feature: feature.name)
-def test_without_a_feature_the_others_are_as_they_were(
-    starting: Starting, monkeypatch: pytest.MonkeyPatch, feature: Feature
-) -> None:
-    monkeypatch.setattr(Feature, "fits", lambda self: self is not feature)
-    others = set().union(*(names for of, names in BY_FEATURE.items() if of is not feature))
-    assert start(starting) == others
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert current() == BEFORE
 
 
 def test_the_raylet_starts_python_by_way_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,18 +151,12 @@ def test_the_raylet_starts_python_by_way_of_the_client(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("address", [None, "auto"])
-def test_serving_with_an_older_ray_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch, address: str | None
-) -> None:
+def test_serving_with_an_older_ray_is_refused_at_once(monkeypatch, tmp_path, address):
+    """A node's environment is not printed either."""
     monkeypatch.setattr(ray_compatibility, "version", lambda _: "2.58.0")
-    with pytest.raises(ConfigError, match=r"Ray 2\.58\.0 is installed.*==2\.60"):
+    says = r"Ray 2\.58\.0 is installed.*==2\.60"
+    with pytest.raises(ConfigError, match=says):
         run_service(ServeOptions(address=address, log_format="text"))
-
-
-def test_a_nodes_environment_is_not_printed_for_an_older_ray(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(ray_compatibility, "version", lambda _: "2.58.0")
     done = tandem("environment", "--folder", tmp_path / "new")
     assert isinstance(done.exception, ConfigError)
     assert done.stdout == ""
@@ -224,57 +191,41 @@ def test_ray_reads_every_variable_that_is_set(tmp_path: Path) -> None:
     assert {name for name in lost if f"{name}\0".encode() not in binary} == set()
 
 
-def test_variables_that_protect_nothing_are_not_looked_for() -> None:
-    check_protecting(["RAY_X", "RAY_SERVE_HAPROXY_BIN", *PROTECTING])
+def renamed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Have Ray's files read another variable."""
+    read = ray_features._source
+    others = lambda file: (read(file) or "").replace(name, "RAY_OTHER")  # noqa: E731
+    monkeypatch.setattr(ray_features, "_source", others)
 
 
 @pytest.mark.parametrize("name", PROTECTING)
-def test_a_variable_that_protects_is_demanded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    read = ray_features._source
-    renamed = lambda file: (read(file) or "").replace(name, "RAY_OTHER")  # noqa: E731
-    monkeypatch.setattr(ray_features, "_source", renamed)
+def test_a_variable_that_protects_is_demanded(monkeypatch, tmp_path, name):
+    check_protecting(["RAY_X", "RAY_SERVE_HAPROXY_BIN", *PROTECTING])  # others are not looked for
+    renamed(monkeypatch, name)
     environment = serve_environment(tmp_path, (1, 2)) | dict.fromkeys(PROTECTING, "1")
     with pytest.raises(ConfigError, match=f"it does not read {name}; pip install"):
         check_protecting(environment)
 
 
-@pytest.fixture
-def no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_files_that_are_gone_are_as_variables_that_are_not_read(monkeypatch, tmp_path) -> None:
+    assert "HAPROXY_CONFIG_TEMPLATE" in haproxy_template()
     spec = SimpleNamespace(origin=str(tmp_path / "ray" / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
-
-
-@pytest.mark.usefixtures("no_files")
-def test_files_that_are_gone_are_as_variables_that_are_not_read() -> None:
     with pytest.raises(ConfigError, match=PROTECTING[0]):
         check_protecting(PROTECTING)
     check_protecting(["RAY_event_stats"])
-
-
-def test_haproxys_template_that_is_gone_is_refused(request: pytest.FixtureRequest) -> None:
-    assert "HAPROXY_CONFIG_TEMPLATE" in haproxy_template()
-    request.getfixturevalue("no_files")
     with pytest.raises(ConfigError, match=r"no file serve/_private/haproxy_templates\.py"):
         haproxy_template()
 
 
-def test_a_node_gets_no_environment_that_does_not_protect(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    read = ray_features._source
-    monkeypatch.setattr(
-        ray_features, "_source", lambda file: (read(file) or "").replace("MAXCONN", "MOST")
-    )
+def test_a_node_gets_no_environment_that_does_not_protect(monkeypatch, tmp_path):
+    renamed(monkeypatch, "RAY_SERVE_HAPROXY_MAXCONN")
     done = tandem("environment", "--folder", tmp_path / "new")
     assert "does not read RAY_SERVE_HAPROXY_MAXCONN" in str(done.exception)
     assert done.stdout == ""
 
 
-def test_a_node_with_a_newer_ray_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_node_with_a_newer_ray_is_warned_of(monkeypatch, tmp_path):
     monkeypatch.setattr(ray_compatibility, "TESTED_RAY", ("2.1", "2.2"))
     done = tandem("environment", "--folder", tmp_path / "new")
     assert done.exit_code == 0
