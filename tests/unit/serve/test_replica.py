@@ -149,6 +149,7 @@ class Replica(SharedStageReplica, Stage):
 CONTEXT = SimpleNamespace(
     app_name="app", deployment="stage", replica_id=SimpleNamespace(unique_id="of-a-test")
 )
+ADDRESS = address_of("app", "stage", "of-a-test")
 
 
 @pytest.fixture
@@ -165,11 +166,11 @@ async def test_it_listens_from_its_first_health_check_on_until_it_ends() -> None
     for _ in range(2):
         await replica.check_health()
     assert replica.num_checks == 2
-    channel = await connected(address_of("app", "stage", "of-a-test"))
+    channel = await connected(ADDRESS)
     assert await channel.call(b"!") == b"!"
     await replica.__del__()
     with pytest.raises(ConnectionRefusedError):
-        await connected(address_of("app", "stage", "of-a-test"))
+        await connected(ADDRESS)
     channel.abort()
 
 
@@ -180,19 +181,17 @@ async def test_without_channels_it_does_not_listen(monkeypatch, is_there):
     replica = Replica(Settings(local_channels=not is_there))
     await replica.check_health()
     with pytest.raises(ConnectionRefusedError):
-        await connected(address_of("app", "stage", "of-a-test"))
+        await connected(ADDRESS)
     await replica.__del__()
 
 
 @pytest.mark.usefixtures("_no_service")
 async def test_if_it_cannot_listen_it_works_and_tries_again(monkeypatch, caplog):
-    start, num_starts = ChannelServer.start, 0
+    start, errors = ChannelServer.start, [OSError(24, "Too many open files")]
 
     async def fail_once(server: ChannelServer) -> None:
-        nonlocal num_starts
-        num_starts += 1
-        if num_starts == 1:
-            raise OSError(24, "Too many open files")
+        if errors:
+            raise errors.pop()
         await start(server)
 
     monkeypatch.setattr(ChannelServer, "start", fail_once)
@@ -201,7 +200,7 @@ async def test_if_it_cannot_listen_it_works_and_tries_again(monkeypatch, caplog)
     assert replica.num_checks == 1
     assert "Too many open files" in caplog.text
     await replica.check_health()
-    (await connected(address_of("app", "stage", "of-a-test"))).abort()
+    (await connected(ADDRESS)).abort()
     await replica.__del__()
 
 
@@ -224,42 +223,37 @@ async def listening_on(address: str) -> str:
     await server.start()
     try:
         connections = psutil.Process().net_connections("tcp")
-        (found,) = {c.laddr.ip for c in connections if c.laddr and c.laddr.port == port}
+        (ip,) = {c.laddr.ip for c in connections if c.laddr and c.laddr.port == port}
     finally:
         await server.stop(None)
-    return str(found)
+    return str(ip).removeprefix("::ffff:")
 
 
-async def test_a_node_on_loopback(node: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("node_address", "is_ray", "address", "listens"),
+    [
+        ("127.0.0.1", True, "[::]:0", "127.0.0.1"),
+        ("127.0.0.1", True, "127.0.0.2:0", "127.0.0.2"),  # that somebody chose
+        ("10.0.0.7", True, "[::]:0", "::"),  # a node of a cluster
+        ("127.0.0.1", False, "[::]:0", "::"),  # outside Ray
+    ],
+)
+async def test_a_node_on_loopback(node, monkeypatch, node_address, is_ray, address, listens):
+    node[0] = node_address
+    monkeypatch.setattr(ray, "is_initialized", lambda: is_ray)
     for _ in range(2):  # Serve asks once for each server
         keep_to_loopback()
-    assert (await listening_on("[::]:0")).removeprefix("::ffff:") == "127.0.0.1"
+    assert await listening_on(address) == listens
 
 
-async def test_replicas_that_all_gateways_share(node, monkeypatch):
+@pytest.mark.usefixtures("node")
+async def test_replicas_that_all_gateways_share(monkeypatch):
     for name in ("start_metrics", "write_to_stderr_as_to_files"):
         monkeypatch.setattr(replicas, name, lambda: None)
     monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
     monkeypatch.setattr(pipeline, "start", lambda *_, **__: None)
     Hub(Settings(), None)
-    assert (await listening_on("[::]:0")).removeprefix("::ffff:") == "127.0.0.1"
-
-
-async def test_an_address_that_somebody_chose_is_kept(node: list[str]) -> None:
-    keep_to_loopback()
-    assert (await listening_on("127.0.0.2:0")).removeprefix("::ffff:") == "127.0.0.2"
-
-
-async def test_a_node_of_a_cluster(node: list[str]) -> None:
-    node[0] = "10.0.0.7"
-    keep_to_loopback()
-    assert await listening_on("[::]:0") == "::"
-
-
-async def test_outside_ray(node: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    keep_to_loopback()
-    assert await listening_on("[::]:0") == "::"
+    assert await listening_on("[::]:0") == "127.0.0.1"
 
 
 def test_haproxys_own_port_is_where_http_is() -> None:
