@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibration.ladder import preparations
-from calibration.ladder.engines import (
-    check_possible,
-    onnx_network,
-    openvino_network,
-    outcome_of,
-    torch_network,
-)
+from calibration.ladder import engines, preparations
 from calibration.ladder.preparations import random_module, random_pixels, torch_module
 from calibration.ladder.rungs import (
     LadderJob,
@@ -56,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> LadderJob:
     """A work folder with a set of random weights."""
     work = tmp_path_factory.mktemp("work")
     job = job_of(network_of(work / f"{NAME}-random", NAME, SIZE, 5, "random"), work)
-    result = outcome_of(job, "make_set")
+    result = engines.outcome_of(job, "make_set")
     assert result.outcome == "prepared", result.reason
     return job
 
@@ -67,7 +60,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def expected(made: LadderJob, pixels: np.ndarray) -> np.ndarray:
-    return openvino_network(made, RungOptions(batch=len(pixels))).predict(pixels)
+    return engines.openvino_network(made, RungOptions(batch=len(pixels))).predict(pixels)
 
 
 def test_the_set_of_random_weights_is_whole_and_has_int8(made: LadderJob) -> None:
@@ -88,49 +81,49 @@ def test_the_set_of_random_weights_is_whole_and_has_int8(made: LadderJob) -> Non
 def test_pytorch_in_every_way_answers_as_openvino_does(made: LadderJob, change: dict) -> None:
     options = RungOptions(batch=4, **change)
     pixels = random_pixels(4, SIZE, seed=3)
-    found = softmax(torch_network(made, options).predict(pixels))
+    found = softmax(engines.torch_network(made, options).predict(pixels))
     np.testing.assert_allclose(found, expected(made, pixels), atol=2e-3)
-    result = outcome_of(made, "torch", (options,))
+    result = engines.outcome_of(made, "torch", (options,))
     assert result.outcome == "measured", result.reason
 
 
 def test_torch_compile(made: LadderJob) -> None:
     options = RungOptions(batch=2, is_inference_mode=True, mode="compile")
-    result = outcome_of(made, "torch", (options,))
+    result = engines.outcome_of(made, "torch", (options,))
     assert result.outcome in ("measured", "skipped"), result.reason  # without a compiler
 
 
 def test_bfloat16_only_where_the_cpu_has_it(made: LadderJob, monkeypatch) -> None:
     monkeypatch.setattr("calibration.training.train.has_bf16", lambda: False)
     with pytest.raises(SkippedError, match="avx512_bf16"):
-        check_possible(RungOptions(float_type="bf16"))
+        engines.check_possible(RungOptions(float_type="bf16"))
     monkeypatch.setattr("calibration.training.train.has_bf16", lambda: True)
-    network = torch_network(made, RungOptions(float_type="bf16"))
+    network = engines.torch_network(made, RungOptions(float_type="bf16"))
     assert network.predict(random_pixels(1, SIZE)).dtype == np.float32
 
 
 def test_compiling_needs_a_compiler(monkeypatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(SkippedError, match="C\\+\\+ compiler"):
-        check_possible(RungOptions(mode="compile"))
+        engines.check_possible(RungOptions(mode="compile"))
 
 
 def test_onnx_runtime_answers_as_openvino_does(made: LadderJob) -> None:
     pytest.importorskip("onnxruntime", reason="pip install 'tandem-serve[ladder]'")
     pytest.importorskip("onnxscript", reason="pip install 'tandem-serve[ladder]'")
-    exported = outcome_of(made, "export")
+    exported = engines.outcome_of(made, "export")
     assert exported.outcome == "prepared", exported.reason
     assert not list(made.work.glob("partial*"))
     options, pixels = RungOptions(batch=3), random_pixels(3, SIZE, seed=4)  # traced with two
-    found = softmax(onnx_network(made, options).predict(pixels))
+    found = softmax(engines.onnx_network(made, options).predict(pixels))
     np.testing.assert_allclose(found, expected(made, pixels), atol=2e-3)
-    assert outcome_of(made, "onnxruntime", (options,)).outcome == "measured"
+    assert engines.outcome_of(made, "onnxruntime", (options,)).outcome == "measured"
 
 
 def test_the_bundled_resnet50_is_restored_from_its_float_network(tmp_path: Path) -> None:
     job = bundled("resnet50", tmp_path)
     pixels = random_pixels(2, 128, seed=9)
-    rows = softmax(torch_network(job, RungOptions(batch=2)).predict(pixels))
+    rows = softmax(engines.torch_network(job, RungOptions(batch=2)).predict(pixels))
     np.testing.assert_allclose(rows, expected(job, pixels), atol=5e-3)
 
 
@@ -164,13 +157,13 @@ def test_a_vision_transformer_runs_quantised_and_as_onnx(made, tmp_path, monkeyp
     network = made.network.model_copy(update=change)
     job = job_of(network, tmp_path)
     for engine in ("make_set", "export"):
-        result = outcome_of(job, engine)
+        result = engines.outcome_of(job, engine)
         assert result.outcome == "prepared", result.reason
     pixels, options = random_pixels(3, 32), RungOptions(batch=3)
-    found = softmax(onnx_network(job, options).predict(pixels))
+    found = softmax(engines.onnx_network(job, options).predict(pixels))
     np.testing.assert_allclose(found, expected(job, pixels), atol=2e-3)
     int8 = options.model_copy(update={"precision": "INT8", "is_static": True})
-    np.testing.assert_allclose(openvino_network(job, int8).predict(pixels), found, atol=0.1)
+    np.testing.assert_allclose(engines.openvino_network(job, int8).predict(pixels), found, atol=0.1)
 
 
 def test_a_vision_transformer_takes_its_size(made: LadderJob) -> None:

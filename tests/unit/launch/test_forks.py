@@ -19,14 +19,6 @@ from app.environment import SET_LATE
 from app.errors import ConfigError
 from app.launch import forks
 from app.launch.fork_client import SOCKET_VARIABLE, request
-from app.launch.forks import (
-    CLIENT,
-    MAX_BODY_BYTES,
-    NUM_STREAMS,
-    ForkServerProcess,
-    end_server,
-    fork_server,
-)
 
 # What a process can tell of itself; then it ends as it is told to.
 SCRIPT = """\
@@ -47,7 +39,7 @@ sys.exit(7)
 
 
 class Server(NamedTuple):
-    process: ForkServerProcess
+    process: forks.ForkServerProcess
     pid: int
     environment: dict[str, str]  # under which it was started
 
@@ -65,14 +57,14 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(forks, "MODULES", ("not_installed_anywhere.part", "colorsys"))
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
     others = {child.pid for child in psutil.Process().children()}
-    with fork_server(tmp_path) as started:
+    with forks.fork_server(tmp_path) as started:
         (own,) = {child.pid for child in psutil.Process().children()} - others
         # pytest changes a variable between setup and call
         yield Server(started, own, {**os.environ})
 
 
 def client(script: Path, *arguments: str, env: Any, **options: Any) -> "subprocess.Popen[str]":
-    command: list[str | Path] = [sys.executable, CLIENT, script, *arguments]
+    command: list[str | Path] = [sys.executable, forks.CLIENT, script, *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, env=env, **pipes, **options)
 
@@ -123,7 +115,7 @@ def test_nothing_is_imported_from_the_working_folder(tmp_path, script, monkeypat
         (folder / name).write_text("raise SystemExit('the working folder was imported')")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(forks, "MODULES", ("colorsys", "requests", "models"))
-    with fork_server(tmp_path), client(script, env={**os.environ}) as process:
+    with forks.fork_server(tmp_path), client(script, env={**os.environ}) as process:
         report = told(process)
     assert report["imported"], "the server did not start"
     assert str(folder) not in report["paths"]
@@ -174,7 +166,7 @@ def test_a_fork_that_is_killed_ends_the_client(server, script):
         assert process.wait(20) == 128 + signal.SIGKILL
 
 
-def answer_to(socket_path: str, body: bytes, num_streams: int = NUM_STREAMS) -> bytes:
+def answer_to(socket_path: str, body: bytes, num_streams: int = forks.NUM_STREAMS) -> bytes:
     """Send a request's body as the client does; return the answer, b"" if there is none."""
     with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(ConnectionError):
         connection.settimeout(60)
@@ -190,7 +182,7 @@ def test_a_request_that_is_none_leaves_the_server_well(server, script):
     path = server.environment[SOCKET_VARIABLE]
     whole = json.dumps(request("none.py", []) | {"environment": {"PYTHON_X": "1"}}).encode()
     assert answer_to(path, whole + b"\n").startswith(b"refused: other")
-    padded = whole.ljust(MAX_BODY_BYTES)
+    padded = whole.ljust(forks.MAX_BODY_BYTES)
     malformed = (b"", b"\n", b"{}\n", b"[]\n", b"1\n", b"\xff\n", whole[:-1] + b', "other": 1}\n')
     for body in (*malformed, whole[:-1], whole, padded, padded + b"\n"):
         assert answer_to(path, body) == b"", body[:80]
@@ -204,7 +196,7 @@ def test_a_request_that_is_none_leaves_the_server_well(server, script):
 def test_the_server_ends_with_its_forks(server, script):
     with client(script, "wait", env=server.environment) as process:
         fork = psutil.Process(told(process)["pid"])
-        end_server(server.process)
+        forks.end_server(server.process)
         assert not psutil.pid_exists(server.pid)
         fork.wait(20)  # killed, after the grace it has
         process.stdin.close()
@@ -229,7 +221,7 @@ def test_who_is_not_needed_any_more_imports_no_further(tmp_path, monkeypatch):
     monkeypatch.setattr(forks, "MODULES", ("waits_for_the_end", "imported_later"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
-    with fork_server(tmp_path) as server:
+    with forks.fork_server(tmp_path) as server:
         pass
     assert server.returncode == 0
     assert not (tmp_path / "later").exists()
@@ -239,7 +231,7 @@ def test_a_server_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(forks, "ENDS_WITHIN_S", 0.1)
     line = [sys.executable, "-c", "import time; time.sleep(600)"]
     server = subprocess.Popen(line, stdin=subprocess.PIPE)
-    end_server(server)
+    forks.end_server(server)
     assert server.returncode == -signal.SIGKILL
 
 
@@ -247,5 +239,5 @@ def test_a_server_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(SOCKET_VARIABLE, "")  # and as it was afterwards
     monkeypatch.setattr(sys, "executable", "/dev/null")
     says = r"the fork server could not be started: .*is memory left"
-    with pytest.raises(ConfigError, match=says), fork_server(tmp_path):
+    with pytest.raises(ConfigError, match=says), forks.fork_server(tmp_path):
         pass

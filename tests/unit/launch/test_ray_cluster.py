@@ -23,17 +23,6 @@ from ray._private import worker
 
 from app.errors import ConfigError, NotReadyError
 from app.launch import ray_cluster
-from app.launch.ray_cluster import (
-    MAX_ATTEMPTS,
-    MIN_PROCESSES,
-    SIGNALS,
-    check_address,
-    check_processes,
-    joined_ray,
-    local_ray,
-    metrics_urls,
-    stop_signals,
-)
 from app.stages.threads import Limit
 
 ROOT = Path(__file__).parents[3]
@@ -82,12 +71,12 @@ def raising(error: BaseException, calls: list[int] | None = None) -> Callable[..
 def test_a_limit_of_processes_below_what_ray_needs(monkeypatch, place, said):
     monkeypatch.setattr(ray_cluster, "tightest_pids_limit", lambda: Limit(math.inf, 0))
     monkeypatch.setattr(ray_cluster, "user_limit", lambda: Limit(math.inf, 0))
-    check_processes()
+    ray_cluster.check_processes()
     monkeypatch.setattr(ray_cluster, place, lambda: Limit(300, 240))
     with pytest.raises(ConfigError, match=said):
-        check_processes()
-    monkeypatch.setattr(ray_cluster, place, lambda: Limit(240 + MIN_PROCESSES, 240))
-    check_processes()
+        ray_cluster.check_processes()
+    monkeypatch.setattr(ray_cluster, place, lambda: Limit(240 + ray_cluster.MIN_PROCESSES, 240))
+    ray_cluster.check_processes()
 
 
 DEATH = """A worker died or was killed while executing a task by an unexpected system error. To \
@@ -127,7 +116,7 @@ def test_a_process_of_rays_that_died_is_told_in_a_line(monkeypatch, capfd, forks
     job = SimpleNamespace(binary=lambda: b"job")
     listening: Any = SimpleNamespace(gcs_error_subscriber=OneError(text), current_job_id=job)
     lines: list[str] = []
-    with local_ray(0, forks, FOLDER, lines.append):
+    with ray_cluster.local_ray(0, forks, FOLDER, lines.append):
         worker.listen_error_messages(listening, threading.Event())
     assert lines == [line]
     assert text[:9] not in "".join(capfd.readouterr())
@@ -139,7 +128,8 @@ def test_the_metrics_of_each_node_that_is_alive(monkeypatch):
         for address, is_alive in (("10.0.0.1", True), ("10.0.0.2", False), ("fd00::5", True))
     ]
     monkeypatch.setattr("ray.nodes", lambda: nodes)
-    assert metrics_urls() == ["http://10.0.0.1:9464/metrics", "http://[fd00::5]:9464/metrics"]
+    urls = ["http://10.0.0.1:9464/metrics", "http://[fd00::5]:9464/metrics"]
+    assert ray_cluster.metrics_urls() == urls
 
 
 @pytest.mark.parametrize(
@@ -156,14 +146,14 @@ def test_the_metrics_of_each_node_that_is_alive(monkeypatch):
 )  # fmt: skip
 def test_what_ray_raises_is_told_in_a_line(monkeypatch, forks, error, raised, says):
     monkeypatch.setattr(ray_cluster, "init_ray", raising(error))
-    with pytest.raises(raised, match=says), local_ray(0, forks, FOLDER, print):
+    with pytest.raises(raised, match=says), ray_cluster.local_ray(0, forks, FOLDER, print):
         pass
     assert forks.was_asked_to_end
 
 
 @pytest.mark.usefixtures("started")
 def test_what_fails_once_it_runs_is_not_the_start(forks):
-    with pytest.raises(ValueError, match="later"), local_ray(0, forks, FOLDER, print):
+    with pytest.raises(ValueError, match="later"), ray_cluster.local_ray(0, forks, FOLDER, print):
         raise ValueError("later")
 
 
@@ -173,7 +163,7 @@ def test_ray_is_started_and_joined_from_the_projects_own_folder(
     """Its workers import from there first: not another program's "app" of a working folder."""
     monkeypatch.setattr(ray_cluster, "check_address", lambda *_: None)
     monkeypatch.chdir(tmp_path)
-    with local_ray(0, forks, FOLDER, print), joined_ray("auto"):
+    with ray_cluster.local_ray(0, forks, FOLDER, print), ray_cluster.joined_ray("auto"):
         assert Path.cwd() == tmp_path
     assert [options["folder"] for options in started] == [ROOT, ROOT]
     assert started[0]["_temp_dir"] == str(FOLDER)
@@ -185,12 +175,12 @@ def test_a_working_folder_that_is_gone_stops_nothing(monkeypatch, forks, tmp_pat
     (tmp_path / "gone").mkdir()
     os.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with local_ray(0, forks, FOLDER, print):
+    with ray_cluster.local_ray(0, forks, FOLDER, print):
         pass
 
 
 def test_without_a_fork_server_ray_starts_workers_as_it_does(started):
-    with local_ray(0, None, FOLDER, print):
+    with ray_cluster.local_ray(0, None, FOLDER, print):
         pass
     assert "_system_config" not in started[0]
 
@@ -213,7 +203,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("error", [None, KeyError()])
 def test_a_cluster_is_joined_and_left(calls, head, error):
-    with nullcontext() if error is None else pytest.raises(KeyError), joined_ray(head):
+    with nullcontext() if error is None else pytest.raises(KeyError), ray_cluster.joined_ray(head):
         assert calls == [f"join {head}"]
         if error is not None:
             raise error
@@ -234,9 +224,9 @@ DIED = "Initialization failure from server:\nTraceback\nRuntimeError: it has end
 def test_a_cluster_that_is_not_joined(monkeypatch, head, error, says, attempts):
     calls: list[int] = []
     monkeypatch.setattr(ray, "init", raising(error, calls))
-    with pytest.raises(ConfigError, match=says), joined_ray(head):
+    with pytest.raises(ConfigError, match=says), ray_cluster.joined_ray(head):
         pass
-    assert len(calls) == (attempts or MAX_ATTEMPTS)
+    assert len(calls) == (attempts or ray_cluster.MAX_ATTEMPTS)
 
 
 def test_a_process_for_the_client_that_died_at_its_start_is_asked_for_again(
@@ -248,13 +238,13 @@ def test_a_process_for_the_client_that_died_at_its_start_is_asked_for_again(
             raise ConnectionError(DIED)
 
     monkeypatch.setattr(ray, "init", init)
-    with joined_ray(head):
+    with ray_cluster.joined_ray(head):
         assert len(calls) == 3
 
 
 @pytest.mark.parametrize(("scheme", "may_be_client"), [("", False), ("ray://", True)])
 def test_somebody_listens(head: str, scheme: str, may_be_client: bool) -> None:
-    check_address(f"{scheme}{head}", may_be_client)
+    ray_cluster.check_address(f"{scheme}{head}", may_be_client)
 
 
 @pytest.mark.parametrize(
@@ -270,21 +260,21 @@ def test_somebody_listens(head: str, scheme: str, may_be_client: bool) -> None:
 )  # fmt: skip
 def test_what_is_no_address(address: str, may_be_client: bool, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        check_address(address, may_be_client)
+        ray_cluster.check_address(address, may_be_client)
 
 
 def test_auto_is_the_last_cluster_which_may_be_gone(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    check_address("auto")  # there was none: Ray itself says so
+    ray_cluster.check_address("auto")  # there was none: Ray itself says so
     gone = "127.0.0.1:1"
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text(gone)
     with pytest.raises(ConfigError, match=f"no Ray cluster at {gone}"):
-        check_address("auto")
+        ray_cluster.check_address("auto")
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
     with pytest.raises(ConfigError, match="--address auto: nonsense is no address"):
-        check_address("auto")
+        ray_cluster.check_address("auto")
 
 
 # Python's own handler runs only between two steps of Python: here there is none.
@@ -319,7 +309,7 @@ with stop_signals() as stop:
 
 @pytest.fixture
 def _same_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in ray_cluster.SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -329,7 +319,7 @@ def _same_handlers() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("number", "is_ignored", "is_ours"),
     [
-        *((number, False, True) for number in SIGNALS),
+        *((number, False, True) for number in ray_cluster.SIGNALS),
         (signal.SIGHUP, True, False),  # as nohup has it
         (signal.SIGINT, True, True),  # a script's "&" ignores it, which "kill" may send after all
         (signal.SIGTERM, True, True),
@@ -339,7 +329,7 @@ def test_each_asks_and_has_its_handler_back_afterwards(number, is_ignored, is_ou
     if is_ignored:
         signal.signal(number, signal.SIG_IGN)
     before = signal.getsignal(number)
-    with stop_signals() as stop:
+    with ray_cluster.stop_signals() as stop:
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
         assert stop.wait(10 if is_ours else 0.01) is is_ours
@@ -363,7 +353,7 @@ def test_a_signal_at_any_line_of_a_wait_or_of_another_signal() -> None:
 
 
 def test_a_wait_ends_with_its_time_or_with_the_signal() -> None:
-    with stop_signals() as stop:
+    with ray_cluster.stop_signals() as stop:
         assert not stop.wait(0.01)
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
         assert stop.wait()

@@ -20,16 +20,6 @@ from app.launch import serve
 from app.launch.checks import METRICS_PORT, free_port
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, wants_key
-from app.launch.serve import (
-    MAX_CONNECTIONS,
-    SOCKET_VARIABLE,
-    _checked_config,
-    _exposure,
-    leave_out_unusable,
-    metrics_relay,
-    notify_systemd,
-    without_unsent_traces,
-)
 from app.launch.serve_options import ServeOptions
 from tests.support.configurations import GOOD
 
@@ -100,7 +90,7 @@ def get(url: str) -> httpx.Response:
 
 def test_the_metrics_are_there_and_nothing_else(source_port: int) -> None:
     port = free_port()
-    with metrics_relay(ELSEWHERE, port, source_port) as url:
+    with serve.metrics_relay(ELSEWHERE, port, source_port) as url:
         assert url == f"http://{ELSEWHERE}:{port}/metrics"
         answer = get(url)
         assert answer.text == get(f"http://127.0.0.1:{source_port}/metrics").text
@@ -115,7 +105,7 @@ def test_the_metrics_are_there_and_nothing_else(source_port: int) -> None:
 def test_ipv6_and_without_a_source_the_answer_says_so() -> None:
     """Prometheus calls its target down then, as it is."""
     nobody = free_port()
-    with metrics_relay("::1", free_port(), nobody) as url:
+    with serve.metrics_relay("::1", free_port(), nobody) as url:
         assert url.startswith("http://[::1]:")
         answer = get(url)
     assert answer.status_code == 503
@@ -124,9 +114,9 @@ def test_ipv6_and_without_a_source_the_answer_says_so() -> None:
 
 def test_more_connections_than_places_are_closed_and_give_way(source_port: int) -> None:
     port = free_port()
-    with metrics_relay(ELSEWHERE, port, source_port) as url:
+    with serve.metrics_relay(ELSEWHERE, port, source_port) as url:
         with ExitStack() as silent:
-            for _ in range(MAX_CONNECTIONS):
+            for _ in range(serve.MAX_CONNECTIONS):
                 silent.enter_context(socket.create_connection((ELSEWHERE, port)))
             with socket.create_connection((ELSEWHERE, port), timeout=30) as beyond:
                 assert beyond.recv(1) == b""
@@ -144,7 +134,7 @@ def wait_for_an_answer(url: str) -> None:
 
 def test_a_client_that_resets_is_nothing_to_print(source_port: int, capfd) -> None:
     port = free_port()
-    with metrics_relay(ELSEWHERE, port, source_port) as url:
+    with serve.metrics_relay(ELSEWHERE, port, source_port) as url:
         for _ in range(3):
             client = socket.create_connection((ELSEWHERE, port))
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -157,19 +147,19 @@ def test_a_client_that_resets_is_nothing_to_print(source_port: int, capfd) -> No
 @pytest.mark.parametrize("is_abstract", [False, True])
 def test_the_state_arrives(tmp_path, monkeypatch, is_abstract):
     path = str(tmp_path / "notify")
-    monkeypatch.setenv(SOCKET_VARIABLE, f"@{path}" if is_abstract else path)
+    monkeypatch.setenv(serve.SOCKET_VARIABLE, f"@{path}" if is_abstract else path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.settimeout(30)
         systemd.bind(f"\0{path}" if is_abstract else path)
-        notify_systemd("READY=1")
+        serve.notify_systemd("READY=1")
         assert systemd.recv(100) == b"READY=1"
 
 
 def test_nobody_who_waits_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
-    notify_systemd("READY=1")
-    monkeypatch.setenv(SOCKET_VARIABLE, str(tmp_path / "nobody"))
-    notify_systemd("READY=1")
+    monkeypatch.delenv(serve.SOCKET_VARIABLE, raising=False)
+    serve.notify_systemd("READY=1")
+    monkeypatch.setenv(serve.SOCKET_VARIABLE, str(tmp_path / "nobody"))
+    serve.notify_systemd("READY=1")
 
 
 KEY = "k" * 32
@@ -188,27 +178,27 @@ def test_the_file_of_keys_is_found_wherever_a_replica_runs(options, tmp_path, mo
     """A cluster's keys are on its nodes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keys").write_text(KEY)
-    config = _checked_config(ServeOptions(**options, api_keys_file=Path("keys")))
+    config = serve._checked_config(ServeOptions(**options, api_keys_file=Path("keys")))
     assert arguments_of(config)["api_keys_file"] == str(tmp_path / "keys")
     assert KEY not in str(config)
     there = tmp_path / "only on the nodes"
-    config = _checked_config(ServeOptions(**options, address="auto", api_keys_file=there))
+    config = serve._checked_config(ServeOptions(**options, address="auto", api_keys_file=there))
     assert arguments_of(config)["api_keys_file"] == str(there)
 
 
 def test_keys_that_are_none_are_told_at_once(options, tmp_path, monkeypatch):
     with pytest.raises(ApiKeyError, match="cannot read the keys of"):
-        _checked_config(ServeOptions(**options, api_keys_file=tmp_path / "nothing"))
+        serve._checked_config(ServeOptions(**options, api_keys_file=tmp_path / "nothing"))
     monkeypatch.setenv("TANDEM_API_KEYS", "short")
     with pytest.raises(ApiKeyError, match="TANDEM_API_KEYS, line 1: a key of 5 characters"):
-        _checked_config(ServeOptions(**options))
+        serve._checked_config(ServeOptions(**options))
 
 
 @pytest.mark.parametrize("host", ["", "a b"])
 def test_an_address_of_the_metrics_that_is_none(options, host):
     """A socket bound to an empty text listens on all interfaces."""
     with pytest.raises(ConfigError, match=f"--metrics-host is '{host}': give an address"):
-        _checked_config(ServeOptions(**options, metrics_host=host))
+        serve._checked_config(ServeOptions(**options, metrics_host=host))
 
 
 @pytest.mark.parametrize(("status", "wants"), [(401, True), (200, False), (503, False)])
@@ -220,10 +210,10 @@ def test_the_service_itself_is_asked(server, status, wants):
 
 
 def test_what_others_can_do_is_said():
-    alone = _exposure("0.0.0.0", False, "http://127.0.0.1:8000")
+    alone = serve._exposure("0.0.0.0", False, "http://127.0.0.1:8000")
     assert "every machine that reaches this one may call; --api-keys-file" in alone
     assert "others can read it on the way" in alone
-    guarded = _exposure("0.0.0.0", True, "https://127.0.0.1:8000")
+    guarded = serve._exposure("0.0.0.0", True, "https://127.0.0.1:8000")
     assert guarded.endswith("may call with a key")
 
 
@@ -255,7 +245,7 @@ def none_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_cannot_be_used(monkeypatch, name, value, says):
     """An empty one is not set."""
     monkeypatch.setenv(name, value)
-    lines = leave_out_unusable()
+    lines = serve.leave_out_unusable()
     if says is None:
         assert lines == []
     else:
@@ -278,7 +268,7 @@ def test_one_that_cannot_be_used(monkeypatch, name, value, says):
 )
 def test_one_that_can(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
-    assert leave_out_unusable() == []
+    assert serve.leave_out_unusable() == []
     assert os.environ[name] == value
 
 
@@ -309,5 +299,5 @@ def test_tracing_is_off_if_nobody_gets_the_spans(monkeypatch, arguments, variabl
         monkeypatch.setenv(variable, ENDPOINT)
     tracing = {"enabled": True, "exporter_import_path": exporter, "sampling_ratio": 1.0}
     config = ServeConfig.of(GOOD | {"tracing_config": tracing}).changed(**arguments)
-    served = without_unsent_traces(config).as_dict()["tracing_config"]
+    served = serve.without_unsent_traces(config).as_dict()["tracing_config"]
     assert served == (tracing if is_on else {"enabled": False})

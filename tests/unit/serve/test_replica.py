@@ -20,15 +20,6 @@ from app.grpc.tandem_pb2_grpc import EnsembleStub
 from app.serve import replica as replicas
 from app.serve.channels import ChannelServer, address_of, connected
 from app.serve.ray_compatibility import GRPC_OPTIONS, check_ray
-from app.serve.replica import (
-    BDP_PROBE,
-    MAX_RECEIVE,
-    Hub,
-    SharedStageReplica,
-    keep_to_loopback,
-    limit_unread,
-    prepare_proxy,
-)
 from app.settings import Settings
 from app.telemetry.export import pipeline
 from tests.support.fakes import FakeService
@@ -67,7 +58,7 @@ class Unread(GrpcInterface):
 
 @pytest.mark.usefixtures("same_options")
 async def test_what_nobody_receives_stays_with_the_client() -> None:
-    limit_unread(8 * MIB)
+    replicas.limit_unread(8 * MIB)
     interface = Unread()
     async with (
         grpc_replica(interface) as port,
@@ -87,7 +78,7 @@ async def test_what_nobody_receives_stays_with_the_client() -> None:
 
 @pytest.mark.usefixtures("same_options")
 async def test_a_message_may_have_as_much_as_it_is_told() -> None:
-    limit_unread(MIB)
+    replicas.limit_unread(MIB)
     interface = Unread()
     async with (
         grpc_replica(interface) as port,
@@ -103,11 +94,11 @@ async def test_a_message_may_have_as_much_as_it_is_told() -> None:
 def test_each_option_is_there_once() -> None:
     """Serve prepares a process for each of its servers."""
     for limit in (MIB, 2 * MIB):
-        limit_unread(limit)
+        replicas.limit_unread(limit)
     options = options_of_serve()
     assert options is constants.DEFAULT_GRPC_SERVER_OPTIONS
     assert sorted(name for name, _ in options) == sorted({name for name, _ in options})
-    assert dict(options) | {BDP_PROBE: 0, MAX_RECEIVE: 2 * MIB} == dict(options)
+    assert dict(options) | {replicas.BDP_PROBE: 0, replicas.MAX_RECEIVE: 2 * MIB} == dict(options)
 
 
 @pytest.mark.usefixtures("same_options")
@@ -115,7 +106,7 @@ def test_each_option_is_there_once() -> None:
 def test_with_a_ray_that_does_it_in_another_way_the_limits_are_left_out(options, monkeypatch):
     before = copy(options)
     monkeypatch.setattr(grpc_util, "DEFAULT_GRPC_SERVER_OPTIONS", options)
-    limit_unread()
+    replicas.limit_unread()
     assert before == options_of_serve()
     (warning,) = check_ray([GRPC_OPTIONS])
     assert "DEFAULT_GRPC_SERVER_OPTIONS lists no grpc.max_receive_message_length" in warning
@@ -124,10 +115,10 @@ def test_with_a_ray_that_does_it_in_another_way_the_limits_are_left_out(options,
 @pytest.mark.usefixtures("same_options")
 def test_serve_is_told_of_it(tmp_path) -> None:
     environment = serve_environment(tmp_path, (1, 2))
-    path = f"{prepare_proxy.__module__}:{prepare_proxy.__name__}"
+    path = f"{replicas.prepare_proxy.__module__}:{replicas.prepare_proxy.__name__}"
     assert environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] == path
-    assert prepare_proxy() == []
-    assert (BDP_PROBE, 0) in options_of_serve()
+    assert replicas.prepare_proxy() == []
+    assert (replicas.BDP_PROBE, 0) in options_of_serve()
 
 
 # A stage's replica listens for the Gateways of its node, and ends when they are answered.
@@ -141,7 +132,7 @@ class Stage:
         self.num_checks += 1
 
 
-class Replica(SharedStageReplica, Stage):
+class Replica(replicas.SharedStageReplica, Stage):
     async def answer_many(self, message: bytes) -> bytes:
         return message
 
@@ -242,7 +233,7 @@ async def test_a_node_on_loopback(node, monkeypatch, node_address, is_ray, addre
     node[0] = node_address
     monkeypatch.setattr(ray, "is_initialized", lambda: is_ray)
     for _ in range(2):  # Serve asks once for each server
-        keep_to_loopback()
+        replicas.keep_to_loopback()
     assert await listening_on(address) == listens
 
 
@@ -252,7 +243,7 @@ async def test_replicas_that_all_gateways_share(monkeypatch):
         monkeypatch.setattr(replicas, name, lambda: None)
     monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
     monkeypatch.setattr(pipeline, "start", lambda *_, **__: None)
-    Hub(Settings(), None)
+    replicas.Hub(Settings(), None)
     assert await listening_on("[::]:0") == "127.0.0.1"
 
 
