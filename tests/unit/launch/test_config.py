@@ -1,6 +1,7 @@
 """A configuration: read, refused, changed, fitted to a set; the shipped files differ as listed."""
 
 import importlib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,11 @@ def test_a_file_that_cannot_be_read(tmp_path, name):
 
 
 def test_the_command_line_wins_over_the_file_and_leaves_it_alone():
-    given = ServeConfig.of(with_key(GOOD, ARGS, "max_files", 3))
+    content = with_key(GOOD, ARGS, "max_files", 3)
+    given = ServeConfig.of(content)
     config = given.changed(http={"host": "0.0.0.0", "port": 9000}, model_set="other")
-    assert given.as_dict() == with_key(GOOD, ARGS, "max_files", 3)
+    given.as_dict()["applications"][0]["args"]["model_set"] = "other"  # of a copy
+    assert given.as_dict() == content
     http = config.http
     assert (config.settings.model_set, http.host, http.port) == ("other", "0.0.0.0", 9000)
     assert config.url == "http://127.0.0.1:9000"
@@ -77,12 +80,6 @@ def test_without_wishes_the_file_stands_on_loopback(options):
 def test_a_configuration_without_applications(content):
     with pytest.raises(ConfigError, match="no applications"):
         ServeConfig.of(content)
-
-
-def test_changed_copies_leave_a_configuration_as_it_is():
-    config = ServeConfig.of(GOOD)
-    config.as_dict()["applications"][0]["args"]["model_set"] = "other"
-    assert config.as_dict() == GOOD
 
 
 def test_without_tls_no_option_of_it_is_left():
@@ -180,14 +177,6 @@ def test_an_import_path_that_moved_is_gone_and_the_new_one_is_there(old, new):
         importlib.import_module(old.partition(":")[0])
 
 
-def with_times(graceful_s: float | None, request_s: float, name: str = "Gateway") -> dict:
-    options: dict[str, object] = {"name": name}
-    if graceful_s is not None:
-        options["graceful_shutdown_timeout_s"] = graceful_s
-    application = APPLICATION | {"args": {"request_timeout_s": request_s}, "deployments": [options]}
-    return GOOD | {"applications": [application]}
-
-
 @pytest.mark.parametrize(
     ("graceful_s", "request_s", "name", "says"),
     [
@@ -196,19 +185,17 @@ def with_times(graceful_s: float | None, request_s: float, name: str = "Gateway"
         (0, 1, "Gateway", "Gateway has a graceful_shutdown_timeout_s of 0, .* of 1 s:"),
         (None, 30, "Gateway", r"of 20 \(Serve's default\), .* of 30 s:"),
         (60, 30, "resnet50", r"Gateway has a .* of 20 \(Serve's default\), .* of 30 s:"),
+        *((*times, "Gateway", None) for times in ((10, 10), (12, 10), (None, 20), (5, 4))),
     ],
 )
 def test_an_update_must_not_cut_answers_that_are_in_time(
     tmp_path, graceful_s, request_s, name, says
 ):
-    path = write(tmp_path, with_times(graceful_s, request_s, name))
-    with pytest.raises(ConfigError, match=f"{path}.*{says}"):
+    grace = {} if graceful_s is None else {"graceful_shutdown_timeout_s": graceful_s}
+    content = with_key(GOOD, OURS, "deployments", [{"name": name, **grace}])
+    path = write(tmp_path, with_key(content, ARGS, "request_timeout_s", request_s))
+    with nullcontext() if says is None else pytest.raises(ConfigError, match=f"{path}.*{says}"):
         ServeConfig.read(path)
-
-
-@pytest.mark.parametrize(("graceful_s", "request_s"), [(10, 10), (12, 10), (None, 20), (5, 4)])
-def test_an_update_that_waits_long_enough(graceful_s, request_s):
-    ServeConfig.of(with_times(graceful_s, request_s))
 
 
 def test_what_serve_waits_without_the_option():
@@ -371,20 +358,15 @@ def options(content: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def test_every_configuration_is_listed():
-    found = {path.name for path in (ROOT / "configs").glob("*.yaml")}
-    assert found == set(DIFFERENCES)
-
-
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_nothing_else_differs(name):
-    ours, theirs = (
-        options(ServeConfig.read(ROOT / path).as_dict())
-        for path in ("serve_config.yaml", f"configs/{name}")
-    )
-    absent = object()
-    different = {k for k in ours | theirs if ours.get(k, absent) != theirs.get(k, absent)}
-    assert different == DIFFERENCES[name]
+def test_nothing_else_differs_than_is_listed():
+    ours = options(ServeConfig.read(ROOT / "serve_config.yaml").as_dict())
+    absent, different = object(), {}
+    for path in (ROOT / "configs").glob("*.yaml"):
+        theirs = options(ServeConfig.read(path).as_dict())
+        keys = ours.keys() | theirs.keys()
+        changed = {k for k in keys if ours.get(k, absent) != theirs.get(k, absent)}
+        different[path.name] = changed
+    assert different == DIFFERENCES
 
 
 def test_members_are_served_alike():
@@ -412,6 +394,12 @@ def test_the_bundled_members_keep_their_options():
     manifest = read_manifest(BUNDLED_DIR / "imagenette")
     assert config.fitted_to(manifest) == config
     assert {m.name for m in manifest.members} <= set(names(config))
+
+
+def test_stages_that_share_the_gateways_process_have_no_options_of_their_own(other_manifest):
+    config = ServeConfig.read(SEPARATE).changed(members="gateway")
+    assert names(config.fitted_to(other_manifest)) == ["Gateway", "Decoder"]
+    assert names(config.changed(decoder="gateway").fitted_to(other_manifest)) == ["Gateway"]
 
 
 def test_other_members_take_over_the_options_of_those_that_are_not_there(other_manifest):
@@ -447,25 +435,13 @@ def test_members_without_options_count_with_the_cpus_that_serve_gives_them(other
         check_capacity(deployments, 4)
 
 
-def test_stages_that_share_the_gateways_process_have_no_options_of_their_own(other_manifest):
-    config = ServeConfig.read(SEPARATE).changed(members="gateway")
-    assert names(config.fitted_to(other_manifest)) == ["Gateway", "Decoder"]
-    config = config.changed(decoder="gateway")
-    assert names(config.fitted_to(other_manifest)) == ["Gateway"]
-
-
 @pytest.mark.parametrize("name", HUBS)
 def test_what_all_gateways_share_keeps_its_options_while_it_is_used(name, other_manifest):
+    """No member takes them over."""
     options = {"name": name, "ray_actor_options": {"num_cpus": 0.1}}
-    for args, expected in (({"decoder": "deployment"}, []), (HUBS[name], [options])):
+    for args, expected in ((APART_ARGS, []), (HUBS[name], [options])):
         config = ours(args=args, deployments=[options])
         assert config.fitted_to(other_manifest).deployments == expected
-
-
-@pytest.mark.parametrize("name", HUBS)
-def test_no_member_takes_over_the_options_of_what_is_none(name, other_manifest):
-    config = ours(args=APART_ARGS, deployments=[{"name": name}])
-    assert names(config.fitted_to(other_manifest)) == []
 
 
 @pytest.mark.parametrize(

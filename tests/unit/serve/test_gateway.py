@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import cv2
 import httpx
@@ -80,15 +81,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_set(tmp_path_factory.mktemp("set") / "tiny", gains=gains, sure=SURE)
 
 
-def service_of(folder: Path, **more: object):
-    settings = Settings(model_set=str(folder), compile_cache=None, **more)
-    return assemble(settings).service
+def served(folder: Path, **more: object) -> tuple[Any, httpx.AsyncClient]:
+    """Return a service and a client of it."""
+    service = assemble(Settings(model_set=str(folder), compile_cache=None, **more)).service
+    transport = httpx.ASGITransport(create_api(service))
+    return service, httpx.AsyncClient(transport=transport, base_url="http://tandem")
 
 
-def client_of(service) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_api(service)), base_url="http://tandem"
-    )
+async def by_grpc(service: Any, *files: bytes) -> Any:
+    incoming = stream_of(ClassifyRequest(images=files).SerializeToString())
+    return await GrpcInterface(service).classify(incoming, context_of())
 
 
 async def sure_of(client: httpx.AsyncClient, data: bytes) -> object:
@@ -105,8 +107,7 @@ async def infer(client: httpx.AsyncClient, model: str, *files: bytes) -> dict[st
 
 @pytest.mark.parametrize("cache", ["none", "local"])
 async def test_every_interface_says_it(folder: Path, cache: str) -> None:
-    service = service_of(folder, cache=cache)
-    client = client_of(service)
+    service, client = served(folder, cache=cache)
     for _ in range(2):  # the second from the cache, if there is one
         assert [await sure_of(client, RED), await sure_of(client, GREY)] == [True, False]
     told = (await client.get("/v1/models")).json()
@@ -114,8 +115,7 @@ async def test_every_interface_says_it(folder: Path, cache: str) -> None:
     assert (await infer(client, "tiny", RED))["sure"] is True
     assert (await infer(client, "tiny", RED, GREY))["sure"] is False  # all must be
     assert "sure" not in await infer(client, "tiny.sure", RED)
-    incoming = stream_of(ClassifyRequest(images=[RED, GREY]).SerializeToString())
-    reply = await GrpcInterface(service).classify(incoming, context_of())
+    reply = await by_grpc(service, RED, GREY)
     assert [one.classified.sure for one in reply.results] == [True, False]
     assert [one.sure for one in _outcomes(reply, 2, Options("grpc://x"))] == [True, False]
 
@@ -123,7 +123,7 @@ async def test_every_interface_says_it(folder: Path, cache: str) -> None:
 @pytest.mark.parametrize("cache", ["none", "local"])
 async def test_an_answer_of_some_members_does_not_say(folder: Path, cache: str) -> None:
     """The bound was measured on the average of all."""
-    client = client_of(service_of(folder, cache=cache, cascade_margin=0.5))
+    _, client = served(folder, cache=cache, cascade_margin=0.5)
     for _ in range(2):
         told = (await client.post("/v1/classify", content=RED)).json()
         assert (told["skipped_members"], told.get("sure")) == (["unsure"], None)
@@ -131,13 +131,11 @@ async def test_an_answer_of_some_members_does_not_say(folder: Path, cache: str) 
 
 
 async def test_a_set_that_does_not_say_leaves_it_out(tmp_path: Path) -> None:
-    service = service_of(write_tiny_set(tmp_path / "tiny"))
-    client = client_of(service)
+    service, client = served(write_tiny_set(tmp_path / "tiny"))
     assert await sure_of(client, RED) is None
     assert "sure" not in (await client.get("/v1/models")).json()
     assert "sure" not in await infer(client, "tiny", RED)
-    incoming = stream_of(ClassifyRequest(images=[RED]).SerializeToString())
-    reply = await GrpcInterface(service).classify(incoming, context_of())
+    reply = await by_grpc(service, RED)
     assert not reply.results[0].classified.HasField("sure")
 
 

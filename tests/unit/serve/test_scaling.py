@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -153,43 +152,29 @@ def test_the_stage_that_sees_most_tells_the_demand():
     assert demand(meters).backlog == 9
 
 
-def test_the_cost_of_an_image():
+def test_the_cost_of_an_image_is_remembered_when_there_is_too_little_to_tell():
+    idle = reports(1, cpu_ms=20, idle_ms=30)  # 50 CPU-ms an image, most of it Ray's
+    unknown = metered(idle)
+    assert (unknown.cpu_ms(), unknown.expected_cpu_ms()) == (None, 15)
     meter = metered(reports(50, cpu_ms=20), reports(100, cpu_ms=14))
+    assert meter.cpu_ms() == pytest.approx(16)
+    meter.update({2: idle}, now=51.0)
     assert meter.cpu_ms() == pytest.approx(16)
 
 
-def test_an_idle_process_is_not_taken_for_a_dear_image():
-    meter = metered(reports(1, cpu_ms=20, idle_ms=30))  # 50 CPU-ms an image, most of it Ray's
-    assert meter.cpu_ms() is None
-    assert meter.expected_cpu_ms() == 15
-
-
-def test_what_was_measured_is_remembered_when_there_is_too_little_to_tell():
-    meter = metered(reports(50, cpu_ms=22))
-    assert meter.cpu_ms() == pytest.approx(22)
-    meter.update({1: reports(1, cpu_ms=20, idle_ms=30)}, now=51.0)
-    assert meter.cpu_ms() == pytest.approx(22)
-
-
-def test_what_copies_for_a_shadow_used_is_no_cost_of_images() -> None:
-    usage = Usage(4, 15.0, cpu_s=lambda: 1.25)
-    usage.copied(200.0)
-    usage.copied(50.0)
-    assert usage.figures()["cpu_ms"] == 1000
-
-
 def test_usage_counts_what_came_what_is_there_and_what_was_done():
-    spent = iter([1.25])
-    usage = Usage(4, 15.0, cpu_s=lambda: next(spent))
+    usage = Usage(4, 15.0, cpu_s=lambda: 1.25)
     usage.refused()
     with usage.under_way(3):
         pass
     with pytest.raises(ValueError, match="no"), usage.under_way(2):
         raise ValueError("no")
+    for cpu_ms in (200.0, 50.0):
+        usage.copied(cpu_ms)  # for a shadow: no cost of images
     with usage.under_way(5):
         figures = usage.figures()
     counts = {"images_arrived": 11, "images_done": 3, "images_waiting": 5}
-    assert figures == counts | {"cpu_ms": 1250, "cores": 4, "expected_cpu_ms": 15}
+    assert figures == counts | {"cpu_ms": 1000, "cores": 4, "expected_cpu_ms": 15}
     assert set(figures) == set(FIGURES)
     assert all(isinstance(value, float) for value in figures.values())  # else Serve drops them
 
@@ -432,14 +417,6 @@ def test_all_stages_follow_one_rate():
     assert found == {"Gateway": 2, "resnet50": 5, "densenet169": 3}
 
 
-def test_through_serves_own_wrapper_the_decision_stands_at_once():
-    decide: Any = EnsemblePolicy()
-    policy = _apply_app_level_autoscaling_config(decide)
-    one = context("resnet50", reports(500, cpu_ms=20))
-    decisions, _ = policy({one.deployment_id: one})
-    assert decisions == {one.deployment_id: 4}
-
-
 def test_what_is_given_or_expected_counts_until_it_is_measured():
     quiet = context("resnet50", reports(100, cpu_ms=0.0, idle_ms=10.0))
     assert asked(EnsemblePolicy(), quiet) == {"resnet50": 1}  # 15 CPU-ms
@@ -462,6 +439,18 @@ def test_a_stage_that_was_taken_away_tells_nothing_any_more():
 def test_without_reports_everything_stays(caplog):
     assert asked(EnsemblePolicy(), context("Gateway"), context("resnet50", target=7)) == {}
     assert not caplog.records
+    policy = EnsemblePolicy(drain=3)  # wrong kwargs are told, and nothing scales
+    assert "drain" in caplog.text
+    assert asked(policy, context("resnet50", reports(500))) == {}
+
+
+def test_serve_can_import_it_pickle_it_and_make_it():
+    """Through Serve's own wrapper the decision stands at once."""
+    serves = AutoscalingPolicy(policy_function=POLICY, policy_kwargs={"drain_s": 3})
+    made = cloudpickle.loads(serves.get_serialized_policy_def())(**serves.policy_kwargs)
+    stage = context("resnet50", reports(500, cpu_ms=20))
+    assert asked(made, stage) == {"resnet50": 4}
+    assert asked(_apply_app_level_autoscaling_config(made), stage) == {"resnet50": 4}
 
 
 def test_what_it_does_not_understand_changes_nothing_and_is_told_once_a_minute(caplog):
@@ -470,18 +459,6 @@ def test_what_it_does_not_understand_changes_nothing_and_is_told_once_a_minute(c
     for now, num_told in ((0.0, 1), (1.0, 1), (59.0, 1), (61.0, 2)):
         assert asked(policy, context("Gateway", now=now, raw_metrics=broken)) == {}
         assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == num_told
-
-
-def test_wrong_kwargs_are_told_and_nothing_scales(caplog):
-    policy = EnsemblePolicy(drain=3)
-    assert "drain" in caplog.text
-    assert asked(policy, context("resnet50", reports(500))) == {}
-
-
-def test_serve_can_import_it_pickle_it_and_make_it():
-    policy = AutoscalingPolicy(policy_function=POLICY, policy_kwargs={"drain_s": 3})
-    made = cloudpickle.loads(policy.get_serialized_policy_def())(**policy.policy_kwargs)
-    assert asked(made, context("resnet50", reports(500, cpu_ms=20))) == {"resnet50": 4}
 
 
 @pytest.mark.parametrize("missing", FIGURES)
