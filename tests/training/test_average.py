@@ -13,9 +13,7 @@ from calibration.training.train import read_folders
 from models.errors import ModelSetError
 
 
-def test_the_mean_of_a_network_and_itself_is_itself(
-    network: torch.nn.Module, training_images: Path, tmp_path: Path
-) -> None:
+def test_the_mean_of_a_network_and_itself_is_itself(network, training_images, tmp_path):
     save_tensors(network.state_dict(), tmp_path / "a.safetensors")
     moved = {k: v + 2 if k == "fc.bias" else v for k, v in network.state_dict().items()}
     save_tensors(moved, tmp_path / "b.safetensors")

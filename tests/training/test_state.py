@@ -51,9 +51,7 @@ def test_weights_of_a_known_architecture(tmp_path: Path) -> None:
         ("resnet18", "onnxruntime", "openvino takes it, not onnxruntime"),
     ],
 )
-def test_weights_of_something_else(
-    tmp_path: Path, architecture: str | None, runtime: RuntimeName | None, says: str
-) -> None:
+def test_weights_of_something_else(tmp_path, architecture, runtime, says):
     save_tensors({"x": torch.zeros(3)}, tmp_path / "net.safetensors")
     with pytest.raises(ModelSetError, match=says):
         added(tmp_path, architecture, runtime)

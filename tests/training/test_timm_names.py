@@ -3,7 +3,6 @@
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -79,9 +78,7 @@ def test_members_that_cannot_be_fetched(member: str, says: str) -> None:
         ({"crop_pct": 1.25}, "a picture resized to 179 px with a border to 224"),
     ],
 )
-def test_preprocessing_that_tandem_has_not(
-    changed: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preprocessing_that_tandem_has_not(changed, says, monkeypatch):
     config = published_weights._config
     monkeypatch.setattr(published_weights, "_config", lambda *given: config(*given) | changed)
     with pytest.raises(ModelSetError, match=says):

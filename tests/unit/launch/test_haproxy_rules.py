@@ -147,9 +147,7 @@ def test_a_cluster_waits_for_a_gateway_as_long_as_its_operator_says() -> None:
 
 
 @pytest.mark.parametrize("others", [None, {"http": 30000}])
-def test_a_clusters_new_haproxy_is_not_ready_rather_than_ignorant(
-    tmp_path: Path, others: dict[str, int] | None
-) -> None:
+def test_a_clusters_new_haproxy_is_not_ready_rather_than_ignorant(tmp_path, others):
     """Serve's answer where no application is known yet is 404, which no client tries again."""
     config = write_serves_config(tmp_path / "haproxy.cfg", others=others).read_text()
     new = added(OPTIONS, None, config)["backend default_backend"]

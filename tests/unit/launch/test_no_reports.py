@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -34,9 +33,7 @@ OF_CI = ("CI", "TF_BUILD", "JENKINS_URL", "NNCF_CI", "NNCF_DEV")
     ],
     ids=lambda modules: modules[-1],
 )
-def test_an_import_looks_nothing_up_and_leaves_one_thread(
-    modules: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_an_import_looks_nothing_up_and_leaves_one_thread(modules, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in OF_CI}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *modules],

@@ -55,9 +55,7 @@ def test_the_installed_ray_has_every_name() -> None:
 
 
 @pytest.mark.parametrize(("feature", "name"), NAMES)
-def test_a_name_that_is_gone_is_warned_of_or_refused(
-    monkeypatch: pytest.MonkeyPatch, feature: Feature, name: RayName
-) -> None:
+def test_a_name_that_is_gone_is_warned_of_or_refused(monkeypatch, feature, name):
     gone = take_away(monkeypatch, name)
     if feature.is_required:
         with pytest.raises(ConfigError, match=f"{gone} ") as caught:

