@@ -36,9 +36,9 @@ def test_two_different_networks_have_no_mean(network, training_images: Path, tmp
 
 def test_a_mistake_is_a_line(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    command = [sys.executable, "-m", "calibration.training.average", "resnet50"]
-    command += [str(tmp_path / "a")] * 2
-    command += ["--images", str(tmp_path), "--out", str(tmp_path / "out")]
+    module, file = ["-m", "calibration.training.average", "resnet50"], str(tmp_path / "a")
+    folders = ["--images", str(tmp_path), "--out", str(tmp_path / "out")]
+    command = [sys.executable, *module, file, file, *folders]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("no images in ")

@@ -94,23 +94,27 @@ def test_torch_compile(made: LadderJob) -> None:
 
 
 def test_bfloat16_only_where_the_cpu_has_it(made: LadderJob, monkeypatch) -> None:
+    """And compiling where there is a compiler."""
+    bf16 = RungOptions(float_type="bf16")
     monkeypatch.setattr("calibration.training.train.has_bf16", lambda: False)
     with pytest.raises(SkippedError, match="avx512_bf16"):
-        engines.check_possible(RungOptions(float_type="bf16"))
+        engines.check_possible(bf16)
     monkeypatch.setattr("calibration.training.train.has_bf16", lambda: True)
-    network = engines.torch_network(made, RungOptions(float_type="bf16"))
+    network = engines.torch_network(made, bf16)
     assert network.predict(random_pixels(1, SIZE)).dtype == np.float32
-
-
-def test_compiling_needs_a_compiler(monkeypatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(SkippedError, match="C\\+\\+ compiler"):
         engines.check_possible(RungOptions(mode="compile"))
 
 
+@pytest.fixture(scope="module")
+def _with_onnx() -> None:
+    for name in ("onnxruntime", "onnxscript"):
+        pytest.importorskip(name, reason="pip install 'tandem-serve[ladder]'")
+
+
+@pytest.mark.usefixtures("_with_onnx")
 def test_onnx_runtime_answers_as_openvino_does(made: LadderJob) -> None:
-    pytest.importorskip("onnxruntime", reason="pip install 'tandem-serve[ladder]'")
-    pytest.importorskip("onnxscript", reason="pip install 'tandem-serve[ladder]'")
     exported = engines.outcome_of(made, "export")
     assert exported.outcome == "prepared", exported.reason
     assert not list(made.work.glob("partial*"))
@@ -138,24 +142,19 @@ def test_what_is_no_classification_network_is_refused(made: LadderJob, name: str
         random_module(made.network.model_copy(update={"name": name}))
 
 
+@pytest.mark.usefixtures("_with_onnx")
 def test_a_vision_transformer_runs_quantised_and_as_onnx(made, tmp_path, monkeypatch) -> None:
     """Attention cannot be traced with gradients, and is quantised as NNCF advises."""
-    pytest.importorskip("onnxruntime", reason="pip install 'tandem-serve[ladder]'")
-    pytest.importorskip("onnxscript", reason="pip install 'tandem-serve[ladder]'")
 
     def tiny(_: RungNetwork) -> torch.nn.Module:
         torch.manual_seed(1)
-        sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
-        return (
-            torchvision_models()
-            .VisionTransformer(image_size=32, patch_size=16, num_classes=5, **sizes)
-            .eval()
-        )
+        sizes = {"image_size": 32, "patch_size": 16, "num_layers": 2, "num_heads": 2}
+        widths = {"hidden_dim": 16, "mlp_dim": 32, "num_classes": 5}
+        return torchvision_models().VisionTransformer(**sizes, **widths).eval()
 
     monkeypatch.setattr(preparations, "random_module", tiny)
     change = {"name": "vit_tiny", "size": 32, "model_set": tmp_path / "vit_tiny-random"}
-    network = made.network.model_copy(update=change)
-    job = job_of(network, tmp_path)
+    job = job_of(made.network.model_copy(update=change), tmp_path)
     for engine in ("make_set", "export"):
         result = engines.outcome_of(job, engine)
         assert result.outcome == "prepared", result.reason

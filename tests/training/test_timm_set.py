@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
-from typer.testing import CliRunner
 
-from app.cli.main import app
 from calibration.quantization.quantize import has_attention
 from calibration.sets import published_weights
 from calibration.sets.convert import build_network, convert_module, timm_module, torchvision_models
@@ -27,6 +25,7 @@ from models.model_set import ModelSet, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions, read_network
 from models.record import ImageRecord
 from tests.support.calibration.hub_server import COMMIT, HubServer
+from tests.support.command_line import tandem
 from tests.support.runtime_files import publish
 
 VIT, CONVOLUTIONAL = "test_vit.r160_in1k", "test_resnet.r160_in1k"  # timm's own for tests: small
@@ -78,16 +77,15 @@ def is_refused(says: str, files: dict[str, bytes], tmp_path: Path) -> None:
 
 def test_the_command_takes_the_hub_of_the_environment(files, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    arguments = ["models", "fetch", "imagenet1k", "--member", f"small=timm:{CONVOLUTIONAL}"]
+    member = f"small=timm:{CONVOLUTIONAL}"
     with HubServer(dict(files)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        done = CliRunner().invoke(app, [*arguments, "--into", str(tmp_path)])
+        done = tandem("models", "fetch", "imagenet1k", "--member", member, "--into", tmp_path)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "small: FP16, 160 px" in done.output
     assert load_model_set(str(tmp_path / "imagenet1k")).problems() == []
-    assert [p.name for p in (tmp_path / "cache").rglob("*.safetensors")] == [
-        f"{CONVOLUTIONAL}.safetensors"
-    ]
+    kept = [path.name for path in (tmp_path / "cache").rglob("*.safetensors")]
+    assert kept == [f"{CONVOLUTIONAL}.safetensors"]
 
 
 def test_timm_and_torchvision_in_one_set(files: dict[str, bytes], tmp_path: Path) -> None:
@@ -203,9 +201,8 @@ def test_a_network_that_cannot_be_converted_is_refused(files, tmp_path, monkeypa
 def test_the_command_says_what_to_do_offline(tmp_path: Path, monkeypatch) -> None:
     """HF_ENDPOINT is where the hub is."""
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
-    arguments = ["models", "fetch", "imagenet1k", "--member", f"timm:{VIT}"]
-    arguments += ["--weights-dir", str(tmp_path), "--into", str(tmp_path / "sets")]
-    done = CliRunner().invoke(app, arguments)
+    folders = ["--weights-dir", tmp_path, "--into", tmp_path / "sets"]
+    done = tandem("models", "fetch", "imagenet1k", "--member", f"timm:{VIT}", *folders)
     assert isinstance(done.exception, DownloadError)
     address = f"http://hub.invalid/timm/{VIT}/resolve/main/"
     assert f"{VIT}.safetensors is not there; fetch {address}" in str(done.exception)

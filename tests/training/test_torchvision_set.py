@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from app.cli.main import app
 from calibration.sets.convert import build_network, torchvision_models
 from calibration.sets.download import DownloadError
 from calibration.sets.published_weights import (
@@ -29,6 +27,7 @@ from models.errors import ModelSetError
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from models.record import ImageRecord
 from tests.support.calibration.drawn_images import CLASSES
+from tests.support.command_line import tandem
 from tests.support.runtime_files import publish, torch_rows
 
 SIZE = 64
@@ -109,17 +108,14 @@ def test_a_set_from_a_server_answers_as_torch_does(weights_dir, networks, tmp_pa
 
 
 def test_files_fetched_elsewhere_need_no_network(weights_dir: Path, tmp_path: Path) -> None:
-    weights = entries(weights_dir, "http://127.0.0.1:9")
-    made = fetch_set(weights, tmp_path / "sets", WeightsSource(tmp_path / "none", weights_dir))
-    assert made.problems() == []
-    assert not (tmp_path / "none").exists()
-
-
-def test_a_missing_file_is_named_with_its_address(weights_dir: Path, tmp_path: Path) -> None:
+    """A missing file is named with its address."""
     weights = entries(weights_dir, "http://127.0.0.1:9")
     with pytest.raises(DownloadError, match=r"fetch it from http://127\.0\.0\.1:9/resnet50-"):
         fetch_set(weights, tmp_path / "sets", WeightsSource(tmp_path, tmp_path / "empty"))
     assert not (tmp_path / "sets").exists()
+    made = fetch_set(weights, tmp_path / "sets", WeightsSource(tmp_path / "none", weights_dir))
+    assert made.problems() == []
+    assert not (tmp_path / "none").exists()
 
 
 def test_tampered_weights_leave_nothing(weights_dir: Path, tmp_path: Path) -> None:
@@ -226,7 +222,7 @@ def test_members_of_several_sizes_come_from_a_server(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_to_do_offline(tmp_path: Path) -> None:
-    arguments = ["models", "fetch", "imagenet1k", "--weights-dir", str(tmp_path)]
-    done = CliRunner().invoke(app, [*arguments, "--into", str(tmp_path / "sets")])
+    into = ["--into", tmp_path / "sets"]
+    done = tandem("models", "fetch", "imagenet1k", "--weights-dir", tmp_path, *into)
     assert isinstance(done.exception, DownloadError)
     assert "resnet50-0676ba61.pth is not there; fetch it from https://" in str(done.exception)
