@@ -20,8 +20,7 @@ COMMANDS = {row[0]: row[2].strip("`") for row in ROWS if row[2].startswith("`")}
 def test_every_file_and_folder_has_a_row() -> None:
     assert {len(row) for row in ROWS} == {3}
     assert [row[0] for row in ROWS if not row[2]] == ["[`functions/`](functions)"]
-    links = [re.match(r"\[`[^`]+`\]\(([^)]+)\)", row[0]) for row in ROWS]
-    listed = [link[1] for link in links]
+    listed = [re.findall(r"^\[`[^`]+`\]\(([^)]+)\)", row[0])[0] for row in ROWS]
     assert len(set(listed)) == len(listed)
     files = {path.name for path in CONFIGS.glob("*.yaml")}
     assert {name for name in listed if name.endswith(".yaml")} == files

@@ -150,7 +150,7 @@ def test_limits_are_the_defaults_of_the_settings():
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ROOT / ".mkdocs.yml"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / ".mkdocs.yml")]
     built = subprocess.run([*command, "-d", tmp_path], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     assert (tmp_path / "index.html").exists()

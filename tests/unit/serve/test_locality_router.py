@@ -82,7 +82,7 @@ def router_of(app_name: str) -> LocalityRouter:
 def replicas_of(router: LocalityRouter, nodes: dict[str, str]) -> list[Any]:
     """Return replicas by their nodes, as the router is given them."""
     deployment: Any = router._called
-    unused = {"multiplexed_model_ids": set(), "availability_zone": None}
+    unused: dict[str, Any] = {"multiplexed_model_ids": set(), "availability_zone": None}
     return [
         SimpleNamespace(
             replica_id=ReplicaID(name, deployment),

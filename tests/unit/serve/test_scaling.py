@@ -380,12 +380,14 @@ def context(name, *replicas, target=1, now=0.0, raw_metrics=None, limits=(1, 20)
     config = AutoscalingConfig(
         min_replicas=limits[0], max_replicas=limits[1], upscale_delay_s=0, downscale_delay_s=0
     )
-    parameters = inspect.signature(AutoscalingContext).parameters
-    only_in_2_59 = {"total_pending_async_requests"} & set(parameters)
+    only_in_2_59 = {"total_pending_async_requests"} & {
+        *inspect.signature(AutoscalingContext).parameters
+    }
     unknown = ("aggregated_metrics", "last_scale_up_time", "last_scale_down_time")
+    zero = ("total_num_requests", "total_queued_requests", *only_in_2_59)
+    unused: dict[str, Any] = dict.fromkeys(unknown) | dict.fromkeys(zero, 0)
     return AutoscalingContext(
-        **dict.fromkeys(("total_num_requests", "total_queued_requests", *only_in_2_59), 0),
-        **dict.fromkeys(unknown),
+        **unused,
         deployment_id=deployment,
         deployment_name=name,
         app_name="tandem",

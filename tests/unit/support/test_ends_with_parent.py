@@ -31,8 +31,8 @@ sys.stdin.read()
 
 
 def test_a_child_is_interrupted_when_its_parent_is_killed() -> None:
-    command, pipes = [sys.executable, "-c", PARENT], {"stdin": PIPE, "stdout": PIPE}
-    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as parent:
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as parent:
         started, pid = sorted([parent.stdout.readline(), parent.stdout.readline()], reverse=True)
         child = psutil.Process(int(pid))
         assert started == "started\n"
