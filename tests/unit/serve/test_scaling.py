@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import numpy as np
