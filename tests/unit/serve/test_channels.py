@@ -131,11 +131,17 @@ def replica_end(server: ChannelServer) -> FrameProtocol:
     return found
 
 
-async def test_there_is_none_before_the_router_knows_a_replica_here(node: Node) -> None:
+async def test_of_equals_not_always_the_same_is_chosen(node: Node) -> None:
+    """There is none before the router knows a replica here."""
     assert node.pool.choose(1) is None
     node.num_elsewhere = 2
     node.tell()
     assert node.pool.choose(1) is None
+    node.num_elsewhere = 0
+    for _ in range(3):
+        await node.add(echo)
+    await node.connected()
+    assert len({id(node.pool.choose(1)) for _ in range(200)}) == 3
 
 
 async def test_the_one_with_the_fewest_calls_is_chosen(node: Node) -> None:
@@ -153,31 +159,20 @@ async def test_the_one_with_the_fewest_calls_is_chosen(node: Node) -> None:
     await asyncio.gather(*calls)
 
 
-async def test_of_equals_not_always_the_same_is_chosen(node: Node) -> None:
-    for _ in range(3):
-        await node.add(echo)
-    await node.connected()
-    assert len({id(node.pool.choose(1)) for _ in range(200)}) == 3
-
-
 @pytest.mark.parametrize("where", ["elsewhere", "here, without a channel"])
 async def test_the_handle_chooses_once_all_here_have_work(where: str, node: Node) -> None:
-    replica = Waiting()
-    await node.add(replica)
-    await node.connected()
+    replica, _, calls = await replica_of(node, calls=0)
     if where == "elsewhere":
         node.num_elsewhere = 1
     else:
         node.ids.append("listens not")
     node.tell()
-    calls = []
     for _ in range(4):  # two at a time in each of two lanes
         calls.append(asyncio.create_task(node.pool.choose(2).call(b"")))
         await asyncio.sleep(0)
     assert node.pool.choose(2) is None
     assert node.pool.choose(3) is not None
-    node.num_elsewhere = 0
-    node.ids = node.ids[:1]
+    node.num_elsewhere, node.ids = 0, node.ids[:1]
     node.tell()
     assert node.pool.choose(2) is not None
     replica.go_on.set()
@@ -428,6 +423,14 @@ async def test_what_is_no_frame_of_a_client_ends_the_connection(node: Node) -> N
     await until(lambda: channel.transport is None)
 
 
+@pytest.mark.parametrize("payload", [b"no JSON", b"[1]", b'["OverloadedError", 5]'])
+async def test_what_is_no_error_of_ours_is_one_all_the_same(payload, node: Node) -> None:
+    _, channel, (call,) = await replica_of(node)
+    channel.frame_received(FrameKind.ERROR, next(iter(channel._calls)), payload)
+    with pytest.raises(NotReadyError):
+        await call
+
+
 async def is_refused(address: str) -> bool:
     """Whether nobody listens; who accepts a connection and closes it still does."""
     try:
@@ -452,18 +455,6 @@ async def test_a_replica_that_ends_answers_what_is_under_way_first(node: Node) -
     replica.go_on.set()
     assert await call == b"last"
     await drained
-
-
-async def test_what_is_no_error_of_ours_is_one_all_the_same(node: Node) -> None:
-    replica = Waiting()
-    await node.add(replica)
-    channel = await node.channel()
-    for payload in (b"no JSON", b"[1]", b'["OverloadedError", 5]'):
-        call = asyncio.create_task(channel.call(b""))
-        await until(lambda: channel.num_calls == 1)
-        channel.frame_received(FrameKind.ERROR, next(iter(channel._calls)), payload)
-        with pytest.raises(NotReadyError):
-            await call
 
 
 def test_names_of_any_length_are_addresses() -> None:

@@ -420,17 +420,14 @@ async def test_a_service_that_began_with_one_set_takes_another(settings, folders
         assert graph.service.admission.is_of_all is True
 
 
-def test_weights_of_sets_that_are_not_served_are_refused(settings):
-    unknown = settings.model_copy(update={"set_weights": {FIRST: 2.0, "nobody": 1.0}})
-    with pytest.raises(ConfigError, match=f"set_weights names 'nobody', .* {FIRST}, {SECOND}"):
-        served_sets(unknown)
-
-
 async def test_all_members_of_a_set_have_its_share(settings):
     graph = assemble(settings.model_copy(update={"set_weights": {SECOND: 3.0}}))
     first, also, second = (member._queue.share for member in graph.stages.members)
     assert first is also
     assert (first.weight, second.weight) == (1.0, 3.0)
+    unknown = settings.model_copy(update={"set_weights": {FIRST: 2.0, "nobody": 1.0}})
+    with pytest.raises(ConfigError, match=f"set_weights names 'nobody', .* {FIRST}, {SECOND}"):
+        served_sets(unknown)
 
 
 async def test_without_weights_all_sets_weigh_the_same(graph, client):
@@ -487,18 +484,15 @@ async def two(start: Callable[[], Gateway]) -> tuple[Gateway, Gateway]:
     return first, second
 
 
-async def test_an_answer_means_that_all_gateways_serve_it(two: tuple[Gateway, Gateway]) -> None:
+async def test_an_answer_means_that_all_gateways_serve_it(two, start) -> None:
+    """One that starts later follows before it is asked."""
     first, second = two
     await first.sets.unload(SECOND)
     assert first.names == second.names == [FIRST]
     await second.sets.load(SECOND)
     await second.sets.load(THIRD)
     assert first.names == second.names == [FIRST, SECOND, THIRD]
-
-
-async def test_a_gateway_that_starts_later_follows_before_it_is_asked(two, start):
-    await two[0].sets.unload(SECOND)
-    await two[1].sets.load(THIRD)
+    await first.sets.unload(SECOND)
     third = start()
     assert third.names == [FIRST, SECOND]
     await third.sets.start()
