@@ -1,5 +1,6 @@
 """What is refused before Ray starts: what does not fit the machine, TLS, ports in use."""
 
+import math
 import os
 import socket
 import subprocess
@@ -37,12 +38,6 @@ def test_each_file_fits_the_machine_it_is_for_and_leaves_some(name: str, cpus: i
             check_capacity(served.deployments, cpus - 5)  # it uses what is there, but for four
 
 
-def test_the_message_names_both_numbers() -> None:
-    served = with_gateway(num_replicas=7, ray_actor_options={"num_cpus": 4})
-    with pytest.raises(ConfigError, match=r"asks for 28 CPUs \(Gateway 28\), this machine has 2"):
-        check_capacity(served.deployments, 2)
-
-
 @pytest.mark.parametrize(
     ("gateway", "fits"),
     [
@@ -51,13 +46,16 @@ def test_the_message_names_both_numbers() -> None:
         ({"num_replicas": "auto", "autoscaling_config": {"initial_replicas": 2}}, 2),
         ({"autoscaling_config": {"min_replicas": "2", "max_replicas": "3"}}, 2),
         ({"num_replicas": "auto"}, 1),
-        ({"num_replicas": 3, "ray_actor_options": {"num_cpus": 0.5}}, 2),
+        ({"num_replicas": 3, "ray_actor_options": {"num_cpus": 0.5}}, 1.5),
+        ({"num_replicas": 7, "ray_actor_options": {"num_cpus": 4}}, 28),
     ],
 )
-def test_what_is_asked_for(gateway: dict, fits: int) -> None:
-    check_capacity(with_gateway(**gateway).deployments, fits)
-    with pytest.raises(ConfigError):
-        check_capacity(with_gateway(**gateway).deployments, fits - 1)
+def test_what_is_asked_for(gateway: dict, fits: float) -> None:
+    deployments, most = with_gateway(**gateway).deployments, math.ceil(fits) - 1
+    check_capacity(deployments, most + 1)
+    says = rf"asks for {fits:g} CPUs \(Gateway {fits:g}\), this machine has {most}"
+    with pytest.raises(ConfigError, match=says):
+        check_capacity(deployments, most)
 
 
 def test_replicas_that_would_share_all_cores_are_told() -> None:
@@ -89,7 +87,10 @@ def tls(options: dict) -> Tls | None:
     return tls_of(HttpOptions.model_validate({"port": 8000} | options))
 
 
-def test_without_the_options_there_is_none():
+def test_a_pair_that_fits(signed, root):
+    pair = tls(options_of(signed, ssl_ca_certs=root.path))
+    assert (pair.certificate, pair.key) == (signed.certificate, signed.key)
+    assert pair.clients == root.path
     assert tls({"host": "127.0.0.1", "ssl_certfile": None, "ssl_keyfile": None}) is None
 
 
@@ -97,12 +98,6 @@ def test_without_the_options_there_is_none():
 def test_what_would_be_ignored_without_a_certificate_is_refused(name):
     with pytest.raises(ConfigError, match="give ssl_certfile and ssl_keyfile too"):
         tls({"host": "127.0.0.1", name: "x"})
-
-
-def test_a_pair_that_fits(signed, root):
-    found = tls(options_of(signed, ssl_ca_certs=root.path))
-    assert (found.certificate, found.key) == (signed.certificate, signed.key)
-    assert found.clients == root.path
 
 
 def test_a_key_of_another_certificate(signed, root):
@@ -197,6 +192,9 @@ def test_free_ports_pass():
     port = checks.free_port()
     for host in ("127.0.0.1", "127.0.0.1", "localhost"):  # the check itself leaves nothing behind
         checks.check_port(host, port)
+    for port in (70_000, -1):
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            checks.check_port("127.0.0.1", port)
 
 
 def test_free_ports_are_not_the_kernels_to_hand_out(tmp_path, monkeypatch):
@@ -211,9 +209,3 @@ def test_free_ports_are_not_the_kernels_to_hand_out(tmp_path, monkeypatch):
     assert 1024 <= checks.free_port() <= 65_535
     ports.unlink()
     assert checks.free_port() >= 20_000
-
-
-@pytest.mark.parametrize("port", [70_000, -1])
-def test_a_port_that_cannot_exist(port):
-    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-        checks.check_port("127.0.0.1", port)

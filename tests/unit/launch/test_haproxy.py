@@ -211,13 +211,13 @@ def test_with_tls_too(command: HaproxyCommand, tmp_path: Path, signed: Signed) -
     left = put_haproxy_in_front(asked, command, is_joining=False)
     assert left.url.startswith("http:")
     assert left.as_dict()["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    file = tmp_path / "haproxy.cfg"
     assert binds(command, tmp_path, 9000) == [":::8000", ":::9000"]
-    text = (tmp_path / "haproxy.cfg").read_text()
-    assert text.count(f" ssl crt {tmp_path}/tls.pem alpn ") == 2
+    assert file.read_text().count(f" ssl crt {tmp_path}/tls.pem alpn ") == 2
     assert (tmp_path / "tls.pem.key").readlink() == signed.key
     assert put_haproxy_in_front(left, command, is_joining=False) == left
     assert binds(command, tmp_path, 9000) == ["127.0.0.1:8000", "127.0.0.1:9000"]
-    assert "ssl crt" not in (tmp_path / "haproxy.cfg").read_text()
+    assert "ssl crt" not in file.read_text()
 
 
 @pytest.mark.parametrize(("model_set", "limit"), [("a", 128), ("a,b,c", 384)])

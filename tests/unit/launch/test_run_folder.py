@@ -44,11 +44,15 @@ def write_logs(folder: Path) -> None:
 
 
 def test_it_goes_with_the_run(place: Path) -> None:
+    """An error before Ray starts leaves nothing either."""
     with run_folder.run_folder() as folder:
         write_logs(folder)
         assert folder.parent == place
         assert folder.stat().st_mode & 0o777 == 0o700
     assert list(place.iterdir()) == []
+    with pytest.raises(ConfigError) as caught, run_folder.run_folder():
+        raise ConfigError("no")
+    assert (hasattr(caught.value, "__notes__"), list(place.iterdir())) == (False, [])
 
 
 def test_after_an_error_rays_logs_stay_until_the_next_start(place: Path) -> None:
@@ -61,12 +65,6 @@ def test_after_an_error_rays_logs_stay_until_the_next_start(place: Path) -> None
     assert (folder / "logs" / "raylet.out").read_text() == "why"
     with run_folder.run_folder() as another:
         assert list(place.iterdir()) == [another]
-
-
-def test_an_error_before_ray_starts_leaves_nothing(place: Path) -> None:
-    with pytest.raises(ConfigError) as caught, run_folder.run_folder():
-        raise ConfigError("no")
-    assert (hasattr(caught.value, "__notes__"), list(place.iterdir())) == (False, [])
 
 
 def test_a_killed_runs_folder_is_removed_and_a_living_ones_is_not(place: Path) -> None:
@@ -105,25 +103,29 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_users_variables_win_but_for_those_that_say_where_haproxy_is(monkeypatch):
-    """A shell that has a cluster's environment would start the cluster's HAProxy."""
+    """A shell that has a cluster's environment would start the cluster's HAProxy.
+
+    The command needs no folder that can be executed from: /tmp may be mounted noexec. Serve
+    replaces HAProxy soon after the start: what it had under way was cut off after 5 s.
+    """
     monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "2")
     monkeypatch.setenv(HAPROXY_PATH, "/usr/sbin/haproxy")
     with run_folder.fast_serve() as command:
         assert os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] == "2"
-        assert os.environ[HAPROXY_PATH] == str(command.path.parent / "haproxy")
+        lives_s = int(os.environ["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
+        assert lives_s >= 2 * Settings.model_fields["request_timeout_s"].default
+        link = Path(os.environ[HAPROXY_PATH])
+        assert link == command.path.parent / "haproxy"
+        assert link.resolve() == ROOT / "app" / "launch" / "haproxy_cfg" / "start.sh"
+        command.path.chmod(0o600)
+        done = subprocess.run([link, "-v"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("HAProxy version")
 
 
 @pytest.mark.parametrize(("is_joining", "value"), [(False, "0"), (True, None)])
 def test_a_ray_of_our_own_is_on_loopback_alone(is_joining: bool, value: str | None) -> None:
     with run_folder.fast_serve(is_joining=is_joining):
         assert os.environ.get(RAY_ON_ALL_INTERFACES) == value
-
-
-def test_a_replaced_haproxy_lives_longer_than_a_request() -> None:
-    """Serve replaces it soon after the start: what it had under way was cut off after 5 s."""
-    with run_folder.fast_serve():
-        lives_s = int(os.environ["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
-    assert lives_s >= 2 * Settings.model_fields["request_timeout_s"].default
 
 
 def test_what_is_started_imports_from_the_project_and_never_from_a_working_folder(
@@ -149,17 +151,6 @@ def test_the_portable_way_is_serves_own_proxy_and_needs_no_haproxy(monkeypatch):
     monkeypatch.setenv(HA_PROXY, "1")
     with pytest.raises(ConfigError, match="not installed"), run_folder.fast_serve():
         pass
-
-
-def test_haproxys_command_needs_no_folder_that_can_be_executed_from() -> None:
-    """/tmp may be mounted noexec: the link leads to a file of the project."""
-    with run_folder.fast_serve() as command:
-        command.path.chmod(0o600)
-        link = Path(os.environ[HAPROXY_PATH])
-        assert link.parent == command.path.parent
-        assert link.resolve() == ROOT / "app" / "launch" / "haproxy_cfg" / "start.sh"
-        done = subprocess.run([link, "-v"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("HAProxy version")
 
 
 def test_rays_secret_is_this_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
