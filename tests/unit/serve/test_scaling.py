@@ -57,10 +57,13 @@ def rate_of(meter, reports_now=None, now=0.0, **interval):
 
 
 def test_rates_and_backlogs_of_replicas_add_up_whatever_their_clocks_say():
-    meter = metered(reports(100, waiting=3), reports(50, waiting=4, clock=-7e6))
-    found = meter.demand()
-    assert found.rate == pytest.approx(150)
-    assert found.backlog == 7
+    gateway = metered(reports(100, waiting=3), reports(50, waiting=4, clock=-7e6))
+    for demanded in (
+        gateway.demand(),
+        demand({"Decoder": metered(reports(80)), "Gateway": gateway}),
+    ):
+        assert demanded.rate == pytest.approx(150)  # the stage that sees most tells it
+        assert demanded.backlog == 7
 
 
 @pytest.mark.parametrize(("rate", "window_s"), [(400, 5), (50, 10), (25, 20), (3, 40)])
@@ -99,6 +102,14 @@ def test_a_replica_that_is_gone_counts_no_more():
     assert rate_of(metered(reports(100), reports(60)), {1: reports(60)}, now=51.0) == 60
 
 
+def test_two_reports_of_one_time_are_one_and_a_clock_that_is_set_back_begins_anew():
+    start, *others = reports(100)
+    assert rate_of(metered([start, start, *others, others[-1]])) == 100
+    assert not metered([start, start]).is_measured
+    anew = reports(60, 0, 20, clock=-3600.0, at_start=5000.0)
+    assert rate_of(metered([start, *others]), {0: anew}, now=71.0) == 60
+
+
 @pytest.mark.parametrize("rate", [12.0, 30.0, 80.0, 400.0])
 @pytest.mark.parametrize("for_s", [2, 4, 9, 18, 30])
 def test_replicas_that_become_ready_do_not_add_to_what_arrives(rate, for_s):
@@ -130,27 +141,10 @@ def test_replicas_that_report_rarely_do_not_hang():
     assert demand({"Gateway": meter}) is None  # all hang: nothing is known
 
 
-def test_two_reports_of_one_time_are_one():
-    start, *others = reports(100)
-    assert rate_of(metered([start, start, *others, others[-1]])) == 100
-    assert not metered([start, start]).is_measured
-
-
-def test_a_clock_that_is_set_back_begins_anew():
-    anew = reports(60, 0, 20, clock=-3600.0, at_start=5000.0)
-    assert rate_of(metered(reports(100)), {0: anew}, now=71.0) == 60
-
-
 def test_nothing_is_told_before_there_are_two_reports():
     meter = metered(reports(10, 0, 0))
     assert not meter.is_measured
     assert demand({"Gateway": meter, "Decoder": StageMeter()}) is None
-
-
-def test_the_stage_that_sees_most_tells_the_demand():
-    meters = {"Decoder": metered(reports(80)), "Gateway": metered(reports(120, waiting=9))}
-    assert demand(meters).rate == pytest.approx(120)
-    assert demand(meters).backlog == 9
 
 
 def test_the_cost_of_an_image_is_remembered_when_there_is_too_little_to_tell():
@@ -330,12 +324,8 @@ def test_down_only_when_nothing_more_was_needed_for_long():
     assert targets[ticks - 1] == high
     # Down to the upper confidence limit of the low rate: here one replica more at the most.
     assert all(low[name] <= targets[-1][name] <= low[name] + 1 for name in low)
-
-
-def test_a_peak_in_between_starts_the_wait_anew():
-    ticks = int(OPTIONS.scale_down_after_s / TICK_S)
-    rates = [800] + [50] * (ticks // 2) + [800] + [50] * (ticks - 2)
-    assert list(played(ENSEMBLE, rates))[-1] == decided(ENSEMBLE, 800).targets
+    peak_between = [800] + [50] * (ticks // 2) + [800] + [50] * (ticks - 2)
+    assert list(played(ENSEMBLE, peak_between))[-1] == high  # the wait starts anew
 
 
 def test_a_new_policy_takes_nothing_away_at_once():
@@ -424,11 +414,8 @@ def test_what_is_given_or_expected_counts_until_it_is_measured():
     quiet = context("resnet50", reports(100, cpu_ms=0.0, idle_ms=10.0))
     assert asked(EnsemblePolicy(), quiet) == {"resnet50": 1}  # 15 CPU-ms
     assert asked(EnsemblePolicy(cpu_ms={"resnet50": 100}), quiet) == {"resnet50": 4}
-
-
-def test_it_never_scales_to_nothing():
     idle = context("resnet50", reports(0), limits=(0, 20))
-    assert asked(EnsemblePolicy(), idle) == {"resnet50": 1}
+    assert asked(EnsemblePolicy(), idle) == {"resnet50": 1}  # never nothing
 
 
 def test_a_stage_that_was_taken_away_tells_nothing_any_more():
