@@ -4,8 +4,11 @@ ONNX files are written byte by byte (no exporter, no onnx package); a .pt2 needs
 """
 
 import struct
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from calibration.sets.transaction import write_manifest
 from models.manifest import MemberRecord, Network, read_manifest
@@ -107,6 +110,27 @@ def export_module(module: Any, path: Path, example: Any, batch: int | None = Non
     shapes = None if batch else ({0: torch.export.Dim("batch", min=1, max=1024)},)
     program = torch.export.export(module.eval(), (example,), dynamic_shapes=shapes)
     torch.export.save(program, path)
+
+
+def publish(content: object, folder: Path, name: str) -> Path:
+    """Write a weights file as the publisher does: torch.save, the hash in the name."""
+    import torch
+
+    folder.mkdir(exist_ok=True)
+    torch.save(content, folder / name)
+    digest = sha256((folder / name).read_bytes()).hexdigest()
+    return (folder / name).rename(folder / f"{name}-{digest[:8]}.pth")
+
+
+def torch_rows(module: Any, pixels: np.ndarray) -> np.ndarray:
+    """Return a network's probabilities of BGR pixels, normalised as torchvision does."""
+    import torch
+
+    from calibration.training.train import normalised
+
+    with torch.inference_mode():
+        batch = normalised(np.ascontiguousarray(pixels[..., ::-1]))
+        return module(batch).softmax(1).numpy()
 
 
 def write_mixed_set(folder: Path, *, runtimes: tuple[RuntimeName, ...], gain: float = 8.0) -> Path:

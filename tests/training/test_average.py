@@ -12,21 +12,8 @@ from calibration.training.average import average_weights
 from calibration.training.train import read_folders
 from models.errors import ModelSetError
 
-SIZE = 64
 
-
-@pytest.fixture(scope="module")
-def network() -> torch.nn.Module:
-    torch.manual_seed(3)
-    made = build_network("resnet50", 3).train()
-    with torch.no_grad():
-        made(torch.randn(8, 3, SIZE, SIZE))
-    return made.eval()
-
-
-def test_the_mean_of_a_network_and_itself_is_itself(
-    network: torch.nn.Module, training_images: Path, tmp_path: Path
-) -> None:
+def test_the_mean_of_a_network_and_itself_is_itself(network, training_images, tmp_path):
     save_tensors(network.state_dict(), tmp_path / "a.safetensors")
     moved = {k: v + 2 if k == "fc.bias" else v for k, v in network.state_dict().items()}
     save_tensors(moved, tmp_path / "b.safetensors")
@@ -38,28 +25,20 @@ def test_the_mean_of_a_network_and_itself_is_itself(
     assert not torch.equal(mean.bn1.running_mean, network.bn1.running_mean)  # measured anew
 
 
-def test_two_different_networks_have_no_mean(
-    network: torch.nn.Module, training_images: Path, tmp_path: Path
-) -> None:
-    save_tensors(network.state_dict(), tmp_path / "a.safetensors")
-    other = build_network("densenet169", 3).state_dict()
-    save_tensors(other, tmp_path / "b.safetensors")
+def test_two_different_networks_have_no_mean(network, training_images: Path, tmp_path: Path):
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_tensors(network.state_dict(), a)
+    save_tensors(build_network("densenet169", 3).state_dict(), b)
     data = read_folders([training_images])
     with pytest.raises(ModelSetError, match="not two trainings"):
-        average_weights(
-            build_network("resnet50", 3),
-            tmp_path / "a.safetensors",
-            tmp_path / "b.safetensors",
-            data,
-            32,
-        )
+        average_weights(build_network("resnet50", 3), a, b, data, 32)
 
 
 def test_a_mistake_is_a_line(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    command = [sys.executable, "-m", "calibration.training.average", "resnet50"]
-    command += [str(tmp_path / "a")] * 2
-    command += ["--images", str(tmp_path), "--out", str(tmp_path / "out")]
+    module, file = ["-m", "calibration.training.average", "resnet50"], str(tmp_path / "a")
+    folders = ["--images", str(tmp_path), "--out", str(tmp_path / "out")]
+    command = [sys.executable, *module, file, file, *folders]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("no images in ")

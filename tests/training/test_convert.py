@@ -7,15 +7,14 @@ import numpy as np
 import openvino as ov
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
-from app.cli.main import app
 from calibration.sets import convert
 from calibration.sets.convert import NETWORKS, build_network, convert_checkpoint, save_tensors
 from calibration.sets.import_network import chain_concats
 from calibration.sets.input import MEAN_RGB, SCALE_RGB, with_softmax
 from models.model_set import load_model_set
 from tests.support.calibration.drawn_images import CLASSES
+from tests.support.command_line import tandem
 
 SIZE = 64
 # OpenVINO traces with torch.jit, which torch deprecates; NNCF's own imports warn as well.
@@ -70,24 +69,22 @@ def test_chained_concatenations_give_the_same_result() -> None:
 
 
 def test_two_checkpoints_become_a_measured_int8_set(
-    checkpoints: Path, training_images: Path, held_out_images: Path, tmp_path: Path
-) -> None:
+    checkpoints, training_images, held_out_images, tmp_path
+):
     """Walk the model card's own way: convert, models add, quantize, evaluate."""
-    labels = tmp_path / "labels.txt"
+    labels, report, folder = tmp_path / "labels.txt", tmp_path / "report.json", tmp_path / "drawn"
     labels.write_text("".join(f"{name}\n" for name in CLASSES))
-    add = ["models", "add", "drawn", "--labels", labels, "--into", tmp_path / "sets"]
+    add = ["models", "add", "drawn", "--labels", labels, "--into", tmp_path]
     for name in NETWORKS:
         xml = tmp_path / f"{name}.xml"
         convert.main(name, checkpoints / f"{name}.safetensors", xml, 3, SIZE)
         add += ["--member", f"{name}={xml}"]
-    folder = tmp_path / "sets" / "drawn"
-    tandem(*add)
-    tandem("quantize", folder, "--images", training_images, "--subset-size", 8)
-    report = tmp_path / "report.json"
-    found = tandem(
-        "evaluate", folder, "--images", held_out_images, "--json", report, is_checked=False
-    )
-    assert found.exit_code in (0, 1), found.output  # untrained networks may drop by any amount
+    quantize = ["quantize", folder, "--images", training_images, "--subset-size", 8]
+    for command in (add, quantize):
+        done = tandem(*command)
+        assert done.exit_code == 0, (done.output, done.exception)
+    done = tandem("evaluate", folder, "--images", held_out_images, "--json", report)
+    assert done.exit_code in (0, 1), done.output  # untrained networks may drop by any amount
     model_set = load_model_set(str(folder))
     assert model_set.problems() == []
     (record,) = model_set.manifest.accuracy
@@ -95,9 +92,3 @@ def test_two_checkpoints_become_a_measured_int8_set(
     assert set(record.drops) == {*NETWORKS, "ensemble"}
     assert json.loads(report.read_text())["scores"]["INT8"].keys() == record.scores["INT8"].keys()
     assert tandem("models", "verify", folder).exit_code == 0
-
-
-def tandem(*arguments: object, is_checked: bool = True) -> Result:
-    done = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
-    assert not is_checked or done.exit_code == 0, done.output
-    return done

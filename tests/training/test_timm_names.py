@@ -3,7 +3,6 @@
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,36 +16,36 @@ from models.machine import MissingExtraError
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def test_preprocessing_is_what_timm_does() -> None:
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("mobilenetv3_small_100.lamb_in1k", (224, 256, "crop", "bicubic")),
+        ("vit_base_patch16_384.augreg_in21k_ft_in1k", (384, 384, "crop", "bicubic")),
+        ("resnet18.tv_in1k", (224, 256, "crop", "bilinear")),
+        ("beitv2_base_patch16_224.in1k_ft_in22k_in1k", (224, 248, "crop", "bicubic")),
+        ("efficientnet_b1.ft_in1k", (224, 256, "crop", "bicubic")),  # at the size of training
+        ("eva02_base_patch14_448.mim_in22k_ft_in22k_in1k", (448, 448, "stretch", "bicubic")),
+    ],
+)
+def test_preprocessing_is_what_timm_does(model, expected) -> None:
     """In a cropped, a stretched, a bilinear and an uncropped one, each by timm's own transform."""
-    named = {
-        "mobilenetv3_small_100.lamb_in1k": (224, 256, "crop", "bicubic"),
-        "vit_base_patch16_384.augreg_in21k_ft_in1k": (384, 384, "crop", "bicubic"),
-        "resnet18.tv_in1k": (224, 256, "crop", "bilinear"),
-        "beitv2_base_patch16_224.in1k_ft_in22k_in1k": (224, 248, "crop", "bicubic"),
-        "efficientnet_b1.ft_in1k": (224, 256, "crop", "bicubic"),  # at the size of training
-        "eva02_base_patch14_448.mim_in22k_ft_in22k_in1k": (448, 448, "stretch", "bicubic"),
-    }
     timm = timm_module()
-    for model, expected in named.items():
-        (network,) = read_members([f"timm:{model}"])
-        image = network.input.image
-        found = (image.input_size, image.resize_shorter, image.resize, image.interpolation)
-        assert found == expected, model
-        config = timm.models.get_pretrained_cfg(model).to_dict()
-        transform = timm.data.create_transform(
-            **timm.data.resolve_data_config(pretrained_cfg=config), is_training=False
-        )
-        resize, crop, _, normalise = transform.transforms
-        assert crop.size == (image.input_size, image.input_size)
-        by_timm = resize.size if isinstance(resize.size, int) else resize.size[0]
-        assert by_timm == image.resize_shorter
-        assert (isinstance(resize.size, int)) == (image.resize == "crop")
-        assert resize.interpolation.value == image.interpolation
-        for ours, theirs in (("mean", normalise.mean), ("scale", normalise.std)):
-            np.testing.assert_allclose(
-                getattr(network.input.normalisation, ours), 255 * theirs.numpy(), atol=1e-3
-            )
+    (network,) = read_members([f"timm:{model}"])
+    image = network.input.image
+    rule = (image.input_size, image.resize_shorter, image.resize, image.interpolation)
+    assert rule == expected
+    config = timm.models.get_pretrained_cfg(model).to_dict()
+    data = timm.data.resolve_data_config(pretrained_cfg=config)
+    transform = timm.data.create_transform(**data, is_training=False)
+    resize, crop, _, normalise = transform.transforms
+    assert crop.size == (image.input_size, image.input_size)
+    by_timm = resize.size if isinstance(resize.size, int) else resize.size[0]
+    assert by_timm == image.resize_shorter
+    assert (isinstance(resize.size, int)) == (image.resize == "crop")
+    assert resize.interpolation.value == image.interpolation
+    for ours, theirs in (("mean", normalise.mean), ("scale", normalise.std)):
+        values = getattr(network.input.normalisation, ours)
+        np.testing.assert_allclose(values, 255 * theirs.numpy(), atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +78,7 @@ def test_members_that_cannot_be_fetched(member: str, says: str) -> None:
         ({"crop_pct": 1.25}, "a picture resized to 179 px with a border to 224"),
     ],
 )
-def test_preprocessing_that_tandem_has_not(
-    changed: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preprocessing_that_tandem_has_not(changed, says, monkeypatch):
     config = published_weights._config
     monkeypatch.setattr(published_weights, "_config", lambda *given: config(*given) | changed)
     with pytest.raises(ModelSetError, match=says):
@@ -92,10 +89,8 @@ def test_one_network_twice_needs_a_name_of_its_own() -> None:
     members = ["timm:resnet18.tv_in1k", "timm:resnet18.a1_in1k"]
     with pytest.raises(ModelSetError, match=r"resnet18 is given twice.* NAME=timm:MODEL"):
         read_members(members)
-    assert [n.name for n in read_members([members[0], f"other={members[1]}"])] == [
-        "resnet18",
-        "other",
-    ]
+    named = read_members([members[0], f"other={members[1]}"])
+    assert [network.name for network in named] == ["resnet18", "other"]
 
 
 def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
-from typer.testing import CliRunner
 
-from app.cli.main import app
 from calibration.quantization.quantize import has_attention
 from calibration.sets import published_weights
 from calibration.sets.convert import build_network, convert_module, timm_module, torchvision_models
@@ -27,6 +25,8 @@ from models.model_set import ModelSet, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions, read_network
 from models.record import ImageRecord
 from tests.support.calibration.hub_server import COMMIT, HubServer
+from tests.support.command_line import tandem
+from tests.support.runtime_files import publish
 
 VIT, CONVOLUTIONAL = "test_vit.r160_in1k", "test_resnet.r160_in1k"  # timm's own for tests: small
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -68,29 +68,31 @@ def fetched(members: list[str], hub: HubServer, tmp_path: Path, **options: Any) 
     return fetch_set(read_members(members), tmp_path / "sets", source, **options)
 
 
-def test_the_command_takes_the_hub_of_the_environment(
-    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def is_refused(says: str, files: dict[str, bytes], tmp_path: Path) -> None:
+    """Fetch a set that is refused, and leaves nothing."""
+    with HubServer(dict(files)) as hub, pytest.raises(ModelSetError, match=says):
+        fetched([f"timm:{VIT}"], hub, tmp_path)
+    assert list((tmp_path / "sets").iterdir()) == []
+
+
+def test_the_command_takes_the_hub_of_the_environment(files, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    arguments = ["models", "fetch", "imagenet1k", "--member", f"small=timm:{CONVOLUTIONAL}"]
+    member = f"small=timm:{CONVOLUTIONAL}"
     with HubServer(dict(files)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        done = CliRunner().invoke(app, [*arguments, "--into", str(tmp_path)])
+        done = tandem("models", "fetch", "imagenet1k", "--member", member, "--into", tmp_path)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "small: FP16, 160 px" in done.output
     assert load_model_set(str(tmp_path / "imagenet1k")).problems() == []
-    assert [p.name for p in (tmp_path / "cache").rglob("*.safetensors")] == [
-        f"{CONVOLUTIONAL}.safetensors"
-    ]
+    kept = [path.name for path in (tmp_path / "cache").rglob("*.safetensors")]
+    assert kept == [f"{CONVOLUTIONAL}.safetensors"]
 
 
 def test_timm_and_torchvision_in_one_set(files: dict[str, bytes], tmp_path: Path) -> None:
     """From files that were fetched elsewhere; the same classes, each its own normalisation."""
     published: Any = read_members(["squeezenet1_1"])[0]
     torch.manual_seed(8)
-    torch.save(build_network("squeezenet1_1", 1000).state_dict(), tmp_path / "weights")
-    digest = sha256((tmp_path / "weights").read_bytes()).hexdigest()[:8]
-    file = (tmp_path / "weights").rename(tmp_path / f"squeezenet-{digest}.pth")
+    file = publish(build_network("squeezenet1_1", 1000).state_dict(), tmp_path, "squeezenet")
     entry = torchvision_models().Weights(
         url=f"https://host.invalid/{file.name}",
         transforms=published.entry.transforms,
@@ -103,16 +105,13 @@ def test_timm_and_torchvision_in_one_set(files: dict[str, bytes], tmp_path: Path
     assert made.problems() == []
     squeezenet, vit = made.manifest.members
     assert (squeezenet.image, made.manifest.image.input_size) == (None, 224)
-    assert vit.image is not None
     assert (vit.image.input_size, vit.image.interpolation) == (160, "bicubic")
     told = f"timm {VIT}, {VIT}.safetensors, sha256 {sha256(data).hexdigest()}"
     assert vit.source == f"{told}, license apache-2.0"
     assert not (tmp_path / "none").exists()
 
 
-def test_a_set_from_the_hub(
-    files: dict[str, bytes], networks: dict[str, torch.nn.Module], tmp_path: Path
-) -> None:
+def test_a_set_from_the_hub(files, networks, tmp_path):
     heard: list[tuple[int, int | None]] = []
     with HubServer(dict(files)) as hub:
         members = [f"timm:{VIT}", f"small=timm:{CONVOLUTIONAL}"]
@@ -147,9 +146,7 @@ def test_a_set_from_the_hub(
     assert not has_attention(read_network(made.network_path("small", "FP16")))
 
 
-def test_a_broken_download_goes_on_and_a_whole_one_is_kept(
-    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_download_goes_on_and_a_whole_one_is_kept(files, tmp_path, monkeypatch):
     monkeypatch.setattr("calibration.sets.download.download.__defaults__", (lambda *_: None,) * 2)
     with HubServer(dict(files)) as hub:
         hub.breaks_after = [100_000]
@@ -160,9 +157,7 @@ def test_a_broken_download_goes_on_and_a_whole_one_is_kept(
         assert [r for r in hub.requests if r[1].startswith("/bytes/")][2:] == []
 
 
-def test_weights_altered_on_their_way_leave_nothing(
-    files: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_weights_altered_on_their_way_leave_nothing(files, tmp_path):
     with HubServer(dict(files)) as hub:
         hub.told_sha256 = "ab" * 32
         with pytest.raises(DownloadError, match="was altered on its way"):
@@ -174,65 +169,40 @@ def test_weights_altered_on_their_way_leave_nothing(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"\x80\x04not tensors", f"are no weights of {VIT}"),
-        (save({"head.weight": torch.zeros(2, 2)}), f"are no weights of {VIT}"),
+        (lambda: b"\x80\x04not tensors", f"are no weights of {VIT}"),
+        (lambda: save({"head.weight": torch.zeros(2, 2)}), f"are no weights of {VIT}"),
+        (lambda: save(nan_of(VIT)), "test_vit answers no numbers"),
     ],
-    ids=["a pickle", "other tensors"],
+    ids=["a pickle", "other tensors", "no numbers"],
 )
-def test_what_are_no_weights_leave_nothing(content: bytes, says: str, tmp_path: Path) -> None:
-    with (
-        HubServer({f"timm/{VIT}/model.safetensors": content}) as hub,
-        pytest.raises(ModelSetError, match=says),
-    ):
-        fetched([f"timm:{VIT}"], hub, tmp_path)
-    assert list((tmp_path / "sets").iterdir()) == []
+def test_what_are_no_weights_leave_nothing(content, says: str, tmp_path: Path) -> None:
+    is_refused(says, {f"timm/{VIT}/model.safetensors": content()}, tmp_path)
 
 
-def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
-    state = {key: torch.full_like(v, torch.nan) for key, v in network_of(VIT).state_dict().items()}
-    with (
-        HubServer({f"timm/{VIT}/model.safetensors": save(state)}) as hub,
-        pytest.raises(ModelSetError, match="test_vit answers no numbers"),
-    ):
-        fetched([f"timm:{VIT}"], hub, tmp_path)
+def nan_of(model: str) -> dict[str, torch.Tensor]:
+    state = network_of(model).state_dict()
+    return {key: torch.full_like(value, torch.nan) for key, value in state.items()}
 
 
-def test_a_conversion_that_answers_otherwise_is_refused(
-    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_that_answers_otherwise_is_refused(files, tmp_path, monkeypatch):
     convert = convert_module
     other = network_of(CONVOLUTIONAL)
     monkeypatch.setattr(published_weights, "convert_module", lambda _, *rest: convert(other, *rest))
-    with (
-        HubServer(dict(files)) as hub,
-        pytest.raises(ModelSetError, match="does not answer as in PyTorch after conversion"),
-    ):
-        fetched([f"timm:{VIT}"], hub, tmp_path)
-    assert list((tmp_path / "sets").iterdir()) == []
+    is_refused("does not answer as in PyTorch after conversion", files, tmp_path)
 
 
-def test_a_network_that_cannot_be_converted_is_refused(
-    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def build(*_: object) -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Conv2d(4, 1000, 1))  # of four channels
-
-    monkeypatch.setattr(published_weights.TimmWeights, "build", build)
+def test_a_network_that_cannot_be_converted_is_refused(files, tmp_path, monkeypatch):
+    of_four_channels = torch.nn.Sequential(torch.nn.Conv2d(4, 1000, 1))
+    monkeypatch.setattr(published_weights.TimmWeights, "build", lambda *_: of_four_channels)
     says = "test_vit cannot be converted to OpenVINO: .*Choose another"
-    with HubServer(dict(files)) as hub, pytest.raises(ModelSetError, match=says):
-        fetched([f"timm:{VIT}"], hub, tmp_path)
-    assert list((tmp_path / "sets").iterdir()) == []
+    is_refused(says, files, tmp_path)
 
 
-def test_the_command_says_what_to_do_offline(
-    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_says_what_to_do_offline(tmp_path: Path, monkeypatch) -> None:
     """HF_ENDPOINT is where the hub is."""
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
-    arguments = ["models", "fetch", "imagenet1k", "--member", f"timm:{VIT}"]
-    arguments += ["--weights-dir", str(tmp_path), "--into", str(tmp_path / "sets")]
-    done = CliRunner().invoke(app, arguments)
+    folders = ["--weights-dir", tmp_path, "--into", tmp_path / "sets"]
+    done = tandem("models", "fetch", "imagenet1k", "--member", f"timm:{VIT}", *folders)
     assert isinstance(done.exception, DownloadError)
-    assert f"{VIT}.safetensors is not there; fetch http://hub.invalid/timm/{VIT}/resolve/main/" in (
-        str(done.exception)
-    )
+    address = f"http://hub.invalid/timm/{VIT}/resolve/main/"
+    assert f"{VIT}.safetensors is not there; fetch {address}" in str(done.exception)

@@ -1,20 +1,18 @@
 """``tandem models fetch``: torchvision's own weights entries, local files, a local server."""
 
 import http.server
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from app.cli.main import app
 from calibration.sets.convert import build_network, torchvision_models
 from calibration.sets.download import DownloadError
 from calibration.sets.published_weights import (
@@ -24,12 +22,13 @@ from calibration.sets.published_weights import (
     read_members,
     usual_weights,
 )
-from calibration.training.train import normalised
 from models.ensemble import average
 from models.errors import ModelSetError
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from models.record import ImageRecord
 from tests.support.calibration.drawn_images import CLASSES
+from tests.support.command_line import tandem
+from tests.support.runtime_files import publish, torch_rows
 
 SIZE = 64
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -37,13 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 def old_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Name DenseNet's layers as the published file does: norm.1 for norm1."""
-    renamed = {}
-    for key, value in state.items():
-        for kind in ("norm", "conv"):
-            for number in "12":
-                key = key.replace(f".{kind}{number}.", f".{kind}.{number}.")
-        renamed[key] = value
-    return renamed
+    return {re.sub(r"\.(norm|conv)([12])\.", r".\1.\2.", key): v for key, v in state.items()}
 
 
 @pytest.fixture(scope="module")
@@ -53,41 +46,31 @@ def networks() -> dict[str, torch.nn.Module]:
 
 
 @pytest.fixture(scope="module")
-def weights_dir(
-    networks: dict[str, torch.nn.Module], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """Files as the publisher makes them: torch.save, the hash in the name."""
+def weights_dir(networks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights")
     for name, network in networks.items():
         state = network.state_dict()
-        torch.save(old_names(state) if name == "densenet169" else state, folder / name)
-        digest = sha256((folder / name).read_bytes()).hexdigest()
-        (folder / name).rename(folder / f"{name}-{digest[:8]}.pth")
+        publish(old_names(state) if name == "densenet169" else state, folder, name)
     return folder
 
 
-def entries(folder: Path, base: str) -> list[TorchvisionWeights]:
-    """Make entries with torchvision's own classes, for the files in ``folder``."""
-    models = torchvision_models()
+def entry_of(name: str, url: str, **preset: object) -> TorchvisionWeights:
+    """Make an entry with torchvision's own classes."""
     from torchvision.transforms._presets import ImageClassification
 
+    transforms = partial(ImageClassification, **preset)
+    meta = {"categories": list(CLASSES)}
+    entry = torchvision_models().Weights(url=url, transforms=transforms, meta=meta)
+    return TorchvisionWeights(name, entry)
+
+
+def entries(folder: Path, base: str) -> list[TorchvisionWeights]:
+    """Make entries for the files in ``folder``."""
+    preset = {"crop_size": SIZE, "resize_size": 73}
     return [
-        TorchvisionWeights(
-            path.name.partition("-")[0],
-            models.Weights(
-                url=f"{base}/{path.name}",
-                transforms=partial(ImageClassification, crop_size=SIZE, resize_size=73),
-                meta={"categories": list(CLASSES)},
-            ),
-        )
+        entry_of(path.name.partition("-")[0], f"{base}/{path.name}", **preset)
         for path in sorted(folder.iterdir(), reverse=True)
     ]
-
-
-@pytest.fixture
-def server(weights_dir: Path) -> Iterator[str]:
-    with served_folder(weights_dir) as url:
-        yield url
 
 
 @contextmanager
@@ -104,13 +87,12 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def test_a_set_from_a_server_answers_as_torch_does(
-    server: str, weights_dir: Path, networks: dict[str, torch.nn.Module], tmp_path: Path
-) -> None:
+def test_a_set_from_a_server_answers_as_torch_does(weights_dir, networks, tmp_path):
     heard: list[tuple[int, int | None]] = []
     source = WeightsSource(tmp_path / "cache")
-    weights = entries(weights_dir, server)
-    made = fetch_set(weights, tmp_path / "sets", source, lambda *a: heard.append(a))
+    with served_folder(weights_dir) as url:
+        weights = entries(weights_dir, url)
+        made = fetch_set(weights, tmp_path / "sets", source, lambda *a: heard.append(a))
     assert made.problems() == []
     assert made.labels == CLASSES
     assert (made.manifest.image.input_size, made.manifest.image.resize_shorter) == (SIZE, 73)
@@ -121,24 +103,19 @@ def test_a_set_from_a_server_answers_as_torch_does(
         name: CompiledNetwork(made.network_path(name, "FP16"), options).predict(pixels)
         for name in networks
     }
-    with torch.no_grad():
-        batch = normalised(np.ascontiguousarray(pixels[..., ::-1]))
-        expected = np.mean([n(batch).softmax(1).numpy() for n in networks.values()], axis=0)
+    expected = np.mean([torch_rows(network, pixels) for network in networks.values()], axis=0)
     np.testing.assert_allclose(average(rows, dict.fromkeys(rows, 1.0)), expected, atol=5e-3)
 
 
 def test_files_fetched_elsewhere_need_no_network(weights_dir: Path, tmp_path: Path) -> None:
-    weights = entries(weights_dir, "http://127.0.0.1:9")
-    made = fetch_set(weights, tmp_path / "sets", WeightsSource(tmp_path / "none", weights_dir))
-    assert made.problems() == []
-    assert not (tmp_path / "none").exists()
-
-
-def test_a_missing_file_is_named_with_its_address(weights_dir: Path, tmp_path: Path) -> None:
+    """A missing file is named with its address."""
     weights = entries(weights_dir, "http://127.0.0.1:9")
     with pytest.raises(DownloadError, match=r"fetch it from http://127\.0\.0\.1:9/resnet50-"):
         fetch_set(weights, tmp_path / "sets", WeightsSource(tmp_path, tmp_path / "empty"))
     assert not (tmp_path / "sets").exists()
+    made = fetch_set(weights, tmp_path / "sets", WeightsSource(tmp_path / "none", weights_dir))
+    assert made.problems() == []
+    assert not (tmp_path / "none").exists()
 
 
 def test_tampered_weights_leave_nothing(weights_dir: Path, tmp_path: Path) -> None:
@@ -160,16 +137,11 @@ class Bomb:
         return (Path.touch, (Path("exploded"),))
 
 
-def test_code_in_a_weights_file_is_not_run(
-    weights_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_in_a_weights_file_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     evil = tmp_path / "evil"
-    evil.mkdir()
     for name in ("resnet50", "densenet169"):
-        torch.save(Bomb(), evil / name)
-        digest = sha256((evil / name).read_bytes()).hexdigest()
-        (evil / name).rename(evil / f"{name}-{digest[:8]}.pth")
+        publish(Bomb(), evil, name)
     with pytest.raises(ModelSetError, match="are no weights of this network"):
         fetch_set(entries(evil, "x"), tmp_path / "sets", WeightsSource(tmp_path, evil))
     assert not (tmp_path / "exploded").exists()
@@ -180,9 +152,8 @@ def test_an_existing_set_is_replaced_only_when_asked(weights_dir: Path, tmp_path
     weights = entries(weights_dir, "x")
     source = WeightsSource(tmp_path, weights_dir)
     fetch_set(weights, tmp_path / "sets", source)
-    with pytest.raises(
-        ModelSetError, match=r"exists; give another folder \(--into\), or --replace it"
-    ):
+    says = r"exists; give another folder \(--into\), or --replace it"
+    with pytest.raises(ModelSetError, match=says):
         fetch_set(weights, tmp_path / "sets", source)
     assert fetch_set(weights, tmp_path / "sets", source, is_replaced=True).problems() == []
     assert [p.name for p in (tmp_path / "sets").iterdir()] == ["imagenet1k"]
@@ -198,17 +169,15 @@ def test_the_published_entries_are_what_the_code_takes_them_for() -> None:
 
 
 def test_any_network_with_published_weights_and_its_own_preprocessing() -> None:
-    networks: list[Any] = [
-        *read_members(["efficientnet_b0", "vit_b_16=IMAGENET1K_SWAG_E2E_V1", "resnet50"])
+    names = ["efficientnet_b0", "vit_b_16=IMAGENET1K_SWAG_E2E_V1", "resnet50"]
+    networks: list[Any] = [*read_members(names)]
+    rules = [(network.name, network.input.image) for network in networks]
+    assert [(n, r.input_size, r.resize_shorter, r.interpolation) for n, r in rules] == [
+        ("efficientnet_b0", 224, 256, "bicubic"),
+        ("vit_b_16", 384, 384, "bicubic"),
+        ("resnet50", 224, 232, "bilinear"),
     ]
-    assert [network.name for network in networks] == ["efficientnet_b0", "vit_b_16", "resnet50"]
     assert networks[2].entry.name == "IMAGENET1K_V2"  # the best
-    found = {network.name: network.input.image for network in networks}
-    assert {n: (r.input_size, r.resize_shorter, r.interpolation) for n, r in found.items()} == {
-        "efficientnet_b0": (224, 256, "bicubic"),
-        "vit_b_16": (384, 384, "bicubic"),
-        "resnet50": (224, 232, "bilinear"),
-    }
 
 
 @pytest.mark.parametrize(
@@ -228,32 +197,18 @@ def test_members_that_cannot_be_fetched(members: list[str], says: str) -> None:
 
 def test_members_of_several_sizes_come_from_a_server(tmp_path: Path) -> None:
     """Each with the size, the interpolation and the normalisation of its own weights."""
-    from torchvision.transforms._presets import ImageClassification, InterpolationMode
+    from torchvision.transforms._presets import InterpolationMode
 
     torch.manual_seed(6)
     modules = {name: build_network(name, 3).eval() for name in ("mobilenet_v3_small", "resnet18")}
-    folder = tmp_path / "weights"
-    folder.mkdir()
-    presets = {
+    bicubic = {"interpolation": InterpolationMode.BICUBIC, "mean": (0, 0, 0)}
+    presets: dict[str, dict[str, Any]] = {
         "mobilenet_v3_small": {"crop_size": 32, "resize_size": 40},
-        "resnet18": {
-            "crop_size": 48,
-            "interpolation": InterpolationMode.BICUBIC,
-            "mean": (0, 0, 0),
-        },
+        "resnet18": {"crop_size": 48, **bicubic},
     }
-    weights = []
-    with served_folder(folder) as url:
-        for name, module in modules.items():
-            torch.save(module.state_dict(), folder / name)
-            digest = sha256((folder / name).read_bytes()).hexdigest()
-            file = (folder / name).rename(folder / f"{name}-{digest[:8]}.pth")
-            entry = torchvision_models().Weights(
-                url=f"{url}/{file.name}",
-                transforms=partial(ImageClassification, **presets[name]),
-                meta={"categories": list(CLASSES)},
-            )
-            weights.append(TorchvisionWeights(name, entry))
+    with served_folder(tmp_path / "weights") as url:
+        files = {n: publish(m.state_dict(), tmp_path / "weights", n) for n, m in modules.items()}
+        weights = [entry_of(n, f"{url}/{f.name}", **presets[n]) for n, f in files.items()]
         made = fetch_set(weights, tmp_path / "sets", WeightsSource(tmp_path / "cache"))
     first, second = made.manifest.members
     assert (first.image, made.manifest.image.input_size) == (None, 32)
@@ -267,9 +222,7 @@ def test_members_of_several_sizes_come_from_a_server(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_to_do_offline(tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    arguments = ["models", "fetch", "imagenet1k", "--weights-dir", str(empty)]
-    done = CliRunner().invoke(app, [*arguments, "--into", str(tmp_path / "sets")])
+    into = ["--into", tmp_path / "sets"]
+    done = tandem("models", "fetch", "imagenet1k", "--weights-dir", tmp_path, *into)
     assert isinstance(done.exception, DownloadError)
     assert "resnet50-0676ba61.pth is not there; fetch it from https://" in str(done.exception)

@@ -13,7 +13,7 @@ import typer
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from calibration.sets.convert import build_network, convert_module
+from calibration.sets.convert import convert_module
 from calibration.training.train import (
     Recipe,
     Teacher,
@@ -62,9 +62,7 @@ def test_the_script_trains_and_resumes(training_images: Path, tmp_path: Path) ->
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_resuming_continues_exactly_where_the_run_was(
-    training_images: Path, tmp_path: Path
-) -> None:
+def test_resuming_continues_exactly_where_the_run_was(training_images, tmp_path):
     data = read_folders([training_images])
     straight = Trainer("resnet50", len(data.classes), RECIPE, tmp_path)
     first = list(straight.run_epoch(data))
@@ -88,9 +86,7 @@ def test_training_learns_to_tell_colours_apart(training_images: Path, tmp_path: 
     assert np.mean(losses[-2:]) < 0.9 * losses[0]
 
 
-def test_starting_from_weights_of_another_network_is_refused(
-    training_images: Path, tmp_path: Path
-) -> None:
+def test_starting_from_weights_of_another_network_is_refused(training_images, tmp_path):
     trainer = Trainer("resnet50", 3, RECIPE, tmp_path)
     trainer.save()
     other = Trainer("densenet169", 3, RECIPE, tmp_path)
@@ -130,15 +126,6 @@ def test_the_schedule_is_a_trapezoid_over_growing_sizes() -> None:
 
 
 @pytest.fixture(scope="module")
-def network() -> torch.nn.Module:
-    torch.manual_seed(3)
-    made = build_network("resnet50", 3).train()
-    with torch.no_grad():
-        made(torch.randn(8, 3, SIZE, SIZE))
-    return made.eval()
-
-
-@pytest.fixture(scope="module")
 def xml(network: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("teacher") / "teacher.xml"
     ov.save_model(convert_module(network, "resnet50", SIZE), path)
@@ -146,20 +133,15 @@ def xml(network: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.parametrize("size", [SIZE, 32])
-def test_the_teacher_answers_as_its_network_at_any_size(
-    network: torch.nn.Module, xml: Path, size: int
-) -> None:
+def test_the_teacher_answers_as_its_network_at_any_size(network, xml: Path, size: int) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (18, size, size, 3), np.uint8)
     batch = normalised(pixels)
     with torch.no_grad():
         expected = network(batch).softmax(1)
-    answers = Teacher(xml).probabilities(batch)
-    np.testing.assert_allclose(answers.numpy(), expected.numpy(), atol=0.02)
+    np.testing.assert_allclose(Teacher(xml).probabilities(batch), expected, atol=0.02)
 
 
-def test_a_student_learns_the_teachers_answers_not_the_labels(
-    xml: Path, training_images: Path, tmp_path: Path
-) -> None:
+def test_a_student_learns_the_teachers_answers_not_the_labels(xml, training_images, tmp_path):
     data = read_folders([training_images])
     recipe = Recipe(sizes=((1, 32),), batch_size=12)
     seen: list[torch.Tensor] = []

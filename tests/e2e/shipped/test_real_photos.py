@@ -50,7 +50,7 @@ def test_live_answers_are_the_networks_and_mostly_right(
 ) -> None:
     model_set = load_model_set("imagenette")
     assert len(model_set.labels) == len(WORDNET_IDS)
-    rule, bound, said_sure = model_set.answer_rule, model_set.trust.whole.sure_from, set()
+    bound, said_sure = model_set.trust.whole.sure_from, set()
     assert bound is not None
     num_right = 0
     for truth, data in photographs:

@@ -17,14 +17,10 @@ ROWS = [
 COMMANDS = {row[0]: row[2].strip("`") for row in ROWS if row[2].startswith("`")}
 
 
-def first_link(row: list[str]) -> str:
-    match = re.match(r"\[`[^`]+`\]\(([^)]+)\)", row[0])
-    assert match, row[0]
-    return match[1]
-
-
 def test_every_file_and_folder_has_a_row() -> None:
-    listed = [first_link(row) for row in ROWS]
+    assert {len(row) for row in ROWS} == {3}
+    assert [row[0] for row in ROWS if not row[2]] == ["[`functions/`](functions)"]
+    listed = [re.findall(r"^\[`[^`]+`\]\(([^)]+)\)", row[0])[0] for row in ROWS]
     assert len(set(listed)) == len(listed)
     files = {path.name for path in CONFIGS.glob("*.yaml")}
     assert {name for name in listed if name.endswith(".yaml")} == files
@@ -32,11 +28,6 @@ def test_every_file_and_folder_has_a_row() -> None:
     kustomized = {str(p.parent.relative_to(CONFIGS)) for p in CONFIGS.rglob("kubernetes/*/kust*")}
     others = {path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name[0] != "_"}
     assert {name for name in listed if "." not in name} == others - {"kubernetes"} | kustomized
-
-
-def test_a_table_has_three_columns() -> None:
-    assert {len(row) for row in ROWS} == {3}
-    assert [row[0] for row in ROWS if not row[2]] == ["[`functions/`](functions)"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -17,33 +17,18 @@ TEXT = ("*.py", "*.md", "*.yaml", "*.yml", "*.toml", "*.sh", "*.html", "Makefile
 MAX_WORDS = 300  # of a page, without its tables
 
 
-def named(page: Path) -> str:
-    return page.name
-
-
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_a_page_has_its_sections_in_order(page: Path):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_short_and_has_its_sections_in_order(page: Path):
+    assert re.fullmatch(rf"{decisions.Decision.read(page).number}-[a-z0-9-]+\.md", page.name)
     text = page.read_text("utf-8")
     assert re.findall(r"^## (.+)$", text, re.M) == SECTIONS
-    parts = re.split(r"^## .+$", text, flags=re.M)[1:]
-    assert all(part.strip() for part in parts)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_a_page_is_short(page: Path):
-    text = re.sub(r"^\|.*\n", "", page.read_text("utf-8"), flags=re.M)
-    assert len(text.split()) <= MAX_WORDS
-    assert readability.GLUE.findall(text) == []
-    lengths = readability.lengths(text)
+    assert all(part.strip() for part in re.split(r"^## .+$", text, flags=re.M)[1:])
+    prose = re.sub(r"^\|.*\n", "", text, flags=re.M)
+    assert len(prose.split()) <= MAX_WORDS
+    assert readability.GLUE.findall(prose) == []
+    lengths = readability.lengths(prose)
     assert statistics.median(lengths) <= readability.GOAL_MEDIAN
     assert readability.percentile(lengths, 0.9) <= readability.GOAL_P90
-
-
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_a_page_begins_as_its_file_is_named(page: Path):
-    decision = decisions.Decision.read(page)
-    assert re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", page.name)
-    assert page.name.startswith(f"{decision.number}-")
 
 
 def test_numbers_have_no_gap_and_none_is_there_twice():
@@ -58,8 +43,7 @@ def test_what_a_decision_was_superseded_by_is_accepted():
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["# 1 No\n", "# 0001 A\n\nStatus: maybe\n\nPackage: app\n\n## Context\n"],
+    "text", ["# 1 No\n", "# 0001 A\n\nStatus: maybe\n\nPackage: app\n\n## Context\n"]
 )
 def test_a_page_with_another_head_is_refused(text: str, tmp_path: Path):
     (tmp_path / "0001-a.md").write_text(text)
@@ -68,18 +52,14 @@ def test_a_page_with_another_head_is_refused(text: str, tmp_path: Path):
 
 
 def test_the_table_of_decisions_is_that_of_the_pages():
-    assert decisions.INDEX.read_text("utf-8") == decisions.index(), (
-        "run make reference, and commit what it writes"
-    )
+    index = decisions.INDEX.read_text("utf-8")
+    assert index == decisions.index(), "run make reference, and commit what it writes"
 
 
 def test_every_decision_that_is_named_exists():
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", *TEXT],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    files = {page.name for page in PAGES}
-    known = files | {name[:4] for name in files}
+    command = ["git", "ls-files", "-co", "--exclude-standard", *TEXT]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    known = {name for page in PAGES for name in (page.name, page.name[:4])}
     seen = {
         (name, number or file)
         for name in listed.stdout.splitlines()

@@ -22,13 +22,11 @@ from tests.support.wrapped import WIDTH, wrapped
 ROOT = Path(__file__).parents[3]
 WRITTEN = sorted(
     [
-        ROOT / "docs/index.md",
         *(ROOT / "docs/tutorial").glob("*.md"),
         *(ROOT / "docs/how-to").glob("*.md"),
-        ROOT / "examples/README.md",
-        ROOT / "configs/README.md",
-        ROOT / ".github/SECURITY.md",
-        ROOT / ".github/CODE_OF_CONDUCT.md",
+        *(ROOT / f"{name}/README.md" for name in ("examples", "configs")),
+        *(ROOT / f".github/{name}.md" for name in ("SECURITY", "CODE_OF_CONDUCT")),
+        ROOT / "docs/index.md",
     ]
 )
 OF_GITHUB = ".github/PULL_REQUEST_TEMPLATE.md"  # shown where it is needed
@@ -84,33 +82,26 @@ def test_a_page_that_a_program_writes_is_wrapped() -> None:
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=named)
-def test_words_are_plain(page: Path):
-    assert readability.GLUE.findall(page.read_text("utf-8")) == []
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=named)
-def test_options_and_settings_that_are_named_exist(page: Path):
+def test_words_are_plain_and_what_is_named_exists(page: Path):
     text = page.read_text("utf-8")
+    assert readability.GLUE.findall(text) == []
     for command, arguments in COMMAND.findall(text):
         assert set(re.findall(r"--[a-z0-9-]+", arguments)) <= options_of(command), arguments
     rows = re.findall(r"^\| `([a-z_]+)` \|", text, re.M)
     assert {name for name in rows if "_" in name} <= set(Settings.model_fields)
+    names = {name for metric in METRICS for name in exposed(metric)}
+    names |= {f"ray_{metric.name}" for metric in METRICS if metric.kind == "histogram"}
+    assert set(re.findall(r"\bray_tandem_\w+", text)) <= names
 
 
 @pytest.mark.parametrize("page", HOW_TO, ids=named)
-def test_a_task_fits_its_page(page: Path):
-    assert len(page.read_text("utf-8").split()) <= MAX_WORDS
-
-
-@pytest.mark.parametrize("page", HOW_TO, ids=named)
-def test_lines_of_a_configuration_are_taken(page: Path):
+def test_a_task_fits_its_page_and_its_lines_of_a_configuration_are_taken(page: Path):
     """Settings, the policy's options, and the functions that a page's YAML names."""
-    for kind, block in FENCED.findall(page.read_text("utf-8")):
-        if kind != "yaml":
-            continue
+    text = page.read_text("utf-8")
+    assert len(text.split()) <= MAX_WORDS
+    for block in (block for kind, block in FENCED.findall(text) if kind == "yaml"):
         content = yaml.safe_load(textwrap.dedent(block))
-        parts = [content, *content.get("applications", [])]
-        for part in parts:
+        for part in (content, *content.get("applications", [])):
             assert set(part.get("args", {})) <= set(Settings.model_fields)
             policy = part.get("autoscaling_policy", {})
             ScalingOptions.model_validate(policy.get("policy_kwargs", {}))
@@ -118,13 +109,6 @@ def test_lines_of_a_configuration_are_taken(page: Path):
                 assert pkgutil.resolve_name(function)
         for function in content.get("grpc_options", {}).get("grpc_servicer_functions", []):
             assert pkgutil.resolve_name(function)
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=named)
-def test_metrics_that_are_named_exist(page: Path):
-    names = {name for metric in METRICS for name in exposed(metric)}
-    names |= {f"ray_{metric.name}" for metric in METRICS if metric.kind == "histogram"}
-    assert set(re.findall(r"\bray_tandem_\w+", page.read_text("utf-8"))) <= names
 
 
 @pytest.mark.parametrize("page", readability.markdown_files(), ids=named)
@@ -166,15 +150,7 @@ def test_limits_are_the_defaults_of_the_settings():
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path):
-    command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "-f",
-        ROOT / ".mkdocs.yml",
-    ]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / ".mkdocs.yml")]
     built = subprocess.run([*command, "-d", tmp_path], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     assert (tmp_path / "index.html").exists()

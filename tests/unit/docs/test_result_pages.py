@@ -11,14 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[3]
 CONTESTANTS = ("bound", "yardstick", "tandem")
 SHARES = {  # the group of each result
-    "one-way": "together",
-    "house-vnni": "together",
-    "one-way-avx2": "together",
-    "overhead-224-vnni": "together",
-    "overhead-80-vnni": "together",
+    **dict.fromkeys(("one-way", "house-vnni", "one-way-avx2"), "together"),
+    **dict.fromkeys(("overhead-224-vnni", "overhead-80-vnni"), "together"),
     "overhead-vnni": "null",
-    "overhead": "together",
-    "overhead-224": "together",
+    **dict.fromkeys(("overhead", "overhead-224"), "together"),
 }
 
 
@@ -96,17 +92,10 @@ def faults() -> Iterator[str]:
 @pytest.mark.parametrize(("page", "figures"), [("performance", performance), ("faults", faults)])
 def test_every_line_of_the_tables_has_its_results_figures(page, figures):
     text = (ROOT / f"docs/{page}.md").read_text("utf-8")
-    lines = [
-        line
-        for table in re.findall(r"(?:^\|.*\n)+", text, re.M)
-        for line in table.split("\n")[2:-1]
-    ]
-    wrong = [
-        (line, figure)
-        for line, figure in zip(lines, figures(), strict=True)
-        if not line.endswith(figure)
-    ]
-    assert wrong == []
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    lines = [line for table in tables for line in table.split("\n")[2:-1]]
+    pairs = zip(lines, figures(), strict=True)
+    assert [(line, figure) for line, figure in pairs if not line.endswith(figure)] == []
 
 
 def test_the_readme_has_the_table_of_speed():

@@ -25,20 +25,12 @@ def test_a_page_has_none_of_the_words(page: Path) -> None:
     assert vocabulary.in_page(page) == []
 
 
-def test_no_message_has_the_words() -> None:
+@pytest.mark.parametrize("in_tree", [vocabulary.in_messages, vocabulary.in_names])
+def test_no_message_and_no_name_has_the_words(in_tree) -> None:
     places = [
         f"{named(path)}:{line}: {word}"
         for path, tree in vocabulary.trees().items()
-        for line, word in vocabulary.in_messages(tree)
-    ]
-    assert places == []
-
-
-def test_no_name_is_one_of_the_words() -> None:
-    places = [
-        f"{named(path)}:{line}: {name}"
-        for path, tree in vocabulary.trees().items()
-        for line, name in vocabulary.in_names(tree)
+        for line, word in in_tree(tree)
     ]
     assert places == []
 

@@ -110,6 +110,7 @@ def request(timeout_s: float = 10.0, *, is_probe: bool = False) -> ClassifyReque
 
 def request_of(*files: bytes, is_probe: bool = False) -> ClassifyRequest:
     asked = ClassifyRequest(list(files), 3, 10.0, "id", RequestObserver(), lane="bulk")
+    return asked._replace(is_probe=is_probe)
 
 
 async def let_go(graph: OnDemandGraph, clock: HandClock) -> None:

@@ -329,8 +329,8 @@ async def test_a_member_that_fails_is_missing_and_named(three, policy, error, wh
     assert sum(p.probability for p in answer.predictions) == pytest.approx(1.0)
 
 
-async def test_whole_answers_name_nobody(tiny_set):
-    answer = await DegradedGraph(tiny_set).classify()
+async def test_whole_answers_name_nobody(three):
+    answer = await DegradedGraph(three).classify()
     assert not answer.degraded
     assert answer.missing_members is None
     assert list(answer.members) == ["first", "second", "third"]

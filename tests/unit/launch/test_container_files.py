@@ -15,9 +15,15 @@ from tests.support.command_line import options_of
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
 DOCKERFILE = (CONFIGS / "docker" / "Dockerfile").read_text("utf-8")
 COMPOSE = CONFIGS / "compose"
-SERVICES: dict[str, Any] = yaml.safe_load((COMPOSE / "compose.yaml").read_text("utf-8"))["services"]
+SERVICES = read_yaml(COMPOSE / "compose.yaml")["services"]
 UNIT = CONFIGS / "systemd" / "tandem.service"
 SYSTEMD = shutil.which("systemd-analyze")
 MAX_EXPOSURE = 2.5  # of 10, as systemd-analyze security has it; 2.1 with systemd 252
@@ -38,10 +44,9 @@ def test_what_is_copied_is_in_the_context() -> None:
 
 
 def test_the_base_is_pinned_and_everything_starts_from_it() -> None:
-    arguments = [a for name, a in instructions() if name == "ARG"]
-    assert re.fullmatch(
-        r"BASE=docker\.io/library/python:3\.\d+-slim-\w+@sha256:[0-9a-f]{64}", arguments[0]
-    )
+    base = next(a for name, a in instructions() if name == "ARG")
+    pinned = r"BASE=docker\.io/library/python:3\.\d+-slim-\w+@sha256:[0-9a-f]{64}"
+    assert re.fullmatch(pinned, base)
     assert [a for name, a in instructions() if name == "FROM"] == ["${BASE} AS build", "${BASE}"]
 
 
@@ -81,26 +86,27 @@ def test_a_service_is_on_loopback_and_its_files_are_there(name: str) -> None:
 
 
 def test_the_container_is_closed() -> None:
-    tandem = SERVICES["tandem"]
-    assert tandem["read_only"] is True
-    assert tandem["tmpfs"] == ["/tmp:exec"]  # Docker's default forbids to run HAProxy's command
-    assert tandem["cap_drop"] == ["ALL"]
-    assert tandem["security_opt"] == ["no-new-privileges:true"]
+    closed = {
+        "read_only": True,
+        "tmpfs": ["/tmp:exec"],  # Docker's default forbids to run HAProxy's command
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+    }
+    assert SERVICES["tandem"] | closed == SERVICES["tandem"]
 
 
 def test_prometheus_and_grafana_look_where_the_others_are() -> None:
-    ours = yaml.safe_load((CONFIGS / "prometheus" / "prometheus.yaml").read_text("utf-8"))
-    theirs = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text("utf-8"))
+    ours, theirs = map(
+        read_yaml, (CONFIGS / "prometheus/prometheus.yaml", COMPOSE / "prometheus.yaml")
+    )
     (job,) = theirs["scrape_configs"]
     assert job["static_configs"][0].pop("targets") == [f"tandem:{METRICS_PORT}"]
     ours["scrape_configs"][0]["static_configs"][0].pop("targets")
     assert theirs == ours
-    sources = yaml.safe_load((COMPOSE / "grafana" / "datasources.yaml").read_text("utf-8"))
-    hosts = {re.fullmatch(r"http://(\w+):\d+", s["url"])[1] for s in sources["datasources"]}  # type: ignore[index]
+    sources = read_yaml(COMPOSE / "grafana" / "datasources.yaml")["datasources"]
+    hosts = {re.fullmatch(r"http://(\w+):\d+", s["url"])[1] for s in sources}  # type: ignore[index]
     assert hosts == {"prometheus", "jaeger"} <= set(SERVICES)
-    (provider,) = yaml.safe_load((COMPOSE / "grafana" / "dashboards.yaml").read_text("utf-8"))[
-        "providers"
-    ]
+    (provider,) = read_yaml(COMPOSE / "grafana" / "dashboards.yaml")["providers"]
     mounted = [v.split(":")[1] for v in SERVICES["grafana"]["volumes"]]
     assert f"{provider['options']['path']}/tandem.json" in mounted
 
@@ -130,14 +136,7 @@ def test_systemd_takes_the_unit(unit: Path) -> None:
 
 @pytest.mark.systemd
 def test_systemd_calls_the_unit_closed(unit: Path) -> None:
-    threshold = f"--threshold={MAX_EXPOSURE * 10:.0f}"
-    command: list[str | Path] = [
-        str(SYSTEMD),
-        "security",
-        "--offline=true",
-        "--no-pager",
-        threshold,
-        unit,
-    ]
+    options = ["--offline=true", "--no-pager", f"--threshold={MAX_EXPOSURE * 10:.0f}"]
+    command = [str(SYSTEMD), "security", *options, str(unit)]
     said = subprocess.run(command, capture_output=True, text=True)
     assert said.returncode == 0, said.stdout

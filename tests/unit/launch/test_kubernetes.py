@@ -4,7 +4,6 @@ import importlib.util
 import json
 import shlex
 import subprocess
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -34,21 +33,26 @@ Document = dict[str, Any]
 @pytest.fixture(scope="module")
 def render() -> ModuleType:
     spec = importlib.util.spec_from_file_location("render", KUBERNETES / "render.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(module)
     return module
 
 
-def all_documents() -> Iterator[Document]:
-    for folder in FOLDERS:
-        yield from rendered(folder)
+def all_pods() -> list[Document]:
+    return [pod for folder in FOLDERS for document in rendered(folder) for pod in pods(document)]
 
 
-def all_pods() -> Iterator[Document]:
-    for document in all_documents():
-        yield from pods(document)
+def container_of(pod: Document) -> Document:
+    (container,) = pod["spec"]["containers"]
+    return container
+
+
+def groups_of(cluster: Document) -> list[Document]:
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
+def variables_of(group: Document) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in container_of(group["template"])["env"]}
 
 
 def check(document: Document) -> None:
@@ -112,16 +116,18 @@ def test_what_kserve_takes_is_valid(tmp_path: Path, misspelt: str | None) -> Non
 
 def test_pods_are_closed() -> None:
     """As the namespace's standard "restricted" asks, and with a root folder that is read-only."""
-    for pod in all_pods():
-        spec = pod["spec"]
+    closed = {
+        "runAsNonRoot": True,
+        "runAsUser": 10001,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    for spec in (pod["spec"] for pod in all_pods()):
         for container in spec["containers"]:
             security = {**spec.get("securityContext", {}), **container["securityContext"]}
-            assert security["runAsNonRoot"] is True
-            assert security["runAsUser"] == 10001
-            assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-            assert security["allowPrivilegeEscalation"] is False
-            assert security["readOnlyRootFilesystem"] is True
-            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert security | closed == security
             assert container["resources"]["limits"]["memory"]
             for name, probe in container.items():
                 if name.endswith("Probe"):
@@ -133,7 +139,7 @@ def test_what_serves_can_write_to_tmp_and_has_shared_memory() -> None:
     assert len(serving) == 4  # base, head, worker, KServe's
     for pod in serving:
         volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
-        (container,) = pod["spec"]["containers"]
+        container = container_of(pod)
         mounted = {m["mountPath"]: volumes[m["name"]] for m in container["volumeMounts"]}
         assert mounted["/tmp"]["emptyDir"]["sizeLimit"]
         assert mounted["/dev/shm"]["emptyDir"]["medium"] == "Memory"
@@ -142,56 +148,45 @@ def test_what_serves_can_write_to_tmp_and_has_shared_memory() -> None:
 
 @pytest.mark.parametrize("folder", ["base", "kserve"])
 def test_the_command_takes_the_pods_arguments(folder: str) -> None:
-    (container,) = next(p for d in rendered(folder) for p in pods(d))["spec"]["containers"]
+    container = container_of(next(p for d in rendered(folder) for p in pods(d)))
     command, *options = container["args"]
-    given = dict(option.split("=", 1) for option in options)
-    assert given.keys() <= options_of(command)
+    values = dict(option.split("=", 1) for option in options)
+    assert values.keys() <= options_of(command)
+    http_port = values.get("--port", "8000")
     ports = {str(port["containerPort"]) for port in container["ports"]}
-    assert {given.get("--port", "8000"), given["--metrics-port"]} <= ports
-    assert given["--metrics-port"] == str(METRICS_PORT)
+    assert {http_port, values["--metrics-port"]} <= ports
+    assert values["--metrics-port"] == str(METRICS_PORT)
     for probe in (container[name] for name in container if name.endswith("Probe")):
-        asked = probe["httpGet"]["port"]
-        assert asked in ("http", int(given.get("--port", "8000")))
+        assert probe["httpGet"]["port"] in ("http", int(http_port))
 
 
 @pytest.mark.parametrize("folder", ["base", "kuberay", "rayjob"])
 def test_selectors_select_the_pods(folder: str) -> None:
     labels = [p["metadata"]["labels"] for d in rendered(folder) for p in pods(d)]
-    selectors = [d["spec"]["selector"] for d in of_kind(folder, "Service")]
-    selectors += [
-        d["spec"]["selector"]["matchLabels"] for d in of_kind(folder, "PodDisruptionBudget")
-    ]
-    policies = of_kind(folder, "NetworkPolicy")
-    selectors += [d["spec"]["podSelector"]["matchLabels"] for d in policies]
-    for selector in selectors:
-        assert any(selector.items() <= one.items() for one in labels), selector
+    budgets, policies = of_kind(folder, "PodDisruptionBudget"), of_kind(folder, "NetworkPolicy")
     closed = [d["spec"]["podSelector"]["matchLabels"] for d in policies]
+    selectors = [d["spec"]["selector"] for d in of_kind(folder, "Service")]
+    selectors += [d["spec"]["selector"]["matchLabels"] for d in budgets]
+    for selector in selectors + closed:
+        assert any(selector.items() <= pod.items() for pod in labels), selector
     assert all(any(one.items() <= pod.items() for one in closed) for pod in labels), "no policy"
 
 
 def test_prometheus_may_reach_what_the_monitor_asks() -> None:
+    """The dashboard comes along."""
     (monitor,) = of_kind("monitoring", "PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] == "metrics"
     selected = monitor["spec"]["selector"]["matchLabels"].items()
-    serving = [p for p in all_pods() if selected <= p["metadata"]["labels"].items()]
-    assert len(serving) == 4
+    assert len([p for p in all_pods() if selected <= p["metadata"]["labels"].items()]) == 4
     ours = yaml.safe_load((ROOT / "configs/prometheus/prometheus.yaml").read_text("utf-8"))
     (relabeling,) = ours["scrape_configs"][0]["metric_relabel_configs"]
     (theirs,) = endpoint["metricRelabelings"]
-    assert theirs == {
-        "sourceLabels": relabeling["source_labels"],
-        "regex": relabeling["regex"],
-        "action": relabeling["action"],
-    }
-
-
-def test_the_dashboard_comes_along() -> None:
+    assert theirs == {"sourceLabels": relabeling.pop("source_labels"), **relabeling}
     (dashboard,) = of_kind("monitoring", "ConfigMap")
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert dashboard["data"]["tandem.json"] == (
-        ROOT / "configs" / "grafana" / "tandem.json"
-    ).read_text("utf-8")
+    written = (ROOT / "configs" / "grafana" / "tandem.json").read_text("utf-8")
+    assert dashboard["data"]["tandem.json"] == written
 
 
 def test_the_written_files_are_what_render_writes(render: ModuleType) -> None:
@@ -209,9 +204,7 @@ def cluster() -> Document:
     return of_kind("kuberay", "RayService")[0]["spec"]["rayClusterConfig"]
 
 
-def test_the_ray_service_serves_whole_graphs_with_keys_and_grpc(
-    render: ModuleType, tmp_path: Path
-) -> None:
+def test_the_ray_service_serves_whole_graphs_with_keys_and_grpc(render, tmp_path):
     (service,) = of_kind("kuberay", "RayService")
     (tmp_path / "served.yaml").write_text(service["spec"]["serveConfigV2"], "utf-8")
     served = ServeConfig.read(tmp_path / "served.yaml")
@@ -227,12 +220,11 @@ def test_callers_reach_both_ports_of_the_workers(cluster: Document) -> None:
     """KubeRay's own Service has the port named serve alone."""
     (ours,) = (d for d in of_kind("kuberay", "Service") if d["metadata"]["name"] == "tandem")
     assert "serveService" not in of_kind("kuberay", "RayService")[0]["spec"]
-    (group,) = cluster["workerGroupSpecs"]
-    worker, head = group["template"], cluster["headGroupSpec"]["template"]
+    head, worker = (group["template"] for group in groups_of(cluster))
     selector = ours["spec"]["selector"].items()
     assert selector <= worker["metadata"]["labels"].items()
     assert not selector <= head["metadata"]["labels"].items()
-    ports = {p["name"]: p["containerPort"] for p in worker["spec"]["containers"][0]["ports"]}
+    ports = {p["name"]: p["containerPort"] for p in container_of(worker)["ports"]}
     reached = {port["port"]: ports[port["targetPort"]] for port in ours["spec"]["ports"]}
     assert reached == {80: 8000, 9000: 9000}
 
@@ -240,10 +232,12 @@ def test_callers_reach_both_ports_of_the_workers(cluster: Document) -> None:
 def test_every_ray_pod_has_the_nodes_environment(cluster: Document, render: ModuleType) -> None:
     wanted = render.environment()
     assert wanted["RAY_SERVE_HAPROXY_MAXCONN"] == str(MAX_CONNECTIONS)
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        (container,) = group["template"]["spec"]["containers"]
-        assert {one["name"]: one["value"] for one in container["env"]} == wanted
-        assert {port["containerPort"] for port in container["ports"]} >= {8000, 8080}
+    for group in groups_of(cluster):
+        assert variables_of(group) == wanted
+        ports = {port["containerPort"] for port in container_of(group["template"])["ports"]}
+        assert ports >= {8000, 8080}
+    dockerfile = (ROOT / "configs" / "docker" / "Dockerfile").read_text("utf-8")
+    assert f"tandem environment --folder {render.HAPROXY.parent} " in dockerfile
 
 
 def test_the_ray_pods_log_where_kubectl_looks(cluster: Document) -> None:
@@ -251,33 +245,25 @@ def test_the_ray_pods_log_where_kubectl_looks(cluster: Document) -> None:
     from ray.scripts.scripts import start
 
     options: dict[str, Any] = {o.removeprefix("--"): p for p in start.params for o in p.opts}
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+    assert options["no-redirect-output"].is_flag
+    for group in groups_of(cluster):
         parameters = group["rayStartParams"]
         assert parameters.keys() <= options.keys()
-        assert options["no-redirect-output"].is_flag
         assert parameters["no-redirect-output"] == "true"
-        (container,) = group["template"]["spec"]["containers"]
-        variables = {one["name"]: one["value"] for one in container["env"]}
-        assert variables["RAY_SERVE_LOG_TO_STDERR"] == "1"
-
-
-def test_the_image_has_the_command_that_the_environment_names(render: ModuleType) -> None:
-    dockerfile = (ROOT / "configs" / "docker" / "Dockerfile").read_text("utf-8")
-    assert f"tandem environment --folder {render.HAPROXY.parent} " in dockerfile
+        assert variables_of(group)["RAY_SERVE_LOG_TO_STDERR"] == "1"
 
 
 def test_a_worker_holds_what_a_node_may_and_drains_in_its_time(cluster: Document) -> None:
     (workers,) = cluster["workerGroupSpecs"]
-    spec = workers["template"]["spec"]
-    (container,) = spec["containers"]
+    container, spec = container_of(workers["template"]), workers["template"]["spec"]
     (gateway,) = ServeConfig.read(ROOT / "configs" / "cluster-whole.yaml").deployments
-    cpus = gateway["max_replicas_per_node"] * gateway["ray_actor_options"]["num_cpus"]
-    assert container["resources"]["requests"]["cpu"] == container["resources"]["limits"]["cpu"]
-    assert int(container["resources"]["limits"]["cpu"]) >= cpus
-    scaling = gateway["autoscaling_config"]
-    assert scaling["min_replicas"] > gateway["max_replicas_per_node"]  # a node's death takes none
+    per_node, scaling = gateway["max_replicas_per_node"], gateway["autoscaling_config"]
+    requests, limits = (container["resources"][name]["cpu"] for name in ("requests", "limits"))
+    assert requests == limits
+    assert int(limits) >= per_node * gateway["ray_actor_options"]["num_cpus"]
+    assert scaling["min_replicas"] > per_node  # a node's death takes none
     assert workers["minReplicas"] == workers["replicas"] >= 2
-    assert workers["maxReplicas"] >= scaling["max_replicas"] / gateway["max_replicas_per_node"]
+    assert workers["maxReplicas"] >= scaling["max_replicas"] / per_node
     command = " ".join(container["lifecycle"]["preStop"]["exec"]["command"])
     assert "ray drain-node" in command
     assert "--deadline-remaining-seconds 50; sleep 50" in command
@@ -300,26 +286,22 @@ def test_rays_doors_are_closed_and_its_head_keeps_its_state(cluster: Document) -
 
 def test_the_ray_job_classifies_on_its_workers(cluster: Document) -> None:
     (job,) = of_kind("rayjob", "RayJob")
-    command, *words = shlex.split(job["spec"]["entrypoint"])
-    action, *options = words
+    command, action, *options = shlex.split(job["spec"]["entrypoint"])
     assert (command, action) == ("tandem", "classify")
     named = {word.partition("=")[0] for word in options if word.startswith("--")}
     assert {"--offline", "--address", "--out"} <= named <= options_of(action)
     of_job = job["spec"]["rayClusterSpec"]
-    assert (of_job["rayVersion"], of_job["authOptions"]) == (
-        cluster["rayVersion"],
-        cluster["authOptions"],
-    )
+    for key in ("rayVersion", "authOptions"):
+        assert of_job[key] == cluster[key]
     assert of_job["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     submitter, *nodes = pods(job)
     assert submitter["spec"]["restartPolicy"] == "Never"  # a job's pod must say
-    for pod in nodes:
-        (container,) = pod["spec"]["containers"]
+    for container in map(container_of, nodes):
         assert {"/tmp", "/dev/shm"} <= {m["mountPath"] for m in container["volumeMounts"]}
         assert container["envFrom"] == [{"secretRef": {"name": "tandem-store", "optional": True}}]
     (workers,) = of_job["workerGroupSpecs"]
-    (container,) = workers["template"]["spec"]["containers"]
-    assert int(container["resources"]["limits"]["cpu"]) % CORES == 0  # no core is left over
+    cpus = container_of(workers["template"])["resources"]["limits"]["cpu"]
+    assert int(cpus) % CORES == 0  # no core is left over
 
 
 @pytest.mark.parametrize("folder", ["base", "kuberay"])
@@ -328,9 +310,8 @@ def test_keys_come_from_the_secret(folder: str) -> None:
     for pod in pods(serving):
         secrets = [v["secret"] for v in pod["spec"]["volumes"] if "secret" in v]
         assert secrets == [{"secretName": "tandem-keys", "defaultMode": 0o440}]
-        (container,) = pod["spec"]["containers"]
-        paths = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "keys"]
-        assert paths == ["/etc/tandem"]
+        mounts = container_of(pod)["volumeMounts"]
+        assert [m["mountPath"] for m in mounts if m["name"] == "keys"] == ["/etc/tandem"]
 
 
 def test_the_services_pods_are_scaled_and_spread() -> None:
@@ -345,8 +326,8 @@ def test_the_services_pods_are_scaled_and_spread() -> None:
 def test_kserve_finds_the_format_and_the_model() -> None:
     (runtime,) = of_kind("kserve", "ServingRuntime")
     (service,) = of_kind("kserve", "InferenceService")
-    model = service["spec"]["predictor"]["model"]
-    (container,) = runtime["spec"]["containers"]
+    model, spec = service["spec"]["predictor"]["model"], runtime["spec"]
+    container = container_of(runtime)
     assert container["name"] == "kserve-container"
     assert "--model-set=/mnt/models" in container["args"]
     # KServe's Service has the ports that the container declares.
@@ -354,9 +335,7 @@ def test_kserve_finds_the_format_and_the_model() -> None:
     assert {int(port) for port in named} <= {port["containerPort"] for port in container["ports"]}
     assert "9000" in named
     assert model["runtime"] == runtime["metadata"]["name"]
-    assert model["modelFormat"]["name"] in {
-        f["name"] for f in runtime["spec"]["supportedModelFormats"]
-    }
-    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+    assert model["modelFormat"]["name"] in {f["name"] for f in spec["supportedModelFormats"]}
+    assert model["protocolVersion"] in spec["protocolVersions"]
     folder = ROOT / "models" / service["metadata"]["name"]
     assert (folder / "manifest.yaml").is_file()

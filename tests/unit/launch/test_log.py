@@ -12,22 +12,6 @@ from app.launch import log as module
 from app.launch.log import ServeLogs, followed, logger, service_log, take_over_rays_lines
 
 
-class Stderr:
-    """All that was written there so far."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys, self._text = capsys, ""
-
-    def getvalue(self) -> str:
-        self._text += self._capsys.readouterr().err
-        return self._text
-
-
-@pytest.fixture
-def stderr(capsys: pytest.CaptureFixture[str]) -> Stderr:
-    return Stderr(capsys)
-
-
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     folder = tmp_path / "session_2026-01-01" / "logs" / "serve"
@@ -35,8 +19,9 @@ def logs(tmp_path: Path) -> Path:
     return folder
 
 
-def lines_of(stream: Stderr) -> list[dict]:
-    return [json.loads(line) for line in stream.getvalue().splitlines()]
+def lines_of(capsys) -> list[dict]:
+    """Return the lines that were written to stderr since the last call."""
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
 @pytest.mark.parametrize(("is_a_tty", "expected"), [(True, "text"), (False, "json")])
@@ -49,12 +34,12 @@ def test_the_terminal_decides_unless_a_format_is_asked_for(monkeypatch, is_a_tty
             assert log_format == asked
 
 
-def test_json_has_a_line_for_each_record(stderr):
+def test_json_has_a_line_for_each_record(capsys):
     with service_log("json"):
         logger.info("ready at %s", "there", extra={"fields": {"port": 8000}})
         logger.warning('a "warning"\nof two lines')
         module.console.print("[bold]for people alone[/]")
-    first, second = lines_of(stderr)
+    first, second = lines_of(capsys)
     assert (first["message"], first["levelname"], first["port"]) == ("ready at there", "INFO", 8000)
     assert second["message"] == 'a "warning"\nof two lines'
 
@@ -63,23 +48,30 @@ def test_json_has_a_line_for_each_record(stderr):
     ("error", "exit_code", "code"),
     [(ConfigError("no port"), 2, "config"), (KeyError("x"), 1, None)],
 )
-def test_an_error_is_the_last_line(stderr, error, exit_code, code):
+def test_an_error_is_the_last_line(capsys, error, exit_code, code):
     error.add_note("Ray's logs are in /tmp.")
     with pytest.raises(SystemExit) as ended, service_log("json"):
         raise error
     assert ended.value.code == exit_code
-    (line,) = lines_of(stderr)
+    (line,) = lines_of(capsys)
     assert (line["levelname"], line["code"]) == ("ERROR", code)
     assert line["message"].endswith("Ray's logs are in /tmp.")
     assert ("exc_text" in line) == (code is None)
 
 
-def test_for_people_an_error_is_the_commands():
+def test_for_people_an_error_is_the_commands_and_a_closed_terminal_ends_nothing(monkeypatch):
+    def closed(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
     with pytest.raises(ConfigError), service_log("text"):
         raise ConfigError("no port")
+    monkeypatch.setattr(module.console, "print", closed)
+    with service_log("text"):
+        logging.getLogger(module.__name__).warning("nobody reads this")
+        module.ConsoleLines().emit(logging.makeLogRecord({"msg": "nor this"}))
 
 
-def test_what_ray_logs_in_this_process_is_json_whatever_formatter_it_sets(stderr):
+def test_what_ray_logs_in_this_process_is_json_whatever_formatter_it_sets(capsys):
     serve = logging.getLogger("ray.serve")
     before = list(serve.handlers), list(logging.getLogger("ray").handlers)
     try:
@@ -89,31 +81,32 @@ def test_what_ray_logs_in_this_process_is_json_whatever_formatter_it_sets(stderr
             serve.warning("chmod 600 keys")
     finally:
         serve.handlers[:], logging.getLogger("ray").handlers[:] = before
-    assert lines_of(stderr)[0]["message"] == "chmod 600 keys"
+    assert lines_of(capsys)[0]["message"] == "chmod 600 keys"
 
 
 def serves(level: str, message: str, **more: str) -> str:
     return json.dumps({"asctime": "now", "levelname": level, "message": message, **more})
 
 
-def test_serves_files_are_followed(stderr, logs):
+def test_serves_files_are_followed(capsys, logs):
     error = serves("ERROR", "request r1 failed", deployment="tandem_Gateway", request_id="r1")
     file, followed_logs = logs / "replica_tandem_Gateway_x.log", ServeLogs(logs.parents[2])
     with service_log("json"):
         file.write_text(f"{error}\n{error[:20]}")
         followed_logs.read_new()
         followed_logs.read_new()
-        assert stderr.getvalue() == f"{error}\n"  # as it is, once; half a line waits
+        assert capsys.readouterr().err == f"{error}\n"  # as it is, once; half a line waits
         with file.open("a") as more:
             more.write(f"{error[20:]}\nWARNING in text\n")
         (logs / "controller_1.log").write_text(serves("INFO", "Deploying") + "\n")
         followed_logs.read_new()
-    messages = [line["message"] for line in lines_of(stderr)[1:]]
+    lines = lines_of(capsys)
+    messages = [line["message"] for line in lines]
     assert messages == ["Deploying", "request r1 failed", "WARNING in text"]
-    assert lines_of(stderr)[-1]["levelname"] == "WARNING"
+    assert lines[-1]["levelname"] == "WARNING"
 
 
-def test_a_rotated_file_is_followed_to_its_end(stderr, logs):
+def test_a_rotated_file_is_followed_to_its_end(capsys, logs):
     file, followed_logs = logs / "controller_1.log", ServeLogs(logs.parents[2])
     with service_log("json"):
         file.write_text(serves("INFO", "one") + "\n")
@@ -124,7 +117,15 @@ def test_a_rotated_file_is_followed_to_its_end(stderr, logs):
         file.write_text(serves("INFO", "three") + "\n")
         followed_logs.read_new()
         followed_logs.read_new()
-    assert sorted(line["message"] for line in lines_of(stderr)) == ["one", "three", "two"]
+    assert sorted(line["message"] for line in lines_of(capsys)) == ["one", "three", "two"]
+
+
+def test_what_came_last_is_read_at_the_end(capsys, logs, monkeypatch):
+    """The thread never gets to look."""
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 3600)
+    with service_log("json"), followed(logs.parents[2]):
+        (logs / "controller_1.log").write_text(serves("INFO", "late") + "\n")
+    assert [line["message"] for line in lines_of(capsys)] == ["late"]
 
 
 def test_for_people_stages_warnings_and_all_errors(logs, capsys):
@@ -138,38 +139,17 @@ def test_for_people_stages_warnings_and_all_errors(logs, capsys):
     with service_log("text"):
         ServeLogs(logs.parents[2]).read_new()
     said = capsys.readouterr().err.splitlines()
-    assert said == [
-        "tandem_Gateway: spans are lost [really]",
-        "controller: could not deploy",
-    ]
+    assert said == ["tandem_Gateway: spans are lost [really]", "controller: could not deploy"]
 
 
-def test_the_advice_against_loopback_is_no_warning_in_json_either(stderr, logs):
+def test_the_advice_against_loopback_is_no_warning_in_json_either(capsys, logs):
     """Other warnings of the controller are."""
     advice = "HTTPOptions.host='127.0.0.1' won't accept connections from HAProxy on other nodes"
     warnings = [
-        serves("WARNING", message, component_name="controller") for message in (advice, "crashed")
+        serves("WARNING", text, component_name="controller") for text in (advice, "crashed")
     ]
     (logs / "controller_1.log").write_text("\n".join(warnings) + "\n")
     with service_log("json"):
         ServeLogs(logs.parents[2]).read_new()
-    levels = {line["message"]: line["levelname"] for line in lines_of(stderr)}
+    levels = {line["message"]: line["levelname"] for line in lines_of(capsys)}
     assert levels == {advice: "INFO", "crashed": "WARNING"}
-
-
-def test_what_came_last_is_read_at_the_end(stderr, logs, monkeypatch):
-    """The thread never gets to look."""
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 3600)
-    with service_log("json"), followed(logs.parents[2]):
-        (logs / "controller_1.log").write_text(serves("INFO", "late") + "\n")
-    assert [line["message"] for line in lines_of(stderr)] == ["late"]
-
-
-def test_a_terminal_that_was_closed_ends_nothing(monkeypatch):
-    def closed(*_: object, **__: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(module.console, "print", closed)
-    with service_log("text"):
-        logging.getLogger(module.__name__).warning("nobody reads this")
-        module.ConsoleLines().emit(logging.makeLogRecord({"msg": "nor this"}))

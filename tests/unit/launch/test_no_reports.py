@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -34,16 +33,10 @@ OF_CI = ("CI", "TF_BUILD", "JENKINS_URL", "NNCF_CI", "NNCF_DEV")
     ],
     ids=lambda modules: modules[-1],
 )
-def test_an_import_looks_nothing_up_and_leaves_one_thread(
-    modules: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_an_import_looks_nothing_up_and_leaves_one_thread(modules, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in OF_CI}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *modules],
-        env=environment | {"HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment["HOME"] = str(tmp_path)
+    command = [sys.executable, "-c", SCRIPT, *modules]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("threads 1\n", 0), done.stderr
     assert list(tmp_path.iterdir()) == []

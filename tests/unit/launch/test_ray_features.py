@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import inspect
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,20 +18,6 @@ from ray._private.node import Node
 from app.environment import PROTECTING, node_environment, serve_environment
 from app.errors import ConfigError
 from app.launch import ray_features
-from app.launch.ray_features import (
-    CONTROLLER,
-    FORKS,
-    LAUNCH_FEATURES,
-    LOG_MONITOR,
-    ONE_MACHINE,
-    VARIABLES,
-    check_installed_ray,
-    check_protecting,
-    haproxy_template,
-    init_ray,
-    only_what_one_machine_needs,
-    replaced,
-)
 from app.launch.serve import run_service
 from app.launch.serve_options import ServeOptions
 from app.serve import ray_compatibility
@@ -41,7 +26,7 @@ from tests.support.command_line import tandem
 
 NAMES = [
     pytest.param(feature, name, id=name.name)
-    for feature in LAUNCH_FEATURES
+    for feature in ray_features.LAUNCH_FEATURES
     for name in feature.names
 ]
 CLIENT = Path("client.py")
@@ -65,33 +50,25 @@ def of_launch(warnings: list[str]) -> list[str]:
     return [w for w in warnings if not any(name in w for name in of_replicas)]
 
 
-def test_the_installed_ray_has_every_name() -> None:
-    assert of_launch(check_installed_ray()) == []
-
-
 @pytest.mark.parametrize(("feature", "name"), NAMES)
-def test_a_name_that_is_gone_is_warned_of_or_refused(
-    monkeypatch: pytest.MonkeyPatch, feature: Feature, name: RayName
-) -> None:
+def test_a_name_that_is_gone_is_warned_of_or_refused(monkeypatch, feature, name):
+    assert of_launch(ray_features.check_installed_ray()) == []
     gone = take_away(monkeypatch, name)
     if feature.is_required:
         with pytest.raises(ConfigError, match=f"{gone} ") as caught:
-            check_installed_ray()
+            ray_features.check_installed_ray()
         assert "\n" not in caught.value.message
     else:
-        (warning,) = of_launch(check_installed_ray())
+        (warning,) = of_launch(ray_features.check_installed_ray())
         assert gone in warning
         assert f"Left out: {feature.name}" in warning
 
 
-@pytest.mark.parametrize("name", CONTROLLER.names, ids=lambda name: name.name)
-def test_who_joins_a_cluster_needs_to_know_what_it_serves(
-    monkeypatch: pytest.MonkeyPatch, name: RayName
-) -> None:
+@pytest.mark.parametrize("name", ray_features.CONTROLLER.names, ids=lambda name: name.name)
+def test_who_joins_a_cluster_needs_to_know_what_it_serves(monkeypatch, name):
     """To deploy deletes the applications that are not named."""
-    gone = take_away(monkeypatch, name)
-    with pytest.raises(ConfigError, match=gone):
-        check_installed_ray(is_joining=True)
+    with pytest.raises(ConfigError, match=take_away(monkeypatch, name)):
+        ray_features.check_installed_ray(is_joining=True)
 
 
 class Starting:
@@ -109,55 +86,32 @@ class Starting:
 
 
 def current() -> dict[str, object]:
-    return {
-        "start_raylet": services.start_raylet,
-        "start_api_server": Node.start_api_server,
-        "start_monitor": Node.start_monitor,
-        "start_log_monitor": Node.start_log_monitor,
-    }
+    names = ("start_api_server", "start_monitor", "start_log_monitor")
+    return {"start_raylet": services.start_raylet} | {name: getattr(Node, name) for name in names}
 
 
 BEFORE = current()
 BY_FEATURE = {
-    FORKS: {"start_raylet"},
-    ONE_MACHINE: {"start_api_server", "start_monitor"},
-    LOG_MONITOR: {"start_log_monitor"},
+    ray_features.FORKS: {"start_raylet"},
+    ray_features.ONE_MACHINE: {"start_api_server", "start_monitor"},
+    ray_features.LOG_MONITOR: {"start_log_monitor"},
 }
 
 
-@pytest.fixture
-def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
-    made = Starting()
-    monkeypatch.setattr(ray, "init", made)
+@pytest.mark.parametrize("without", [None, *BY_FEATURE], ids=lambda f: f.name if f else "all")
+def test_everything_is_replaced_while_ray_starts_but_sigterm_stays_ours(monkeypatch, without):
+    starting = Starting()
+    monkeypatch.setattr(ray, "init", starting)
+    if without is not None:
+        monkeypatch.setattr(Feature, "fits", lambda self: self is not without)
     before = signal.getsignal(signal.SIGTERM)
-    yield made
+    with ray_features.only_what_one_machine_needs(CLIENT):
+        ray_features.init_ray()
+    replaced_names = (names for of, names in BY_FEATURE.items() if of is not without)
+    assert starting.changed == set().union(*replaced_names)
+    assert starting.sigterm is before
     assert signal.getsignal(signal.SIGTERM) is before
     assert current() == BEFORE
-
-
-def start(starting: Starting) -> set[str]:
-    with only_what_one_machine_needs(CLIENT):
-        init_ray()
-    return starting.changed
-
-
-def test_sigterm_stays_ours_while_ray_starts(starting: Starting) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    start(starting)
-    assert starting.sigterm is before
-
-
-def test_everything_is_replaced_while_ray_starts(starting: Starting) -> None:
-    assert start(starting) == set().union(*BY_FEATURE.values())
-
-
-@pytest.mark.parametrize("feature", BY_FEATURE, ids=lambda feature: feature.name)
-def test_without_a_feature_the_others_are_as_they_were(
-    starting: Starting, monkeypatch: pytest.MonkeyPatch, feature: Feature
-) -> None:
-    monkeypatch.setattr(Feature, "fits", lambda self: self is not feature)
-    others = set().union(*(names for of, names in BY_FEATURE.items() if of is not feature))
-    assert start(starting) == others
 
 
 def test_the_raylet_starts_python_by_way_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,24 +126,18 @@ def test_the_raylet_starts_python_by_way_of_the_client(monkeypatch: pytest.Monke
     start_raylet.__signature__ = signature  # type: ignore[attr-defined]
     monkeypatch.setattr(services, "start_raylet", start_raylet)
     needed = [name for name, p in signature.parameters.items() if p.default is p.empty]
-    with only_what_one_machine_needs(CLIENT):
+    with ray_features.only_what_one_machine_needs(CLIENT):
         services.start_raylet(**dict.fromkeys(needed))  # type: ignore[arg-type]
     assert started == {"worker": str(CLIENT), "client": str(CLIENT)}
 
 
 @pytest.mark.parametrize("address", [None, "auto"])
-def test_serving_with_an_older_ray_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch, address: str | None
-) -> None:
+def test_serving_with_an_older_ray_is_refused_at_once(monkeypatch, tmp_path, address):
+    """A node's environment is not printed either."""
     monkeypatch.setattr(ray_compatibility, "version", lambda _: "2.58.0")
-    with pytest.raises(ConfigError, match=r"Ray 2\.58\.0 is installed.*==2\.60"):
+    says = r"Ray 2\.58\.0 is installed.*==2\.60"
+    with pytest.raises(ConfigError, match=says):
         run_service(ServeOptions(address=address, log_format="text"))
-
-
-def test_a_nodes_environment_is_not_printed_for_an_older_ray(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(ray_compatibility, "version", lambda _: "2.58.0")
     done = tandem("environment", "--folder", tmp_path / "new")
     assert isinstance(done.exception, ConfigError)
     assert done.stdout == ""
@@ -198,13 +146,13 @@ def test_a_nodes_environment_is_not_printed_for_an_older_ray(
 
 def test_an_attribute_is_replaced_for_a_while() -> None:
     owner = SimpleNamespace(size=1)
-    with replaced(owner, "size", 2):
+    with ray_features.replaced(owner, "size", 2):
         assert owner.size == 2
     assert owner.size == 1
-    with pytest.raises(KeyError), replaced(owner, "size", 2):
+    with pytest.raises(KeyError), ray_features.replaced(owner, "size", 2):
         raise KeyError
     assert owner.size == 1
-    with pytest.raises(AttributeError, match="weight"), replaced(owner, "weight", 2):
+    with pytest.raises(AttributeError, match="weight"), ray_features.replaced(owner, "weight", 2):
         pass
     assert not hasattr(owner, "weight")
 
@@ -218,63 +166,49 @@ def test_ray_reads_every_variable_that_is_set(tmp_path: Path) -> None:
     """It ignores unknown variables without a message."""
     of_node = {name for name in node_environment(tmp_path) if name.startswith("RAY_")}
     names = {*serve_environment(tmp_path, (1, 2)), *of_node}
-    source = "".join(ray_features._installed(file).read_text() for file in (*VARIABLES, *OTHERS))
+    files = (*ray_features.VARIABLES, *OTHERS)
+    source = "".join(ray_features._installed(file).read_text() for file in files)
     binary = ray_features._installed(GCS).read_bytes()
     lost = {name for name in names if f'"{name}"' not in source}
     assert {name for name in lost if f"{name}\0".encode() not in binary} == set()
 
 
-def test_variables_that_protect_nothing_are_not_looked_for() -> None:
-    check_protecting(["RAY_X", "RAY_SERVE_HAPROXY_BIN", *PROTECTING])
+def renamed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Have Ray's files read another variable."""
+    read = ray_features._source
+    others = lambda file: (read(file) or "").replace(name, "RAY_OTHER")  # noqa: E731
+    monkeypatch.setattr(ray_features, "_source", others)
 
 
 @pytest.mark.parametrize("name", PROTECTING)
-def test_a_variable_that_protects_is_demanded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    read = ray_features._source
-    renamed = lambda file: (read(file) or "").replace(name, "RAY_OTHER")  # noqa: E731
-    monkeypatch.setattr(ray_features, "_source", renamed)
+def test_a_variable_that_protects_is_demanded(monkeypatch, tmp_path, name):
+    others = ["RAY_X", "RAY_SERVE_HAPROXY_BIN"]  # which are not looked for
+    ray_features.check_protecting([*others, *PROTECTING])
+    renamed(monkeypatch, name)
     environment = serve_environment(tmp_path, (1, 2)) | dict.fromkeys(PROTECTING, "1")
     with pytest.raises(ConfigError, match=f"it does not read {name}; pip install"):
-        check_protecting(environment)
+        ray_features.check_protecting(environment)
 
 
-@pytest.fixture
-def no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_files_that_are_gone_are_as_variables_that_are_not_read(monkeypatch, tmp_path) -> None:
+    assert "HAPROXY_CONFIG_TEMPLATE" in ray_features.haproxy_template()
     spec = SimpleNamespace(origin=str(tmp_path / "ray" / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
-
-
-@pytest.mark.usefixtures("no_files")
-def test_files_that_are_gone_are_as_variables_that_are_not_read() -> None:
     with pytest.raises(ConfigError, match=PROTECTING[0]):
-        check_protecting(PROTECTING)
-    check_protecting(["RAY_event_stats"])
-
-
-def test_haproxys_template_that_is_gone_is_refused(request: pytest.FixtureRequest) -> None:
-    assert "HAPROXY_CONFIG_TEMPLATE" in haproxy_template()
-    request.getfixturevalue("no_files")
+        ray_features.check_protecting(PROTECTING)
+    ray_features.check_protecting(["RAY_event_stats"])
     with pytest.raises(ConfigError, match=r"no file serve/_private/haproxy_templates\.py"):
-        haproxy_template()
+        ray_features.haproxy_template()
 
 
-def test_a_node_gets_no_environment_that_does_not_protect(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    read = ray_features._source
-    monkeypatch.setattr(
-        ray_features, "_source", lambda file: (read(file) or "").replace("MAXCONN", "MOST")
-    )
+def test_a_node_gets_no_environment_that_does_not_protect(monkeypatch, tmp_path):
+    renamed(monkeypatch, "RAY_SERVE_HAPROXY_MAXCONN")
     done = tandem("environment", "--folder", tmp_path / "new")
     assert "does not read RAY_SERVE_HAPROXY_MAXCONN" in str(done.exception)
     assert done.stdout == ""
 
 
-def test_a_node_with_a_newer_ray_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_node_with_a_newer_ray_is_warned_of(monkeypatch, tmp_path):
     monkeypatch.setattr(ray_compatibility, "TESTED_RAY", ("2.1", "2.2"))
     done = tandem("environment", "--folder", tmp_path / "new")
     assert done.exit_code == 0

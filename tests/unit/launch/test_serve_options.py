@@ -144,21 +144,16 @@ def test_a_set_and_several_have_the_source_that_decided_both(
     ]
 
 
+BOTH = "{tiny@aaaaaaaaaaaa: 60, tiny@bbbbbbbbbbbb: 40}"
+
+
 @pytest.mark.parametrize(
     ("in_file", "variables", "source"),
     [
-        ("traffic: {tiny@aaaaaaaaaaaa: 60, tiny@bbbbbbbbbbbb: 40}", {}, None),
-        (
-            "model_set: tiny\n      traffic: {tiny@aaaaaaaaaaaa: 60, tiny@bbbbbbbbbbbb: 40}",
-            {},
-            None,
-        ),
-        (
-            "model_set: tiny",
-            {"TRAFFIC": "{tiny@aaaaaaaaaaaa: 60, tiny@bbbbbbbbbbbb: 40}"},
-            "TANDEM_TRAFFIC",
-        ),
-        ("traffic: {tiny@aaaaaaaaaaaa: 60, tiny@bbbbbbbbbbbb: 40}", {"MODEL_SET": "tiny"}, None),
+        (f"traffic: {BOTH}", {}, None),
+        (f"model_set: tiny\n      traffic: {BOTH}", {}, None),
+        ("model_set: tiny", {"TRAFFIC": BOTH}, "TANDEM_TRAFFIC"),
+        (f"traffic: {BOTH}", {"MODEL_SET": "tiny"}, None),
     ],
 )
 def test_traffic_decides_the_set(monkeypatch, tmp_path, in_file, variables, source):
@@ -193,10 +188,7 @@ def test_no_other_reader_of_a_file_takes_variables(monkeypatch):
     monkeypatch.setenv("TANDEM_CACHE_MIB", "9")
     assert ServeConfig.read(ROOT / "serve_config.yaml").settings.cache_mib == 64
     assert Settings().cache_mib == 64
-
-
-def test_an_empty_variable_counts_as_not_set(monkeypatch):
-    monkeypatch.setenv("TANDEM_CACHE_MIB", "")
+    monkeypatch.setenv("TANDEM_CACHE_MIB", "")  # counts as not set
     assert settings_of_environment() == {}
 
 
@@ -210,20 +202,16 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch):
         ("MAX_BODY_BYTES", "999999999", "max_bytes_in_flight is 268435456"),
         ("REQUEST_TIMEOUT_S", "40", "Gateway has a graceful_shutdown_timeout_s of 12"),
         ("CACHE", "redis://:secret@host", "cache is no address of a Redis"),
+        ("BATCH_SIZES", "[1, 4", "TANDEM_BATCH_SIZES is not YAML"),
     ],
 )
 def test_a_bad_value_names_its_variable(monkeypatch, name, text, says):
     monkeypatch.setenv(f"TANDEM_{name}", text)
-    with pytest.raises(ConfigError, match=re.escape(says)) as refused:
+    error = YamlError if says.endswith("not YAML") else ConfigError
+    with pytest.raises(error, match=re.escape(says)) as refused:
         read_config(ServeOptions())
     assert f"TANDEM_{name}" in str(refused.value)
     assert "secret" not in str(refused.value)
-
-
-def test_a_value_that_is_no_yaml_names_its_variable(monkeypatch):
-    monkeypatch.setenv("TANDEM_BATCH_SIZES", "[1, 4")
-    with pytest.raises(YamlError, match="TANDEM_BATCH_SIZES is not YAML"):
-        read_config(ServeOptions())
 
 
 @pytest.mark.parametrize(
@@ -245,21 +233,10 @@ def test_an_unknown_variable_is_warned_of(monkeypatch, name, hint):
 
 def test_no_variable_of_the_project_is_warned_of(monkeypatch):
     """Those that are no settings are listed: every name in code, files and tests counts."""
-    this = Path(__file__)
-    texts = [
-        path.read_text("utf-8")
-        for folder in (
-            "app",
-            "configs",
-            "examples",
-            "tests/e2e",
-            "tests/load",
-            "tests/support",
-            ".ci",
-        )
-        for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".yaml", ".sh", ".service", ".yml") and path != this
-    ]
+    folders = ("app", "configs", "examples", "tests/e2e", "tests/load", "tests/support", ".ci")
+    suffixes, this = (".py", ".yaml", ".sh", ".service", ".yml"), Path(__file__)
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path != this]
+    texts = [path.read_text("utf-8") for path in paths if path.suffix in suffixes]
     used = set(re.findall(r"\bTANDEM_[A-Z_]+\b", "\n".join(texts)))
     assert used >= {"TANDEM_API_KEYS", "TANDEM_LOG_FORMAT", "TANDEM_CHROMIUM"}
     options = set(map(variable_of, OPTIONS))
@@ -270,15 +247,11 @@ def test_no_variable_of_the_project_is_warned_of(monkeypatch):
 
 
 def printed(*arguments: str, **variables: str) -> str:
-    done = subprocess.run(
-        [TANDEM, "serve", "--print-config", *arguments],
-        env=os.environ | variables,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    command: list[Any] = [TANDEM, "serve", "--print-config", *arguments]
+    env = os.environ | variables
+    return subprocess.run(
+        command, env=env, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_print_config_shows_values_and_sources():
@@ -289,15 +262,17 @@ def test_print_config_shows_values_and_sources():
     sources = dict(re.findall(r"^(\w+): .*  # (.*)$", text, re.MULTILINE))
     values = yaml.safe_load(text)
     assert values.keys() == sources.keys() >= Settings.model_fields.keys()
-    assert (values["port"], sources["port"]) == (8001, "--port")
-    assert (values["host"], sources["host"]) == ("0.0.0.0", "TANDEM_HOST")
-    assert (values["streams"], sources["streams"]) == (2, "TANDEM_STREAMS")
-    assert (values["cache"], sources["cache"]) == ("redis://***@host:6379/1", "TANDEM_CACHE")
-    assert sources["model_set"] == "serve_config.yaml"
-    assert (values["cache_mib"], sources["cache_mib"]) == (64, "default")
+    shown = {name: (values[name], source) for name, source in sources.items()}
+    assert shown == shown | {
+        "port": (8001, "--port"),
+        "host": ("0.0.0.0", "TANDEM_HOST"),
+        "streams": (2, "TANDEM_STREAMS"),
+        "cache": ("redis://***@host:6379/1", "TANDEM_CACHE"),
+        "model_set": ("imagenette", "serve_config.yaml"),
+        "cache_mib": (64, "default"),
+    }
     rows = json.loads(printed("--port", "8001", "--json", **variables))
-    assert {name: row["value"] for name, row in rows.items()} == values
-    assert {name: row["source"] for name, row in rows.items()} == sources
+    assert {name: (row["value"], row["source"]) for name, row in rows.items()} == shown
 
 
 def test_log_options_may_be_empty(tmp_path):
@@ -312,12 +287,12 @@ def test_a_flag_that_does_not_fit_the_file_is_named(tmp_path):
         read_config(ServeOptions(config=config, model_set="a,b"))
 
 
-def test_variables_of_a_set_and_of_several_are_refused_together(monkeypatch):
+@pytest.mark.parametrize("options", [ServeOptions(), ServeOptions(model_set="a")])
+def test_variables_of_a_set_and_of_several_are_refused_together(monkeypatch, options):
     monkeypatch.setenv("TANDEM_MODEL_SET", "a")
     monkeypatch.setenv("TANDEM_MODEL_SETS", "[b, c]")
-    for options in (ServeOptions(), ServeOptions(model_set="a")):
-        with pytest.raises(ConfigError, match="TANDEM_MODEL_SETS both name the served sets: leave"):
-            read_config(options)
+    with pytest.raises(ConfigError, match="TANDEM_MODEL_SETS both name the served sets: leave"):
+        read_config(options)
 
 
 @pytest.mark.parametrize("text", ["a,b", "a, b", " a ,b "])
@@ -338,14 +313,8 @@ def test_a_folder_with_a_comma_is_one_set(tmp_path):
 
 
 def config_of(*, http: dict[str, Any] | None = None, **arguments: Any):
-    return ServeConfig.of(
-        {
-            "http_options": http or {},
-            "applications": [
-                {"name": "tandem", "import_path": "app.main:build", "args": arguments}
-            ],
-        }
-    )
+    application = {"name": "tandem", "import_path": "app.main:build", "args": arguments}
+    return ServeConfig.of({"http_options": http or {}, "applications": [application]})
 
 
 def arguments_of(checked: ServeConfig) -> dict[str, Any]:
@@ -355,10 +324,7 @@ def arguments_of(checked: ServeConfig) -> dict[str, Any]:
 def test_what_is_named_relatively_is_of_the_commands_folder(tmp_path, monkeypatch):
     """Ray's processes work in another one."""
     monkeypatch.chdir(tmp_path)
-    paths: dict[str, Any] = {
-        "compile_cache": "cache",
-        "api_keys_file": "/etc/keys",
-    }
+    paths: dict[str, Any] = {"compile_cache": "cache", "api_keys_file": "/etc/keys"}
     files = {"ssl_certfile": "tls.pem", "ssl_keyfile": "/etc/tls.key"}
     asked = config_of(http=files, model_set="./sets/a", model_dirs=["d"], **paths)
     checked, _ = with_usable_paths(asked)
@@ -370,11 +336,8 @@ def test_what_is_named_relatively_is_of_the_commands_folder(tmp_path, monkeypatc
     }
     http = checked.http
     assert (http.ssl_certfile, http.ssl_keyfile) == (str(tmp_path / "tls.pem"), "/etc/tls.key")
-
-
-def test_what_is_not_named_is_left_to_the_settings():
-    asked = config_of(model_set="imagenette", compile_cache=None)
-    assert arguments_of(with_usable_paths(asked)[0]) == arguments_of(asked)
+    several, _ = with_usable_paths(config_of(model_sets=["imagenette", "./sets/a"]))
+    assert several.settings.model_sets == ("imagenette", str(tmp_path / "sets" / "a"))
 
 
 def test_a_folder_that_cannot_be_written_is_left_out_with_a_warning(tmp_path):
@@ -386,15 +349,12 @@ def test_a_folder_that_cannot_be_written_is_left_out_with_a_warning(tmp_path):
     assert warning == f"compile_cache: {why}: networks are compiled at each start"
 
 
-def test_one_that_can_is_made(tmp_path):
-    asked = config_of(compile_cache=str(tmp_path / "a" / "b"))
+@pytest.mark.parametrize("folder", ["a/b", None])
+def test_one_that_can_is_made_and_nothing_is_said_of_what_is_not_wanted(tmp_path, folder):
+    path = folder and str(tmp_path / folder)
+    asked = config_of(model_set="imagenette", compile_cache=path)
     assert with_usable_paths(asked) == (asked, None)
-    assert (tmp_path / "a" / "b").is_dir()
-
-
-def test_nothing_is_said_of_what_is_not_wanted():
-    asked = config_of(compile_cache=None)
-    assert with_usable_paths(asked) == (asked, None)
+    assert path is None or Path(path).is_dir()
 
 
 def test_an_account_without_a_home_is_told_what_it_misses(monkeypatch, tmp_path):
@@ -409,26 +369,14 @@ def test_an_account_without_a_home_is_told_what_it_misses(monkeypatch, tmp_path)
     assert warning.startswith("compile_cache: this account has no home folder: ")
 
 
-def test_the_folders_of_several_sets_are_made_absolute(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    made = with_usable_paths(config_of(model_sets=["imagenette", "./sets/a"]))[0]
-    assert made.settings.model_sets == ("imagenette", str(tmp_path / "sets" / "a"))
-
-
 def test_a_tilde_is_the_home_folder_in_every_path(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    names = ("compile_cache", "api_keys_file", "sample_dir")
-    paths: dict[str, Any] = {name: f"~/{name}" for name in names}
-    paths |= {"model_dirs": ["~/sets"], "model_set": "~/set"}
+    names = ("compile_cache", "api_keys_file", "sample_dir", "model_set")
+    paths: dict[str, Any] = {name: f"~/{name}" for name in names} | {"model_dirs": ["~/sets"]}
     arguments = arguments_of(with_usable_paths(config_of(**paths))[0])
-    assert [arguments[name] for name in names] == [str(tmp_path / name) for name in names]
-    assert arguments["model_dirs"] == [str(tmp_path / "sets")]
-    assert arguments["model_set"] == str(tmp_path / "set")
+    expected: dict[str, Any] = {name: str(tmp_path / name) for name in names}
+    assert arguments == expected | {"model_dirs": [str(tmp_path / "sets")]}
     assert absolute("~nobody-of-this-name/x") == str(Path.cwd() / "~nobody-of-this-name" / "x")
-
-
-def test_a_tilde_is_the_home_folder_for_whoever_reads_the_settings(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
     settings = Settings.model_validate({"model_dirs": ["~/sets"], "compile_cache": "~/cache"})
     assert settings.model_dirs == (tmp_path / "sets",)
     assert settings.compile_cache == tmp_path / "cache"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.launch.config import ServeConfig
+from app.launch.config import ServeConfig, default_config
 from app.launch.serve_options import with_usable_paths
 from app.main import in_versions
 from app.settings import Settings
@@ -24,11 +24,13 @@ def kept(tmp_path: Path) -> ModelSet:
 
 
 @pytest.mark.parametrize("name", [URL, f"{URL}@{'f' * 12}"])
-def test_a_url_becomes_that_of_its_version(kept: ModelSet, name: str) -> None:
+def test_a_url_becomes_that_of_its_version_and_names_stay(kept: ModelSet, name: str) -> None:
     settings = Settings(model_set=name, weights={"sure": 1.0})
-    found = in_versions(settings, [kept.weighted({"sure": 1.0})])
-    assert found.model_set == f"{URL}@{VERSION}"
-    assert found.model_copy(update={"model_set": name}) == settings
+    changed = in_versions(settings, [kept.weighted({"sure": 1.0})])
+    assert changed.model_set == f"{URL}@{VERSION}"
+    assert changed.model_copy(update={"model_set": name}) == settings
+    settings = Settings(model_set="imagenette")
+    assert in_versions(settings, [kept]) is settings
 
 
 def test_of_several_sets_those_at_urls(kept: ModelSet) -> None:
@@ -38,13 +40,6 @@ def test_of_several_sets_those_at_urls(kept: ModelSet) -> None:
     assert [own.model_set for own in found.of_each_set()] == list(found.model_sets)
 
 
-def test_names_stay(kept: ModelSet) -> None:
-    settings = Settings(model_set="imagenette")
-    assert in_versions(settings, [kept]) is settings
-
-
 def test_a_url_is_no_folder_to_be_made_absolute() -> None:
-    config = ServeConfig.read(Path(__file__).parents[3] / "serve_config.yaml").changed(
-        model_set=URL
-    )
+    config = ServeConfig.read(default_config()).changed(model_set=URL)
     assert with_usable_paths(config)[0].settings.model_set == URL

@@ -84,6 +84,16 @@ SENT = [
 ]
 
 
+async def replica_of(node: Node, calls: int = 1) -> tuple[Waiting, Channel, list[asyncio.Task]]:
+    """Start a replica that is asked so many things at a time; return it, its channel, the calls."""
+    replica = Waiting()
+    await node.add(replica)
+    channel = await node.channel()
+    tasks = [asyncio.create_task(channel.call(b"%d" % number)) for number in range(calls)]
+    await until(lambda: len(replica.asked) == min(calls, channels.MAX_CALLS))
+    return replica, channel, tasks
+
+
 @pytest.mark.parametrize("most", [1, 3, 17, 300_000])
 def test_frames_are_read_as_they_were_written(most: int) -> None:
     writer, reader = Reader(), Reader()
@@ -104,13 +114,7 @@ def test_what_is_too_long_ends_the_connection_before_it_is_there() -> None:
     assert transport.is_aborted
     assert reader.frames == []
     reader.data_received(b"still more")  # what was on its way
-
-
-def test_on_a_connection_that_ends_nothing_is_written() -> None:
-    reader = Reader()
-    transport = reader.transport
-    transport.is_aborted = True
-    reader.send(FrameKind.PING)
+    reader.send(FrameKind.PING)  # nothing is written on a connection that ends
     assert transport.written == b""
     reader.abort()
     reader.send(FrameKind.PING)
@@ -127,11 +131,17 @@ def replica_end(server: ChannelServer) -> FrameProtocol:
     return found
 
 
-async def test_there_is_none_before_the_router_knows_a_replica_here(node: Node) -> None:
+async def test_of_equals_not_always_the_same_is_chosen(node: Node) -> None:
+    """There is none before the router knows a replica here."""
     assert node.pool.choose(1) is None
     node.num_elsewhere = 2
     node.tell()
     assert node.pool.choose(1) is None
+    node.num_elsewhere = 0
+    for _ in range(3):
+        await node.add(echo)
+    await node.connected()
+    assert len({id(node.pool.choose(1)) for _ in range(200)}) == 3
 
 
 async def test_the_one_with_the_fewest_calls_is_chosen(node: Node) -> None:
@@ -149,31 +159,20 @@ async def test_the_one_with_the_fewest_calls_is_chosen(node: Node) -> None:
     await asyncio.gather(*calls)
 
 
-async def test_of_equals_not_always_the_same_is_chosen(node: Node) -> None:
-    for _ in range(3):
-        await node.add(echo)
-    await node.connected()
-    assert len({id(node.pool.choose(1)) for _ in range(200)}) == 3
-
-
 @pytest.mark.parametrize("where", ["elsewhere", "here, without a channel"])
 async def test_the_handle_chooses_once_all_here_have_work(where: str, node: Node) -> None:
-    replica = Waiting()
-    await node.add(replica)
-    await node.connected()
+    replica, _, calls = await replica_of(node, calls=0)
     if where == "elsewhere":
         node.num_elsewhere = 1
     else:
         node.ids.append("listens not")
     node.tell()
-    calls = []
     for _ in range(4):  # two at a time in each of two lanes
         calls.append(asyncio.create_task(node.pool.choose(2).call(b"")))
         await asyncio.sleep(0)
     assert node.pool.choose(2) is None
     assert node.pool.choose(3) is not None
-    node.num_elsewhere = 0
-    node.ids = node.ids[:1]
+    node.num_elsewhere, node.ids = 0, node.ids[:1]
     node.tell()
     assert node.pool.choose(2) is not None
     replica.go_on.set()
@@ -208,11 +207,8 @@ async def test_one_that_does_not_read_what_it_is_sent_is_not_chosen(node: Node) 
 
 
 async def test_one_that_leaves_is_let_go_when_it_has_answered(node: Node) -> None:
-    replica = Waiting()
-    server = await node.add(replica)
-    channel, name = await node.channel(), node.ids[0]
-    call = asyncio.create_task(channel.call(b"last"))
-    await until(lambda: replica.asked)
+    replica, channel, (call,) = await replica_of(node)
+    (name,) = node.ids
     note_silent(name, is_silent=True)
     node.ids.clear()
     node.tell()
@@ -220,9 +216,8 @@ async def test_one_that_leaves_is_let_go_when_it_has_answered(node: Node) -> Non
     assert not is_silent(name)
     assert channel.transport is not None
     replica.go_on.set()
-    assert await call == b"last"
+    assert await call == b"0"
     await until(lambda: channel.transport is None)
-    assert server.num_calls == 0
 
 
 async def test_a_connection_that_ended_is_made_again_after_a_while(node, monkeypatch):
@@ -235,50 +230,49 @@ async def test_a_connection_that_ended_is_made_again_after_a_while(node, monkeyp
     assert await (await node.channel()).call(b"again") == b"niaga"
 
 
+class ByRay(FakeMember):
+    """A stage that is called by Ray; notes how many questions each message had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_questions: list[int] = []
+
+    async def classify_many(self, message: bytes) -> bytes:
+        self.num_questions.append(len(read_call(message).questions))
+        return await classify_many(self, message)  # type: ignore[arg-type]
+
+
 async def test_who_does_not_listen_is_called_through_ray(node: Node) -> None:
     node.ids = ["no such replica"]
     node.tell()
-    asked = []
-
-    class Stage(FakeMember):
-        async def classify_many(self, message: bytes) -> bytes:
-            asked.append(len(read_call(message).questions))
-            return await classify_many(self, message)  # type: ignore[arg-type]
-
-    handle = handle_of(Stage())
-    remote = RemoteMember(handle, channels=node.pool)
+    stage = ByRay()
+    remote = RemoteMember(handle_of(stage), channels=node.pool)
     for _ in range(3):
         answer = await remote.classify(IMAGE, 60, "interactive")
         assert answer.probabilities.shape == (1, 3)
-    assert asked == [1, 1, 1]
+    assert stage.num_questions == [1, 1, 1]
 
 
 async def test_a_request_whose_replica_dies_is_answered_by_ray(node: Node) -> None:
-    replica, by_ray = Waiting(), []
+    replica, stage = Waiting(), ByRay()
 
     async def answer(message: bytes) -> bytes:
         await replica(message)
         return await classify_many(FakeMember(), message)  # type: ignore[arg-type]
 
-    class Stage(FakeMember):
-        async def classify_many(self, message: bytes) -> bytes:
-            by_ray.append(message)
-            return await classify_many(self, message)  # type: ignore[arg-type]
-
     await node.add(answer)
-    handle = handle_of(Stage())
-    named: Any = handle
-    named.app_name, named.deployment_name = APP, node.name
+    handle: Any = handle_of(stage)
+    handle.app_name, handle.deployment_name = APP, node.name
     remote, channel = RemoteMember(handle, channels=node.pool), await node.channel()
     replica.go_on.set()
     await remote.classify(IMAGE, 60, "interactive")
-    assert by_ray == []
+    assert stage.num_questions == []
     replica.go_on.clear()
     asked = asyncio.create_task(remote.classify(IMAGE, 60, "interactive"))
     await until(lambda: len(replica.asked) == 2)
     channel.transport.abort()
     assert (await asked).probabilities.shape == (1, 3)
-    assert len(by_ray) == 1
+    assert stage.num_questions == [1]
 
 
 # One channel: calls and answers, errors, cancellation, and replicas that end or say nothing.
@@ -287,81 +281,42 @@ async def test_a_request_whose_replica_dies_is_answered_by_ray(node: Node) -> No
 HELLO = FRAME_HEAD.pack(FrameKind.HELLO, 0, len(VERSION)) + VERSION
 
 
-async def test_calls_at_a_time_get_their_own_answers(node: Node) -> None:
-    await node.add(echo)
-    channel = await node.channel()
-    asked = [bytes([n]) * size for n, size in enumerate((0, 1, 5_000, 3_000_000, 70_000))]
-    assert await asyncio.gather(*map(channel.call, asked)) == [one[::-1] for one in asked]
-    assert channel.num_calls == 0
-
-
-async def test_an_error_of_ours_comes_as_it_was_raised(node: Node) -> None:
-    async def refuse(_: bytes) -> bytes:
-        raise OverloadedError("no room", 3)
-
-    await node.add(refuse)
-    with pytest.raises(OverloadedError, match="no room") as raised:
-        await (await node.channel()).call(b"")
-    assert raised.value.limit == 3
-
-
-async def test_any_other_error_is_in_the_replicas_log_alone(node, caplog):
+@pytest.mark.parametrize(
+    ("error", "raised", "says"),
+    [
+        (OverloadedError("no room", 3), OverloadedError, "no room"),
+        (ZeroDivisionError("a secret of the replica"), NotReadyError, "ZeroDivisionError"),
+        (asyncio.CancelledError(), NotReadyError, "try again"),  # the replica itself ends it
+    ],
+)
+async def test_an_error_of_ours_comes_as_it_was_raised(node, caplog, error, raised, says):
     async def fail(_: bytes) -> bytes:
-        raise ZeroDivisionError("a secret of the replica")
+        raise error
 
     await node.add(fail)
-    with pytest.raises(NotReadyError, match="ZeroDivisionError") as raised:
-        await (await node.channel()).call(b"")
-    assert "secret" not in str(raised.value)
-    assert "a secret of the replica" in caplog.text
-
-
-async def test_a_call_that_nobody_waits_for_ends_in_the_replica(node: Node) -> None:
-    replica = Waiting()
-    server = await node.add(replica)
-    channel = await node.channel()
-    calls = [asyncio.create_task(channel.call(message)) for message in (b"gone", b"stays")]
-    await until(lambda: len(replica.asked) == 2)
-    calls[0].cancel()
-    await until(lambda: replica.cancelled == [b"gone"])
-    replica.go_on.set()
-    assert await calls[1] == b"stays"
-    await until(lambda: server.num_calls == 0)
-    assert channel.num_calls == 0
-
-
-async def test_a_call_that_the_replica_itself_ends_is_answered(node: Node) -> None:
-    async def end(_: bytes) -> bytes:
-        raise asyncio.CancelledError
-
-    await node.add(end)
     channel = await node.channel()
     async with asyncio.timeout(30):
-        with pytest.raises(NotReadyError, match="try again"):
+        with pytest.raises(raised, match=says) as caught:
             await channel.call(b"")
+    assert getattr(caught.value, "limit", None) == getattr(error, "limit", None)
+    assert "secret" not in str(caught.value)
+    assert ("a secret of the replica" in caplog.text) == isinstance(error, ZeroDivisionError)
 
 
 async def test_the_calls_of_a_replica_that_ends_are_made_elsewhere(node: Node) -> None:
-    replica = Waiting()
-    await node.add(replica)
-    channel = await node.channel()
-    call = asyncio.create_task(channel.call(b"lost"))
-    await until(lambda: replica.asked)
+    replica, channel, (call,) = await replica_of(node)
     channel.transport.abort()  # what either end sees when the other's process ends
     with pytest.raises(ConnectionLostError):
         await call
     assert issubclass(ConnectionLostError, RayActorError)  # which app.graph.attempts calls again
-    await until(lambda: replica.cancelled == [b"lost"])
+    await until(lambda: replica.cancelled == [b"0"])
     with pytest.raises(ConnectionLostError):
         await channel.call(b"more")
 
 
 async def test_a_replica_has_so_many_calls(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "MAX_CALLS", 2)
-    replica = Waiting()
-    await node.add(replica)
-    channel = await node.channel()
-    calls = [asyncio.create_task(channel.call(b"%d" % n)) for n in range(3)]
+    replica, _, calls = await replica_of(node, calls=3)
     with pytest.raises(OverloadedError, match="2 calls"):
         await calls[2]
     replica.go_on.set()
@@ -370,18 +325,14 @@ async def test_a_replica_has_so_many_calls(node: Node, monkeypatch: pytest.Monke
 
 async def test_one_that_computes_says_that_it_is_there(node, monkeypatch):
     monkeypatch.setattr(channels, "PING_AFTER_S", 0.01)
-    pings = []
-    replica = Waiting()
-    await node.add(replica)
-    channel = await node.channel()
-    send = channel.send
+    pings, send = [], Channel.send
 
-    def noting(kind: FrameKind, *args: Any) -> None:
+    def noting(channel: Channel, kind: FrameKind, *args: Any) -> None:
         pings.append(kind)
-        send(kind, *args)
+        send(channel, kind, *args)
 
-    monkeypatch.setattr(channel, "send", noting)
-    call = asyncio.create_task(channel.call(b"long"))
+    monkeypatch.setattr(Channel, "send", noting)
+    replica, channel, (call,) = await replica_of(node)
     await until(lambda: pings.count(FrameKind.PING) >= 3)  # each was answered before the next
     assert not channel.is_silent
     replica.go_on.set()
@@ -393,7 +344,6 @@ async def test_one_that_says_nothing_is_silent_until_it_speaks(monkeypatch):
     """Though nobody looks at it meanwhile: whoever makes a second call must find it so."""
     monkeypatch.setattr(channels, "PING_AFTER_S", 0.01)
     clock, heard = HandClock(), b""
-    told = asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal heard
@@ -401,12 +351,10 @@ async def test_one_that_says_nothing_is_silent_until_it_speaks(monkeypatch):
         while more := await reader.read(1000):
             heard += more
             clock.now += 0.02
-            told.set()
 
     async with listener(hang) as name:
-        _, channel = await asyncio.get_running_loop().create_unix_connection(
-            lambda: Channel(clock), name
-        )
+        loop = asyncio.get_running_loop()
+        _, channel = await loop.create_unix_connection(lambda: Channel(clock), name)
         assert await channel.opened
         call = asyncio.create_task(channel.call(b"?"))
         await until(lambda: heard.endswith(FRAME_HEAD.pack(FrameKind.PING, 0, 0)))
@@ -433,40 +381,39 @@ async def test_another_version_of_the_program_is_not_called(says, monkeypatch):
             await connected(name)
 
 
-async def test_a_client_hangs_up_on_another_users_process(node, monkeypatch):
-    await node.add(echo)
+async def test_neither_end_speaks_with_another_users_process(node, monkeypatch, caplog):
+    replica = Waiting()
+    replica.go_on.set()
+    await node.add(replica)
+    address = address_of(APP, node.name, node.ids[0])
     monkeypatch.setattr(channels, "is_same_user", lambda _: False)
     with pytest.raises(ConnectionRefusedError, match="another user's"):
-        await connected(address_of(APP, node.name, node.ids[0]))
-
-
-async def test_a_replica_answers_no_call_of_another_users_process(node, monkeypatch, caplog):
-    asked: list[bytes] = []
-
-    async def answer(message: bytes) -> bytes:
-        asked.append(message)
-        return message
-
-    await node.add(answer)
-    monkeypatch.setattr(channels, "is_same_user", lambda _: False)
+        await connected(address)
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
-    sock.connect(address_of(APP, node.name, node.ids[0]))
+    sock.connect(address)
     sock.send(FRAME_HEAD.pack(FrameKind.CALL, 1, 2) + b"hi")  # without waiting to be greeted
     reader, writer = await asyncio.open_unix_connection(sock=sock)
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
     writer.close()
-    assert asked == []
+    assert replica.asked == []
     assert "another user" in caplog.text
 
 
 async def test_the_kernel_says_who_is_there(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.add(echo)
-    channel = await node.channel()
-    assert channels.is_same_user(channel.transport)  # type: ignore[arg-type]
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert not channels.is_same_user(channel.transport)  # type: ignore[arg-type]
+    transport: Any = (await node.channel()).transport
+    assert channels.is_same_user(transport)
+    with monkeypatch.context() as other:
+        other.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert not channels.is_same_user(transport)
+
+    def none_left(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "dup", none_left)
+    assert not channels.is_same_user(transport)
 
 
 async def test_what_is_no_frame_of_a_client_ends_the_connection(node: Node) -> None:
@@ -476,15 +423,12 @@ async def test_what_is_no_frame_of_a_client_ends_the_connection(node: Node) -> N
     await until(lambda: channel.transport is None)
 
 
-async def test_without_a_file_descriptor_nobody_is_trusted(node, monkeypatch):
-    await node.add(echo)
-    channel = await node.channel()
-
-    def none_left(_: int) -> int:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(os, "dup", none_left)
-    assert not channels.is_same_user(channel.transport)
+@pytest.mark.parametrize("payload", [b"no JSON", b"[1]", b'["OverloadedError", 5]'])
+async def test_what_is_no_error_of_ours_is_one_all_the_same(payload, node: Node) -> None:
+    _, channel, (call,) = await replica_of(node)
+    channel.frame_received(FrameKind.ERROR, next(iter(channel._calls)), payload)
+    with pytest.raises(NotReadyError):
+        await call
 
 
 async def is_refused(address: str) -> bool:
@@ -501,8 +445,7 @@ async def is_refused(address: str) -> bool:
 async def test_a_replica_that_ends_answers_what_is_under_way_first(node: Node) -> None:
     replica = Waiting()
     server = await node.add(replica)
-    channel = await node.channel()
-    call = asyncio.create_task(channel.call(b"last"))
+    call = asyncio.create_task((await node.channel()).call(b"last"))
     await until(lambda: replica.asked)
     drained = asyncio.create_task(server.drain())
     async with asyncio.timeout(WITHIN_S):
@@ -514,44 +457,41 @@ async def test_a_replica_that_ends_answers_what_is_under_way_first(node: Node) -
     await drained
 
 
-async def test_what_is_no_error_of_ours_is_one_all_the_same(node: Node) -> None:
-    replica = Waiting()
-    await node.add(replica)
-    channel = await node.channel()
-    for payload in (b"no JSON", b"[1]", b'["OverloadedError", 5]'):
-        call = asyncio.create_task(channel.call(b""))
-        await until(lambda: channel.num_calls == 1)
-        channel.frame_received(FrameKind.ERROR, next(iter(channel._calls)), payload)
-        with pytest.raises(NotReadyError):
-            await call
-
-
 def test_names_of_any_length_are_addresses() -> None:
     assert len(address_of("a" * 200, "é" * 200, "replica").encode()) <= 108
 
 
-def test_on_uvloop_which_ray_takes_where_it_is_installed() -> None:
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_on_asyncio_and_on_uvloop_which_ray_takes_where_it_is_installed(run) -> None:
+    """Each call gets its own answer; a call that nobody waits for ends in the replica."""
+
     async def scenario() -> None:
         node, waiting = Node(), Waiting()
         await node.add(echo)
         channel = await node.channel()
         assert channels.is_same_user(channel.transport)  # type: ignore[arg-type]
-        asked = [bytes([n]) * size for n, size in enumerate((0, 1, 3_000_000, 70_000))]
+        asked = [bytes([n]) * size for n, size in enumerate((0, 1, 5_000, 3_000_000, 70_000))]
         assert await asyncio.gather(*map(channel.call, asked)) == [one[::-1] for one in asked]
+        assert channel.num_calls == 0
         node.ids.clear()
         server = await node.add(waiting)
         channel = await node.channel()
-        calls = [asyncio.create_task(channel.call(message)) for message in (b"gone", b"lost")]
+        calls = [asyncio.create_task(channel.call(message)) for message in (b"gone", b"stays")]
         await until(lambda: len(waiting.asked) == 2)
         calls[0].cancel()
         await until(lambda: waiting.cancelled == [b"gone"])
+        waiting.go_on.set()
+        assert await calls[1] == b"stays"
+        waiting.go_on.clear()
+        lost = asyncio.create_task(channel.call(b"lost"))
+        await until(lambda: len(waiting.asked) == 3)
         channel.transport.abort()
         with pytest.raises(ConnectionLostError):
-            await calls[1]
+            await lost
         await until(lambda: server.num_calls == 0)
         await server.drain()
         with pytest.raises(ConnectionRefusedError):
             await connected(address_of(APP, node.name, node.ids[0]))
         await node.close()
 
-    uvloop.run(scenario())
+    run(scenario())

@@ -25,22 +25,18 @@ def ranks(queues: dict[str, int | None]) -> list[list[str]]:
     return rank_replicas(near, far, queues.__getitem__)
 
 
-@pytest.mark.parametrize("queue", [0, 3, 60])
-def test_with_equal_queues_the_near_one_is_called(queue: int) -> None:
-    assert ranks({"near": queue, "far": queue}) == [["near"], ["far"]]
-
-
-def test_the_near_one_is_called_within_the_slack() -> None:
-    assert ranks({"near": 4 + LOCALITY_SLACK, "far": 4}) == [["near"], ["far"]]
-
-
-def test_beyond_the_slack_the_other_is_called() -> None:
-    assert ranks({"near": 5 + LOCALITY_SLACK, "far": 4}) == [["far"], ["near"]]
-
-
-@pytest.mark.parametrize("queues", [{"near": None, "far": 0}, {"near": 0, "far": None}])
-def test_what_is_not_known_is_asked_of_both(queues: dict[str, int | None]) -> None:
-    assert ranks(queues) == [["near", "far"]]
+@pytest.mark.parametrize(
+    ("near", "far", "ranked"),
+    [
+        *((queue, queue, [["near"], ["far"]]) for queue in (0, 3, 60)),
+        (4 + LOCALITY_SLACK, 4, [["near"], ["far"]]),
+        (5 + LOCALITY_SLACK, 4, [["far"], ["near"]]),  # beyond the slack
+        (None, 0, [["near", "far"]]),  # not known: both are asked
+        (0, None, [["near", "far"]]),
+    ],
+)
+def test_the_near_one_is_called_within_the_slack(near, far, ranked) -> None:
+    assert ranks({"near": near, "far": far}) == ranked
 
 
 @pytest.mark.parametrize("side", ["near", "far"])
@@ -86,13 +82,16 @@ def router_of(app_name: str) -> LocalityRouter:
 def replicas_of(router: LocalityRouter, nodes: dict[str, str]) -> list[Any]:
     """Return replicas by their nodes, as the router is given them."""
     deployment: Any = router._called
-    found: list[Any] = [SimpleNamespace(replica_id=ReplicaID(name, deployment)) for name in nodes]
-    for replica, node in zip(found, nodes.values(), strict=True):
-        replica.multiplexed_model_ids = set()
-        replica.node_id = node
-        replica.availability_zone = None
-        replica.push_proxy_handle = lambda _: None
-    return found
+    unused: dict[str, Any] = {"multiplexed_model_ids": set(), "availability_zone": None}
+    return [
+        SimpleNamespace(
+            replica_id=ReplicaID(name, deployment),
+            node_id=node,
+            push_proxy_handle=lambda _: None,
+            **unused,
+        )
+        for name, node in nodes.items()
+    ]
 
 
 async def test_the_process_knows_which_replicas_there_are() -> None:
@@ -123,41 +122,26 @@ async def test_one_that_is_silent_on_its_channel_is_called_by_nobody() -> None:
 # Replicas that say nothing: when they count as silent, and when they are asked.
 
 
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-@pytest.fixture
-def silence(clock: HandClock) -> FailureDetector:
-    return FailureDetector(clock)
-
-
-def test_who_was_asked_nothing_is_not_silent(silence: FailureDetector, clock: HandClock) -> None:
+def test_one_that_does_not_answer_is_silent_after_a_while_until_it_does() -> None:
+    clock = HandClock()
+    silence = FailureDetector(clock)
     clock.now += 1000
-    assert not silence.is_suspected("a")
-
-
-def test_one_that_does_not_answer_is_silent_after_a_while(silence, clock):
+    assert not silence.is_suspected("a")  # it was asked nothing
     silence.call_sent("a")
     clock.now += SUSPECT_AFTER_S
     silence.call_sent("a")  # since the first one
     assert not silence.is_suspected("a")
     clock.now += 0.01
-    assert silence.is_suspected("a")
-    assert not silence.is_suspected("b")
-
-
-def test_a_sign_of_life_ends_it(silence: FailureDetector, clock: HandClock) -> None:
-    silence.call_sent("a")
-    clock.now += 2 * SUSPECT_AFTER_S
+    assert [silence.is_suspected(name) for name in "ab"] == [True, False]
     silence.heard_from("a")
     assert not silence.is_suspected("a")
     silence.call_sent("a")
     assert not silence.is_suspected("a")
 
 
-def test_a_silent_one_is_asked_once_every_so_often(silence, clock):
+def test_a_silent_one_is_asked_once_every_so_often() -> None:
+    clock = HandClock()
+    silence = FailureDetector(clock)
     assert silence.should_probe("a")
     clock.now += PROBE_EVERY_S / 2
     assert not silence.should_probe("a")
@@ -165,10 +149,11 @@ def test_a_silent_one_is_asked_once_every_so_often(silence, clock):
     assert silence.should_probe("a")
 
 
-def test_replicas_that_are_gone_are_forgotten(silence: FailureDetector, clock: HandClock) -> None:
-    silence.call_sent("a")
-    silence.call_sent("b")
+def test_replicas_that_are_gone_are_forgotten() -> None:
+    clock = HandClock()
+    silence = FailureDetector(clock)
+    for name in "ab":
+        silence.call_sent(name)
     silence.retain(["b"])
     clock.now += 2 * SUSPECT_AFTER_S
-    assert not silence.is_suspected("a")
-    assert silence.is_suspected("b")
+    assert [silence.is_suspected(name) for name in "ab"] == [False, True]

@@ -32,28 +32,21 @@ async def test_what_the_stage_raises_is_raised():
         await RemoteDecoder(handle_of(decoder)).decode([b"good"], 60.0, "interactive")
 
 
-class DiesOnce:
-    def __init__(self) -> None:
-        self.num_calls = 0
+class FailsOnce:
+    """Dies or hangs at its first call."""
+
+    def __init__(self, is_dead: bool) -> None:
+        self.is_dead, self.num_calls = is_dead, 0
 
     async def combine(self, *_: object) -> int:
         self.num_calls += 1
         if self.num_calls == 1:
-            raise ActorDiedError
-        return self.num_calls
-
-
-async def test_a_replica_that_died_is_one_of_several():
-    assert await RemoteCombiner(handle_of(DiesOnce())).combine({}, 1, 60.0) == 2
-
-
-class HangsOnce(DiesOnce):
-    async def combine(self, *_: object) -> int:
-        self.num_calls += 1
-        if self.num_calls == 1:
+            if self.is_dead:
+                raise ActorDiedError
             await asyncio.Future()
         return self.num_calls
 
 
-async def test_a_replica_that_hangs_is_one_of_several():
-    assert await RemoteCombiner(handle_of(HangsOnce())).combine({}, 1, 0.1) == 2
+@pytest.mark.parametrize(("is_dead", "left_s"), [(True, 60.0), (False, 0.1)])
+async def test_a_replica_that_died_or_hangs_is_one_of_several(is_dead, left_s):
+    assert await RemoteCombiner(handle_of(FailsOnce(is_dead))).combine({}, 1, left_s) == 2

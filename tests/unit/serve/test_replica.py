@@ -20,15 +20,6 @@ from app.grpc.tandem_pb2_grpc import EnsembleStub
 from app.serve import replica as replicas
 from app.serve.channels import ChannelServer, address_of, connected
 from app.serve.ray_compatibility import GRPC_OPTIONS, check_ray
-from app.serve.replica import (
-    BDP_PROBE,
-    MAX_RECEIVE,
-    Hub,
-    SharedStageReplica,
-    keep_to_loopback,
-    limit_unread,
-    prepare_proxy,
-)
 from app.settings import Settings
 from app.telemetry.export import pipeline
 from tests.support.fakes import FakeService
@@ -67,7 +58,7 @@ class Unread(GrpcInterface):
 
 @pytest.mark.usefixtures("same_options")
 async def test_what_nobody_receives_stays_with_the_client() -> None:
-    limit_unread(8 * MIB)
+    replicas.limit_unread(8 * MIB)
     interface = Unread()
     async with (
         grpc_replica(interface) as port,
@@ -87,7 +78,7 @@ async def test_what_nobody_receives_stays_with_the_client() -> None:
 
 @pytest.mark.usefixtures("same_options")
 async def test_a_message_may_have_as_much_as_it_is_told() -> None:
-    limit_unread(MIB)
+    replicas.limit_unread(MIB)
     interface = Unread()
     async with (
         grpc_replica(interface) as port,
@@ -103,11 +94,11 @@ async def test_a_message_may_have_as_much_as_it_is_told() -> None:
 def test_each_option_is_there_once() -> None:
     """Serve prepares a process for each of its servers."""
     for limit in (MIB, 2 * MIB):
-        limit_unread(limit)
+        replicas.limit_unread(limit)
     options = options_of_serve()
     assert options is constants.DEFAULT_GRPC_SERVER_OPTIONS
     assert sorted(name for name, _ in options) == sorted({name for name, _ in options})
-    assert dict(options) | {BDP_PROBE: 0, MAX_RECEIVE: 2 * MIB} == dict(options)
+    assert dict(options) | {replicas.BDP_PROBE: 0, replicas.MAX_RECEIVE: 2 * MIB} == dict(options)
 
 
 @pytest.mark.usefixtures("same_options")
@@ -115,7 +106,7 @@ def test_each_option_is_there_once() -> None:
 def test_with_a_ray_that_does_it_in_another_way_the_limits_are_left_out(options, monkeypatch):
     before = copy(options)
     monkeypatch.setattr(grpc_util, "DEFAULT_GRPC_SERVER_OPTIONS", options)
-    limit_unread()
+    replicas.limit_unread()
     assert before == options_of_serve()
     (warning,) = check_ray([GRPC_OPTIONS])
     assert "DEFAULT_GRPC_SERVER_OPTIONS lists no grpc.max_receive_message_length" in warning
@@ -124,10 +115,10 @@ def test_with_a_ray_that_does_it_in_another_way_the_limits_are_left_out(options,
 @pytest.mark.usefixtures("same_options")
 def test_serve_is_told_of_it(tmp_path) -> None:
     environment = serve_environment(tmp_path, (1, 2))
-    path = f"{prepare_proxy.__module__}:{prepare_proxy.__name__}"
+    path = f"{replicas.prepare_proxy.__module__}:{replicas.prepare_proxy.__name__}"
     assert environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] == path
-    assert prepare_proxy() == []
-    assert (BDP_PROBE, 0) in options_of_serve()
+    assert replicas.prepare_proxy() == []
+    assert (replicas.BDP_PROBE, 0) in options_of_serve()
 
 
 # A stage's replica listens for the Gateways of its node, and ends when they are answered.
@@ -141,7 +132,7 @@ class Stage:
         self.num_checks += 1
 
 
-class Replica(SharedStageReplica, Stage):
+class Replica(replicas.SharedStageReplica, Stage):
     async def answer_many(self, message: bytes) -> bytes:
         return message
 
@@ -149,6 +140,7 @@ class Replica(SharedStageReplica, Stage):
 CONTEXT = SimpleNamespace(
     app_name="app", deployment="stage", replica_id=SimpleNamespace(unique_id="of-a-test")
 )
+ADDRESS = address_of("app", "stage", "of-a-test")
 
 
 @pytest.fixture
@@ -165,11 +157,11 @@ async def test_it_listens_from_its_first_health_check_on_until_it_ends() -> None
     for _ in range(2):
         await replica.check_health()
     assert replica.num_checks == 2
-    channel = await connected(address_of("app", "stage", "of-a-test"))
+    channel = await connected(ADDRESS)
     assert await channel.call(b"!") == b"!"
     await replica.__del__()
     with pytest.raises(ConnectionRefusedError):
-        await connected(address_of("app", "stage", "of-a-test"))
+        await connected(ADDRESS)
     channel.abort()
 
 
@@ -180,19 +172,17 @@ async def test_without_channels_it_does_not_listen(monkeypatch, is_there):
     replica = Replica(Settings(local_channels=not is_there))
     await replica.check_health()
     with pytest.raises(ConnectionRefusedError):
-        await connected(address_of("app", "stage", "of-a-test"))
+        await connected(ADDRESS)
     await replica.__del__()
 
 
 @pytest.mark.usefixtures("_no_service")
 async def test_if_it_cannot_listen_it_works_and_tries_again(monkeypatch, caplog):
-    start, num_starts = ChannelServer.start, 0
+    start, errors = ChannelServer.start, [OSError(24, "Too many open files")]
 
     async def fail_once(server: ChannelServer) -> None:
-        nonlocal num_starts
-        num_starts += 1
-        if num_starts == 1:
-            raise OSError(24, "Too many open files")
+        if errors:
+            raise errors.pop()
         await start(server)
 
     monkeypatch.setattr(ChannelServer, "start", fail_once)
@@ -201,7 +191,7 @@ async def test_if_it_cannot_listen_it_works_and_tries_again(monkeypatch, caplog)
     assert replica.num_checks == 1
     assert "Too many open files" in caplog.text
     await replica.check_health()
-    (await connected(address_of("app", "stage", "of-a-test"))).abort()
+    (await connected(ADDRESS)).abort()
     await replica.__del__()
 
 
@@ -224,42 +214,37 @@ async def listening_on(address: str) -> str:
     await server.start()
     try:
         connections = psutil.Process().net_connections("tcp")
-        (found,) = {c.laddr.ip for c in connections if c.laddr and c.laddr.port == port}
+        (ip,) = {c.laddr.ip for c in connections if c.laddr and c.laddr.port == port}
     finally:
         await server.stop(None)
-    return str(found)
+    return str(ip).removeprefix("::ffff:")
 
 
-async def test_a_node_on_loopback(node: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("node_address", "is_ray", "address", "listens"),
+    [
+        ("127.0.0.1", True, "[::]:0", "127.0.0.1"),
+        ("127.0.0.1", True, "127.0.0.2:0", "127.0.0.2"),  # that somebody chose
+        ("10.0.0.7", True, "[::]:0", "::"),  # a node of a cluster
+        ("127.0.0.1", False, "[::]:0", "::"),  # outside Ray
+    ],
+)
+async def test_a_node_on_loopback(node, monkeypatch, node_address, is_ray, address, listens):
+    node[0] = node_address
+    monkeypatch.setattr(ray, "is_initialized", lambda: is_ray)
     for _ in range(2):  # Serve asks once for each server
-        keep_to_loopback()
-    assert (await listening_on("[::]:0")).removeprefix("::ffff:") == "127.0.0.1"
+        replicas.keep_to_loopback()
+    assert await listening_on(address) == listens
 
 
-async def test_replicas_that_all_gateways_share(node, monkeypatch):
+@pytest.mark.usefixtures("node")
+async def test_replicas_that_all_gateways_share(monkeypatch):
     for name in ("start_metrics", "write_to_stderr_as_to_files"):
         monkeypatch.setattr(replicas, name, lambda: None)
     monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
     monkeypatch.setattr(pipeline, "start", lambda *_, **__: None)
-    Hub(Settings(), None)
-    assert (await listening_on("[::]:0")).removeprefix("::ffff:") == "127.0.0.1"
-
-
-async def test_an_address_that_somebody_chose_is_kept(node: list[str]) -> None:
-    keep_to_loopback()
-    assert (await listening_on("127.0.0.2:0")).removeprefix("::ffff:") == "127.0.0.2"
-
-
-async def test_a_node_of_a_cluster(node: list[str]) -> None:
-    node[0] = "10.0.0.7"
-    keep_to_loopback()
-    assert await listening_on("[::]:0") == "::"
-
-
-async def test_outside_ray(node: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    keep_to_loopback()
-    assert await listening_on("[::]:0") == "::"
+    replicas.Hub(Settings(), None)
+    assert await listening_on("[::]:0") == "127.0.0.1"
 
 
 def test_haproxys_own_port_is_where_http_is() -> None:

@@ -1,10 +1,12 @@
 """The autoscaling policy: what it measures and decides, and how Serve calls it."""
 
+import builtins
 import inspect
 import itertools
 import json
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from logging.handlers import MemoryHandler
@@ -47,11 +49,21 @@ def metered(*replicas):
     return meter
 
 
+def rate_of(meter, reports_now=None, now=0.0, **interval):
+    """Return the rate, after more reports where there are some."""
+    if reports_now is not None:
+        meter.update(reports_now, now=now, **interval)
+    return pytest.approx(meter.demand().rate)
+
+
 def test_rates_and_backlogs_of_replicas_add_up_whatever_their_clocks_say():
-    meter = metered(reports(100, waiting=3), reports(50, waiting=4, clock=-7e6))
-    found = meter.demand()
-    assert found.rate == pytest.approx(150)
-    assert found.backlog == 7
+    gateway = metered(reports(100, waiting=3), reports(50, waiting=4, clock=-7e6))
+    for demanded in (
+        gateway.demand(),
+        demand({"Decoder": metered(reports(80)), "Gateway": gateway}),
+    ):
+        assert demanded.rate == pytest.approx(150)  # the stage that sees most tells it
+        assert demanded.backlog == 7
 
 
 @pytest.mark.parametrize(("rate", "window_s"), [(400, 5), (50, 10), (25, 20), (3, 40)])
@@ -65,16 +77,15 @@ def test_a_step_shows_within_seconds():
     before = reports(10, 0, 50)
     after = reports(300, 50, 54, at_start=before[-1].images_arrived)
     meter = metered(before)
-    assert meter.demand().rate == pytest.approx(10)
-    meter.update({0: after}, now=54.0)
-    assert meter.demand().rate == pytest.approx((4 * 300 + 10) / 5)
+    assert rate_of(meter) == 10
+    assert rate_of(meter, {0: after}, now=54.0) == (4 * 300 + 10) / 5
 
 
 def test_a_few_arrivals_are_enough_to_see_that_most_are_gone():
     before = reports(100, 0, 50)
+    after = reports(3, 50, 56, at_start=before[-1].images_arrived)
     meter = metered(before)
-    meter.update({0: reports(3, 50, 56, at_start=before[-1].images_arrived)}, now=56.0)
-    assert meter.demand().rate == pytest.approx(3)
+    assert rate_of(meter, {0: after}, now=56.0) == 3
     assert meter.demand().window_s == 5
 
 
@@ -88,9 +99,15 @@ def test_reports_that_come_again_count_once_and_old_ones_are_forgotten():
 
 
 def test_a_replica_that_is_gone_counts_no_more():
-    meter = metered(reports(100), reports(60))
-    meter.update({1: reports(60)}, now=51.0)
-    assert meter.demand().rate == pytest.approx(60)
+    assert rate_of(metered(reports(100), reports(60)), {1: reports(60)}, now=51.0) == 60
+
+
+def test_two_reports_of_one_time_are_one_and_a_clock_that_is_set_back_begins_anew():
+    start, *others = reports(100)
+    assert rate_of(metered([start, start, *others, others[-1]])) == 100
+    assert not metered([start, start]).is_measured
+    anew = reports(60, 0, 20, clock=-3600.0, at_start=5000.0)
+    assert rate_of(metered([start, *others]), {0: anew}, now=71.0) == 60
 
 
 @pytest.mark.parametrize("rate", [12.0, 30.0, 80.0, 400.0])
@@ -109,41 +126,19 @@ def test_replicas_that_become_ready_do_not_add_to_what_arrives(rate, for_s):
 def test_a_hung_replica_counts_no_more():
     hung, other = reports(100, waiting=70), reports(60, waiting=3)
     meter = metered(hung, other)
-    assert meter.demand().rate == pytest.approx(160)
+    assert rate_of(meter) == 160
     for now in range(51, 60):  # what was last known of it comes again and again
         meter.update({0: hung, 1: reports(60, 0, now, waiting=3)}, now)
-    assert meter.demand().rate == pytest.approx(60)
+    assert rate_of(meter) == 60
     assert meter.demand().backlog == 3
-    meter.update({0: reports(100, 0, 60), 1: reports(60, 0, 60)}, now=60.0)
-    assert meter.demand().rate == pytest.approx(160)
-
-
-def test_when_all_hang_nothing_is_known():
-    meter = metered(reports(100))
-    meter.update({0: reports(100)}, now=56.0)
-    assert demand({"Gateway": meter}) is None
+    assert rate_of(meter, {0: reports(100, 0, 60), 1: reports(60, 0, 60)}, now=60.0) == 160
 
 
 def test_replicas_that_report_rarely_do_not_hang():
     meter = metered(reports(100))
-    meter.update({0: reports(100)}, now=60.0, interval_s=10.0)  # Serve's default
-    assert meter.demand().rate == pytest.approx(100)
+    assert rate_of(meter, {0: reports(100)}, now=60.0, interval_s=10.0) == 100  # Serve's default
     meter.update({0: reports(100)}, now=81.0, interval_s=10.0)
-    assert not meter.is_measured
-
-
-def test_two_reports_of_one_time_are_one():
-    start, *others = reports(100)
-    meter = metered([start, start, *others, others[-1]])
-    assert meter.demand().rate == pytest.approx(100)
-    meter = metered([start, start])
-    assert not meter.is_measured
-
-
-def test_a_clock_that_is_set_back_begins_anew():
-    meter = metered(reports(100))
-    meter.update({0: reports(60, 0, 20, clock=-3600.0, at_start=5000.0)}, now=71.0)
-    assert meter.demand().rate == pytest.approx(60)
+    assert demand({"Gateway": meter}) is None  # all hang: nothing is known
 
 
 def test_nothing_is_told_before_there_are_two_reports():
@@ -152,56 +147,29 @@ def test_nothing_is_told_before_there_are_two_reports():
     assert demand({"Gateway": meter, "Decoder": StageMeter()}) is None
 
 
-def test_the_stage_that_sees_most_tells_the_demand():
-    meters = {"Decoder": metered(reports(80)), "Gateway": metered(reports(120, waiting=9))}
-    assert demand(meters).rate == pytest.approx(120)
-    assert demand(meters).backlog == 9
-
-
-def test_the_cost_of_an_image():
+def test_the_cost_of_an_image_is_remembered_when_there_is_too_little_to_tell():
+    idle = reports(1, cpu_ms=20, idle_ms=30)  # 50 CPU-ms an image, most of it Ray's
+    unknown = metered(idle)
+    assert (unknown.cpu_ms(), unknown.expected_cpu_ms()) == (None, 15)
     meter = metered(reports(50, cpu_ms=20), reports(100, cpu_ms=14))
+    assert meter.cpu_ms() == pytest.approx(16)
+    meter.update({2: idle}, now=51.0)
     assert meter.cpu_ms() == pytest.approx(16)
 
 
-def test_an_idle_process_is_not_taken_for_a_dear_image():
-    meter = metered(reports(1, cpu_ms=20, idle_ms=30))  # 50 CPU-ms an image, most of it Ray's
-    assert meter.cpu_ms() is None
-    assert meter.expected_cpu_ms() == 15
-
-
-def test_what_was_measured_is_remembered_when_there_is_too_little_to_tell():
-    before = reports(50, cpu_ms=22)
-    meter = metered(before)
-    assert meter.cpu_ms() == pytest.approx(22)
-    meter.update({1: reports(1, cpu_ms=20, idle_ms=30)}, now=51.0)
-    assert meter.cpu_ms() == pytest.approx(22)
-
-
-def test_what_copies_for_a_shadow_used_is_no_cost_of_images() -> None:
-    usage = Usage(4, 15.0, cpu_s=lambda: 1.25)
-    usage.copied(200.0)
-    usage.copied(50.0)
-    assert usage.figures()["cpu_ms"] == 1000
-
-
 def test_usage_counts_what_came_what_is_there_and_what_was_done():
-    spent = iter([1.25])
-    usage = Usage(4, 15.0, cpu_s=lambda: next(spent))
+    usage = Usage(4, 15.0, cpu_s=lambda: 1.25)
     usage.refused()
     with usage.under_way(3):
         pass
     with pytest.raises(ValueError, match="no"), usage.under_way(2):
         raise ValueError("no")
+    for cpu_ms in (200.0, 50.0):
+        usage.copied(cpu_ms)  # for a shadow: no cost of images
     with usage.under_way(5):
         figures = usage.figures()
-    assert figures == {
-        "images_arrived": 11,
-        "images_done": 3,
-        "images_waiting": 5,
-        "cpu_ms": 1250,
-        "cores": 4,
-        "expected_cpu_ms": 15,
-    }
+    counts = {"images_arrived": 11, "images_done": 3, "images_waiting": 5}
+    assert figures == counts | {"cpu_ms": 1000, "cores": 4, "expected_cpu_ms": 15}
     assert set(figures) == set(FIGURES)
     assert all(isinstance(value, float) for value in figures.values())  # else Serve drops them
 
@@ -307,23 +275,14 @@ def test_every_stage_gets_cores_in_the_ratio_of_its_cost(rate):
 
 def test_a_fused_graph_is_sized_by_its_sum():
     cost = sum(stage.cpu_ms for stage in ENSEMBLE.values())
-    one = {"Gateway": StageState(cost, 4, 1, 100, 1)}
-    assert decided(one, 400).targets == {"Gateway": math.ceil(400 * cost / 4000 / 0.7)}
+    fused = {"Gateway": StageState(cost, 4, 1, 100, 1)}
+    assert decided(fused, 400).targets == {"Gateway": math.ceil(400 * cost / 4000 / 0.7)}
 
 
 def test_a_stage_at_its_limit_bounds_what_the_others_get():
     stages = ENSEMBLE | {"densenet169": replace(ENSEMBLE["densenet169"], max_replicas=1)}
-    targets = decided(stages, 5000).targets
     bound = stages["densenet169"].capacity(1)
-    assert targets == decided(ENSEMBLE, bound).targets | {"densenet169": 1}
-
-
-def poisson_rates(rate: float, window_s: float, seconds: float, seed: int) -> list[float]:
-    """Arrivals of the last window over its length, at every tick."""
-    rng = np.random.default_rng(seed)
-    per_tick = rng.poisson(rate * TICK_S, int((seconds + window_s) / TICK_S))
-    ticks = int(window_s / TICK_S)
-    return list(np.convolve(per_tick, np.ones(ticks), "valid") / window_s)
+    assert decided(stages, 5000).targets == decided(ENSEMBLE, bound).targets | {"densenet169": 1}
 
 
 @pytest.mark.parametrize("rate", [10.0, 20.0, 50.0, 111.0, 200.0, 444.0, 800.0])
@@ -331,12 +290,12 @@ def poisson_rates(rate: float, window_s: float, seconds: float, seed: int) -> li
 def test_poisson_noise_moves_nothing_once_it_has_settled(rate, seed):
     """Ten minutes at one rate, wherever it lies between two numbers of replicas."""
     window_s = next(w for w in WINDOWS_S if rate * w >= ENOUGH_ARRIVALS)
-    rates = poisson_rates(rate, window_s, 600, seed)
+    ticks = int(window_s / TICK_S)
+    arrivals = np.random.default_rng(seed).poisson(rate * TICK_S, int(600 / TICK_S) + ticks)
+    rates = np.convolve(arrivals, np.ones(ticks), "valid") / window_s
     slow = {name: replace(stage, cores=0.5) for name, stage in ENSEMBLE.items()}
-    targets = list(played(slow, rates, window_s=window_s))
-    settled = targets[int(60 / TICK_S) :]
-    changes = sum(a != b for a, b in itertools.pairwise(settled))
-    assert changes <= 1
+    settled = list(played(slow, rates.tolist(), window_s=window_s))[int(60 / TICK_S) :]
+    assert sum(a != b for a, b in itertools.pairwise(settled)) <= 1
 
 
 def test_costs_that_waver_move_nothing():
@@ -365,12 +324,8 @@ def test_down_only_when_nothing_more_was_needed_for_long():
     assert targets[ticks - 1] == high
     # Down to the upper confidence limit of the low rate: here one replica more at the most.
     assert all(low[name] <= targets[-1][name] <= low[name] + 1 for name in low)
-
-
-def test_a_peak_in_between_starts_the_wait_anew():
-    ticks = int(OPTIONS.scale_down_after_s / TICK_S)
-    rates = [800] + [50] * (ticks // 2) + [800] + [50] * (ticks - 2)
-    assert list(played(ENSEMBLE, rates))[-1] == decided(ENSEMBLE, 800).targets
+    peak_between = [800] + [50] * (ticks // 2) + [800] + [50] * (ticks - 2)
+    assert list(played(ENSEMBLE, peak_between))[-1] == high  # the wait starts anew
 
 
 def test_a_new_policy_takes_nothing_away_at_once():
@@ -410,34 +365,30 @@ def series(replicas):
     }
 
 
-def context(name, *found, target=1, now=0.0, raw_metrics=None, limits=(1, 20)):
+def context(name, *replicas, target=1, now=0.0, raw_metrics=None, limits=(1, 20)):
     deployment = DeploymentID(name=name, app_name="tandem")
-    replicas = {
-        ReplicaID(unique_id=str(i), deployment_id=deployment): r for i, r in enumerate(found)
-    }
+    of = {ReplicaID(unique_id=str(i), deployment_id=deployment): r for i, r in enumerate(replicas)}
     config = AutoscalingConfig(
         min_replicas=limits[0], max_replicas=limits[1], upscale_delay_s=0, downscale_delay_s=0
     )
     only_in_2_59 = {"total_pending_async_requests"} & {
         *inspect.signature(AutoscalingContext).parameters
     }
+    unknown = ("aggregated_metrics", "last_scale_up_time", "last_scale_down_time")
+    zero = ("total_num_requests", "total_queued_requests", *only_in_2_59)
+    unused: dict[str, Any] = dict.fromkeys(unknown) | dict.fromkeys(zero, 0)
     return AutoscalingContext(
-        **dict.fromkeys(only_in_2_59, 0),
+        **unused,
         deployment_id=deployment,
         deployment_name=name,
         app_name="tandem",
-        current_num_replicas=len(found) or target,
+        current_num_replicas=len(replicas) or target,
         target_num_replicas=target,
-        running_replicas=list(replicas),
-        total_num_requests=0.0,
-        total_queued_requests=0.0,
-        aggregated_metrics=None,
-        raw_metrics=lambda: series(replicas) if raw_metrics is None else raw_metrics,
+        running_replicas=list(of),
+        raw_metrics=lambda: series(of) if raw_metrics is None else raw_metrics,
         capacity_adjusted_min_replicas=limits[0],
         capacity_adjusted_max_replicas=limits[1],
         policy_state={},
-        last_scale_up_time=None,
-        last_scale_down_time=None,
         current_time=now,
         config=config,
     )
@@ -459,25 +410,12 @@ def test_all_stages_follow_one_rate():
     assert found == {"Gateway": 2, "resnet50": 5, "densenet169": 3}
 
 
-def test_through_serves_own_wrapper_the_decision_stands_at_once():
-    decide: Any = EnsemblePolicy()
-    policy = _apply_app_level_autoscaling_config(decide)
-    one = context("resnet50", reports(500, cpu_ms=20))
-    decisions, _ = policy({one.deployment_id: one})
-    assert decisions == {one.deployment_id: 4}
-
-
 def test_what_is_given_or_expected_counts_until_it_is_measured():
-    quiet = reports(100, cpu_ms=0.0, idle_ms=10.0)
-    assert asked(EnsemblePolicy(), context("resnet50", quiet)) == {"resnet50": 1}  # 15 CPU-ms
-    given = EnsemblePolicy(cpu_ms={"resnet50": 100})
-    assert asked(given, context("resnet50", quiet)) == {"resnet50": 4}
-
-
-def test_it_never_scales_to_nothing():
-    assert asked(EnsemblePolicy(), context("resnet50", reports(0), limits=(0, 20))) == {
-        "resnet50": 1
-    }
+    quiet = context("resnet50", reports(100, cpu_ms=0.0, idle_ms=10.0))
+    assert asked(EnsemblePolicy(), quiet) == {"resnet50": 1}  # 15 CPU-ms
+    assert asked(EnsemblePolicy(cpu_ms={"resnet50": 100}), quiet) == {"resnet50": 4}
+    idle = context("resnet50", reports(0), limits=(0, 20))
+    assert asked(EnsemblePolicy(), idle) == {"resnet50": 1}  # never nothing
 
 
 def test_a_stage_that_was_taken_away_tells_nothing_any_more():
@@ -491,28 +429,26 @@ def test_a_stage_that_was_taken_away_tells_nothing_any_more():
 def test_without_reports_everything_stays(caplog):
     assert asked(EnsemblePolicy(), context("Gateway"), context("resnet50", target=7)) == {}
     assert not caplog.records
-
-
-def test_what_it_does_not_understand_changes_nothing_and_is_told_once_a_minute(caplog):
-    policy = EnsemblePolicy()
-    broken = {name: {"replica": ["no point"]} for name in FIGURES}
-    for now in (0.0, 1.0, 59.0):
-        assert asked(policy, context("Gateway", now=now, raw_metrics=broken)) == {}
-    assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 1
-    assert asked(policy, context("Gateway", now=61.0, raw_metrics=broken)) == {}
-    assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 2
-
-
-def test_wrong_kwargs_are_told_and_nothing_scales(caplog):
-    policy = EnsemblePolicy(drain=3)
+    policy = EnsemblePolicy(drain=3)  # wrong kwargs are told, and nothing scales
     assert "drain" in caplog.text
     assert asked(policy, context("resnet50", reports(500))) == {}
 
 
 def test_serve_can_import_it_pickle_it_and_make_it():
-    policy = AutoscalingPolicy(policy_function=POLICY, policy_kwargs={"drain_s": 3})
-    made = cloudpickle.loads(policy.get_serialized_policy_def())(**policy.policy_kwargs)
-    assert asked(made, context("resnet50", reports(500, cpu_ms=20))) == {"resnet50": 4}
+    """Through Serve's own wrapper the decision stands at once."""
+    serves = AutoscalingPolicy(policy_function=POLICY, policy_kwargs={"drain_s": 3})
+    made = cloudpickle.loads(serves.get_serialized_policy_def())(**serves.policy_kwargs)
+    stage = context("resnet50", reports(500, cpu_ms=20))
+    assert asked(made, stage) == {"resnet50": 4}
+    assert asked(_apply_app_level_autoscaling_config(made), stage) == {"resnet50": 4}
+
+
+def test_what_it_does_not_understand_changes_nothing_and_is_told_once_a_minute(caplog):
+    policy = EnsemblePolicy()
+    broken = {name: {"replica": ["no point"]} for name in FIGURES}
+    for now, num_told in ((0.0, 1), (1.0, 1), (59.0, 1), (61.0, 2)):
+        assert asked(policy, context("Gateway", now=now, raw_metrics=broken)) == {}
+        assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == num_told
 
 
 @pytest.mark.parametrize("missing", FIGURES)
@@ -552,6 +488,7 @@ def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Confi
 
 
 def in_files(folder: Path) -> str:
+    """Return what the handlers have written there."""
     for handler in logger.handlers:
         handler.flush()
     (file,) = folder.iterdir()
@@ -575,28 +512,23 @@ def test_stderr_has_the_json_of_the_files(configure, tmp_path, capsys):
     assert in_files(tmp_path) == said
 
 
-def test_without_us_it_is_text(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("is_ours", [True, False], ids=["text stays text", "without us"])
+def test_without_us_or_asked_for_it_is_text(configure, tmp_path, capsys, is_ours):
     """When Ray writes JSON there by itself, app/environment.py can go."""
-    configure("JSON", True)
-    logger.info("a line")
-    assert capsys.readouterr().err.startswith("INFO ")
-
-
-def test_text_stays_text(configure, tmp_path, capsys):
-    configure("TEXT", True)
-    write_to_stderr_as_to_files()
+    configure("TEXT" if is_ours else "JSON", True)
+    if is_ours:
+        write_to_stderr_as_to_files()
     logger.info("a line")
     said = capsys.readouterr().err
     assert said.startswith("INFO ")
-    assert in_files(tmp_path) == said
+    assert (in_files(tmp_path) == said) is is_ours
 
 
 def test_where_serve_logs_to_files_alone_stderr_stays_empty(
     configure, tmp_path, monkeypatch, capfd
 ):
-    for name in ("builtins.print", "sys.stdout", "sys.stderr"):  # which Ray replaces then
-        module, _, attribute = name.partition(".")
-        monkeypatch.setattr(name, getattr(__import__(module), attribute))
+    for owner, name in ((builtins, "print"), (sys, "stdout"), (sys, "stderr")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # which Ray replaces then
     configure("JSON", False)
     write_to_stderr_as_to_files()
     logger.info("a line")

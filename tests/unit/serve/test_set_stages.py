@@ -35,12 +35,15 @@ def graph(folders) -> Assembly:
     return assemble(settings_of(folders[0]))
 
 
+IMAGES = np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8)
+
+
 def settings_of(folder: str) -> Settings:
     return Settings(model_set=folder, compile_cache=None)
 
 
-def built(graph: Assembly, folder: str) -> SetStages:
-    """Return the stages, built as at run time: on another thread than the loop's."""
+def joined(graph: Assembly, folder: str) -> SetStages:
+    """Return stages that join, built as at run time: on another thread than the loop's."""
     made: list[SetStages] = []
 
     def build() -> None:
@@ -49,6 +52,7 @@ def built(graph: Assembly, folder: str) -> SetStages:
     thread = threading.Thread(target=build)
     thread.start()
     thread.join()
+    graph.stages.join(made[0])
     return made[0]
 
 
@@ -61,18 +65,17 @@ async def label_of(stages: SetStages, color: str) -> str:
 async def test_a_set_joins_and_is_taken_out_while_the_other_answers(graph, folders, told):
     (first,) = graph.stages.joined
     threads = graph.stages._threads
-    (both,) = [threads.scheduler._queues.copy()]
-    second = built(graph, folders[1])
-    graph.stages.join(second)
+    alone = threads.scheduler._queues.copy()
+    second = joined(graph, folders[1])
     assert await label_of(second, "red") == labels_of("red")[SECOND]
     assert await label_of(first, "red") == labels_of("red")[FIRST]
-    assert len(threads.scheduler._queues) == len(both) + 1
+    assert len(threads.scheduler._queues) == len(alone) + 1
     assert graph.stages.members == [*first.members, *second.members]
     await graph.check_health()
     network = weakref.ref(second.members[0]._network)
     await graph.stages.remove(second)
     assert network() is None  # without a collection of cycles: its memory is free at once
-    assert threads.scheduler._queues == both
+    assert threads.scheduler._queues == alone
     assert graph.stages.members == [*first.members]
     assert told.of(QUEUE_LENGTH)["sure",] == 0
     assert await label_of(first, "blue") == labels_of("blue")[FIRST]
@@ -82,46 +85,39 @@ async def test_a_set_joins_and_is_taken_out_while_the_other_answers(graph, folde
 async def test_two_versions_of_a_set_have_one_queue_length_for_each_member(graph, folders, told):
     """What clients wait for in one is not hidden by the other's queue, which is empty."""
     (first,) = graph.stages.joined
-    second = built(graph, folders[0])
-    graph.stages.join(second)
+    second = joined(graph, folders[0])
     first.members[0]._metrics._report = lambda: QueueReport(5, 1.5)
     for stages in (first, second):
         await label_of(stages, "red")
     name = first.members[0]._label
-    assert told.of(QUEUE_LENGTH)[name,] == 5
-    assert told.of(QUEUE_AGE_MS)[name,] == 1500
+    assert (told.of(QUEUE_LENGTH)[name,], told.of(QUEUE_AGE_MS)[name,]) == (5, 1500)
     await graph.stages.remove(second)
     assert told.of(QUEUE_LENGTH)[name,] == 5
 
 
 async def test_nothing_is_left_of_a_taken_out_set(graph, folders):
-    second = built(graph, folders[1])
-    graph.stages.join(second)
+    second = joined(graph, folders[1])
     await label_of(second, "red")
-    left = [
-        weakref.ref(part) for part in (second, *second.members, second.decoder, second.combiner)
-    ]
+    parts = (second, *second.members, second.decoder, second.combiner)
+    left = [weakref.ref(part) for part in parts]
     await graph.stages.remove(second)
-    del second
+    del second, parts
     gc.collect()
     assert [part() for part in left] == [None] * len(left)
 
 
 async def test_what_waits_for_a_set_that_is_taken_out_fails_at_once(graph, folders):
     """A probe of readiness is counted nowhere: it would wait, and /readyz with it."""
-    second = built(graph, folders[1])
-    graph.stages.join(second)
+    second = joined(graph, folders[1])
     (member,) = second.members
-    images = np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8)
-    call = member.classify(images, 10.0)  # its turn is when the loop turns
+    call = member.classify(IMAGES, 10.0)  # its turn is when the loop turns
     await graph.stages.remove(second)
     assert isinstance(call.exception(), NotReadyError)
     assert not member.usage.num_under_way
 
 
 async def test_the_last_batch_ends_before_the_network_goes(graph, folders, monkeypatch):
-    second = built(graph, folders[1])
-    graph.stages.join(second)
+    second = joined(graph, folders[1])
     (member,) = second.members
     may_end, begun = threading.Event(), threading.Event()
     predict = member._network.predict
@@ -132,7 +128,7 @@ async def test_the_last_batch_ends_before_the_network_goes(graph, folders, monke
         return predict(batch)
 
     monkeypatch.setattr(member._network, "predict", slow)
-    call = member.classify(np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8), 10.0)
+    call = member.classify(IMAGES, 10.0)
     await asyncio.to_thread(begun.wait)
     removing = asyncio.create_task(graph.stages.remove(second))
     await settle()
@@ -145,22 +141,17 @@ async def test_the_last_batch_ends_before_the_network_goes(graph, folders, monke
 async def test_batches_wait_for_decoded_images_while_there_is_one_set_alone(graph, folders):
     scheduler, alone = graph.stages._threads.scheduler, graph.stages.joined[0].decoder
     assert scheduler._source is alone
-    second = built(graph, folders[1])
-    graph.stages.join(second)
+    second = joined(graph, folders[1])
     assert scheduler._source is None
     await graph.stages.remove(second)
     assert scheduler._source is alone
 
 
 async def test_the_loop_decodes_less_while_another_sets_member_is_behind(graph, folders):
-    second = built(graph, folders[1])
-    graph.stages.join(second)
+    (other,) = joined(graph, folders[1]).members
     decoder = graph.stages.joined[0].decoder
     assert decoder._leaves_loop_time()
-    (other,) = second.members
-    others = [
-        other.classify(np.zeros((1, 2 * SIZE, 2 * SIZE, 3), np.uint8), 10.0) for _ in range(99)
-    ]
+    others = [other.classify(IMAGES, 10.0) for _ in range(99)]
     assert not decoder._leaves_loop_time()
     for call in others:
         call.cancel()
@@ -168,17 +159,14 @@ async def test_the_loop_decodes_less_while_another_sets_member_is_behind(graph, 
 
 async def test_a_set_that_joins_later_has_the_queue_settings_of_the_others(graph, folders):
     graph.stages.reconfigure({"max_batch_size": 3})
-    second = built(graph, folders[1])
-    graph.stages.join(second)
+    joined(graph, folders[1])
     assert {member._queue.max_batch_size for member in graph.stages.members} == {3}
 
 
 def test_a_set_with_a_broken_file_leaves_nothing_behind(graph, folders):
     before = list(graph.stages._threads.scheduler._queues)
-    folder = Path(folders[0])
-    model_set = load_model_set(str(folder))
-    last = model_set.manifest.members[-1]
-    path = model_set.network_path(last.name)
+    model_set = load_model_set(folders[0])
+    path = model_set.network_path(model_set.manifest.members[-1].name)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ModelSetError, match=f"{path} was altered"):
         graph.stages.build(settings_of(folders[0]), model_set)

@@ -53,22 +53,6 @@ async def stage() -> AsyncIterator[Stage]:
     await end_all(stage)
 
 
-async def test_a_lone_image_leaves_at_once(stage: Stage) -> None:
-    (answer,) = stage.ask("a")
-    await turn()
-    assert stage.calls == [["a"]]
-    stage.ends[0].set_result(None)
-    assert await answer == "a!"
-
-
-async def test_what_comes_in_one_turn_of_the_loop_leaves_together(stage: Stage) -> None:
-    answers = stage.ask("a", "b", "c")
-    await turn()
-    assert stage.calls == [["a", "b", "c"]]
-    stage.ends[0].set_result(None)
-    assert await asyncio.gather(*answers) == ["a!", "b!", "c!"]
-
-
 async def test_what_comes_while_calls_are_under_way_leaves_when_one_ends(stage):
     await busy(stage)
     for name in "abc":
@@ -118,14 +102,11 @@ async def test_requests_of_many_images_share_a_call_as_far_as_they_fit(stage: St
 
 
 async def test_a_call_has_no_more_bytes_than_may_be(stage: Stage) -> None:
-    each = ALONE_BYTES
     for number in range(5):
-        stage.batcher.submit(str(number), 1, each, "interactive")
+        stage.batcher.submit(str(number), 1, ALONE_BYTES, "interactive")
     await turn()
-    assert [len(call) for call in stage.calls] == [
-        MAX_CALL_BYTES // each,
-        5 - MAX_CALL_BYTES // each,
-    ]
+    most = MAX_CALL_BYTES // ALONE_BYTES
+    assert [len(call) for call in stage.calls] == [most, 5 - most]
 
 
 async def test_what_is_large_leaves_alone_whatever_is_under_way(stage: Stage) -> None:
@@ -156,15 +137,6 @@ async def test_lanes_share_no_call_and_hold_each_other_back_in_nothing(stage: St
     assert stage.calls[2:] == [["second form"], ["third photo"]]
 
 
-async def test_an_error_of_one_is_no_error_of_the_others(stage: Stage) -> None:
-    answers = stage.ask("a", "b", "c")
-    await turn()
-    stage.ends[0].set_result(["a!", ValueError("b"), "c!"])
-    found = await asyncio.gather(*answers, return_exceptions=True)
-    assert [str(one) for one in found] == ["a!", "b", "c!"]
-    assert isinstance(found[1], ValueError)
-
-
 async def test_an_error_of_the_call_is_one_of_all_its_parts(stage: Stage) -> None:
     answers = stage.ask("a", "b")
     await turn()
@@ -174,7 +146,7 @@ async def test_an_error_of_the_call_is_one_of_all_its_parts(stage: Stage) -> Non
     await busy_again(stage)
 
 
-async def test_a_caller_that_goes_away_ends_no_call_of_others(stage: Stage) -> None:
+async def test_a_call_ends_with_the_last_of_its_callers(stage: Stage) -> None:
     first, second = stage.ask("a", "b")
     await turn()
     first.cancel()
@@ -182,15 +154,12 @@ async def test_a_caller_that_goes_away_ends_no_call_of_others(stage: Stage) -> N
     assert stage.num_ended == 0
     stage.ends[0].set_result(None)
     assert await second == "b!"
-
-
-async def test_a_call_ends_with_the_last_of_its_callers(stage: Stage) -> None:
-    answers = stage.ask("a", "b")
+    answers = stage.ask("c", "d")
     await turn()
     for answer in answers:
         answer.cancel()
     await turn()
-    assert stage.num_ended == 1
+    assert stage.num_ended == 2
     await busy_again(stage)
 
 
@@ -270,11 +239,27 @@ def image(value: int, count: int = 1) -> np.ndarray:
     return np.full((count, 2, 2, 3), value, np.uint8)
 
 
+def member_of(stage: object) -> RemoteMember:
+    return RemoteMember(handle_of(stage))
+
+
+async def classified(remote: RemoteMember, *values: int, left_s: float = 60) -> list[Any]:
+    """Return the answers, or errors, for images of these values that come together."""
+    calls = (remote.classify(image(value), left_s, "interactive") for value in values)
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def decoded_by(stage: object, *requests: list[bytes]) -> list[Any]:
+    remote = RemoteDecoder(handle_of(stage))
+    calls = (remote.decode(files, 60, "interactive") for files in requests)
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
 async def test_requests_of_one_moment_share_a_call_and_get_their_own_answers() -> None:
     member = FakeMember()
     member.rows = {value: (value / 10, 0.0, 0.0) for value in range(5)}
     counting = Counting(member)
-    remote = RemoteMember(handle_of(counting))
+    remote = member_of(counting)
     answers = await asyncio.gather(
         *(remote.classify(image(value, 1 + value), 60, "interactive") for value in range(3))
     )
@@ -287,11 +272,7 @@ async def test_requests_of_one_moment_share_a_call_and_get_their_own_answers() -
 
 async def test_a_fault_of_one_file_is_in_its_own_answer() -> None:
     counting = Counting(FakeDecoder())
-    remote = RemoteDecoder(handle_of(counting))
-    first, second = await asyncio.gather(
-        remote.decode([b"good one"], 60, "interactive"),
-        remote.decode([b"bad", b"good"], 60, "interactive"),
-    )
+    first, second = await decoded_by(counting, [b"good one"], [b"bad", b"good"])
     assert counting.num_parts == [2]
     assert (len(first.images), first.faults) == (1, {})
     assert (len(second.images), list(second.faults)) == (1, [0])
@@ -308,26 +289,17 @@ class Picky(FakeMember):
 
 
 async def test_what_one_is_refused_the_others_get() -> None:
-    remote = RemoteMember(handle_of(Counting(Picky())))
-    found = await asyncio.gather(
-        *(remote.classify(image(value), 60, "interactive") for value in range(3)),
-        return_exceptions=True,
-    )
-    assert isinstance(found[1], OverloadedError)
-    assert found[1].limit == 3
-    assert [len(found[i].probabilities) for i in (0, 2)] == [1, 1]
+    first, refused, third = await classified(member_of(Counting(Picky())), 0, 1, 2)
+    assert isinstance(refused, OverloadedError)
+    assert refused.limit == 3
+    assert [len(answer.probabilities) for answer in (first, third)] == [1, 1]
 
 
 async def test_each_has_the_time_that_it_has_left() -> None:
     member = FakeMember()
-    remote = RemoteMember(handle_of(Counting(member)))
-    await asyncio.gather(
-        remote.classify(image(0), 60, "interactive"), remote.classify(image(1), 5, "interactive")
-    )
-    assert [left_s for _, left_s in member.asked] == [
-        pytest.approx(60, abs=4),
-        pytest.approx(5, abs=4),
-    ]
+    remote = member_of(Counting(member))
+    await asyncio.gather(classified(remote, 0), classified(remote, 1, left_s=5))
+    assert [left_s for _, left_s in member.asked] == pytest.approx([60, 5], abs=4)
 
 
 async def test_all_images_of_a_replica_that_died_are_asked_for_again() -> None:
@@ -338,10 +310,7 @@ async def test_all_images_of_a_replica_that_died_are_asked_for_again() -> None:
             raise ActorDiedError
 
     counting.before = die_once
-    remote = RemoteMember(handle_of(counting))
-    answers = await asyncio.gather(
-        *(remote.classify(image(value), 60, "interactive") for value in range(3))
-    )
+    answers = await classified(member_of(counting), 0, 1, 2)
     assert [len(answer.probabilities) for answer in answers] == [1, 1, 1]
     assert counting.num_parts == [3, 1, 1, 1]
 
@@ -359,11 +328,8 @@ async def test_a_file_that_kills_replicas_takes_no_others_along(monkeypatch) -> 
             return await super().decode_many(message)
 
     counting = Fragile(FakeDecoder())
-    remote = RemoteDecoder(handle_of(counting))
     files = [b"good"] * 4 + [b"kills"] + [b"good"] * 3
-    answers = await asyncio.gather(
-        *(remote.decode([file], 60, "interactive") for file in files), return_exceptions=True
-    )
+    answers = await decoded_by(counting, *([file] for file in files))
     died = [isinstance(answer, ActorDiedError) for answer in answers]
     assert died == [file == b"kills" for file in files]
     assert counting.num_parts[0] == 8
@@ -374,9 +340,9 @@ async def test_one_whose_time_is_half_over_is_asked_for_again_by_itself() -> Non
     counting = Counting(FakeMember())
     hangs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     counting.before = lambda number: hangs if number == 1 else None
-    remote = RemoteMember(handle_of(counting))
+    remote = member_of(counting)
     patient = asyncio.create_task(remote.classify(image(0), 600, "interactive"))
-    answer = await remote.classify(image(1), 0.1, "interactive")
+    (answer,) = await classified(remote, 1, left_s=0.1)
     assert len(answer.probabilities) == 1
     assert counting.num_parts == [2, 1]
     assert not patient.done()
@@ -388,14 +354,13 @@ async def test_a_stage_says_how_many_calls_it_works_on_at_a_time() -> None:
     member = FakeMember()
     member.calls_at_once = 3
     counting = Counting(member)
-    remote = RemoteMember(handle_of(counting))
-    await remote.classify(image(0), 60, "interactive")
+    remote = member_of(counting)
+    await classified(remote, 0)
     counting.num_parts.clear()
     member.gate = asyncio.Event()
     tasks = []
     for value in range(5):
-        task = remote.classify(image(value), 60, "interactive")
-        tasks.append(asyncio.create_task(task))
+        tasks.append(asyncio.create_task(classified(remote, value)))
         for _ in range(20):
             await asyncio.sleep(0)
     assert counting.num_parts == [1, 1, 1]  # the other two wait
@@ -407,20 +372,15 @@ async def test_a_stage_says_how_many_calls_it_works_on_at_a_time() -> None:
 async def test_the_call_ends_with_its_last_caller() -> None:
     member = FakeMember()
     member.gate = asyncio.Event()
-    remote = RemoteMember(handle_of(Counting(member)))
-    tasks = [
-        asyncio.create_task(remote.classify(image(value), 60, "interactive")) for value in (0, 1)
-    ]
+    remote = member_of(Counting(member))
+    tasks = [asyncio.create_task(classified(remote, value)) for value in (0, 1)]
     while len(member.asked) < 2:
         await asyncio.sleep(0)
-    tasks[0].cancel()
-    await asyncio.wait(tasks[:1])
-    assert not member.was_cancelled
-    tasks[1].cancel()
-    await asyncio.wait(tasks)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert member.was_cancelled
+    for task, was_cancelled in zip(tasks, (False, True), strict=True):
+        task.cancel()
+        await asyncio.wait([task])
+        await turn()
+        assert member.was_cancelled is was_cancelled
 
 
 class Heavy(FakeDecoder):
@@ -434,27 +394,18 @@ class Heavy(FakeDecoder):
 
 async def test_a_heavy_picture_keeps_nobody_waiting() -> None:
     counting = Counting(Heavy())
-    remote = RemoteDecoder(handle_of(counting))
-    answers = await asyncio.gather(
-        *(
-            remote.decode([name], 60, "interactive")
-            for name in (b"good", b"good, heavy", b"good photo")
-        )
-    )
+    answers = await decoded_by(counting, [b"good"], [b"good, heavy"], [b"good photo"])
     assert [len(answer.images) for answer in answers] == [1, 1, 1]
     assert counting.num_parts == [3, 1]
 
 
-async def test_a_replica_of_another_version_is_one_of_another_set() -> None:
+async def test_a_replica_or_a_message_of_another_version_is_one_of_another_set() -> None:
     class Other:
         async def classify_many(self, message: bytes) -> bytes:
             return b"what is this"
 
     with pytest.raises(OtherSetError, match="classify_many"):
-        await RemoteMember(handle_of(Other())).classify(image(0), 60, "interactive")
-
-
-async def test_a_message_of_another_version_is_refused() -> None:
+        await member_of(Other()).classify(image(0), 60, "interactive")
     with pytest.raises(OtherSetError, match="version"):
         await classify_many(FakeMember(), b"TnC0" + bytes(40))  # type: ignore[arg-type]
     with pytest.raises(OtherSetError):
@@ -468,8 +419,8 @@ async def test_a_deadline_that_is_over_is_the_stages_to_tell() -> None:
                 raise DeadlineError("late")
             return await super().classify(images, left_s, lane)
 
-    with pytest.raises(DeadlineError):
-        await RemoteMember(handle_of(Counting(Strict()))).classify(image(0), 0.0, "interactive")
+    (error,) = await classified(member_of(Counting(Strict())), 0, left_s=0.0)
+    assert isinstance(error, DeadlineError)
 
 
 # Calls and answers as bytes: what goes in comes out, and nothing else is believed.
@@ -494,13 +445,9 @@ def test_files_arrive_as_they_were_sent(parts, lane, is_alone) -> None:
     asked = [Question(files, None, left_s, span) for files, left_s, span in parts]
     call = read_call(pack_call(SharedCall(asked, lane, is_alone)))
     assert (call.lane, call.is_alone) == (lane, is_alone)
-    for found, expected in zip(call.questions, asked, strict=True):
-        assert (found.files, found.images, found.span) == (
-            list(expected.files),
-            None,
-            expected.span,
-        )
-        assert found.left_s == expected.left_s or math.isnan(expected.left_s)
+    for arrived, sent in zip(call.questions, asked, strict=True):
+        assert (arrived.files, arrived.images, arrived.span) == ([*sent.files], None, sent.span)
+        assert arrived.left_s == sent.left_s or math.isnan(sent.left_s)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=5), lanes)
@@ -525,18 +472,14 @@ def decoded(count: int, faults: dict[int, Fault] | None = None) -> Decoded:
 
 
 def test_what_the_decoder_found_arrives() -> None:
-    answers: list[Any] = [
-        decoded(2, {1: FAULT}),
-        DeadlineError("late"),
-        decoded(0, {0: FAULT}),
-        decoded(1),
-    ]
-    found: list[Any] = read_decoded(pack_decoded(answers))
-    assert isinstance(found[1], DeadlineError)
-    for one, expected in ((found[0], answers[0]), (found[3], answers[3])):
-        np.testing.assert_array_equal(one.images, expected.images)
-        assert one._replace(images=None) == expected._replace(images=None)
-    assert (len(found[2].images), found[2].faults) == (0, {0: FAULT})
+    bad = decoded(0, {0: FAULT})
+    answers: list[Any] = [decoded(2, {1: FAULT}), DeadlineError("late"), bad, decoded(1)]
+    arrived: list[Any] = read_decoded(pack_decoded(answers))
+    assert isinstance(arrived[1], DeadlineError)
+    for mine, expected in ((arrived[0], answers[0]), (arrived[3], answers[3])):
+        np.testing.assert_array_equal(mine.images, expected.images)
+        assert mine._replace(images=None) == expected._replace(images=None)
+    assert (len(arrived[2].images), arrived[2].faults) == (0, {0: FAULT})
 
 
 def test_inputs_of_several_sizes_arrive() -> None:
@@ -564,17 +507,15 @@ def test_what_a_member_found_arrives() -> None:
 
 
 def test_nothing_but_errors_arrives_too() -> None:
-    (found,) = read_classified(pack_classified([OtherSetError("other")]))
-    assert isinstance(found, OtherSetError)
+    """What is no error of ours by its class's name alone: its arguments may be anything."""
+    other, failed = read_classified(
+        pack_classified([OtherSetError("other"), KeyError("secret", object())])
+    )
+    assert isinstance(other, OtherSetError)
+    assert type(failed) is NotReadyError
+    assert failed.message == "a stage of the graph failed (KeyError); try again"
     (late,) = read_decoded(pack_decoded([DeadlineError("late")]))
     assert isinstance(late, DeadlineError)
-
-
-def test_what_is_no_error_of_ours_is_a_stage_that_failed() -> None:
-    """By the class's name alone: its arguments may be anything."""
-    (found,) = read_classified(pack_classified([KeyError("secret", object())]))
-    assert type(found) is NotReadyError
-    assert found.message == "a stage of the graph failed (KeyError); try again"
 
 
 MESSAGES = {
@@ -586,19 +527,12 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_message_that_is_cut_or_has_more_is_refused(name: str) -> None:
+def test_a_message_that_is_cut_or_has_more_or_is_of_another_version_is_refused(name: str) -> None:
     message, read = MESSAGES[name]
     read(message)
-    for end in range(len(message)):
+    for wrong in (*(message[:end] for end in range(len(message))), message + b"x"):
         with pytest.raises(MessageError):
-            read(message[:end])
-    with pytest.raises(MessageError):
-        read(message + b"x")
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-def test_bytes_of_another_version_are_refused(name: str) -> None:
-    message, read = MESSAGES[name]
+            read(wrong)
     with pytest.raises(MessageError, match="this version"):
         read(b"TnX9" + message[4:])
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 
@@ -30,14 +31,8 @@ sys.stdin.read()
 
 
 def test_a_child_is_interrupted_when_its_parent_is_killed() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as parent:
-        assert parent.stdout is not None
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as parent:
         started, pid = sorted([parent.stdout.readline(), parent.stdout.readline()], reverse=True)
         child = psutil.Process(int(pid))
         assert started == "started\n"

@@ -1,7 +1,5 @@
 """Every module has tests, and a command finds them: tests/support/module_tests.py."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.support import module_tests
@@ -10,18 +8,10 @@ from tests.support.module_tests import ELSEWHERE, ROOT, main
 MAX_ELSEWHERE = 6  # may only fall: name a new test file like its module
 
 
-def test_every_module_has_tests() -> None:
-    assert [module for module in module_tests.modules() if not module_tests.tests_of(module)] == []
-
-
-def test_the_tests_of_every_module_are_there() -> None:
-    absent = [
-        test
-        for module in module_tests.modules()
-        for test in module_tests.tests_of(module)
-        if not (ROOT / test).exists()
-    ]
-    assert absent == []
+def test_every_module_has_tests_that_are_there() -> None:
+    tests = {module: module_tests.tests_of(module) for module in module_tests.modules()}
+    assert [module for module, files in tests.items() if not files] == []
+    assert [f for files in tests.values() for f in files if not (ROOT / f).exists()] == []
 
 
 def test_exceptions_are_few_and_of_modules_that_are_there() -> None:
@@ -38,15 +28,12 @@ def test_exceptions_are_few_and_of_modules_that_are_there() -> None:
         ("app/graph/ensemble.py", "tests/unit/graph"),
     ],
 )
-def test_files_named_like_the_module_come_first(module: str, first: str) -> None:
-    assert module_tests.tests_of(module)[0] == first
+def test_files_named_like_the_module_come_first(module: str, first: str, capsys) -> None:
+    main([module])
+    assert capsys.readouterr().out.splitlines()[0] == first
 
 
-def test_a_module_without_tests_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["app/queueing/admission.py"])
-    assert capsys.readouterr().out.startswith("tests/unit/queueing/test_admission.py\n")
+def test_a_module_without_tests_is_an_error() -> None:
     with pytest.raises(SystemExit, match=r"new\.py has no test: add tests/unit/queueing"):
         main(["app/queueing/new.py"])
     with pytest.raises(ValueError, match="name it from the project's root"):
