@@ -36,7 +36,6 @@ class Other:
 
     @classmethod
     def parse(cls, text: str) -> "Other":
-        """Read BIN:FOLDER."""
         tandem, _, folder = text.partition(":")
         if not (Path(tandem).is_file() and Path(folder).is_dir()):
             raise SystemExit(f"--also-tandem {text!r}: give BIN:FOLDER, a file and a folder")
@@ -48,7 +47,6 @@ class Other:
 
 
 def yardstick(model_set: str, *options: str) -> Contestant:
-    """Return the server written by hand."""
     script = str(ROOT / "tests" / "load" / "yardstick.py")
     return Contestant(YARDSTICK, [sys.executable, script, "--model-set", model_set, *options])
 

@@ -165,7 +165,6 @@ def shared_cores(images_per_s: float, others: float, generator: float) -> Row:
 
 
 def percentiles(run: Run) -> dict[str, float]:
-    """Return the latencies of what was answered."""
     latencies = [sample.latency_ms for sample in run.samples if sample.error is None]
     if not latencies:
         raise SystemExit(f"nothing was answered: {summarise(run, 100).errors}")
@@ -174,6 +173,5 @@ def percentiles(run: Run) -> dict[str, float]:
 
 
 def short(row: Row) -> str:
-    """Return a turn as a line."""
     figures = {k: round(row[k], 2) for k in ("images_per_s", "p50_ms", "cpu_ms") if row.get(k)}
     return f"round {row['round']}, {row['load']}, {row['contestant']}: {figures}"

@@ -144,7 +144,6 @@ def settled(run: Run) -> Summary:
 
 
 def refused_p50_ms(run: Run) -> float | None:
-    """Return how long a refusal takes."""
     refused = [sample.latency_ms for sample in run.samples if sample.error == REFUSED]
     return round(median(refused), 1) if refused else None
 

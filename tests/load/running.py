@@ -20,8 +20,6 @@ TANDEM = str(Path(sys.executable).with_name("tandem"))
 
 
 class Running:
-    """A service that is ready."""
-
     def __init__(self, process: "subprocess.Popen[bytes]", url: str, ready_after_s: float) -> None:
         self.process, self.url, self.ready_after_s = process, url, ready_after_s
 

@@ -35,7 +35,6 @@ def watched(root: psutil.Process) -> dict[int, str]:
 
 
 def thread_seconds(pids: Mapping[int, str]) -> Threads:
-    """Return the CPU time so far, user and system, of every thread."""
     found: Threads = {}
     for pid in pids:
         try:

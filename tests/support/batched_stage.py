@@ -14,8 +14,6 @@ request: ContextVar[str] = ContextVar("request", default="none")
 
 
 class Stage:
-    """Answers each call when the test says so."""
-
     num_replicas = 1
 
     def __init__(self) -> None:

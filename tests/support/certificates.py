@@ -20,8 +20,6 @@ _USAGE_OF_ROOT = x509.KeyUsage(
 
 @dataclass(frozen=True)
 class Signed:
-    """Files in PEM."""
-
     certificate: Path
     key: Path
 

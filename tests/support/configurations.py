@@ -24,7 +24,6 @@ GOOD = {"http_options": {"host": "127.0.0.1", "port": 8000}, "applications": [AP
 
 
 def write(folder: Path, content: object) -> Path:
-    """Write it as serve_config.yaml."""
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(content), "utf-8")
     return path

@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 
 class Decoding:
-    """A source whose images a test counts."""
-
     def __init__(self, num_threads: int = 2) -> None:
         self._num_threads, self.num_coming = num_threads, 0
         self._ended: Callable[[], None] = lambda: None

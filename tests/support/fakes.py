@@ -74,7 +74,6 @@ class FakeService(EnsembleService):
         self.byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
 
     def answer_within(self, seconds: float) -> None:
-        """Set the time that the answer has once the body is there."""
         self._answer_timeout_s = seconds
 
     async def classify(self, request: ClassifyRequest) -> RequestAnswers:
@@ -226,7 +225,6 @@ def arrived(clock: Callable[[], float] = time.monotonic, read_s: float = 0.0) ->
 async def answers_of(
     service: EnsembleService, options: RequestOptions, *files: bytes
 ) -> RequestAnswers:
-    """Return the answers to files that are there already."""
     with service.admit(options, RequestObserver()) as admitted:
         async with admitted.arriving():
             body = RequestBody(list(files))
@@ -263,7 +261,6 @@ def service_of(
 
 
 def handle_of(stage: object) -> DeploymentHandle[Any]:
-    """Return a fake handle of a stage, for what takes a real one."""
     return cast("DeploymentHandle[Any]", FakeHandle(stage))
 
 

@@ -40,8 +40,6 @@ def context_of(
 
 
 def stream_of(*messages: bytes) -> gRPCInputStream[Message]:
-    """Return the stream of a call whose messages are there."""
-
     async def iterate() -> AsyncIterator[Message]:
         for message in messages:
             yield Message(message)
@@ -50,8 +48,6 @@ def stream_of(*messages: bytes) -> gRPCInputStream[Message]:
 
 
 def stalled_stream() -> gRPCInputStream[Message]:
-    """Return the stream of a client that sends nothing more."""
-
     async def iterate() -> AsyncIterator[Message]:
         await asyncio.Future()
         yield Message(b"")

@@ -73,7 +73,6 @@ def haproxy_before(
 
 @contextmanager
 def running(command: HaproxyCommand, config: Path) -> Iterator[None]:
-    """Run the command with a configuration that Serve wrote."""
     process = subprocess.Popen([command.path, "-db", "-f", config])
     try:
         yield

@@ -10,14 +10,11 @@ from models.network import Pixels
 
 
 class ImageFuture(asyncio.Future[BatchResult]):
-    """The future of one image."""
-
     def __init__(self) -> None:
         super().__init__(loop=asyncio.get_running_loop())
         self.entry: Waiting | None = None
 
     def cancel(self, msg: object = None) -> bool:
-        """Go away."""
         if not super().cancel(msg):
             return False
         if self.entry is not None:
@@ -25,7 +22,6 @@ class ImageFuture(asyncio.Future[BatchResult]):
         return True
 
     def end(self, entry: Waiting) -> None:
-        """Take the outcome."""
         if entry.error is not None:
             self.set_exception(entry.error)
         elif entry.result is not None:
@@ -40,7 +36,6 @@ class NumberedCall:
         self.futures: dict[Waiting, ImageFuture] = {}
 
     def image_ended(self, entry: Waiting) -> None:
-        """Hear of an image."""
         self.futures[entry].end(entry)
 
 
@@ -51,7 +46,6 @@ def submit(
     lane: Lane = "interactive",
     call: int = 0,
 ) -> list[ImageFuture]:
-    """Queue images and return a future for each."""
     numbered = NumberedCall(call)
     entries = queue.submit(images, numbered, timeout_s, lane)
     for entry in entries:

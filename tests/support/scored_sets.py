@@ -60,7 +60,6 @@ def average_score(colour: tuple[int, int, int], weights: Mapping[str, float]) ->
 
 
 def scored_picture(name: str, side: int = 24) -> bytes:
-    """Return a PNG of one of ``PICTURES``."""
     pixels = np.full((side, side, 3), PICTURES[name][0], np.uint8)
     return cv2.imencode(".png", pixels)[1].tobytes()
 

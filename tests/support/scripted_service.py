@@ -47,7 +47,6 @@ class SleepingClock(HandClock):
 
 
 def answered(label: str = "tench", **more: Any) -> httpx.Response:
-    """Return the answer for one image."""
     return httpx.Response(200, json=classified(label) | more)
 
 

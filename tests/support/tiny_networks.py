@@ -32,7 +32,6 @@ SIZE = 16  # px, the networks' input
 
 
 def picture(color: str = "green", side: int = 24, suffix: str = ".png") -> bytes:
-    """Return an image file of one colour."""
     return cv2.imencode(suffix, np.full((side, side, 3), COLORS[color], np.uint8))[1].tobytes()
 
 
@@ -168,7 +167,6 @@ def drop_of(value: float, num_images: int) -> Drop:
 
 
 def record_golden(folder: Path) -> None:
-    """Add the golden answers of the set's own networks."""
     with change(folder) as staging:
         manifest = read_manifest(folder)
         staging.move_in(manifest.model_copy(update={"golden": staging.golden(manifest)}))
