@@ -51,9 +51,7 @@ def yardstick(model_set: str, *options: str) -> Contestant:
     return Contestant(YARDSTICK, [sys.executable, script, "--model-set", model_set, *options])
 
 
-def tandems(
-    name: str, model_set: str, config: str | None, others: Sequence[Other]
-) -> list[Contestant]:
+def tandems(name, model_set, config, others):
     """Return ``tandem serve`` of this checkout, and of the others with their own configuration."""
     arguments = ["serve", "--model-set", model_set, *(["--config", config] if config else [])]
     found = [Contestant(name, [TANDEM, *arguments])]

@@ -66,18 +66,11 @@ async def over_grpc(port: int) -> AsyncIterator[Ask]:
 class GoodLoad:
     """Photos, and what each of them is; ``client`` gives a way to ask."""
 
-    def __init__(
-        self,
-        client: Callable[[], AbstractAsyncContextManager[Ask]],
-        photos: list[bytes],
-        answers: list[tuple[str, float]],
-    ) -> None:
+    def __init__(self, client, photos, answers):
         self._client, self._photos, self._answers = client, photos, answers
 
     @classmethod
-    async def learn(
-        cls, client: Callable[[], AbstractAsyncContextManager[Ask]], photos: list[bytes]
-    ) -> "GoodLoad":
+    async def learn(cls, client, photos):
         """Ask for every photo once, one after the other."""
         async with client() as ask:
             answers = [await ask(photo) for photo in photos]

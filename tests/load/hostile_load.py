@@ -18,7 +18,7 @@ import typer
 from good_load import GoodLoad, over_grpc, over_http
 from hostile_attacks import attacks_on, under_attack
 from machine import describe, write_result
-from running import Running, running_service
+from running import running_service
 
 from app.bench.load import drawn_photos, photos_in
 from app.launch.checks import free_port
@@ -58,9 +58,7 @@ def main(
     write_result({**describe(), **facts, **phases}, json_file)
 
 
-async def beside(
-    good: GoodLoad, service: Running, grpc_port: int, rate: float, seconds: float
-) -> dict[str, Any]:
+async def beside(good, service, grpc_port, rate, seconds):
     """Return the figures of good load, and the most memory that the Gateway held (rss, in MB)."""
     by_grpc = good.by(partial(over_grpc, grpc_port))
     loads = (good.run(rate, seconds), by_grpc.run(rate, seconds), readiness(service.url, seconds))

@@ -33,14 +33,7 @@ Processes = list[psutil.Process]
 class Turns:
     """Loads every contestant in turns; without ``bound_set`` the bound is left out."""
 
-    def __init__(
-        self,
-        services: Mapping[str, Running],
-        bodies: list[bytes],
-        bound_set: str | None,
-        loads: Sequence[str],
-        seconds: float,
-    ) -> None:
+    def __init__(self, services, bodies, bound_set, loads, seconds):
         self._services, self._bodies = services, bodies
         self._loads, self._seconds = loads, seconds
         self._bound = InProcess(bodies, bound_set, seconds) if bound_set else None

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -30,13 +29,7 @@ def running_service(*arguments: str) -> contextlib.AbstractContextManager[Runnin
 
 
 @contextlib.contextmanager
-def running(
-    command: list[str],
-    environment: Mapping[str, str] | None = None,
-    *,
-    folder: Path = ROOT,
-    port: int | None = None,
-) -> Iterator[Running]:
+def running(command, environment=None, *, folder=ROOT, port=None):
     """Start a command in ``folder``; yield it when it is ready, stop it by SIGINT.
 
     It is told a free port by ``--port``, unless it knows ``port`` already.

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 from app.serve.channels import (
     Channel,
@@ -70,9 +70,7 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def listener(
-    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> AsyncIterator[str]:
+async def listener(talk):
     """Listen as a replica of another kind would, and yield the address."""
 
     async def told(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -29,9 +29,7 @@ def write(folder: Path, content: object) -> Path:
     return path
 
 
-def with_key(
-    content: dict[str, Any], place: tuple[str | int, ...], key: str, value: object
-) -> dict[str, Any]:
+def with_key(content, place, key, value):
     """Return a copy in which ``key`` of what is at ``place`` is ``value``."""
     changed = copy.deepcopy(content)
     target: Any = changed

@@ -58,7 +58,7 @@ CLUSTER = of(
     enableInTreeAutoscaling=bool | None,
     autoscalerOptions=AUTOSCALER | None,
     headGroupSpec=of("HeadGroup", rayStartParams=Labels, template=Spec),
-    workerGroupSpecs=list[WORKERS],
+    workerGroupSpecs=list[WORKERS],  # type: ignore[valid-type]
 )
 UPGRADE = Literal["NewCluster", "NewClusterWithIncrementalUpgrade", "None"]
 SERVICE = of(
@@ -84,12 +84,12 @@ ENDPOINT = of(
     port=str,
     path=str,
     interval=Duration | None,
-    metricRelabelings=list[RELABELING] | None,
+    metricRelabelings=list[RELABELING] | None,  # type: ignore[valid-type]
 )
 MONITOR = of(
     "PodMonitorSpec",
     selector=of("LabelSelector", matchLabels=Labels),
-    podMetricsEndpoints=list[ENDPOINT],
+    podMetricsEndpoints=list[ENDPOINT],  # type: ignore[valid-type]
 )
 RULE = of(
     "Rule",
@@ -98,8 +98,8 @@ RULE = of(
     **{"for": Duration | None},
     **dict.fromkeys(("labels", "annotations"), Labels | None),
 )
-GROUP = of("RuleGroup", name=Annotated[str, Field(min_length=1)], rules=list[RULE])
-RULES = of("PrometheusRuleSpec", groups=Annotated[list[GROUP], AfterValidator(_names_differ)])
+GROUP = of("RuleGroup", name=Annotated[str, Field(min_length=1)], rules=list[RULE])  # type: ignore[valid-type]
+RULES = of("PrometheusRuleSpec", groups=Annotated[list[GROUP], AfterValidator(_names_differ)])  # type: ignore[valid-type]
 KINDS: dict[str, Any] = {
     "RayService": resource("RayService", "ray.io/v1", SERVICE),
     "RayJob": resource("RayJob", "ray.io/v1", JOB),

@@ -29,9 +29,7 @@ class _Underlying:
     auth_context = code = details = peer_identities = peer_identity_key = nothing
 
 
-def context_of(
-    request_id: str = "r1", peer: str | None = None, **metadata: str | bytes
-) -> RayServegRPCContext:
+def context_of(request_id="r1", peer=None, **metadata):
     """Return the context of a call; underscores in names stand for hyphens."""
     named = {name.replace("_", "-"): value for name, value in metadata.items()}
     context = RayServegRPCContext(_Underlying(named, peer))

@@ -1,9 +1,8 @@
 """Series played to the shipped alert rules by promtool, which asserts what fires when."""
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -19,13 +18,7 @@ def series(name: str, labels: Labels, values: str) -> dict[str, str]:
     return {"series": f"{name}{{{told}}}", "values": values}
 
 
-def play(
-    folder: Path,
-    given: Sequence[dict[str, str]],
-    alert: str,
-    expected: Mapping[str, Sequence[Labels]],
-    every_s: int = 10,
-) -> None:
+def play(folder, given, alert, expected, every_s=10):
     """Assert with which labels ``alert`` fires at which time (``10m``).
 
     ``every_s`` is the time between two values, and between two looks at the rules.
@@ -41,9 +34,7 @@ def play(
     play_expressions(folder, given, asked, every_s)
 
 
-def play_expressions(
-    folder: Path, given: Sequence[dict[str, str]], asked: Sequence[dict[str, Any]], every_s: int
-) -> None:
+def play_expressions(folder, given, asked, every_s):
     """Assert what expressions say: ``asked`` as promtool's ``promql_expr_test``."""
     test = {"interval": f"{every_s}s", "input_series": list(given), "promql_expr_test": list(asked)}
     tests = {

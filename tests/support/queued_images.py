@@ -2,11 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
 
-from app.queueing.batch_queue import BatchQueue
-from app.queueing.scheduler import BatchResult, Lane, Waiting
-from models.network import Pixels
+from app.queueing.scheduler import BatchResult, Waiting
 
 
 class ImageFuture(asyncio.Future[BatchResult]):
@@ -39,13 +36,7 @@ class NumberedCall:
         self.futures[entry].end(entry)
 
 
-def submit(
-    queue: BatchQueue,
-    images: Sequence[Pixels] | Pixels,
-    timeout_s: float = math.inf,
-    lane: Lane = "interactive",
-    call: int = 0,
-) -> list[ImageFuture]:
+def submit(queue, images, timeout_s=math.inf, lane="interactive", call=0):
     numbered = NumberedCall(call)
     entries = queue.submit(images, numbered, timeout_s, lane)
     for entry in entries:

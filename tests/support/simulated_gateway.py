@@ -7,7 +7,7 @@ batches are; what waits is taken in order.
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -149,9 +149,7 @@ class SimulatedGateway:
                 request.on_end(True)
         self._start()
 
-    def open_loop(
-        self, rate: float, since: float, until: float, sizes: Iterator[int] | None = None
-    ) -> None:
+    def open_loop(self, rate, since, until, sizes=None):
         draw, when = random.Random(7), since
         while (when := when + draw.expovariate(rate)) < until:
             size = next(sizes) if sizes else 1

@@ -26,9 +26,7 @@ class Cut:
     status: int
 
 
-async def linger(
-    host: str, port: int, kind: str, give_up_s: float, every_s: float = 1.0, path: str = ""
-) -> Cut:
+async def linger(host, port, kind, give_up_s, every_s=1.0, path=""):
     """Hold one connection until the service closes it, or for ``give_up_s`` seconds (status -1)."""
     begin, more = KINDS[kind]
     begin = begin.replace(PATH, path.encode() or PATH, 1)

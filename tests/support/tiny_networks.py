@@ -39,12 +39,7 @@ def expected_label(color: str) -> str:
     return f"mostly {color}"
 
 
-def tiny_model(
-    size: int = SIZE,
-    gain: float = 4.0,
-    num_convolutions: int = 0,
-    order: Sequence[int] = range(3),
-) -> ov.Model:
+def tiny_model(size=SIZE, gain=4.0, num_convolutions=0, order=range(3)):
     """u8 [?,size,size,3] -> softmax of ``gain`` x mean colour (0..1); convolutions take time.
 
     ``order``: which colour each class is.
@@ -124,12 +119,7 @@ def write_tiny_set(
     return folder
 
 
-def with_accuracy(
-    manifest: Manifest,
-    top1: Mapping[str, float],
-    drops: Mapping[str, float] | None = None,
-    **changes: Any,
-) -> Manifest:
+def with_accuracy(manifest, top1, drops=None, **changes):
     """Add an accuracy record of the manifest's own networks, as if it had been measured.
 
     Where INT8 lost something, float was right on so many images more, and INT8 nowhere else.
