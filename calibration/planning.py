@@ -306,7 +306,7 @@ def planned_costs(
 def read_costs(path: Path, members: tuple[str, ...]) -> Costs:
     """Read the CPU time by stage from the last run in a result of ``tandem bench --json``.
 
-    A result of tests/load/share.py works as well.
+    tests/load/results/share.json has the same times at its top level.
 
     Raises:
         PlanError: the result has no such times, or is of other members.

@@ -52,7 +52,6 @@ class CheckedLoad:
 
     @property
     def rate(self) -> float:
-        """Requests offered per second."""
         return self.burst / self.every_s
 
     def wait_under_way(self, number: int, within_s: float = 10) -> None:

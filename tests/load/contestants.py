@@ -36,7 +36,6 @@ class Other:
 
     @classmethod
     def parse(cls, text: str) -> "Other":
-        """Read BIN:FOLDER."""
         tandem, _, folder = text.partition(":")
         if not (Path(tandem).is_file() and Path(folder).is_dir()):
             raise SystemExit(f"--also-tandem {text!r}: give BIN:FOLDER, a file and a folder")
@@ -48,14 +47,11 @@ class Other:
 
 
 def yardstick(model_set: str, *options: str) -> Contestant:
-    """Return the server written by hand."""
     script = str(ROOT / "tests" / "load" / "yardstick.py")
     return Contestant(YARDSTICK, [sys.executable, script, "--model-set", model_set, *options])
 
 
-def tandems(
-    name: str, model_set: str, config: str | None, others: Sequence[Other]
-) -> list[Contestant]:
+def tandems(name, model_set, config, others):
     """Return ``tandem serve`` of this checkout, and of the others with their own configuration."""
     arguments = ["serve", "--model-set", model_set, *(["--config", config] if config else [])]
     found = [Contestant(name, [TANDEM, *arguments])]

@@ -31,7 +31,6 @@ def tiny_set(folder: Path, size: int = 64, num_convolutions: int = 8) -> Path:
 
 
 def draw(model_set: Path, number: int) -> list[Picture]:
-    """Return ``number`` different pictures."""
     loaded = load_model_set(str(model_set))
     manifest = loaded.manifest
     weights = {member.name: member.weight for member in manifest.members}

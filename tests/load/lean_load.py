@@ -70,7 +70,6 @@ def _period(target: Target) -> int:
 
 
 def _request(target: Target, number: int) -> bytes:
-    """Return a whole request."""
     bodies, kind = target.bodies_of(number), b"image/jpeg"
     body = bodies[0]
     if target.files_per_request > 1:

@@ -44,7 +44,6 @@ def _git(*arguments: str) -> str:
 
 
 def process_tree(pid: int) -> list[psutil.Process]:
-    """Return the process and everything below it."""
     root = psutil.Process(pid)
     return [root, *root.children(recursive=True)]
 

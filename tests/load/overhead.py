@@ -11,14 +11,12 @@ JSON.
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 from contestants import (
-    Contestant,
     Other,
     all_running,
     members_apart,
@@ -99,9 +97,7 @@ class Sets:
         return str(self._null)
 
 
-def contestants(
-    group: str, sets: Sets, config: Path | None, others: Sequence[Other]
-) -> list[Contestant]:
+def contestants(group, sets, config, others):
     """Return who is compared in a group."""
     model_set = sets.of(group)
     own = str(config.absolute()) if config else None

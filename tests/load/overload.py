@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 from machine import describe, write_result
-from running import Running, running_service
+from running import running_service
 
 from app.bench.load import Load, Target, photos_in, run_load
 from app.bench.measurement import Run, Summary, summarise
@@ -112,9 +112,7 @@ def medians(rows: list[dict[str, Any]], factor: float, names: Sequence[str]) -> 
     return {name: round(median(values), 3) for name, values in found.items() if values}
 
 
-def turn(
-    service: Running, bodies: list[bytes], seconds: float, clients: int = 0, rate: float = 0.0
-) -> dict[str, Any]:
+def turn(service, bodies, seconds, clients=0, rate=0.0):
     """Return the figures of one turn; ``p50_ms`` and ``p99_ms`` are of the settled part."""
     load = Load(Target(service.url, bodies), seconds, clients=clients, rate=rate)
     run = run_load(load, psutil.Process(service.process.pid))
@@ -144,7 +142,6 @@ def settled(run: Run) -> Summary:
 
 
 def refused_p50_ms(run: Run) -> float | None:
-    """Return how long a refusal takes."""
     refused = [sample.latency_ms for sample in run.samples if sample.error == REFUSED]
     return round(median(refused), 1) if refused else None
 

@@ -83,7 +83,6 @@ class RayNode:
 
     @property
     def url(self) -> str:
-        """The node's own ingress."""
         return f"http://{self.place.address}:{self.http_port}"
 
     @property
@@ -185,7 +184,6 @@ class RayCluster:
 
     @property
     def nodes(self) -> list[RayNode]:
-        """Those that can be reached."""
         nodes = (self.head, *self.workers)
         return [node for node in nodes if node.is_alive and not node.is_cut_off]
 
@@ -200,7 +198,6 @@ class RayCluster:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the dashboard wants to see."""
         return {"authorization": f"Bearer {self.token}"}
 
     def add_worker(self) -> RayNode:

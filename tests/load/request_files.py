@@ -29,8 +29,6 @@ NUM_WARM = 2  # requests before: what is made once, is
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a Python function of app or models."""
-
     thread: str
     file: str  # from the project's root
     line: int

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -20,8 +19,6 @@ TANDEM = str(Path(sys.executable).with_name("tandem"))
 
 
 class Running:
-    """A service that is ready."""
-
     def __init__(self, process: "subprocess.Popen[bytes]", url: str, ready_after_s: float) -> None:
         self.process, self.url, self.ready_after_s = process, url, ready_after_s
 
@@ -32,13 +29,7 @@ def running_service(*arguments: str) -> contextlib.AbstractContextManager[Runnin
 
 
 @contextlib.contextmanager
-def running(
-    command: list[str],
-    environment: Mapping[str, str] | None = None,
-    *,
-    folder: Path = ROOT,
-    port: int | None = None,
-) -> Iterator[Running]:
+def running(command, environment=None, *, folder=ROOT, port=None):
     """Start a command in ``folder``; yield it when it is ready, stop it by SIGINT.
 
     It is told a free port by ``--port``, unless it knows ``port`` already.

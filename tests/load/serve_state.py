@@ -12,8 +12,6 @@ APPLICATION = "tandem"
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica that runs."""
-
     deployment: str
     pid: int
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from machine import ROOT
 from ray_nodes import RayNode
-from serve_state import ServeState
 
 from app.launch.config import ServeConfig
 from models.manifest import read_manifest
@@ -37,9 +36,7 @@ def configuration(model_set: Path, head: RayNode, path: Path = CLUSTER) -> dict[
     return content
 
 
-def wait_whole(
-    state: ServeState, within_s: float, what: str, victims: frozenset[int] = frozenset()
-) -> float:
+def wait_whole(state, within_s, what, victims=frozenset()):
     """Wait until all replicas run, none of ``victims`` among them; return when that was."""
     deadline = time.monotonic() + within_s
     while True:

@@ -35,7 +35,6 @@ def watched(root: psutil.Process) -> dict[int, str]:
 
 
 def thread_seconds(pids: Mapping[int, str]) -> Threads:
-    """Return the CPU time so far, user and system, of every thread."""
     found: Threads = {}
     for pid in pids:
         try:
@@ -46,9 +45,7 @@ def thread_seconds(pids: Mapping[int, str]) -> Threads:
     return found
 
 
-def by_thread(
-    pids: Mapping[int, str], before: Threads, after: Threads, num_images: int
-) -> dict[str, dict[str, float]]:
+def by_thread(pids, before, after, num_images):
     """Return the CPU ms of an image by stage and thread, the largest first."""
     spent: dict[str, Counter[str]] = {stage: Counter() for stage in pids.values()}
     names = {pid: _names(pid) for pid in pids}

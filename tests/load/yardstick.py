@@ -40,7 +40,6 @@ class Worker:
         Thread(target=self._run, name="inference", daemon=True).start()
 
     def start(self, batch: list[Waiting]) -> None:
-        """Answer the batch, then tell the queue."""
         self._batches.put(batch)
 
     def _run(self) -> None:

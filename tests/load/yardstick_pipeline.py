@@ -90,9 +90,7 @@ class Pipeline:
             request.wait()
         return np.stack([request.get_output_tensor(0).data for request in requests])
 
-    def _told(
-        self, row: np.ndarray, order: np.ndarray, members: np.ndarray, firsts: np.ndarray
-    ) -> bytes:
+    def _told(self, row, order, members, firsts):
         answer: dict[str, Any] = {
             "model_set": self._name,
             "predictions": [

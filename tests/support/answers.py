@@ -6,15 +6,7 @@ from models.ensemble import Prediction
 VERSION = "0123456789ab"
 
 
-def answer_of(
-    members: str = "ab",
-    *,
-    agreement: bool = True,
-    degraded: bool = False,
-    skipped: str = "",
-    sure: bool | None = None,
-    timings: Timings | None = None,
-) -> Classified:
+def answer_of(members="ab", *, agreement=True, degraded=False, skipped="", sure=None, timings=None):
     """Return the answer of members with names of one letter."""
     row = Prediction(index=0, label="x", probability=0.9)
     opinion = MemberOpinion(label="x", probability=0.9, predictions=[row])

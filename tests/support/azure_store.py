@@ -25,13 +25,11 @@ class AzureStore(QuietRequest):
     blocks: ClassVar[dict[tuple[str, str], bytes]] = {}  # by blob and block
 
     def do_HEAD(self) -> None:
-        """Say how long a blob is."""
         if (name := self._checked(is_read=True)) is not None:
             size = str(len(self.blobs[name]))
             self.send(200, b"", content_length=size, x_ms_blob_type="BlockBlob", etag='"1"')
 
     def do_GET(self) -> None:
-        """Send a range of a blob."""
         if (name := self._checked(is_read=True)) is not None:
             asked = self.headers["x-ms-range"].removeprefix("bytes=")
             first, last = (int(end) for end in asked.split("-"))

@@ -1,11 +1,10 @@
 """A stage behind a call batcher that answers when the test says so."""
 
 import asyncio
-from collections.abc import Sequence
 from contextvars import ContextVar, copy_context
 
 from app.queueing.scheduler import Lane
-from app.serve.shared_calls import CallBatcher, Part
+from app.serve.shared_calls import CallBatcher
 
 SIZES = (1, 4, 8)
 MAX_IMAGES = SIZES[-1]
@@ -14,8 +13,6 @@ request: ContextVar[str] = ContextVar("request", default="none")
 
 
 class Stage:
-    """Answers each call when the test says so."""
-
     num_replicas = 1
 
     def __init__(self) -> None:
@@ -31,9 +28,7 @@ class Stage:
         )
         self.batcher.calls_per_replica = CALLS_PER_REPLICA
 
-    async def _send(
-        self, lane: Lane, parts: Sequence[Part[str, str]], is_alone: bool
-    ) -> list[str | Exception]:
+    async def _send(self, lane, parts, is_alone):
         self.calls.append([part.content for part in parts])
         self.lanes.append(lane)
         self.alone.append(is_alone)

@@ -20,8 +20,6 @@ ROWS = {
 
 
 class Cached:
-    """The service with a cache, and its fake stages within reach."""
-
     def __init__(self, tiny_set, *, as_handles: bool = False, **settings: object) -> None:
         self.settings = Settings(model_set=str(tiny_set), **({"cache": "local"} | settings))
         self.decoder = FakeDecoder()

@@ -20,8 +20,6 @@ _USAGE_OF_ROOT = x509.KeyUsage(
 
 @dataclass(frozen=True)
 class Signed:
-    """Files in PEM."""
-
     certificate: Path
     key: Path
 
@@ -60,9 +58,7 @@ class Root:
         signed.key.chmod(0o600)
         return signed
 
-    def _certificate(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey
-    ) -> x509.CertificateBuilder:
+    def _certificate(self, subject, key):
         """Begin one with the identifiers of keys that Python 3.13 demands."""
         now = datetime.now(UTC)
         issuers = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())

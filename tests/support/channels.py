@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 from app.serve.channels import (
     Channel,
@@ -42,7 +42,6 @@ class Node:
         return server
 
     def tell(self) -> None:
-        """Say which replicas there are."""
         known = KnownReplicas(len(self.ids) + self.num_elsewhere, tuple(self.ids))
         note_replicas(APP, self.name, known)
 
@@ -55,8 +54,6 @@ class Node:
         return found
 
     async def connected(self) -> None:
-        """Wait until the pool has a channel to every replica here."""
-
         def is_done() -> bool:
             self.pool.choose(1)
             return self.pool._channels.keys() == set(self.ids)
@@ -64,7 +61,6 @@ class Node:
         await until(is_done)
 
     async def close(self) -> None:
-        """Close what this process has of both ends."""
         await until(lambda: not self.pool._connecting)  # or they are open a moment later
         for channel in self.pool._channels.values():
             channel.abort()
@@ -74,9 +70,7 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def listener(
-    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> AsyncIterator[str]:
+async def listener(talk):
     """Listen as a replica of another kind would, and yield the address."""
 
     async def told(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,7 +91,6 @@ async def listener(
 
 
 async def echo(message: bytes) -> bytes:
-    """Answer with what is asked, backwards."""
     return message[::-1]
 
 
@@ -110,7 +103,6 @@ class Waiting:
         self.go_on = asyncio.Event()
 
     async def __call__(self, message: bytes) -> bytes:
-        """Wait, and answer with what is asked."""
         self.asked.append(message)
         try:
             await self.go_on.wait()
@@ -121,7 +113,6 @@ class Waiting:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for what other tasks of this loop do."""
     async with asyncio.timeout(WITHIN_S):
         while not condition():
             await asyncio.sleep(0.001)

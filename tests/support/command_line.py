@@ -11,7 +11,6 @@ from app.cli.main import ListedCommand, app
 
 
 def tandem(*arguments: object, columns: int = 200) -> Result:
-    """Run a command; the result has its output, exit code and exception."""
     runner = CliRunner(env={"COLUMNS": str(columns), "NO_COLOR": "1"})
     return runner.invoke(app, [str(a) for a in arguments])
 
@@ -27,7 +26,6 @@ def all_commands(group: Any = None, *path: str) -> Iterator[tuple[tuple[str, ...
 
 
 def options_of(*path: str) -> set[str]:
-    """Return the options that a command takes, with their dashes."""
     parameters = dict(all_commands())[path].params
     return {option for parameter in parameters for option in parameter.opts}
 

@@ -24,15 +24,12 @@ GOOD = {"http_options": {"host": "127.0.0.1", "port": 8000}, "applications": [AP
 
 
 def write(folder: Path, content: object) -> Path:
-    """Write it as serve_config.yaml."""
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(content), "utf-8")
     return path
 
 
-def with_key(
-    content: dict[str, Any], place: tuple[str | int, ...], key: str, value: object
-) -> dict[str, Any]:
+def with_key(content, place, key, value):
     """Return a copy in which ``key`` of what is at ``place`` is ``value``."""
     changed = copy.deepcopy(content)
     target: Any = changed

@@ -37,7 +37,6 @@ def why_not() -> str | None:
 
 
 def buildah(*arguments: str | Path) -> str:
-    """Run a command of buildah; return what it says."""
     command = [str(BUILDAH), *map(str, arguments)]
     return subprocess.run(
         command, env=ENVIRONMENT, check=True, stdout=subprocess.PIPE, text=True
@@ -46,8 +45,6 @@ def buildah(*arguments: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Image:
-    """What the image says, and its files."""
-
     root: Path
     config: Mapping[str, Any]
 

@@ -32,7 +32,6 @@ below what was measured. What runs in a process of its own, such as a replica, d
 
 
 def main() -> None:
-    """Print the table; exit code 1 if a package is below its floor."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--set-floors", action="store_true")
     sums = sums_by_package(json.loads(REPORT.read_text("utf-8")))
@@ -77,7 +76,6 @@ def floors_of(sums: dict[str, Counter[str]]) -> dict[str, list[int]]:
 
 
 def table_of(measured: dict[str, list[int]], floors: dict[str, list[int]]) -> str:
-    """Return a table in Markdown."""
     lines = ["| package | lines, % | branches, % | floors |", "| --- | --- | --- | --- |"]
     for package, (of_lines, of_branches) in measured.items():
         floor = " and ".join(map(str, floors.get(package, [])))

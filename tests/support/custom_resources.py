@@ -1,217 +1,111 @@
 """Custom resources as their operators define them, strictly: an unknown field is an error.
 
-Of what the manifests use, after the references of KubeRay 1.7 (ray.io/v1) and of the Prometheus
-operator 0.93 (monitoring.coreos.com/v1). What these have of Kubernetes' own (pods, a service,
+The fields that the manifests use, after the references of KubeRay 1.7 (ray.io/v1) and of the
+Prometheus operator 0.93 (monitoring.coreos.com/v1). What these have of Kubernetes' own (pods,
 sources of variables) is checked by its schemas. KServe's are checked by its Python SDK.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
 
 from tests.support.manifests import pods
 
-Spec = dict[str, Any]
+Spec, Labels = dict[str, Any], dict[str, str]
 Duration = Annotated[str, StringConstraints(pattern=r"^(\d+(ms|s|m|h|d|w|y))+$")]
-Labels = dict[str, str]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+def of(name: str, /, **fields: Any) -> Any:
+    """Return a model without other fields; those that may be None may be missing."""
+    strict = ConfigDict(extra="forbid", strict=True)
+    known = {key: (t, None if type(None) in get_args(t) else ...) for key, t in fields.items()}
+    return create_model(name, __config__=strict, **known)  # type: ignore[call-overload]
 
 
-class Metadata(_Strict):
-    name: str
-    labels: Labels = {}
-    annotations: Labels = {}
+def resource(kind: str, version: str, spec: Any) -> Any:
+    return of(kind, apiVersion=Literal[version], kind=Literal[kind], metadata=METADATA, spec=spec)
 
 
-class Credential(_Strict):
-    value: str | None = None
-    valueFrom: Spec | None = None
-
-
-class GcsFaultTolerance(_Strict):
-    redisAddress: str | None = None
-    redisUsername: Credential | None = None
-    redisPassword: Credential | None = None
-    externalStorageNamespace: str | None = None
-    backend: Literal["redis", "rocksdb"] | None = None
-    storage: Spec | None = None
-
-
-class AutoscalerOptions(_Strict):
-    resources: Spec | None = None
-    image: str | None = None
-    imagePullPolicy: str | None = None
-    securityContext: Spec | None = None
-    idleTimeoutSeconds: int | None = None
-    upscalingMode: Literal["Default", "Aggressive", "Conservative"] | None = None
-    version: Literal["v1", "v2"] | None = None
-    env: list[Spec] = []
-    envFrom: list[Spec] = []
-    volumeMounts: list[Spec] = []
-
-
-class HeadGroup(_Strict):
-    template: Spec
-    headService: Spec | None = None
-    enableIngress: bool | None = None
-    rayStartParams: Labels
-    serviceType: str | None = None
-    resources: Labels = {}
-    labels: Labels = {}
-
-
-class WorkerGroup(_Strict):
-    groupName: str
-    replicas: int
-    minReplicas: int
-    maxReplicas: int
-    idleTimeoutSeconds: int | None = None
-    rayStartParams: Labels
-    template: Spec
-    numOfHosts: int = 1
-    suspend: bool | None = None
-    resources: Labels = {}
-    labels: Labels = {}
-
-
-class AuthOptions(_Strict):
-    mode: Literal["disabled", "token"]
-    secretName: str | None = None
-    enableK8sTokenAuth: bool | None = None
-
-
-class RayCluster(_Strict):
-    rayVersion: str
-    authOptions: AuthOptions | None = None
-    gcsFaultToleranceOptions: GcsFaultTolerance | None = None
-    enableInTreeAutoscaling: bool = False
-    autoscalerOptions: AutoscalerOptions | None = None
-    headServiceAnnotations: Labels = {}
-    headGroupSpec: HeadGroup
-    workerGroupSpecs: list[WorkerGroup]
-
-
-class UpgradeStrategy(_Strict):
-    type: Literal["NewCluster", "NewClusterWithIncrementalUpgrade", "None"]
-    clusterUpgradeOptions: Spec | None = None
-
-
-class RayServiceSpec(_Strict):
-    serveConfigV2: str
-    rayClusterConfig: RayCluster
-    upgradeStrategy: UpgradeStrategy | None = None
-    serveService: Spec | None = None
-    excludeHeadPodFromServeSvc: bool = False
-    rayClusterDeletionDelaySeconds: int | None = None
-    suspend: bool | None = None
-
-
-class RayService(_Strict):
-    apiVersion: Literal["ray.io/v1"]
-    kind: Literal["RayService"]
-    metadata: Metadata
-    spec: RayServiceSpec
-
-
-class RayJobSpec(_Strict):
-    activeDeadlineSeconds: int | None = None
-    backoffLimit: int = 0
-    rayClusterSpec: RayCluster
-    submitterPodTemplate: Spec
-    metadata: Labels = {}
-    submitterConfig: Spec | None = None
-    entrypoint: str
-    runtimeEnvYAML: str | None = None
-    jobId: str | None = None
-    submissionMode: Literal["K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode"] = (
-        "K8sJobMode"
-    )
-    entrypointNumCpus: float | None = None
-    ttlSecondsAfterFinished: int = 0
-    shutdownAfterJobFinishes: bool = False
-    suspend: bool = False
-
-
-class RayJob(_Strict):
-    apiVersion: Literal["ray.io/v1"]
-    kind: Literal["RayJob"]
-    metadata: Metadata
-    spec: RayJobSpec
-
-
-class Relabeling(_Strict):
-    sourceLabels: list[str] = []
-    regex: str | None = None
-    action: Literal["keep", "drop", "replace", "labeldrop", "labelkeep"] = "replace"
-    targetLabel: str | None = None
-    replacement: str | None = None
-
-
-class MetricsEndpoint(_Strict):
-    port: str
-    path: str = "/metrics"
-    interval: Duration | None = None
-    scrapeTimeout: Duration | None = None
-    metricRelabelings: list[Relabeling] = []
-    relabelings: list[Relabeling] = []
-
-
-class LabelSelector(_Strict):
-    matchLabels: Labels = {}
-    matchExpressions: list[Spec] = []
-
-
-class PodMonitorSpec(_Strict):
-    selector: LabelSelector
-    podMetricsEndpoints: list[MetricsEndpoint]
-    namespaceSelector: Spec | None = None
-
-
-class PodMonitor(_Strict):
-    apiVersion: Literal["monitoring.coreos.com/v1"]
-    kind: Literal["PodMonitor"]
-    metadata: Metadata
-    spec: PodMonitorSpec
-
-
-class Rule(_Strict):
-    record: str | None = None
-    alert: str | None = None
-    expr: str
-    for_: Duration | None = Field(None, alias="for")
-    keep_firing_for: Duration | None = None
-    labels: Labels = {}
-    annotations: Labels = {}
-
-
-class RuleGroup(_Strict):
-    name: Annotated[str, StringConstraints(min_length=1)]
-    interval: Duration | None = None
-    rules: list[Rule]
-
-
-def _names_differ(groups: list[RuleGroup]) -> list[RuleGroup]:
-    if len({group.name for group in groups}) < len(groups):
+def _names_differ(groups: list[BaseModel]) -> list[BaseModel]:
+    if len({group.name for group in groups}) < len(groups):  # type: ignore[attr-defined]
         raise ValueError("two groups of one name")
     return groups
 
 
-class PrometheusRuleSpec(_Strict):
-    groups: Annotated[list[RuleGroup], AfterValidator(_names_differ)]
-
-
-class PrometheusRule(_Strict):
-    apiVersion: Literal["monitoring.coreos.com/v1"]
-    kind: Literal["PrometheusRule"]
-    metadata: Metadata
-    spec: PrometheusRuleSpec
-
-
-KINDS = {kind.__name__: kind for kind in (RayService, RayJob, PodMonitor, PrometheusRule)}
+METADATA = of("Metadata", name=str, labels=Labels | None)
+FAULT_TOLERANCE = of(
+    "GcsFaultTolerance", redisAddress=str, redisPassword=of("Credential", valueFrom=Spec)
+)
+AUTOSCALER = of(
+    "AutoscalerOptions",
+    securityContext=Spec,
+    idleTimeoutSeconds=int | None,
+    upscalingMode=Literal["Default", "Aggressive", "Conservative"] | None,
+)
+WORKERS = of(
+    "WorkerGroup",
+    groupName=str,
+    **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), int),
+    rayStartParams=Labels,
+    template=Spec,
+)
+CLUSTER = of(
+    "RayCluster",
+    rayVersion=str,
+    authOptions=of("AuthOptions", mode=Literal["disabled", "token"]) | None,
+    gcsFaultToleranceOptions=FAULT_TOLERANCE | None,
+    enableInTreeAutoscaling=bool | None,
+    autoscalerOptions=AUTOSCALER | None,
+    headGroupSpec=of("HeadGroup", rayStartParams=Labels, template=Spec),
+    workerGroupSpecs=list[WORKERS],  # type: ignore[valid-type]
+)
+UPGRADE = Literal["NewCluster", "NewClusterWithIncrementalUpgrade", "None"]
+SERVICE = of(
+    "RayServiceSpec",
+    serveConfigV2=str,
+    rayClusterConfig=CLUSTER,
+    upgradeStrategy=of("UpgradeStrategy", type=UPGRADE) | None,
+    excludeHeadPodFromServeSvc=bool | None,
+)
+JOB = of(
+    "RayJobSpec",
+    backoffLimit=int | None,
+    rayClusterSpec=CLUSTER,
+    submitterPodTemplate=Spec,
+    entrypoint=str,
+    ttlSecondsAfterFinished=int | None,
+    shutdownAfterJobFinishes=bool | None,
+)
+ACTION = Literal["keep", "drop", "replace", "labeldrop", "labelkeep"]
+RELABELING = of("Relabeling", sourceLabels=list[str] | None, regex=str | None, action=ACTION)
+ENDPOINT = of(
+    "MetricsEndpoint",
+    port=str,
+    path=str,
+    interval=Duration | None,
+    metricRelabelings=list[RELABELING] | None,  # type: ignore[valid-type]
+)
+MONITOR = of(
+    "PodMonitorSpec",
+    selector=of("LabelSelector", matchLabels=Labels),
+    podMetricsEndpoints=list[ENDPOINT],  # type: ignore[valid-type]
+)
+RULE = of(
+    "Rule",
+    **dict.fromkeys(("record", "alert"), str | None),
+    expr=str,
+    **{"for": Duration | None},
+    **dict.fromkeys(("labels", "annotations"), Labels | None),
+)
+GROUP = of("RuleGroup", name=Annotated[str, Field(min_length=1)], rules=list[RULE])  # type: ignore[valid-type]
+RULES = of("PrometheusRuleSpec", groups=Annotated[list[GROUP], AfterValidator(_names_differ)])  # type: ignore[valid-type]
+KINDS: dict[str, Any] = {
+    "RayService": resource("RayService", "ray.io/v1", SERVICE),
+    "RayJob": resource("RayJob", "ray.io/v1", JOB),
+    "PodMonitor": resource("PodMonitor", "monitoring.coreos.com/v1", MONITOR),
+    "PrometheusRule": resource("PrometheusRule", "monitoring.coreos.com/v1", RULES),
+}
 
 
 def kubernetes_parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -219,23 +113,14 @@ def kubernetes_parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for template in pods(document) if document["kind"] in ("RayService", "RayJob") else ():
         metadata = {"name": "pod", **template.get("metadata", {})}
         yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
-    if document["kind"] != "RayService":
-        return
-    spec = document["spec"]
-    if service := spec.get("serveService"):
-        yield {"apiVersion": "v1", "kind": "Service", **service}
-    cluster = spec["rayClusterConfig"]
-    password = cluster["gcsFaultToleranceOptions"]["redisPassword"]
-    container = {
-        "name": "rest",
-        "image": "none",
-        "env": [{"name": "PASSWORD", **password}],
-        "securityContext": cluster["autoscalerOptions"]["securityContext"],
-    }
-    metadata = {"name": "rest"}
-    yield {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {"containers": [container]},
-    }
+    if document["kind"] == "RayService":
+        cluster = document["spec"]["rayClusterConfig"]
+        password = cluster["gcsFaultToleranceOptions"]["redisPassword"]
+        container = {
+            "name": "rest",
+            "image": "none",
+            "env": [{"name": "PASSWORD", **password}],
+            "securityContext": cluster["autoscalerOptions"]["securityContext"],
+        }
+        pod = {"metadata": {"name": "rest"}, "spec": {"containers": [container]}}
+        yield {"apiVersion": "v1", "kind": "Pod", **pod}

@@ -19,8 +19,6 @@ PAGE = re.compile(
 
 @dataclass(frozen=True)
 class Decision:
-    """The head of a page."""
-
     path: Path
     number: str  # four digits
     title: str
@@ -39,12 +37,10 @@ class Decision:
 
 
 def pages() -> list[Path]:
-    """Return the decisions' files, in the order of their numbers."""
     return sorted(path for path in FOLDER.glob("*.md") if path != INDEX)
 
 
 def index() -> str:
-    """Return the text of the table of decisions."""
     rows = [
         f"| {d.number} | [{d.title}]({d.path.name}) | {_linked(d.status)} | {d.package} |"
         for d in map(Decision.read, pages())

@@ -38,12 +38,10 @@ def random_model(num_classes: int, sharpness: float = 1.0, size: int = SIZE) -> 
 
 
 def swapped(images: Pixels) -> Pixels:
-    """Return the images with red and blue exchanged."""
     return np.ascontiguousarray(images[..., ::-1])
 
 
 def darker(images: Pixels) -> Pixels:
-    """Return the images ``DARKER`` levels darker."""
     return np.maximum(images.astype(np.int16) - DARKER, 0).astype(np.uint8)
 
 

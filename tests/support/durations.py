@@ -63,7 +63,6 @@ def table(tier: Tier) -> str:
 
 
 def report(fast: Tier, everything: Tier, other_ray: Tier) -> str:
-    """Return what ``make durations`` writes below the mark."""
     only_slow = everything.without(fast)
     return wrapped(
         f"\nMeasured on {datetime.now(UTC):%Y-%m-%d}, {available_cpus()} cores, {cpu_model()}:\n\n"
@@ -77,7 +76,6 @@ def report(fast: Tier, everything: Tier, other_ray: Tier) -> str:
 
 
 def long_tests(tier: Tier) -> str:
-    """Return the lines of ``LONG_TESTS``, in order."""
     ids = (name for name, s in tier.tests.items() if name.startswith("tests/unit/") and s > LONG_S)
     return "".join(f"{name}\n" for name in sorted(ids))
 

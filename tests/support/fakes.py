@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +16,7 @@ from app.answers import Classified, Combined, Decoded, Fault, MemberAnswer, Memb
 from app.errors import OverloadedError
 from app.graph.ensemble import Ensemble
 from app.graph.observer import RequestObserver
-from app.graph.request import ClassifyRequest, RequestAnswers, RequestBody, RequestOptions
+from app.graph.request import ClassifyRequest, RequestAnswers, RequestBody
 from app.graph.served_models import ServedMember, ServedModels, ServedRuntime
 from app.graph.service import EnsembleService
 from app.queueing.admission import Admission, ByteBudget
@@ -74,7 +74,6 @@ class FakeService(EnsembleService):
         self.byte_budget = ByteBudget(self.settings.max_bytes_in_flight)
 
     def answer_within(self, seconds: float) -> None:
-        """Set the time that the answer has once the body is there."""
         self._answer_timeout_s = seconds
 
     async def classify(self, request: ClassifyRequest) -> RequestAnswers:
@@ -134,14 +133,7 @@ class FakeDecoder:
         self.gate: asyncio.Event | None = None
         self.calls_at_once = 1
 
-    async def decode(
-        self,
-        files: list[bytes],
-        left_s: float,
-        lane: Lane = "interactive",
-        *,
-        takes_heavy: bool = True,
-    ) -> Decoded:
+    async def decode(self, files, left_s, lane="interactive", *, takes_heavy=True):
         self.lanes.append(lane)
         self.num_files += len(files)
         if self.gate:
@@ -171,9 +163,7 @@ class FakeMember:
         self.calls_at_once = 1
         self.fingerprint = ""
 
-    async def classify(
-        self, images: Pixels, left_s: float, lane: Lane = "interactive"
-    ) -> MemberAnswer:
+    async def classify(self, images, left_s, lane="interactive"):
         self.lanes.append(lane)
         self.asked.append((len(images), left_s))
         pixels = [int(image.flat[0]) for image in images]
@@ -199,14 +189,7 @@ class FakeCombiner:
     def __init__(self) -> None:
         self.fingerprint = ""
 
-    async def combine(
-        self,
-        members: dict[str, np.ndarray],
-        k: int,
-        left_s: float = math.inf,
-        threshold: float | None = None,
-        step: int | None = None,
-    ) -> list[Combined]:
+    async def combine(self, members, k, left_s=math.inf, threshold=None, step=None):
         rows = average(members, dict.fromkeys(members, 1.0))
         own = {name: top_k(first[0], LABELS, k) for name, first in members.items()}
         agreement = len({predictions[0].index for predictions in own.values()}) == 1
@@ -224,10 +207,7 @@ def arrived(clock: Callable[[], float] = time.monotonic, read_s: float = 0.0) ->
     return observer
 
 
-async def answers_of(
-    service: EnsembleService, options: RequestOptions, *files: bytes
-) -> RequestAnswers:
-    """Return the answers to files that are there already."""
+async def answers_of(service, options, *files):
     with service.admit(options, RequestObserver()) as admitted:
         async with admitted.arriving():
             body = RequestBody(list(files))
@@ -242,14 +222,7 @@ def of_model_set(settings: Settings, *stages: object) -> None:
             stage.fingerprint = fingerprint
 
 
-def service_of(
-    settings: Settings,
-    decoder: Any,
-    members: Mapping[str, Any],
-    combiner: Any,
-    *,
-    as_handles: bool = False,
-) -> EnsembleService:
+def service_of(settings, decoder, members, combiner, *, as_handles=False):
     """Return the real service with these stages; fakes take the fingerprint of its model set.
 
     ``as_handles`` puts them behind handles, as deployments of their own are.
@@ -264,7 +237,6 @@ def service_of(
 
 
 def handle_of(stage: object) -> DeploymentHandle[Any]:
-    """Return a fake handle of a stage, for what takes a real one."""
     return cast("DeploymentHandle[Any]", FakeHandle(stage))
 
 

@@ -3,16 +3,14 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from app.graph.service import EnsembleService
 from app.http.api import create_api
-from app.launch.checks import HttpOptions, tls_of
+from app.launch.checks import tls_of
 from app.launch.haproxy import HaproxyCommand
-from app.launch.haproxy_rules import RuleOptions
 from tests.support.haproxy_configs import write_serves_config
 from tests.support.haproxy_process import running
 from tests.support.services.processes import EVENTUALLY_S, wait_until
@@ -42,9 +40,7 @@ def gateway_of(service: EnsembleService) -> Iterator[int]:
 
 
 @contextmanager
-def haproxy_of(
-    http: HttpOptions, gateway: int, folder: Path, own: tuple[int, int], options: RuleOptions
-) -> Iterator[None]:
+def haproxy_of(http, gateway, folder, own, options):
     """Run HAProxy at the port of ``http`` before a Gateway, which it may not have asked yet.
 
     Args:

@@ -37,7 +37,6 @@ class GoogleStore(QuietRequest):
             self._send_range(self.objects[name])
 
     def do_POST(self) -> None:
-        """Begin an upload."""
         asked = json.loads(self._body())
         match = UPLOAD.fullmatch(urlsplit(self.path).path)
         if match is None or match["bucket"] != self.bucket:

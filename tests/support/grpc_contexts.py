@@ -29,9 +29,7 @@ class _Underlying:
     auth_context = code = details = peer_identities = peer_identity_key = nothing
 
 
-def context_of(
-    request_id: str = "r1", peer: str | None = None, **metadata: str | bytes
-) -> RayServegRPCContext:
+def context_of(request_id="r1", peer=None, **metadata):
     """Return the context of a call; underscores in names stand for hyphens."""
     named = {name.replace("_", "-"): value for name, value in metadata.items()}
     context = RayServegRPCContext(_Underlying(named, peer))
@@ -40,8 +38,6 @@ def context_of(
 
 
 def stream_of(*messages: bytes) -> gRPCInputStream[Message]:
-    """Return the stream of a call whose messages are there."""
-
     async def iterate() -> AsyncIterator[Message]:
         for message in messages:
             yield Message(message)
@@ -50,8 +46,6 @@ def stream_of(*messages: bytes) -> gRPCInputStream[Message]:
 
 
 def stalled_stream() -> gRPCInputStream[Message]:
-    """Return the stream of a client that sends nothing more."""
-
     async def iterate() -> AsyncIterator[Message]:
         await asyncio.Future()
         yield Message(b"")

@@ -1,7 +1,7 @@
 """The gRPC server of a replica as Serve makes it, with the interface in the replica's place."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,15 +10,12 @@ from ray.serve._private.proxy_request_response import gRPCStreamingType
 from ray.serve.config import gRPCOptions
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
-from app.grpc.interface import GrpcInterface
 from app.launch.checks import free_port
 from app.launch.config import ADD_SERVICER
 
 
 @asynccontextmanager
-async def grpc_replica(
-    interface: GrpcInterface, add_servicer: str = ADD_SERVICER
-) -> AsyncIterator[int]:
+async def grpc_replica(interface, add_servicer=ADD_SERVICER):
     """Serve ``interface`` on a port of this machine, in this process; yield the port."""
 
     def handler_of(service_method: str, streaming_type: gRPCStreamingType) -> Callable[..., Any]:

@@ -51,15 +51,7 @@ backend http-tandem
 
 
 @contextmanager
-def haproxy_before(
-    front: int,
-    back: int,
-    folder: Path,
-    options: RuleOptions = OPTIONS,
-    sections: str = HTTP,
-    *,
-    is_cluster: bool = False,
-) -> Iterator[None]:
+def haproxy_before(front, back, folder, options=OPTIONS, sections=HTTP, *, is_cluster=False):
     """Run it at port ``front``; both applications' servers are at port ``back``."""
     ports = (free_port(), free_port())
     config = folder / "haproxy.cfg"
@@ -73,7 +65,6 @@ def haproxy_before(
 
 @contextmanager
 def running(command: HaproxyCommand, config: Path) -> Iterator[None]:
-    """Run the command with a configuration that Serve wrote."""
     process = subprocess.Popen([command.path, "-db", "-f", config])
     try:
         yield

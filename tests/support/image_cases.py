@@ -62,7 +62,6 @@ def png_with(before: bytes = b"", after: bytes = b"") -> bytes:
 
 
 def png_rows() -> bytes:
-    """Return the picture's rows as they stand in an IDAT."""
     return zlib.compress(b"".join(b"\0" + row.tobytes() for row in LEFT_RIGHT))
 
 
@@ -76,7 +75,6 @@ def extended_webp(flags: int, *chunks: tuple[bytes, bytes]) -> bytes:
 
 
 def webp_chunk(data: bytes, kind: bytes) -> tuple[bytes, bytes]:
-    """Return a chunk of a WebP that Pillow wrote."""
     at = data.index(kind, 12)
     (length,) = struct.unpack_from("<I", data, at + 4)
     return kind, data[at + 8 : at + 8 + length]

@@ -51,7 +51,6 @@ def _mistakes_in_fields(value: Any, type_name: str, where: str) -> Iterator[str]
 
 
 def main() -> int:
-    """Check the file's resources."""
     found: list[str] = []
     for document in json.loads(Path(sys.argv[1]).read_text()):
         found += mistakes(document, KINDS[document["kind"]], document["kind"])

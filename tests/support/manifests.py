@@ -27,7 +27,6 @@ def rendered(folder: str) -> tuple[dict[str, Any], ...]:
 
 
 def of_kind(folder: str, kind: str) -> list[dict[str, Any]]:
-    """Return the folder's resources of a kind."""
     return [document for document in rendered(folder) if document["kind"] == kind]
 
 

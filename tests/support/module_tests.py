@@ -85,7 +85,6 @@ def _defines(path: Path) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the test files of the modules that are named."""
     for module in arguments:
         tests = tests_of(module)
         if not tests:

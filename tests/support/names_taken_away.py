@@ -28,7 +28,6 @@ BUILT_FROM = (
 
 
 def main() -> None:
-    """Answer for each name of the standard input."""
     (model_set,) = sys.argv[1:]
     names = [line.split() for line in sys.stdin.read().splitlines()]
     for module in {*BUILT_FROM, *(module for module, _ in names)}:

@@ -66,7 +66,6 @@ class OnnxFuzz:
         return f"died {more}"
 
     def close(self) -> None:
-        """End the workers."""
         if self._workers is not None:
             self._workers.communicate()  # they end with their stdin
             self._workers = None

@@ -66,7 +66,6 @@ def whole() -> bytes:
 
 
 def spoilt(rng: Random, content: bytes) -> bytes:
-    """Change bytes, or what the graph says."""
     if rng.random() < 0.4:
         return spoilt_bytes(rng, content, MARKERS)
     model = onnx.load_from_string(content)

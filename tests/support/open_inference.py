@@ -9,7 +9,6 @@ import numpy as np
 
 from app.http.api import create_api
 from app.oip.inference import Inference
-from app.oip.regions import Regions
 from app.settings import Settings
 from app.stages.combiner import Combiner
 from models.ensemble import tempered
@@ -47,14 +46,7 @@ def elements(*values: bytes) -> bytes:
     return b"".join(struct.pack("<I", len(value)) + value for value in values)
 
 
-def binary_request(
-    raw: bytes,
-    *,
-    name: str = "image",
-    datatype: str = "BYTES",
-    shape: list[int] | None = None,
-    **fields: Any,
-) -> Sent:
+def binary_request(raw, *, name="image", datatype="BYTES", shape=None, **fields):
     """Return a request whose one input is binary; ``fields`` are further ones of the JSON."""
     tensor = {
         "name": name,
@@ -86,9 +78,7 @@ def outputs_of(answer: Any) -> dict[str, Any]:
     return found
 
 
-def client_of(
-    graph: Graph, regions: Regions | None = None, address: str = "127.0.0.1"
-) -> httpx.AsyncClient:
+def client_of(graph, regions=None, address="127.0.0.1"):
     """Return a client of the HTTP interface at ``address``; with ``regions`` of shared memory."""
     api = create_api(graph.service, Inference(graph.service, regions))
     transport = httpx.ASGITransport(api, raise_app_exceptions=False, client=(address, 9))

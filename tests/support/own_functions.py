@@ -136,8 +136,6 @@ def three_arguments(members, weights, more):
 
 
 class Object:
-    """Callable like a function."""
-
     def __call__(self, images):
         return images[..., ::-1]
 

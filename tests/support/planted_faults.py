@@ -130,7 +130,6 @@ def sample(num_faults: int, seed: int) -> list[Fault]:
 
 
 def faults_of(module: str) -> Iterator[Fault]:
-    """Yield every fault that can be planted in a module."""
     tree = ast.parse((ROOT / module).read_text("utf-8"))
     skipped = _without_effect(tree)
     for place, node in enumerate(ast.walk(tree)):
@@ -140,7 +139,6 @@ def faults_of(module: str) -> Iterator[Fault]:
 
 
 def planted(fault: Fault) -> ast.Module:
-    """Return the module's tree with the fault in it."""
     tree = ast.parse((ROOT / fault.module).read_text("utf-8"))
     node = list(ast.walk(tree))[fault.place]
     match node:
@@ -221,8 +219,6 @@ def _wait(child: int, within_s: float) -> int | None:
 
 
 class PlantingFinder(importlib.abc.MetaPathFinder):
-    """Finds a module with its fault."""
-
     def __init__(self, fault: Fault) -> None:
         self._fault = fault
         self._name = fault.module.removesuffix(".py").replace("/", ".")

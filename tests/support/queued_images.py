@@ -2,22 +2,16 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
 
-from app.queueing.batch_queue import BatchQueue
-from app.queueing.scheduler import BatchResult, Lane, Waiting
-from models.network import Pixels
+from app.queueing.scheduler import BatchResult, Waiting
 
 
 class ImageFuture(asyncio.Future[BatchResult]):
-    """The future of one image."""
-
     def __init__(self) -> None:
         super().__init__(loop=asyncio.get_running_loop())
         self.entry: Waiting | None = None
 
     def cancel(self, msg: object = None) -> bool:
-        """Go away."""
         if not super().cancel(msg):
             return False
         if self.entry is not None:
@@ -25,7 +19,6 @@ class ImageFuture(asyncio.Future[BatchResult]):
         return True
 
     def end(self, entry: Waiting) -> None:
-        """Take the outcome."""
         if entry.error is not None:
             self.set_exception(entry.error)
         elif entry.result is not None:
@@ -40,18 +33,10 @@ class NumberedCall:
         self.futures: dict[Waiting, ImageFuture] = {}
 
     def image_ended(self, entry: Waiting) -> None:
-        """Hear of an image."""
         self.futures[entry].end(entry)
 
 
-def submit(
-    queue: BatchQueue,
-    images: Sequence[Pixels] | Pixels,
-    timeout_s: float = math.inf,
-    lane: Lane = "interactive",
-    call: int = 0,
-) -> list[ImageFuture]:
-    """Queue images and return a future for each."""
+def submit(queue, images, timeout_s=math.inf, lane="interactive", call=0):
     numbered = NumberedCall(call)
     entries = queue.submit(images, numbered, timeout_s, lane)
     for entry in entries:

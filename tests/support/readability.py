@@ -20,7 +20,6 @@ ENDED = re.compile(r"(?<=[.?!:])[)\"*_]*\s+(?=[\"(*_`A-Z0-9])|\n\s*\n")
 
 
 def main() -> None:
-    """Print a table, or JSON."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--json", action="store_true")
     pages = {page: lengths(page.read_text("utf-8")) for page in every_page()}

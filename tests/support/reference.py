@@ -37,7 +37,6 @@ PER_USER = {
 
 
 def main() -> None:
-    """Write every page."""
     for name, text in pages().items():
         (FOLDER / name).write_text(text, "utf-8")
 
@@ -57,7 +56,6 @@ def pages() -> dict[str, str]:
 
 
 def settings_page() -> str:
-    """Return every setting with its variable, type and default."""
     rows = [
         (f"`{name}`", f"`{_type(field)}`", _default(name, field), str(field.description))
         for name, field in Settings.model_fields.items()
@@ -72,7 +70,6 @@ def settings_page() -> str:
 
 
 def scaling_page() -> str:
-    """Return every option of the autoscaling policy."""
     rows = [
         (f"`{name}`", f"`{_type(field)}`", _default(name, field), str(field.description))
         for name, field in ScalingOptions.model_fields.items()
@@ -86,7 +83,6 @@ def scaling_page() -> str:
 
 
 def metrics_page() -> str:
-    """Return every metric as Prometheus sees it."""
     rows = [
         (
             f"`ray_{metric.name}{'_total' if metric.kind == 'counter' else ''}`",
@@ -105,7 +101,6 @@ def metrics_page() -> str:
 
 
 def command_line_page() -> str:
-    """Return every command with its arguments and options."""
     parts = [
         "# Command line\n\n"
         "Errors go to stderr, and the exit code is 2. An error is one line; wrong usage comes\n"
@@ -176,7 +171,6 @@ def http_page() -> str:
 
 
 def grpc_page() -> str:
-    """Return the interface file itself."""
     proto = (ROOT / "app/grpc/tandem.proto").read_text("utf-8").strip()
     return (
         "# gRPC\n\n"

@@ -1,8 +1,5 @@
 """A client of ``grpc.reflection.v1``: grpcio's own, which knows v1alpha, under the other name."""
 
-from collections.abc import Callable
-from typing import Any
-
 import grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
@@ -14,9 +11,7 @@ V1 = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 class _AsV1(grpc.StreamStreamClientInterceptor):
     """Calls the method of v1 in place of v1alpha's; their messages are the same on the wire."""
 
-    def intercept_stream_stream(
-        self, continuation: Callable[..., Any], details: Any, requests: Any
-    ) -> Any:
+    def intercept_stream_stream(self, continuation, details, requests):
         return continuation(details._replace(method=V1), requests)
 
 

@@ -30,7 +30,6 @@ def node(kind: str, *ends: str, attributes: bytes = b"") -> bytes:
 
 
 def integer(name: str, value: int) -> bytes:
-    """Encode an attribute."""
     return proto(5, proto(1, name) + proto(3, value) + proto(20, 2))
 
 

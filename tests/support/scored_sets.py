@@ -15,7 +15,7 @@ from openvino import opset13 as ops
 
 from calibration.sets.transaction import write_manifest
 from models.manifest import Manifest, MemberRecord
-from models.record import FileRecord, ImageRecord, Precision
+from models.record import FileRecord, ImageRecord
 from tests.support.tiny_networks import record_golden, save_model
 
 LABELS = ("has blue", "has green", "has red")
@@ -60,17 +60,11 @@ def average_score(colour: tuple[int, int, int], weights: Mapping[str, float]) ->
 
 
 def scored_picture(name: str, side: int = 24) -> bytes:
-    """Return a PNG of one of ``PICTURES``."""
     pixels = np.full((side, side, 3), PICTURES[name][0], np.uint8)
     return cv2.imencode(".png", pixels)[1].tobytes()
 
 
-def write_scored_set(
-    folder: Path,
-    precision: Precision = "INT8",
-    weights: Mapping[str, float] | None = None,
-    **manifest: Any,
-) -> Path:
+def write_scored_set(folder, precision="INT8", weights=None, **manifest):
     """Write a multi-label set of two members, ``GAINS``, with golden answers."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "labels.txt").write_text("\n".join(LABELS) + "\n", "utf-8")

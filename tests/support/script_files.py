@@ -29,7 +29,6 @@ def traced(module: Any, sides: tuple[int, ...], *, is_float: bool = False) -> An
 
 
 def scripted(module: Any) -> Any:
-    """Compile a module's code."""
     import torch
 
     with quiet():
@@ -37,7 +36,6 @@ def scripted(module: Any) -> Any:
 
 
 def frozen(module: Any) -> Any:
-    """Put weights and functions in their places."""
     import torch
 
     with quiet():

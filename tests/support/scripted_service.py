@@ -47,13 +47,10 @@ class SleepingClock(HandClock):
 
 
 def answered(label: str = "tench", **more: Any) -> httpx.Response:
-    """Return the answer for one image."""
     return httpx.Response(200, json=classified(label) | more)
 
 
-def refused(
-    status: int = 429, code: str = "overloaded", message: str = "full", **headers: str
-) -> httpx.Response:
+def refused(status=429, code="overloaded", message="full", **headers):
     """Return an error as the service tells it; underscores in names stand for hyphens."""
     error = {"code": code, "message": message, "request_id": "r9"}
     named = {name.replace("_", "-"): value for name, value in headers.items()}

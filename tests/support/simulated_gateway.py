@@ -7,7 +7,7 @@ batches are; what waits is taken in order.
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +34,6 @@ class Machine:
 
     @property
     def capacity(self) -> float:
-        """Images/s with full batches."""
         full = self.max_batch_size
         return self.num_cores * full / (self.base_s + full * self.each_s)
 
@@ -102,7 +101,6 @@ class SimulatedGateway:
         heapq.heappush(self._events, (when, next(self._order), act))
 
     def run(self, until: float) -> None:
-        """Let everything happen that happens until then."""
         while self._events and self._events[0][0] <= until:
             self.clock.now, _, act = heapq.heappop(self._events)
             act()
@@ -151,10 +149,7 @@ class SimulatedGateway:
                 request.on_end(True)
         self._start()
 
-    def open_loop(
-        self, rate: float, since: float, until: float, sizes: Iterator[int] | None = None
-    ) -> None:
-        """Let requests come at random (a Poisson process)."""
+    def open_loop(self, rate, since, until, sizes=None):
         draw, when = random.Random(7), since
         while (when := when + draw.expovariate(rate)) < until:
             size = next(sizes) if sizes else 1
@@ -172,14 +167,11 @@ class SimulatedGateway:
             self.at(since + 1e-3 * number, lambda: self.come(on_end=ended))
 
     def rate(self, since: float, until: float) -> float:
-        """Return the answers/s between two times."""
         return sum(since <= when < until for when, _ in self.answered) / (until - since)
 
     def took_s(self, since: float, until: float, share: float) -> float:
-        """Return a quantile of how long the answers between two times took."""
         took = sorted(took_s for when, took_s in self.answered if since <= when < until)
         return took[min(len(took) - 1, int(share * len(took)))]
 
     def num_refused(self, since: float, until: float) -> int:
-        """Return how many were refused between two times."""
         return sum(since <= when < until for when in self.refused)

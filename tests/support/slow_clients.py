@@ -4,7 +4,8 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-HEAD = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\n"
+PATH = b"/v1/classify"
+HEAD = b"POST " + PATH + b" HTTP/1.1\r\nHost: x\r\n"
 BUFFER = 16 * 1024  # HAProxy's: what it waits for before it asks a replica
 # What each kind sends at once, and then again and again, a little at a time.
 KINDS = {
@@ -25,9 +26,10 @@ class Cut:
     status: int
 
 
-async def linger(host: str, port: int, kind: str, give_up_s: float, every_s: float = 1.0) -> Cut:
+async def linger(host, port, kind, give_up_s, every_s=1.0, path=""):
     """Hold one connection until the service closes it, or for ``give_up_s`` seconds (status -1)."""
     begin, more = KINDS[kind]
+    begin = begin.replace(PATH, path.encode() or PATH, 1)
     started, told = time.monotonic(), b""
     reader, writer = await asyncio.open_connection(host, port)
     try:

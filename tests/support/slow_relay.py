@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 CHUNK_BYTES = 65536
@@ -56,9 +55,7 @@ class SlowRelay:
 
 
 @asynccontextmanager
-async def slow_relay(
-    target: int, num_fast_bytes: float = math.inf, every_s: float = 1.0
-) -> AsyncIterator[SlowRelay]:
+async def slow_relay(target, num_fast_bytes=math.inf, every_s=1.0):
     """Listen in front of ``target``; without a number of bytes the relay only counts them."""
     relay = SlowRelay(target, num_fast_bytes, every_s)
     server = await asyncio.start_server(relay.begin, "127.0.0.1", 0, backlog=1024)

@@ -91,9 +91,7 @@ class SteppedNetwork:
         return rows
 
 
-def make_queue(
-    network: SteppedNetwork, max_batch_size: int = 4, max_queued: int = 64
-) -> BatchQueue:
+def make_queue(network, max_batch_size=4, max_queued=64):
     return BatchQueue(network.run, range(1, max_batch_size + 1), max_queued, network.clock)
 
 

@@ -32,7 +32,6 @@ def with_two_precisions(shop: Path, gain: float = 7.0) -> dict[Precision, str]:
 
 
 def with_an_odd_name(shop: Path) -> None:
-    """Give a file a name that a URL must quote."""
     (shop / "labels.txt").rename(shop / "all of #1?.txt")
     labels = FileRecord.of(shop, "all of #1?.txt")
     write_manifest(shop, read_manifest(shop).model_copy(update={"labels": labels}))

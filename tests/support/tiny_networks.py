@@ -25,7 +25,6 @@ SIZE = 16  # px, the networks' input
 
 
 def picture(color: str = "green", side: int = 24, suffix: str = ".png") -> bytes:
-    """Return an image file of one colour."""
     return cv2.imencode(suffix, np.full((side, side, 3), COLORS[color], np.uint8))[1].tobytes()
 
 
@@ -33,12 +32,7 @@ def expected_label(color: str) -> str:
     return f"mostly {color}"
 
 
-def tiny_model(
-    size: int = SIZE,
-    gain: float = 4.0,
-    num_convolutions: int = 0,
-    order: Sequence[int] = range(3),
-) -> ov.Model:
+def tiny_model(size=SIZE, gain=4.0, num_convolutions=0, order=range(3)):
     """u8 [?,size,size,3] -> softmax of ``gain`` x mean colour (0..1); convolutions take time.
 
     ``order``: which colour each class is.
@@ -118,12 +112,7 @@ def write_tiny_set(
     return folder
 
 
-def with_accuracy(
-    manifest: Manifest,
-    top1: Mapping[str, float],
-    drops: Mapping[str, float] | None = None,
-    **changes: Any,
-) -> Manifest:
+def with_accuracy(manifest, top1, drops=None, **changes):
     """Add an accuracy record of the manifest's own networks, as if it had been measured.
 
     Where INT8 lost something, float was right on so many images more, and INT8 nowhere else.
@@ -161,7 +150,6 @@ def drop_of(value: float, num_images: int) -> Drop:
 
 
 def record_golden(folder: Path) -> None:
-    """Add the golden answers of the set's own networks."""
     with change(folder) as staging:
         manifest = read_manifest(folder)
         staging.move_in(manifest.model_copy(update={"golden": staging.golden(manifest)}))

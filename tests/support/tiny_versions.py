@@ -61,8 +61,6 @@ class LocalHandle:
 
 
 class LocalMethod:
-    """A method of a handle."""
-
     def __init__(self, method: Callable[[], Any]) -> None:
         self._method = method
 

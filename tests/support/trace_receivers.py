@@ -42,8 +42,6 @@ class Received:
 
 
 class Inbox:
-    """What has arrived so far."""
-
     def __init__(self) -> None:
         self.spans: list[Received] = []
 

@@ -51,7 +51,6 @@ def num_lines(path: Path) -> int:
 
 
 def purpose(path: Path) -> str:
-    """Return the first line of a module's docstring."""
     text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     return text.partition("\n")[0]
 

@@ -42,14 +42,12 @@ def in_page(page: Path) -> list[str]:
 
 
 def modules() -> list[Path]:
-    """Return the modules of the product, without those that protoc makes."""
     every = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     return sorted(path for path in every if "_pb2" not in path.name)
 
 
 @cache
 def trees() -> dict[Path, ast.Module]:
-    """Parse each of the modules, once."""
     return {path: ast.parse(path.read_text("utf-8")) for path in modules()}
 
 
@@ -99,7 +97,6 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 
 
 def main() -> None:
-    """Print where the words are, or write the allowance."""
     if "--write" in sys.argv:
         text = json.dumps(dict(sorted(docstrings_by_package().items())), indent=1)
         ALLOWANCE.write_text(text + "\n", "utf-8")

@@ -18,7 +18,6 @@ Told = dict[str, Any]
 
 
 def requests_of(model: str, folder: Path, *, is_http: bool) -> dict[str, InferRequest]:
-    """Return a request for every way of sending images that a client has."""
     photo, pixels = (folder / "photo.jpg").read_bytes(), np.load(folder / "pixels.npy")
     typed = InferInput("pixels", [1, *pixels.shape[1:]], "UINT8", pixels[:1].ravel().tolist())
     image = InferInput("image", [1], "BYTES")

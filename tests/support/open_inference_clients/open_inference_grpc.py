@@ -26,7 +26,6 @@ Input = ModelInferRequest.InferInputTensor
 
 
 def requests_of(model: str, photo: bytes, pixels: np.ndarray) -> dict[str, ModelInferRequest]:
-    """Return a request for every way of sending an image."""
     shape = list(pixels.shape)
     typed = InferTensorContents(bytes_contents=[photo])
     numbers = InferTensorContents(uint_contents=pixels.ravel().tolist())

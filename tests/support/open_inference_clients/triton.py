@@ -90,7 +90,6 @@ def bad_of(module: Any) -> Told:
 
 
 def ask(module: Any, address: str, model: str, folder: Path) -> Told:
-    """Ask with a client that blocks."""
     client = module.InferenceServerClient(address)
     ways = requests_of(module, folder)
     told: Told = {
