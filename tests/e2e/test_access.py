@@ -23,7 +23,7 @@ from app.grpc.tandem_pb2_grpc import EnsembleStub
 from tests.support.certificates import Root, Signed
 from tests.support.http_server import QuietRequest, ThreadedServer
 from tests.support.reflection_v1 import reflection_v1
-from tests.support.services.live_service import Service, Start, changed_config, run_tandem
+from tests.support.services.live_service import Service, Start, changed_config
 from tests.support.services.page_driver import File, drop, watched
 from tests.support.services.processes import (
     EVENTUALLY_S,
@@ -157,25 +157,6 @@ def test_the_command_says_how_to_call_it(guarded: Service, url: str) -> None:
     said = guarded.log.read_text()
     assert f"ready at {url}" in said
     assert 'curl -H "Authorization: Bearer $TANDEM_API_KEY"' in said
-
-
-@pytest.mark.parametrize("has_key", [True, False])
-def test_the_command_line_sends_a_key(
-    url: str, root: Root, key_file: Path, photo: bytes, tmp_path: Path, has_key: bool
-) -> None:
-    (tmp_path / "photo.jpg").write_bytes(photo)
-    # Wide enough for the error to stand in one line of the table.
-    environment = {"SSL_CERT_FILE": str(root.path), "COLUMNS": "300"}
-    key = ["--key-file", str(key_file)] if has_key else []
-    for command in (
-        ["classify", str(tmp_path / "photo.jpg")],
-        ["bench", "--images", str(tmp_path), "--concurrency", "1", "--duration", "1"],
-    ):
-        done = run_tandem(*command, "--url", url, *key, exit_code=None, **environment)
-        assert (done.returncode == 0) == has_key, done.stderr + done.stdout
-        assert KEY not in done.stdout + done.stderr
-        if not has_key:
-            assert "requires an API key" in done.stdout + done.stderr
 
 
 def test_a_key_is_in_no_log_and_no_command_line(

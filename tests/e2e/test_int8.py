@@ -20,7 +20,6 @@ import openvino as ov
 import pytest
 
 from app.telemetry.metric_table import FAILED_GOLDEN_CHECKS
-from calibration.sets.transaction import write_manifest
 from models.ledger import judge
 from models.manifest import read_manifest
 from tests.support.exposed_metrics import exposed
@@ -30,7 +29,6 @@ from tests.support.tiny_networks import (
     LABELS,
     take_golden,
     tiny_model,
-    with_accuracy,
     write_opposite_sets,
     write_pictures,
     write_tiny_set,
@@ -117,24 +115,6 @@ def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_pa
         assert running.wait(60) in (1, 130), said
         assert f"member{NUM_MEMBERS - 1}: quantising" not in said
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
-
-
-@pytest.mark.slow
-def test_a_set_that_lost_too_much_is_refused_until_allowed(
-    tmp_path: Path, start_service: Start
-) -> None:
-    """In the fast tier: test_serve_refusals.py and tests/unit/graph/test_set_checks.py."""
-    folder = write_tiny_set(tmp_path / "dropped", name="dropped")
-    top1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
-    write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"ensemble": 0.02}))
-    refused = start_service("--model-set", str(folder))
-    assert refused.process.wait(120) == 2
-    assert "INT8 costs ensemble 2.00 points" in refused.log.read_text()
-    allowed = start_service("--model-set", str(folder), "--allow-unverified")
-    allowed.wait_ready()
-    assert "2.00 points" in allowed.log.read_text()
-    assert httpx.get(f"{allowed.url}/v1/models", timeout=60).json()["verified"] == "dropped"
-    allowed.stop()
 
 
 @pytest.mark.slow

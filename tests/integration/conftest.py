@@ -62,10 +62,7 @@ def spans() -> Iterator[OtlpHttp]:
 
 @pytest.fixture(scope="session")
 def served(
-    cluster: None,
-    spans: OtlpHttp,
-    tmp_path_factory: pytest.TempPathFactory,
-    free_port: Callable[[], int],
+    cluster, spans: OtlpHttp, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
 ) -> Served:
     """Deploy configs/separate.yaml, where no stage shares a process, with another model set."""
     folder = write_tiny_set(
@@ -87,8 +84,8 @@ def served(
             options["user_config"] = {"max_batch_size": MAX_BATCH_SIZE}
         config = with_deployment(config, options)
     deploy(config)
-    client = client_of(config.url)
-    assert wait_ready(client, StopRequest(), lambda _: None, 120, applications=["tandem"])
+    with client_of(config.url) as client:
+        assert wait_ready(client, StopRequest(), lambda _: None, 120, applications=["tandem"])
     return Served(config.url, config, folder)
 
 

@@ -60,10 +60,8 @@ def test_the_applications_of_others_stay_as_they_are(
     served: Served, imperative: str, client: httpx.Client, tmp_path: Path
 ) -> None:
     before, config = replicas(), beside(tmp_path, served)
-    with deployed_beside_others(config):
-        assert wait_ready(
-            client_of(config.url), StopRequest(), lambda _: None, 120, applications=["beside"]
-        )
+    with deployed_beside_others(config), client_of(config.url) as asking:
+        assert wait_ready(asking, StopRequest(), lambda _: None, 120, applications=["beside"])
         answer = httpx.post(f"{config.url}/v1/classify", content=picture("red"), timeout=60)
         assert answer.json()["model_set"] == "other"
         assert set(serve.status().applications) == {"tandem", imperative, "beside"}

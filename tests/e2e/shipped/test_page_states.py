@@ -7,7 +7,7 @@ service.
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.services.page_driver import File, OpenPage, an_answer, drop, fulfil
+from tests.support.services.page_driver import File, OpenPage, an_answer, answered, drop, fulfil
 
 pytestmark = pytest.mark.browser
 
@@ -29,8 +29,7 @@ def test_disagreement_and_a_lost_member_are_said(open_page: OpenPage, photo_file
     members = an_answer()["members"]
     members["densenet169"] = members["densenet169"] | {"label": "church"}
     page = open_page()
-    fulfil(page, "/v1/classify*", an_answer(members=members, agreement=False))
-    drop(page, photo_file)
+    answered(page, an_answer(members=members, agreement=False), photo_file)
     expect(page.locator("#verdict")).to_have_text(
         "The members disagree: resnet50 says tench, densenet169 says church."
     )
@@ -38,8 +37,7 @@ def test_disagreement_and_a_lost_member_are_said(open_page: OpenPage, photo_file
 
     page.unroute_all()
     del members["densenet169"]
-    fulfil(page, "/v1/classify*", an_answer(members=members, degraded=True))
-    drop(page, photo_file)
+    answered(page, an_answer(members=members, degraded=True), photo_file)
     expect(page.locator("#degraded")).to_contain_text("without densenet169")
 
 
@@ -48,9 +46,7 @@ def test_an_answer_that_is_not_sure_says_so_by_word_and_colour(
 ) -> None:
     page, colors = open_page(), []
     for sure, headline in ((False, "Not sure: perhaps tench"), (True, "tench")):
-        page.unroute_all()
-        fulfil(page, "/v1/classify*", an_answer(sure=sure))
-        drop(page, photo_file)
+        answered(page, an_answer(sure=sure), photo_file)
         expect(page.locator("#headline")).to_have_text(headline)
         expect(page.get_by_role("status")).to_contain_text(f"{headline}, 75.0%")
         of_bar = "getComputedStyle(document.querySelector('#bars .fill')).backgroundColor"
@@ -68,17 +64,14 @@ def test_a_member_that_answered_alone_is_said_to_have_been_sure(
     del members["densenet169"]
     alone = an_answer(members=members, skipped_members=["densenet169"])
     page = open_page()
-    fulfil(page, "/v1/classify*", alone)
-    drop(page, photo_file)
+    answered(page, alone, photo_file)
     says = "Answered by resnet50 alone: it was sure. Not asked: densenet169."
     expect(page.locator("#verdict")).to_have_text(says)
     expect(page.get_by_role("status")).to_contain_text(says)
     expect(page.locator("#degraded")).to_be_hidden()
     expect(page.locator("#members h3")).to_have_count(1)
 
-    page.unroute_all()
-    fulfil(page, "/v1/classify*", {"results": [alone, an_answer()]})
-    drop(page, photo_file, photo_file)
+    answered(page, {"results": [alone, an_answer()]}, photo_file, photo_file)
     expect(page.locator(".card .aside")).to_have_text([says, "Both members agree."])
 
 
@@ -88,15 +81,12 @@ def test_labels_of_a_multi_label_set_which_may_be_none(
     several, none = an_answer(threshold=0.5), an_answer(threshold=0.5, predictions=[])
     none["members"] = {name: {"predictions": []} for name in several["members"]}
     page = open_page()
-    fulfil(page, "/v1/classify*", several)
-    drop(page, photo_file)
+    answered(page, several, photo_file)
     expect(page.locator("#headline")).to_have_text("tench, church")
     expect(page.locator("#share")).to_have_text("")
     expect(page.locator("#bars .percent")).to_have_text(["75.0%", "25.0%"])
 
-    page.unroute_all()
-    fulfil(page, "/v1/classify*", none)
-    drop(page, photo_file)
+    answered(page, none, photo_file)
     expect(page.locator("#headline")).to_have_text("No label")
     expect(page.locator("#verdict")).to_have_text("Both members agree.")
     expect(page.locator("#bars li")).to_have_count(0)
@@ -104,8 +94,7 @@ def test_labels_of_a_multi_label_set_which_may_be_none(
     page.unroute_all()
     apart = none | {"agreement": False}
     apart["members"] = none["members"] | {"resnet50": several["members"]["resnet50"]}
-    fulfil(page, "/v1/classify*", {"results": [apart, several]})
-    drop(page, photo_file, photo_file)
+    answered(page, {"results": [apart, several]}, photo_file, photo_file)
     says = "The members disagree: resnet50 says tench, church, densenet169 says No label."
     expect(page.locator("#verdict")).to_have_text(says)
     expect(page.locator(".card .said .label")).to_have_text(["No label", "tench, church"])
@@ -118,8 +107,7 @@ def test_answers_of_the_set_before_are_gone_while_another_is_asked(
     page = open_page(
         prepare=lambda page: fulfil(page, "/v1/models*", sets | {"model_set": "first"})
     )
-    fulfil(page, "/v1/classify*", {"results": [an_answer(), an_answer()]})
-    drop(page, photo_file, photo_file)
+    answered(page, {"results": [an_answer(), an_answer()]}, photo_file, photo_file)
     expect(page.locator(".card .said")).to_have_count(2)
 
     page.unroute_all()
@@ -143,8 +131,7 @@ def test_a_file_that_can_no_longer_be_read_is_named(open_page: OpenPage, photo_f
 def test_what_was_broken_off_offers_another_try(open_page: OpenPage, photo_file: File) -> None:
     page = open_page(expected_failures=("/v1/classify",))
     error = {"error": {"code": "broken_off", "message": "It ended: try again."}}
-    fulfil(page, "/v1/classify*", error, status=502)
-    drop(page, photo_file)
+    answered(page, error, photo_file, status=502)
     expect(page.locator("#headline")).to_have_text("Broken off")
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
 
@@ -164,8 +151,7 @@ def test_what_the_server_and_files_are_called_is_never_markup(
     page = open_page()
     result = an_answer(hostile, request_id=hostile)
     error = {"error": {"code": "not_an_image", "message": hostile}}
-    fulfil(page, "/v1/classify*", {"results": [result, error]})
-    drop(page, (hostile, *photo_file[1:]), photo_file)
+    answered(page, {"results": [result, error]}, (hostile, *photo_file[1:]), photo_file)
     expect(page.locator("#headline")).to_have_text(hostile)
     expect(page.locator(".wrong")).to_have_text(hostile)
     expect(page.locator(".card .name").first).to_have_text(hostile)
@@ -198,8 +184,7 @@ def test_a_full_service_offers_another_try(
 ) -> None:
     page = open_page(expected_failures=("/v1/classify",))
     error = {"error": {"code": "overloaded", "message": "64 requests are waiting."}}
-    fulfil(page, "/v1/classify*", error, status=429)
-    drop(page, photo_file)
+    answered(page, error, photo_file, status=429)
     expect(page.get_by_role("alert")).to_have_text(error["error"]["message"])
     page.unroute_all()
     page.get_by_role("button", name="Try again").click()

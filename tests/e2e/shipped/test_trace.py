@@ -33,17 +33,12 @@ def photo_of(seed: int) -> bytes:
     return drawn_photo(seed)
 
 
-@pytest.fixture(scope="module")
-def url(service: Service) -> str:
-    return service.url
-
-
 @pytest.fixture
-def send(url: str) -> Callable[..., httpx.Response]:
+def send(service_url: str) -> Callable[..., httpx.Response]:
     def send(seed: int = 3, **headers: str) -> httpx.Response:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         photo = photo_of(seed)
-        answer = httpx.post(f"{url}/v1/classify", content=photo, headers=names, timeout=60)
+        answer = httpx.post(f"{service_url}/v1/classify", content=photo, headers=names, timeout=60)
         assert answer.status_code == 200, answer.text
         return answer
 
@@ -141,14 +136,16 @@ def test_a_malformed_traceparent_begins_a_new_trace(
     assert answer.headers["x-trace-id"] != TRACE
 
 
-def test_a_traceparent_that_is_no_text(url: str) -> None:
+def test_a_traceparent_that_is_no_text(service_url: str) -> None:
     headers = {b"traceparent": b"\xff\xfe-\x80", b"tracestate": b"\xff"}
-    answer = httpx.post(f"{url}/v1/classify", content=drawn_photo(), headers=headers, timeout=60)
+    answer = httpx.post(
+        f"{service_url}/v1/classify", content=drawn_photo(), headers=headers, timeout=60
+    )
     assert answer.status_code == 200, answer.text
 
 
-def test_a_bad_image_is_traced_with_its_error(url: str, receiver: OtlpGrpc) -> None:
-    answer = httpx.post(f"{url}/v1/classify", content=b"no image", timeout=60)
+def test_a_bad_image_is_traced_with_its_error(service_url: str, receiver: OtlpGrpc) -> None:
+    answer = httpx.post(f"{service_url}/v1/classify", content=b"no image", timeout=60)
     assert answer.status_code == 400
     identity = answer.headers["x-trace-id"]
     receiver.wait_for(lambda spans: any(s.name == ROOT for s in by_trace(spans).get(identity, ())))
@@ -159,10 +156,10 @@ def test_a_bad_image_is_traced_with_its_error(url: str, receiver: OtlpGrpc) -> N
     assert root.attributes["http.response.status_code"] == 400
 
 
-def test_health_checks_leave_no_trace(url: str, emptied: OtlpGrpc) -> None:
+def test_health_checks_leave_no_trace(service_url: str, emptied: OtlpGrpc) -> None:
     for path in ("/healthz", "/readyz"):
-        assert httpx.get(url + path, timeout=60).status_code == 200
-    assert httpx.get(f"{url}/v1/models", timeout=60).status_code == 200
+        assert httpx.get(service_url + path, timeout=60).status_code == 200
+    assert httpx.get(f"{service_url}/v1/models", timeout=60).status_code == 200
     emptied.wait_for(lambda spans: any(s.name == "GET /v1/models" for s in spans))
     assert {span.name for span in emptied.spans} == {"GET /v1/models"}
 
