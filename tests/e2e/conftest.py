@@ -72,9 +72,7 @@ def temp() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def start_process(
-    tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int], temp: Path
-) -> Start:
+def start_process(tmp_path_factory, free_port, temp) -> Start:
     """Start a service with further arguments, which the caller stops."""
 
     def start(*arguments: str, port: int | None = None, args: dict | None = None) -> Service:
@@ -89,7 +87,7 @@ def start_process(
 
 
 @pytest.fixture(scope="module")
-def start_service(start_process: Start) -> Iterator[Start]:
+def start_service(start_process) -> Iterator[Start]:
     """Start a service; all are stopped after the file: each takes a tenth of a core at rest."""
     with ExitStack() as stack:
 
@@ -102,22 +100,22 @@ def start_service(start_process: Start) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="module")
-def grpc_port(free_port: Callable[[], int]) -> int:
+def grpc_port(free_port) -> int:
     return free_port()
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
+def root(tmp_path_factory) -> Root:
     return Root(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def signed(root: Root) -> Signed:
+def signed(root) -> Signed:
     return root.sign("service")
 
 
 @pytest.fixture
-def client(service_url: str) -> Iterator[httpx.Client]:
+def client(service_url) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=service_url, timeout=60) as client:
         yield client
 
@@ -155,6 +153,6 @@ def in_process() -> Callable[[bytes], np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def photo_label(photo: bytes, in_process: Callable[[bytes], np.ndarray]) -> str:
+def photo_label(photo, in_process) -> str:
     """What the networks say to the drawn picture when nothing is served."""
     return load_model_set("imagenette").labels[int(in_process(photo).argmax())]

@@ -16,15 +16,14 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
-from tests.support.certificates import Root, Signed
 from tests.support.http_server import QuietRequest, ThreadedServer
 from tests.support.reflection_v1 import reflection_v1
-from tests.support.services.live_service import Service, Start, changed_config
-from tests.support.services.page_driver import File, drop, watched
+from tests.support.services.live_service import Service, changed_config
+from tests.support.services.page_driver import drop, watched
 from tests.support.services.processes import (
     EVENTUALLY_S,
     descendants,
@@ -54,7 +53,7 @@ NEW = "new-e2e-key.0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def key_file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(f"# of the test\n{KEY}\n")
     path.chmod(0o600)
@@ -75,12 +74,7 @@ def shop() -> Iterator[ThreadedServer]:
 
 @pytest.fixture(scope="module")
 def guarded(
-    start_process: Start,
-    shop: ThreadedServer,
-    signed: Signed,
-    key_file: Path,
-    grpc_port: int,
-    tmp_path_factory: pytest.TempPathFactory,
+    start_process, shop, signed, key_file, grpc_port, tmp_path_factory
 ) -> Iterator[Service]:
     """Start a service that has both; one key is in the file, the other in the environment."""
     folder = tmp_path_factory.mktemp("config")
@@ -99,18 +93,18 @@ def guarded(
 
 
 @pytest.fixture(scope="module")
-def url(guarded: Service) -> str:
+def url(guarded) -> str:
     return guarded.url.replace("http:", "https:")
 
 
 @pytest.fixture(scope="module")
-def service_url(url: str) -> str:
+def service_url(url) -> str:
     """The address that pages are opened at."""
     return url
 
 
 @pytest.fixture
-def trusting(url: str, root: Root) -> Iterator[httpx.Client]:
+def trusting(url, root) -> Iterator[httpx.Client]:
     """A client that knows the root, and verifies."""
     context = ssl.create_default_context(cafile=root.path)
     with httpx.Client(base_url=url, verify=context, timeout=60) as client:
@@ -121,9 +115,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_grpc_has_the_same_keys_and_tls(
-    guarded: Service, grpc_port: int, root: Root, photo: bytes, photo_label: str
-) -> None:
+def test_grpc_has_the_same_keys_and_tls(guarded, grpc_port, root, photo, photo_label):
     request, where = ClassifyRequest(images=[photo]), f"127.0.0.1:{grpc_port}"
     trusted = grpc.ssl_channel_credentials(root.path.read_bytes())
     with grpc.secure_channel(where, trusted) as channel:
@@ -153,15 +145,13 @@ def test_grpc_has_the_same_keys_and_tls(
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_the_command_says_how_to_call_it(guarded: Service, url: str) -> None:
+def test_the_command_says_how_to_call_it(guarded, url):
     said = guarded.log.read_text()
     assert f"ready at {url}" in said
     assert 'curl -H "Authorization: Bearer $TANDEM_API_KEY"' in said
 
 
-def test_a_key_is_in_no_log_and_no_command_line(
-    guarded: Service, trusting: httpx.Client, photo: bytes
-) -> None:
+def test_a_key_is_in_no_log_and_no_command_line(guarded, trusting, photo):
     for key, status in ((KEY, 200), (OTHER, 200), (KEY + "x", 401)):
         answer = trusting.post("/v1/classify", content=photo, headers=bearer(key))
         assert answer.status_code == status
@@ -178,14 +168,12 @@ def test_a_key_is_in_no_log_and_no_command_line(
         assert OTHER not in title(process)
 
 
-def test_nothing_listens_beyond_loopback(guarded: Service) -> None:
+def test_nothing_listens_beyond_loopback(guarded):
     assert reachable_ports(guarded.process.pid) == set()
 
 
 @pytest.mark.browser
-def test_the_page_asks_for_a_key_and_keeps_it(
-    browser: Browser, url: str, photo_file: File, photo_label: str
-) -> None:
+def test_the_page_asks_for_a_key_and_keeps_it(browser, url, photo_file, photo_label):
     refused = ("/v1/models", "/v1/classify")
     with watched(browser, url, refused, ignore_https_errors=True) as page:
         page.goto(f"{url}/")
@@ -208,8 +196,8 @@ def test_the_page_asks_for_a_key_and_keeps_it(
 
 @pytest.mark.browser
 def test_a_page_of_another_site_calls_if_it_is_allowed(
-    browser: Browser, url: str, shop: ThreadedServer, photo: bytes, photo_label: str, tmp_path: Path
-) -> None:
+    browser, url, shop, photo, photo_label, tmp_path
+):
     """It sends a key and a time limit, so that the browser asks first, and reads what it gets."""
     context = browser.new_context(ignore_https_errors=True)
     page = context.new_page()
@@ -236,8 +224,8 @@ def test_a_page_of_another_site_calls_if_it_is_allowed(
 
 
 def test_keys_and_certificate_are_renewed_while_it_serves(
-    guarded: Service, url: str, root: Root, signed: Signed, key_file: Path, trusting: httpx.Client
-) -> None:
+    guarded, url, root, signed, key_file, trusting
+):
     def status(key: str) -> int:
         return trusting.get("/v1/models", headers=bearer(key)).status_code
 

@@ -9,22 +9,19 @@ import httpx
 import pytest
 
 from tests.support.redis_server import RedisServer, running_redis
-from tests.support.services.live_service import Start
 from tests.support.services.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def redis(tmp_path_factory) -> Iterator[RedisServer]:
     with running_redis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
 @pytest.mark.redis
-def test_with_redis_that_goes_away(
-    start_service: Start, redis: RedisServer, photo_label: str, photo: bytes
-) -> None:
+def test_with_redis_that_goes_away(start_service, redis, photo_label, photo):
     service = start_service(args={"cache": redis.url})
     service.wait_ready()
     assert service.label(photo) == photo_label

@@ -1,26 +1,19 @@
 """A service that lets in only clients with a certificate of its own root."""
 
 import ssl
-from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.certificates import Root, Signed
-from tests.support.services.live_service import Service, changed_config, run_tandem
+from tests.support.certificates import Root
+from tests.support.services.live_service import changed_config, run_tandem
 from tests.support.services.processes import reachable_ports
 
 
 @pytest.mark.slow
 def test_with_client_certificates_it_gets_ready_and_lets_in_nobody_else(
-    start_service: Callable[..., Service],
-    root: Root,
-    signed: Signed,
-    photo: bytes,
-    photo_label: str,
-    tmp_path: Path,
-) -> None:
+    start_service, root, signed, photo, photo_label, tmp_path
+):
     """The command that asks whether the service is ready has none of those certificates.
 
     In the fast tier: tests/unit/launch/test_haproxy_rules.py, tests/unit/app/test_access.py.

@@ -7,7 +7,6 @@ Gateway's part in tests/unit/grpc/test_servicer.py, test_receiver.py and test_ro
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -30,14 +29,12 @@ NO_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_po
 
 
 @pytest.fixture(scope="module")
-def port(grpc_port: int) -> int:
+def port(grpc_port) -> int:
     return grpc_port
 
 
 @pytest.fixture(scope="module")
-def guarded(
-    start_service: Callable[..., Service], tmp_path_factory: pytest.TempPathFactory, port: int
-) -> Service:
+def guarded(start_service, tmp_path_factory, port) -> Service:
     """A service that wants a key."""
     keys: Path = tmp_path_factory.mktemp("keys") / "keys.txt"
     keys.write_text(KEY, "ascii")
@@ -64,7 +61,7 @@ async def send(
         return CODE.OK, ""
 
 
-def test_nobody_waits_for_a_message_that_does_not_come(guarded: Service, port: int) -> None:
+def test_nobody_waits_for_a_message_that_does_not_come(guarded, port):
     """It is said at once that there is no key, and after 10 s that there is no message."""
 
     async def stop_after(
@@ -87,7 +84,7 @@ def test_nobody_waits_for_a_message_that_does_not_come(guarded: Service, port: i
     ]
 
 
-def test_large_messages_without_a_key_take_no_memory(guarded: Service, port: int) -> None:
+def test_large_messages_without_a_key_take_no_memory(guarded, port):
     gateway = psutil.Process(replicas(guarded.process.pid)["Gateway"])
 
     async def flood() -> Counter[tuple[grpc.StatusCode, str]]:
@@ -107,7 +104,7 @@ def test_large_messages_without_a_key_take_no_memory(guarded: Service, port: int
     assert most - before < 4 * len(LARGE.images[0])  # of 24
 
 
-def test_large_messages_with_a_key_are_answered(guarded: Service, port: int) -> None:
+def test_large_messages_with_a_key_are_answered(guarded, port):
     """No more of them at a time than there is room for; what is no image is no call's error."""
     for compression in (None, grpc.Compression.Gzip):
         answer = asyncio.run(send(port, LARGE, WITH_KEY, compression=compression))

@@ -12,7 +12,6 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -23,7 +22,7 @@ from app.telemetry.metric_table import FAILED_GOLDEN_CHECKS
 from models.ledger import judge
 from models.manifest import read_manifest
 from tests.support.exposed_metrics import exposed
-from tests.support.services.live_service import TANDEM, Start, run_tandem
+from tests.support.services.live_service import TANDEM, run_tandem
 from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import (
     LABELS,
@@ -42,7 +41,7 @@ def tandem(*arguments: object, home: Path, exit_code: int = 0) -> str:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(tmp_path_factory) -> Path:
     """Three colours: ``calibration`` and ``eval``, no picture in both."""
     folder = tmp_path_factory.mktemp("pictures")
     write_pictures(folder / "calibration", num_per_color=8, side=70)
@@ -51,7 +50,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_quantise_evaluate_serve(pictures: Path, tmp_path: Path, start_service: Start) -> None:
+def test_quantise_evaluate_serve(pictures, tmp_path, start_service):
     """Everything a user does with networks of her own, in the order she does it.
 
     In the fast tier: each command's own unit tests (above), and /v1/models in test_http.py.
@@ -92,7 +91,7 @@ def test_quantise_evaluate_serve(pictures: Path, tmp_path: Path, start_service: 
 
 
 @pytest.mark.slow  # make test has tests/unit/calibration/quantization
-def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_path: Path) -> None:
+def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures, tmp_path):
     """Nothing is moved in before the last of many members is done: the second has begun here."""
     gains = {f"member{n}": 2.0 + n for n in range(NUM_MEMBERS)}
     folder = write_tiny_set(
@@ -118,9 +117,7 @@ def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_network_that_answers_otherwise_does_not_get_ready(
-    tmp_path: Path, start_service: Start, free_port: Callable[[], int]
-) -> None:
+def test_a_network_that_answers_otherwise_does_not_get_ready(tmp_path, start_service, free_port):
     """Golden answers of another network, hashes all right: as on a CPU that computes wrongly.
 
     In the fast tier: tests/unit/stages/test_classifier.py and tests/unit/models/test_golden.py

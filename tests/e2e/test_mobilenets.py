@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.support.imagenet_small import MEMBERS
-from tests.support.services.live_service import Start, run_tandem
+from tests.support.services.live_service import run_tandem
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared_data]
 
@@ -19,7 +19,7 @@ NUM_IMAGES = 200
 
 
 @pytest.fixture(scope="module")
-def mobilenets(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mobilenets(shared_data, tmp_path_factory) -> Path:
     """Return the folder of the set, as the command makes it."""
     folder, into = shared_data / "imagenet-small", tmp_path_factory.mktemp("sets")
     members = [f"{name}={folder / 'tflite' / file}" for name, file in MEMBERS.items()]
@@ -29,9 +29,7 @@ def mobilenets(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return into / "mobilenets"
 
 
-def test_live_is_in_process_image_by_image(
-    mobilenets: Path, shared_data: Path, start_service: Start
-) -> None:
+def test_live_is_in_process_image_by_image(mobilenets, shared_data, start_service):
     service = start_service("--model-set", str(mobilenets))
     service.wait_ready()
     images = ("--images", shared_data / "imagenet-small" / "images", "--max-images", NUM_IMAGES)

@@ -23,7 +23,7 @@ from tests.support.scored_sets import (
     scored_picture,
     write_scored_images,
 )
-from tests.support.services.live_service import Start, run_tandem
+from tests.support.services.live_service import run_tandem
 
 pytestmark = pytest.mark.slow
 WEIGHTS = {"steep": 2.0, "flat": 1.0}
@@ -34,7 +34,7 @@ def tandem(*arguments: object, home: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory) -> Path:
     """Add a set of two networks that end in a sigmoid; nobody says that it is multi-label."""
     folder = tmp_path_factory.mktemp("multi-label")
     (folder / "labels.txt").write_text("\n".join(LABELS), "utf-8")
@@ -50,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_live_answer_is_the_average_of_sigmoids(home: Path, start_service: Start) -> None:
+def test_the_live_answer_is_the_average_of_sigmoids(home, start_service):
     folder = home / "tandem" / "models" / "colours"
     assert read_manifest(folder).task == "multi_label"
     tandem("models", "verify", "colours", home=home)

@@ -14,7 +14,7 @@ import pytest
 from models.manifest import read_manifest
 from tests.support.runtime_files import float_onnx, write_float_pt2
 from tests.support.script_files import write_float_script
-from tests.support.services.live_service import Start, run_tandem
+from tests.support.services.live_service import run_tandem
 from tests.support.services.processes import mapped_runtimes
 from tests.support.tiny_networks import LABELS, SIZE, tiny_model, write_pictures
 
@@ -29,7 +29,7 @@ def tandem(*arguments: object, home: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory) -> Path:
     """Add a set of four members that compute the same: IR, ONNX, PyTorch's two."""
     folder = tmp_path_factory.mktemp("runtimes")
     (folder / "labels.txt").write_text("\n".join(LABELS), "utf-8")
@@ -50,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_live_service_answers_as_in_process(home: Path, start_service: Start) -> None:
+def test_the_live_service_answers_as_in_process(home, start_service):
     folder = home / "tandem" / "models" / "mixed"
     manifest = read_manifest(folder)
     assert [m.runtimes for m in manifest.members] == [(runtime,) for runtime in RUNTIMES]

@@ -10,7 +10,7 @@ simulated replicas in tests/unit/calibration/test_simulator.py.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -57,9 +57,7 @@ class Scaling:
 
 
 @pytest.fixture(scope="module", params=CPU_MS)
-def scaling(
-    request: pytest.FixtureRequest, start_service: Callable[..., Service], tmp_path_factory
-) -> Iterator[Scaling]:
+def scaling(request, start_service, tmp_path_factory) -> Iterator[Scaling]:
     """The cluster's configuration on this machine, with limits that fit it."""
     cpu_ms = CPU_MS[request.param]
     folder = tmp_path_factory.mktemp("scaling")

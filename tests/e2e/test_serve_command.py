@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.services.live_service import Service, Start
+from tests.support.services.live_service import Service
 from tests.support.services.processes import descendants, title, wait_until
 from tests.support.services.stopping import stop_and_check
 
@@ -31,7 +31,7 @@ def refused(service: Service, temp: Path) -> str:
     return said
 
 
-def test_a_port_that_is_taken(start_service: Start, temp: Path) -> None:
+def test_a_port_that_is_taken(start_service, temp):
     with socket.socket() as owner:
         owner.bind(("127.0.0.1", 0))
         owner.listen()
@@ -49,9 +49,7 @@ def is_there(name: str, service: Service) -> bool:
 @pytest.mark.slow  # make test stops a running service in test_stopping.py
 @pytest.mark.parametrize("moment", ["ray::ServeController", "raylet"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_start_stops_all_of_it(
-    start_service: Start, moment: str, number: signal.Signals
-) -> None:
+def test_a_signal_during_the_start_stops_all_of_it(start_service, moment, number):
     service, started = start_service(), time.monotonic()
     wait_until(lambda: is_there(moment, service), 120, moment)
     assert "ready" not in service.log.read_text()

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.services.live_service import TANDEM, Service, Start, changed_config
+from tests.support.services.live_service import TANDEM, Service, changed_config
 from tests.support.tiny_networks import expected_label
 from tests.support.tiny_versions import GOOD, SURER, WRONG, name_of, pictures, write_versions
 
@@ -25,27 +25,22 @@ NUM_COMPARED = 100
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def paths(tmp_path_factory) -> list[str]:
     return write_versions(tmp_path_factory.mktemp("sets") / "tiny", GOOD, SURER, WRONG)
 
 
 @pytest.fixture(scope="module")
-def names(paths: list[str]) -> list[str]:
+def names(paths) -> list[str]:
     return list(map(name_of, paths))
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def samples(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("samples")
 
 
 @pytest.fixture(scope="module")
-def traffic_service(
-    start_service: Start,
-    paths: list[str],
-    samples: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Service:
+def traffic_service(start_service, paths, samples, tmp_path_factory) -> Service:
     good, surer, wrong = paths
     folder = tmp_path_factory.mktemp("config")
     with changed_config(folder) as content:
@@ -116,7 +111,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def load(traffic_service: Service, names: list[str]) -> Iterator[Load]:
+def load(traffic_service, names) -> Iterator[Load]:
     with Load(traffic_service.url, names[2][-12:]) as load:
         yield load
 
@@ -151,8 +146,8 @@ class Command:
 
 
 def test_shadow_canary_promotion_and_rollback_with_no_failed_request(
-    traffic_service: Service, names: list[str], load: Load, samples: Path, tmp_path: Path
-) -> None:
+    traffic_service, names, load, samples, tmp_path
+):
     good, surer, wrong = names
     command = Command(traffic_service.url)
     bounds = ("--min-compared", str(NUM_COMPARED))

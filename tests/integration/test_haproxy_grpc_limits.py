@@ -3,9 +3,8 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import pytest
@@ -65,9 +64,7 @@ def gateway() -> Iterator[Gated]:
 
 
 @pytest.fixture(params=["grpc-tandem", "default_grpc_backend"], ids=["one", "several"])
-def port(
-    gateway: Gated, request: pytest.FixtureRequest, free_port: Callable[[], int], tmp_path: Path
-) -> Iterator[int]:
+def port(gateway, request, free_port, tmp_path) -> Iterator[int]:
     """HAProxy's; the Gateway behind it takes twelve calls, and a message begins within a second."""
     server = grpc.server(ThreadPoolExecutor(4 * MAX_REQUESTS))
     add_EnsembleServicer_to_server(gateway, server)
@@ -186,5 +183,5 @@ async def test_calls_that_do_not_begin_are_counted_too(port, gateway):
     assert gateway.metadata == []
 
 
-def test_the_path_is_the_methods() -> None:
+def test_the_path_is_the_methods():
     assert f" /{SERVICE}/{METHOD} " in (FOLDER / "grpc_backend.cfg").read_text()

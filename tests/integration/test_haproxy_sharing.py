@@ -227,7 +227,7 @@ async def test_a_clients_own_header_goes_to_another_application_alone(server, cl
     assert header in server.heads["/other/infer"]
 
 
-def test_every_internal_header_is_in_the_list() -> None:
+def test_every_internal_header_is_in_the_list():
     texts = [path.read_text("utf-8") for path in APP.rglob("*.py")]
     named = {name for text in texts for name in re.findall(r'"(x-(?:tandem|grpc)-[a-z-]+)"', text)}
     assert named == set(INTERNAL_HEADERS)

@@ -41,13 +41,13 @@ def check(answer: Classified, number: int) -> None:
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
+def redis(tmp_path) -> Iterator[RedisServer]:
     with running_redis(tmp_path) as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
-def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(request, monkeypatch) -> None:
     """Give Redis more time than a busy machine makes it need, where it is not the subject."""
     if "frozen" not in request.node.name:
         monkeypatch.setattr(redis_cache, "READ_S", 60.0)
@@ -77,7 +77,7 @@ class Gateways:
 
 
 @pytest.fixture
-async def gateways(redis: RedisServer, tiny_set: Path) -> AsyncIterator[Gateways]:
+async def gateways(redis, tiny_set) -> AsyncIterator[Gateways]:
     made = Gateways(redis.url, tiny_set)
     yield made
     redis.thaw()

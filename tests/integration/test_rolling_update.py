@@ -101,9 +101,7 @@ def application(folder: Path, place: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("place", ["gateway", pytest.param("deployment", marks=pytest.mark.slow)])
-def test_no_request_fails_while_the_model_set_changes(
-    served: Served, tmp_path: Path, place: str
-) -> None:
+def test_no_request_fails_while_the_model_set_changes(served, tmp_path, place):
     """In the fast tier with all stages in one process; tests/unit/graph/test_availability.py has
     what differs when each is a deployment: replicas of both sets beside each other.
     """

@@ -20,7 +20,7 @@ STAGES = ("Gateway", "Decoder", "sure", "unsure")
 
 
 @pytest.fixture
-def imperative(served: Served) -> Iterator[str]:
+def imperative(served) -> Iterator[str]:
     """An application that somebody put there by ``serve.run``."""
 
     class Who:
@@ -56,9 +56,7 @@ def replicas() -> dict[str, set[int]]:
 
 
 @pytest.mark.slow  # make test starts and ends the service alone
-def test_the_applications_of_others_stay_as_they_are(
-    served: Served, imperative: str, client: httpx.Client, tmp_path: Path
-) -> None:
+def test_the_applications_of_others_stay_as_they_are(served, imperative, client, tmp_path):
     before, config = replicas(), beside(tmp_path, served)
     with deployed_beside_others(config), client_of(config.url) as asking:
         assert wait_ready(asking, StopRequest(), lambda _: None, 120, applications=["beside"])
@@ -84,9 +82,7 @@ def test_the_applications_of_others_stay_as_they_are(
         ({"route_prefix": "/"}, "'tandem' at /, which has the route of 'beside' at /"),
     ],
 )
-def test_an_application_in_the_place_of_anothers_is_refused(
-    served: Served, client: httpx.Client, tmp_path: Path, own: dict[str, str], told: str
-) -> None:
+def test_an_application_in_the_place_of_anothers_is_refused(served, client, tmp_path, own, told):
     before = replicas()
     with (
         pytest.raises(ConfigError, match=told),

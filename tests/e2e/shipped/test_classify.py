@@ -16,7 +16,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """Three photos in two folders, beside what is no image."""
     (tmp_path / "deep").mkdir()
     for name, seed in (("b.jpg", 4), ("a.JPEG", 3), ("deep/c.jpg", 5)):
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def classify(folder: Path, service_url: str) -> Run:
+def classify(folder, service_url) -> Run:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command: list[str | Path] = [TANDEM, "classify", "--url", service_url, *arguments]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
@@ -38,7 +38,7 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_file_becomes_a_table(classify: Run, photo_label: str) -> None:
+def test_a_file_becomes_a_table(classify, photo_label):
     done = classify("a.JPEG")
     assert done.returncode == 0, done.stderr
     assert "a.JPEG" in done.stdout
@@ -53,16 +53,14 @@ def test_a_file_becomes_a_table(classify: Run, photo_label: str) -> None:
         (["deep", "b.jpg", "deep/c.jpg"], ["deep/c.jpg", "b.jpg"]),
     ],
 )
-def test_paths_become_lines_of_json_in_order(
-    classify: Run, paths: list[str], files: list[str]
-) -> None:
+def test_paths_become_lines_of_json_in_order(classify, paths, files):
     done = classify("--json", *paths)
     assert done.returncode == 0, done.stderr
     assert [row["file"] for row in rows(done)] == files
     assert all(row["predictions"][0]["probability"] > 0 for row in rows(done))
 
 
-def test_one_bad_file_is_named_and_the_others_are_answered(classify: Run) -> None:
+def test_one_bad_file_is_named_and_the_others_are_answered(classify):
     done = classify("--json", "a.JPEG", "notes.txt", "b.jpg")
     assert done.returncode == 1
     assert [row.get("error", {}).get("code") for row in rows(done)] == [None, "not_an_image", None]
@@ -79,7 +77,7 @@ def test_nothing_to_send(classify):
     assert "Traceback" not in done.stderr
 
 
-def test_offline_answers_are_the_services(classify: Run, folder: Path) -> None:
+def test_offline_answers_are_the_services(classify, folder):
     """But for what is a request's; batches of other sizes may round otherwise."""
     (folder / "bad.png").write_bytes(b"no image")
     options = ("--json", "--top-k", "3", ".")

@@ -3,18 +3,14 @@
 import base64
 import re
 import socket
-from collections.abc import Callable
 from urllib.parse import urljoin, urlsplit
 
-import httpx
 import numpy as np
 import pytest
 
 from models.ensemble import tempered
 from models.model_set import load_model_set
 from tests.support.services.live_service import SAME_PROBABILITY, drawn_photo
-
-Classify = Callable[[bytes], np.ndarray]
 
 
 def by_index(answer: dict) -> np.ndarray:
@@ -31,9 +27,7 @@ def labels() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("kind", [None, "image/jpeg", "image/png", "text/html", "nonsense", ""])
-def test_the_body_counts_and_not_what_it_is_called(
-    client: httpx.Client, photo: bytes, photo_label: str, kind: str | None
-) -> None:
+def test_the_body_counts_and_not_what_it_is_called(client, photo, photo_label, kind):
     headers = {} if kind is None else {"content-type": kind}
     answer = client.post("/v1/classify", content=photo, headers=headers)
     assert answer.status_code == 200
@@ -41,9 +35,7 @@ def test_the_body_counts_and_not_what_it_is_called(
 
 
 @pytest.mark.parametrize("seed", [3, 4, 5])
-def test_the_answer_is_that_of_the_networks_without_a_service(
-    client: httpx.Client, in_process: Classify, labels: tuple[str, ...], seed: int
-) -> None:
+def test_the_answer_is_that_of_the_networks_without_a_service(client, in_process, labels, seed):
     data = drawn_photo(seed)
     answer = client.post(f"/v1/classify?top_k={len(labels)}", content=data).json()
     assert by_index(answer) == pytest.approx(in_process(data), abs=SAME_PROBABILITY)
@@ -62,9 +54,7 @@ def test_the_answer_is_that_of_the_networks_without_a_service(
     ]
 
 
-def test_kserves_v1_has_the_same_answer(
-    client: httpx.Client, photo: bytes, in_process: Classify, photo_label: str
-) -> None:
+def test_kserves_v1_has_the_same_answer(client, photo, in_process, photo_label):
     row = {"b64": base64.b64encode(photo).decode()}
     answer = client.post("/v1/models/imagenette:predict", json={"instances": [row, row]})
     assert answer.status_code == 200, answer.text
@@ -84,9 +74,7 @@ def test_as_many_classes_as_are_asked_for(client, photo, query, number):
 
 
 @pytest.mark.parametrize("count", [1, 2, 9, 64])
-def test_a_form_of_files_is_answered_in_order(
-    client: httpx.Client, in_process: Classify, count: int
-) -> None:
+def test_a_form_of_files_is_answered_in_order(client, in_process, count):
     photos = [drawn_photo(seed) for seed in range(min(count, 9))]
     expected = [in_process(data) for data in photos]
     files = [("files", (f"{i}.jpg", photos[i % 9], "image/jpeg")) for i in range(count)]
@@ -112,7 +100,7 @@ def test_a_bad_file_leaves_its_neighbours_alone(client, photo, photo_label):
     assert [r["error"]["code"] for r in answer.json()["results"]] == ["not_an_image"] * 2
 
 
-def test_the_models_are_described(client: httpx.Client, labels: tuple[str, ...]) -> None:
+def test_the_models_are_described(client, labels):
     served = client.get("/v1/models").json()
     manifest = load_model_set("imagenette").manifest
     assert served["model_set"] == manifest.name
@@ -127,12 +115,12 @@ def test_the_models_are_described(client: httpx.Client, labels: tuple[str, ...])
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_it_says_that_it_lives_and_is_ready(client: httpx.Client, path: str) -> None:
+def test_it_says_that_it_lives_and_is_ready(client, path):
     answer = client.get(path)
     assert (answer.status_code, answer.json()) == (200, {"ready": True})
 
 
-def test_docs_and_all_they_need_come_from_here(client: httpx.Client) -> None:
+def test_docs_and_all_they_need_come_from_here(client):
     page = client.get("/docs")
     addresses = re.findall(r"""(?:src|href)=["']([^"']+)|fetch\(["']([^"']+)""", page.text)
     assert len(addresses) >= 4  # script, style, icon, interface
@@ -154,7 +142,7 @@ def test_every_request_has_an_id_its_own_or_the_clients(client, photo):
     assert len(set(ids)) == 3
 
 
-def test_the_times_add_up(client: httpx.Client, photo: bytes) -> None:
+def test_the_times_add_up(client, photo):
     answer = client.post("/v1/classify", content=photo)
     timings, members = answer.json()["timings_ms"], answer.json()["members"]
     stages = {(s["stage"], s.get("member")): s for s in timings["stages"]}
@@ -179,7 +167,7 @@ def exchange(connection: socket.socket, head: str, body: bytes, until: bytes) ->
     return got
 
 
-def test_a_client_that_waits_to_be_told_to_continue(service_url: str, photo: bytes) -> None:
+def test_a_client_that_waits_to_be_told_to_continue(service_url, photo):
     where = urlsplit(service_url)
     head = f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: {len(photo)}\r\n"
     head += "Expect: 100-continue\r\n\r\n"
@@ -188,7 +176,7 @@ def test_a_client_that_waits_to_be_told_to_continue(service_url: str, photo: byt
         assert b" 200 " in exchange(connection, "", photo, b'"timings_ms"').splitlines()[0]
 
 
-def test_one_connection_serves_request_after_request(client: httpx.Client, photo: bytes) -> None:
+def test_one_connection_serves_request_after_request(client, photo):
     ports, statuses = set(), []
     asked = [("/v1/classify", data) for data in (photo, b"text", b"", photo)]
     unread = [(path, data) for path in ("/nothing", "/v1/models") for data in (b"", b"image")]
@@ -201,14 +189,14 @@ def test_one_connection_serves_request_after_request(client: httpx.Client, photo
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/healthz", "/v1/models", "/v2", "/page/page.js"])
-def test_head_is_get_without_its_content(client: httpx.Client, path: str) -> None:
+def test_head_is_get_without_its_content(client, path):
     told, asked = client.head(path), client.get(path)
     assert (told.status_code, told.content) == (200, b"")
     assert told.headers["content-length"] == str(len(asked.content))
 
 
 @pytest.mark.parametrize("path", ["/v1/classify/", "/healthz/", "/docs/", "/page", "/v1/models/"])
-def test_a_slash_at_the_end_redirects_nobody(client: httpx.Client, path: str) -> None:
+def test_a_slash_at_the_end_redirects_nobody(client, path):
     for answer in (client.get(path), client.post(path, content=b"photo")):
         assert answer.status_code == 404
         assert "location" not in answer.headers

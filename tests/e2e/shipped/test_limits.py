@@ -26,9 +26,7 @@ NUM_GOOD = 30
 
 
 @pytest.mark.slow
-def test_slow_and_idle_clients_are_cut_and_good_ones_served_meanwhile(
-    service: Service, photo: bytes, photo_label: str
-) -> None:
+def test_slow_and_idle_clients_are_cut_and_good_ones_served_meanwhile(service, photo, photo_label):
     cuts, good = asyncio.run(_together(service.port, photo))
     assert good == {(200, photo_label): NUM_GOOD}
     told = Counter((cut.kind, cut.status) for cut in cuts)
@@ -65,9 +63,7 @@ UPGRADE = (
 )
 
 
-def test_slow_bodies_that_nobody_reads_harm_nobody(
-    service: Service, photo: bytes, photo_label: str
-) -> None:
+def test_slow_bodies_that_nobody_reads_harm_nobody(service, photo, photo_label):
     """Their connections end once they send more; till then they are no requests under way."""
     good, ends = asyncio.run(_beside_unread_bodies(service.port, photo))
     assert good == {(200, photo_label): NUM_GOOD}
@@ -112,9 +108,7 @@ def _answer_to(service: Service, request: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_who_is_answered_before_the_body_is_there_is_not_left_waiting(
-    service: Service, photo: bytes
-) -> None:
+def test_who_is_answered_before_the_body_is_there_is_not_left_waiting(service, photo):
     """HAProxy closes such a connection; one that it spliced the body of once hung for ever."""
     body = photo + bytes(100_000)
     in_no_time = {TIMEOUT_HEADER: "0.0005"}  # for some of them less than their bodies take
@@ -145,7 +139,7 @@ def test_who_is_answered_before_the_body_is_there_is_not_left_waiting(
     ],
     ids=["address", "header", "16 KB", "100 KB", "200 lines", "an address of 16 KB"],
 )
-def test_headers_have_a_limit(service: Service, status: int, path: bytes, lines: bytes) -> None:
+def test_headers_have_a_limit(service, status, path, lines):
     head = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     answer = _answer_to(service, b"GET " + path + head + lines + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 %d " % status)

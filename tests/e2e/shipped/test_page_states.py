@@ -7,12 +7,12 @@ service.
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.services.page_driver import File, OpenPage, an_answer, answered, drop, fulfil
+from tests.support.services.page_driver import an_answer, answered, drop, fulfil
 
 pytestmark = pytest.mark.browser
 
 
-def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page: OpenPage) -> None:
+def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page):
     labels = [f"class {i}" for i in range(1000)]
     models = {"model_set": "imagenet1k", "labels": labels, "members": []}
     page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
@@ -25,7 +25,7 @@ def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page: OpenPage
     expect(page.locator("#all-labels li")).to_have_count(1000)
 
 
-def test_disagreement_and_a_lost_member_are_said(open_page: OpenPage, photo_file: File) -> None:
+def test_disagreement_and_a_lost_member_are_said(open_page, photo_file):
     members = an_answer()["members"]
     members["densenet169"] = members["densenet169"] | {"label": "church"}
     page = open_page()
@@ -41,9 +41,7 @@ def test_disagreement_and_a_lost_member_are_said(open_page: OpenPage, photo_file
     expect(page.locator("#degraded")).to_contain_text("without densenet169")
 
 
-def test_an_answer_that_is_not_sure_says_so_by_word_and_colour(
-    open_page: OpenPage, photo_file: File
-) -> None:
+def test_an_answer_that_is_not_sure_says_so_by_word_and_colour(open_page, photo_file):
     page, colors = open_page(), []
     for sure, headline in ((False, "Not sure: perhaps tench"), (True, "tench")):
         answered(page, an_answer(sure=sure), photo_file)
@@ -57,9 +55,7 @@ def test_an_answer_that_is_not_sure_says_so_by_word_and_colour(
     assert of_doubt != of_ink
 
 
-def test_a_member_that_answered_alone_is_said_to_have_been_sure(
-    open_page: OpenPage, photo_file: File
-) -> None:
+def test_a_member_that_answered_alone_is_said_to_have_been_sure(open_page, photo_file):
     members = an_answer()["members"]
     del members["densenet169"]
     alone = an_answer(members=members, skipped_members=["densenet169"])
@@ -75,9 +71,7 @@ def test_a_member_that_answered_alone_is_said_to_have_been_sure(
     expect(page.locator(".card .aside")).to_have_text([says, "Both members agree."])
 
 
-def test_labels_of_a_multi_label_set_which_may_be_none(
-    open_page: OpenPage, photo_file: File
-) -> None:
+def test_labels_of_a_multi_label_set_which_may_be_none(open_page, photo_file):
     several, none = an_answer(threshold=0.5), an_answer(threshold=0.5, predictions=[])
     none["members"] = {name: {"predictions": []} for name in several["members"]}
     page = open_page()
@@ -100,9 +94,7 @@ def test_labels_of_a_multi_label_set_which_may_be_none(
     expect(page.locator(".card .said .label")).to_have_text(["No label", "tench, church"])
 
 
-def test_answers_of_the_set_before_are_gone_while_another_is_asked(
-    open_page: OpenPage, photo_file: File
-) -> None:
+def test_answers_of_the_set_before_are_gone_while_another_is_asked(open_page, photo_file):
     sets = {"model_sets": ["first", "second"], "labels": ["tench", "church"], "members": []}
     page = open_page(
         prepare=lambda page: fulfil(page, "/v1/models*", sets | {"model_set": "first"})
@@ -118,7 +110,7 @@ def test_answers_of_the_set_before_are_gone_while_another_is_asked(
     expect(page.locator(".card .said")).to_have_count(0)
 
 
-def test_a_file_that_can_no_longer_be_read_is_named(open_page: OpenPage, photo_file: File) -> None:
+def test_a_file_that_can_no_longer_be_read_is_named(open_page, photo_file):
     """The browser calls it a failed connection."""
     page = open_page(expected_failures=("/v1/classify",))
     page.route("**/v1/classify*", lambda route: route.abort())
@@ -128,7 +120,7 @@ def test_a_file_that_can_no_longer_be_read_is_named(open_page: OpenPage, photo_f
     expect(page.get_by_role("button", name="Try again")).to_be_hidden()
 
 
-def test_what_was_broken_off_offers_another_try(open_page: OpenPage, photo_file: File) -> None:
+def test_what_was_broken_off_offers_another_try(open_page, photo_file):
     page = open_page(expected_failures=("/v1/classify",))
     error = {"error": {"code": "broken_off", "message": "It ended: try again."}}
     answered(page, error, photo_file, status=502)
@@ -137,16 +129,14 @@ def test_what_was_broken_off_offers_another_try(open_page: OpenPage, photo_file:
 
 
 @pytest.mark.parametrize(("task", "is_forced"), [("multi_class", True), ("multi_label", False)])
-def test_what_is_said_of_other_pictures(open_page: OpenPage, task: str, is_forced: bool) -> None:
+def test_what_is_said_of_other_pictures(open_page, task, is_forced):
     models = {"model_set": "a", "labels": ["tench"], "members": [], "task": task}
     page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
     expect(page.locator("#classes")).to_contain_text("a, knows 1 classes")
     expect(page.locator("#forced")).to_be_visible(visible=is_forced)
 
 
-def test_what_the_server_and_files_are_called_is_never_markup(
-    open_page: OpenPage, photo_file: File
-) -> None:
+def test_what_the_server_and_files_are_called_is_never_markup(open_page, photo_file):
     hostile = "<img src=x onerror=alert(1)><b>bold</b>"
     page = open_page()
     result = an_answer(hostile, request_id=hostile)
@@ -158,9 +148,7 @@ def test_what_the_server_and_files_are_called_is_never_markup(
     assert page.locator("b, [onerror]").count() == 0
 
 
-def test_a_service_that_is_not_ready_is_waited_for(
-    open_page: OpenPage, photo_file: File, photo_label: str
-) -> None:
+def test_a_service_that_is_not_ready_is_waited_for(open_page, photo_file, photo_label):
     error = {"error": {"code": "not_ready", "message": "densenet169 is warming up."}}
 
     def prepare(page: Page) -> None:
@@ -179,9 +167,7 @@ def test_a_service_that_is_not_ready_is_waited_for(
     expect(page.locator("#labels li").first).to_be_visible()
 
 
-def test_a_full_service_offers_another_try(
-    open_page: OpenPage, photo_file: File, photo_label: str
-) -> None:
+def test_a_full_service_offers_another_try(open_page, photo_file, photo_label):
     page = open_page(expected_failures=("/v1/classify",))
     error = {"error": {"code": "overloaded", "message": "64 requests are waiting."}}
     answered(page, error, photo_file, status=429)

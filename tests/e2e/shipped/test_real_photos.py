@@ -1,15 +1,11 @@
 """Photographs that the bundled networks never saw, through the whole service."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
-import httpx
-import numpy as np
 import pytest
 
 from models.model_set import load_model_set
-from tests.support.services.live_service import SAME_PROBABILITY, Service, run_tandem
+from tests.support.services.live_service import SAME_PROBABILITY, run_tandem
 
 pytestmark = pytest.mark.shared_data
 
@@ -33,7 +29,7 @@ WORDNET_IDS = (  # in the order of labels.txt
 
 
 @pytest.fixture(scope="module")
-def photographs(shared_data: Path) -> list[tuple[int, bytes]]:
+def photographs(shared_data) -> list[tuple[int, bytes]]:
     """Return (class, bytes): the first few by name of every class."""
     chosen = []
     for index, wordnet_id in enumerate(WORDNET_IDS):
@@ -42,11 +38,7 @@ def photographs(shared_data: Path) -> list[tuple[int, bytes]]:
     return chosen
 
 
-def test_live_answers_are_the_networks_and_mostly_right(
-    client: httpx.Client,
-    photographs: list[tuple[int, bytes]],
-    in_process: Callable[[bytes], np.ndarray],
-) -> None:
+def test_live_answers_are_the_networks_and_mostly_right(client, photographs, in_process):
     model_set = load_model_set("imagenette")
     assert len(model_set.labels) == len(WORDNET_IDS)
     rule, said_sure = model_set.answer_rule, set()
@@ -68,7 +60,7 @@ def test_live_answers_are_the_networks_and_mostly_right(
 
 
 @pytest.mark.slow
-def test_live_is_in_process_on_200_photographs(service: Service, shared_data: Path) -> None:
+def test_live_is_in_process_on_200_photographs(service, shared_data):
     """The bundled set through the whole service, bytes in and labels out.
 
     In the fast tier: forty photographs, above; test_live.py, the report.
