@@ -73,13 +73,20 @@ def temp() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def start_process(tmp_path_factory, free_port, temp) -> Start:
-    """Start a service with further arguments, which the caller stops."""
+    """Start a service with further arguments, which the caller stops.
 
-    def start(*arguments: str, port: int | None = None, args: dict | None = None) -> Service:
+    ``changes`` of serve_config.yaml: ``args`` of the application, ``http`` options, ``gateways``.
+    """
+
+    def start(*arguments: str, port: int | None = None, **changes: Any) -> Service:
         folder = tmp_path_factory.mktemp("serve")
-        if args is not None:  # of the application, besides those of serve_config.yaml
+        if changes:
             with changed_config(folder) as content:
-                content["applications"][0]["args"] |= args
+                application = content["applications"][0]
+                application["args"] |= changes.get("args", {})
+                content["http_options"] |= changes.get("http", {})
+                if "gateways" in changes:
+                    application["deployments"][0]["num_replicas"] = changes["gateways"]
             arguments = ("--config", str(folder / "serve_config.yaml"), *arguments)
         return Service(port or free_port(), *arguments, log=folder / "log.txt", temp=temp)
 
@@ -91,9 +98,11 @@ def start_service(start_process) -> Iterator[Start]:
     """Start a service; all are stopped after the file: each takes a tenth of a core at rest."""
     with ExitStack() as stack:
 
-        def start(*arguments: str, **options: Any) -> Service:
+        def start(*arguments: str, is_awaited: bool = True, **options: Any) -> Service:
             service = start_process(*arguments, **options)
             stack.callback(service.stop)
+            if is_awaited:
+                service.wait_ready()
             return service
 
         yield start

@@ -22,7 +22,7 @@ from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from tests.support.http_server import QuietRequest, ThreadedServer
 from tests.support.reflection_v1 import reflection_v1
-from tests.support.services.live_service import Service, changed_config
+from tests.support.services.live_service import Service
 from tests.support.services.page_driver import drop, watched
 from tests.support.services.processes import (
     EVENTUALLY_S,
@@ -73,21 +73,13 @@ def shop() -> Iterator[ThreadedServer]:
 
 
 @pytest.fixture(scope="module")
-def guarded(
-    start_process, shop, signed, key_file, grpc_port, tmp_path_factory
-) -> Iterator[Service]:
+def guarded(start_process, shop, signed, key_file, grpc_port) -> Iterator[Service]:
     """Start a service that has both; one key is in the file, the other in the environment."""
-    folder = tmp_path_factory.mktemp("config")
-    with changed_config(folder) as config:
-        config["http_options"] |= {
-            "ssl_certfile": str(signed.certificate),
-            "ssl_keyfile": str(signed.key),
-        }
-        config["applications"][0]["args"]["allowed_origins"] = [shop.url]
+    tls = {"ssl_certfile": str(signed.certificate), "ssl_keyfile": str(signed.key)}
+    options = ("--api-keys-file", str(key_file), "--grpc-port", str(grpc_port))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_API_KEYS", OTHER)
-        keys, rpc = ("--api-keys-file", str(key_file)), ("--grpc-port", str(grpc_port))
-        started = start_process("--config", str(folder / "serve_config.yaml"), *keys, *rpc)
+        started = start_process(*options, http=tls, args={"allowed_origins": [shop.url]})
     with lent(started, signal.SIGTERM, is_for_all=False) as service:
         yield service
 

@@ -23,7 +23,6 @@ def redis(tmp_path_factory) -> Iterator[RedisServer]:
 @pytest.mark.redis
 def test_with_redis_that_goes_away(start_service, redis, photo_label, photo):
     service = start_service(args={"cache": redis.url})
-    service.wait_ready()
     assert service.label(photo) == photo_label
 
     def is_written() -> bool:  # by a task of its own
@@ -38,7 +37,6 @@ def test_with_redis_that_goes_away(start_service, redis, photo_label, photo):
 
 def test_a_photo_that_was_seen_before(start_service, photo_label, photo):
     cached = start_service(args={"cache": "local"})
-    cached.wait_ready()
     with httpx.Client(base_url=cached.url, timeout=60) as client:
         first, second = [client.post("/v1/classify", content=photo).json() for _ in range(2)]
         no_store = {"Cache-Control": "no-store"}

@@ -5,7 +5,6 @@ Gateway's part in tests/unit/grpc/test_servicer.py, test_receiver.py and test_ro
 """
 
 import asyncio
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from tests.support.services.live_service import Service, drawn_photo
 from tests.support.services.processes import replicas, wait_until
-from tests.support.slow_relay import slow_relay
 
 pytestmark = pytest.mark.slow
 KEY = "k" * 32
@@ -40,7 +38,6 @@ def guarded(start_service, tmp_path_factory, port) -> Service:
     keys.write_text(KEY, "ascii")
     keys.chmod(0o600)
     service = start_service("--grpc-port", str(port), "--api-keys-file", str(keys))
-    service.wait_ready()
 
     def wants_a_key() -> bool:
         return asyncio.run(send(port, ClassifyRequest()))[0] is CODE.UNAUTHENTICATED
@@ -59,29 +56,6 @@ async def send(
         except grpc.aio.AioRpcError as error:
             return error.code(), str(dict(error.trailing_metadata()).get("error-code"))
         return CODE.OK, ""
-
-
-def test_nobody_waits_for_a_message_that_does_not_come(guarded, port):
-    """It is said at once that there is no key, and after 10 s that there is no message."""
-
-    async def stop_after(
-        num_sent: int, *metadata: tuple[str, str]
-    ) -> tuple[grpc.StatusCode, str, int]:
-        started = time.monotonic()
-        async with slow_relay(port, num_sent) as relay:
-            code, told = await send(relay.port, LARGE, metadata)
-        return code, told, round((time.monotonic() - started) / 10)
-
-    async def together() -> tuple[tuple[grpc.StatusCode, str, int], ...]:
-        return await asyncio.gather(
-            stop_after(200_000), stop_after(200_000, *WITH_KEY), stop_after(5_000, *WITH_KEY)
-        )
-
-    assert asyncio.run(together()) == [
-        (CODE.UNAUTHENTICATED, "unauthorized", 0),
-        (CODE.DEADLINE_EXCEEDED, "slow_body", 1),  # the Gateway's: it had begun
-        (CODE.DEADLINE_EXCEEDED, "slow_request", 1),  # HAProxy's: it had not
-    ]
 
 
 def test_large_messages_without_a_key_take_no_memory(guarded, port):

@@ -8,7 +8,6 @@ the others as they say.
 """
 
 import contextlib
-import json
 import re
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from app.telemetry.metric_table import FAILED_GOLDEN_CHECKS
 from models.ledger import judge
 from models.manifest import read_manifest
 from tests.support.exposed_metrics import exposed
-from tests.support.services.live_service import TANDEM, run_tandem
+from tests.support.services.live_service import TANDEM, live_report, tandem_of
 from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import (
     LABELS,
@@ -34,10 +33,6 @@ from tests.support.tiny_networks import (
 )
 
 NUM_MEMBERS = 8  # as many as a set may have
-
-
-def tandem(*arguments: object, home: Path, exit_code: int = 0) -> str:
-    return run_tandem(*arguments, exit_code=exit_code, XDG_DATA_HOME=str(home)).stdout
 
 
 @pytest.fixture(scope="module")
@@ -62,31 +57,27 @@ def test_quantise_evaluate_serve(pictures, tmp_path, start_service):
         model = tiny_model(size=64, gain=gain, num_convolutions=3)
         ov.save_model(model, tmp_path / f"{name}.xml")
     members = [f"--member={name}={tmp_path / name}.xml" for name in ("sure", "unsure")]
-    said = tandem("models", "add", "colours", *members, "--labels", labels, home=home)
+    said = tandem_of(home, "models", "add", "colours", *members, "--labels", labels)
     assert "next: tandem quantize colours" in said
     folder = home / "tandem" / "models" / "colours"
 
     calibration = pictures / "calibration"
-    tandem("quantize", "colours", "--images", calibration, "--subset-size", 24, home=home)
-    said = tandem("evaluate", "colours", "--images", pictures / "eval", home=home)
+    tandem_of(home, "quantize", "colours", "--images", calibration, "--subset-size", 24)
+    said = tandem_of(home, "evaluate", "colours", "--images", pictures / "eval")
     assert "1.0000" in said
     assert judge(read_manifest(folder)).status == "verified"
-    said = tandem("evaluate", "colours", "--images", calibration, home=home, exit_code=2)
-    tandem("models", "verify", "colours", home=home)
+    said = tandem_of(home, "evaluate", "colours", "--images", calibration, exit_code=2)
+    tandem_of(home, "models", "verify", "colours")
 
     service = start_service("--model-set", str(folder))
-    service.wait_ready()
     log = service.log.read_text()
     assert "no accuracy record" not in log
     served = httpx.get(f"{service.url}/v1/models", timeout=60).json()
     assert served["verified"] == "verified"
     assert served["accuracy"][0]["scores"]["INT8"]["ensemble"]["top1"] == 1.0
     assert served["accuracy"][0]["num_images"] == 270
-    live = ["--url", service.url, "--json", "-"]
-    report = json.loads(
-        tandem("evaluate", "colours", "--images", pictures / "eval", *live, home=home)
-    )
-    assert report["live"]["num_same"] == report["num_images"] == 270
+    report = live_report(service.url, "colours", "--images", pictures / "eval", home=home)
+    assert report["num_images"] == 270
     service.stop()
 
 
@@ -126,7 +117,9 @@ def test_a_network_that_answers_otherwise_does_not_get_ready(tmp_path, start_ser
     one, two = write_opposite_sets(tmp_path)
     take_golden(one, two)
     metrics = free_port()
-    service = start_service("--model-set", str(one), "--metrics-port", str(metrics))
+    service = start_service(
+        "--model-set", str(one), "--metrics-port", str(metrics), is_awaited=False
+    )
     failed = rf'{exposed(FAILED_GOLDEN_CHECKS)[0]}\{{.*member="sure".*\}} 1\.0'
     wait_until(
         lambda: re.search(failed, scraped(metrics)) or service.process.poll() is not None,

@@ -4,14 +4,13 @@ In the fast tier: tests/unit/calibration/sets/test_tflite.py, fifty photographs 
 tests/unit/graph/test_members.py, every stage with drawn pictures.
 """
 
-import json
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.support.imagenet_small import MEMBERS
-from tests.support.services.live_service import run_tandem
+from tests.support.services.live_service import live_report, run_tandem
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared_data]
 
@@ -31,11 +30,9 @@ def mobilenets(shared_data, tmp_path_factory) -> Path:
 
 def test_live_is_in_process_image_by_image(mobilenets, shared_data, start_service):
     service = start_service("--model-set", str(mobilenets))
-    service.wait_ready()
     images = ("--images", shared_data / "imagenet-small" / "images", "--max-images", NUM_IMAGES)
-    done = run_tandem("evaluate", mobilenets, *images, "--url", service.url, "--json", "-")
-    report = json.loads(done.stdout)
-    assert report["live"]["num_same"] == report["num_images"] == NUM_IMAGES
+    report = live_report(service.url, mobilenets, *images)
+    assert report["num_images"] == NUM_IMAGES
     assert report["scores"]["INT8"]["v2"]["top1"] > 0.8
     with httpx.Client(base_url=service.url, timeout=60) as client:
         check_what_is_told(client)

@@ -34,7 +34,6 @@ def service_url(start_service, grpc_port, tmp_path_factory) -> str:
     sets = ",".join(write_two_sets(tmp_path_factory.mktemp("sets")))
     options = ("--model-set", sets, "--grpc-port", str(grpc_port))
     service = start_service(*options, args={"unload_after_s": 1})
-    service.wait_ready()
     return service.url
 
 

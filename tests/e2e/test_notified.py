@@ -28,7 +28,8 @@ def test_ready_and_stopping_are_told_and_the_metrics_are_elsewhere(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.settimeout(READY_WITHIN_S)
         systemd.bind(address)
-        service = start_service("--metrics-host", ELSEWHERE, "--metrics-port", str(port))
+        options = ("--metrics-host", ELSEWHERE, "--metrics-port", str(port))
+        service = start_service(*options, is_awaited=False)
         assert systemd.recv(100) == b"READY=1", service.log.read_text()
         assert httpx.get(f"{service.url}/readyz", timeout=60).status_code == 200
         url = f"http://{ELSEWHERE}:{port}/metrics"

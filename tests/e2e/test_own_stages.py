@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow
 
 def test_a_majority_vote(start_service, photo):
     service = start_service("--config", "configs/majority-vote.yaml")
-    service.wait_ready()
     with httpx.Client(base_url=service.url, timeout=60) as client:
         models = client.get("/v1/models").json()
         answer = client.post("/v1/classify?top_k=10", content=photo).json()
@@ -35,7 +34,6 @@ def test_mirroring_and_a_failing_vote_in_a_combiner_of_its_own(start_service, tm
         arguments = {"combine": "tests.support.own_functions:vote_on_few", "combiner": "deployment"}
         content["applications"][0]["args"] |= arguments
     service = start_service("--config", str(tmp_path / "mirroring.yaml"))
-    service.wait_ready()
     drawn: Any = cv2.imdecode(np.frombuffer(drawn_photo(width=292, height=292), np.uint8), 1)
     files = [cv2.imencode(".png", image)[1].tobytes() for image in (drawn, drawn[:, ::-1])]
     with httpx.Client(base_url=service.url, timeout=60) as client:

@@ -14,7 +14,7 @@ from app.telemetry.metric_table import FEEDBACK, SAMPLES
 from models.model_set import load_model_set
 from tests.support.command_line import tandem
 from tests.support.exposed_metrics import exposed
-from tests.support.services.live_service import Service, changed_config, drawn_photo
+from tests.support.services.live_service import Service, drawn_photo
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -28,15 +28,9 @@ def samples(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sampled(start_service, tmp_path_factory, samples) -> Service:
-    folder = tmp_path_factory.mktemp("sampled")
-    with changed_config(folder) as content:
-        application = content["applications"][0]
-        application["args"] |= {"sample_ratio": 1.0, "sample_dir": str(samples), "feedback": True}
-        application["deployments"][0]["num_replicas"] = 2
-    service = start_service("--config", str(folder / "serve_config.yaml"))
-    service.wait_ready()
-    return service
+def sampled(start_service, samples) -> Service:
+    args = {"sample_ratio": 1.0, "sample_dir": str(samples), "feedback": True}
+    return start_service(args=args, gateways=2)
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,6 @@ def scaling(request, start_service, tmp_path_factory) -> Iterator[Scaling]:
             deployment["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 2}
     files = ("--config", str(folder / request.param), "--model-set", str(folder / "tiny"))
     service = start_service(*files, "--host", "127.0.0.1")
-    service.wait_ready()
     yield Scaling(service, cpu_ms.keys())
     service.stop()
 

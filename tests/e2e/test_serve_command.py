@@ -36,7 +36,7 @@ def test_a_port_that_is_taken(start_service, temp):
         owner.bind(("127.0.0.1", 0))
         owner.listen()
         port = owner.getsockname()[1]
-        said = refused(start_service(port=port), temp)
+        said = refused(start_service(port=port, is_awaited=False), temp)
     assert f"127.0.0.1:{port}" in said
     assert f"process {psutil.Process().pid}, {psutil.Process().name()}" in said
     assert "--port" in said
@@ -50,7 +50,7 @@ def is_there(name: str, service: Service) -> bool:
 @pytest.mark.parametrize("moment", ["ray::ServeController", "raylet"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_start_stops_all_of_it(start_service, moment, number):
-    service, started = start_service(), time.monotonic()
+    service, started = start_service(is_awaited=False), time.monotonic()
     wait_until(lambda: is_there(moment, service), 120, moment)
     assert "ready" not in service.log.read_text()
     # On a quiet machine it is 4 to 8 s old; what has begun to start then has to end first.

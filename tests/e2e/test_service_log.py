@@ -102,7 +102,6 @@ def test_a_set_that_changes_is_a_line(start_service, tmp_path, monkeypatch):
     def said(text: str) -> list[Line]:
         return [line for line in lines_of(service) if text in line["message"]]
 
-    wait_until(lambda: said("ready at"), EVENTUALLY_S, "ready")
     (warning,) = said("precision auto: FP16 is served, not INT8: unsure INT8 does not answer")
     assert warning["levelname"] == "WARNING"
     served = httpx.get(f"{service.url}/v1/models", timeout=60).json()
@@ -125,7 +124,7 @@ def test_a_set_that_changes_is_a_line(start_service, tmp_path, monkeypatch):
 
 
 def test_a_refused_start_is_a_line(start_service):
-    service = start_service("--model-set", "nothing")
+    service = start_service("--model-set", "nothing", is_awaited=False)
     assert service.process.wait(REFUSED_WITHIN_S) == 2
     last = lines_of(service)[-1]
     assert (last["levelname"], last["code"]) == ("ERROR", "model_set")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.support.services.live_service import Service, changed_config
+from tests.support.services.live_service import Service
 from tests.support.services.processes import descendants, serve_logs, title, wait_until
 from tests.support.several_sets import SECOND, write_two_sets
 from tests.support.tiny_networks import picture
@@ -21,14 +21,8 @@ NUM_ASKED = 40  # a Gateway of two is left out by chance once in 2^39
 
 @pytest.fixture(scope="module")
 def service(start_service, tmp_path_factory) -> Service:
-    folder = tmp_path_factory.mktemp("sets")
-    with changed_config(folder) as content:
-        content["applications"][0]["deployments"][0]["num_replicas"] = 2
-    sets = ",".join(write_two_sets(folder))
-    config = str(folder / "serve_config.yaml")
-    service = start_service("--config", config, "--model-set", sets)
-    service.wait_ready()
-    return service
+    sets = ",".join(write_two_sets(tmp_path_factory.mktemp("sets")))
+    return start_service("--model-set", sets, gateways=2)
 
 
 @pytest.fixture

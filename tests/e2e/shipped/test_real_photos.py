@@ -1,11 +1,9 @@
 """Photographs that the bundled networks never saw, through the whole service."""
 
-import json
-
 import pytest
 
 from models.model_set import load_model_set
-from tests.support.services.live_service import SAME_PROBABILITY, run_tandem
+from tests.support.services.live_service import SAME_PROBABILITY, live_report
 
 pytestmark = pytest.mark.shared_data
 
@@ -66,8 +64,7 @@ def test_live_is_in_process_on_200_photographs(service, shared_data):
     In the fast tier: forty photographs, above; test_live.py, the report.
     """
     images = ("--images", shared_data / "imagenette" / "eval", "--max-images", 200)
-    done = run_tandem("evaluate", "imagenette", *images, "--url", service.url, "--json", "-")
-    report = json.loads(done.stdout)
-    assert report["live"]["num_same"] == report["num_images"] == 200
+    report = live_report(service.url, "imagenette", *images)
+    assert report["num_images"] == 200
     top1 = report["scores"]["INT8"]["ensemble"]["top1"]
     assert report["live"]["num_right"]["ensemble"] / 200 == top1
