@@ -7,11 +7,16 @@ tests/integration/test_haproxy_access.py.
 import base64
 import signal
 import ssl
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -20,6 +25,7 @@ from playwright.sync_api import expect
 
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
+from tests.support.certificates import Root
 from tests.support.http_server import QuietRequest, ThreadedServer
 from tests.support.reflection_v1 import reflection_v1
 from tests.support.services.live_service import Service
@@ -28,6 +34,7 @@ from tests.support.services.processes import (
     EVENTUALLY_S,
     descendants,
     reachable_ports,
+    replicas,
     serve_logs,
     title,
     wait_until,
@@ -35,6 +42,8 @@ from tests.support.services.processes import (
 from tests.support.services.stopping import lent
 
 pytestmark = pytest.mark.slow
+NUM_LARGE, LARGE = 24, ClassifyRequest(images=[bytes(18 * 2**20)])
+NO_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
 ANY_ROOT = grpc.ssl_channel_credentials()  # of the public ones
 KEY = "e2e-key.0123456789abcdefghij"
 OTHER = "of-the-environment-0123456789"
@@ -135,6 +144,43 @@ def test_grpc_has_the_same_keys_and_tls(guarded, grpc_port, root, photo, photo_l
         with wrong as channel, pytest.raises(grpc.RpcError) as refused:
             EnsembleStub(channel).Classify(request, timeout=60)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def called(
+    where: str, root: Root, request: ClassifyRequest, key: str = "", **options: Any
+) -> tuple[grpc.StatusCode, str]:
+    """Return a call's status and error code, on a connection of its own."""
+    trusted = grpc.ssl_channel_credentials(root.path.read_bytes())
+    metadata = [*bearer(key).items()] if key else []
+    with grpc.secure_channel(where, trusted, options=NO_LIMIT) as channel:
+        try:
+            EnsembleStub(channel).Classify(request, metadata=metadata, timeout=60, **options)
+        except grpc.RpcError as error:
+            return error.code(), str(dict(error.trailing_metadata()).get("error-code"))
+    return grpc.StatusCode.OK, ""
+
+
+def test_large_messages_without_a_key_take_no_memory(guarded, grpc_port, root, photo):
+    """In the fast tier: the Gateway's part in tests/unit/grpc/test_receiver.py."""
+    gateway = psutil.Process(replicas(guarded.process.pid)["Gateway"])
+    where = f"127.0.0.1:{grpc_port}"
+    called(where, root, ClassifyRequest(images=[photo]), KEY)
+    before = most = gateway.memory_info().rss
+    with ThreadPoolExecutor(NUM_LARGE) as pool:
+        calls = [pool.submit(called, where, root, LARGE) for _ in range(NUM_LARGE)]
+        while not all(call.done() for call in calls):
+            most = max(most, gateway.memory_info().rss)
+            time.sleep(0.02)  # a sample, not a wait
+    ends = Counter(call.result() for call in calls)
+    assert ends == {(grpc.StatusCode.UNAUTHENTICATED, "unauthorized"): NUM_LARGE}
+    assert most - before < 4 * len(LARGE.images[0])  # of 24
+
+
+@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
+def test_large_messages_with_a_key_are_answered(guarded, grpc_port, root, compression):
+    """No more of them at a time than there is room for; what is no image is no call's error."""
+    end = called(f"127.0.0.1:{grpc_port}", root, LARGE, KEY, compression=compression)
+    assert end == (grpc.StatusCode.OK, "")
 
 
 def test_the_command_says_how_to_call_it(guarded, url):

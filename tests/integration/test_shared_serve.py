@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +12,7 @@ from app.launch.config import ServeConfig
 from app.launch.deploy import client_of, deployed_beside_others, wait_ready
 from app.launch.ray_cluster import StopRequest
 from app.launch.ray_features import serve_client, serve_details
-from tests.support.services.deployed import Served, replica_pids
+from tests.support.services.deployed import Served, own_application, replica_pids
 from tests.support.tiny_networks import picture, write_tiny_set
 
 STAGES = ("Gateway", "Decoder", "sure", "unsure")
@@ -33,22 +32,13 @@ def imperative(served) -> Iterator[str]:
     serve.delete("who")
 
 
-def beside(folder: Path, served: Served, **application: Any) -> ServeConfig:
+def beside(folder: Path, served: Served, **changes: str) -> ServeConfig:
     """Return a configuration of our own: another model set, in one process."""
-    own = {
-        "name": "beside",
-        "route_prefix": "/beside",
-        "import_path": "app.main:build",
-        "args": {
-            "model_set": str(write_tiny_set(folder / "other", name="other")),
-            "batch_sizes": [1],
-            "compile_cache": None,
-            "trace_exporter": "none",
-        },
-        "deployments": [{"name": "Gateway", "ray_actor_options": {"num_cpus": 0.1}}],
-    }
+    gateway = {"name": "Gateway", "ray_actor_options": {"num_cpus": 0.1}}
+    tiny = write_tiny_set(folder / "other", name="other")
+    own = own_application("beside", tiny, [gateway], batch_sizes=[1])
     http = served.config.as_dict()["http_options"]
-    return ServeConfig.of({"http_options": http, "applications": [own | application]})
+    return ServeConfig.of({"http_options": http, "applications": [own | changes]})
 
 
 def replicas() -> dict[str, set[int]]:
