@@ -127,7 +127,7 @@ async def test_a_damaged_value_is_computed_again(gateways, redis, how):
     await classify(service, photo(1), photo(2))
     keys = [service._graph.keys.key(photo(number)) for number in (1, 2)]
     name, other = map(store_of(service)._name, keys)
-    commands = {
+    commands: dict[str, list[tuple[str, ...]]] = {
         "cut": [("SET", name, "x" * 10)],
         "other bytes": [("SETRANGE", name, "50", "xyz")],
         "another type": [("DEL", name), ("LPUSH", name, "x")],

@@ -133,7 +133,7 @@ def tandem_of(home: Path, *arguments: object, exit_code: int = 0) -> str:
 
 def live_report(url: str, *arguments: object, home: Path | None = None) -> dict[str, Any]:
     """Evaluate a service that must answer every image as its networks do without it."""
-    variables = {"XDG_DATA_HOME": str(home)} if home else {}
+    variables: dict[str, Any] = {"XDG_DATA_HOME": str(home)} if home else {}
     done = run_tandem("evaluate", *arguments, "--url", url, "--json", "-", **variables)
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["live"]["num_same"] == report["num_images"]
