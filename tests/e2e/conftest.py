@@ -72,16 +72,21 @@ def temp() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def start_process(
-    tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int], temp: Path
-) -> Start:
-    """Start a service with further arguments, which the caller stops."""
+def start_process(tmp_path_factory, free_port, temp) -> Start:
+    """Start a service with further arguments, which the caller stops.
 
-    def start(*arguments: str, port: int | None = None, args: dict | None = None) -> Service:
+    ``changes`` of serve_config.yaml: ``args`` of the application, ``http`` options, ``gateways``.
+    """
+
+    def start(*arguments: str, port: int | None = None, **changes: Any) -> Service:
         folder = tmp_path_factory.mktemp("serve")
-        if args is not None:  # of the application, besides those of serve_config.yaml
+        if changes:
             with changed_config(folder) as content:
-                content["applications"][0]["args"] |= args
+                application = content["applications"][0]
+                application["args"] |= changes.get("args", {})
+                content["http_options"] |= changes.get("http", {})
+                if "gateways" in changes:
+                    application["deployments"][0]["num_replicas"] = changes["gateways"]
             arguments = ("--config", str(folder / "serve_config.yaml"), *arguments)
         return Service(port or free_port(), *arguments, log=folder / "log.txt", temp=temp)
 
@@ -89,35 +94,37 @@ def start_process(
 
 
 @pytest.fixture(scope="module")
-def start_service(start_process: Start) -> Iterator[Start]:
+def start_service(start_process) -> Iterator[Start]:
     """Start a service; all are stopped after the file: each takes a tenth of a core at rest."""
     with ExitStack() as stack:
 
-        def start(*arguments: str, **options: Any) -> Service:
+        def start(*arguments: str, is_awaited: bool = True, **options: Any) -> Service:
             service = start_process(*arguments, **options)
             stack.callback(service.stop)
+            if is_awaited:
+                service.wait_ready()
             return service
 
         yield start
 
 
 @pytest.fixture(scope="module")
-def grpc_port(free_port: Callable[[], int]) -> int:
+def grpc_port(free_port) -> int:
     return free_port()
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
+def root(tmp_path_factory) -> Root:
     return Root(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def signed(root: Root) -> Signed:
+def signed(root) -> Signed:
     return root.sign("service")
 
 
 @pytest.fixture
-def client(service_url: str) -> Iterator[httpx.Client]:
+def client(service_url) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=service_url, timeout=60) as client:
         yield client
 
@@ -155,6 +162,6 @@ def in_process() -> Callable[[bytes], np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def photo_label(photo: bytes, in_process: Callable[[bytes], np.ndarray]) -> str:
+def photo_label(photo, in_process) -> str:
     """What the networks say to the drawn picture when nothing is served."""
     return load_model_set("imagenette").labels[int(in_process(photo).argmax())]

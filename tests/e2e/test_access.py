@@ -7,28 +7,34 @@ tests/integration/test_haproxy_access.py.
 import base64
 import signal
 import ssl
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
-from tests.support.certificates import Root, Signed
+from tests.support.certificates import Root
 from tests.support.http_server import QuietRequest, ThreadedServer
 from tests.support.reflection_v1 import reflection_v1
-from tests.support.services.live_service import Service, Start, changed_config, run_tandem
-from tests.support.services.page_driver import File, drop, watched
+from tests.support.services.live_service import Service
+from tests.support.services.page_driver import drop, watched
 from tests.support.services.processes import (
     EVENTUALLY_S,
     descendants,
     reachable_ports,
+    replicas,
     serve_logs,
     title,
     wait_until,
@@ -36,6 +42,8 @@ from tests.support.services.processes import (
 from tests.support.services.stopping import lent
 
 pytestmark = pytest.mark.slow
+NUM_LARGE, LARGE = 24, ClassifyRequest(images=[bytes(18 * 2**20)])
+NO_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
 ANY_ROOT = grpc.ssl_channel_credentials()  # of the public ones
 KEY = "e2e-key.0123456789abcdefghij"
 OTHER = "of-the-environment-0123456789"
@@ -54,7 +62,7 @@ NEW = "new-e2e-key.0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def key_file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(f"# of the test\n{KEY}\n")
     path.chmod(0o600)
@@ -74,43 +82,30 @@ def shop() -> Iterator[ThreadedServer]:
 
 
 @pytest.fixture(scope="module")
-def guarded(
-    start_process: Start,
-    shop: ThreadedServer,
-    signed: Signed,
-    key_file: Path,
-    grpc_port: int,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Service]:
+def guarded(start_process, shop, signed, key_file, grpc_port) -> Iterator[Service]:
     """Start a service that has both; one key is in the file, the other in the environment."""
-    folder = tmp_path_factory.mktemp("config")
-    with changed_config(folder) as config:
-        config["http_options"] |= {
-            "ssl_certfile": str(signed.certificate),
-            "ssl_keyfile": str(signed.key),
-        }
-        config["applications"][0]["args"]["allowed_origins"] = [shop.url]
+    tls = {"ssl_certfile": str(signed.certificate), "ssl_keyfile": str(signed.key)}
+    options = ("--api-keys-file", str(key_file), "--grpc-port", str(grpc_port))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_API_KEYS", OTHER)
-        keys, rpc = ("--api-keys-file", str(key_file)), ("--grpc-port", str(grpc_port))
-        started = start_process("--config", str(folder / "serve_config.yaml"), *keys, *rpc)
+        started = start_process(*options, http=tls, args={"allowed_origins": [shop.url]})
     with lent(started, signal.SIGTERM, is_for_all=False) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
-def url(guarded: Service) -> str:
+def url(guarded) -> str:
     return guarded.url.replace("http:", "https:")
 
 
 @pytest.fixture(scope="module")
-def service_url(url: str) -> str:
+def service_url(url) -> str:
     """The address that pages are opened at."""
     return url
 
 
 @pytest.fixture
-def trusting(url: str, root: Root) -> Iterator[httpx.Client]:
+def trusting(url, root) -> Iterator[httpx.Client]:
     """A client that knows the root, and verifies."""
     context = ssl.create_default_context(cafile=root.path)
     with httpx.Client(base_url=url, verify=context, timeout=60) as client:
@@ -121,9 +116,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_grpc_has_the_same_keys_and_tls(
-    guarded: Service, grpc_port: int, root: Root, photo: bytes, photo_label: str
-) -> None:
+def test_grpc_has_the_same_keys_and_tls(guarded, grpc_port, root, photo, photo_label):
     request, where = ClassifyRequest(images=[photo]), f"127.0.0.1:{grpc_port}"
     trusted = grpc.ssl_channel_credentials(root.path.read_bytes())
     with grpc.secure_channel(where, trusted) as channel:
@@ -153,34 +146,50 @@ def test_grpc_has_the_same_keys_and_tls(
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_the_command_says_how_to_call_it(guarded: Service, url: str) -> None:
+def called(
+    where: str, root: Root, request: ClassifyRequest, key: str = "", **options: Any
+) -> tuple[grpc.StatusCode, str]:
+    """Return a call's status and error code, on a connection of its own."""
+    trusted = grpc.ssl_channel_credentials(root.path.read_bytes())
+    metadata = [*bearer(key).items()] if key else []
+    with grpc.secure_channel(where, trusted, options=NO_LIMIT) as channel:
+        try:
+            EnsembleStub(channel).Classify(request, metadata=metadata, timeout=60, **options)
+        except grpc.RpcError as error:
+            return error.code(), str(dict(error.trailing_metadata()).get("error-code"))
+    return grpc.StatusCode.OK, ""
+
+
+def test_large_messages_without_a_key_take_no_memory(guarded, grpc_port, root, photo):
+    """In the fast tier: the Gateway's part in tests/unit/grpc/test_receiver.py."""
+    gateway = psutil.Process(replicas(guarded.process.pid)["Gateway"])
+    where = f"127.0.0.1:{grpc_port}"
+    called(where, root, ClassifyRequest(images=[photo]), KEY)
+    before = most = gateway.memory_info().rss
+    with ThreadPoolExecutor(NUM_LARGE) as pool:
+        calls = [pool.submit(called, where, root, LARGE) for _ in range(NUM_LARGE)]
+        while not all(call.done() for call in calls):
+            most = max(most, gateway.memory_info().rss)
+            time.sleep(0.02)  # a sample, not a wait
+    ends = Counter(call.result() for call in calls)
+    assert ends == {(grpc.StatusCode.UNAUTHENTICATED, "unauthorized"): NUM_LARGE}
+    assert most - before < 4 * len(LARGE.images[0])  # of 24
+
+
+@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
+def test_large_messages_with_a_key_are_answered(guarded, grpc_port, root, compression):
+    """No more of them at a time than there is room for; what is no image is no call's error."""
+    end = called(f"127.0.0.1:{grpc_port}", root, LARGE, KEY, compression=compression)
+    assert end == (grpc.StatusCode.OK, "")
+
+
+def test_the_command_says_how_to_call_it(guarded, url):
     said = guarded.log.read_text()
     assert f"ready at {url}" in said
     assert 'curl -H "Authorization: Bearer $TANDEM_API_KEY"' in said
 
 
-@pytest.mark.parametrize("has_key", [True, False])
-def test_the_command_line_sends_a_key(
-    url: str, root: Root, key_file: Path, photo: bytes, tmp_path: Path, has_key: bool
-) -> None:
-    (tmp_path / "photo.jpg").write_bytes(photo)
-    # Wide enough for the error to stand in one line of the table.
-    environment = {"SSL_CERT_FILE": str(root.path), "COLUMNS": "300"}
-    key = ["--key-file", str(key_file)] if has_key else []
-    for command in (
-        ["classify", str(tmp_path / "photo.jpg")],
-        ["bench", "--images", str(tmp_path), "--concurrency", "1", "--duration", "1"],
-    ):
-        done = run_tandem(*command, "--url", url, *key, exit_code=None, **environment)
-        assert (done.returncode == 0) == has_key, done.stderr + done.stdout
-        assert KEY not in done.stdout + done.stderr
-        if not has_key:
-            assert "requires an API key" in done.stdout + done.stderr
-
-
-def test_a_key_is_in_no_log_and_no_command_line(
-    guarded: Service, trusting: httpx.Client, photo: bytes
-) -> None:
+def test_a_key_is_in_no_log_and_no_command_line(guarded, trusting, photo):
     for key, status in ((KEY, 200), (OTHER, 200), (KEY + "x", 401)):
         answer = trusting.post("/v1/classify", content=photo, headers=bearer(key))
         assert answer.status_code == status
@@ -197,14 +206,12 @@ def test_a_key_is_in_no_log_and_no_command_line(
         assert OTHER not in title(process)
 
 
-def test_nothing_listens_beyond_loopback(guarded: Service) -> None:
+def test_nothing_listens_beyond_loopback(guarded):
     assert reachable_ports(guarded.process.pid) == set()
 
 
 @pytest.mark.browser
-def test_the_page_asks_for_a_key_and_keeps_it(
-    browser: Browser, url: str, photo_file: File, photo_label: str
-) -> None:
+def test_the_page_asks_for_a_key_and_keeps_it(browser, url, photo_file, photo_label):
     refused = ("/v1/models", "/v1/classify")
     with watched(browser, url, refused, ignore_https_errors=True) as page:
         page.goto(f"{url}/")
@@ -227,8 +234,8 @@ def test_the_page_asks_for_a_key_and_keeps_it(
 
 @pytest.mark.browser
 def test_a_page_of_another_site_calls_if_it_is_allowed(
-    browser: Browser, url: str, shop: ThreadedServer, photo: bytes, photo_label: str, tmp_path: Path
-) -> None:
+    browser, url, shop, photo, photo_label, tmp_path
+):
     """It sends a key and a time limit, so that the browser asks first, and reads what it gets."""
     context = browser.new_context(ignore_https_errors=True)
     page = context.new_page()
@@ -255,8 +262,8 @@ def test_a_page_of_another_site_calls_if_it_is_allowed(
 
 
 def test_keys_and_certificate_are_renewed_while_it_serves(
-    guarded: Service, url: str, root: Root, signed: Signed, key_file: Path, trusting: httpx.Client
-) -> None:
+    guarded, url, root, signed, key_file, trusting
+):
     def status(key: str) -> int:
         return trusting.get("/v1/models", headers=bearer(key)).status_code
 

@@ -1,42 +1,28 @@
-"""The response cache of a real service, over HTTP and gRPC.
+"""The response cache of a real service.
 
-In the fast tier: tests/unit/http/test_response_cache.py, with the real stages on tiny networks.
+In the fast tier, over gRPC too: tests/unit/http/test_response_cache.py, on tiny networks.
 """
 
 from collections.abc import Iterator
 
-import grpc
 import httpx
 import pytest
 
-from app.grpc.tandem_pb2 import ClassifyRequest
-from app.grpc.tandem_pb2_grpc import EnsembleStub
 from tests.support.redis_server import RedisServer, running_redis
-from tests.support.services.live_service import Service, Start, drawn_photo
 from tests.support.services.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cached(start_service: Start, grpc_port: int) -> Service:
-    service = start_service("--grpc-port", str(grpc_port), args={"cache": "local"})
-    service.wait_ready()
-    return service
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def redis(tmp_path_factory) -> Iterator[RedisServer]:
     with running_redis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
 @pytest.mark.redis
-def test_with_redis_that_goes_away(
-    start_service: Start, redis: RedisServer, photo_label: str, photo: bytes
-) -> None:
+def test_with_redis_that_goes_away(start_service, redis, photo_label, photo):
     service = start_service(args={"cache": redis.url})
-    service.wait_ready()
     assert service.label(photo) == photo_label
 
     def is_written() -> bool:  # by a task of its own
@@ -49,27 +35,14 @@ def test_with_redis_that_goes_away(
     service.stop()
 
 
-def test_a_photo_that_was_seen_before(cached: Service, photo_label: str, photo: bytes) -> None:
+def test_a_photo_that_was_seen_before(start_service, photo_label, photo):
+    cached = start_service(args={"cache": "local"})
     with httpx.Client(base_url=cached.url, timeout=60) as client:
         first, second = [client.post("/v1/classify", content=photo).json() for _ in range(2)]
-        fresh = client.post(
-            "/v1/classify", content=photo, headers={"Cache-Control": "no-store"}
-        ).json()
+        no_store = {"Cache-Control": "no-store"}
+        fresh = client.post("/v1/classify", content=photo, headers=no_store).json()
     assert [answer.get("cached") for answer in (first, second, fresh)] == [None, True, None]
     for answer in (first, second, fresh):
         assert answer["predictions"][0]["label"] == photo_label
         for ours, theirs in zip(answer["predictions"], first["predictions"], strict=True):
             assert ours["probability"] == pytest.approx(theirs["probability"], abs=1e-6)
-
-
-def test_over_grpc_too(cached: Service, grpc_port: int) -> None:
-    request = ClassifyRequest(images=[drawn_photo(seed=9)])
-    with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-        ensemble = EnsembleStub(channel)
-
-        def ask(*metadata: tuple[str, str]) -> bool:
-            reply = ensemble.Classify(request, metadata=metadata, timeout=60)
-            return reply.results[0].classified.cached
-
-        asked = [ask(), ask(), ask(("cache-control", "no-cache")), ask()]
-        assert asked == [False, True, False, True]

@@ -1,39 +1,26 @@
 """A service that lets in only clients with a certificate of its own root."""
 
 import ssl
-from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.certificates import Root, Signed
-from tests.support.services.live_service import Service, changed_config, run_tandem
+from tests.support.certificates import Root
+from tests.support.services.live_service import run_tandem
 from tests.support.services.processes import reachable_ports
 
 
 @pytest.mark.slow
 def test_with_client_certificates_it_gets_ready_and_lets_in_nobody_else(
-    start_service: Callable[..., Service],
-    root: Root,
-    signed: Signed,
-    photo: bytes,
-    photo_label: str,
-    tmp_path: Path,
-) -> None:
+    start_service, root, signed, photo, photo_label, tmp_path
+):
     """The command that asks whether the service is ready has none of those certificates.
 
     In the fast tier: tests/unit/launch/test_haproxy_rules.py, tests/unit/app/test_access.py.
     """
     mine, stranger = root.sign("client"), Root(tmp_path).sign("stranger")
-    with changed_config(tmp_path) as config:
-        config["http_options"] |= {
-            "ssl_certfile": str(signed.certificate),
-            "ssl_keyfile": str(signed.key),
-            "ssl_ca_certs": str(root.path),
-        }
-    service = start_service("--config", str(tmp_path / "serve_config.yaml"))
-    service.wait_ready()
+    tls = {"ssl_certfile": str(signed.certificate), "ssl_keyfile": str(signed.key)}
+    service = start_service(http=tls | {"ssl_ca_certs": str(root.path)})
     assert "curl --cert CLIENT.pem --key CLIENT.key" in service.log.read_text()
     url = service.url.replace("http:", "https:")
     for shown in (mine, stranger, None):

@@ -6,7 +6,7 @@ test_kubernetes.py the pods' environment and the options of ``ray start``.
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def pod(free_port: Callable[[], int]) -> Iterator[RayHead]:
+def pod(free_port) -> Iterator[RayHead]:
     """A head that runs replicas too: one pod for all."""
     with tempfile.TemporaryDirectory("", "tl-", "/tmp", ignore_cleanup_errors=True) as name:
         environment = haproxy_environment(Path(name)) | {
@@ -41,9 +41,7 @@ def lines(pod: RayHead) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole if line.startswith("{")]
 
 
-def test_what_a_pods_stages_and_serves_controller_say_is_json(
-    pod: RayHead, tiny_set: Path, free_port: Callable[[], int]
-) -> None:
+def test_what_a_pods_stages_and_serves_controller_say_is_json(pod, tiny_set, free_port):
     """A start, a replica that dies, the next; what Ray says of itself stays text."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     config = ServeConfig.read(ROOT / "configs" / "cluster-whole.yaml").changed(

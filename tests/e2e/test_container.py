@@ -1,8 +1,7 @@
 """The image: built from the Dockerfile, run read-only as its own user, asked over HTTP."""
 
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import httpx
 import psutil
@@ -21,9 +20,7 @@ def image() -> Iterator[Image]:
         yield image
 
 
-def test_it_serves_from_a_read_only_root_as_its_own_user(
-    image: Image, free_port: Callable[[], int], photo: bytes, tmp_path: Path
-) -> None:
+def test_it_serves_from_a_read_only_root_as_its_own_user(image, free_port, photo, tmp_path):
     port, metrics = free_port(), free_port()
     loopback = ("--host", "127.0.0.1", "--metrics-host", "127.0.0.2")
     command = image.command(*loopback, "--port", str(port), "--metrics-port", str(metrics))
@@ -51,7 +48,7 @@ def healthy(image: Image, port: int) -> bool:
     return subprocess.run(image.running("-i", *environment), capture_output=True).returncode == 0
 
 
-def test_nothing_but_tmp_can_be_written(image: Image) -> None:
+def test_nothing_but_tmp_can_be_written(image):
     said = subprocess.run(
         image.running("sh", "-c", "touch /opt/tandem/x /etc/x /tmp/x; id -u; ls /tmp"),
         capture_output=True,
@@ -61,7 +58,7 @@ def test_nothing_but_tmp_can_be_written(image: Image) -> None:
     assert said.stderr.count("Read-only file system") == 2
 
 
-def test_ray_is_in_a_login_shells_path_and_haproxy_where_the_pods_look(image: Image) -> None:
+def test_ray_is_in_a_login_shells_path_and_haproxy_where_the_pods_look(image):
     """KubeRay runs ``bash -lc``; the pods' environment names HAProxy's command."""
     words = ("bash", "-lc", "command -v ray tandem serve wget; test -x /opt/haproxy/haproxy")
     said = subprocess.run(image.running(*words), capture_output=True, text=True)
@@ -69,7 +66,7 @@ def test_ray_is_in_a_login_shells_path_and_haproxy_where_the_pods_look(image: Im
     assert len(said.stdout.split()) == 4
 
 
-def test_the_labels(image: Image) -> None:
+def test_the_labels(image):
     labels = image.config["Labels"]
     assert labels["org.opencontainers.image.title"] == "Tandem"
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"

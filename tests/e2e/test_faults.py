@@ -40,18 +40,18 @@ def check_that_nothing_is_lost(told: dict) -> None:
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def result(tmp_path_factory) -> dict:
     """One cluster for all: its start is what takes time."""
     return strike(tmp_path_factory.mktemp("faults"), *FAULTS)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_no_accepted_request_is_lost_and_no_answer_is_wrong(result: dict, fault: str) -> None:
+def test_no_accepted_request_is_lost_and_no_answer_is_wrong(result, fault):
     check_that_nothing_is_lost(result["faults"][fault])
 
 
 @pytest.mark.redis
-def test_a_head_comes_back_to_its_state_in_redis(tmp_path: Path) -> None:
+def test_a_head_comes_back_to_its_state_in_redis(tmp_path):
     """A cluster of its own, whose head keeps its state in a redis-server of ours."""
     told = strike(tmp_path, "head")["faults"]["head"]
     check_that_nothing_is_lost(told)
@@ -60,7 +60,7 @@ def test_a_head_comes_back_to_its_state_in_redis(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_stage_is_on_both_nodes(result: dict, fault: str) -> None:
+def test_every_stage_is_on_both_nodes(result, fault):
     """Also when a replica has been replaced: what comes next may be a node's death."""
     for deployment, by_node in result["faults"][fault]["placement"].items():
         assert len(by_node) == 2, (deployment, by_node)

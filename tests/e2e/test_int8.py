@@ -8,11 +8,9 @@ the others as they say.
 """
 
 import contextlib
-import json
 import re
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -20,17 +18,15 @@ import openvino as ov
 import pytest
 
 from app.telemetry.metric_table import FAILED_GOLDEN_CHECKS
-from calibration.sets.transaction import write_manifest
 from models.ledger import judge
 from models.manifest import read_manifest
 from tests.support.exposed_metrics import exposed
-from tests.support.services.live_service import TANDEM, Start, run_tandem
+from tests.support.services.live_service import TANDEM, live_report, tandem_of
 from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import (
     LABELS,
     take_golden,
     tiny_model,
-    with_accuracy,
     write_opposite_sets,
     write_pictures,
     write_tiny_set,
@@ -39,12 +35,8 @@ from tests.support.tiny_networks import (
 NUM_MEMBERS = 8  # as many as a set may have
 
 
-def tandem(*arguments: object, home: Path, exit_code: int = 0) -> str:
-    return run_tandem(*arguments, exit_code=exit_code, XDG_DATA_HOME=str(home)).stdout
-
-
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(tmp_path_factory) -> Path:
     """Three colours: ``calibration`` and ``eval``, no picture in both."""
     folder = tmp_path_factory.mktemp("pictures")
     write_pictures(folder / "calibration", num_per_color=8, side=70)
@@ -53,7 +45,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_quantise_evaluate_serve(pictures: Path, tmp_path: Path, start_service: Start) -> None:
+def test_quantise_evaluate_serve(pictures, tmp_path, start_service):
     """Everything a user does with networks of her own, in the order she does it.
 
     In the fast tier: each command's own unit tests (above), and /v1/models in test_http.py.
@@ -65,36 +57,32 @@ def test_quantise_evaluate_serve(pictures: Path, tmp_path: Path, start_service: 
         model = tiny_model(size=64, gain=gain, num_convolutions=3)
         ov.save_model(model, tmp_path / f"{name}.xml")
     members = [f"--member={name}={tmp_path / name}.xml" for name in ("sure", "unsure")]
-    said = tandem("models", "add", "colours", *members, "--labels", labels, home=home)
+    said = tandem_of(home, "models", "add", "colours", *members, "--labels", labels)
     assert "next: tandem quantize colours" in said
     folder = home / "tandem" / "models" / "colours"
 
     calibration = pictures / "calibration"
-    tandem("quantize", "colours", "--images", calibration, "--subset-size", 24, home=home)
-    said = tandem("evaluate", "colours", "--images", pictures / "eval", home=home)
+    tandem_of(home, "quantize", "colours", "--images", calibration, "--subset-size", 24)
+    said = tandem_of(home, "evaluate", "colours", "--images", pictures / "eval")
     assert "1.0000" in said
     assert judge(read_manifest(folder)).status == "verified"
-    said = tandem("evaluate", "colours", "--images", calibration, home=home, exit_code=2)
-    tandem("models", "verify", "colours", home=home)
+    said = tandem_of(home, "evaluate", "colours", "--images", calibration, exit_code=2)
+    tandem_of(home, "models", "verify", "colours")
 
     service = start_service("--model-set", str(folder))
-    service.wait_ready()
     log = service.log.read_text()
     assert "no accuracy record" not in log
     served = httpx.get(f"{service.url}/v1/models", timeout=60).json()
     assert served["verified"] == "verified"
     assert served["accuracy"][0]["scores"]["INT8"]["ensemble"]["top1"] == 1.0
     assert served["accuracy"][0]["num_images"] == 270
-    live = ["--url", service.url, "--json", "-"]
-    report = json.loads(
-        tandem("evaluate", "colours", "--images", pictures / "eval", *live, home=home)
-    )
-    assert report["live"]["num_same"] == report["num_images"] == 270
+    report = live_report(service.url, "colours", "--images", pictures / "eval", home=home)
+    assert report["num_images"] == 270
     service.stop()
 
 
 @pytest.mark.slow  # make test has tests/unit/calibration/quantization
-def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_path: Path) -> None:
+def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures, tmp_path):
     """Nothing is moved in before the last of many members is done: the second has begun here."""
     gains = {f"member{n}": 2.0 + n for n in range(NUM_MEMBERS)}
     folder = write_tiny_set(
@@ -120,27 +108,7 @@ def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_set_that_lost_too_much_is_refused_until_allowed(
-    tmp_path: Path, start_service: Start
-) -> None:
-    """In the fast tier: test_serve_refusals.py and tests/unit/graph/test_set_checks.py."""
-    folder = write_tiny_set(tmp_path / "dropped", name="dropped")
-    top1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
-    write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"ensemble": 0.02}))
-    refused = start_service("--model-set", str(folder))
-    assert refused.process.wait(120) == 2
-    assert "INT8 costs ensemble 2.00 points" in refused.log.read_text()
-    allowed = start_service("--model-set", str(folder), "--allow-unverified")
-    allowed.wait_ready()
-    assert "2.00 points" in allowed.log.read_text()
-    assert httpx.get(f"{allowed.url}/v1/models", timeout=60).json()["verified"] == "dropped"
-    allowed.stop()
-
-
-@pytest.mark.slow
-def test_a_network_that_answers_otherwise_does_not_get_ready(
-    tmp_path: Path, start_service: Start, free_port: Callable[[], int]
-) -> None:
+def test_a_network_that_answers_otherwise_does_not_get_ready(tmp_path, start_service, free_port):
     """Golden answers of another network, hashes all right: as on a CPU that computes wrongly.
 
     In the fast tier: tests/unit/stages/test_classifier.py and tests/unit/models/test_golden.py
@@ -149,7 +117,9 @@ def test_a_network_that_answers_otherwise_does_not_get_ready(
     one, two = write_opposite_sets(tmp_path)
     take_golden(one, two)
     metrics = free_port()
-    service = start_service("--model-set", str(one), "--metrics-port", str(metrics))
+    service = start_service(
+        "--model-set", str(one), "--metrics-port", str(metrics), is_awaited=False
+    )
     failed = rf'{exposed(FAILED_GOLDEN_CHECKS)[0]}\{{.*member="sure".*\}} 1\.0'
     wait_until(
         lambda: re.search(failed, scraped(metrics)) or service.process.poll() is not None,

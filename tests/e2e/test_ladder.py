@@ -20,7 +20,7 @@ RUNGS = "eager,int8,ensemble,cascade,service"
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path) -> Path:
     """Two drawn photos of every class; what they show is none of them."""
     class_ids = load_model_set("imagenette").class_ids or ()
     for number, name in enumerate(class_ids):
@@ -31,7 +31,7 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
-def test_the_bundled_set_as_far_as_the_service(images: Path, tmp_path: Path) -> None:
+def test_the_bundled_set_as_far_as_the_service(images, tmp_path):
     files = {"--json": tmp_path / "a.json", "--plot": tmp_path / "a.svg"}
     written = [str(part) for pair in files.items() for part in pair]
     options = ["--rungs", RUNGS, "--seconds", "1", "--member", "densenet169", "--images", images]
@@ -49,7 +49,7 @@ def test_the_bundled_set_as_far_as_the_service(images: Path, tmp_path: Path) -> 
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
-def test_ctrl_c_ends_the_rungs_process_too(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_rungs_process_too(tmp_path):
     options: list[str | Path] = ["--rungs", "int8", "--seconds", "600", "--work", tmp_path / "work"]
     running = subprocess.Popen(
         [TANDEM, "ladder", "imagenette", *options],

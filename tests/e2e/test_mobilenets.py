@@ -4,14 +4,13 @@ In the fast tier: tests/unit/calibration/sets/test_tflite.py, fifty photographs 
 tests/unit/graph/test_members.py, every stage with drawn pictures.
 """
 
-import json
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.support.imagenet_small import MEMBERS
-from tests.support.services.live_service import Start, run_tandem
+from tests.support.services.live_service import live_report, run_tandem
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared_data]
 
@@ -19,7 +18,7 @@ NUM_IMAGES = 200
 
 
 @pytest.fixture(scope="module")
-def mobilenets(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mobilenets(shared_data, tmp_path_factory) -> Path:
     """Return the folder of the set, as the command makes it."""
     folder, into = shared_data / "imagenet-small", tmp_path_factory.mktemp("sets")
     members = [f"{name}={folder / 'tflite' / file}" for name, file in MEMBERS.items()]
@@ -29,15 +28,11 @@ def mobilenets(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return into / "mobilenets"
 
 
-def test_live_is_in_process_image_by_image(
-    mobilenets: Path, shared_data: Path, start_service: Start
-) -> None:
+def test_live_is_in_process_image_by_image(mobilenets, shared_data, start_service):
     service = start_service("--model-set", str(mobilenets))
-    service.wait_ready()
     images = ("--images", shared_data / "imagenet-small" / "images", "--max-images", NUM_IMAGES)
-    done = run_tandem("evaluate", mobilenets, *images, "--url", service.url, "--json", "-")
-    report = json.loads(done.stdout)
-    assert report["live"]["num_same"] == report["num_images"] == NUM_IMAGES
+    report = live_report(service.url, mobilenets, *images)
+    assert report["num_images"] == NUM_IMAGES
     assert report["scores"]["INT8"]["v2"]["top1"] > 0.8
     with httpx.Client(base_url=service.url, timeout=60) as client:
         check_what_is_told(client)

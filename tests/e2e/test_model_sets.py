@@ -8,7 +8,6 @@ import json
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import httpx
@@ -20,8 +19,8 @@ from app.grpc.open_inference_pb2 import RepositoryModelLoadRequest, RepositoryMo
 from tandem_client import BadRequest, Client
 from tandem_client.grpc_client import GrpcClient
 from tests.support.open_inference_stub import inference_stub
-from tests.support.services.live_service import Start, run_tandem
-from tests.support.services.page_driver import OpenPage, drop
+from tests.support.services.live_service import run_tandem
+from tests.support.services.page_driver import drop
 from tests.support.services.processes import wait_until
 from tests.support.several_sets import FIRST, SECOND, labels_of, write_two_sets
 from tests.support.tiny_networks import picture
@@ -31,13 +30,10 @@ NAMES = [FIRST, SECOND]
 
 
 @pytest.fixture(scope="module")
-def service_url(
-    start_service: Start, grpc_port: int, tmp_path_factory: pytest.TempPathFactory
-) -> str:
+def service_url(start_service, grpc_port, tmp_path_factory) -> str:
     sets = ",".join(write_two_sets(tmp_path_factory.mktemp("sets")))
     options = ("--model-set", sets, "--grpc-port", str(grpc_port))
     service = start_service(*options, args={"unload_after_s": 1})
-    service.wait_ready()
     return service.url
 
 
@@ -46,7 +42,7 @@ def classified(client: httpx.Client, name: str, color: str = "red") -> httpx.Res
     return client.post("/v1/classify", params=query, content=picture(color))
 
 
-def test_each_set_answers_by_its_name(client: httpx.Client) -> None:
+def test_each_set_answers_by_its_name(client):
     assert client.get("/v1/models").json()["model_sets"] == NAMES
     for name in NAMES:
         answer = classified(client, name).json()
@@ -58,9 +54,7 @@ def test_each_set_answers_by_its_name(client: httpx.Client) -> None:
     assert refused.json()["error"]["message"].endswith(f"there are {', '.join(NAMES)}")
 
 
-def test_the_clients_and_the_command_line_name_a_set(
-    service_url: str, grpc_port: int, tmp_path: Path
-) -> None:
+def test_the_clients_and_the_command_line_name_a_set(service_url, grpc_port, tmp_path):
     photo = tmp_path / "blue.png"
     photo.write_bytes(picture("blue"))
     with Client(service_url) as http, GrpcClient(f"127.0.0.1:{grpc_port}") as grpc:
@@ -76,7 +70,7 @@ def test_the_clients_and_the_command_line_name_a_set(
     assert json.loads(done.stdout)["predictions"][0]["label"] == labels_of("blue")[SECOND]
 
 
-def test_a_crowd_for_one_set_leaves_the_other_answered(client: httpx.Client) -> None:
+def test_a_crowd_for_one_set_leaves_the_other_answered(client):
     """More clients than the first set has places, and one for the second that is never refused."""
     limits = httpx.Limits(max_connections=None)
     with (
@@ -97,7 +91,7 @@ def states(client: httpx.Client) -> dict[str, tuple[str, str]]:
     return {entry["name"]: (entry["state"], entry["reason"]) for entry in index}
 
 
-def test_an_idle_set_is_unloaded_and_comes_back_when_asked(client: httpx.Client) -> None:
+def test_an_idle_set_is_unloaded_and_comes_back_when_asked(client):
     wait_until(lambda: "not in memory" in states(client)[SECOND][1], 60, "the second set to go")
     assert client.get("/readyz").status_code == 200
     assert client.get(f"/v2/models/{SECOND}/ready").status_code == 200
@@ -110,8 +104,8 @@ def test_an_idle_set_is_unloaded_and_comes_back_when_asked(client: httpx.Client)
 
 
 def test_tritons_client_unloads_and_loads_a_set_while_both_are_asked(
-    client: httpx.Client, service_url: str, grpc_port: int
-) -> None:
+    client, service_url, grpc_port
+):
     """No request for the other fails; of its own each is answered, or it is not there."""
     repository = triton.InferenceServerClient(service_url.removeprefix("http://"))
     stop = threading.Event()
@@ -148,7 +142,7 @@ def test_tritons_client_unloads_and_loads_a_set_while_both_are_asked(
 
 
 @pytest.mark.browser
-def test_the_page_lets_one_choose_a_set(open_page: OpenPage, tmp_path: Path) -> None:
+def test_the_page_lets_one_choose_a_set(open_page, tmp_path):
     page = open_page()
     chosen = page.get_by_label("Model set")
     expect(chosen.locator("option")).to_have_text(NAMES)

@@ -4,7 +4,6 @@ In the fast tier: adding in tests/unit/calibration/sets/test_add_multi_label.py,
 tests/unit/graph/test_ensemble.py, evaluation in tests/unit/calibration/evaluation.
 """
 
-import json
 from pathlib import Path
 
 import httpx
@@ -23,49 +22,40 @@ from tests.support.scored_sets import (
     scored_picture,
     write_scored_images,
 )
-from tests.support.services.live_service import Start, run_tandem
+from tests.support.services.live_service import live_report, tandem_of
 
 pytestmark = pytest.mark.slow
 WEIGHTS = {"steep": 2.0, "flat": 1.0}
 
 
-def tandem(*arguments: object, home: Path) -> str:
-    return run_tandem(*arguments, XDG_DATA_HOME=str(home)).stdout
-
-
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory) -> Path:
     """Add a set of two networks that end in a sigmoid; nobody says that it is multi-label."""
     folder = tmp_path_factory.mktemp("multi-label")
     (folder / "labels.txt").write_text("\n".join(LABELS), "utf-8")
     for name, gain in GAINS.items():
         ov.save_model(scored_model(gain), folder / f"{name}.xml")
     members = [f"--member={name}={folder / name}.xml" for name in GAINS]
-    said = tandem(
-        "models", "add", "colours", *members, "--weight", "steep=2",
-        "--labels", folder / "labels.txt", home=folder,
-    )  # fmt: skip
+    labels = ("--labels", folder / "labels.txt", "--weight", "steep=2")
+    said = tandem_of(folder, "models", "add", "colours", *members, *labels)
     assert "multi_label, since every network ends in a sigmoid" in said
     assert "labels with a score of 0.5 or more" in said
     return folder
 
 
-def test_the_live_answer_is_the_average_of_sigmoids(home: Path, start_service: Start) -> None:
+def test_the_live_answer_is_the_average_of_sigmoids(home, start_service):
     folder = home / "tandem" / "models" / "colours"
     assert read_manifest(folder).task == "multi_label"
-    tandem("models", "verify", "colours", home=home)
+    tandem_of(home, "models", "verify", "colours")
     images = write_scored_images(home / "images", num_per_picture=5)
-    said = tandem("evaluate", "colours", "--images", images, home=home)
+    said = tandem_of(home, "evaluate", "colours", "--images", images)
     assert "mAP" in said
     service = start_service("--model-set", str(folder), args={"precision": "FP16"})
-    service.wait_ready()
     for name, (colour, labels) in PICTURES.items():
         _check_answer(service.url, name, colour, labels)
-    live = ["--url", service.url, "--json", "-"]
-    report = json.loads(tandem("evaluate", "colours", "--images", images, *live, home=home))
-    assert report["live"]["num_same"] == report["num_images"] == 20
-    page = tandem("classify", _file(home, "black"), _file(home, "cyan"), "--url", service.url,
-                  "--top-k", "3", home=home)  # fmt: skip
+    assert live_report(service.url, "colours", "--images", images, home=home)["num_images"] == 20
+    files, at = (_file(home, "black"), _file(home, "cyan")), ("--url", service.url)
+    page = tandem_of(home, "classify", *files, *at, "--top-k", "3")
     assert "no label" in page
     assert "has green" in page
     service.stop()

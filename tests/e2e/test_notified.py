@@ -5,15 +5,13 @@
 
 import signal
 import socket
-from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
 
 from app.telemetry.metric_table import PROCESS_MEMORY
 from tests.support.exposed_metrics import exposed
-from tests.support.services.live_service import READY_WITHIN_S, Start
+from tests.support.services.live_service import READY_WITHIN_S
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.services.stopping import leaving_nothing
 
@@ -23,17 +21,15 @@ ELSEWHERE = "127.0.0.2"
 
 
 def test_ready_and_stopping_are_told_and_the_metrics_are_elsewhere(
-    start_service: Start,
-    free_port: Callable[[], int],
-    tmp_path: Path,
-    monkeypatch,
-) -> None:
+    start_service, free_port, tmp_path, monkeypatch
+):
     port, address = free_port(), str(tmp_path / "notify")
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.settimeout(READY_WITHIN_S)
         systemd.bind(address)
-        service = start_service("--metrics-host", ELSEWHERE, "--metrics-port", str(port))
+        options = ("--metrics-host", ELSEWHERE, "--metrics-port", str(port))
+        service = start_service(*options, is_awaited=False)
         assert systemd.recv(100) == b"READY=1", service.log.read_text()
         assert httpx.get(f"{service.url}/readyz", timeout=60).status_code == 200
         url = f"http://{ELSEWHERE}:{port}/metrics"

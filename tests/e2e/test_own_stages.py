@@ -3,7 +3,6 @@
 In the fast tier: tests/unit/functions, with the real graph on tiny networks.
 """
 
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -11,14 +10,13 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.support.services.live_service import Start, changed_config, drawn_photo
+from tests.support.services.live_service import changed_config, drawn_photo
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_majority_vote(start_service: Start, photo: bytes) -> None:
+def test_a_majority_vote(start_service, photo):
     service = start_service("--config", "configs/majority-vote.yaml")
-    service.wait_ready()
     with httpx.Client(base_url=service.url, timeout=60) as client:
         models = client.get("/v1/models").json()
         answer = client.post("/v1/classify?top_k=10", content=photo).json()
@@ -31,14 +29,11 @@ def test_a_majority_vote(start_service: Start, photo: bytes) -> None:
         assert rows[index] == pytest.approx(share, abs=0.011)
 
 
-def test_mirroring_and_a_failing_vote_in_a_combiner_of_its_own(
-    start_service: Start, tmp_path: Path
-) -> None:
+def test_mirroring_and_a_failing_vote_in_a_combiner_of_its_own(start_service, tmp_path):
     with changed_config(tmp_path, "configs/mirroring.yaml") as content:
         arguments = {"combine": "tests.support.own_functions:vote_on_few", "combiner": "deployment"}
         content["applications"][0]["args"] |= arguments
     service = start_service("--config", str(tmp_path / "mirroring.yaml"))
-    service.wait_ready()
     drawn: Any = cv2.imdecode(np.frombuffer(drawn_photo(width=292, height=292), np.uint8), 1)
     files = [cv2.imencode(".png", image)[1].tobytes() for image in (drawn, drawn[:, ::-1])]
     with httpx.Client(base_url=service.url, timeout=60) as client:

@@ -4,7 +4,7 @@
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import httpx
@@ -12,7 +12,7 @@ import pytest
 
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
-from tests.support.services.live_service import Service, Start
+from tests.support.services.live_service import Service
 from tests.support.services.processes import (
     EVENTUALLY_S,
     descendants,
@@ -35,12 +35,12 @@ def _portable() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def metrics_port(free_port: Callable[[], int]) -> int:
+def metrics_port(free_port) -> int:
     return free_port()
 
 
 @pytest.fixture(scope="module")
-def portable(start_process: Start, grpc_port: int, metrics_port: int) -> Iterator[Service]:
+def portable(start_process, grpc_port, metrics_port) -> Iterator[Service]:
     """The service, which is stopped by Ctrl-C, and leaves nothing."""
     ports = ("--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port))
     started = start_process(*ports)
@@ -53,14 +53,12 @@ def portable(start_process: Start, grpc_port: int, metrics_port: int) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def client(portable: Service) -> Iterator[httpx.Client]:
+def client(portable) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=portable.url, timeout=60, trust_env=False) as client:
         yield client
 
 
-def test_photographs_over_http_and_grpc(
-    client: httpx.Client, grpc_port: int, photo: bytes, photo_label: str
-) -> None:
+def test_photographs_over_http_and_grpc(client, grpc_port, photo, photo_label):
     answer = client.post("/v1/classify", content=photo)
     assert answer.status_code == 200, answer.text
     assert answer.json()["predictions"][0]["label"] == photo_label
@@ -73,14 +71,14 @@ def test_photographs_over_http_and_grpc(
     assert reply.results[0].classified.predictions[0].label == photo_label
 
 
-def test_what_is_no_request_is_refused(client: httpx.Client) -> None:
+def test_what_is_no_request_is_refused(client):
     answer = client.post("/v1/classify", content=b"no photo")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_an_image")
     assert client.post("/v1/classify", content=bytes(21 * 2**20)).status_code == 413
     assert client.get("/v1/nothing").status_code == 404
 
 
-def test_ready_page_and_metrics(client: httpx.Client, metrics_port: int) -> None:
+def test_ready_page_and_metrics(client, metrics_port):
     assert client.get("/readyz").json() == {"ready": True}
     assert client.get("/v1/models").json()["model_set"] == "imagenette"
     page = client.get("/")
@@ -94,7 +92,7 @@ def test_ready_page_and_metrics(client: httpx.Client, metrics_port: int) -> None
     wait_until(lambda: "ray_tandem_requests_total{" in figures(), EVENTUALLY_S, "metrics")
 
 
-def test_there_is_no_haproxy_and_nobody_else_reaches_it(portable: Service) -> None:
+def test_there_is_no_haproxy_and_nobody_else_reaches_it(portable):
     titles = [title(process) for process in descendants(portable.process.pid)]
     assert any("ProxyActor" in each for each in titles), titles
     assert not any("haproxy" in each for each in titles), titles
@@ -104,7 +102,7 @@ def test_there_is_no_haproxy_and_nobody_else_reaches_it(portable: Service) -> No
     assert "is no setting" not in log
 
 
-def test_another_host_than_loopback_is_refused(start_process: Start) -> None:
+def test_another_host_than_loopback_is_refused(start_process):
     refused = start_process("--host", "0.0.0.0")
     try:
         assert refused.process.wait(REFUSED_WITHIN_S) == 2

@@ -8,7 +8,7 @@ test_shared_serve.py has what ``tandem serve --address`` does beside others and 
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,9 +49,7 @@ def killed_after(service: Service) -> Iterator[None]:
         service.process.wait(10)
 
 
-def test_serve_run_answers_and_stops(
-    tmp_path: Path, temp: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
-) -> None:
+def test_serve_run_answers_and_stops(tmp_path, temp, free_port, photo, photo_label):
     port = free_port()
     # The session's own service, which other tests share, keeps its Ray; this one has its own.
     command = [str(BIN / "serve"), "run", str(config_at(port, tmp_path)), "--address", "local"]
@@ -67,7 +65,7 @@ def test_serve_run_answers_and_stops(
 
 
 @pytest.fixture(scope="module")
-def cluster(free_port: Callable[[], int]) -> Iterator[RayHead]:
+def cluster(free_port) -> Iterator[RayHead]:
     """A cluster that serves nothing; each test takes away what it has put there."""
     with (
         tempfile.TemporaryDirectory(prefix="te-", dir="/tmp", ignore_cleanup_errors=True) as temp,
@@ -76,9 +74,7 @@ def cluster(free_port: Callable[[], int]) -> Iterator[RayHead]:
         yield head
 
 
-def test_serve_deploy_answers(
-    cluster: RayHead, tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
-) -> None:
+def test_serve_deploy_answers(cluster, tmp_path, free_port, photo, photo_label):
     port = free_port()
     at = ("--address", cluster.dashboard)
     cluster.run("serve", "deploy", str(config_at(port, tmp_path)), *at)
@@ -92,8 +88,8 @@ def test_serve_deploy_answers(
 
 
 def test_tandem_serve_joins_a_cluster_and_leaves_it_as_it_was(
-    cluster: RayHead, tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
-) -> None:
+    cluster, tmp_path, free_port, photo, photo_label
+):
     port = free_port()
     command = [str(BIN / "tandem"), "serve", "--port", str(port), "--address", cluster.address]
     log = tmp_path / "log.txt"

@@ -4,14 +4,13 @@ In the fast tier tests/unit/serve/test_ray_names.py and tests/unit/launch/test_r
 each name away by itself, without a cluster.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
 from app.launch.ray_features import CONTROLLER, DEPLOY, FORKS, LOG_MONITOR, ONE_MACHINE
-from app.serve.ray_compatibility import GRPC_OPTIONS, STAGE_ROUTER, Feature
+from app.serve.ray_compatibility import GRPC_OPTIONS, STAGE_ROUTER
 from tests.support.renamed_ray import renamed_ray
 from tests.support.services.live_service import Service, changed_config
 from tests.support.tiny_networks import picture, write_tiny_set
@@ -32,7 +31,7 @@ OF_LAUNCH = ((FORKS, LOG_MONITOR), (ONE_MACHINE, CONTROLLER))
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path) -> Path:
     """A service of tiny networks, the members deployments of their own."""
     write_tiny_set(tmp_path / "tiny")
     with changed_config(tmp_path) as content:
@@ -70,12 +69,8 @@ def serve(
     ],
 )
 def test_what_leans_on_a_renamed_name_is_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    config: Path,
-    free_port: Callable[[], int],
-    features: tuple[Feature, ...],
-) -> None:
+    monkeypatch, tmp_path, config, free_port, features
+):
     names = [NAMES[feature] for feature in features]
     service = serve(monkeypatch, tmp_path, config, free_port(), *names)
     try:
@@ -92,9 +87,7 @@ def test_what_leans_on_a_renamed_name_is_left_out(
     assert said.count("Left out:") == len(features) + of_an_older_ray
 
 
-def test_without_a_way_to_deploy_nothing_starts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: Path, free_port: Callable[[], int]
-) -> None:
+def test_without_a_way_to_deploy_nothing_starts(monkeypatch, tmp_path, config, free_port):
     (name, *_) = (name.name for name in DEPLOY.names)
     service = serve(monkeypatch, tmp_path, config, free_port(), name)
     assert service.process.wait(60) != 0

@@ -4,7 +4,6 @@ In the fast tier: each runtime and a mixed set within one process in tests/unit/
 ``models add`` in tests/unit/calibration/sets/test_add_runtimes.py.
 """
 
-import json
 from pathlib import Path
 
 import httpx
@@ -14,7 +13,7 @@ import pytest
 from models.manifest import read_manifest
 from tests.support.runtime_files import float_onnx, write_float_pt2
 from tests.support.script_files import write_float_script
-from tests.support.services.live_service import Start, run_tandem
+from tests.support.services.live_service import live_report, tandem_of
 from tests.support.services.processes import mapped_runtimes
 from tests.support.tiny_networks import LABELS, SIZE, tiny_model, write_pictures
 
@@ -24,12 +23,8 @@ RUNTIMES = ("openvino", "onnxruntime", "openvino", "onnxruntime")
 PLAIN = ("--mean", "0,0,0", "--scale", "255,255,255", "--color-order", "BGR")
 
 
-def tandem(*arguments: object, home: Path) -> str:
-    return run_tandem(*arguments, XDG_DATA_HOME=str(home)).stdout
-
-
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory) -> Path:
     """Add a set of four members that compute the same: IR, ONNX, PyTorch's two."""
     folder = tmp_path_factory.mktemp("runtimes")
     (folder / "labels.txt").write_text("\n".join(LABELS), "utf-8")
@@ -39,31 +34,26 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_float_script(folder / "d.pt", GAIN)
     members = [f"--member={path.stem}={path}" for path in sorted(folder.glob("?.*"))]
     members = [member for member in members if not member.endswith(".bin")]
-    said = tandem(
-        "models", "add", "mixed", *members, "--runtime", "b=onnxruntime",
-        "--runtime", "d=onnxruntime", "--trust", *PLAIN,
-        "--labels", folder / "labels.txt", home=folder,
-    )  # fmt: skip
+    runtimes = ("--runtime", "b=onnxruntime", "--runtime", "d=onnxruntime", "--trust")
+    options = (*runtimes, *PLAIN, "--labels", folder / "labels.txt")
+    said = tandem_of(folder, "models", "add", "mixed", *members, *options)
     assert f"b: FP16 on onnxruntime, {SIZE} px" in said
     assert f"c: FP16, {SIZE} px" in said
     assert f"d: FP16 on onnxruntime, {SIZE} px" in said
     return folder
 
 
-def test_the_live_service_answers_as_in_process(home: Path, start_service: Start) -> None:
+def test_the_live_service_answers_as_in_process(home, start_service):
     folder = home / "tandem" / "models" / "mixed"
     manifest = read_manifest(folder)
     assert [m.runtimes for m in manifest.members] == [(runtime,) for runtime in RUNTIMES]
-    assert "onnxruntime" in tandem("models", "list", home=home)
-    tandem("models", "verify", "mixed", home=home)
+    assert "onnxruntime" in tandem_of(home, "models", "list")
+    tandem_of(home, "models", "verify", "mixed")
     pictures = write_pictures(home / "pictures", num_per_color=10)
-    said = tandem("evaluate", "mixed", "--images", pictures, home=home)
+    said = tandem_of(home, "evaluate", "mixed", "--images", pictures)
     assert "1.0000" in said
     service = start_service("--model-set", str(folder), args={"precision": "FP16"})
-    service.wait_ready()
-    live = ["--url", service.url, "--json", "-"]
-    report = json.loads(tandem("evaluate", "mixed", "--images", pictures, *live, home=home))
-    assert report["live"]["num_same"] == report["num_images"] == 30
+    assert live_report(service.url, "mixed", "--images", pictures, home=home)["num_images"] == 30
     picture = next(pictures.glob("*/*.png")).read_bytes()
     answer = httpx.post(f"{service.url}/v1/classify", content=picture, timeout=60).json()
     members = answer["members"].values()

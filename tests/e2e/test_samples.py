@@ -14,7 +14,7 @@ from app.telemetry.metric_table import FEEDBACK, SAMPLES
 from models.model_set import load_model_set
 from tests.support.command_line import tandem
 from tests.support.exposed_metrics import exposed
-from tests.support.services.live_service import Service, Start, changed_config, drawn_photo
+from tests.support.services.live_service import Service, drawn_photo
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -23,26 +23,18 @@ LABELS = load_model_set("imagenette").labels
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def samples(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("kept") / "samples"
 
 
 @pytest.fixture(scope="module")
-def sampled(
-    start_service: Start, tmp_path_factory: pytest.TempPathFactory, samples: Path
-) -> Service:
-    folder = tmp_path_factory.mktemp("sampled")
-    with changed_config(folder) as content:
-        application = content["applications"][0]
-        application["args"] |= {"sample_ratio": 1.0, "sample_dir": str(samples), "feedback": True}
-        application["deployments"][0]["num_replicas"] = 2
-    service = start_service("--config", str(folder / "serve_config.yaml"))
-    service.wait_ready()
-    return service
+def sampled(start_service, samples) -> Service:
+    args = {"sample_ratio": 1.0, "sample_dir": str(samples), "feedback": True}
+    return start_service(args=args, gateways=2)
 
 
 @pytest.fixture(scope="module")
-def answers(sampled: Service) -> dict[str, str]:
+def answers(sampled) -> dict[str, str]:
     """The label of each of the photos that were sent, by the request's id."""
     given = {}
     with httpx.Client(base_url=sampled.url, timeout=60) as client:
@@ -58,9 +50,7 @@ def kept(samples: Path) -> list[Path]:
     return sorted(samples.glob("*.json"))
 
 
-def test_samples_are_the_answers_and_show_no_drift(
-    answers: dict[str, str], samples: Path, tmp_path: Path
-) -> None:
+def test_samples_are_the_answers_and_show_no_drift(answers, samples, tmp_path):
     wait_until(lambda: len(kept(samples)) == NUM_PHOTOS, EVENTUALLY_S, "samples")
     rows = [json.loads(path.read_text()) for path in kept(samples)]
     assert {row["request_id"]: row["predictions"][0]["label"] for row in rows} == answers
@@ -76,7 +66,7 @@ def test_samples_are_the_answers_and_show_no_drift(
     assert "note" not in done.output  # the version is the same
 
 
-def test_feedback_through_any_gateway(sampled: Service, answers: dict[str, str]) -> None:
+def test_feedback_through_any_gateway(sampled, answers):
     (first, label), (second, other), *_ = answers.items()
     wrong = next(name for name in LABELS if name != other)
     with httpx.Client(base_url=sampled.url, timeout=60) as client:
@@ -98,7 +88,7 @@ def test_feedback_through_any_gateway(sampled: Service, answers: dict[str, str])
     assert (version["feedback"], version["right"], version["accuracy"]) == (2, 1, 0.5)
 
 
-def test_metrics(sampled: Service, answers: dict[str, str], samples: Path) -> None:
+def test_metrics(sampled, answers, samples):
     def counted(name: str, tag: str) -> float:
         lines = httpx.get(sampled.metrics_url, timeout=10).text.splitlines()
         wanted = [line for line in lines if line.startswith(f"{name}{{") and tag in line]

@@ -10,7 +10,7 @@ simulated replicas in tests/unit/calibration/test_simulator.py.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -57,9 +57,7 @@ class Scaling:
 
 
 @pytest.fixture(scope="module", params=CPU_MS)
-def scaling(
-    request: pytest.FixtureRequest, start_service: Callable[..., Service], tmp_path_factory
-) -> Iterator[Scaling]:
+def scaling(request, start_service, tmp_path_factory) -> Iterator[Scaling]:
     """The cluster's configuration on this machine, with limits that fit it."""
     cpu_ms = CPU_MS[request.param]
     folder = tmp_path_factory.mktemp("scaling")
@@ -79,7 +77,6 @@ def scaling(
             deployment["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 2}
     files = ("--config", str(folder / request.param), "--model-set", str(folder / "tiny"))
     service = start_service(*files, "--host", "127.0.0.1")
-    service.wait_ready()
     yield Scaling(service, cpu_ms.keys())
     service.stop()
 

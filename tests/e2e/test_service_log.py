@@ -6,13 +6,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.services.live_service import ROOT, Service, Start, changed_config
+from tests.support.services.live_service import ROOT, Service, changed_config
 from tests.support.services.processes import EVENTUALLY_S, raylet, replicas, wait_until
 from tests.support.spoilt_golden import both_precisions, spoil_int8
 from tests.support.tiny_networks import write_tiny_set
@@ -48,7 +47,7 @@ def _no_format() -> Iterator[None]:
 
 
 @pytest.mark.slow  # make test formats lines in tests/unit/compute and launch
-def test_every_line_is_json(start_service: Start, photo: bytes, tmp_path: Path) -> None:
+def test_every_line_is_json(start_service, photo, tmp_path):
     """Start, ready, an error with its request's id, a replica lost and replaced, the end."""
     with changed_config(tmp_path) as content:
         content["logging_config"]["encoding"] = "TEXT"  # JSON is asked of Serve all the same
@@ -93,9 +92,7 @@ def test_every_line_is_json(start_service: Start, photo: bytes, tmp_path: Path) 
 
 
 @pytest.mark.slow  # as above
-def test_a_set_that_changes_is_a_line(
-    start_service: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_that_changes_is_a_line(start_service, tmp_path, monkeypatch):
     """The first one is served as FP16, since this CPU computes its INT8 otherwise."""
     first, second = both_precisions(tmp_path / "first"), write_tiny_set(tmp_path / "second")
     spoil_int8(first, "unsure")
@@ -105,7 +102,6 @@ def test_a_set_that_changes_is_a_line(
     def said(text: str) -> list[Line]:
         return [line for line in lines_of(service) if text in line["message"]]
 
-    wait_until(lambda: said("ready at"), EVENTUALLY_S, "ready")
     (warning,) = said("precision auto: FP16 is served, not INT8: unsure INT8 does not answer")
     assert warning["levelname"] == "WARNING"
     served = httpx.get(f"{service.url}/v1/models", timeout=60).json()
@@ -127,8 +123,8 @@ def test_a_set_that_changes_is_a_line(
     assert service.stop() == 0
 
 
-def test_a_refused_start_is_a_line(start_service: Start) -> None:
-    service = start_service("--model-set", "nothing")
+def test_a_refused_start_is_a_line(start_service):
+    service = start_service("--model-set", "nothing", is_awaited=False)
     assert service.process.wait(REFUSED_WITHIN_S) == 2
     last = lines_of(service)[-1]
     assert (last["levelname"], last["code"]) == ("ERROR", "model_set")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.support.services.live_service import Service, Start, changed_config
+from tests.support.services.live_service import Service
 from tests.support.services.processes import descendants, serve_logs, title, wait_until
 from tests.support.several_sets import SECOND, write_two_sets
 from tests.support.tiny_networks import picture
@@ -20,19 +20,13 @@ NUM_ASKED = 40  # a Gateway of two is left out by chance once in 2^39
 
 
 @pytest.fixture(scope="module")
-def service(start_service: Start, tmp_path_factory: pytest.TempPathFactory) -> Service:
-    folder = tmp_path_factory.mktemp("sets")
-    with changed_config(folder) as content:
-        content["applications"][0]["deployments"][0]["num_replicas"] = 2
-    sets = ",".join(write_two_sets(folder))
-    config = str(folder / "serve_config.yaml")
-    service = start_service("--config", config, "--model-set", sets)
-    service.wait_ready()
-    return service
+def service(start_service, tmp_path_factory) -> Service:
+    sets = ",".join(write_two_sets(tmp_path_factory.mktemp("sets")))
+    return start_service("--model-set", sets, gateways=2)
 
 
 @pytest.fixture
-def client(service: Service) -> Iterator[httpx.Client]:
+def client(service) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=service.url, timeout=120, trust_env=False) as client:
         yield client
 
@@ -60,9 +54,7 @@ def gateways(service: Service) -> set[int]:
     return {p.pid for p in processes if title(p).startswith("ray::ServeReplica:tandem:Gateway")}
 
 
-def test_all_gateways_follow_and_so_does_one_that_is_replaced(
-    service: Service, client: httpx.Client
-) -> None:
+def test_all_gateways_follow_and_so_does_one_that_is_replaced(service, client):
     assert statuses(client) == {200: NUM_ASKED}
     changed(client, "unload")
     assert statuses(client) == {404: NUM_ASKED}

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,8 +39,8 @@ def stopped_after(service: Service, number: signal.Signals) -> Iterator[None]:
 
 
 def test_make_serve_by_an_account_without_a_home_on_a_read_only_root(
-    tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
-) -> None:
+    tmp_path, free_port, photo, photo_label
+):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     port = free_port()
@@ -57,8 +57,8 @@ def test_make_serve_by_an_account_without_a_home_on_a_read_only_root(
 
 
 def test_a_folder_of_another_program_and_a_shell_with_its_variables(
-    tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
-) -> None:
+    tmp_path, free_port, photo, photo_label
+):
     folder, temp = tmp_path / "fastapi project", Path("/tmp", f"{os.getpid()}-" + 75 * "x")
     for name in ("app/__init__.py", "models/__init__.py", "requests.py", "typing_extensions.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -92,8 +92,8 @@ def test_a_folder_of_another_program_and_a_shell_with_its_variables(
 
 
 def test_without_a_home_or_an_account_at_the_loopback_of_ipv6(
-    tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
-) -> None:
+    tmp_path, free_port, photo, photo_label
+):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     port = free_port()
@@ -106,9 +106,7 @@ def test_without_a_home_or_an_account_at_the_loopback_of_ipv6(
         assert service.label(photo) == photo_label
 
 
-def test_a_limit_of_processes_that_is_too_low_is_a_line_before_ray_starts(
-    tmp_path: Path, free_port: Callable[[], int]
-) -> None:
+def test_a_limit_of_processes_that_is_too_low_is_a_line_before_ray_starts(tmp_path, free_port):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     port = str(free_port())
@@ -121,9 +119,7 @@ def test_a_limit_of_processes_that_is_too_low_is_a_line_before_ray_starts(
     assert "Traceback" not in done.stderr
 
 
-def test_with_standard_error_closed(
-    tmp_path: Path, free_port: Callable[[], int], photo: bytes, photo_label: str
-) -> None:
+def test_with_standard_error_closed(tmp_path, free_port, photo, photo_label):
     port = free_port()
     closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", str(BIN / "tandem"), "serve", "--port", str(port)]
     service = Service(port, log=tmp_path / "log.txt", command=closed)

@@ -6,7 +6,6 @@ In the fast tier: tests/unit/traffic, and test_traffic.py of tests/unit/http and
 import json
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.services.live_service import TANDEM, Service, Start, changed_config
+from tests.support.services.live_service import Service, changed_config, run_tandem
+from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import expected_label
 from tests.support.tiny_versions import GOOD, SURER, WRONG, name_of, pictures, write_versions
 
@@ -25,27 +25,22 @@ NUM_COMPARED = 100
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def paths(tmp_path_factory) -> list[str]:
     return write_versions(tmp_path_factory.mktemp("sets") / "tiny", GOOD, SURER, WRONG)
 
 
 @pytest.fixture(scope="module")
-def names(paths: list[str]) -> list[str]:
+def names(paths) -> list[str]:
     return list(map(name_of, paths))
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def samples(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("samples")
 
 
 @pytest.fixture(scope="module")
-def traffic_service(
-    start_service: Start,
-    paths: list[str],
-    samples: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Service:
+def traffic_service(start_service, paths, samples, tmp_path_factory) -> Service:
     good, surer, wrong = paths
     folder = tmp_path_factory.mktemp("config")
     with changed_config(folder) as content:
@@ -53,9 +48,7 @@ def traffic_service(
         arguments.pop("model_set", None)
         arguments |= {"traffic": {good: 100, surer: 0, wrong: 0}, "shadow": surer}
         arguments |= {"compare_ratio": 0.5, "cache": "none", "sample_dir": str(samples)}
-    service = start_service("--config", str(folder / "serve_config.yaml"))
-    service.wait_ready()
-    return service
+    return start_service("--config", str(folder / "serve_config.yaml"))
 
 
 class Load:
@@ -109,14 +102,11 @@ class Load:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {WITHIN_S} s"
-        time.sleep(0.1)
+    wait_until(holds, WITHIN_S, "what is expected of the versions")
 
 
 @pytest.fixture
-def load(traffic_service: Service, names: list[str]) -> Iterator[Load]:
+def load(traffic_service, names) -> Iterator[Load]:
     with Load(traffic_service.url, names[2][-12:]) as load:
         yield load
 
@@ -128,8 +118,7 @@ class Command:
         self._url = url
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command: list[str | Path] = [TANDEM, "traffic", *arguments, "--url", self._url]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return run_tandem("traffic", *arguments, "--url", self._url, exit_code=None)
 
     def good(self, *arguments: str) -> str:
         done = self.run(*arguments)
@@ -137,22 +126,18 @@ class Command:
         return done.stdout
 
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = json.loads(self.good("--json"))
-        return status
+        return dict(json.loads(self.good("--json")))
 
     def compared(self, reference: str, version: str) -> int:
         # Over HTTP: each command takes a second of a core, while this is asked again and again.
         pairs = httpx.get(f"{self._url}/v1/traffic", trust_env=False).json()["comparisons"]
-        return sum(
-            pair["compared"]
-            for pair in pairs
-            if (pair["reference"], pair["version"]) == (reference, version)
-        )
+        wanted = (reference, version)
+        return sum(p["compared"] for p in pairs if (p["reference"], p["version"]) == wanted)
 
 
 def test_shadow_canary_promotion_and_rollback_with_no_failed_request(
-    traffic_service: Service, names: list[str], load: Load, samples: Path, tmp_path: Path
-) -> None:
+    traffic_service, names, load, samples, tmp_path
+):
     good, surer, wrong = names
     command = Command(traffic_service.url)
     bounds = ("--min-compared", str(NUM_COMPARED))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,7 @@ def run(*command: object, cwd: Path, environment: Mapping[str, str] | None = Non
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT, cwd=folder)
     (path,) = folder.glob("tandem_serve-*.whl")
@@ -46,7 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(wheel, tmp_path_factory) -> Path:
     return environment_with(wheel, tmp_path_factory.mktemp("environment"))
 
 
@@ -69,13 +69,13 @@ def environment_with(wheel: Path, folder: Path) -> Path:
 
 
 @pytest.fixture
-def empty(tmp_path: Path) -> Path:
+def empty(tmp_path) -> Path:
     folder = tmp_path / "empty"
     folder.mkdir()
     return folder
 
 
-def test_the_wheel_has_one_package_and_everything_in_it(wheel: Path) -> None:
+def test_the_wheel_has_one_package_and_everything_in_it(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"tandem", "tandem_serve"}
     assert wheel.stat().st_size < MAX_WHEEL_BYTES
@@ -90,7 +90,7 @@ def test_the_wheel_has_one_package_and_everything_in_it(wheel: Path) -> None:
     assert "tandem/__init__.py" in names
 
 
-def test_the_client_alone_brings_nothing_of_the_service(tmp_path: Path) -> None:
+def test_the_client_alone_brings_nothing_of_the_service(tmp_path):
     """Its dependencies are compared in tests/unit/client/test_distribution.py."""
     source = ROOT / "client"
     run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source, cwd=tmp_path)
@@ -110,33 +110,29 @@ def test_the_client_alone_brings_nothing_of_the_service(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["app", "models", "calibration", "tandem_client"])
-def test_other_programs_have_nothing_new_to_import(installed: Path, empty: Path, name: str) -> None:
+def test_other_programs_have_nothing_new_to_import(installed, empty, name):
     script = f"import importlib.util; print(importlib.util.find_spec({name!r}))"
     assert run(installed / "python", "-c", script, cwd=empty) == "None\n"
 
 
-def test_the_commands_of_calibration_are_there(installed: Path, empty: Path) -> None:
+def test_the_commands_of_calibration_are_there(installed, empty):
     help_text = run(installed / "tandem", "--help", cwd=empty)
     assert {"quantize", "evaluate", "serve"} <= set(help_text.split())
 
 
-def test_a_program_classifies_without_a_service(
-    installed: Path, empty: Path, photo: bytes, photo_label: str
-) -> None:
+def test_a_program_classifies_without_a_service(installed, empty, photo, photo_label):
     (empty / "photo.jpg").write_bytes(photo)
     script = "import tandem; print(tandem.load().classify('photo.jpg').label)"
     assert run(installed / "python", "-c", script, cwd=empty).strip() == photo_label
 
 
-def test_the_bundled_set_is_whole_without_its_float_networks(installed: Path, empty: Path) -> None:
+def test_the_bundled_set_is_whole_without_its_float_networks(installed, empty):
     said = run(installed / "tandem", "models", "verify", "imagenette", cwd=empty)
     assert said.startswith("ok imagenette: 8 files, every network answers as recorded")
     assert "tandem models fetch imagenette-float brings the bundled set's" in said
 
 
-def test_the_float_networks_come_from_a_wheel_of_their_own(
-    wheel: Path, empty: Path, tmp_path: Path
-) -> None:
+def test_the_float_networks_come_from_a_wheel_of_their_own(wheel, empty, tmp_path):
     """As ``pip`` finds it on an index; the hashes are those of the installed manifest."""
     source = ROOT / ".ci" / "imagenette-float"
     run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source, cwd=tmp_path)
@@ -151,15 +147,7 @@ def test_the_float_networks_come_from_a_wheel_of_their_own(
     assert said.strip() == "ok imagenette: 12 files, every network answers as recorded"
 
 
-def test_serve_in_an_empty_folder(
-    installed: Path,
-    empty: Path,
-    tmp_path: Path,
-    temp: Path,
-    free_port: Callable[[], int],
-    photo: bytes,
-    photo_label: str,
-) -> None:
+def test_serve_in_an_empty_folder(installed, empty, tmp_path, temp, free_port, photo, photo_label):
     command, port = installed / "tandem", free_port()
     serve = [str(command), "serve", "--port", str(port)]
     environment, log = ENVIRONMENT | {"TMPDIR": str(temp)}, tmp_path / "log.txt"

@@ -4,7 +4,7 @@ One cluster and one application for all tests, in Serve's default mode (its envi
 ray is imported); the fast mode, HAProxy and the bundled networks are e2e's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,7 +28,7 @@ NUM_CONVOLUTIONS = 24  # makes one image take some 10 ms: others arrive meanwhil
 
 
 @pytest.fixture(scope="session")
-def cluster(spans: OtlpHttp) -> Iterator[None]:
+def cluster(spans) -> Iterator[None]:
     """Start a Ray of our own: ``address="local"`` never joins one that is already there."""
     with pytest.MonkeyPatch.context() as patch:  # for Ray's processes, and no later test's
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -61,12 +61,7 @@ def spans() -> Iterator[OtlpHttp]:
 
 
 @pytest.fixture(scope="session")
-def served(
-    cluster: None,
-    spans: OtlpHttp,
-    tmp_path_factory: pytest.TempPathFactory,
-    free_port: Callable[[], int],
-) -> Served:
+def served(cluster, spans, tmp_path_factory, free_port) -> Served:
     """Deploy configs/separate.yaml, where no stage shares a process, with another model set."""
     folder = write_tiny_set(
         tmp_path_factory.mktemp("sets") / "tiny",
@@ -87,12 +82,12 @@ def served(
             options["user_config"] = {"max_batch_size": MAX_BATCH_SIZE}
         config = with_deployment(config, options)
     deploy(config)
-    client = client_of(config.url)
-    assert wait_ready(client, StopRequest(), lambda _: None, 120, applications=["tandem"])
+    with client_of(config.url) as client:
+        assert wait_ready(client, StopRequest(), lambda _: None, 120, applications=["tandem"])
     return Served(config.url, config, folder)
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[httpx.Client]:
+def client(served) -> Iterator[httpx.Client]:
     with served.client() as client:
         yield client

@@ -29,7 +29,7 @@ def answers(served: Served) -> bool:
 
 
 @pytest.mark.slow  # make test has tests/unit/calls/channels
-def test_a_gateway_calls_the_stages_of_its_node_over_sockets(served: Served) -> None:
+def test_a_gateway_calls_the_stages_of_its_node_over_sockets(served):
     assert answers(served)
     wait_until(
         lambda: answers(served) and connected() >= {"Decoder", *MEMBERS},
@@ -39,7 +39,7 @@ def test_a_gateway_calls_the_stages_of_its_node_over_sockets(served: Served) -> 
 
 
 @pytest.mark.slow  # make test: test_who_does_not_listen_is_called_through_ray
-def test_without_them_calls_go_through_ray(served: Served) -> None:
+def test_without_them_calls_go_through_ray(served):
     try:
         deploy(served.config.changed(local_channels=False))
         wait_until(
@@ -54,7 +54,7 @@ def test_without_them_calls_go_through_ray(served: Served) -> None:
 
 @pytest.mark.slow  # make test has tests/unit/serve/test_replica.py
 @pytest.mark.usefixtures("served")  # it has started Serve, at its port
-def test_serve_awaits_what_a_replica_does_before_it_ends(tmp_path: Path) -> None:
+def test_serve_awaits_what_a_replica_does_before_it_ends(tmp_path) -> None:
     """As SharedStageReplica asks for it: by an attribute of the object, not of its class."""
     ended = tmp_path / "ended"
 

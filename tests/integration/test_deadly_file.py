@@ -17,7 +17,6 @@ from app.graph.attempts import MAX_CALLS
 from app.serve.remote import RemoteDecoder
 from app.serve.replica import DecoderReplica
 from app.settings import Settings
-from tests.support.services.deployed import Served
 from tests.support.services.processes import EVENTUALLY_S
 from tests.support.tiny_networks import picture
 
@@ -28,7 +27,7 @@ NUM_GOOD = 7
 
 
 @pytest.fixture
-def decoder(served: Served, tmp_path) -> Iterator[Any]:  # served has started Serve
+def decoder(served, tmp_path) -> Iterator[Any]:  # served has started Serve
     class Fragile(DecoderReplica):  # defined here, so that the replicas need not find this file
         async def decode_many(self, message: bytes) -> bytes:
             if b"deadly" in message:
@@ -42,18 +41,15 @@ def decoder(served: Served, tmp_path) -> Iterator[Any]:  # served has started Se
         max_ongoing_requests=1,  # who is by itself in a call is by itself in a process
         ray_actor_options={"num_cpus": 0},
     )(Fragile)
-    settings = Settings(
-        model_set=str(served.model_set), local_channels=False, trace_exporter="none"
-    )
+    folder = str(served.model_set)
+    settings = Settings(model_set=folder, local_channels=False, trace_exporter="none")
     try:
         yield serve.run(deployment.bind(settings), name="fragile", route_prefix=None)
     finally:
         serve.delete("fragile")
 
 
-def test_the_other_files_of_its_call_are_answered(
-    decoder: Any, tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_other_files_of_its_call_are_answered(decoder, tmp_path, monkeypatch):
     remote, deadly_calls = RemoteDecoder(decoder), []
     call = remote._calls._call
 

@@ -61,32 +61,21 @@ def drained(controller: Any, timeout_s: float) -> tuple[bool, float]:
     return has_answered, took_s
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a controller that is well may take longer than its three seconds."""
-    monkeypatch.setattr(ray_cluster, "ANSWERS_WITHIN_S", SOON_S)
-
-
-@pytest.mark.usefixtures("cluster", "patient")
-def test_it_waits_until_the_applications_are_gone() -> None:
-    has_answered, took_s = drained(remote_controller(0.5), timeout_s=LONG_S)
-    assert has_answered
-    assert 0.5 <= took_s < SOON_S
-
-
-@pytest.mark.usefixtures("cluster", "patient")
-def test_it_waits_no_longer_than_it_may() -> None:
-    has_answered, took_s = drained(remote_controller(3600), timeout_s=1)
-    assert has_answered
-    assert 1 <= took_s < SOON_S
-
-
 @pytest.mark.usefixtures("cluster")
-def test_a_silent_controller_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "ANSWERS_WITHIN_S", LIMIT_S)
-    has_answered, took_s = drained(remote_controller(0, is_silent=True), timeout_s=LONG_S)
-    assert not has_answered
-    assert LIMIT_S <= took_s < SOON_S
+@pytest.mark.parametrize(
+    ("takes_s", "is_silent", "answers_within_s", "timeout_s", "least_s"),
+    [
+        # On a busy machine a controller that is well may take longer than its three seconds.
+        pytest.param(0.5, False, SOON_S, LONG_S, 0.5, id="until the applications are gone"),
+        pytest.param(3600, False, SOON_S, 1, 1, id="no longer than it may"),
+        pytest.param(0, True, LIMIT_S, LONG_S, LIMIT_S, id="a silent controller is given up"),
+    ],
+)
+def test_it_waits(monkeypatch, takes_s, is_silent, answers_within_s, timeout_s, least_s):
+    monkeypatch.setattr(ray_cluster, "ANSWERS_WITHIN_S", answers_within_s)
+    has_answered, took_s = drained(remote_controller(takes_s, is_silent=is_silent), timeout_s)
+    assert has_answered is not is_silent
+    assert least_s <= took_s < SOON_S
 
 
 @pytest.mark.usefixtures("cluster")

@@ -4,29 +4,25 @@ import asyncio
 from collections.abc import Iterator
 
 import grpc
-import httpx
 import pytest
 
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
-from tests.support.services.deployed import MEMBERS, Served
+from tests.support.services.deployed import MEMBERS
 from tests.support.slow_relay import slow_relay
 from tests.support.tiny_networks import picture
 from tests.support.trace_checks import by_trace, check_whole, num_whole
-from tests.support.trace_receivers import OtlpHttp
 
 METHOD = "tandem.v1.Ensemble/Classify"
 
 
 @pytest.fixture
-def ensemble(served: Served) -> Iterator[EnsembleStub]:
+def ensemble(served) -> Iterator[EnsembleStub]:
     with grpc.insecure_channel(f"127.0.0.1:{served.config.grpc_port}") as channel:
         yield EnsembleStub(channel)
 
 
-def test_the_answer_is_that_of_http_and_a_trace(
-    ensemble: EnsembleStub, client: httpx.Client, spans: OtlpHttp
-) -> None:
+def test_the_answer_is_that_of_http_and_a_trace(ensemble, client, spans):
     images = [picture("red"), b"no picture", picture("blue")]
     over_http = [client.post("/v1/classify", content=image).json() for image in images]
     reply, call = ensemble.Classify.with_call(ClassifyRequest(images=images), timeout=60)
@@ -46,7 +42,7 @@ def test_the_answer_is_that_of_http_and_a_trace(
     assert sum(span.name == "decode" for span in trace) == len(images)
 
 
-def test_an_error_of_the_call(ensemble: EnsembleStub, served: Served) -> None:
+def test_an_error_of_the_call(ensemble, served):
     limit = served.config.settings.max_files
     with pytest.raises(grpc.RpcError) as caught:
         ensemble.Classify(ClassifyRequest(images=[picture("red")] * (limit + 1)), timeout=60)
@@ -55,7 +51,7 @@ def test_an_error_of_the_call(ensemble: EnsembleStub, served: Served) -> None:
     assert dict(caught.value.trailing_metadata())["error-code"] == "too_many_files"
 
 
-def test_a_message_that_does_not_come_is_not_waited_for(served: Served) -> None:
+def test_a_message_that_does_not_come_is_not_waited_for(served):
     port = served.config.grpc_port
     assert port is not None
 

@@ -4,13 +4,12 @@ The whole service with both, and gRPC's: tests/e2e/test_access.py.
 """
 
 import json
-import os
 import socket
 import ssl
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -21,7 +20,7 @@ from tests.support.certificates import Root, Signed
 from tests.support.fakes import FakeService
 from tests.support.gateway_behind_haproxy import gateway_of, haproxy_of
 from tests.support.haproxy_process import OPTIONS
-from tests.support.services.live_service import TANDEM
+from tests.support.services.live_service import run_tandem
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
 KEY = "integration-key.0123456789abcdef"
@@ -29,60 +28,50 @@ OTHER = "of-the-environment-0123456789"
 PHOTO = b"image"  # for the fake service
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
-    return Root(tmp_path_factory.mktemp("certificates"))
+class Front(NamedTuple):
+    """HAProxy with TLS; one key is in a file, the other in the environment."""
+
+    port: int
+    root: Root
+    signed: Signed
+    key_file: Path
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def client(self) -> httpx.Client:
+        """Return a client that knows the root, and verifies."""
+        context = ssl.create_default_context(cafile=self.root.path)
+        return httpx.Client(base_url=self.url, verify=context, timeout=60, trust_env=False)
+
+    def is_up(self) -> bool:
+        with suppress(httpx.HTTPError), self.client() as client:
+            return client.get("/healthz").is_success
+        return False
 
 
 @pytest.fixture(scope="module")
-def signed(root: Root) -> Signed:
-    return root.sign("service")
-
-
-@pytest.fixture(scope="module")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "keys"
-    path.write_text(f"# of the test\n{KEY}\n")
-    path.chmod(0o600)
-    return path
-
-
-@pytest.fixture(scope="module")
-def port(
-    root: Root,
-    signed: Signed,
-    key_file: Path,
-    free_port: Callable[[], int],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[int]:
-    """Return HAProxy's port; one key is in a file, the other in the environment."""
-    files = {"ssl_certfile": str(signed.certificate), "ssl_keyfile": str(signed.key)}
-    http = HttpOptions(host="127.0.0.1", port=free_port(), **files)
+def front(free_port, tmp_path_factory) -> Iterator[Front]:
+    root = Root(tmp_path_factory.mktemp("certificates"))
+    key_file = tmp_path_factory.mktemp("keys") / "keys"
+    key_file.write_text(f"# of the test\n{KEY}\n")
+    key_file.chmod(0o600)
+    front = Front(free_port(), root, root.sign("service"), key_file)
+    files = {"ssl_certfile": str(front.signed.certificate), "ssl_keyfile": str(front.signed.key)}
+    http = HttpOptions(host="127.0.0.1", port=front.port, **files)
     folder, own = tmp_path_factory.mktemp("run"), (free_port(), free_port())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_API_KEYS", OTHER)
         service = FakeService(Settings(max_body_bytes=1000, api_keys_file=key_file))
-
-    def answers() -> bool:
-        with suppress(httpx.HTTPError), trusting_at(http.port, root) as client:
-            return client.get("/healthz").is_success
-        return False
-
     with gateway_of(service) as gateway, haproxy_of(http, gateway, folder, own, OPTIONS):
-        wait_until(answers, EVENTUALLY_S, "HAProxy finds the Gateway")
-        yield http.port
-
-
-def trusting_at(port: int, root: Root) -> httpx.Client:
-    """Return a client that knows the root, and verifies."""
-    context = ssl.create_default_context(cafile=root.path)
-    url = f"https://127.0.0.1:{port}"
-    return httpx.Client(base_url=url, verify=context, timeout=60, trust_env=False)
+        wait_until(front.is_up, EVENTUALLY_S, "HAProxy finds the Gateway")
+        yield front
 
 
 @pytest.fixture
-def client(port: int, root: Root) -> Iterator[httpx.Client]:
-    with trusting_at(port, root) as client:
+def client(front) -> Iterator[httpx.Client]:
+    with front.client() as client:
         yield client
 
 
@@ -91,15 +80,24 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("key", [KEY, OTHER])
-def test_a_key_over_tls_gets_an_answer(client: httpx.Client, key: str) -> None:
+def test_a_key_over_tls_gets_an_answer(client, key):
     answer = client.post("/v1/classify", content=PHOTO, headers=bearer(key))
     assert answer.status_code == 200, answer.text
     assert answer.json()["predictions"][0]["label"] == PHOTO.decode()
 
 
-@pytest.mark.parametrize("headers", [{}, bearer(KEY[:-1]), {"authorization": f"Basic {KEY}"}])
-def test_without_one_of_the_keys_nothing(client: httpx.Client, headers: dict[str, str]) -> None:
-    answer = client.post("/v1/classify", content=PHOTO, headers=headers)
+@pytest.mark.parametrize(
+    ("content", "headers"),
+    [
+        (PHOTO, {}),
+        (PHOTO, bearer(KEY[:-1])),
+        (PHOTO, {"authorization": f"Basic {KEY}"}),
+        (bytes(19 * 10**6), {}),  # nor is a large body kept
+    ],
+    ids=["none", "another", "not a bearer's", "none, for 19 MB"],
+)
+def test_without_one_of_the_keys_nothing(client, content, headers):
+    answer = client.post("/v1/classify", content=content, headers=headers)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"].startswith("Bearer")
     assert answer.json()["error"]["code"] == "unauthorized"
@@ -108,49 +106,33 @@ def test_without_one_of_the_keys_nothing(client: httpx.Client, headers: dict[str
         assert client.get(path).status_code == 200
 
 
-def test_a_large_body_without_a_key_is_refused_and_not_kept(client: httpx.Client) -> None:
-    answer = client.post("/v1/classify", content=bytes(19 * 10**6))
-    assert answer.status_code == 401
-
-
-def test_the_certificate_is_the_given_one_and_nothing_goes_in_clear(
-    port: int, signed: Signed
-) -> None:
+def test_the_certificate_is_the_services_and_nothing_goes_in_clear(front):
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-        httpx.get(f"https://127.0.0.1:{port}/healthz", trust_env=False)
-    served = ssl.get_server_certificate(("127.0.0.1", port))
-    assert served.split() == signed.certificate.read_text().split()
+        httpx.get(f"{front.url}/healthz", trust_env=False)
+    served = ssl.get_server_certificate(("127.0.0.1", front.port))
+    assert served.split() == front.signed.certificate.read_text().split()
     with pytest.raises(httpx.RemoteProtocolError):
-        httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False)
+        httpx.get(f"http://127.0.0.1:{front.port}/healthz", trust_env=False)
 
 
-def test_old_tls_is_refused(port: int) -> None:
+def test_old_tls_is_refused(front):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.maximum_version = ssl.TLSVersion.TLSv1_1
     with (
-        socket.create_connection(("127.0.0.1", port), 10) as plain,
+        socket.create_connection(("127.0.0.1", front.port), 10) as plain,
         pytest.raises((ssl.SSLError, ConnectionError)),
     ):
         context.wrap_socket(plain)
 
 
 @pytest.mark.parametrize("has_key", [True, False])
-def test_the_command_line_sends_a_key(
-    port: int, root: Root, key_file: Path, tmp_path: Path, has_key: bool
-) -> None:
+def test_the_command_line_sends_a_key(front, tmp_path, has_key):
     (tmp_path / "photo.jpg").write_bytes(PHOTO)
-    key = ["--key-file", str(key_file)] if has_key else []
-    url = f"https://127.0.0.1:{port}"
-    done = subprocess.run(
-        [TANDEM, "classify", "--json", "--url", url, *key, str(tmp_path / "photo.jpg")],
-        env=os.environ | {"SSL_CERT_FILE": str(root.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    key = ["--key-file", front.key_file] if has_key else []
+    asked = ("classify", "--json", "--url", front.url, *key, tmp_path / "photo.jpg")
+    done = run_tandem(*asked, exit_code=None, SSL_CERT_FILE=str(front.root.path))
     said = done.stdout + done.stderr
     assert (done.returncode == 0) == has_key, said
     assert KEY not in said

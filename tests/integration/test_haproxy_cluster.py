@@ -1,10 +1,8 @@
 """The real HAProxy of a cluster's node: a Gateway dies or is silent, or no application is known."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import httpx
 import pytest
@@ -64,37 +62,26 @@ async def ask(port: int, path: str) -> httpx.Response:
         (LOAD, 3 * TIMEOUT_S, 1),  # it takes its time: no other may load meanwhile
     ],
 )
-def test_a_second_gateway_is_asked_but_never_to_load(
-    free_port: Callable[[], int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    delay_s: float | None,
-    num_asked: int,
-) -> None:
+async def test_a_second_gateway_is_asked_but_never_to_load(
+    free_port, tmp_path, monkeypatch, path, delay_s, num_asked
+):
     monkeypatch.setenv(GATEWAY_TIMEOUT, str(TIMEOUT_S))
     gateways = Gateways(delay_s)
     front, *backs = (free_port() for _ in range(3))
-
-    async def run() -> httpx.Response:
-        async with (
-            await asyncio.start_server(partial(gateways.serve, 0), "127.0.0.1", backs[0]),
-            await asyncio.start_server(partial(gateways.serve, 1), "127.0.0.1", backs[1]),
-        ):
-            return await ask(front, path)
-
     sections = HTTP + f"    server two 127.0.0.1:{backs[1]}\n"
-    with haproxy_before(front, backs[0], tmp_path, sections=sections, is_cluster=True):
-        assert asyncio.run(run()).status_code == 200
+    async with (
+        await asyncio.start_server(partial(gateways.serve, 0), "127.0.0.1", backs[0]),
+        await asyncio.start_server(partial(gateways.serve, 1), "127.0.0.1", backs[1]),
+    ):
+        with haproxy_before(front, backs[0], tmp_path, sections=sections, is_cluster=True):
+            assert (await ask(front, path)).status_code == 200
     assert len(set(gateways.asked)) == len(gateways.asked) == num_asked
 
 
-def test_a_node_that_knows_no_application_is_not_ready(
-    free_port: Callable[[], int], tmp_path: Path
-) -> None:
+async def test_a_node_that_knows_no_application_is_not_ready(free_port, tmp_path):
     front = free_port()
     with haproxy_before(front, 0, tmp_path, sections=NO_APPLICATION, is_cluster=True):
-        answer = asyncio.run(ask(front, "/v1/classify"))
+        answer = await ask(front, "/v1/classify")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     code, message = haproxys_errors()[503]
     assert answer.json()["error"] == {"code": code, "message": message, "request_id": ""}

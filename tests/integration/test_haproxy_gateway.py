@@ -4,9 +4,8 @@ What both answer to good and odd requests is tested with a whole service: tests/
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import pytest
@@ -24,7 +23,7 @@ NUM_SLOW_OF_A_KIND, NUM_GOOD = 2, 30
 
 
 @pytest.fixture
-def hasty_port(free_port: Callable[[], int], tmp_path: Path) -> Iterator[int]:
+def hasty_port(free_port, tmp_path) -> Iterator[int]:
     """HAProxy's port; a request begins within a second, and its body is there after another."""
     options = OPTIONS._replace(begin_within_s=HASTY_S)
     settings = Settings(max_body_bytes=2_000_000, request_timeout_s=HASTY_S)
@@ -44,7 +43,7 @@ def hasty_port(free_port: Callable[[], int], tmp_path: Path) -> Iterator[int]:
         yield front
 
 
-def test_slow_and_idle_clients_are_cut_and_good_ones_served_meanwhile(hasty_port: int) -> None:
+def test_slow_and_idle_clients_are_cut_and_good_ones_served_meanwhile(hasty_port):
     cuts, good = asyncio.run(_beside_slow_clients(hasty_port))
     assert good == {200}
     assert {(cut.kind, cut.status) for cut in cuts} == {(kind, 408) for kind in KINDS}

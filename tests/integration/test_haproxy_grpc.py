@@ -37,7 +37,7 @@ def servicer() -> Remembering:
 
 
 @pytest.fixture
-def replica(servicer: Remembering) -> Iterator[int]:
+def replica(servicer) -> Iterator[int]:
     """The port of a replica's server."""
     server = grpc.server(ThreadPoolExecutor(2))
     add_EnsembleServicer_to_server(servicer, server)
@@ -69,7 +69,7 @@ def haproxy(
 
 
 @pytest.fixture
-def ensemble(replica: int, free_port: Callable[[], int], tmp_path: Path) -> Iterator[EnsembleStub]:
+def ensemble(replica, free_port, tmp_path) -> Iterator[EnsembleStub]:
     """A client of the server, through HAProxy."""
     front = free_port()
     with (
@@ -80,7 +80,7 @@ def ensemble(replica: int, free_port: Callable[[], int], tmp_path: Path) -> Iter
         yield EnsembleStub(channel)
 
 
-def test_the_clients_deadline_is_copied(ensemble: EnsembleStub, servicer: Remembering) -> None:
+def test_the_clients_deadline_is_copied(ensemble, servicer):
     assert ensemble.Classify(ClassifyRequest(), timeout=7).request_id == "seen"
     assert ensemble.Classify(ClassifyRequest()).request_id == "seen"
     with_one, without = servicer.metadata
@@ -89,9 +89,7 @@ def test_the_clients_deadline_is_copied(ensemble: EnsembleStub, servicer: Rememb
     assert timeout_s_of(without) is None
 
 
-def test_a_clients_own_internal_metadata_goes_no_further(
-    ensemble: EnsembleStub, servicer: Remembering
-) -> None:
+def test_a_clients_own_internal_metadata_goes_no_further(ensemble, servicer):
     sent = [(name, "999") for name in INTERNAL_HEADERS]
     assert ensemble.Classify(ClassifyRequest(), metadata=sent).request_id == "seen"
     (metadata,) = servicer.metadata
@@ -100,8 +98,8 @@ def test_a_clients_own_internal_metadata_goes_no_further(
 
 @pytest.mark.parametrize("where", ["known", "unknown", "silent"])
 def test_it_reaches_a_replica_that_haproxy_knows_and_that_listens(
-    tmp_path: Path, free_port: Callable[[], int], replica: int, where: str
-) -> None:
+    tmp_path, free_port, replica, where
+):
     """Asked on the command's own socket, as the command asks before it says that it is ready."""
     replicas = {"known": {"grpc": replica}, "unknown": {}, "silent": {"grpc": free_port()}}[where]
     with haproxy(tmp_path, free_port, replicas) as command:
@@ -109,5 +107,5 @@ def test_it_reaches_a_replica_that_haproxy_knows_and_that_listens(
     assert is_reached == (where == "known")
 
 
-def test_it_reaches_nobody_where_nobody_listens(tmp_path: Path) -> None:
+def test_it_reaches_nobody_where_nobody_listens(tmp_path):
     assert not grpc_reaches(f"unix:{tmp_path / 'none.sock'}", APPLICATION)

@@ -3,9 +3,8 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import pytest
@@ -65,9 +64,7 @@ def gateway() -> Iterator[Gated]:
 
 
 @pytest.fixture(params=["grpc-tandem", "default_grpc_backend"], ids=["one", "several"])
-def port(
-    gateway: Gated, request: pytest.FixtureRequest, free_port: Callable[[], int], tmp_path: Path
-) -> Iterator[int]:
+def port(gateway, request, free_port, tmp_path) -> Iterator[int]:
     """HAProxy's; the Gateway behind it takes twelve calls, and a message begins within a second."""
     server = grpc.server(ThreadPoolExecutor(4 * MAX_REQUESTS))
     add_EnsembleServicer_to_server(gateway, server)
@@ -88,36 +85,22 @@ def port(
     server.stop(None).wait()
 
 
-def test_the_length_of_a_message_is_told_whatever_the_client_says(
-    port: int, gateway: Gated
-) -> None:
+def test_the_length_of_a_message_is_told_whatever_the_client_says(port, gateway):
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         classify = EnsembleStub(channel).Classify
         sizes = (0, 5, 300_000)
         for size in sizes:
             own = [*TO_TANDEM, (PREFIX_METADATA, "0000000001")]
             classify(ClassifyRequest(images=[bytes(size)]), metadata=own, timeout=20)
-        classify(
-            ClassifyRequest(images=[bytes(300_000)]),
-            metadata=own,
-            compression=grpc.Compression.Gzip,
-            timeout=20,
-        )
+        request, gzip = ClassifyRequest(images=[bytes(300_000)]), grpc.Compression.Gzip
+        classify(request, metadata=own, compression=gzip, timeout=20)
     told = [announced_bytes(metadata) for metadata in gateway.metadata]
     lengths = [ClassifyRequest(images=[bytes(size)]).ByteSize() for size in sizes]
     assert told == [*lengths, None]  # a compressed one may come to anything
 
 
-def test_what_is_too_much_is_refused_before_its_message_is_there(port: int, gateway: Gated) -> None:
-    for error in asyncio.run(_refused_beside_a_full_gateway(port, gateway)):
-        assert error.code() is CODE.RESOURCE_EXHAUSTED
-        assert error.details().startswith(f"{MAX_REQUESTS} requests are under way")
-        trailing = dict(error.trailing_metadata())
-        assert trailing["grpc-retry-pushback-ms"] == "1000"
-
-
-async def _refused_beside_a_full_gateway(port: int, gateway: Gated) -> list[grpc.RpcError]:
-    """Return four that were refused; one in 100 ms goes on to the Gateway, which knows more."""
+async def test_what_is_too_much_is_refused_before_its_message_is_there(port, gateway):
+    """One in 100 ms goes on to the Gateway, which knows more."""
     gateway.gate.clear()
     refused: list[grpc.RpcError] = []
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -131,7 +114,10 @@ async def _refused_beside_a_full_gateway(port: int, gateway: Gated) -> list[grpc
                 refused += filter(_is_refused, await asyncio.gather(*calls))
         gateway.gate.set()
         await asyncio.gather(*taken)
-    return refused
+    for error in refused:
+        assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert error.details().startswith(f"{MAX_REQUESTS} requests are under way")
+        assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
 
 
 def _is_refused(error: grpc.RpcError) -> bool:
@@ -151,18 +137,18 @@ async def _half_a_message(port: int, num_sent: int, timeout: float) -> grpc.aio.
         return caught.value
 
 
-def test_a_message_that_does_not_begin_never_reaches_the_gateway(port: int, gateway: Gated) -> None:
-    error = asyncio.run(_half_a_message(port, 5_000, timeout=20))
+async def test_a_message_that_does_not_begin_never_reaches_the_gateway(port, gateway):
+    error = await _half_a_message(port, 5_000, timeout=20)
     assert error.code() is CODE.DEADLINE_EXCEEDED
     assert "did not begin to arrive" in error.details()
     assert dict(error.trailing_metadata())["error-code"] == "slow_request"
     assert gateway.metadata == []
 
 
-def test_the_methods_that_serve_adds_have_few_calls_at_a_time(port: int) -> None:
+async def test_the_methods_that_serve_adds_have_few_calls_at_a_time(port):
     """Each may send a message without a key. Classify and other applications do not mind."""
-    assert asyncio.run(_beside_open_chats(port, REFLECTION)) is CODE.RESOURCE_EXHAUSTED
-    assert asyncio.run(_beside_open_chats(port, OTHER)) is CODE.OK
+    assert await _beside_open_chats(port, REFLECTION) is CODE.RESOURCE_EXHAUSTED
+    assert await _beside_open_chats(port, OTHER) is CODE.OK
 
 
 async def _beside_open_chats(port: int, path: str) -> grpc.StatusCode:
@@ -174,9 +160,8 @@ async def _beside_open_chats(port: int, path: str) -> grpc.StatusCode:
         await never.wait()
 
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        chats = [
-            channel.stream_stream(path)(chat(), metadata=TO_TANDEM) for _ in range(MAX_OF_SERVES)
-        ]
+        open_chat = channel.stream_stream(path)
+        chats = [open_chat(chat(), metadata=TO_TANDEM) for _ in range(MAX_OF_SERVES)]
         for call in chats:
             assert await call.read() == b"hello"
         try:
@@ -190,19 +175,13 @@ async def _beside_open_chats(port: int, path: str) -> grpc.StatusCode:
     return code
 
 
-def test_calls_that_do_not_begin_are_counted_too(port: int, gateway: Gated) -> None:
+async def test_calls_that_do_not_begin_are_counted_too(port, gateway):
     """MAX_CALLS at a time have a buffer of HAProxy's each, wherever they are."""
-    ends = asyncio.run(_as_many_as_may_begin(port))
-    assert ends == Counter({"slow_request": MAX_CALLS, "overloaded": 3})
+    calls = (_half_a_message(port, 5_000, timeout=20) for _ in range(MAX_CALLS + 3))
+    codes = [dict(e.trailing_metadata())["error-code"] for e in await asyncio.gather(*calls)]
+    assert Counter(codes) == {"slow_request": MAX_CALLS, "overloaded": 3}
     assert gateway.metadata == []
 
 
-async def _as_many_as_may_begin(port: int) -> Counter[str]:
-    errors = await asyncio.gather(
-        *(_half_a_message(port, 5_000, timeout=20) for _ in range(MAX_CALLS + 3))
-    )
-    return Counter(dict(error.trailing_metadata())["error-code"] for error in errors)
-
-
-def test_the_path_is_the_methods() -> None:
+def test_the_path_is_the_methods():
     assert f" /{SERVICE}/{METHOD} " in (FOLDER / "grpc_backend.cfg").read_text()

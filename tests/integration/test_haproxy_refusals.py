@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -13,6 +13,11 @@ from app.graph.request import TIMEOUT_HEADER
 from tests.support.haproxy_configs import haproxys_errors
 from tests.support.haproxy_process import MAX_REQUESTS, ORIGIN, haproxy_before
 from tests.support.simulated_gateway import ASK_EVERY_MS
+
+ALLOWED = "access-control-allow-origin"
+PREFLIGHT = {"origin": ORIGIN, "access-control-request-method": "POST"}
+Task = asyncio.Task[httpx.Response]
+Ask = Callable[..., Task]
 
 
 class Gated:
@@ -38,21 +43,18 @@ class Gated:
             self.num_inside += 1
             await self.gate.wait()
             self.num_inside -= 1
-        writer.write(f"HTTP/1.1 {status}\r\n{more}content-length: 0\r\n".encode())
-        writer.write(b"connection: close\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\n{more}{ALLOWED}: the-gateways\r\n".encode())
+        writer.write(b"content-length: 0\r\nconnection: close\r\n\r\n")
         await writer.drain()
         writer.close()
 
 
 @pytest.fixture
-def ports(free_port: Callable[[], int], tmp_path: Path) -> Iterator[tuple[int, int]]:
+def ports(free_port, tmp_path) -> Iterator[tuple[int, int]]:
     """HAProxy's, and that of the Gateway behind it."""
     front, back = free_port(), free_port()
     with haproxy_before(front, back, tmp_path):
         yield front, back
-
-
-Ask = Callable[[], "asyncio.Task[httpx.Response]"]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -61,31 +63,27 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def full_at(gateway: Gated, ask: Ask, num: int) -> list["asyncio.Task[httpx.Response]"]:
+async def full_at(gateway: Gated, ask: Ask, num: int) -> list[Task]:
     tasks = [ask() for _ in range(num)]
     await until(lambda: gateway.num_inside == num)
     return tasks
 
 
-def beside(ports: tuple[int, int], scenario: Callable, path: str = "/v1/classify") -> None:
-    """Run a scenario with a Gateway and a way to send it requests through HAProxy."""
+@asynccontextmanager
+async def beside(
+    ports: tuple[int, int], path: str = "/v1/classify"
+) -> AsyncIterator[tuple[Gated, Ask]]:
+    """Run a Gateway; yield it and a way to send it requests through HAProxy."""
+    gateway, (front, back) = Gated(), ports
+    server = await asyncio.start_server(gateway.serve, "127.0.0.1", back)
+    url, sent = f"http://127.0.0.1:{front}{path}", {REFUSED_HEADER: "777", "origin": ORIGIN}
+    async with server, httpx.AsyncClient(timeout=20, trust_env=False) as client:
 
-    async def run() -> None:
-        gateway = Gated()
-        front, back = ports
-        server = await asyncio.start_server(gateway.serve, "127.0.0.1", back)
-        url = f"http://127.0.0.1:{front}{path}"
-        async with server, httpx.AsyncClient(timeout=20, trust_env=False) as client:
+        def ask(method: str = "POST", headers: dict[str, str] = sent) -> Task:
+            return asyncio.create_task(client.request(method, url, headers=headers))
 
-            def ask() -> "asyncio.Task[httpx.Response]":
-                return asyncio.create_task(
-                    client.post(url, headers={REFUSED_HEADER: "777", "origin": ORIGIN})
-                )
-
-            await _answering(client, url, gateway)
-            await scenario(gateway, ask)
-
-    asyncio.run(run())
+        await _answering(client, url, gateway)
+        yield gateway, ask
 
 
 async def _answering(client: httpx.AsyncClient, url: str, gateway: Gated) -> None:
@@ -102,7 +100,7 @@ async def _answering(client: httpx.AsyncClient, url: str, gateway: Gated) -> Non
 
 
 def has_ended_or_arrived(
-    task: asyncio.Task[httpx.Response], gateway: Gated, inside: Sequence[object]
+    task: Task, gateway: Gated, inside: Sequence[object]
 ) -> Callable[[], bool]:
     return lambda: task.done() or gateway.num_inside > len(inside)
 
@@ -110,10 +108,9 @@ def has_ended_or_arrived(
 @pytest.mark.parametrize(
     "path", ["/v1/classify", "/v2/models/imagenette/infer", "/v1/models/imagenette:predict"]
 )
-def test_beyond_the_limit_one_now_and_then_goes_on_and_says_how_many_did_not(ports, path) -> None:
-    async def scenario(gateway: Gated, ask: Ask) -> None:
-        inside = await full_at(gateway, ask, MAX_REQUESTS)
-        refused = 0
+async def test_beyond_the_limit_some_go_on_and_say_how_many_did_not(ports, path):
+    async with beside(ports, path) as (gateway, ask):
+        inside, refused = await full_at(gateway, ask, MAX_REQUESTS), 0
         while gateway.num_inside < MAX_REQUESTS + 3:
             task = ask()
             await until(has_ended_or_arrived(task, gateway, inside))
@@ -123,22 +120,18 @@ def test_beyond_the_limit_one_now_and_then_goes_on_and_says_how_many_did_not(por
             answer = task.result()
             refused += 1
             assert answer.status_code == 429
-            assert answer.headers["access-control-allow-origin"] == ORIGIN
+            assert answer.headers[ALLOWED] == ORIGIN
             error = answer.json()["error"]  # that of KServe's protocols is a text
             text = error["message"] if path == "/v1/classify" else error
             assert text.startswith(f"{MAX_REQUESTS} requests are under way for each Gateway")
         gateway.gate.set()
-        answers = await asyncio.gather(*inside)
-        assert {answer.status_code for answer in answers} == {200}
-        (last,) = await asyncio.gather(ask())
-        assert last.status_code == 200
+        assert {answer.status_code for answer in await asyncio.gather(*inside)} == {200}
+        assert (await ask()).status_code == 200
         assert sum(gateway.told) == refused  # and no client's own words
 
-    beside(ports, scenario, path)
 
-
-def test_it_keeps_to_what_the_gateway_says_for_a_while(ports) -> None:
-    async def scenario(gateway: Gated, ask: Ask) -> None:
+async def test_it_keeps_to_what_the_gateway_says_for_a_while(ports):
+    async with beside(ports) as (gateway, ask):
         gateway.limit = 3
         inside = await full_at(gateway, ask, 3)
         told = await ask()
@@ -160,44 +153,39 @@ def test_it_keeps_to_what_the_gateway_says_for_a_while(ports) -> None:
         gateway.gate.set()
         assert {a.status_code for a in await asyncio.gather(*inside)} == {200}
 
-    beside(ports, scenario)
+
+async def test_preflights_are_never_refused_and_the_gateways_word_holds(ports):
+    """A full service's 429 could not be read if the preflight before it were refused."""
+    async with beside(ports) as (gateway, ask):
+        asked = [ask("OPTIONS", PREFLIGHT) for _ in range(2 * MAX_REQUESTS)]
+        await until(lambda: gateway.num_inside == len(asked))
+        gateway.gate.set()
+        answers = await asyncio.gather(*asked)
+    assert {(a.status_code, a.headers[ALLOWED]) for a in answers} == {(200, "the-gateways")}
 
 
-def test_a_clients_time_is_out_of_serves_sight(ports) -> None:
+async def test_a_clients_time_is_out_of_serves_sight(ports):
     """Serve would answer in plain text once it is over."""
-
-    async def run() -> None:
-        gateway = Gated()
-        front, back = ports
-        server = await asyncio.start_server(gateway.serve, "127.0.0.1", back)
-        url = f"http://127.0.0.1:{front}/v1/classify"
-        async with server, httpx.AsyncClient(timeout=20, trust_env=False) as client:
-            await _answering(client, url, gateway)
-            gateway.gate.set()
-            for sent, expected in (
-                ({TIMEOUT_HEADER: "2.5"}, "2.5"),
-                ({TIMEOUT_HEADER: "2.5", TIMEOUT_COPY: "9"}, "2.5"),
-                ({TIMEOUT_HEADER: ""}, ""),
-                ({TIMEOUT_COPY: "9"}, None),
-            ):
-                await client.post(url, headers=sent)
-                assert TIMEOUT_HEADER not in gateway.headers
-                assert gateway.headers.get(TIMEOUT_COPY) == expected
-
-    asyncio.run(run())
+    async with beside(ports) as (gateway, ask):
+        gateway.gate.set()
+        for sent, expected in (
+            ({TIMEOUT_HEADER: "2.5"}, "2.5"),
+            ({TIMEOUT_HEADER: "2.5", TIMEOUT_COPY: "9"}, "2.5"),
+            ({TIMEOUT_HEADER: ""}, ""),
+            ({TIMEOUT_COPY: "9"}, None),
+        ):
+            await ask(headers=sent)
+            assert TIMEOUT_HEADER not in gateway.headers
+            assert gateway.headers.get(TIMEOUT_COPY) == expected
 
 
-def test_what_it_answers_itself_has_the_form_of_the_route(ports) -> None:
+def test_what_it_answers_itself_has_the_form_of_the_route(ports):
     """Nobody listens behind it."""
     code, message = haproxys_errors()[503]
-    url = f"http://127.0.0.1:{ports[0]}"
-    with httpx.Client(
-        timeout=20, trust_env=False, transport=httpx.HTTPTransport(retries=9)
-    ) as client:
-        of_v1, of_v2, of_predict = (
-            client.post(url + path)
-            for path in ("/v1/classify", "/v2/models/imagenette/infer", "/v1/models/a:predict")
-        )
+    url, patient = f"http://127.0.0.1:{ports[0]}", httpx.HTTPTransport(retries=9)
+    paths = ("/v1/classify", "/v2/models/imagenette/infer", "/v1/models/a:predict")
+    with httpx.Client(timeout=20, trust_env=False, transport=patient) as client:
+        of_v1, of_v2, of_predict = (client.post(url + path) for path in paths)
     assert {of_v1.status_code, of_v2.status_code, of_predict.status_code} == {503}
     assert of_v1.headers["retry-after"] == of_v2.headers["retry-after"] == "1"
     expected = {"code": code, "message": message, "request_id": ""}

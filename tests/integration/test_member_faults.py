@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import ray
@@ -20,7 +19,7 @@ from app.launch.deploy import deploy
 from app.settings import Settings
 from app.stages.classifier import Classifier
 from models.network import Pixels
-from tests.support.services.deployed import Served, replica_pids
+from tests.support.services.deployed import replica_pids
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import SIZE, picture, write_tiny_set
 
@@ -51,7 +50,7 @@ class Breakable(Classifier):
         return os.getpid()
 
 
-def test_a_replica_whose_inference_fails_is_replaced(served: Served, tmp_path: Path) -> None:
+def test_a_replica_whose_inference_fails_is_replaced(served, tmp_path):
     folder = write_tiny_set(tmp_path / "tiny")
     settings = Settings(model_set=str(folder), batch_sizes=(1,), streams=1, compile_cache=None)
     member = serve.deployment(
@@ -77,7 +76,7 @@ def test_a_replica_whose_inference_fails_is_replaced(served: Served, tmp_path: P
 
 
 @pytest.fixture
-def content_with_less(served: Served) -> Iterator[None]:
+def content_with_less(served) -> Iterator[None]:
     """Let the running application be content with any member, for a test."""
     deploy(served.config.changed(answer_policy="any", member_patience_s=1.0))
     wait_until(is_running, EVENTUALLY_S, "the policy")
@@ -104,9 +103,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 @pytest.mark.slow  # make test has tests/unit/graph/test_members.py
-def test_any_member_is_enough_if_the_policy_says_so(
-    content_with_less: None, client: httpx.Client
-) -> None:
+def test_any_member_is_enough_if_the_policy_says_so(content_with_less, client):
     whole = client.post(CLASSIFY, content=picture("red")).json()
     assert (whole["degraded"], set(whole["members"])) == (False, {"sure", "unsure"})
     (member,) = replica_pids("unsure")

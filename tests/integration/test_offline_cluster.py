@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ class Running(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def running(free_port: Callable[[], int]) -> Iterator[Running]:
+def running(free_port) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:  # for the nodes and the commands
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         with local_s3(patch) as bucket:
@@ -54,7 +54,7 @@ def running(free_port: Callable[[], int]) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(tmp_path_factory) -> Path:
     """Pictures in folders, one that is none, and one that leads nowhere."""
     folder = write_pictures(tmp_path_factory.mktemp("pictures"), 200)
     (folder / "bad.jpg").write_text("no image")
@@ -68,7 +68,7 @@ def classify(tiny_set: Path, *arguments: object, exit_code: int = 0) -> subproce
     return done
 
 
-def test_rows_are_those_of_one_process(running: Running, tiny_set: Path, pictures: Path) -> None:
+def test_rows_are_those_of_one_process(running, tiny_set, pictures):
     done = classify(tiny_set, "--address", running.address, "--json", pictures, exit_code=1)
     alone = tandem("classify", "--offline", "--model-set", tiny_set, "--json", pictures)
     rows = {line["file"]: line for line in map(json.loads, done.stdout.splitlines())}
@@ -76,9 +76,7 @@ def test_rows_are_those_of_one_process(running: Running, tiny_set: Path, picture
     assert "1 of 601 failed" in done.stderr
 
 
-def test_from_a_store_to_a_store_by_a_client(
-    running: Running, tiny_set: Path, pictures: Path
-) -> None:
+def test_from_a_store_to_a_store_by_a_client(running, tiny_set, pictures):
     client, bucket = boto3.client("s3"), running.bucket.removeprefix("s3://")
     names = {}
     for file in sorted(pictures.rglob("*.png"))[::20]:
@@ -97,12 +95,12 @@ def test_from_a_store_to_a_store_by_a_client(
     assert labels == {name: file.parent.name for name, file in names.items()}
 
 
-def test_a_set_that_no_node_has(running: Running, pictures: Path) -> None:
+def test_a_set_that_no_node_has(running, pictures):
     done = classify(Path("nowhere"), "--address", running.address, pictures, exit_code=2)
     assert re.search(r"tandem: node [\d.]+: no model set .nowhere.", done.stderr)
 
 
-def test_networks_that_must_not_answer(running: Running, pictures: Path, tmp_path: Path) -> None:
+def test_networks_that_must_not_answer(running, pictures, tmp_path):
     spoilt = both_precisions(tmp_path / "spoilt")
     spoil_int8(spoilt, "sure")
     out = tmp_path / "answers.jsonl"

@@ -4,7 +4,6 @@ from typing import Any
 
 import cv2
 import grpc
-import httpx
 import numpy as np
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -25,14 +24,14 @@ from tests.support.open_inference import (
     with_header,
 )
 from tests.support.open_inference_stub import inference_stub
-from tests.support.services.deployed import MEMBERS, Served
+from tests.support.services.deployed import MEMBERS
 from tests.support.tiny_networks import expected_label, picture
 
 SIZE = 64  # the tiny set's
 
 
 @pytest.fixture(scope="module")
-def model(served: Served) -> str:
+def model(served) -> str:
     return read_manifest(served.model_set).name
 
 
@@ -42,7 +41,7 @@ def pixels_of(*colors: str) -> np.ndarray:
     return np.stack(decoded)
 
 
-def test_encoded_and_decoded_images(client: httpx.Client, model: str) -> None:
+def test_encoded_and_decoded_images(client, model):
     colors = ["red", "blue", "green"]
     expected = [expected_label(color) for color in colors]
     array = pixels_of(*colors)
@@ -61,7 +60,7 @@ def test_encoded_and_decoded_images(client: httpx.Client, model: str) -> None:
 
 
 @pytest.mark.parametrize("member", MEMBERS)
-def test_a_member_alone(client: httpx.Client, model: str, member: str) -> None:
+def test_a_member_alone(client, model, member):
     image = picture("blue")
     own = client.post("/v1/classify", content=image).json()["members"][member]
     answer = client.post(
@@ -73,7 +72,7 @@ def test_a_member_alone(client: httpx.Client, model: str, member: str) -> None:
     assert row.max() == pytest.approx(own["probability"], abs=1e-6)
 
 
-def test_errors_have_the_protocols_form_through_the_proxy(client: httpx.Client, model: str) -> None:
+def test_errors_have_the_protocols_form_through_the_proxy(client, model):
     body, headers = binary_request(elements(picture("red"), b"no"), shape=[2])
     answer = client.post(f"/v2/models/{model}/infer", content=body, headers=headers)
     assert answer.status_code == 400
@@ -81,7 +80,7 @@ def test_errors_have_the_protocols_form_through_the_proxy(client: httpx.Client, 
     assert client.get("/v2/health/ready").json() == {"ready": True}
 
 
-def test_the_methods_over_grpc(served: Served, model: str) -> None:
+def test_the_methods_over_grpc(served, model):
     with grpc.insecure_channel(f"127.0.0.1:{served.config.grpc_port}") as channel:
         stub = inference_stub(channel)
         assert stub.ServerReady(ServerReadyRequest(), timeout=60).ready

@@ -41,13 +41,13 @@ def check(answer: Classified, number: int) -> None:
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
+def redis(tmp_path) -> Iterator[RedisServer]:
     with running_redis(tmp_path) as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
-def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(request, monkeypatch) -> None:
     """Give Redis more time than a busy machine makes it need, where it is not the subject."""
     if "frozen" not in request.node.name:
         monkeypatch.setattr(redis_cache, "READ_S", 60.0)
@@ -77,7 +77,7 @@ class Gateways:
 
 
 @pytest.fixture
-async def gateways(redis: RedisServer, tiny_set: Path) -> AsyncIterator[Gateways]:
+async def gateways(redis, tiny_set) -> AsyncIterator[Gateways]:
     made = Gateways(redis.url, tiny_set)
     yield made
     redis.thaw()
@@ -123,21 +123,18 @@ async def test_another_model_set_sees_none_of_it(gateways, tmp_path):
 
 @pytest.mark.parametrize("how", ["cut", "other bytes", "another type", "another image's"])
 async def test_a_damaged_value_is_computed_again(gateways, redis, how):
-    await classify(gateways.another(), photo(1))
-    name = store_of(gateways.another())._name(gateways._services[0]._graph.keys.key(photo(1)))
-    if how == "cut":
-        redis.command("SET", name, "x" * 10)
-    elif how == "other bytes":
-        redis.command("SETRANGE", name, "50", "xyz")
-    elif how == "another type":
-        redis.command("DEL", name)
-        redis.command("LPUSH", name, "x")
-    else:
-        await classify(gateways.another(), photo(2))
-        other = store_of(gateways._services[0])._name(
-            gateways._services[0]._graph.keys.key(photo(2))
-        )
-        redis.command("COPY", other, name, "REPLACE")
+    service = gateways.another()
+    await classify(service, photo(1), photo(2))
+    keys = [service._graph.keys.key(photo(number)) for number in (1, 2)]
+    name, other = map(store_of(service)._name, keys)
+    commands: dict[str, list[tuple[str, ...]]] = {
+        "cut": [("SET", name, "x" * 10)],
+        "other bytes": [("SETRANGE", name, "50", "xyz")],
+        "another type": [("DEL", name), ("LPUSH", name, "x")],
+        "another image's": [("COPY", other, name, "REPLACE")],
+    }
+    for command in commands[how]:
+        redis.command(*command)
     assert await was_cached(gateways.another(), photo(1)) == [False]
 
 
@@ -145,10 +142,7 @@ async def test_frozen_no_request_fails_or_waits_for_it(gateways, redis):
     service = gateways.another()
     check((await classify(service, photo(3)))[0], 3)
     redis.freeze()
-    for number in range(30, 34):
-        answer = await ask(service, photo(number))
-        assert answer.cached is None
-        check(answer, number)
+    await check_all_are_computed(service)
     assert (await ask(service, photo(3))).cached  # of this one's own memory
     assert store_of(service)._reads.is_open
 
@@ -157,15 +151,19 @@ async def test_gone_and_back(gateways, redis):
     service = gateways.another()
     check((await classify(service, photo(3)))[0], 3)
     redis.stop()
-    for number in range(30, 34):
-        answer = await ask(service, photo(number))
-        assert answer.cached is None
-        check(answer, number)
+    await check_all_are_computed(service)
     redis.start()
     for breaker in (store_of(service)._reads, store_of(service)._writes):
         breaker._next_trial = 0.0  # as if the time had passed
     assert await was_cached(service, photo(41)) == [False]
     assert await was_cached(gateways.another(), photo(41)) == [True]
+
+
+async def check_all_are_computed(service: EnsembleService) -> None:
+    for number in range(30, 34):
+        answer = await ask(service, photo(number))
+        assert answer.cached is None
+        check(answer, number)
 
 
 async def ask(service: EnsembleService, file: bytes) -> Classified:

@@ -1,7 +1,7 @@
 """A renewed certificate: HAProxy, as Serve configures it, shows the new one without a restart."""
 
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,14 +45,14 @@ def text_of(certificate: Path) -> str:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Root:
+def root(tmp_path) -> Root:
     folder = tmp_path / "certificates"
     folder.mkdir()
     return Root(folder)
 
 
 @pytest.fixture
-def front(root: Root, free_port: Callable[[], int], tmp_path: Path) -> Iterator[Front]:
+def front(root, free_port, tmp_path) -> Iterator[Front]:
     run = tmp_path / "run"
     (run / "node").mkdir(parents=True)  # Serve has its files in a folder for each node
     front = Front(free_port(), root.sign("service"), run)
@@ -65,7 +65,7 @@ def front(root: Root, free_port: Callable[[], int], tmp_path: Path) -> Iterator[
         yield front
 
 
-def test_the_new_one_is_shown_at_once(front: Front, root: Root) -> None:
+def test_the_new_one_is_shown_at_once(front, root):
     before = front.shown()
     assert before == text_of(front.signed.certificate)
     assert not front.renewal.look()  # nothing is new
@@ -76,7 +76,7 @@ def test_the_new_one_is_shown_at_once(front: Front, root: Root) -> None:
     assert not front.renewal.look()
 
 
-def test_comments_of_the_file_are_left_out(front: Front, root: Root) -> None:
+def test_comments_of_the_file_are_left_out(front, root):
     """As openssl writes them: a friendly name, in any encoding, with empty lines."""
     before, renewed = front.shown(), root.sign("other")
     for new, of_front in ((renewed.certificate, front.signed.certificate),
@@ -87,7 +87,7 @@ def test_comments_of_the_file_are_left_out(front: Front, root: Root) -> None:
     assert front.shown() == text_of(renewed.certificate) != before
 
 
-def test_between_two_writes_the_old_one_holds(front: Front, root: Root) -> None:
+def test_between_two_writes_the_old_one_holds(front, root):
     before, other = front.shown(), root.sign("other")
     other.certificate.replace(front.signed.certificate)
     assert not front.renewal.look()
@@ -100,7 +100,7 @@ def test_between_two_writes_the_old_one_holds(front: Front, root: Root) -> None:
     assert front.shown() == text_of(front.signed.certificate) != before
 
 
-def test_a_haproxy_that_is_not_there_is_asked_later(front: Front, root: Root) -> None:
+def test_a_haproxy_that_is_not_there_is_asked_later(front, root):
     before, admin = front.shown(), front.folder / "node" / "admin.sock"
     hidden = admin.rename(admin.with_name("hidden.sock"))
     root.sign("service")

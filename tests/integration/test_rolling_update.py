@@ -17,13 +17,12 @@ from ray import serve
 from app.launch.config import ServeConfig
 from app.launch.deploy import deploy
 from models.manifest import read_manifest
-from tests.support.services.deployed import Served
+from tests.support.services.deployed import Served, own_application
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import picture, write_tiny_set
 
 pytestmark = pytest.mark.slow
 
-PREFIX = "/rolled"
 CLIENTS = 4
 # Requests wait for the slowest stage of the new set. On a busy machine that took over 10 s.
 REQUEST_TIMEOUT_S = 60
@@ -66,44 +65,24 @@ class Load:
 
 def application(folder: Path, place: str) -> dict[str, Any]:
     """Return an application beside the session's own."""
-    num_cpus = {"Gateway": 0.1, "Decoder": 0.1, "sure": 0.1, "unsure": 0.1}
-    content = {
-        "applications": [
-            {
-                "name": "rolled",
-                "route_prefix": PREFIX,
-                "import_path": "app.main:build",
-                "args": {
-                    "model_set": str(folder),
-                    "members": place,
-                    "decoder": place,
-                    "batch_sizes": [1, 4],
-                    "streams": 1,
-                    "request_timeout_s": REQUEST_TIMEOUT_S,
-                    "compile_cache": None,
-                    "trace_exporter": "none",
-                },
-                "deployments": [
-                    {
-                        "name": name,
-                        "max_surge_percent": 100,
-                        "max_ongoing_requests": 128,
-                        "graceful_shutdown_timeout_s": REQUEST_TIMEOUT_S + 5,
-                        "ray_actor_options": {"num_cpus": share},
-                    }
-                    for name, share in num_cpus.items()
-                ],
-            }
-        ]
+    options = {
+        "max_surge_percent": 100,
+        "max_ongoing_requests": 128,
+        "graceful_shutdown_timeout_s": REQUEST_TIMEOUT_S + 5,
+        "ray_actor_options": {"num_cpus": 0.1},
     }
+    deployments = [{"name": name, **options} for name in ("Gateway", "Decoder", "sure", "unsure")]
+    args = {"members": place, "decoder": place, "batch_sizes": [1, 4], "streams": 1}
+    application = own_application(
+        "rolled", folder, deployments, **args, request_timeout_s=REQUEST_TIMEOUT_S
+    )
+    content = {"applications": [application]}
     (fitted,) = ServeConfig.of(content).fitted_to(read_manifest(folder)).as_dict()["applications"]
     return fitted
 
 
 @pytest.mark.parametrize("place", ["gateway", pytest.param("deployment", marks=pytest.mark.slow)])
-def test_no_request_fails_while_the_model_set_changes(
-    served: Served, tmp_path: Path, place: str
-) -> None:
+def test_no_request_fails_while_the_model_set_changes(served, tmp_path, place):
     """In the fast tier with all stages in one process; tests/unit/graph/test_availability.py has
     what differs when each is a deployment: replicas of both sets beside each other.
     """
@@ -113,17 +92,14 @@ def test_no_request_fails_while_the_model_set_changes(
     ]
     first, second = (application(folder, place) for folder in sets)
     roll_out(served, first)
-    url = f"{served.url}{PREFIX}/v1/classify"
+    url = f"{served.url}/rolled/v1/classify"
     wait_until(lambda: answered_by(url) == "before", EVENTUALLY_S, "the first set")
     load = Load(url)
     with load.running():
         wait_until(lambda: load.answers["before"] > 50, EVENTUALLY_S, "load on the first set")
         roll_out(served, second)
-        wait_until(
-            lambda: load.answers["after"] > 50 and answered_by(url) == "after",
-            EVENTUALLY_S,
-            "rolled",
-        )
+        wait_until(lambda: load.answers["after"] > 50, EVENTUALLY_S, "rolled")
+        wait_until(lambda: answered_by(url) == "after", EVENTUALLY_S, "rolled")
         wait_until(is_healthy, EVENTUALLY_S, "healthy")
     serve.delete("rolled")
     assert set(load.answers) == {"before", "after"}, load.answers

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -13,14 +12,14 @@ from app.launch.config import ServeConfig
 from app.launch.deploy import client_of, deployed_beside_others, wait_ready
 from app.launch.ray_cluster import StopRequest
 from app.launch.ray_features import serve_client, serve_details
-from tests.support.services.deployed import Served, replica_pids
+from tests.support.services.deployed import Served, own_application, replica_pids
 from tests.support.tiny_networks import picture, write_tiny_set
 
 STAGES = ("Gateway", "Decoder", "sure", "unsure")
 
 
 @pytest.fixture
-def imperative(served: Served) -> Iterator[str]:
+def imperative(served) -> Iterator[str]:
     """An application that somebody put there by ``serve.run``."""
 
     class Who:
@@ -33,22 +32,13 @@ def imperative(served: Served) -> Iterator[str]:
     serve.delete("who")
 
 
-def beside(folder: Path, served: Served, **application: Any) -> ServeConfig:
+def beside(folder: Path, served: Served, **changes: str) -> ServeConfig:
     """Return a configuration of our own: another model set, in one process."""
-    own = {
-        "name": "beside",
-        "route_prefix": "/beside",
-        "import_path": "app.main:build",
-        "args": {
-            "model_set": str(write_tiny_set(folder / "other", name="other")),
-            "batch_sizes": [1],
-            "compile_cache": None,
-            "trace_exporter": "none",
-        },
-        "deployments": [{"name": "Gateway", "ray_actor_options": {"num_cpus": 0.1}}],
-    }
+    gateway = {"name": "Gateway", "ray_actor_options": {"num_cpus": 0.1}}
+    tiny = write_tiny_set(folder / "other", name="other")
+    own = own_application("beside", tiny, [gateway], batch_sizes=[1])
     http = served.config.as_dict()["http_options"]
-    return ServeConfig.of({"http_options": http, "applications": [own | application]})
+    return ServeConfig.of({"http_options": http, "applications": [own | changes]})
 
 
 def replicas() -> dict[str, set[int]]:
@@ -56,14 +46,10 @@ def replicas() -> dict[str, set[int]]:
 
 
 @pytest.mark.slow  # make test starts and ends the service alone
-def test_the_applications_of_others_stay_as_they_are(
-    served: Served, imperative: str, client: httpx.Client, tmp_path: Path
-) -> None:
+def test_the_applications_of_others_stay_as_they_are(served, imperative, client, tmp_path):
     before, config = replicas(), beside(tmp_path, served)
-    with deployed_beside_others(config):
-        assert wait_ready(
-            client_of(config.url), StopRequest(), lambda _: None, 120, applications=["beside"]
-        )
+    with deployed_beside_others(config), client_of(config.url) as asking:
+        assert wait_ready(asking, StopRequest(), lambda _: None, 120, applications=["beside"])
         answer = httpx.post(f"{config.url}/v1/classify", content=picture("red"), timeout=60)
         assert answer.json()["model_set"] == "other"
         assert set(serve.status().applications) == {"tandem", imperative, "beside"}
@@ -86,9 +72,7 @@ def test_the_applications_of_others_stay_as_they_are(
         ({"route_prefix": "/"}, "'tandem' at /, which has the route of 'beside' at /"),
     ],
 )
-def test_an_application_in_the_place_of_anothers_is_refused(
-    served: Served, client: httpx.Client, tmp_path: Path, own: dict[str, str], told: str
-) -> None:
+def test_an_application_in_the_place_of_anothers_is_refused(served, client, tmp_path, own, told):
     before = replicas()
     with (
         pytest.raises(ConfigError, match=told),

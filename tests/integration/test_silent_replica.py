@@ -13,7 +13,6 @@ from ray import serve
 from app.graph.attempts import HedgeBudget, hedged
 from app.main import LOCALITY_ROUTING
 from app.serve.locality_router import LocalityRouter
-from tests.support.services.deployed import Served
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
 NUM_CALLS, EVERY_S, AFTER_S = 200, 0.01, 4.0
@@ -21,7 +20,7 @@ LIMIT_S = 300
 
 
 @pytest.fixture
-def handle(served: Served) -> Iterator[Any]:  # who has started Serve
+def handle(served) -> Iterator[Any]:  # who has started Serve
     class Who:  # defined here, so that the replicas need not find this file
         async def pid(self) -> int:
             await asyncio.sleep(0.2)  # the others come meanwhile
@@ -62,7 +61,7 @@ def answering(handle: Any) -> tuple[set[int], int]:
 
 
 @pytest.mark.slow  # make test has tests/unit/calls
-def test_a_replica_that_hangs_is_left_out_until_it_speaks(handle: Any) -> None:
+def test_a_replica_that_hangs_is_left_out_until_it_speaks(handle):
     wait_until(lambda: len(answering(handle)[0]) == 2, EVENTUALLY_S, "two replicas that answer")
     victim = min(answering(handle)[0])
     hanging = psutil.Process(victim)
@@ -78,6 +77,6 @@ def test_a_replica_that_hangs_is_left_out_until_it_speaks(handle: Any) -> None:
     )
 
 
-def test_it_is_the_router_that_the_stages_have() -> None:
+def test_it_is_the_router_that_the_stages_have():
     module, _, name = LOCALITY_ROUTING["request_router_class"].partition(":")
     assert (module, name) == (LocalityRouter.__module__, LocalityRouter.__name__)

@@ -7,14 +7,12 @@ import httpx
 from tests.support.services.deployed import MEMBERS
 from tests.support.tiny_networks import picture
 from tests.support.trace_checks import by_trace, check_batches, check_whole, num_whole, one
-from tests.support.trace_receivers import OtlpHttp, Received
+from tests.support.trace_receivers import Received
 
 NUM_REQUESTS = 8
 
 
-def test_the_stages_of_other_processes_are_in_the_requests_trace(
-    client: httpx.Client, spans: OtlpHttp
-) -> None:
+def test_the_stages_of_other_processes_are_in_the_requests_trace(client, spans):
     def send(index: int) -> httpx.Response:
         body = picture(("red", "green", "blue")[index % 3])
         return client.post("/v1/classify", content=body, headers={"x-request-id": f"t{index}"})

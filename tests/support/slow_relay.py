@@ -22,7 +22,9 @@ class SlowRelay:
         self.num_passed = 0  # bytes, of all clients
 
     def begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._relays.add(asyncio.create_task(self._relay(reader, writer)))
+        relay = asyncio.create_task(self._relay(reader, writer))
+        relay.add_done_callback(lambda _: writer.close())  # also of one that never began
+        self._relays.add(relay)
 
     async def end(self) -> None:
         for relay in self._relays:
@@ -40,7 +42,6 @@ class SlowRelay:
         finally:
             sending.cancel()
             back.close()
-            writer.close()
 
     async def _trickle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         num_fast = self._num_fast_bytes

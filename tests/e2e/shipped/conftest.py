@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.support.services.live_service import Service, Start, drawn_photo, traced_config
+from tests.support.services.live_service import Service, drawn_photo, traced_config
 from tests.support.services.processes import wait_until
 from tests.support.services.stopping import lent
 from tests.support.trace_receivers import OtlpGrpc
@@ -25,17 +25,12 @@ def receiver() -> Iterator[OtlpGrpc]:
 
 
 @pytest.fixture(scope="package")
-def grpc_port(free_port: Callable[[], int]) -> int:
+def grpc_port(free_port) -> int:
     return free_port()
 
 
 @pytest.fixture(scope="package")
-def service(
-    start_process: Start,
-    tmp_path_factory: pytest.TempPathFactory,
-    receiver: OtlpGrpc,
-    grpc_port: int,
-) -> Iterator[Service]:
+def service(start_process, tmp_path_factory, receiver, grpc_port) -> Iterator[Service]:
     """The running service that the tests share."""
     config = traced_config(tmp_path_factory.mktemp("config"), receiver.url)
     started = start_process("--config", str(config), "--grpc-port", str(grpc_port))
@@ -46,7 +41,7 @@ def service(
 
 
 @pytest.fixture(scope="package")
-def service_url(service: Service) -> str:
+def service_url(service) -> str:
     return service.url
 
 
@@ -58,7 +53,7 @@ def continues_traces(service: Service) -> bool:
 
 
 @pytest.fixture
-def wait_for_spans(service: Service, receiver: OtlpGrpc) -> Callable[[], None]:
+def wait_for_spans(service, receiver) -> Callable[[], None]:
     """Wait until the spans of all that was asked so far have arrived.
 
     They leave the service in the order in which they ended: a request made now has the last ones.
@@ -81,7 +76,7 @@ def wait_for_spans(service: Service, receiver: OtlpGrpc) -> Callable[[], None]:
 
 
 @pytest.fixture
-def emptied(receiver: OtlpGrpc, wait_for_spans: Callable[[], None]) -> OtlpGrpc:
+def emptied(receiver, wait_for_spans) -> OtlpGrpc:
     """The receiver without the spans of earlier tests, of which none comes any more."""
     wait_for_spans()
     receiver.spans.clear()

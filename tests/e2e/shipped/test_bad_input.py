@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from tests.support.services.hostile import CORPUS, Hostile, hang_up, send
-from tests.support.services.live_service import Service
 from tests.support.services.processes import memory_bytes, replicas
 
 NUM_FEW, NUM_REQUESTS = 100, 1000
@@ -36,13 +35,11 @@ def check(hostile: Hostile, answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("hostile", CORPUS, ids=lambda hostile: hostile.name)
-def test_it_gets_its_status_and_is_told_what_to_do(hostile: Hostile, client: httpx.Client) -> None:
+def test_it_gets_its_status_and_is_told_what_to_do(hostile, client):
     check(hostile, send(client, hostile))
 
 
-def test_a_client_that_hangs_up_half_way(
-    client: httpx.Client, service: Service, photo: bytes, photo_label: str
-) -> None:
+def test_a_client_that_hangs_up_half_way(client, service, photo, photo_label):
     before = replicas(service.process.pid)
     for _ in range(20):
         hang_up(service.url)
@@ -92,9 +89,7 @@ def run_together(
         return Counter(job.result() for job in good)
 
 
-def test_they_harm_nobody_beside_them(
-    client: httpx.Client, service: Service, photo: bytes, photo_label: str
-) -> None:
+def test_they_harm_nobody_beside_them(client, service, photo, photo_label):
     pids = replicas(service.process.pid)
     assert pids, "no replica was found"
     labels = run_together(client, service.url, flood(NUM_FEW), photo)
@@ -103,9 +98,7 @@ def test_they_harm_nobody_beside_them(
 
 
 @pytest.mark.slow
-def test_a_thousand_of_them_change_nothing(
-    client: httpx.Client, service: Service, photo: bytes, photo_label: str
-) -> None:
+def test_a_thousand_of_them_change_nothing(client, service, photo, photo_label):
     """Nor the memory. In the fast tier: a hundred of them, and each of them alone (above)."""
     pid, memory = service.process.pid, 0
     for _ in range(NUM_WARM_UPS):

@@ -10,13 +10,13 @@ import subprocess
 import psutil
 import pytest
 
-from tests.support.services.live_service import TANDEM, Service, run_tandem
+from tests.support.services.live_service import TANDEM, run_tandem
 from tests.support.services.processes import still_running, title
 
 pytestmark = pytest.mark.slow
 
 
-def test_load_on_the_service_is_told_with_its_cost(service: Service) -> None:
+def test_load_on_the_service_is_told_with_its_cost(service):
     arguments = ["--concurrency", "2", "--rate", "5", "--duration", "3", "--warm-up", "1"]
     done = run_tandem("bench", "--url", service.url, *arguments, "--json", "-")
     result = json.loads(done.stdout)
@@ -29,7 +29,7 @@ def test_load_on_the_service_is_told_with_its_cost(service: Service) -> None:
         assert run["p50_ms"] <= run["p90_ms"] <= run["p99_ms"] <= run["max_ms"]
 
 
-def test_ctrl_c_ends_the_load_generator_as_well(service: Service) -> None:
+def test_ctrl_c_ends_the_load_generator_as_well(service):
     arguments = ["--concurrency", "1", "--duration", "60", "--warm-up", "0"]
     with subprocess.Popen(
         [TANDEM, "bench", "--url", service.url, *arguments],

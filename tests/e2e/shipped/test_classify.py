@@ -1,7 +1,6 @@
 """``tandem classify`` against the real service: files, folders, globs; a table or JSON.
 
-In the fast tier what is slow here is in tests/unit/cli/test_classify.py, in this process: each
-command is a new one, which takes a second.
+What it says to every kind of answer is in tests/unit/cli/test_classify.py, without a process.
 """
 
 import json
@@ -17,7 +16,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """Three photos in two folders, beside what is no image."""
     (tmp_path / "deep").mkdir()
     for name, seed in (("b.jpg", 4), ("a.JPEG", 3), ("deep/c.jpg", 5)):
@@ -27,9 +26,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def classify(folder: Path, service_url: str) -> Run:
-    def run(*arguments: str, url: str = service_url) -> subprocess.CompletedProcess[str]:
-        command: list[str | Path] = [TANDEM, "classify", "--url", url, *arguments]
+def classify(folder, service_url) -> Run:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command: list[str | Path] = [TANDEM, "classify", "--url", service_url, *arguments]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
     return run
@@ -39,7 +38,7 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_file_becomes_a_table(classify: Run, photo_label: str) -> None:
+def test_a_file_becomes_a_table(classify, photo_label):
     done = classify("a.JPEG")
     assert done.returncode == 0, done.stderr
     assert "a.JPEG" in done.stdout
@@ -47,52 +46,21 @@ def test_a_file_becomes_a_table(classify: Run, photo_label: str) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.slow
-def test_members_are_shown_where_they_disagree(classify: Run) -> None:
-    files = ("a.JPEG", "b.jpg", "deep/c.jpg")
-    for row in rows(classify("--json", *files)):
-        first = row["predictions"][0]["label"]
-        differing = [name for name, said in row["members"].items() if said["label"] != first]
-        table = classify(row["file"]).stdout
-        assert [name for name in row["members"] if name in table] == differing
-
-
 @pytest.mark.parametrize(
     ("paths", "files"),
     [
-        pytest.param(["a.JPEG"], ["a.JPEG"], marks=pytest.mark.slow),
-        pytest.param(["b.jpg", "a.JPEG"], ["b.jpg", "a.JPEG"], marks=pytest.mark.slow),
-        pytest.param(["."], ["a.JPEG", "b.jpg", "deep/c.jpg"], marks=pytest.mark.slow),
-        pytest.param(["*.jpg"], ["b.jpg"], marks=pytest.mark.slow),
         (["**/*.jpg"], ["b.jpg", "deep/c.jpg"]),
         (["deep", "b.jpg", "deep/c.jpg"], ["deep/c.jpg", "b.jpg"]),
     ],
 )
-def test_paths_become_lines_of_json_in_order(
-    classify: Run, paths: list[str], files: list[str]
-) -> None:
+def test_paths_become_lines_of_json_in_order(classify, paths, files):
     done = classify("--json", *paths)
     assert done.returncode == 0, done.stderr
     assert [row["file"] for row in rows(done)] == files
     assert all(row["predictions"][0]["probability"] > 0 for row in rows(done))
 
 
-@pytest.mark.slow
-def test_top_k(classify: Run) -> None:
-    done = classify("--json", "--top-k", "3", "a.JPEG")
-    assert len(rows(done)[0]["predictions"]) == 3
-    table = classify("--top-k", "3", "a.JPEG").stdout
-    labels = [prediction["label"] for prediction in rows(done)[0]["predictions"]]
-    assert all(label in table for label in labels)
-
-
-@pytest.mark.slow
-def test_the_label_is_the_networks_own(classify: Run, photo_label: str) -> None:
-    first = rows(classify("--json", "a.JPEG"))[0]["predictions"]
-    assert [prediction["label"] for prediction in first] == [photo_label]
-
-
-def test_one_bad_file_is_named_and_the_others_are_answered(classify: Run) -> None:
+def test_one_bad_file_is_named_and_the_others_are_answered(classify):
     done = classify("--json", "a.JPEG", "notes.txt", "b.jpg")
     assert done.returncode == 1
     assert [row.get("error", {}).get("code") for row in rows(done)] == [None, "not_an_image", None]
@@ -102,38 +70,14 @@ def test_one_bad_file_is_named_and_the_others_are_answered(classify: Run) -> Non
     assert "failed" in table.stdout
 
 
-@pytest.mark.slow
-def test_a_top_k_that_the_set_has_not(classify: Run) -> None:
-    done = classify("--json", "--top-k", "9999", "a.JPEG")
-    assert done.returncode == 1
-    assert "ask for 1 to" in rows(done)[0]["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["*.png", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nowhere.jpg", "empty"))],
-)
-def test_nothing_to_send(classify: Run, folder: Path, path: str) -> None:
-    (folder / "empty").mkdir()
-    done = classify(path)
+def test_nothing_to_send(classify):
+    done = classify("*.png")
     assert done.returncode == 2
-    assert path in done.stderr
+    assert "*.png" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_no_service_there(classify: Run, free_port: Callable[[], int]) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    done = classify("--json", "a.JPEG", url=url)
-    assert done.returncode == 1
-    error = rows(done)[0]["error"]
-    assert error["code"] == "unreachable"
-    assert url in error["message"]
-    assert "tandem serve" in error["message"]
-    assert "Traceback" not in done.stderr
-
-
-def test_offline_answers_are_the_services(classify: Run, folder: Path) -> None:
+def test_offline_answers_are_the_services(classify, folder):
     """But for what is a request's; batches of other sizes may round otherwise."""
     (folder / "bad.png").write_bytes(b"no image")
     options = ("--json", "--top-k", "3", ".")

@@ -1,26 +1,24 @@
 """tandem_client against the real service: every kind of image, many at a time, errors, gRPC."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import cv2
-import httpx
 import numpy as np
 import pytest
 
 from tandem_client import AsyncClient, BadImage, BadRequest, Client, DeadlineExceeded
 from tandem_client.grpc_client import GrpcClient
-from tests.support.services.live_service import Service, drawn_photo
+from tests.support.services.live_service import drawn_photo
 
 
 @pytest.fixture(scope="module")
-def tandem(service_url: str) -> Iterator[Client]:
+def tandem(service_url) -> Iterator[Client]:
     with Client(service_url, timeout=60) as client:
         yield client
 
 
-def test_the_answer_is_that_of_the_interface(tandem: Client, client: httpx.Client, photo: bytes):
+def test_the_answer_is_that_of_the_interface(tandem, client, photo):
     told = client.post("/v1/classify", content=photo).json()
     answer = tandem.classify(photo)
     assert [(p.index, p.label) for p in answer.predictions] == [
@@ -31,7 +29,7 @@ def test_the_answer_is_that_of_the_interface(tandem: Client, client: httpx.Clien
     assert answer.timings.total_ms > 0
 
 
-def test_pixels_are_classified_as_their_file_is(tandem: Client, photo: bytes) -> None:
+def test_pixels_are_classified_as_their_file_is(tandem, photo):
     bgr: Any = cv2.imdecode(np.frombuffer(photo, np.uint8), cv2.IMREAD_COLOR)
     encoded = cv2.imencode(".png", bgr)[1].tobytes()
     wanted = [p.probability for p in tandem.classify(encoded, top_k=10).predictions]
@@ -41,13 +39,13 @@ def test_pixels_are_classified_as_their_file_is(tandem: Client, photo: bytes) ->
         assert [p.probability for p in said.predictions] == pytest.approx(wanted, abs=1e-6)
 
 
-def test_several_in_one_request(tandem: Client, photo: bytes, photo_label: str) -> None:
+def test_several_in_one_request(tandem, photo, photo_label):
     first, second, third = tandem.classify([photo, b"no image", photo], top_k=1)
     assert (first.get().label, third.get().label) == (photo_label, photo_label)
     assert isinstance(second.error, BadImage)
 
 
-async def test_many_files_sync_and_async_in_order(service_url: str, tandem: Client, tmp_path: Path):
+async def test_many_files_sync_and_async_in_order(service_url, tandem, tmp_path):
     paths = [tmp_path / f"{n}.jpg" for n in range(40)]
     for n, path in enumerate(paths):
         path.write_bytes(drawn_photo(n % 4))
@@ -61,7 +59,7 @@ async def test_many_files_sync_and_async_in_order(service_url: str, tandem: Clie
         assert results[0].get().label == results[4].get().label
 
 
-def test_the_services_words(tandem: Client, photo: bytes) -> None:
+def test_the_services_words(tandem, photo):
     with pytest.raises(BadRequest, match="ask for 1 to") as caught:
         tandem.classify(photo, top_k=9999)
     assert caught.value.code == "bad_parameter"
@@ -70,7 +68,7 @@ def test_the_services_words(tandem: Client, photo: bytes) -> None:
         tandem.classify(photo, timeout=0.001)
 
 
-def test_over_grpc_it_answers_as_over_http(service: Service, grpc_port: int, photo: bytes) -> None:
+def test_over_grpc_it_answers_as_over_http(service, grpc_port, photo):
     with Client(service.url) as client, GrpcClient(f"127.0.0.1:{grpc_port}") as over_grpc:
         wanted, said = client.classify(photo), over_grpc.classify(photo)
         first, second = over_grpc.classify([photo, b"no image"])

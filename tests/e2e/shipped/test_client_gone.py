@@ -4,14 +4,11 @@
 """
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
-from tests.support.services.live_service import Service
 from tests.support.services.processes import EVENTUALLY_S
 from tests.support.trace_checks import batches
-from tests.support.trace_receivers import OtlpGrpc
 
 pytestmark = pytest.mark.slow
 
@@ -20,9 +17,7 @@ HEAD = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-d
 PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="f"\r\n\r\n'
 
 
-def test_a_client_that_goes_away_stops_costing(
-    service: Service, emptied: OtlpGrpc, wait_for_spans: Callable[[], None], photo: bytes
-) -> None:
+def test_a_client_that_goes_away_stops_costing(service, emptied, wait_for_spans, photo):
     asyncio.run(send_and_leave(service.port, photo))
     wait_for_spans()  # after an answer
     sizes = [span.attributes["tandem.batch_size"] for span in batches(emptied.spans).values()]

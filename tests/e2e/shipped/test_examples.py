@@ -14,11 +14,10 @@ import cv2
 import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from tests.support.http_server import QuietRequest, ThreadedServer
 from tests.support.services.live_service import ROOT, Service, drawn_photo
-from tests.support.services.page_driver import File
 
 EXAMPLES = ROOT / "examples"
 NAMES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix != ".md")
@@ -48,7 +47,7 @@ def run(service: Service, *command: str | Path, status: int = 0, **variables: st
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     for seed in range(6):
         (folder / f"{seed}.jpg").write_bytes(drawn_photo(seed))
@@ -56,7 +55,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def labels(service: Service, photos: Path) -> dict[str, str]:
+def labels(service, photos) -> dict[str, str]:
     """The service's label of each photo, by the file's name."""
     with httpx.Client(base_url=service.url, timeout=60) as client:
         answers = {
@@ -67,14 +66,14 @@ def labels(service: Service, photos: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def text_file(tmp_path: Path) -> Path:
+def text_file(tmp_path) -> Path:
     path = tmp_path / "notes.txt"
     path.write_text("no image\n" * 100)
     return path
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_short_and_says_how_to_run_it(name: str) -> None:
+def test_it_is_short_and_says_how_to_run_it(name):
     text = (EXAMPLES / name).read_text("utf-8")
     assert len(text.splitlines()) in LINES
     assert name in text, "its header names the command"
@@ -82,7 +81,7 @@ def test_it_is_short_and_says_how_to_run_it(name: str) -> None:
     assert re.search(rf"[\"'(]{re.escape(name)}\b", Path(__file__).read_text("utf-8")), "no test"
 
 
-def test_curl(service: Service, photos: Path, labels: dict[str, str], text_file: Path) -> None:
+def test_curl(service, photos, labels, text_file):
     names = sorted(labels)
     printed = run(service, "classify.sh", *(photos / name for name in names), text_file, status=1)
     *answers, refused = [json.loads(line) for line in printed.splitlines()]
@@ -90,7 +89,7 @@ def test_curl(service: Service, photos: Path, labels: dict[str, str], text_file:
     assert refused["error"]["code"] == "not_an_image"
 
 
-def test_curl_sends_the_key_of_a_file(photos: Path, tmp_path: Path) -> None:
+def test_curl_sends_the_key_of_a_file(photos, tmp_path):
     sent = []
 
     class Guarded(QuietRequest):
@@ -108,7 +107,7 @@ def test_curl_sends_the_key_of_a_file(photos: Path, tmp_path: Path) -> None:
     assert sent == ["Bearer abc"]
 
 
-def test_curl_prints_the_last_attempts_answer_alone(photos: Path, tmp_path: Path) -> None:
+def test_curl_prints_the_last_attempts_answer_alone(photos, tmp_path):
     statuses = [429, 200]
 
     class Busy(QuietRequest):
@@ -128,7 +127,7 @@ def test_curl_prints_the_last_attempts_answer_alone(photos: Path, tmp_path: Path
     assert json.loads(done.stdout) == {"status": 200}
 
 
-def test_python(service: Service, photos: Path, labels: dict[str, str], text_file: Path) -> None:
+def test_python(service, photos, labels, text_file):
     files = [photos / "0.jpg", text_file, photos / "1.jpg"]
     printed = run(service, "python_client.py", *files, "--url", service.url, status=1).splitlines()
     assert len(printed) == 8  # two photos, three classes each
@@ -138,16 +137,14 @@ def test_python(service: Service, photos: Path, labels: dict[str, str], text_fil
     ]
 
 
-def test_asyncio(service: Service, photos: Path, labels: dict[str, str]) -> None:
+def test_asyncio(service, photos, labels):
     arguments: list[str | Path] = [photos, "--url", service.url, "--concurrency", "3"]
     lines = [json.loads(line) for line in run(service, "many_photos.py", *arguments).splitlines()]
     assert {Path(line["file"]).name: line["label"] for line in lines} == labels
 
 
 @pytest.mark.browser
-def test_a_page_of_another_origin(
-    service: Service, browser: Browser, photo_file: File, photo_label: str
-) -> None:
+def test_a_page_of_another_origin(service, browser, photo_file, photo_label):
     class Site(QuietRequest):
         def do_GET(self) -> None:
             self.send(200, (EXAMPLES / "page.html").read_bytes(), content_type="text/html")
@@ -167,7 +164,7 @@ def test_a_page_of_another_origin(
         page.close()
 
 
-def test_triton(service: Service, photos: Path, labels: dict[str, str]) -> None:
+def test_triton(service, photos, labels):
     files = [photos / name for name in sorted(labels)]
     host = service.url.removeprefix("http://")
     printed = run(service, "triton_client.py", *files, "--url", host).splitlines()
@@ -176,7 +173,7 @@ def test_triton(service: Service, photos: Path, labels: dict[str, str]) -> None:
 
 
 @pytest.fixture
-def video(tmp_path: Path) -> Path:
+def video(tmp_path) -> Path:
     """Two scenes that the networks tell apart, in a file that OpenCV writes."""
     path = tmp_path / "film.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (640, 480))
@@ -191,7 +188,7 @@ def video(tmp_path: Path) -> Path:
     return path
 
 
-def test_video(service: Service, video: Path, photo_label: str) -> None:
+def test_video(service, video, photo_label):
     printed = run(service, "video_frames.py", video, "--every", "4", "--url", service.url)
     scenes = [line.rpartition(" ")[0] for line in printed.splitlines()]
     assert [scene.partition(":")[0] for scene in scenes] == ["frame 0", f"frame {SCENE}"]
@@ -200,7 +197,7 @@ def test_video(service: Service, video: Path, photo_label: str) -> None:
 
 @needs("locust")
 @pytest.mark.parametrize("tag", ["raw", "form", "v2"])
-def test_locust(service: Service, photos: Path, tag: str) -> None:
+def test_locust(service, photos, tag):
     command = f"-m locust -f {EXAMPLES / 'locustfile.py'} --headless --users 2 --run-time 3s"
     words = [*command.split(), "--tags", tag, "--host", service.url, "--json", "--only-summary"]
     done = subprocess.run(
@@ -218,7 +215,7 @@ def test_locust(service: Service, photos: Path, tag: str) -> None:
 
 @pytest.mark.slow
 @needs("pandas")
-def test_ray_data(service: Service, photos: Path, labels: dict[str, str], tmp_path: Path) -> None:
+def test_ray_data(service, photos, labels, tmp_path):
     """In the fast tier: the same classes, in tests/unit/calibration/test_offline.py."""
     import pyarrow.parquet
 

@@ -6,7 +6,6 @@ models/image.py reads, which tests/unit/models/test_image.py compares with the r
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -39,6 +38,6 @@ def test_each_kind(client, in_process, case):
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_each_file_that_failed(client, in_process, shared_data: Path, case):
+def test_each_file_that_failed(client, in_process, shared_data, case):
     data = (shared_data.parent / "cases" / "images" / case.name).read_bytes()
     check(client, in_process, case, data)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.services.live_service import ROOT, Service, drawn_photo
+from tests.support.services.live_service import ROOT, drawn_photo
 
 PAGES = ("docs/how-to/grpc.md", "docs/how-to/open-inference.md")
 BLOCKS = [
@@ -23,21 +23,19 @@ TIMEOUT_S = 200
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     (tmp_path / "photo.jpg").write_bytes(drawn_photo())
     return tmp_path
 
 
-def test_there_is_code_of_both_kinds() -> None:
+def test_there_is_code_of_both_kinds():
     kinds = [kind for kind, _ in BLOCKS]
     assert kinds.count("python") >= 2
     assert kinds.count("sh") >= 2
 
 
 @pytest.mark.parametrize(("kind", "code"), BLOCKS)
-def test_the_code_runs(
-    service: Service, grpc_port: int, folder: Path, photo_label: str, kind: str, code: str
-) -> None:
+def test_the_code_runs(service, grpc_port, folder, photo_label, kind, code):
     for written, port in (("8000", service.port), ("9000", grpc_port)):
         code = re.sub(rf"(localhost|127\.0\.0\.1):{written}\b", rf"127.0.0.1:{port}", code)
     command = [sys.executable, "-c", code] if kind == "python" else ["sh", "-c", code]

@@ -26,9 +26,7 @@ NUM_GOOD = 30
 
 
 @pytest.mark.slow
-def test_slow_and_idle_clients_are_cut_and_good_ones_served_meanwhile(
-    service: Service, photo: bytes, photo_label: str
-) -> None:
+def test_slow_and_idle_clients_are_cut_and_good_ones_served_meanwhile(service, photo, photo_label):
     cuts, good = asyncio.run(_together(service.port, photo))
     assert good == {(200, photo_label): NUM_GOOD}
     told = Counter((cut.kind, cut.status) for cut in cuts)
@@ -41,22 +39,23 @@ async def _together(port: int, photo: bytes) -> tuple[list[Cut], Counter[tuple[i
     kinds = ["idle"] * NUM_IDLE + [k for k in KINDS if k != "idle"] * NUM_SLOW
     slow = [asyncio.create_task(linger("127.0.0.1", port, k, 60)) for k in kinds]
     await asyncio.sleep(1)  # all of them have their connections
+    good = await _good_ones(port, photo)
+    return await asyncio.gather(*slow), good
+
+
+async def _good_ones(port: int, photo: bytes) -> Counter[tuple[int, str]]:
+    """Send photos, one after another; return how many got which status and label."""
     good: Counter[tuple[int, str]] = Counter()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         for _ in range(NUM_GOOD):
             answer = await client.post("/v1/classify", content=photo)
             label = answer.json()["predictions"][0]["label"] if answer.is_success else ""
             good[answer.status_code, label] += 1
-    return await asyncio.gather(*slow), good
+    return good
 
 
 SLOW_ROUTES = (
-    "/nothing",
-    "/healthz",
-    "/v1/models",
-    "/v2/models/nothing/infer",
-    "/docs/assets/x",
-    "/v1/classify?top_k=x",
+    "/nothing /healthz /v1/models /v2/models/nothing/infer /docs/assets/x /v1/classify?top_k=x"
 )
 NUM_SLOW_EVERYWHERE = 140  # the requests that may be under way are 128
 UPGRADE = (
@@ -64,9 +63,7 @@ UPGRADE = (
 )
 
 
-def test_slow_bodies_that_nobody_reads_harm_nobody(
-    service: Service, photo: bytes, photo_label: str
-) -> None:
+def test_slow_bodies_that_nobody_reads_harm_nobody(service, photo, photo_label):
     """Their connections end once they send more; till then they are no requests under way."""
     good, ends = asyncio.run(_beside_unread_bodies(service.port, photo))
     assert good == {(200, photo_label): NUM_GOOD}
@@ -76,14 +73,9 @@ def test_slow_bodies_that_nobody_reads_harm_nobody(
 async def _beside_unread_bodies(
     port: int, photo: bytes
 ) -> tuple[Counter[tuple[int, str]], set[int]]:
-    paths = itertools.islice(itertools.cycle(SLOW_ROUTES), NUM_SLOW_EVERYWHERE)
+    paths = itertools.islice(itertools.cycle(SLOW_ROUTES.split()), NUM_SLOW_EVERYWHERE)
     started = [await _begun(port, path.encode()) for path in paths]
-    good: Counter[tuple[int, str]] = Counter()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        for _ in range(NUM_GOOD):
-            answer = await client.post("/v1/classify", content=photo)
-            label = answer.json()["predictions"][0]["label"] if answer.is_success else ""
-            good[answer.status_code, label] += 1
+    good = await _good_ones(port, photo)
     return good, set(await asyncio.gather(*(_until_it_ends(*one) for one in started)))
 
 
@@ -116,21 +108,17 @@ def _answer_to(service: Service, request: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_who_is_answered_before_the_body_is_there_is_not_left_waiting(
-    service: Service, photo: bytes
-) -> None:
+def test_who_is_answered_before_the_body_is_there_is_not_left_waiting(service, photo):
     """HAProxy closes such a connection; one that it spliced the body of once hung for ever."""
     body = photo + bytes(100_000)
     in_no_time = {TIMEOUT_HEADER: "0.0005"}  # for some of them less than their bodies take
-    with (
-        httpx.Client(base_url=service.url, timeout=10, trust_env=False) as client,
-        ThreadPoolExecutor(8) as threads,
-    ):
-        asked = [
-            threads.submit(client.post, "/v1/classify", content=body, headers=in_no_time)
-            for _ in range(800)
-        ]
-        answers = [one.result() for one in asked]
+    with httpx.Client(base_url=service.url, timeout=10, trust_env=False) as client:
+
+        def ask(_: int) -> httpx.Response:
+            return client.post("/v1/classify", content=body, headers=in_no_time)
+
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(ask, range(800)))
         assert client.post("/v1/classify", content=body).is_success
     statuses = {answer.status_code for answer in answers}
     assert statuses <= {408, 504}
@@ -151,35 +139,24 @@ def test_who_is_answered_before_the_body_is_there_is_not_left_waiting(
     ],
     ids=["address", "header", "16 KB", "100 KB", "200 lines", "an address of 16 KB"],
 )
-def test_headers_have_a_limit(service: Service, status: int, path: bytes, lines: bytes) -> None:
+def test_headers_have_a_limit(service, status, path, lines):
     head = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     answer = _answer_to(service, b"GET " + path + head + lines + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 %d " % status)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        b"x-request-id",
-        b"x-request-timeout-seconds",
-        b"x-session-id",
-        b"X_Session_Id",
-        b"serve_multiplexed_model_id",
-        b"Serve-Multiplexed-Model-Id",
-        b"x-request-disconnect-disabled",
-        b"traceparent",
-        b"tracestate",
-        b"priority",
-        b"content-type",
-        b"authorization",
-    ],
+NAMES = (
+    "x-request-id x-request-timeout-seconds x-session-id X_Session_Id serve_multiplexed_model_id "
+    "Serve-Multiplexed-Model-Id x-request-disconnect-disabled traceparent tracestate priority "
+    "content-type authorization"
 )
+
+
+@pytest.mark.parametrize("name", NAMES.split())
 @pytest.mark.parametrize("value", [b"\xff\xfe", b"\x80 text"])
-def test_a_header_that_is_no_text_breaks_nothing(
-    service: Service, photo: bytes, name: bytes, value: bytes
-) -> None:
+def test_a_header_that_is_no_text_breaks_nothing(service, photo, name, value):
     head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     size = b"Content-Length: %d\r\n\r\n" % len(photo)
-    answer = _answer_to(service, head + name + b": " + value + b"\r\n" + size + photo)
+    answer = _answer_to(service, head + name.encode() + b": " + value + b"\r\n" + size + photo)
     status = int(answer.split(b" ", 2)[1])
     assert status in (200, 400, 422), answer[:300]

@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from app.telemetry.metric_table import METRICS, REQUESTS, Metric
+from app.telemetry.metric_table import METRICS, REQUESTS
 from models.model_set import load_model_set
 from tests.support.exposed_metrics import exposed
 from tests.support.prometheus_programs import PROMETHEUS
@@ -61,9 +61,7 @@ def shipped_config(folder: Path, target: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prometheus(
-    service: Service, free_port: Callable[[], int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Prometheus]:
+def prometheus(service, free_port, tmp_path_factory) -> Iterator[Prometheus]:
     folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     command = [
         str(PROMETHEUS),
@@ -84,7 +82,7 @@ def prometheus(
 
 
 @pytest.fixture(scope="module")
-def used(service: Service, photo: bytes, prometheus: Prometheus) -> Prometheus:
+def used(service, photo, prometheus) -> Prometheus:
     """Prometheus after good and bad requests, as soon as it has seen them."""
     with httpx.Client(base_url=service.url, timeout=60) as client:
         for body, status in ((photo, 200), (photo, 200), (b"no image", 400)):
@@ -100,7 +98,7 @@ def used(service: Service, photo: bytes, prometheus: Prometheus) -> Prometheus:
 @pytest.mark.parametrize(
     "metric", [m for m in METRICS if not m.when], ids=lambda metric: metric.name
 )
-def test_a_metric_has_a_value(used: Prometheus, metric: Metric) -> None:
+def test_a_metric_has_a_value(used, metric):
     for name in exposed(metric):
         samples = used.ask(name)
         assert samples, name
@@ -112,14 +110,14 @@ def test_a_metric_has_a_value(used: Prometheus, metric: Metric) -> None:
             assert {labels["member"] for labels, _ in samples} >= MEMBERS
 
 
-def test_good_and_bad_requests_are_told_apart(used: Prometheus) -> None:
+def test_good_and_bad_requests_are_told_apart(used):
     samples = used.ask(f'{exposed(REQUESTS)[0]}{{route="/v1/classify"}}')
     by_status = {labels["status"]: value for labels, value in samples}
     assert by_status["200"] >= 3
     assert by_status["400"] >= 1
 
 
-def test_an_image_takes_as_long_as_its_stages_say(used: Prometheus) -> None:
+def test_an_image_takes_as_long_as_its_stages_say(used):
     (infer,) = used.ask('sum(ray_tandem_stage_ms_count{stage="infer"})')
     (images,) = used.ask("sum(ray_tandem_answers_total)")
     assert infer[1] == images[1] * len(MEMBERS)
@@ -127,13 +125,13 @@ def test_an_image_takes_as_long_as_its_stages_say(used: Prometheus) -> None:
     assert 0 < entropy[1] < 1
 
 
-def test_the_rules_are_evaluated_and_none_fires(used: Prometheus) -> None:
+def test_the_rules_are_evaluated_and_none_fires(used):
     rules = [rule for group in used.get("rules")["groups"] for rule in group["rules"]]
     assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
     firing = [r["name"] for r in rules if r["type"] == "alerting" and r["state"] == "firing"]
     assert firing == []
 
 
-def test_the_address_is_the_services_own(service: Service) -> None:
+def test_the_address_is_the_services_own(service):
     port = int(metrics_address(service).rpartition(":")[2])
     assert port in listening(descendants(service.process.pid))

@@ -17,7 +17,7 @@ import pytest
 from models.image import read_image
 from models.model_set import load_model_set
 from tests.support.kserve_environment import KSERVE
-from tests.support.services.live_service import SAME_PROBABILITY, Service, drawn_photo
+from tests.support.services.live_service import SAME_PROBABILITY, drawn_photo
 
 CLIENTS = Path(__file__).parents[2] / "support" / "open_inference_clients"
 SINGLE = 1e-6
@@ -26,7 +26,7 @@ WAYS = {"image", "image of two dimensions", "pixels", "batch"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """A photo, three images' pixels (the first one's are the photo's), and the model's name."""
     folder = tmp_path_factory.mktemp("images")
     model_set = load_model_set("imagenette")
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(service: Service) -> list[list[float]]:
+def expected(service) -> list[list[float]]:
     """What /v1/classify says to each photo, by class."""
     rows = []
     for seed in (3, 4, 5):
@@ -52,7 +52,7 @@ def expected(service: Service) -> list[list[float]]:
 
 
 @pytest.fixture(scope="module")
-def told(service: Service, grpc_port: int, folder: Path) -> dict[str, Any]:
+def told(service, grpc_port, folder) -> dict[str, Any]:
     """What Triton's clients were told, by client."""
     addresses = [f"127.0.0.1:{port}" for port in (service.port, grpc_port)]
     return run_client("triton.py", *addresses, folder)
@@ -112,8 +112,8 @@ def test_what_tritons_clients_are_told_beside(told, client, service):
 
 
 def test_the_client_that_is_made_from_the_protocols_own_definition(
-    service: Service, grpc_port: int, folder: Path, expected: list[list[float]]
-) -> None:
+    service, grpc_port, folder, expected
+):
     told = run_client("open_inference_grpc.py", f"127.0.0.1:{grpc_port}", folder)
     label = load_model_set("imagenette").labels[int(np.argmax(expected[0]))]
     for way in ("typed image", "typed pixels", "raw pixels"):
@@ -122,7 +122,7 @@ def test_the_client_that_is_made_from_the_protocols_own_definition(
     assert (told["server"], told["inputs"]) == ("tandem", ["image", "pixels"])
 
 
-def test_an_inference_is_a_trace(service: Service) -> None:
+def test_an_inference_is_a_trace(service):
     answer = httpx.post(
         f"{service.url}/v2/models/imagenette/infer",
         content=drawn_photo(),
@@ -134,7 +134,7 @@ def test_an_inference_is_a_trace(service: Service) -> None:
 
 
 @pytest.fixture(scope="module")
-def told_by_memory(service: Service, grpc_port: int, folder: Path) -> dict[str, Any]:
+def told_by_memory(service, grpc_port, folder) -> dict[str, Any]:
     """What Triton's clients were told that pass tensors in shared memory, by client."""
     addresses = [f"127.0.0.1:{port}" for port in (service.port, grpc_port)]
     return run_client("triton_shared_memory.py", *addresses, folder)
@@ -166,9 +166,7 @@ def test_what_clients_are_told_of_their_regions(told_by_memory, client):
 
 @pytest.mark.slow  # the protocol itself is tested with the other clients
 @pytest.mark.kserve
-def test_kserves_clients_agree_with_v1(
-    service: Service, grpc_port: int, folder: Path, expected: list[list[float]]
-) -> None:
+def test_kserves_clients_agree_with_v1(service, grpc_port, folder, expected):
     addresses = [f"127.0.0.1:{port}" for port in (service.port, grpc_port)]
     told = run_client("kserve_client.py", *addresses, folder, python=KSERVE)
     labels = load_model_set("imagenette").labels

@@ -46,9 +46,7 @@ def counted(service: Service, metric: str, *labels: str) -> float:
     return sum(float(value) for had, value in found if all(label in had for label in labels))
 
 
-def test_too_much_is_refused_early_counted_and_the_rest_is_answered(
-    service: Service, photo: bytes, photo_label: str
-) -> None:
+def test_too_much_is_refused_early_counted_and_the_rest_is_answered(service, photo, photo_label):
     def refused() -> float:
         of_gateway = counted(service, f"ray_{REQUESTS.name}", 'status="429"')
         return of_gateway + counted(service, f"ray_{REFUSED_BEFORE.name}")
@@ -74,7 +72,7 @@ def test_too_much_is_refused_early_counted_and_the_rest_is_answered(
 
 @pytest.mark.slow  # make test: the first test here; unit/queueing/test_concurrency_limit.py
 @pytest.mark.skipif(IN_BATCHES >= LIMIT, reason="the batches of all cores fill all places")
-def test_who_is_let_in_does_not_wait_behind_all_the_places(service: Service, photo: bytes) -> None:
+def test_who_is_let_in_does_not_wait_behind_all_the_places(service, photo):
     """While more come than are answered HAProxy lets fewer in; then all places are there again."""
     fewest = asyncio.run(_fewest_places(service, photo))
     assert IN_BATCHES <= fewest < LIMIT
@@ -133,7 +131,7 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes] | None:
     return int(head.split(b" ", 2)[1]), body
 
 
-def test_who_cannot_be_answered_in_time_is_told_so(service: Service, photo: bytes) -> None:
+def test_who_cannot_be_answered_in_time_is_told_so(service, photo):
     async def both() -> tuple[list[httpx.Response], list[httpx.Response]]:
         patient = asyncio.create_task(all_at_once(service, photo, LIMIT // 2))
         await asyncio.sleep(0.1)  # the first of the patient ones wait

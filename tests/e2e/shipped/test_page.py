@@ -11,8 +11,6 @@ from tests.support.services.page_driver import (
     COPY_PICTURE,
     NOT_AN_IMAGE,
     PHONE,
-    File,
-    OpenPage,
     drop,
     fill_shares,
     watched,
@@ -21,9 +19,7 @@ from tests.support.services.page_driver import (
 pytestmark = pytest.mark.browser
 
 
-def test_a_dropped_photo_gets_its_label(
-    open_page: OpenPage, photo_file: File, photo_label: str
-) -> None:
+def test_a_dropped_photo_gets_its_label(open_page, photo_file, photo_label):
     page = open_page()
     with page.expect_response("**/v1/classify*") as response:
         drop(page, photo_file)
@@ -45,9 +41,7 @@ def test_a_dropped_photo_gets_its_label(
     assert ("disagree" not in agrees) == answer["agreement"]
 
 
-def test_a_photo_is_chosen_with_the_keyboard(
-    open_page: OpenPage, photo_file: File, photo_label: str
-) -> None:
+def test_a_photo_is_chosen_with_the_keyboard(open_page, photo_file, photo_label):
     # A listener from the start: playwright switches Chromium's own dialogue off only for listeners,
     # and does not wait for that, so that a key pressed right afterwards may still open it.
     page = open_page(prepare=lambda page: page.on("filechooser", lambda chooser: None))
@@ -65,14 +59,14 @@ def test_a_photo_is_chosen_with_the_keyboard(
     expect(page.locator("#filename")).to_have_text(name)
 
 
-def test_a_copied_photo_is_pasted(open_page: OpenPage, photo: bytes, photo_label: str) -> None:
+def test_a_copied_photo_is_pasted(open_page, photo, photo_label):
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
     page.evaluate(COPY_PICTURE, base64.b64encode(photo).decode())
     page.keyboard.press("Control+v")
     expect(page.locator("#headline")).to_have_text(photo_label)
 
 
-def test_a_text_file_shows_the_servers_message(open_page: OpenPage, service_url: str) -> None:
+def test_a_text_file_shows_the_servers_message(open_page, service_url):
     page = open_page(expected_failures=("/v1/classify",))
     drop(page, NOT_AN_IMAGE)
     answer = httpx.post(
@@ -90,8 +84,8 @@ def test_a_text_file_shows_the_servers_message(open_page: OpenPage, service_url:
 
 
 def test_several_files_become_cards_and_a_bad_one_keeps_to_itself(
-    open_page: OpenPage, photo_file: File, photo_label: str
-) -> None:
+    open_page, photo_file, photo_label
+):
     page = open_page()
     with page.expect_request("**/v1/classify*") as request:
         drop(page, photo_file, NOT_AN_IMAGE, ("again.jpg", *photo_file[1:]))
@@ -110,9 +104,7 @@ def test_several_files_become_cards_and_a_bad_one_keeps_to_itself(
     expect(page.locator("#headline")).to_have_text(photo_label)
 
 
-def test_the_timeline_draws_the_services_own_times(
-    open_page: OpenPage, service_url: str, photo_file: File
-) -> None:
+def test_the_timeline_draws_the_services_own_times(open_page, service_url, photo_file):
     served = httpx.get(f"{service_url}/v1/models", timeout=60).json()
     members = [member["name"] for member in served["members"]]
     page = open_page(reduced_motion="reduce")
@@ -140,7 +132,7 @@ def test_the_timeline_draws_the_services_own_times(
         assert duration == pytest.approx(stage["duration_ms"], abs=few_pixels), title
 
 
-def test_the_classes_of_the_served_set_are_named(open_page: OpenPage, service_url: str) -> None:
+def test_the_classes_of_the_served_set_are_named(open_page, service_url):
     served = httpx.get(f"{service_url}/v1/models", timeout=60).json()
     page = open_page()
     expect(page.locator("#classes")).to_contain_text(f"{len(served['labels'])} classes")
@@ -156,9 +148,7 @@ def test_the_classes_of_the_served_set_are_named(open_page: OpenPage, service_ur
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_sticks_out_or_jumps_on_a_phone(
-    open_page: OpenPage, photo_file: File, photo_label: str, scheme: str
-) -> None:
+def test_nothing_sticks_out_or_jumps_on_a_phone(open_page, photo_file, photo_label, scheme):
     page = open_page(**PHONE, color_scheme=scheme)
     expect(page.locator("#labels li").first).to_be_visible()
     drop(page, photo_file)
@@ -182,9 +172,7 @@ def visit_with_an_inline_script(browser: Browser, url: str) -> None:
         assert page.evaluate("window.hasRun") is None, "an inline script ran"
 
 
-def test_the_content_security_policy_is_in_force_and_watched(
-    browser: Browser, service_url: str
-) -> None:
+def test_the_content_security_policy_is_in_force_and_watched(browser, service_url):
     policy = httpx.get(f"{service_url}/", timeout=60).headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -192,9 +180,7 @@ def test_the_content_security_policy_is_in_force_and_watched(
         visit_with_an_inline_script(browser, service_url)
 
 
-def test_the_description_of_the_interface_works_without_the_internet(
-    browser: Browser, service_url: str
-) -> None:
+def test_the_description_of_the_interface_works_without_the_internet(browser, service_url):
     with watched(browser, service_url, ()) as page:
         page.goto(f"{service_url}/docs")
         expect(page.get_by_text("/v1/classify").first).to_be_visible()

@@ -4,16 +4,16 @@
 """
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from app.launch.haproxy import haproxy_binary
-from tests.support.services.live_service import Service, Start, changed_config
-from tests.support.services.page_driver import File, drop, watched
+from tests.support.services.live_service import Service, changed_config
+from tests.support.services.page_driver import drop, watched
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -40,7 +40,7 @@ backend prefixed
 
 
 @pytest.fixture(scope="module")
-def prefixed(start_service: Start, tmp_path_factory: pytest.TempPathFactory) -> Service:
+def prefixed(start_service, tmp_path_factory) -> Service:
     folder = tmp_path_factory.mktemp("config")
     with changed_config(folder) as config:
         config["applications"][0]["route_prefix"] = PREFIX
@@ -48,12 +48,7 @@ def prefixed(start_service: Start, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def proxy(
-    service: Service,
-    prefixed: Service,
-    free_port: Callable[[], int],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
+def proxy(service, prefixed, free_port, tmp_path_factory) -> Iterator[str]:
     port, config = free_port(), Path(tmp_path_factory.mktemp("proxy")) / "haproxy.cfg"
     config.write_text(PROXY.format(port=port, plain=service.port, prefixed=prefixed.port))
     process = subprocess.Popen([haproxy_binary(), "-db", "-f", config])
@@ -75,13 +70,11 @@ def proxy(
 
 
 @pytest.fixture(params=["/vision", f"/deep/er{PREFIX}"])
-def base(proxy: str, request: pytest.FixtureRequest) -> str:
+def base(proxy, request) -> str:
     return proxy + request.param
 
 
-def test_a_photo_is_dropped(
-    browser: Browser, base: str, photo_file: File, photo_label: str, tmp_path: Path
-) -> None:
+def test_a_photo_is_dropped(browser, base, photo_file, photo_label, tmp_path):
     with watched(browser, base, ()) as page:  # which lets it ask for nothing that is not below
         page.goto(f"{base}/")
         expect(page.locator("#labels li").first).to_be_visible()
@@ -93,9 +86,7 @@ def test_a_photo_is_dropped(
         expect(page.locator(".opblock-summary-path").first).to_be_visible()
 
 
-def test_the_documentation_tries_the_service_out(
-    browser: Browser, base: str, tmp_path: Path
-) -> None:
+def test_the_documentation_tries_the_service_out(browser, base, tmp_path):
     with watched(browser, base, ()) as page:
         page.goto(f"{base}/docs")
         operation = page.locator(".opblock").filter(has_text="/readyz").first
@@ -108,9 +99,7 @@ def test_the_documentation_tries_the_service_out(
         page.screenshot(path=tmp_path / "docs.png")
 
 
-def test_without_the_slash_at_the_end_of_the_proxys_path(
-    browser: Browser, proxy: str, photo_file: File, photo_label: str
-) -> None:
+def test_without_the_slash_at_the_end_of_the_proxys_path(browser, proxy, photo_file, photo_label):
     """It cannot see the difference; relative addresses would lead past its path."""
     context = browser.new_context()
     page = context.new_page()

@@ -7,12 +7,12 @@ service.
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.services.page_driver import File, OpenPage, an_answer, drop, fulfil
+from tests.support.services.page_driver import an_answer, answered, drop, fulfil
 
 pytestmark = pytest.mark.browser
 
 
-def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page: OpenPage) -> None:
+def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page):
     labels = [f"class {i}" for i in range(1000)]
     models = {"model_set": "imagenet1k", "labels": labels, "members": []}
     page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
@@ -25,12 +25,11 @@ def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page: OpenPage
     expect(page.locator("#all-labels li")).to_have_count(1000)
 
 
-def test_disagreement_and_a_lost_member_are_said(open_page: OpenPage, photo_file: File) -> None:
+def test_disagreement_and_a_lost_member_are_said(open_page, photo_file):
     members = an_answer()["members"]
     members["densenet169"] = members["densenet169"] | {"label": "church"}
     page = open_page()
-    fulfil(page, "/v1/classify*", an_answer(members=members, agreement=False))
-    drop(page, photo_file)
+    answered(page, an_answer(members=members, agreement=False), photo_file)
     expect(page.locator("#verdict")).to_have_text(
         "The members disagree: resnet50 says tench, densenet169 says church."
     )
@@ -38,19 +37,14 @@ def test_disagreement_and_a_lost_member_are_said(open_page: OpenPage, photo_file
 
     page.unroute_all()
     del members["densenet169"]
-    fulfil(page, "/v1/classify*", an_answer(members=members, degraded=True))
-    drop(page, photo_file)
+    answered(page, an_answer(members=members, degraded=True), photo_file)
     expect(page.locator("#degraded")).to_contain_text("without densenet169")
 
 
-def test_an_answer_that_is_not_sure_says_so_by_word_and_colour(
-    open_page: OpenPage, photo_file: File
-) -> None:
+def test_an_answer_that_is_not_sure_says_so_by_word_and_colour(open_page, photo_file):
     page, colors = open_page(), []
     for sure, headline in ((False, "Not sure: perhaps tench"), (True, "tench")):
-        page.unroute_all()
-        fulfil(page, "/v1/classify*", an_answer(sure=sure))
-        drop(page, photo_file)
+        answered(page, an_answer(sure=sure), photo_file)
         expect(page.locator("#headline")).to_have_text(headline)
         expect(page.get_by_role("status")).to_contain_text(f"{headline}, 75.0%")
         of_bar = "getComputedStyle(document.querySelector('#bars .fill')).backgroundColor"
@@ -61,42 +55,32 @@ def test_an_answer_that_is_not_sure_says_so_by_word_and_colour(
     assert of_doubt != of_ink
 
 
-def test_a_member_that_answered_alone_is_said_to_have_been_sure(
-    open_page: OpenPage, photo_file: File
-) -> None:
+def test_a_member_that_answered_alone_is_said_to_have_been_sure(open_page, photo_file):
     members = an_answer()["members"]
     del members["densenet169"]
     alone = an_answer(members=members, skipped_members=["densenet169"])
     page = open_page()
-    fulfil(page, "/v1/classify*", alone)
-    drop(page, photo_file)
+    answered(page, alone, photo_file)
     says = "Answered by resnet50 alone: it was sure. Not asked: densenet169."
     expect(page.locator("#verdict")).to_have_text(says)
     expect(page.get_by_role("status")).to_contain_text(says)
     expect(page.locator("#degraded")).to_be_hidden()
     expect(page.locator("#members h3")).to_have_count(1)
 
-    page.unroute_all()
-    fulfil(page, "/v1/classify*", {"results": [alone, an_answer()]})
-    drop(page, photo_file, photo_file)
+    answered(page, {"results": [alone, an_answer()]}, photo_file, photo_file)
     expect(page.locator(".card .aside")).to_have_text([says, "Both members agree."])
 
 
-def test_labels_of_a_multi_label_set_which_may_be_none(
-    open_page: OpenPage, photo_file: File
-) -> None:
+def test_labels_of_a_multi_label_set_which_may_be_none(open_page, photo_file):
     several, none = an_answer(threshold=0.5), an_answer(threshold=0.5, predictions=[])
     none["members"] = {name: {"predictions": []} for name in several["members"]}
     page = open_page()
-    fulfil(page, "/v1/classify*", several)
-    drop(page, photo_file)
+    answered(page, several, photo_file)
     expect(page.locator("#headline")).to_have_text("tench, church")
     expect(page.locator("#share")).to_have_text("")
     expect(page.locator("#bars .percent")).to_have_text(["75.0%", "25.0%"])
 
-    page.unroute_all()
-    fulfil(page, "/v1/classify*", none)
-    drop(page, photo_file)
+    answered(page, none, photo_file)
     expect(page.locator("#headline")).to_have_text("No label")
     expect(page.locator("#verdict")).to_have_text("Both members agree.")
     expect(page.locator("#bars li")).to_have_count(0)
@@ -104,22 +88,18 @@ def test_labels_of_a_multi_label_set_which_may_be_none(
     page.unroute_all()
     apart = none | {"agreement": False}
     apart["members"] = none["members"] | {"resnet50": several["members"]["resnet50"]}
-    fulfil(page, "/v1/classify*", {"results": [apart, several]})
-    drop(page, photo_file, photo_file)
+    answered(page, {"results": [apart, several]}, photo_file, photo_file)
     says = "The members disagree: resnet50 says tench, church, densenet169 says No label."
     expect(page.locator("#verdict")).to_have_text(says)
     expect(page.locator(".card .said .label")).to_have_text(["No label", "tench, church"])
 
 
-def test_answers_of_the_set_before_are_gone_while_another_is_asked(
-    open_page: OpenPage, photo_file: File
-) -> None:
+def test_answers_of_the_set_before_are_gone_while_another_is_asked(open_page, photo_file):
     sets = {"model_sets": ["first", "second"], "labels": ["tench", "church"], "members": []}
     page = open_page(
         prepare=lambda page: fulfil(page, "/v1/models*", sets | {"model_set": "first"})
     )
-    fulfil(page, "/v1/classify*", {"results": [an_answer(), an_answer()]})
-    drop(page, photo_file, photo_file)
+    answered(page, {"results": [an_answer(), an_answer()]}, photo_file, photo_file)
     expect(page.locator(".card .said")).to_have_count(2)
 
     page.unroute_all()
@@ -130,7 +110,7 @@ def test_answers_of_the_set_before_are_gone_while_another_is_asked(
     expect(page.locator(".card .said")).to_have_count(0)
 
 
-def test_a_file_that_can_no_longer_be_read_is_named(open_page: OpenPage, photo_file: File) -> None:
+def test_a_file_that_can_no_longer_be_read_is_named(open_page, photo_file):
     """The browser calls it a failed connection."""
     page = open_page(expected_failures=("/v1/classify",))
     page.route("**/v1/classify*", lambda route: route.abort())
@@ -140,41 +120,35 @@ def test_a_file_that_can_no_longer_be_read_is_named(open_page: OpenPage, photo_f
     expect(page.get_by_role("button", name="Try again")).to_be_hidden()
 
 
-def test_what_was_broken_off_offers_another_try(open_page: OpenPage, photo_file: File) -> None:
+def test_what_was_broken_off_offers_another_try(open_page, photo_file):
     page = open_page(expected_failures=("/v1/classify",))
     error = {"error": {"code": "broken_off", "message": "It ended: try again."}}
-    fulfil(page, "/v1/classify*", error, status=502)
-    drop(page, photo_file)
+    answered(page, error, photo_file, status=502)
     expect(page.locator("#headline")).to_have_text("Broken off")
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
 
 
 @pytest.mark.parametrize(("task", "is_forced"), [("multi_class", True), ("multi_label", False)])
-def test_what_is_said_of_other_pictures(open_page: OpenPage, task: str, is_forced: bool) -> None:
+def test_what_is_said_of_other_pictures(open_page, task, is_forced):
     models = {"model_set": "a", "labels": ["tench"], "members": [], "task": task}
     page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
     expect(page.locator("#classes")).to_contain_text("a, knows 1 classes")
     expect(page.locator("#forced")).to_be_visible(visible=is_forced)
 
 
-def test_what_the_server_and_files_are_called_is_never_markup(
-    open_page: OpenPage, photo_file: File
-) -> None:
+def test_what_the_server_and_files_are_called_is_never_markup(open_page, photo_file):
     hostile = "<img src=x onerror=alert(1)><b>bold</b>"
     page = open_page()
     result = an_answer(hostile, request_id=hostile)
     error = {"error": {"code": "not_an_image", "message": hostile}}
-    fulfil(page, "/v1/classify*", {"results": [result, error]})
-    drop(page, (hostile, *photo_file[1:]), photo_file)
+    answered(page, {"results": [result, error]}, (hostile, *photo_file[1:]), photo_file)
     expect(page.locator("#headline")).to_have_text(hostile)
     expect(page.locator(".wrong")).to_have_text(hostile)
     expect(page.locator(".card .name").first).to_have_text(hostile)
     assert page.locator("b, [onerror]").count() == 0
 
 
-def test_a_service_that_is_not_ready_is_waited_for(
-    open_page: OpenPage, photo_file: File, photo_label: str
-) -> None:
+def test_a_service_that_is_not_ready_is_waited_for(open_page, photo_file, photo_label):
     error = {"error": {"code": "not_ready", "message": "densenet169 is warming up."}}
 
     def prepare(page: Page) -> None:
@@ -193,13 +167,10 @@ def test_a_service_that_is_not_ready_is_waited_for(
     expect(page.locator("#labels li").first).to_be_visible()
 
 
-def test_a_full_service_offers_another_try(
-    open_page: OpenPage, photo_file: File, photo_label: str
-) -> None:
+def test_a_full_service_offers_another_try(open_page, photo_file, photo_label):
     page = open_page(expected_failures=("/v1/classify",))
     error = {"error": {"code": "overloaded", "message": "64 requests are waiting."}}
-    fulfil(page, "/v1/classify*", error, status=429)
-    drop(page, photo_file)
+    answered(page, error, photo_file, status=429)
     expect(page.get_by_role("alert")).to_have_text(error["error"]["message"])
     page.unroute_all()
     page.get_by_role("button", name="Try again").click()

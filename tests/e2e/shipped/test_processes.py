@@ -9,7 +9,6 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.services.live_service import Service
 from tests.support.services.processes import (
     descendants,
     fork_server,
@@ -21,7 +20,7 @@ from tests.support.services.processes import (
 FORKED = ("Agent", "ProxyActor", "HAProxyManager", "ServeController", "ServeReplica")
 
 
-def test_every_process_of_rays_is_a_fork(service: Service) -> None:
+def test_every_process_of_rays_is_a_fork(service):
     processes = descendants(service.process.pid)
     of_ray = [p for p in processes if any(kind in title(p) for kind in FORKED)]
     assert len(of_ray) >= len(FORKED)
@@ -29,7 +28,7 @@ def test_every_process_of_rays_is_a_fork(service: Service) -> None:
     assert "not forked" not in (serve_logs(service.process.pid).parent / "raylet.err").read_text()
 
 
-def test_no_process_gives_way_to_other_programs(service: Service) -> None:
+def test_no_process_gives_way_to_other_programs(service):
     """Ray's own default is nice 15 for its workers: a busy browser would starve them."""
     own = psutil.Process(service.process.pid).nice()
     levels = set()
@@ -41,7 +40,7 @@ def test_no_process_gives_way_to_other_programs(service: Service) -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch  # where it is installed, and could be mapped
-def test_the_bundled_set_maps_no_other_runtime(service: Service, photo: bytes) -> None:
+def test_the_bundled_set_maps_no_other_runtime(service, photo):
     """In the fast tier: tests/unit/app/test_import_rules.py."""
     assert httpx.post(f"{service.url}/v1/classify", content=photo, timeout=60).status_code == 200
     assert mapped_runtimes(service.process.pid) == set()

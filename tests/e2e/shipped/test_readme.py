@@ -36,7 +36,7 @@ def blocks(kind: str) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """An empty folder as a reader's, with two photos and the project's commands."""
     (tmp_path / "photo.jpg").write_bytes(drawn_photo(seed=3))
     (tmp_path / "other.jpg").write_bytes(drawn_photo(seed=4))
@@ -54,14 +54,14 @@ def at(service: Service, text: str) -> str:
     return pointed
 
 
-def test_it_is_short_and_has_commands_and_code() -> None:
+def test_it_is_short_and_has_commands_and_code():
     assert len(README.split()) <= 900
     assert len(SHELL) >= 5
     assert len(blocks("python")) >= 1
 
 
 @pytest.mark.parametrize("line", dict.fromkeys(SHELL))
-def test_every_command_runs(line: str, folder: Path, service: Service) -> None:
+def test_every_command_runs(line, folder, service):
     environment = {**os.environ, "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}"}
     done = subprocess.run(
         at(service, line),
@@ -77,12 +77,12 @@ def test_every_command_runs(line: str, folder: Path, service: Service) -> None:
 
 
 @pytest.mark.parametrize("target", [li.split()[1] for li in MAKE_LINES if li.startswith("make ")])
-def test_every_make_target_exists(target: str) -> None:
+def test_every_make_target_exists(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("code", blocks("python"))
-def test_the_python_code_prints_five_classes(code: str, folder: Path, service: Service) -> None:
+def test_the_python_code_prints_five_classes(code, folder, service):
     done = subprocess.run(
         [sys.executable, "-c", at(service, code)],
         cwd=folder,
@@ -93,7 +93,7 @@ def test_the_python_code_prints_five_classes(code: str, folder: Path, service: S
     assert len(done.stdout.decode().splitlines()) == 5
 
 
-def test_the_answer_has_the_shape_that_is_shown(service: Service, folder: Path) -> None:
+def test_the_answer_has_the_shape_that_is_shown(service, folder):
     shown = json.loads(blocks("json")[0])
     line = next(line for line in SHELL if "top_k=1" in line)
     done = subprocess.run(
@@ -106,14 +106,14 @@ def test_the_answer_has_the_shape_that_is_shown(service: Service, folder: Path) 
     assert answer["timings_ms"].keys() == shown["timings_ms"].keys()
 
 
-def test_serve_says_what_is_shown(service: Service) -> None:
+def test_serve_says_what_is_shown(service):
     shown = next(text for text in blocks("text") if "ready at" in text)
     said = service.log.read_text()
     for line in at(service, shown).splitlines():
         assert line.strip() in said
 
 
-def test_the_accuracy_table_is_the_manifests() -> None:
+def test_the_accuracy_table_is_the_manifests():
     (record,) = current_records(load_model_set("imagenette").manifest)
     card = (ROOT / "models/imagenette/README.md").read_text("utf-8")
     for row in accuracy_rows(record):
@@ -122,7 +122,7 @@ def test_the_accuracy_table_is_the_manifests() -> None:
     assert f"{record.num_images:,} photographs" in README
 
 
-def test_the_bundled_int8_networks_keep_their_accuracy() -> None:
+def test_the_bundled_int8_networks_keep_their_accuracy():
     """What issue after issue asks of the bundled set, from its own ledger."""
     manifest = load_model_set("imagenette").manifest
     (record,) = current_records(manifest)
@@ -158,11 +158,11 @@ def cost(table: dict[str, dict[Precision, float]], name: str, which: Precision, 
     return f"{sum(table[member][which] for member in names):.{n}f}"
 
 
-def test_curl_is_there() -> None:
+def test_curl_is_there():
     assert shutil.which("curl"), "README's commands need curl: apt-get install curl"
 
 
-def test_the_ladder_is_what_was_measured() -> None:
+def test_the_ladder_is_what_was_measured():
     ladder = json.loads((ROOT / "tests/load/results/ladder.json").read_text("utf-8"))
     rows = [
         f"| {rung['change']} | {rung['share']:.2f} | {rung['cpu_ms_per_image']:.1f} | "

@@ -1,16 +1,10 @@
 """Photographs that the bundled networks never saw, through the whole service."""
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-
-import httpx
-import numpy as np
 import pytest
 
 from models.ensemble import reaches
 from models.model_set import load_model_set
-from tests.support.services.live_service import SAME_PROBABILITY, Service, run_tandem
+from tests.support.services.live_service import SAME_PROBABILITY, live_report
 
 pytestmark = pytest.mark.shared_data
 
@@ -34,7 +28,7 @@ WORDNET_IDS = (  # in the order of labels.txt
 
 
 @pytest.fixture(scope="module")
-def photographs(shared_data: Path) -> list[tuple[int, bytes]]:
+def photographs(shared_data) -> list[tuple[int, bytes]]:
     """Return (class, bytes): the first few by name of every class."""
     chosen = []
     for index, wordnet_id in enumerate(WORDNET_IDS):
@@ -43,11 +37,7 @@ def photographs(shared_data: Path) -> list[tuple[int, bytes]]:
     return chosen
 
 
-def test_live_answers_are_the_networks_and_mostly_right(
-    client: httpx.Client,
-    photographs: list[tuple[int, bytes]],
-    in_process: Callable[[bytes], np.ndarray],
-) -> None:
+def test_live_answers_are_the_networks_and_mostly_right(client, photographs, in_process):
     model_set = load_model_set("imagenette")
     assert len(model_set.labels) == len(WORDNET_IDS)
     bound, said_sure = model_set.trust.whole.sure_from, set()
@@ -69,14 +59,13 @@ def test_live_answers_are_the_networks_and_mostly_right(
 
 
 @pytest.mark.slow
-def test_live_is_in_process_on_200_photographs(service: Service, shared_data: Path) -> None:
+def test_live_is_in_process_on_200_photographs(service, shared_data):
     """The bundled set through the whole service, bytes in and labels out.
 
     In the fast tier: forty photographs, above; test_live.py, the report.
     """
     images = ("--images", shared_data / "imagenette" / "eval", "--max-images", 200)
-    done = run_tandem("evaluate", "imagenette", *images, "--url", service.url, "--json", "-")
-    report = json.loads(done.stdout)
-    assert report["live"]["num_same"] == report["num_images"] == 200
+    report = live_report(service.url, "imagenette", *images)
+    assert report["num_images"] == 200
     top1 = report["scores"]["INT8"]["ensemble"]["top1"]
     assert report["live"]["num_right"]["ensemble"] / 200 == top1

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.services.live_service import Service, Start
+from tests.support.services.live_service import Service
 from tests.support.services.processes import (
     EVENTUALLY_S,
     descendants,
@@ -30,7 +30,7 @@ NUM_SIGNALS, SIGNAL_EVERY_S = 5, 0.2  # as fast as fingers are
 
 
 @pytest.fixture(scope="module")
-def second(service: Service, start_process: Start) -> Iterator[Service]:
+def second(service, start_process) -> Iterator[Service]:
     """Another service beside the one that the tests share, started alike."""
     started = start_process()
     try:
@@ -40,16 +40,14 @@ def second(service: Service, start_process: Start) -> Iterator[Service]:
         started.stop()
 
 
-def test_two_services_at_once(
-    service: Service, second: Service, photo: bytes, photo_label: str
-) -> None:
+def test_two_services_at_once(service, second, photo, photo_label):
     ports = [listening(descendants(one.process.pid)) for one in (service, second)]
     # Serve's proxies set SO_REUSEPORT: a port of both would answer with either's networks.
     assert not set.intersection(*ports)
     assert service.label(photo) == second.label(photo) == photo_label
 
 
-def test_without_a_collector_nothing_is_traced(second: Service, photo: bytes) -> None:
+def test_without_a_collector_nothing_is_traced(second, photo):
     traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
     answer = httpx.post(
         f"{second.url}/v1/classify", content=photo, headers={"traceparent": traceparent}, timeout=60
@@ -59,7 +57,7 @@ def test_without_a_collector_nothing_is_traced(second: Service, photo: bytes) ->
     assert answer.json()["timings_ms"]["stages"]  # the page's timeline is made of these
 
 
-def test_a_gateway_that_dies_is_replaced(second: Service, photo: bytes) -> None:
+def test_a_gateway_that_dies_is_replaced(second, photo):
     """By another fork. What the server and its clients do is in tests/unit/launch/test_forks.py."""
     pid = second.process.pid
     gateway = replicas(pid)["Gateway"]
@@ -75,9 +73,7 @@ def test_a_gateway_that_dies_is_replaced(second: Service, photo: bytes) -> None:
     assert psutil.Process(replicas(pid)["Gateway"]).parent() == fork_server(pid)
 
 
-def test_what_is_under_way_is_answered_and_nothing_is_left(
-    service: Service, second: Service, photo: bytes, photo_label: str
-) -> None:
+def test_what_is_under_way_is_answered_and_nothing_is_left(service, second, photo, photo_label):
     async def ask_and_stop() -> list[httpx.Response | BaseException]:
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
             url = f"{second.url}/v1/classify"

@@ -8,7 +8,7 @@ from functools import cache
 import httpx
 import pytest
 
-from tests.support.services.live_service import Service, drawn_photo
+from tests.support.services.live_service import drawn_photo
 from tests.support.services.processes import serve_logs
 from tests.support.trace_checks import (
     ROOT,
@@ -33,17 +33,12 @@ def photo_of(seed: int) -> bytes:
     return drawn_photo(seed)
 
 
-@pytest.fixture(scope="module")
-def url(service: Service) -> str:
-    return service.url
-
-
 @pytest.fixture
-def send(url: str) -> Callable[..., httpx.Response]:
+def send(service_url) -> Callable[..., httpx.Response]:
     def send(seed: int = 3, **headers: str) -> httpx.Response:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         photo = photo_of(seed)
-        answer = httpx.post(f"{url}/v1/classify", content=photo, headers=names, timeout=60)
+        answer = httpx.post(f"{service_url}/v1/classify", content=photo, headers=names, timeout=60)
         assert answer.status_code == 200, answer.text
         return answer
 
@@ -57,7 +52,7 @@ def trace_of(answer: httpx.Response, receiver: OtlpGrpc) -> list[Received]:
     return by_trace(receiver.spans)[identity]
 
 
-def test_eight_requests_at_a_time(emptied: OtlpGrpc, send: Callable[..., httpx.Response]) -> None:
+def test_eight_requests_at_a_time(emptied, send):
     """Every trace is whole, links match the batches, members work at the same time."""
     receiver = emptied  # after a request: the first one makes what later ones find
     for _ in range(MAX_BURSTS):  # a fast machine may answer each before the next one comes
@@ -88,17 +83,13 @@ def test_eight_requests_at_a_time(emptied: OtlpGrpc, send: Callable[..., httpx.R
     assert len(batches(receiver.spans)) == sum(map(len, sizes))
 
 
-def test_the_members_of_one_image_overlap(
-    receiver: OtlpGrpc, send: Callable[..., httpx.Response]
-) -> None:
+def test_the_members_of_one_image_overlap(receiver, send):
     spans = trace_of(send(), receiver)
     first, second = (one(spans, f"infer {name}") for name in MEMBERS)
     assert overlap(first, second)
 
 
-def test_the_pages_timeline_tells_what_the_trace_tells(
-    receiver: OtlpGrpc, send: Callable[..., httpx.Response]
-) -> None:
+def test_the_pages_timeline_tells_what_the_trace_tells(receiver, send):
     """The page draws the answer's timings: the same clock readings as the spans."""
     answer = send()
     stages, spans = answer.json()["timings_ms"]["stages"], trace_of(answer, receiver)
@@ -111,17 +102,13 @@ def test_the_pages_timeline_tells_what_the_trace_tells(
         assert span.start_us / 1e3 - began == pytest.approx(stage["start_ms"], abs=2)
 
 
-def test_the_clients_trace_is_continued(
-    receiver: OtlpGrpc, send: Callable[..., httpx.Response]
-) -> None:
+def test_the_clients_trace_is_continued(receiver, send):
     answer = send(traceparent=f"00-{TRACE}-{SPAN}-01")
     assert answer.headers["x-trace-id"] == TRACE
     assert check_whole(trace_of(answer, receiver)).parent_id == SPAN
 
 
-def test_a_client_that_does_not_sample_is_not_traced(
-    emptied: OtlpGrpc, send: Callable[..., httpx.Response]
-) -> None:
+def test_a_client_that_does_not_sample_is_not_traced(emptied, send):
     answer = send(traceparent=f"00-{TRACE}-{SPAN}-00")
     assert "x-trace-id" not in answer.headers
     sampled = send().headers["x-trace-id"]
@@ -133,22 +120,22 @@ def test_a_client_that_does_not_sample_is_not_traced(
     "traceparent",
     ["", "00", "00-zz-zz-01", f"00-{'0' * 32}-{SPAN}-01", "x" * 5000, f"ff-{TRACE}-{SPAN}-01"],
 )
-def test_a_malformed_traceparent_begins_a_new_trace(
-    send: Callable[..., httpx.Response], traceparent: str
-) -> None:
+def test_a_malformed_traceparent_begins_a_new_trace(send, traceparent):
     answer = send(traceparent=traceparent)
     assert len(answer.headers["x-trace-id"]) == 32
     assert answer.headers["x-trace-id"] != TRACE
 
 
-def test_a_traceparent_that_is_no_text(url: str) -> None:
+def test_a_traceparent_that_is_no_text(service_url):
     headers = {b"traceparent": b"\xff\xfe-\x80", b"tracestate": b"\xff"}
-    answer = httpx.post(f"{url}/v1/classify", content=drawn_photo(), headers=headers, timeout=60)
+    answer = httpx.post(
+        f"{service_url}/v1/classify", content=drawn_photo(), headers=headers, timeout=60
+    )
     assert answer.status_code == 200, answer.text
 
 
-def test_a_bad_image_is_traced_with_its_error(url: str, receiver: OtlpGrpc) -> None:
-    answer = httpx.post(f"{url}/v1/classify", content=b"no image", timeout=60)
+def test_a_bad_image_is_traced_with_its_error(service_url, receiver):
+    answer = httpx.post(f"{service_url}/v1/classify", content=b"no image", timeout=60)
     assert answer.status_code == 400
     identity = answer.headers["x-trace-id"]
     receiver.wait_for(lambda spans: any(s.name == ROOT for s in by_trace(spans).get(identity, ())))
@@ -159,17 +146,15 @@ def test_a_bad_image_is_traced_with_its_error(url: str, receiver: OtlpGrpc) -> N
     assert root.attributes["http.response.status_code"] == 400
 
 
-def test_health_checks_leave_no_trace(url: str, emptied: OtlpGrpc) -> None:
+def test_health_checks_leave_no_trace(service_url, emptied):
     for path in ("/healthz", "/readyz"):
-        assert httpx.get(url + path, timeout=60).status_code == 200
-    assert httpx.get(f"{url}/v1/models", timeout=60).status_code == 200
+        assert httpx.get(service_url + path, timeout=60).status_code == 200
+    assert httpx.get(f"{service_url}/v1/models", timeout=60).status_code == 200
     emptied.wait_for(lambda spans: any(s.name == "GET /v1/models" for s in spans))
     assert {span.name for span in emptied.spans} == {"GET /v1/models"}
 
 
-def test_the_log_is_json_and_has_no_line_for_a_request(
-    service: Service, send: Callable[..., httpx.Response]
-) -> None:
+def test_the_log_is_json_and_has_no_line_for_a_request(service, send):
     (log,) = serve_logs(service.process.pid).glob("replica_tandem_Gateway_*.log")
     before = log.read_text("utf-8")
     for _ in range(5):
@@ -180,9 +165,7 @@ def test_the_log_is_json_and_has_no_line_for_a_request(
     assert len(passed) == len(MEMBERS)
 
 
-def test_a_receiver_that_refuses_costs_no_request(
-    receiver: OtlpGrpc, send: Callable[..., httpx.Response]
-) -> None:
+def test_a_receiver_that_refuses_costs_no_request(receiver, send):
     receiver.refuses = True
     try:
         before = receiver.num_calls

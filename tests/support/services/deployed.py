@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -23,6 +24,20 @@ class Served:
 
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+
+def own_application(
+    name: str, folder: Path, deployments: list[dict[str, Any]], **args: object
+) -> dict[str, Any]:
+    """Return an application at a route of its name, with another model set."""
+    quiet = {"compile_cache": None, "trace_exporter": "none"}
+    return {
+        "name": name,
+        "route_prefix": f"/{name}",
+        "import_path": "app.main:build",
+        "args": {"model_set": str(folder), **quiet, **args},
+        "deployments": deployments,
+    }
 
 
 def replica_pids(deployment: str) -> set[int]:

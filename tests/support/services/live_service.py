@@ -1,6 +1,7 @@
 """A real ``tandem serve`` in a process of its own, other commands, and a picture to send."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -123,6 +124,20 @@ def run_tandem(
     )
     assert exit_code in (None, done.returncode), done.stdout + done.stderr
     return done
+
+
+def tandem_of(home: Path, *arguments: object, exit_code: int = 0) -> str:
+    """Run a command of somebody whose model sets are below ``home``; return what it says."""
+    return run_tandem(*arguments, exit_code=exit_code, XDG_DATA_HOME=str(home)).stdout
+
+
+def live_report(url: str, *arguments: object, home: Path | None = None) -> dict[str, Any]:
+    """Evaluate a service that must answer every image as its networks do without it."""
+    variables: dict[str, Any] = {"XDG_DATA_HOME": str(home)} if home else {}
+    done = run_tandem("evaluate", *arguments, "--url", url, "--json", "-", **variables)
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["live"]["num_same"] == report["num_images"]
+    return report
 
 
 @contextlib.contextmanager
