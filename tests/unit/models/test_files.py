@@ -23,9 +23,7 @@ from models.files import (
 )
 
 
-def test_an_earlier_result_outlives_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_result_outlives_a_full_disk(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     write_json(path, {"top1": 0.9})
     whole = Path.write_bytes
@@ -43,7 +41,7 @@ def test_an_earlier_result_outlives_a_full_disk(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_takes_no_file_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_a_folder_that_takes_no_file_is_refused_before_the_work(tmp_path):
     """What is there may be written to, but a new file takes its place."""
     check_can_write(tmp_path / "new.json")
     check_can_write(Path("/dev/null"))
@@ -61,7 +59,7 @@ def refuse(path: Path) -> None:
     raise ValueError("not what it should be")
 
 
-def test_a_file_that_is_refused_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_file_that_is_refused_leaves_the_one_before(tmp_path):
     (path := tmp_path / "file").write_text("old", "utf-8")
     with pytest.raises(ValueError, match="not what it should be"):
         write_whole(path, "new", refuse)
@@ -69,7 +67,7 @@ def test_a_file_that_is_refused_leaves_the_one_before(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_link_stays_one_and_its_file_is_checked(tmp_path: Path) -> None:
+def test_a_link_stays_one_and_its_file_is_checked(tmp_path):
     (target := tmp_path / "file").write_text("old", "utf-8")
     (link := tmp_path / "link").symlink_to(target)
     with pytest.raises(ValueError, match="not what it should be"):
@@ -79,7 +77,7 @@ def test_a_link_stays_one_and_its_file_is_checked(tmp_path: Path) -> None:
     assert target.read_text("utf-8") == "new"
 
 
-def test_a_mode_is_the_files_before_it_has_content(tmp_path: Path) -> None:
+def test_a_mode_is_the_files_before_it_has_content(tmp_path):
     modes = list[int]()
     path = tmp_path / "file"
     write_whole(path, "new", lambda partial: modes.append(partial.stat().st_mode), mode=0o600)
@@ -93,7 +91,7 @@ def _umask() -> int:
     return before
 
 
-def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
+def test_what_is_no_file_is_written_to(tmp_path):
     """As a pipe or /dev/stdout, which a command run by root could replace."""
     os.mkfifo(pipe := tmp_path / "pipe")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

@@ -1,6 +1,6 @@
 """What floats are computed in: the same on every CPU unless a set asks for bf16."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -119,12 +119,8 @@ def evaluate(model_set: ModelSet, precision: Precision) -> None:
     ],
 )
 def test_a_set_is_run_in_the_float_type_it_asks_for(
-    tmp_path,
-    monkeypatch: pytest.MonkeyPatch,
-    use: Callable[[ModelSet, Precision], object],
-    precision: Precision,
-    float_type: str,
-) -> None:
+    tmp_path, monkeypatch, use, precision, float_type
+):
     folder = write_tiny_set(tmp_path / "tiny", precision=precision, float_type="bf16")
     asked: list[str] = []
 

@@ -76,11 +76,7 @@ def rows(answer: GoldenAnswer) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("size", "digest"),
-    [
-        (16, "7c1dc37fc69657ce"),
-        (128, "fefd1b6d53085ad3"),
-        (224, "a835ba64d7fbc772"),
-    ],
+    [(16, "7c1dc37fc69657ce"), (128, "fefd1b6d53085ad3"), (224, "a835ba64d7fbc772")],
 )
 def test_the_images_are_the_same_on_every_machine(size: int, digest: str) -> None:
     """Pinned: sets that are out there were recorded on these very images."""

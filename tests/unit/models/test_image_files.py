@@ -51,8 +51,7 @@ def test_an_object_is_read(bucket: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
-    [("in/none", "cannot list .*in/none"), ("docs", f"no {KINDS} in")],
+    ("place", "told"), [("in/none", "cannot list .*in/none"), ("docs", f"no {KINDS} in")]
 )
 def test_nothing_there(bucket: str, place: str, told: str) -> None:
     with pytest.raises(StoreError, match=told):

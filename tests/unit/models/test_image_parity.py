@@ -1,7 +1,5 @@
 """The same pixels as torchvision's preprocessing by Pillow, within named tolerances."""
 
-from pathlib import Path
-
 import cv2
 import numpy as np
 import pytest
@@ -223,7 +221,7 @@ def test_order_of_colours_is_blue_green_red():
     ],
     ids=["full", "reduced"],
 )
-def test_real_photos_match_pillow(shared_data: Path, rule, largest, mean):
+def test_real_photos_match_pillow(shared_data, rule, largest, mean):
     photos = sorted((shared_data / "photos").glob("*.JPEG"))
     assert len(photos) >= 100
     apart = [

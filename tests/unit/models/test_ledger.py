@@ -126,7 +126,7 @@ VERDICTS: dict[str, tuple[Callable[[Manifest], Manifest], str, tuple[str, ...]]]
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_verdicts(manifest: Manifest, name: str) -> None:
+def test_verdicts(manifest, name):
     make, status, says = VERDICTS[name]
     verdict = judge(make(manifest))
     assert verdict.status == status
@@ -134,7 +134,7 @@ def test_verdicts(manifest: Manifest, name: str) -> None:
         assert text in verdict.message
 
 
-def test_one_bad_dataset_is_enough(manifest: Manifest) -> None:
+def test_one_bad_dataset_is_enough(manifest):
     bad = with_accuracy(manifest, TOP1, drops(0.1), images_sha256="1" * 64)
     both = with_accuracy(bad, TOP1, drops(0.0), measured="2026-02-01", num_images=3999)
     assert judge(both).status == "dropped"
@@ -143,9 +143,7 @@ def test_one_bad_dataset_is_enough(manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_refusal_is_not_forgotten_when_something_else_changes(
-    manifest: Manifest, what: str
-) -> None:
+def test_a_refusal_is_not_forgotten_when_something_else_changes(manifest, what):
     """Evaluated on one image after another weight, the set was "verified" (e917524)."""
     bad = with_accuracy(manifest, TOP1, drops(0.1), num_images=700)
     changed = bad.model_copy(update=CHANGES[what](manifest))
@@ -161,7 +159,7 @@ def test_a_refusal_is_not_forgotten_when_something_else_changes(
     assert judge(with_record(changed, many)).status == "verified"
 
 
-def test_a_higher_limit_forgets_no_refusal(manifest: Manifest) -> None:
+def test_a_higher_limit_forgets_no_refusal(manifest):
     bad = with_accuracy(manifest, TOP1, drops(0.1), num_images=700)
     generous = bad.model_copy(update={"max_drop": 1.0} | with_weight(manifest, 2.0))
     (one,) = with_accuracy(
@@ -171,7 +169,7 @@ def test_a_higher_limit_forgets_no_refusal(manifest: Manifest) -> None:
     assert judge(again).status == "dropped"
 
 
-def test_a_refusal_is_undone_by_as_many_images_that_verify(manifest: Manifest) -> None:
+def test_a_refusal_is_undone_by_as_many_images_that_verify(manifest):
     bad = with_accuracy(manifest, TOP1, drops(0.1), images_sha256="1" * 64)
     assert judge(with_accuracy(bad, TOP1, drops(0.0))).status == "verified"
     assert judge(with_accuracy(bad, TOP1, drops(0.005))).status == "dropped"  # it is not known
@@ -179,7 +177,7 @@ def test_a_refusal_is_undone_by_as_many_images_that_verify(manifest: Manifest) -
     assert judge(with_accuracy(bad, TOP1, others)).status == "dropped"  # not of the ensemble
 
 
-def test_a_record_of_other_networks_counts_for_nothing(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_record_of_other_networks_counts_for_nothing(manifest, tmp_path):
     measured = with_accuracy(manifest, TOP1, drops(0.1))
     other = read_manifest(write_tiny_set(tmp_path / "other", gains={"sure": 3.0, "unsure": 1.0}))
     changed = measured.model_copy(update={"members": other.members})
@@ -189,12 +187,12 @@ def test_a_record_of_other_networks_counts_for_nothing(manifest: Manifest, tmp_p
     assert "for the networks that are there now" in verdict.message
 
 
-def test_a_record_of_fewer_members_is_stale(manifest: Manifest) -> None:
+def test_a_record_of_fewer_members_is_stale(manifest):
     measured = with_accuracy(manifest.model_copy(update={"members": manifest.members[:1]}), TOP1)
     assert judge(measured.model_copy(update={"members": manifest.members})).status == "unmeasured"
 
 
-def test_networks_that_came_as_int8_have_nothing_to_be_compared_with(manifest: Manifest) -> None:
+def test_networks_that_came_as_int8_have_nothing_to_be_compared_with(manifest):
     came = [m.model_copy(update={"imported_int8": True}) for m in manifest.members]
     all_came = manifest.model_copy(update={"members": tuple(came)})
     verdict = judge(with_accuracy(all_came, TOP1))
@@ -207,7 +205,7 @@ def test_networks_that_came_as_int8_have_nothing_to_be_compared_with(manifest: M
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_record_says_nothing_of_a_set_that_has_changed(manifest: Manifest, what: str) -> None:
+def test_a_record_says_nothing_of_a_set_that_has_changed(manifest, what):
     measured = with_accuracy(manifest, TOP1, drops(0.0))
     assert judge(measured).status == "verified"
     changed = measured.model_copy(update=CHANGES[what](manifest))
@@ -220,12 +218,12 @@ def test_a_record_says_nothing_of_a_set_that_has_changed(manifest: Manifest, wha
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_drop_refuses_whatever_else_has_changed(manifest: Manifest, what: str) -> None:
+def test_a_drop_refuses_whatever_else_has_changed(manifest, what):
     measured = with_accuracy(manifest, TOP1, drops(0.1))
     assert judge(measured.model_copy(update=CHANGES[what](manifest))).status == "dropped"
 
 
-def test_a_drop_stays_with_the_int8_network_when_the_float_one_goes(tmp_path: Path) -> None:
+def test_a_drop_stays_with_the_int8_network_when_the_float_one_goes(tmp_path):
     manifest = two_precisions(tmp_path)
     bad = with_accuracy(manifest, TOP1, {"sure": 0.1})
     assert judge(bad).status == "dropped"
@@ -246,9 +244,7 @@ def two_precisions(tmp_path: Path) -> Manifest:
     return manifest.model_copy(update={"members": members})
 
 
-def test_float_networks_that_run_in_bf16_are_not_those_that_were_measured(
-    manifest: Manifest,
-) -> None:
+def test_float_networks_that_run_in_bf16_are_not_those_that_were_measured(manifest):
     asked = manifest.model_copy(update={"float_type": "bf16"})
     (record,) = with_accuracy(asked, TOP1).accuracy
     floats = record.model_copy(update={"scores": {"FP16": record.scores["INT8"]}})
@@ -272,7 +268,7 @@ def quantised(manifest: Manifest, drop: float, num_images: int = 400) -> Manifes
     return manifest.model_copy(update={"members": (changed, *others)})
 
 
-def test_a_drop_that_quantising_measured_refuses(manifest: Manifest) -> None:
+def test_a_drop_that_quantising_measured_refuses(manifest):
     verdict = judge(quantised(manifest, 0.02))
     assert verdict.status == "dropped"
     assert "costs sure 2.00 points of top-1 on colours/validation (400 images)" in verdict.message
@@ -282,14 +278,12 @@ def test_a_drop_that_quantising_measured_refuses(manifest: Manifest) -> None:
 
 @pytest.mark.parametrize("drop", [-0.1, 0.0, 0.005, 0.0075])
 def test_a_drop_within_the_limit_or_chance_that_quantising_measured_verifies_nothing(
-    manifest: Manifest, drop: float
-) -> None:
+    manifest, drop
+):
     assert judge(quantised(manifest, drop)).status == "unmeasured"
 
 
-def test_an_evaluation_of_as_many_images_overrules_what_quantising_measured(
-    manifest: Manifest,
-) -> None:
+def test_an_evaluation_of_as_many_images_overrules_what_quantising_measured(manifest):
     evaluated = with_accuracy(manifest, TOP1, drops(0.0), num_images=400)
     assert judge(quantised(evaluated, 0.1, num_images=400)).status == "verified"
     assert judge(quantised(evaluated, 0.1, num_images=401)).status == "dropped"
@@ -297,9 +291,7 @@ def test_an_evaluation_of_as_many_images_overrules_what_quantising_measured(
     assert judge(quantised(others, 0.1, num_images=100)).status == "dropped"
 
 
-def test_a_drop_of_another_int8_network_counts_for_nothing(
-    manifest: Manifest, tmp_path: Path
-) -> None:
+def test_a_drop_of_another_int8_network_counts_for_nothing(manifest, tmp_path):
     other = read_manifest(write_tiny_set(tmp_path / "other", gains={"sure": 3.0, "unsure": 1.0}))
     old = quantised(manifest, 0.1).members[0].validation_drop
     first, *others = other.members
@@ -307,7 +299,7 @@ def test_a_drop_of_another_int8_network_counts_for_nothing(
     assert judge(other.model_copy(update={"members": changed})).status == "unmeasured"
 
 
-def test_float_networks_cannot_drop(manifest: Manifest) -> None:
+def test_float_networks_cannot_drop(manifest):
     bad = with_accuracy(manifest, TOP1, drops(0.1))
     both = bad.model_copy(
         update={
@@ -322,7 +314,7 @@ def test_float_networks_cannot_drop(manifest: Manifest) -> None:
     assert judge(bad, "FP16").status == "unmeasured"
 
 
-def test_a_new_record_replaces_the_one_of_the_same_images(manifest: Manifest) -> None:
+def test_a_new_record_replaces_the_one_of_the_same_images(manifest):
     first = with_accuracy(manifest, TOP1, drops(0.1), images_sha256="1" * 64)
     second = with_accuracy(first, TOP1, drops(0.2), images_sha256="2" * 64)
     again = with_accuracy(manifest, TOP1, drops(0.0), images_sha256="1" * 64).accuracy[0]
@@ -330,13 +322,13 @@ def test_a_new_record_replaces_the_one_of_the_same_images(manifest: Manifest) ->
     assert [(r.images_sha256[0], r.drops["ensemble"].top1) for r in kept] == [("2", 0.2), ("1", 0)]
 
 
-def test_records_survive_the_file(manifest: Manifest, tmp_path: Path) -> None:
+def test_records_survive_the_file(manifest, tmp_path):
     measured = with_accuracy(manifest, TOP1, drops(0.002))
     write_manifest(tmp_path, measured)
     assert read_manifest(tmp_path) == measured
 
 
-def test_members_that_have_no_int8_are_judged_as_they_run(tmp_path: Path) -> None:
+def test_members_that_have_no_int8_are_judged_as_they_run(tmp_path):
     """Float ONNX members run as they are when INT8 is asked for."""
     floats = read_manifest(write_tiny_set(tmp_path / "float", precision="FP16"))
     members = tuple(

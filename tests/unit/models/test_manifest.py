@@ -118,12 +118,7 @@ def test_a_mistake_is_named_with_its_place(content, tmp_path, place, value, says
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [
-        (b"", "top: "),
-        (b"a: [", "is not YAML"),
-        (b"\xff\xfe\xfa", "is not YAML"),
-        (b"- 1", "top: "),
-    ],
+    [(b"", "top: "), (b"a: [", "is not YAML"), (b"\xff\xfe\xfa", "is not YAML"), (b"- 1", "top: ")],
 )
 def test_what_is_no_manifest(tmp_path, data, says):
     (tmp_path / "manifest.yaml").write_bytes(data)

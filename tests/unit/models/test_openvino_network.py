@@ -214,10 +214,7 @@ def rankless() -> ov.Model:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (
-            lambda: of_input([-1, 8, 8, 3], ov.Type.f32),
-            "takes .*float32.*fold the pre",
-        ),
+        (lambda: of_input([-1, 8, 8, 3], ov.Type.f32), "takes .*float32.*fold the pre"),
         (lambda: of_input([-1, 3, 8, 8]), r"a member takes u8 \[\?,H,W,3\]"),
         (lambda: of_input([-1, -1, 8, 3]), "with H and W fixed"),
         (lambda: of_input([-1, 8, 8, 4]), "a member takes u8"),
