@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from app.cli.main import app
 from calibration.sets.versions import push
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import load_model_set
 from models.stores import StoreError, _azure_options, copy_file, smart_open_file
 from tests.support import azure_store, google_store, s3_server
+from tests.support.command_line import tandem
 from tests.support.store_relay import StoreRelay, store_relay
 from tests.support.stored_sets import (
     cached,
@@ -163,8 +162,9 @@ def test_a_set_that_is_pushed_is_there_in_all_its_versions(shop, store):
     assert cached() == sorted([manifest_of(shop), earlier.folder.name])
 
 
-def test_the_command_pushes(shop, store):
-    done = CliRunner().invoke(app, ["models", "push", str(shop), store])
+def test_the_command_pushes_names_too_that_a_url_must_quote(shop, store):
+    with_an_odd_name(shop)
+    done = tandem("models", "push", shop, store)
     assert (done.exit_code, done.output.split()[-1]) == (0, version_of(shop)), done.output
     assert load_model_set(store).problems() == []
 
@@ -187,12 +187,6 @@ def test_a_push_leaves_the_versions_of_other_manifests(shop, store):
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
         taken = load_model_set(f"{store}@{version}")
         assert (taken.folder.name, taken.problems()) == (folder, [])
-
-
-def test_a_name_that_a_url_must_quote(shop, store):
-    with_an_odd_name(shop)
-    push(shop, [version_of(shop)], store)
-    assert load_model_set(store).problems() == []
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 2**20, 2**20 + 1, 5 * 2**20])
@@ -225,19 +219,15 @@ def test_no_bucket_and_no_set(shop, store, kind):
         push(shop, [version_of(shop)], f"{scheme}://none-such/tiny")
 
 
-def test_a_download_that_breaks_off_is_tried_again(shop, store):
-    push(shop, [version_of(shop)], store)
-    StoreRelay.num_broken = 2
-    assert load_model_set(store).problems() == []
-    assert StoreRelay.num_broken == 0
-
-
-def test_a_download_that_always_breaks_off_leaves_nothing(shop, store):
+def test_a_download_that_breaks_off_is_tried_again_and_at_last_leaves_nothing(shop, store):
     push(shop, [version_of(shop)], store)
     StoreRelay.num_broken = sys.maxsize
     with pytest.raises(StoreError, match=r"^cannot read \S+\.bin: \w+: .*has no copy$"):
         load_model_set(store)
     assert cached() == []
+    StoreRelay.num_broken = 2
+    assert load_model_set(store).problems() == []
+    assert StoreRelay.num_broken == 0
 
 
 def test_a_store_that_refuses(shop, store, kind, waits):
@@ -273,15 +263,11 @@ def test_a_store_without_credentials(shop, store, kind, monkeypatch, waits):
     assert cached() == []
 
 
-def test_azures_account_must_be_named(shop, monkeypatch):
+def test_azures_account_must_be_named_and_takes_an_identity(shop, monkeypatch):
     for name in (azure_store.ENDPOINT, "AZURE_STORAGE_ACCOUNT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(StoreError, match=r"names no account: set AZURE_STORAGE_CONNECTION_STRING"):
         load_model_set("az://container/tiny")
-
-
-def test_azures_account_takes_an_identity(monkeypatch):
-    monkeypatch.delenv(azure_store.ENDPOINT, raising=False)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "shop")
     client = _azure_options()["client"]
     assert client.url == "https://shop.blob.core.windows.net/"
