@@ -29,7 +29,7 @@ from tandem_client import (
 from tandem_client.client import AHEAD
 from tandem_client.grpc_client import GrpcClient
 from tests.support.http_server import FakeServer, classified
-from tests.support.scripted_service import Make, ScriptedService, answered, refused
+from tests.support.scripted_service import ScriptedService, answered, refused
 from tests.support.trickling_service import MOST_S, Trickle, TricklingService
 from tests.support.virtual_loop import run_virtually
 

@@ -182,8 +182,8 @@ run_apart(children.cleans_up, Path(sys.argv[1]), heard=heard, patience_s=float(s
 @pytest.mark.parametrize("patience_s", [0.0, SOON_S])
 def test_it_ends_quietly_with_a_parent_that_is_killed(tmp_path: Path, patience_s: float):
     command = [sys.executable, "-c", PARENT, str(tmp_path), str(patience_s)]
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **piped, cwd=ROOT) as parent:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, cwd=ROOT) as parent:
         pids = map(int, parent.stdout.readline().split())
         parent.kill()
         wait_gone(*pids)

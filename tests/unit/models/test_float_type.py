@@ -73,6 +73,7 @@ def test_the_bundled_networks_pass_the_golden_check_in_bf16(member, precision):
     model_set = load_model_set("imagenette")
     model = read_network(model_set.network_path(member, precision))
     network = CompiledNetwork(rounded_to_bf16(model), RuntimeOptions(batch_sizes=(8,)))
+    assert model_set.golden is not None
     golden.check(model_set.golden, member, precision, network)
     # Answers equal to the fourth decimal would prove that nothing was rounded.
     recorded = model_set.golden.answers[member][precision].rows

@@ -420,10 +420,17 @@ def test_each_member_gets_what_it_would_get_alone_cut_from_a_batch_and_not_copie
 def test_a_file_is_decoded_once_and_each_distinct_input_made_once(inputs, monkeypatch):
     decoded, resized = [], []
     decode, resize = cv2.imdecode, image.decode_images
-    monkeypatch.setattr(cv2, "imdecode", lambda *args: decoded.append(args) or decode(*args))
-    monkeypatch.setattr(
-        image, "decode_images", lambda *args: resized.extend(args[1]) or resize(*args)
-    )
+
+    def noting_decoded(*args):
+        decoded.append(args)
+        return decode(*args)
+
+    def noting_resized(data, rules, checked):
+        resized.extend(rules)
+        return resize(data, rules, checked)
+
+    monkeypatch.setattr(cv2, "imdecode", noting_decoded)
+    monkeypatch.setattr(image, "decode_images", noting_resized)
     inputs.read(encode(make_scene(123, 100), "PNG"))
     assert (len(decoded), resized) == (1, [LARGE, SMALL, STRETCHED])
 

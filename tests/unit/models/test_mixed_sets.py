@@ -59,16 +59,17 @@ def test_every_runtime_answers_the_golden_images_alike_and_no_others(mixed, tmp_
     )
     take_golden(one, two)
     swapped, rows = load_model_set(str(one)), {}
+    assert mixed.golden is not None
+    assert swapped.golden is not None
     for name in ALL:
         network = load(mixed.network_path(name, "FP16"), EIGHT)
         assert network.runtime == name
         golden.check(mixed.golden, name, "FP16", network)
         rows[name] = network.predict(golden.golden_images(SIZE)[:8])
         np.testing.assert_allclose(rows[name], rows["openvino"], atol=1e-4)
+        other = load(swapped.network_path(name, "FP16"), EIGHT)
         with pytest.raises(golden.GoldenMismatchError, match="does not answer as where"):
-            golden.check(
-                swapped.golden, name, "FP16", load(swapped.network_path(name, "FP16"), EIGHT)
-            )
+            golden.check(swapped.golden, name, "FP16", other)
 
 
 def test_verify_and_bound_and_evaluation_run_it_and_it_classifies_without_a_service(mixed):
@@ -90,7 +91,7 @@ async def test_the_service_in_process_answers_as_the_networks_do(mixed):
     request = ClassifyRequest(bodies, 3, 30.0, "test", RequestObserver(), cache_use="off")
     answers = await graph.service.classify(request)
     alone = RuntimeOptions(batch_sizes=(1,))
-    networks = {name: load(mixed.network_path(name, "FP16"), alone) for name in ALL}
+    networks = {str(name): load(mixed.network_path(name, "FP16"), alone) for name in ALL}
     for body, answer in zip(bodies, answers, strict=True):
         image = mixed.manifest.inputs.read(body)[None]
         expected = np.mean([n.predict(image)[0] for n in networks.values()], axis=0)

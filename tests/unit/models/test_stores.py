@@ -251,7 +251,6 @@ def test_loads_at_once_download_once(shop, url):
     assert sum(path.endswith("sure.bin") for path in Files.asked) == len(("sure", "unsure"))
 
 
-
 @pytest.mark.parametrize("place", ["https://me:SECRET@host/x", "s3://KEY:SECRET@bucket/x"])
 def test_credentials_in_a_url_are_refused_and_not_said(shop, place):
     for tried in (lambda: load_model_set(place), lambda: push(shop, ["0" * 12], place)):
@@ -360,7 +359,11 @@ FORMS = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
     [
         (load_model_set, "https://host/x?token=S", r"^https://host/x: the URL of a set has no \?"),
         (load_model_set, "https://host/x#y", r"^https://host/x: the URL"),
-        (load_model_set, "hf://user", r"^hf://user names no folder: write .*hf://USER/REPOSITORY/FOL"),
+        (
+            load_model_set,
+            "hf://user",
+            r"^hf://user names no folder: write .*hf://USER/REPOSITORY/FOL",
+        ),
         (load_model_set, "s3:///", r"names no folder: write s3://BUCKET/FOLDER"),
         (push, "https://h/x", r"^cannot write to https://h/x: push to s3://BUC"),
         (push, "/tmp/x", f"^/tmp/x is no URL of a store: write {FORMS}$"),
@@ -376,7 +379,6 @@ def test_the_hubs_files_are_those_of_the_main_branch(shop, url, monkeypatch):
     place = shop.parent / "me" / "sets" / "resolve" / "main"
     shutil.copytree(shop, place / "tiny")
     assert load_model_set("hf://me/sets/tiny").problems() == []
-
 
 
 @pytest.mark.parametrize(
