@@ -1,7 +1,6 @@
 """The files with which a client speaks TLS: what cannot be used is told, by name."""
 
 import ssl
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +18,11 @@ def signed(root: Root) -> Signed:
     return root.sign("client")
 
 
-def test_without_files_each_library_has_its_own_way() -> None:
+def test_without_files_each_library_has_its_own_way():
     assert ClientTls().context() is None
 
 
-def test_the_roots_given_are_the_ones_trusted(root: Root) -> None:
+def test_the_roots_given_are_the_ones_trusted(root):
     context = ClientTls(roots=root.path).context()
     assert context is not None
     assert len(context.get_ca_certs()) == 1
@@ -31,29 +30,24 @@ def test_the_roots_given_are_the_ones_trusted(root: Root) -> None:
     assert context.check_hostname
 
 
-def test_a_certificate_with_its_key_beside_it_or_in_it(
-    root: Root, signed: Signed, tmp_path: Path
-) -> None:
+def test_a_certificate_with_its_key_beside_it_or_in_it(root, signed, tmp_path):
     assert ClientTls(root.path, signed.certificate, signed.key).context()
     both = tmp_path / "both.pem"
     both.write_bytes(signed.certificate.read_bytes() + signed.key.read_bytes())
     assert ClientTls(certificate=both).context()
 
 
-def test_a_key_alone(signed: Signed) -> None:
+def test_a_key_alone(signed):
     with pytest.raises(CertificateError, match=r"a key without its certificate: .*client\.key"):
         ClientTls(key=signed.key).context()
 
 
-def test_files_that_cannot_be_used(root: Root, signed: Signed, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used(root, signed, tmp_path):
     text, other = tmp_path / "text", root.sign("other")
     text.write_text("no certificate")
     hidden = root.sign("hidden", passphrase=b"secret")
     for tls, told in (
-        (
-            ClientTls(roots=tmp_path / "nothing"),
-            r"^cannot use --ca .*nothing: No such file or dir",
-        ),
+        (ClientTls(roots=tmp_path / "nothing"), r"^cannot use --ca .*nothing: No such file or dir"),
         (ClientTls(roots=text), r"^cannot use --ca .*text: no certificate and key in PEM"),
         (ClientTls(certificate=text), r"--client-cert .*text: no certificate and key in PEM"),
         (ClientTls(None, signed.certificate, other.key), "the key is not the certificate's"),

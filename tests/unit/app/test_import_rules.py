@@ -76,9 +76,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow  # make check holds the rules; this breaks each
 @pytest.mark.parametrize(("contract", "file", "lines"), BREAKS)
-def test_a_broken_rule_and_the_import_that_breaks_it_are_named(
-    copy: Path, contract: str, file: str, lines: str
-) -> None:
+def test_a_broken_rule_and_the_import_that_breaks_it_are_named(copy, contract, file, lines):
     source = copy / file
     before = source.read_text("utf-8")
     source.write_text(f"{before}\n{lines}\n", "utf-8")
@@ -92,13 +90,13 @@ def test_a_broken_rule_and_the_import_that_breaks_it_are_named(
     assert f"{module} -> " in done.stdout
 
 
-def test_every_rule_is_broken_once_and_the_tree_keeps_them_all(copy: Path) -> None:
+def test_every_rule_is_broken_once_and_the_tree_keeps_them_all(copy):
     assert {contract for contract, _, _ in BREAKS} == set(contracts())
     done = lint(copy)
     assert done.returncode == 0, done.stdout
 
 
-def test_every_package_of_app_has_its_layer() -> None:
+def test_every_package_of_app_has_its_layer():
     """``exhaustive`` in the contract: a new package without a layer is an error."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     (layers,) = (

@@ -36,10 +36,7 @@ def serving_extras() -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "extras"),
-    [
-        ("constraints.txt", serving_extras()),
-        (DEVELOPMENT, list(PROJECT["optional-dependencies"])),
-    ],
+    [("constraints.txt", serving_extras()), (DEVELOPMENT, list(PROJECT["optional-dependencies"]))],
 )
 def test_every_dependency_is_pinned_to_a_version_that_is_allowed(name: str, extras: list[str]):
     wanted = [*PROJECT["dependencies"]]

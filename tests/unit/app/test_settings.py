@@ -216,11 +216,7 @@ def test_a_form_has_room_in_a_members_queue(max_queued, max_files):
 
 
 def test_own_folders_are_searched_before_the_bundled(tmp_path):
-    assert Settings(model_dirs=(tmp_path,)).model_search == (
-        tmp_path,
-        user_sets_dir(),
-        BUNDLED_DIR,
-    )
+    assert Settings(model_dirs=(tmp_path,)).model_search == (tmp_path, user_sets_dir(), BUNDLED_DIR)
 
 
 def test_what_the_user_set_in_the_environment_wins(monkeypatch):

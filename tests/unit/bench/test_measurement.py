@@ -28,7 +28,7 @@ def run_of(latencies_ms: list[float], errors: list[str] = (), **facts: object) -
     return Run(**given_facts, samples=samples)  # type: ignore[arg-type]
 
 
-def test_percentiles_are_of_what_was_answered() -> None:
+def test_percentiles_are_of_what_was_answered():
     found = summarise(run_of([float(ms) for ms in range(1, 101)], ["http_429"] * 50), 50.5)
     assert found.p50_ms == pytest.approx(50.5)
     assert found.p99_ms == pytest.approx(99.01)
@@ -39,14 +39,14 @@ def test_percentiles_are_of_what_was_answered() -> None:
     assert found.errors == {"http_429": 50}
 
 
-def test_nothing_answered_has_no_percentiles() -> None:
+def test_nothing_answered_has_no_percentiles():
     found = summarise(run_of([], ["timeout", "timeout", "no_connection"]), 100)
     assert (found.p50_ms, found.max_ms, found.service_cpu_ms) == (None, None, None)
     assert found.throughput == 0
     assert found.errors == {"timeout": 2, "no_connection": 1}
 
 
-def test_cpu_is_per_request() -> None:
+def test_cpu_is_per_request():
     run = run_of([1.0] * 10)
     run.client_cpu_s, run.service_cpu_s = 0.02, {"Gateway": 0.1, "Ray": 0.4}
     found = summarise(run, 100)
@@ -67,11 +67,11 @@ def test_cpu_is_per_request() -> None:
         (["ray::ServeReplica:tandem:Gateway.check_health"], "Gateway"),
     ],
 )
-def test_a_process_belongs_to_a_stage(command_line: list[str], stage: str) -> None:
+def test_a_process_belongs_to_a_stage(command_line, stage):
     assert stage_of(command_line) == stage
 
 
-def test_latency_counts_from_the_scheduled_time() -> None:
+def test_latency_counts_from_the_scheduled_time():
     assert TimedRequest(scheduled=1.0, finished=3.5).latency_ms == 2500
 
 
@@ -87,9 +87,7 @@ def queued(rate: float, seconds: float, service_s: float, seed: int, cores: int 
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(20.0, 2.0), (20.0, 10.0), (80.0, 1.0), (5.0, 5.0)])
-def test_short_poisson_runs_of_a_service_that_keeps_up_are_not_saturated(
-    rate: float, seconds: float
-) -> None:
+def test_short_poisson_runs_of_a_service_that_keeps_up_are_not_saturated(rate, seconds):
     """Half of its time is free; only the number of arrivals wavers."""
     told = [summarise(queued(rate, seconds, 1 / rate, seed), 100) for seed in range(200)]
     assert sum(summary.is_saturated for summary in told) <= 2
@@ -97,9 +95,7 @@ def test_short_poisson_runs_of_a_service_that_keeps_up_are_not_saturated(
 
 @pytest.mark.parametrize("times", [1.5, 3.0])
 @pytest.mark.parametrize(("rate", "seconds"), [(50.0, 10.0), (200.0, 3.0)])
-def test_an_open_loop_that_falls_behind_is_saturated(
-    rate: float, seconds: float, times: float
-) -> None:
+def test_an_open_loop_that_falls_behind_is_saturated(rate, seconds, times):
     for seed in range(20):
         run = queued(rate, seconds, times * 2 / rate, seed)
         told = summarise(run, 100)
@@ -108,15 +104,13 @@ def test_an_open_loop_that_falls_behind_is_saturated(
 
 
 @pytest.mark.parametrize(("refused", "is_saturated"), [(5, False), (20, True)])
-def test_an_open_loop_of_which_much_is_refused_is_saturated(
-    refused: int, is_saturated: bool
-) -> None:
+def test_an_open_loop_of_which_much_is_refused_is_saturated(refused, is_saturated):
     run = run_of([1.0] * (200 - refused), ["http_429"] * refused, kind="open", offered=100.0)
     assert summarise(run, 100).is_saturated is is_saturated
 
 
 @pytest.mark.parametrize("kind", ["open", "closed"])
-def test_a_straggler_does_not_thin_out_the_rate(kind: str) -> None:
+def test_a_straggler_does_not_thin_out_the_rate(kind):
     samples = [TimedRequest(0.1 * n, 0.1 * n + 0.1) for n in range(99)] + [TimedRequest(9.9, 39.9)]
     told = summarise(Run(kind, 10.0, 10.0, samples), 1000)
     assert told.throughput == pytest.approx(9.9, abs=0.02)
@@ -124,7 +118,7 @@ def test_a_straggler_does_not_thin_out_the_rate(kind: str) -> None:
     assert (told.num_ok, told.num_good, told.max_ms) == (100, 99, 30_000)
 
 
-def test_the_last_requests_of_a_closed_loop_count_by_the_time_spent_on_them() -> None:
+def test_the_last_requests_of_a_closed_loop_count_by_the_time_spent_on_them():
     """Two clients, 0.3 s a request, for 1 s: at its end both have a third of one done."""
     samples = [TimedRequest(0.3 * n, 0.3 * n + 0.3) for n in range(4) for _ in "ab"]
     assert summarise(Run("closed", 2.0, 1.0, samples), 1000).throughput == pytest.approx(
@@ -132,13 +126,13 @@ def test_the_last_requests_of_a_closed_loop_count_by_the_time_spent_on_them() ->
     )
 
 
-def test_the_rate_of_a_part_of_a_run() -> None:
+def test_the_rate_of_a_part_of_a_run():
     samples = [TimedRequest(0.1 * n, 0.1 * n + 0.05) for n in range(50, 100)]
     run = Run("open", 10.0, 5.0, samples, began_s=5.0)
     assert summarise(run, 1000).throughput == 10.0
 
 
-def test_a_closed_loop_cannot_fall_behind() -> None:
+def test_a_closed_loop_cannot_fall_behind():
     assert not summarise(run_of([1.0]), 100).is_saturated
 
 
@@ -147,14 +141,14 @@ def at(rate: float, p99: float, refused: int = 0) -> Summary:
     return summarise(run_of(answered, ["http_429"] * refused, kind="open", offered=rate), 100)
 
 
-def test_the_knee_is_the_last_rate_within_the_objective() -> None:
+def test_the_knee_is_the_last_rate_within_the_objective():
     assert knee([at(10, 20), at(20, 90), at(30, 300)]) == 20
     assert knee([at(30, 300), at(20, 90), at(10, 20)]) == 20  # in any order
     assert knee([at(10, 200), at(20, 90)]) is None  # noise beyond a miss is no knee
     assert knee([at(10, 20), at(20, 20, refused=10)]) == 10  # saturated
 
 
-def test_a_rate_of_which_some_is_refused_is_no_knee() -> None:
+def test_a_rate_of_which_some_is_refused_is_no_knee():
     """Those that were answered were fast: the service sheds what would be too late."""
     assert knee([at(100, 20), at(200, 20, refused=16)]) == 100
     assert knee([at(100, 20), at(200, 20, refused=4)]) == 200  # 99 of 100 are answered in time
@@ -197,7 +191,7 @@ def test_a_url_without_a_port_is_of_its_schemes(monkeypatch, url, pid):
     assert (root.pid if root else None) == pid
 
 
-def test_a_service_that_has_ended_has_no_cpu_time() -> None:
+def test_a_service_that_has_ended_has_no_cpu_time():
     with subprocess.Popen(["sleep", "60"]) as service:
         root = psutil.Process(service.pid)
         assert list(cpu_seconds(root)) == ["Ray"]

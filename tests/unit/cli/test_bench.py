@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from app.bench.load import NothingToClassifyError
 from app.cli.bench import numbers
 from app.errors import ConfigError
 from calibration.offline import Setup, setups
-from models.errors import TandemError
 from models.files import ResultFileError
 from tests.support.command_line import tandem
 from tests.support.http_server import FakeServer
@@ -46,7 +45,7 @@ def result_of(*arguments: object) -> dict:
     return json.loads(done.stdout)
 
 
-def test_closed_and_open_loops_send_every_photo_in_turn(server: FakeServer, photos: Path) -> None:
+def test_closed_and_open_loops_send_every_photo_in_turn(server, photos):
     load = ("--concurrency", "2", "--rate", "40", "--duration", "0.5", "--warm-up", "0")
     result = result_of("--url", server.url, "--images", photos, *load)
     closed, opened = result["runs"]
@@ -61,14 +60,14 @@ def test_closed_and_open_loops_send_every_photo_in_turn(server: FakeServer, phot
     assert closed["service_cpu_ms"] is None  # no tandem serve listens there
 
 
-def test_loopback_is_loaded_without_a_proxy(server: FakeServer, proxy: FakeServer) -> None:
+def test_loopback_is_loaded_without_a_proxy(server, proxy):
     load = ("--concurrency", "2", "--duration", "0.2", "--warm-up", "0")
     (run,) = result_of("--url", server.url, *load)["runs"]
     assert run["num_ok"] > 0
     assert proxy.requests == []
 
 
-def test_a_form_holds_so_many_photos(server: FakeServer, photos: Path) -> None:
+def test_a_form_holds_so_many_photos(server, photos):
     load = ("--concurrency", "1", "--files", "4", "--duration", "0.3", "--warm-up", "0")
     result = result_of("--url", server.url, "--images", photos, *load)
     (run,) = result["runs"]
@@ -81,7 +80,7 @@ def test_a_form_holds_so_many_photos(server: FakeServer, photos: Path) -> None:
         assert all(content in body for content in contents)
 
 
-def test_no_more_than_the_clients_are_under_way(server: FakeServer) -> None:
+def test_no_more_than_the_clients_are_under_way(server):
     under_way, highest, lock = 0, 0, threading.Lock()
     numbers, all_three = count(), threading.Barrier(3, timeout=60)
 
@@ -102,7 +101,7 @@ def test_no_more_than_the_clients_are_under_way(server: FakeServer) -> None:
     assert highest == 3
 
 
-def test_errors_are_counted_by_kind(server: FakeServer) -> None:
+def test_errors_are_counted_by_kind(server):
     numbers = count()
     server.answer = lambda _: (200, b"{}") if next(numbers) % 2 else (429, b"{}")
     load = ("--concurrency", "1", "--duration", "0.3", "--warm-up", "0")
@@ -110,7 +109,7 @@ def test_errors_are_counted_by_kind(server: FakeServer) -> None:
     assert run["errors"]["http_429"] == pytest.approx(run["num_ok"], abs=1)
 
 
-def test_nothing_answered_is_exit_code_1(server: FakeServer) -> None:
+def test_nothing_answered_is_exit_code_1(server):
     server.answer = lambda _: (503, b"{}")
     load = ("--concurrency", "1", "--duration", "0.2", "--warm-up", "0")
     done = bench("--url", server.url, *load)
@@ -119,7 +118,7 @@ def test_nothing_answered_is_exit_code_1(server: FakeServer) -> None:
     assert "no request was answered" in done.output
 
 
-def test_a_rate_that_nothing_can_serve_ends_and_says_so(server: FakeServer) -> None:
+def test_a_rate_that_nothing_can_serve_ends_and_says_so(server):
     release = threading.Event()
     busy = threading.Lock()
 
@@ -135,7 +134,7 @@ def test_a_rate_that_nothing_can_serve_ends_and_says_so(server: FakeServer) -> N
     assert "300/s is more than the service can do" in done.stdout
 
 
-def test_the_plot_is_drawn(server: FakeServer, tmp_path: Path) -> None:
+def test_the_plot_is_drawn(server, tmp_path):
     load = ("--rate", "20,40", "--duration", "0.3", "--warm-up", "0")
     assert bench("--url", server.url, *load, "--plot", tmp_path / "x.svg").exit_code == 0
     assert "offered requests/s" in (tmp_path / "x.svg").read_text()
@@ -163,14 +162,7 @@ TOO_LARGE = "give a number below a million"
         ("--objective-ms 1e300", ConfigError, f"--objective-ms is 1e+300: {TOO_LARGE}"),
     ],
 )
-def test_what_is_refused_before_the_load(
-    server: FakeServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: str,
-    kind: type[TandemError],
-    says: str,
-) -> None:
+def test_what_is_refused_before_the_load(server, tmp_path, monkeypatch, arguments, kind, says):
     monkeypatch.chdir(tmp_path)
     done = bench("--url", server.url, *arguments.split())
     assert isinstance(done.exception, kind)
@@ -178,18 +170,18 @@ def test_what_is_refused_before_the_load(
     assert [path for path, _ in server.requests if path.startswith("/v1/classify")] == []
 
 
-def test_nobody_there(free_port: Callable[[], int]) -> None:
+def test_nobody_there(free_port):
     done = bench("--url", f"http://127.0.0.1:{free_port()}")
     assert isinstance(done.exception, ConfigError)
     assert "start one with tandem serve" in str(done.exception)
 
 
-def test_a_service_that_is_not_ready(server: FakeServer) -> None:
+def test_a_service_that_is_not_ready(server):
     server.get = (503, b"{}")
     assert "no Tandem is ready" in str(bench("--url", server.url).exception)
 
 
-def test_the_limit_of_a_tiny_set(tmp_path: Path, photos: Path) -> None:
+def test_the_limit_of_a_tiny_set(tmp_path, photos):
     folder = write_tiny_set(tmp_path / "tiny")
     short = ("--duration", "0.1")
     result = result_of("--limit", "--model-set", folder, "--images", photos, *short)
@@ -199,7 +191,7 @@ def test_the_limit_of_a_tiny_set(tmp_path: Path, photos: Path) -> None:
     assert result["num_images"] == 3
 
 
-def test_setups_use_every_core_once() -> None:
+def test_setups_use_every_core_once():
     for cores in (1, 2, 3, 8, 12, 64):
         found = setups(cores)
         assert all(setup.streams * setup.threads == cores for setup in found)
@@ -207,7 +199,7 @@ def test_setups_use_every_core_once() -> None:
     assert Setup(8, 2, 1) in setups(2)
 
 
-def test_a_service_with_keys(server: FakeServer, photos: Path, tmp_path: Path) -> None:
+def test_a_service_with_keys(server, photos, tmp_path):
     key = tmp_path / "key"
     key.write_text("k" * 32)
     load = ("--concurrency", "1", "--duration", "0.2", "--warm-up", "0", "--key-file", key)
@@ -219,13 +211,13 @@ def test_a_service_with_keys(server: FakeServer, photos: Path, tmp_path: Path) -
     assert "kkkk" not in done.output
 
 
-def test_lists_of_numbers() -> None:
+def test_lists_of_numbers():
     assert numbers("1,8,32", "--concurrency", whole=True) == [1, 8, 32]
     assert numbers("0.5", "--rate") == [0.5]
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,,2", "nan", "inf", "-1", "0", "1e7"])
-def test_lists_that_are_none(text: str) -> None:
+def test_lists_that_are_none(text):
     with pytest.raises(ConfigError, match="--rate"):
         numbers(text, "--rate")
     with pytest.raises(ConfigError, match="whole numbers"):

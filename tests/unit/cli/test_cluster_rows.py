@@ -54,7 +54,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[Node]:
     return there
 
 
-def test_the_set_is_that_of_the_nodes_with_cpus(nodes: list[Node], tiny_set: Path) -> None:
+def test_the_set_is_that_of_the_nodes_with_cpus(nodes, tiny_set):
     cluster, held = ClusterRows(str(tiny_set)), load_model_set(str(tiny_set))
     assert cluster.model_version == held.fingerprint("INT8")
     assert cluster.manifest.num_classes == len(LABELS)
@@ -63,36 +63,30 @@ def test_the_set_is_that_of_the_nodes_with_cpus(nodes: list[Node], tiny_set: Pat
 @pytest.mark.parametrize(
     ("cpus", "cores", "pool"), [([8, 3], 3, 3), ([64, 32], 4, 24), ([1], 1, 1), ([6, 6], 4, 2)]
 )
-def test_processes_fit_every_node(
-    nodes: list[Node], tiny_set: Path, cpus: list[int], cores: int, pool: int
-) -> None:
+def test_processes_fit_every_node(nodes, tiny_set, cpus, cores, pool):
     nodes[:] = [node(str(number), count) for number, count in enumerate(cpus)]
     cluster = ClusterRows(str(tiny_set))
     assert (cluster._cores, cluster._pool) == (cores, pool)
 
 
-def test_a_cluster_without_cpus(nodes: list[Node], tiny_set: Path) -> None:
+def test_a_cluster_without_cpus(nodes, tiny_set):
     del nodes[1:]
     with pytest.raises(ConfigError, match="no node with a CPU; start one: ray start"):
         ClusterRows(str(tiny_set))
 
 
-def test_a_node_without_the_set(nodes: list[Node], tmp_path: Path) -> None:
+def test_a_node_without_the_set(nodes, tmp_path):
     with pytest.raises(ConfigError, match=r"^node a: no model set .*nowhere"):
         ClusterRows(str(tmp_path / "nowhere"))
 
 
-def test_a_node_without_pandas(
-    nodes: list[Node], tiny_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_without_pandas(nodes, tiny_set, monkeypatch):
     monkeypatch.setattr(machine, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^node a: .* needs pandas.*tandem-serve\[ray-data\]"):
         ClusterRows(str(tiny_set))
 
 
-def test_a_node_without_tandem(
-    nodes: list[Node], tiny_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_without_tandem(nodes, tiny_set, monkeypatch):
     def refuse(_: object) -> None:
         raise ray.exceptions.RayError("Traceback\nModuleNotFoundError: No module named 'app'")
 
@@ -102,9 +96,7 @@ def test_a_node_without_tandem(
         ClusterRows(str(tiny_set))
 
 
-def test_nodes_with_other_versions(
-    nodes: list[Node], tiny_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_with_other_versions(nodes, tiny_set, monkeypatch):
     manifest, versions = load_model_set(str(tiny_set)).manifest, iter(["0123", "4567"])
     monkeypatch.setattr(cluster_rows, "_inspected", lambda _: (next(versions), manifest))
     with pytest.raises(ConfigError, match="in versions 0123, 4567; copy one to all"):
@@ -117,9 +109,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
 
 
-def test_names_are_those_that_a_node_sees(
-    nodes: list[Node], tiny_set: Path, tmp_path: Path, bucket: str
-) -> None:
+def test_names_are_those_that_a_node_sees(nodes, tiny_set, tmp_path, bucket):
     boto3.client("s3").put_object(Bucket=bucket[5:], Key="in/a.png", Body=picture())
     cluster, folder = ClusterRows(str(tiny_set)), write_pictures(tmp_path, 1)
     local = sorted(map(str, folder.rglob("*.png")))
@@ -128,9 +118,7 @@ def test_names_are_those_that_a_node_sees(
         cluster.find(["none"])
 
 
-def test_files_are_read_and_classified_as_in_one_process(
-    tiny_set: Path, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_read_and_classified_as_in_one_process(tiny_set, tmp_path, bucket, monkeypatch):
     boto3.client("s3").put_object(Bucket=bucket[5:], Key="in/a.png", Body=picture("red"))
     good, bad, gone = (str(tmp_path / name) for name in ("good.png", "bad.png", "gone.png"))
     Path(good).write_bytes(picture("blue"))
@@ -149,9 +137,7 @@ def test_files_are_read_and_classified_as_in_one_process(
     assert rows[0] == json.loads(alone.stdout)
 
 
-def test_rows_come_until_there_are_no_more(
-    nodes: list[Node], tiny_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_come_until_there_are_no_more(nodes, tiny_set, monkeypatch):
     """What the nodes' driver returns is passed on, until it has no more."""
     parts: list[list[str] | None] = [['{"file": "a"}', '{"file": "b"}'], [], ['{"file": "c"}']]
     cluster, asked = ClusterRows(str(tiny_set)), []
@@ -168,7 +154,7 @@ def test_rows_come_until_there_are_no_more(
     assert asked == [(["a", "b", "c"], (str(tiny_set), 3, 1, None), 3)]
 
 
-def test_nobody_at_the_address(tmp_path: Path, free_port: Callable[[], int]) -> None:
+def test_nobody_at_the_address(tmp_path, free_port):
     where = f"ray://127.0.0.1:{free_port()}"
     done = tandem("classify", "--offline", "--address", where, tmp_path)
     assert f"no Ray cluster at {where}: Connection refused" in str(done.exception)

@@ -131,15 +131,13 @@ def refused(
 
 
 @pytest.mark.parametrize("name", ["imagenet", "./nowhere", "../imagenette"])
-def test_a_model_set_that_is_not_there(refused: Refused, name: str) -> None:
+def test_a_model_set_that_is_not_there(refused, name):
     said = refused("--model-set", name)
     assert repr(name) in said
     assert "sets found: imagenette" in said
 
 
-def test_several_sets_that_could_not_be_told_apart_or_are_not_there(
-    refused: Refused, tmp_path: Path
-) -> None:
+def test_several_sets_that_could_not_be_told_apart_or_are_not_there(refused, tmp_path):
     write_tiny_set(tmp_path / "tiny")
     assert "model_sets has tiny twice" in refused(
         "--model-set", f"{tmp_path}/tiny,imagenette,{tmp_path}/tiny"
@@ -157,9 +155,7 @@ def test_several_sets_that_could_not_be_told_apart_or_are_not_there(
         ("graceful_shutdown_timeout_s", "graceful_shutdown_timeout"),
     ],
 )
-def test_a_misspelt_key_and_the_right_one(
-    refused: Refused, tmp_path: Path, right: str, misspelt: str
-) -> None:
+def test_a_misspelt_key_and_the_right_one(refused, tmp_path, right, misspelt):
     config = edited_config(tmp_path, f"{right}:", f"{misspelt}:")
     said = refused("--config", config)
     assert misspelt in said
@@ -181,15 +177,13 @@ SHARED = "args:\n      shared_memory: unproxied"
         ("args:", SHARED, "--address auto", "with --address"),
     ],
 )
-def test_settings_that_do_not_fit_each_other(
-    refused: Refused, tmp_path: Path, right: str, written: str, arguments: str, says: str
-) -> None:
+def test_settings_that_do_not_fit_each_other(refused, tmp_path, right, written, arguments, says):
     config = edited_config(tmp_path, right, written)
     assert says in refused("--config", config, *arguments.split())
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".xml"])
-def test_an_altered_model_file(refused: Refused, tmp_path: Path, suffix: str) -> None:
+def test_an_altered_model_file(refused, tmp_path, suffix):
     folder = shutil.copytree(load_model_set("imagenette").folder, tmp_path / "altered")
     victim = next(folder.glob(f"densenet169-int8{suffix}"))
     data = bytearray(victim.read_bytes())
@@ -201,7 +195,7 @@ def test_an_altered_model_file(refused: Refused, tmp_path: Path, suffix: str) ->
     assert "restore" in said
 
 
-def test_a_set_that_lost_too_much(refused: Refused, tmp_path: Path) -> None:
+def test_a_set_that_lost_too_much(refused, tmp_path):
     folder = write_tiny_set(tmp_path / "dropped", name="dropped")
     top1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
     write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"ensemble": 0.02}))
@@ -215,17 +209,13 @@ def test_a_set_that_lost_too_much(refused: Refused, tmp_path: Path) -> None:
         ("combine: configs.functions.geometric_mean:geometric_mean", "this set is multi-label"),
     ],
 )
-def test_what_has_no_meaning_for_a_multi_label_set(
-    refused: Refused, tmp_path: Path, setting: str, says: str
-) -> None:
+def test_what_has_no_meaning_for_a_multi_label_set(refused, tmp_path, setting, says):
     folder = write_scored_set(tmp_path / "scored")
     config = edited_config(tmp_path, "args:", f"args:\n      {setting}")
     assert says in refused("--config", config, "--model-set", folder)
 
 
-def test_a_metrics_port_in_use_where_others_look_for_it(
-    refused: Refused, free_port: Callable[[], int]
-) -> None:
+def test_a_metrics_port_in_use_where_others_look_for_it(refused, free_port):
     """With --metrics-host no free port is taken instead: a Prometheus would not find it."""
     with socket.create_server(("127.0.0.2", free_port())) as owner:
         host, port = owner.getsockname()

@@ -50,7 +50,7 @@ def status(num_agreed: int, num_differing: int, plan: Plan | None = None) -> dic
     return plain(status_of(book, {A: None, B: None, C: None}))
 
 
-def test_the_table_shows_shares_figures_and_the_comparison(server: FakeServer) -> None:
+def test_the_table_shows_shares_figures_and_the_comparison(server):
     answering(server, status(90, 10))
     done = tandem("traffic", "--url", server.url)
     assert done.exit_code == 0, done.output
@@ -72,14 +72,14 @@ def test_the_table_shows_shares_figures_and_the_comparison(server: FakeServer) -
     assert "revision 0, served by 2 of 2 Gateways; 0 to roll back to" in done.stdout
 
 
-def test_three_versions_fit_a_terminal_of_80_columns(server: FakeServer) -> None:
+def test_three_versions_fit_a_terminal_of_80_columns(server):
     answering(server, status(90, 10))
     done = tandem("traffic", "--url", server.url, columns=80)
     assert "…" not in done.stdout
     assert "82.6%-94.5%" in done.stdout
 
 
-def test_json_is_the_services_answer(server: FakeServer) -> None:
+def test_json_is_the_services_answer(server):
     answering(server, status(90, 10))
     assert json.loads(tandem("traffic", "--json", "--url", server.url).stdout) == status(90, 10)
 
@@ -93,9 +93,7 @@ def test_json_is_the_services_answer(server: FakeServer) -> None:
         (("--shadow", "none"), {"shares": {A: 95, B: 5}, "shadow": None}),
     ],
 )
-def test_set_sends_shares_and_keeps_the_shadow_if_it_can(
-    server: FakeServer, arguments: tuple[str, ...], change: dict[str, Any]
-) -> None:
+def test_set_sends_shares_and_keeps_the_shadow_if_it_can(server, arguments, change):
     plan = Plan.first(Split({A: 100.0})).changed(Split({A: 90.0, B: 10.0}))
     answering(server, status(0, 0), status(0, 0, plan))
     done = tandem("traffic", "set", *arguments, "--url", server.url)
@@ -106,7 +104,7 @@ def test_set_sends_shares_and_keeps_the_shadow_if_it_can(
 
 
 @pytest.mark.parametrize("text", [A, f"{A}=", f"{A}=many", "=5", f"{A}=nan", f"{A}=inf"])
-def test_what_is_no_share_is_refused(server: FakeServer, text: str) -> None:
+def test_what_is_no_share_is_refused(server, text):
     answering(server, status(0, 0))
     done = tandem("traffic", "set", text, "--url", server.url)
     assert isinstance(done.exception, ConfigError)
@@ -114,14 +112,14 @@ def test_what_is_no_share_is_refused(server: FakeServer, text: str) -> None:
     assert sent(server) == []
 
 
-def test_promote_sends_the_revision_that_it_looked_at(server: FakeServer) -> None:
+def test_promote_sends_the_revision_that_it_looked_at(server):
     answering(server, status(1000, 0))
     done = tandem("traffic", "promote", B, "--url", server.url)
     assert done.exit_code == 0, done.output
     assert sent(server) == [{"shares": {B: 100}, "shadow": C, "revision": 0}]
 
 
-def test_promote_refuses_with_the_figures_and_changes_nothing(server: FakeServer) -> None:
+def test_promote_refuses_with_the_figures_and_changes_nothing(server):
     answering(server, status(90, 60))
     done = tandem("traffic", "promote", B, "--url", server.url)
     assert done.exit_code == 1
@@ -131,13 +129,13 @@ def test_promote_refuses_with_the_figures_and_changes_nothing(server: FakeServer
     assert sent(server) == []
 
 
-def test_bounds_can_be_lowered(server: FakeServer) -> None:
+def test_bounds_can_be_lowered(server):
     answering(server, status(90, 60))
     bounds = ("--min-compared", "100", "--min-agreement", "0.5")
     assert tandem("traffic", "promote", B, *bounds, "--url", server.url).exit_code == 0
 
 
-def test_rollback_is_one_call(server: FakeServer) -> None:
+def test_rollback_is_one_call(server):
     answering(server, status(0, 0))
     assert tandem("traffic", "rollback", "--url", server.url).exit_code == 0
     assert sent(server) == [{"rollback": True}]
@@ -157,9 +155,7 @@ NO_TRAFFIC = b'{"error": {"code": "no_traffic", "message": "this service has one
         ((200, b"{}"), "127.0.0.1:8000", "write http://127.0.0.1"),
     ],
 )
-def test_an_error_is_one_line(
-    server: FakeServer, answer: tuple[int, bytes], url: str, says: str
-) -> None:
+def test_an_error_is_one_line(server, answer, url, says):
     server.get = answer
     done = tandem("traffic", "--url", url or server.url)
     assert isinstance(done.exception, ConfigError)
@@ -167,9 +163,7 @@ def test_an_error_is_one_line(
     assert url or done.exception.message.startswith(f"{server.url}{says}")
 
 
-def test_a_proxy_does_not_get_the_key_for_this_machine(
-    server: FakeServer, proxy: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_does_not_get_the_key_for_this_machine(server, proxy, monkeypatch):
     monkeypatch.setenv("TANDEM_API_KEY", "k" * 32)
     answering(server, status(90, 10))
     done = tandem("traffic", "--url", server.url)

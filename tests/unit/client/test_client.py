@@ -29,7 +29,7 @@ from tandem_client import (
 from tandem_client.client import AHEAD
 from tandem_client.grpc_client import GrpcClient
 from tests.support.http_server import FakeServer, classified
-from tests.support.scripted_service import Make, ScriptedService, answered, refused
+from tests.support.scripted_service import ScriptedService, answered, refused
 from tests.support.trickling_service import MOST_S, Trickle, TricklingService
 from tests.support.virtual_loop import run_virtually
 
@@ -41,7 +41,7 @@ HTTP: list[Trickle] = ["upload", "headers", "body", "silence"]
 Ask = Callable[[str, bytes, float], None]
 
 
-def test_an_image_is_the_body_and_the_answer_is_typed(make: Make):
+def test_an_image_is_the_body_and_the_answer_is_typed(make):
     stage = {"stage": "infer", "start_ms": 1.5, "duration_ms": 8.0, "member": "a", "batch_size": 4}
     more = {
         "cached": True,
@@ -64,7 +64,7 @@ def test_an_image_is_the_body_and_the_answer_is_typed(make: Make):
     assert "priority" not in request.headers
 
 
-def test_what_a_call_asks_for_is_sent(make: Make):
+def test_what_a_call_asks_for_is_sent(make):
     client, service, _ = make(api_key=KEY)
     client.classify(b"photo", top_k=3, priority=6, timeout=2.5, model_set="a b")
     (request,) = service.requests
@@ -87,7 +87,7 @@ def test_what_a_call_asks_for_is_sent(make: Make):
         ("classify_many", {"concurrency": -1}),
     ],
 )
-def test_a_call_that_makes_no_sense(make: Make, how, wrong):
+def test_a_call_that_makes_no_sense(make, how, wrong):
     client, service, _ = make()
     with pytest.raises(ValueError, match="|".join(wrong)):
         getattr(client, how)(b"photo", **wrong)
@@ -95,7 +95,7 @@ def test_a_call_that_makes_no_sense(make: Make, how, wrong):
 
 
 @pytest.mark.parametrize("how", ["classify", "classify_many"])
-def test_an_option_that_is_none_is_an_error_at_the_call(make: Make, how):
+def test_an_option_that_is_none_is_an_error_at_the_call(make, how):
     client, service, _ = make()
     with pytest.raises(TypeError, match="unexpected keyword argument 'topk'"):
         getattr(client, how)(b"photo", topk=2)
@@ -223,7 +223,7 @@ def by_grpc(address: str, photo: bytes, timeout_s: float) -> None:
         (by_grpc, "silence"),
     ],
 )
-def test_a_call_ends_with_its_time(ask: Ask, kind: Trickle) -> None:
+def test_a_call_ends_with_its_time(ask, kind):
     photo, timeout_s = (LARGE, 2.0) if kind == "upload" else (PHOTO, 0.5)
     started = time.monotonic()
     with TricklingService(kind) as service:
@@ -232,7 +232,7 @@ def test_a_call_ends_with_its_time(ask: Ask, kind: Trickle) -> None:
         assert time.monotonic() - started < MOST_S / 3
 
 
-def test_a_client_that_is_closed_says_so(make: Make) -> None:
+def test_a_client_that_is_closed_says_so(make):
     client, service, _ = make()
     client.classify(b"photo")
     client.close()

@@ -25,8 +25,8 @@ from tandem_client import (
 )
 from tandem_client.exchange import Attempts, CallOptions, cause_of, is_loopback, retry_after_s
 from tests.support.hand_clock import HandClock
-from tests.support.http_server import FakeServer, classified
-from tests.support.scripted_service import Make, ScriptedService, answered, refused
+from tests.support.http_server import classified
+from tests.support.scripted_service import ScriptedService, answered, refused
 
 KEY = "k" * 32
 FULL = Overloaded("full", "overloaded")
@@ -68,7 +68,7 @@ OTHERS = (
 )
 
 
-def test_several_are_one_form_with_a_result_each(make: Make, tmp_path):
+def test_several_are_one_form_with_a_result_each(make, tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"first")
     bad = {"error": {"code": "not_an_image", "message": "no image", "request_id": "r2"}}
     rows = {"results": [classified("church"), bad], "request_id": "r2"}
@@ -84,7 +84,7 @@ def test_several_are_one_form_with_a_result_each(make: Make, tmp_path):
     assert request.content.index(b"first") < request.content.index(b"second")
 
 
-async def test_an_image_of_several_that_cannot_be_read_has_its_error(make: Make, tmp_path):
+async def test_an_image_of_several_that_cannot_be_read_has_its_error(make, tmp_path):
     nowhere = tmp_path / "nowhere.jpg"
     rows = httpx.Response(200, json={"results": [classified("church")], "request_id": "r"})
     client, service, _ = make(rows)
@@ -100,13 +100,13 @@ async def test_an_image_of_several_that_cannot_be_read_has_its_error(make: Make,
     assert len(service.requests) == 1  # without a file there is nothing to ask
 
 
-def test_a_sequence_of_one_is_a_sequence(make: Make):
+def test_a_sequence_of_one_is_a_sequence(make):
     client, _, _ = make(httpx.Response(200, json={"results": [classified()], "request_id": "r"}))
     (result,) = client.classify([b"photo"])
     assert result.get().label == "tench"
 
 
-def test_no_images_are_no_call(make: Make):
+def test_no_images_are_no_call(make):
     client, service, _ = make()
     with pytest.raises(ValueError, match="no images"):
         client.classify([])
@@ -135,7 +135,7 @@ def test_no_images_are_no_call(make: Make):
     ],
     ids=lambda answer: answer.text[:30] or str(answer.status_code),
 )
-def test_another_service_at_the_address(make: Make, answer):
+def test_another_service_at_the_address(make, answer):
     client, service, _ = make(answer)
     with pytest.raises(BadAnswer, match="not as Tandem does") as caught:
         client.classify(b"photo")
@@ -145,7 +145,7 @@ def test_another_service_at_the_address(make: Make, answer):
 
 
 @pytest.mark.parametrize("num", [0, 1, 3])
-def test_a_form_with_another_number_of_results(make: Make, num):
+def test_a_form_with_another_number_of_results(make, num):
     rows = {"results": [classified()] * num, "request_id": "r"}
     client, _, _ = make(httpx.Response(200, json=rows))
     with pytest.raises(BadAnswer):
@@ -155,7 +155,7 @@ def test_a_form_with_another_number_of_results(make: Make, num):
 @pytest.mark.parametrize(
     ("status", "kind"), [(429, Overloaded), (503, NotReady), (504, DeadlineExceeded)]
 )
-def test_a_balancers_own_answer_goes_by_its_status(make: Make, status, kind):
+def test_a_balancers_own_answer_goes_by_its_status(make, status, kind):
     steps = [httpx.Response(status, text="busy", headers={"retry-after": "1"})] * 2
     client, service, clock = make(*steps, retry=RetryPolicy(max_attempts=2))
     with pytest.raises(kind) as caught:
@@ -165,7 +165,7 @@ def test_a_balancers_own_answer_goes_by_its_status(make: Make, status, kind):
     assert all(wait >= 1.0 for wait in clock.slept)
 
 
-def test_what_was_refused_is_sent_again_not_before_retry_after(make: Make):
+def test_what_was_refused_is_sent_again_not_before_retry_after(make):
     client, service, clock = make(
         refused(retry_after="2"), refused(503, "not_ready", retry_after="1"), answered("church")
     )
@@ -178,7 +178,7 @@ def test_what_was_refused_is_sent_again_not_before_retry_after(make: Make):
     assert told[2] == pytest.approx(20 - sum(clock.slept), abs=1e-3)
 
 
-def test_a_form_is_sent_again_whole(make: Make):
+def test_a_form_is_sent_again_whole(make):
     done = httpx.Response(200, json={"results": [classified()] * 2, "request_id": "r"})
     client, service, _ = make(refused(), done)
     assert len(client.classify([b"first", b"second"])) == 2
@@ -196,7 +196,7 @@ def test_a_form_is_sent_again_whole(make: Make):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_connection_that_fails_before_the_answer_is_tried_again(make: Make, error):
+def test_a_connection_that_fails_before_the_answer_is_tried_again(make, error):
     client, service, clock = make(error, answered("church"))
     assert client.classify(b"photo").label == "church"
     assert (len(service.requests), len(clock.slept)) == (2, 1)
@@ -213,7 +213,7 @@ def test_a_connection_that_fails_before_the_answer_is_tried_again(make: Make, er
 @pytest.mark.parametrize(
     "error", [httpx.ReadTimeout("slow"), httpx.WriteTimeout("slow"), httpx.PoolTimeout("full")]
 )
-def test_what_has_used_up_its_time_is_not(make: Make, error):
+def test_what_has_used_up_its_time_is_not(make, error):
     client, service, clock = make(error)
     with pytest.raises(DeadlineExceeded, match="no answer within 3 s") as caught:
         client.classify(b"photo", timeout=3)
@@ -221,7 +221,7 @@ def test_what_has_used_up_its_time_is_not(make: Make, error):
     assert (len(service.requests), clock.slept) == (1, [])
 
 
-def test_what_a_gateway_had_when_it_died_is_sent_again(make: Make):
+def test_what_a_gateway_had_when_it_died_is_sent_again(make):
     """HAProxy answers so for what is too large to be asked again by itself."""
     client, service, _ = make(refused(502, "broken_off"), answered("church"))
     assert client.classify(b"photo").label == "church"
@@ -242,7 +242,7 @@ def test_what_a_gateway_had_when_it_died_is_sent_again(make: Make):
         ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]"),
     ],
 )
-def test_what_will_not_get_better_is_not(make: Make, error):
+def test_what_will_not_get_better_is_not(make, error):
     client, service, _ = make(error)
     with pytest.raises(Unreachable):
         client.classify(b"photo")
@@ -293,7 +293,7 @@ def test_the_cause_is_the_systems_or_the_clients_name_of_it(cause, words):
 
 
 @pytest.mark.parametrize("left_s", [1e-9, 0.0004, 0.0005, 0.001, 2.5])
-def test_the_service_is_never_told_of_no_time(left_s: float) -> None:
+def test_the_service_is_never_told_of_no_time(left_s):
     sent_s = float(CallOptions().headers(left_s)["x-request-timeout-seconds"])
     assert sent_s == pytest.approx(left_s, abs=0.001)
     assert sent_s > 0
@@ -314,7 +314,7 @@ def test_options_that_make_no_sense(wrong):
         Client("http://tandem", **wrong)
 
 
-def test_a_key_is_shown_nowhere(make: Make, caplog):
+def test_a_key_is_shown_nowhere(make, caplog):
     caplog.set_level(logging.DEBUG)
     client, _, _ = make(refused(401, "unauthorized", "no such key"), api_key=KEY)
     with pytest.raises(Unauthorized) as caught:
@@ -333,7 +333,7 @@ def test_the_threshold_goes_with_the_address():
 
 
 @pytest.mark.parametrize("address", [*OWN, *OTHERS])
-def test_what_is_this_machine(address: str) -> None:
+def test_what_is_this_machine(address):
     assert is_loopback(address) is (address in OWN)
 
 
@@ -354,9 +354,7 @@ def ask(url: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["blocking", "async", "many"])
-def test_loopback_is_asked_without_a_proxy_and_others_with_it(
-    server: FakeServer, proxy: FakeServer, how: str
-) -> None:
+def test_loopback_is_asked_without_a_proxy_and_others_with_it(server, proxy, how):
     ask(server.url, how)
     assert (len(server.requests), proxy.requests) == (1, [])
     ask("http://tandem.invalid", how)

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
+    (tmp_path / "log").touch()
     return tmp_path / "log"
 
 
@@ -68,14 +69,11 @@ def test_how_it_ended(python, code: str, how: str):
         assert child.how_ended() == how
 
 
-def test_one_that_cannot_be_started(tmp_path):
-    with (tmp_path / "log").open("wb") as printed, pytest.raises(PermissionError):
-        Child(["/dev/null"], printed)
-
-
-def test_it_can_be_interrupted(python, log):
+def test_it_can_be_interrupted_but_not_by_ctrl_c_of_the_terminal(python, log):
     with python(f"print('ready', flush=True); {SLEEPS}") as child:
         assert first_line(log) == "ready"
+        assert psutil.Process(child.pid).terminal() is None
+        assert os.getpgid(child.pid) == os.getsid(child.pid) == child.pid != os.getpgrp()
         child.interrupt(SOON_S)
         assert child.how_ended() == signal.Signals.SIGINT.name
 
@@ -90,31 +88,18 @@ def test_what_it_started_ends_with_it(python, log):
     wait_gone(pid)
 
 
-def test_ctrl_c_of_the_terminal_is_not_its(python):
-    with python(SLEEPS) as child:
-        assert psutil.Process(child.pid).terminal() is None
-        assert os.getpgid(child.pid) == os.getsid(child.pid) == child.pid != os.getpgrp()
-
-
-def test_it_inherits_the_files_that_are_named(python):
+def test_it_has_the_environment_and_the_files_that_are_named(python):
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as said, os.fdopen(writer, "wb") as to_us:
-        code = f"import os; os.write({writer}, b'written')"
-        with python(code, descriptors=[writer]) as child:
+        code = f"import os; os.write({writer}, os.environb[b'A'])"
+        with python(code, environment={"A": "written"}, descriptors=[writer]) as child:
             assert child.has_ended(SOON_S)
         to_us.close()
         assert said.read() == b"written"
 
 
-def test_it_has_the_environment_that_it_is_given(python, tmp_path):
-    with python("import os; print(os.environ['A'])", environment={"A": "b"}) as child:
-        assert child.has_ended(SOON_S)
-    assert (tmp_path / "log").read_text() == "b\n"
-
-
-def test_last_words(tmp_path):
-    log = tmp_path / "log"
-    assert last_words(log) == "it said nothing"
+def test_last_words(log):
+    assert last_words(log) == last_words(log.with_name("none")) == NOTHING
     log.write_text("first\n  no such \x1b[2J module \n\n")
     assert last_words(log) == "no such [2J module"
 
@@ -128,34 +113,29 @@ def test_a_function_returns_its_result_and_is_heard_meanwhile():
 
 
 @pytest.mark.parametrize(("code", "how"), DEATHS)
-def test_a_function_that_dies(code: str, how: str, tmp_path: Path):
-    with (tmp_path / "log").open("wb") as log, pytest.raises(ChildDiedError) as died:
-        run_apart(children.runs, code, printed=log)
+def test_a_function_that_dies(code, how, log):
+    with log.open("wb") as printed, pytest.raises(ChildDiedError) as died:
+        run_apart(children.runs, code, printed=printed)
     assert str(died.value) == how
-    assert last_words(tmp_path / "log") == ("ValueError: no" if "ValueError" in code else NOTHING)
+    assert last_words(log) == ("ValueError: no" if "ValueError" in code else NOTHING)
 
 
-def test_an_error_of_ours_is_the_callers():
-    with pytest.raises(ModelSetError) as refused:
+def test_an_error_of_ours_is_the_callers_and_a_result_that_cannot_be_sent_a_death(log):
+    with pytest.raises(ModelSetError, match=r"^no classifier$"):
         run_apart(children.refuses, "no classifier")
-    assert refused.value.message == "no classifier"
+    with log.open("wb") as printed, pytest.raises(ChildDiedError, match="exit code 1"):
+        run_apart(children.runs, "result = lambda: 0", printed=printed)
+    assert "pickle" in last_words(log)
 
 
-def test_a_result_that_cannot_be_sent_is_a_death(tmp_path: Path):
-    with (tmp_path / "log").open("wb") as log, pytest.raises(ChildDiedError, match="exit code 1"):
-        run_apart(children.runs, "result = lambda: 0", printed=log)
-    assert "pickle" in last_words(tmp_path / "log")
-
-
-def test_one_whose_python_cannot_be_started(monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_started_or_sent_leaves_no_child(monkeypatch, log):
+    with pytest.raises(Exception, match="local object"):
+        run_apart(lambda: None)
+    with log.open("wb") as printed, pytest.raises(PermissionError):
+        Child(["/dev/null"], printed)
     monkeypatch.setattr(sys, "executable", "/dev/null")
     with pytest.raises(ChildDiedError, match=r"it could not be started: .*Permission denied"):
         run_apart(children.adds, 1, 2)
-
-
-def test_a_function_that_cannot_be_sent_leaves_no_child():
-    with pytest.raises(Exception, match="local object"):
-        run_apart(lambda: None)
     assert psutil.Process().children() == []
 
 
@@ -171,29 +151,19 @@ def test_after_the_limit_it_is_ended_with_what_it_started():
     wait_gone(*pids)
 
 
-@pytest.mark.parametrize("patience_s", [0.0, SOON_S])
-def test_ctrl_c_ends_it_and_lets_it_clean_up_if_asked_to(tmp_path: Path, patience_s: float):
+@pytest.mark.parametrize("patience_s", [0.0, SOON_S, 0.3])
+def test_ctrl_c_ends_it_and_lets_it_clean_up_if_asked_to_and_in_time(tmp_path, patience_s):
     pids: list[int] = []
 
     def interrupted(numbers: tuple[int, int]) -> None:
         pids.extend(numbers)
         raise KeyboardInterrupt
 
+    function = [children.ignores_ctrl_c] if patience_s == 0.3 else [children.cleans_up, tmp_path]
     with pytest.raises(KeyboardInterrupt):
-        run_apart(children.cleans_up, tmp_path, heard=interrupted, patience_s=patience_s)
+        run_apart(*function, heard=interrupted, patience_s=patience_s)
     wait_gone(*pids)
-    assert (tmp_path / "cleaned-up").exists() is (patience_s > 0)
-
-
-def test_one_that_does_not_clean_up_in_time_is_killed():
-    def interrupted(numbers: tuple[int, int]) -> None:
-        pids.extend(numbers)
-        raise KeyboardInterrupt
-
-    pids: list[int] = []
-    with pytest.raises(KeyboardInterrupt):
-        run_apart(children.ignores_ctrl_c, heard=interrupted, patience_s=0.3)
-    wait_gone(*pids)
+    assert (tmp_path / "cleaned-up").exists() is (patience_s == SOON_S)
 
 
 PARENT = """
@@ -212,11 +182,8 @@ run_apart(children.cleans_up, Path(sys.argv[1]), heard=heard, patience_s=float(s
 @pytest.mark.parametrize("patience_s", [0.0, SOON_S])
 def test_it_ends_quietly_with_a_parent_that_is_killed(tmp_path: Path, patience_s: float):
     command = [sys.executable, "-c", PARENT, str(tmp_path), str(patience_s)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
-    ) as parent:
-        assert parent.stdout is not None
-        assert parent.stderr is not None
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, cwd=ROOT) as parent:
         pids = map(int, parent.stdout.readline().split())
         parent.kill()
         wait_gone(*pids)
@@ -224,14 +191,13 @@ def test_it_ends_quietly_with_a_parent_that_is_killed(tmp_path: Path, patience_s
     assert (tmp_path / "cleaned-up").exists() is (patience_s > 0)
 
 
-def test_its_output_is_none_of_the_parents(capfd: pytest.CaptureFixture[str], tmp_path: Path):
+def test_its_output_is_none_of_the_parents(capfd, log):
     code = "import os; os.write(1, b'parser'); os.write(2, b'warning')"
     run_apart(children.runs, code)
     assert capfd.readouterr() == ("", "warning")
-    with (tmp_path / "log").open("wb") as log:
-        run_apart(children.runs, code, printed=log)
-    assert (tmp_path / "log").read_text() == "parserwarning"
-    assert capfd.readouterr() == ("", "")
+    with log.open("wb") as printed:
+        run_apart(children.runs, code, printed=printed)
+    assert (log.read_text(), capfd.readouterr()) == ("parserwarning", ("", ""))
 
 
 def test_the_working_folder_holds_none_of_its_modules(tmp_path, monkeypatch):

@@ -25,25 +25,18 @@ TEXTS = sorted(
 STRANGERS = re.compile(r"pip install [^\n`]*\btandem(-client)?(\[|['\"`\s]|==)|\btandem-client\b")
 
 
-def test_names_and_versions_agree():
+def test_names_and_versions_agree_with_each_other_and_the_changelog():
     assert (PROJECT["name"], CLIENT["name"]) == (DISTRIBUTION, client.DISTRIBUTION)
     assert PROJECT["version"] == client.__version__
-
-
-def test_the_newest_released_version_of_the_changelog_is_this_one():
     changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
     headings = re.findall(r"^## (.*)$", changelog, re.MULTILINE)
-    released = [heading for heading in headings if heading != "Unreleased"]
-    assert re.fullmatch(rf"{re.escape(PROJECT['version'])} \(\d{{4}}-\d\d-\d\d\)", released[0])
+    newest = next(heading for heading in headings if heading != "Unreleased")
+    assert re.fullmatch(rf"{re.escape(PROJECT['version'])} \(\d{{4}}-\d\d-\d\d\)", newest)
 
 
-def test_an_extra_asks_for_the_projects_own_extras():
-    for extras in PROJECT["optional-dependencies"].values():
-        assert not [line for line in extras if re.match(r"tandem(\[|$)", line)]
-
-
-@pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])
-def test_the_command_for_an_extra(extra):
+@pytest.mark.parametrize(("extra", "asked"), PROJECT["optional-dependencies"].items())
+def test_an_extra_asks_for_the_projects_own_extras_and_has_its_command(extra, asked):
+    assert not [line for line in asked if re.match(r"tandem(\[|$)", line)]
     assert pip_install(extra) == f"pip install 'tandem-serve[{extra}]'"
 
 

@@ -23,9 +23,7 @@ from models.files import (
 )
 
 
-def test_an_earlier_result_outlives_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_result_outlives_a_full_disk(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     write_json(path, {"top1": 0.9})
     whole = Path.write_bytes
@@ -43,7 +41,7 @@ def test_an_earlier_result_outlives_a_full_disk(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_takes_no_file_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_a_folder_that_takes_no_file_is_refused_before_the_work(tmp_path):
     """What is there may be written to, but a new file takes its place."""
     check_can_write(tmp_path / "new.json")
     check_can_write(Path("/dev/null"))
@@ -61,39 +59,28 @@ def refuse(path: Path) -> None:
     raise ValueError("not what it should be")
 
 
-def test_a_file_that_is_refused_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_file_that_is_refused_leaves_the_one_before_and_a_link_stays_one(tmp_path):
     (path := tmp_path / "file").write_text("old", "utf-8")
-    with pytest.raises(ValueError, match="not what it should be"):
-        write_whole(path, "new", refuse)
+    (link := tmp_path / "link").symlink_to(path)
+    for place in (path, link):
+        with pytest.raises(ValueError, match="not what it should be"):
+            write_whole(place, "new", refuse)
     assert path.read_text("utf-8") == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_link_stays_one_and_its_file_is_checked(tmp_path: Path) -> None:
-    (target := tmp_path / "file").write_text("old", "utf-8")
-    (link := tmp_path / "link").symlink_to(target)
-    with pytest.raises(ValueError, match="not what it should be"):
-        write_whole(link, "new", refuse)
+    assert sorted(tmp_path.iterdir()) == [path, link]
     write_whole(link, "new")
-    assert link.is_symlink()
-    assert target.read_text("utf-8") == "new"
+    assert (link.is_symlink(), path.read_text("utf-8")) == (True, "new")
 
 
-def test_a_mode_is_the_files_before_it_has_content(tmp_path: Path) -> None:
-    modes = list[int]()
-    path = tmp_path / "file"
+def test_a_mode_is_the_files_before_it_has_content(tmp_path):
+    modes, path = list[int](), tmp_path / "file"
     write_whole(path, "new", lambda partial: modes.append(partial.stat().st_mode), mode=0o600)
     assert [stat.S_IMODE(mode) for mode in (*modes, path.stat().st_mode)] == [0o600, 0o600]
     write_whole(path, "newer")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
+    os.umask(umask := os.umask(0))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
 
 
-def _umask() -> int:
-    os.umask(before := os.umask(0))
-    return before
-
-
-def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
+def test_what_is_no_file_is_written_to(tmp_path):
     """As a pipe or /dev/stdout, which a command run by root could replace."""
     os.mkfifo(pipe := tmp_path / "pipe")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -109,12 +96,9 @@ def none(_: str) -> Path:
     raise RuntimeError("could not determine the home directory")
 
 
-def test_a_folder_below_the_users(monkeypatch, tmp_path):
+def test_a_folder_below_the_users_and_none_without_a_home(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert user_folder(user_cache_path, "a", "b") == tmp_path / "tandem" / "a" / "b"
-
-
-def test_without_a_home_there_is_none():
     assert user_folder(none, "a") is None
     assert user_folder(lambda name: Path("~/.cache", name)) is None
     with pytest.raises(TandemError, match="no home folder; set HOME"):

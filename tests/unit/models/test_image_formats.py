@@ -7,16 +7,24 @@ import sys
 import numpy as np
 import pillow_heif
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from models import image_formats
 from models.errors import CorruptImageError, TooManyPixelsError, UnsupportedFormatError
 from models.image import DEFAULT_MAX_FULL_PIXELS, ImageRule, check_image, read_image
 from models.image_header import read_header
-from tests.support.images import difference, encode, make_alpha, make_scene, reference
+from tests.support.images import (
+    as_pillow_reads,
+    difference,
+    encode,
+    make_alpha,
+    make_scene,
+    reference,
+    with_orientation,
+)
 
 KINDS = ("HEIC", "AVIF")
-RULE = ImageRule(48, 64)
+RULE, ORIENTATION = ImageRule(48, 64), 0x0112
 CLOSE = 4  # levels of 255, of compression; a wrong colour, side or place differs by tens
 
 
@@ -29,30 +37,25 @@ def make(kind: str, image, **options: object) -> bytes:
     return buffer.getvalue()
 
 
+def replaced(data: bytes, kind: bytes, offset: int, value: bytes) -> bytes:
+    """The file with other bytes so far behind the name of its first box of this kind."""
+    at = data.index(kind) + len(kind) + offset
+    return data[:at] + value + data[at + len(value) :]
+
+
 def announcing(data: bytes, width: int, height: int) -> bytes:
     """The file with another size in its first ``ispe``; the picture in it stays."""
-    at = data.index(b"ispe") + 8
-    return data[:at] + struct.pack(">II", width, height) + data[at + 8 :]
+    return replaced(data, b"ispe", 4, struct.pack(">II", width, height))
 
 
-def with_box(data: bytes, kind: bytes, value: int) -> bytes:
-    """The file with another value of its irot (quarter turns to the left) or imir (axis)."""
-    at = data.index(kind) + 4
-    return data[:at] + bytes([value]) + data[at + 1 :]
-
-
-def with_exif(kind: str, scene, exif: Image.Exif) -> bytes:
+def with_exif(kind: str, scene, tag: int, value: int) -> bytes:
+    exif = Image.Exif()
+    exif[tag] = value
     if kind == "AVIF":
         return make("AVIF", scene, exif=exif)
     picture = Image.fromarray(scene)
     picture.info["exif"] = exif.tobytes()
     return make("HEIC", picture)
-
-
-def exif_with(tag: int, value: int) -> Image.Exif:
-    exif = Image.Exif()
-    exif[tag] = value
-    return exif
 
 
 def is_close(data: bytes, scene) -> bool:
@@ -65,71 +68,58 @@ def test_pixels_are_those_of_the_scene_but_for_compression(kind, size):
     scene = make_scene(*size)
     header = read_header(data := make(kind, scene))
     assert (header.format, header.width, header.height) == (kind.lower(), *size)
-    assert header.orientation == 1
-    assert not header.has_alpha
+    assert (header.orientation, header.has_alpha) == (1, False)
     assert is_close(data, scene)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_avif_is_turned_once(orientation):
-    exif = exif_with(0x0112, orientation)  # Pillow writes it as irot and imir
+def test_an_avif_is_turned_once(orientation):  # Pillow writes it as irot and imir
     scene = make_scene(120, 90)
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(encode(scene, "PNG", exif=exif))))
-    assert is_close(with_exif("AVIF", scene, exif), np.asarray(upright))
+    upright = as_pillow_reads(with_orientation(scene, "PNG", orientation))
+    assert is_close(with_exif("AVIF", scene, ORIENTATION, orientation), np.asarray(upright))
 
 
-@pytest.mark.parametrize("turns", range(4))
-def test_a_heic_is_turned_once(turns):
+@pytest.mark.parametrize("value", range(4))
+def test_a_heic_is_turned_and_mirrored_once(value):
+    """irot is quarter turns to the left, imir an axis; libheif follows them."""
     scene = make_scene(120, 90)
-    data = with_exif("HEIC", scene, exif_with(0x0112, 3))  # stored upside down, with irot
-    assert read_header(with_box(data, b"irot", turns)).orientation == 1  # libheif turns it
-    assert is_close(with_box(data, b"irot", turns), np.rot90(np.rot90(scene, 2), turns))
-
-
-@pytest.mark.parametrize("axis", range(2))
-def test_a_heic_is_mirrored_once(axis):
-    scene = make_scene(120, 90)
-    data = with_exif("HEIC", scene, exif_with(0x0112, 2))  # stored with left and right swapped
-    assert is_close(with_box(data, b"imir", axis), np.flip(np.flip(scene, 1), axis))
+    data = with_exif("HEIC", scene, ORIENTATION, 3)  # stored upside down, with irot
+    data = replaced(data, b"irot", 0, bytes([value]))
+    assert read_header(data).orientation == 1
+    assert is_close(data, np.rot90(np.rot90(scene, 2), value))
+    data = with_exif("HEIC", scene, ORIENTATION, 2)  # stored with left and right swapped
+    data = replaced(data, b"imir", 0, bytes([value % 2]))
+    assert is_close(data, np.flip(np.flip(scene, 1), value % 2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_exif_alone_turns_nothing(kind):
     scene = make_scene(120, 90)
-    data = with_exif(kind, scene, exif_with(0x0113, 3))
+    data = with_exif(kind, scene, ORIENTATION + 1, 3)
     turned = data.replace(b"\x01\x13\x00\x03", b"\x01\x12\x00\x03")  # now "orientation"
     assert turned != data
     assert is_close(turned, scene)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_transparency_is_laid_over_white(kind):
+def test_transparency_is_laid_over_white_and_pictures_may_be_grey(kind):
     scene = Image.fromarray(make_scene(120, 90))
+    assert is_close(make(kind, grey := scene.convert("L")), grey)
     scene.putalpha(Image.fromarray(make_alpha(120, 90)))
     data = make(kind, scene)
     assert read_header(data).has_alpha
     assert is_close(data, scene)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_grey_pictures(kind):
-    scene = Image.fromarray(make_scene(120, 90)).convert("L")
-    assert is_close(make(kind, scene), scene)
-
-
-def test_more_bits_become_eight():
-    scene = make_scene(120, 90)
+def test_more_bits_become_eight_and_a_picture_may_be_in_tiles_as_phones_make_it():
+    scene = make_scene(300, 200)
     buffer = io.BytesIO()
     samples = (scene.astype(np.uint16) << 8).tobytes()
-    pillow_heif.from_bytes("RGB;16", (120, 90), samples).save(buffer, quality=95, chroma=444)
+    pillow_heif.from_bytes("RGB;16", (300, 200), samples).save(buffer, quality=95, chroma=444)
+    tiled = make("HEIC", scene, tile_size=128)
+    assert b"grid" in tiled
     assert is_close(buffer.getvalue(), scene)
-
-
-def test_a_picture_in_tiles_as_phones_make_it():
-    scene = make_scene(300, 200)
-    data = make("HEIC", scene, tile_size=128)
-    assert b"grid" in data
-    assert is_close(data, scene)
+    assert is_close(tiled, scene)
 
 
 def test_of_several_pictures_the_primary_one_is_taken():
@@ -161,10 +151,7 @@ def test_a_general_brand_is_what_it_is_compatible_with(kind, brand):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [(65_535, 65_535), (2**31, 3), (20_000, 20_000), (8000, 4000)])
 def test_a_huge_announced_size_is_refused_before_decoding(kind, size, monkeypatch):
-    def decode(*_):
-        raise AssertionError("it was decoded")
-
-    monkeypatch.setattr("models.image.decode_heif", decode)
+    monkeypatch.setattr("models.image.decode_heif", lambda *_: pytest.fail("it was decoded"))
     # 151 x 203: of odd sides HEIC says by clap that less is shown; what is stored counts.
     for scene in (make_scene(128, 128), make_scene(151, 203)):
         data = announcing(make(kind, scene), *size)
@@ -213,8 +200,7 @@ def test_boxes_that_are_very_many_are_not_walked():
 def test_without_the_extra_the_refusal_names_it(kind, monkeypatch):
     data = make(kind, make_scene(64, 48))
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # as if it were not installed
-    with pytest.raises(UnsupportedFormatError) as refusal:
+    says = rf"{kind} is not decoded.*pip install 'tandem-serve\[heif\]'"
+    with pytest.raises(UnsupportedFormatError, match=says) as refusal:
         read_header(data)
     assert refusal.value.status == 415
-    assert f"{kind} is not decoded" in refusal.value.message
-    assert "pip install 'tandem-serve[heif]'" in refusal.value.message

@@ -23,37 +23,31 @@ from tests.support.images import (
 MAX_HEADER_S = 0.5  # generous: a hostile file costs milliseconds, never a scan per byte in Python
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"icc_profile": b"p" * 200_000}])
-def test_jpeg(options):
-    header = read_header(encode(make_scene(37, 21), "JPEG", **options))
-    assert (header.format, header.width, header.height) == ("jpeg", 37, 21)
-    assert header.has_many_scans is options.get("progressive", False)
-    assert not header.has_alpha
-
-
-@pytest.mark.parametrize("options", [{}, {"lossless": True}, {"exif": Image.Exif()}])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *(("JPEG", o) for o in ({}, {"progressive": True}, {"icc_profile": b"p" * 200_000})),
+        *(("WEBP", o) for o in ({}, {"lossless": True}, {"exif": Image.Exif()})),
+        ("PNG", {}),
+    ],
+)
 @pytest.mark.parametrize("has_alpha", [False, True])
-def test_webp(options, has_alpha):
+def test_each_format(kind, options, has_alpha):
     scene = Image.fromarray(make_scene(37, 21))
-    if has_alpha:
+    if has_alpha and kind != "JPEG":
         scene.putalpha(Image.fromarray(make_alpha(37, 21)))
-    header = read_header(encode(scene, "WEBP", **options))
-    assert (header.format, header.width, header.height) == ("webp", 37, 21)
-    assert header.has_alpha is has_alpha
-
-
-def test_png():
-    header = read_header(encode(make_scene(37, 21), "PNG"))
-    assert (header.format, header.width, header.height) == ("png", 37, 21)
-    assert (header.bit_depth, header.has_alpha, header.transparent_gray) == (8, False, None)
+    header = read_header(encode(scene, kind, **options))
+    assert (header.format, header.width, header.height) == (kind.lower(), 37, 21)
+    assert header.has_many_scans is options.get("progressive", False)
+    assert header.has_alpha is (has_alpha and kind != "JPEG")
+    assert (header.bit_depth, header.transparent_gray) == (8, None)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("orientation", [1, 3, 8])
-def test_orientation(kind, orientation):
-    assert read_header(with_orientation(make_scene(9, 9), kind, orientation)).orientation == (
-        orientation
-    )
+@pytest.mark.parametrize("orientation", [1, 3, 8, 0, 9, 40_000])
+def test_orientation_which_is_ignored_out_of_range(kind, orientation):
+    data = with_orientation(make_scene(9, 9), kind, orientation)
+    assert read_header(data).orientation == (orientation if 1 <= orientation <= 8 else 1)
 
 
 def test_webp_orientation_behind_a_chunk_of_odd_length():
@@ -66,18 +60,12 @@ def test_webp_orientation_behind_a_chunk_of_odd_length():
     assert (header.width, header.height, header.orientation) == (8, 6, 5)
 
 
-@pytest.mark.parametrize("value", [0, 9, 40_000])
-def test_an_orientation_out_of_range_is_ignored(value):
-    assert read_header(with_orientation(make_scene(9, 9), "PNG", value)).orientation == 1
-
-
 @pytest.mark.parametrize("cut", range(0, 40, 3))
 def test_damaged_exif_is_ignored(cut):
     exif = Image.Exif()
     exif[0x0112] = 6
-    whole = exif.tobytes().removeprefix(b"Exif\0\0")
+    chunk = png_chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")[:cut])
     data = encode(make_scene(9, 9), "PNG")
-    chunk = png_chunk(b"eXIf", whole[:cut])
     assert read_header(data[:33] + chunk + data[33:]).orientation in (1, 6)
 
 
@@ -89,27 +77,26 @@ def test_a_memoryview_is_read_without_a_copy():
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "empty"),
-        (b"hello, this is text", "no image"),
+        (b"", "empty.* send a JPEG, PNG, WebP, HEIC or AVIF image"),
+        (b"text", "no image.* send a JPEG, PNG, WebP, HEIC or AVIF image"),
         (b'{"image": "base64..."}', "no image"),
         (b"<html><body>not found</body></html>", "no image"),
         (b"BM is how this text begins", "no image"),
         (b"RIFF\x10\0\0\0WAVEfmt ", "no image"),
         (b"\0\0\0\x20ftypisom", "no image"),
         (b"\0\0\2\0\0\0no cursor: it has none", "no image"),
+        (
+            b"# Tandem\n" * 99,
+            r"^The 891 bytes are no image \(they begin \"# Tandem\"\): send a JPEG, PNG",
+        ),
+        (b"a\n\tlist of", r"\(they begin \"a list\"\): "),
+        (b"\x7fELF\x02\x01\x01\x00", r"\(they begin 7f 45 4c 46 02 01 01 00\): send a JPEG, PNG"),
     ],
 )
-def test_other_bytes_are_no_image(data, says):
-    with pytest.raises(NotAnImageError, match=says):
+def test_other_bytes_are_no_image_which_is_told_without_a_programs_notation(data, says):
+    with pytest.raises(NotAnImageError, match=says) as raised:
         read_header(data)
-
-
-def test_forty_megabytes_of_zeros_are_refused_at_once():
-    zeros = bytes(40_000_000)
-    start = time.process_time()
-    with pytest.raises(NotAnImageError):
-        read_header(zeros)
-    assert time.process_time() - start < MAX_HEADER_S
+    assert "b'" not in raised.value.message
 
 
 @pytest.mark.parametrize("kind", ["GIF", "TIFF", "BMP", "ICO", "PDF", "JPEG2000", "PPM"])
@@ -124,9 +111,8 @@ def test_formats_that_pillow_writes_but_are_not_decoded(kind):
 @pytest.mark.parametrize("compression", [None, "tga_rle"])
 def test_tga_is_not_taken_for_a_cursor(mode, compression):
     data = encode(Image.fromarray(make_scene(40, 30)).convert(mode), "TGA", compression=compression)
-    without_footer = data[:-26]
     with pytest.raises(UnsupportedFormatError, match=r"^TGA is not decoded"):
-        read_header(without_footer)
+        read_header(data[:-26])  # without its footer
 
 
 @pytest.mark.parametrize(
@@ -146,30 +132,6 @@ def test_formats_known_by_their_first_bytes(data, name):
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (
-            b"# Tandem\n" * 99,
-            'The 891 bytes are no image (they begin "# Tandem"): send a JPEG, PNG',
-        ),
-        (b"a\n\tlist of", '(they begin "a list"): '),
-        (b"\x7fELF\x02\x01\x01\x00", "(they begin 7f 45 4c 46 02 01 01 00): send a JPEG, PNG"),
-    ],
-)
-def test_what_is_no_image_is_told_without_a_programs_notation(data, says):
-    with pytest.raises(NotAnImageError) as raised:
-        read_header(data)
-    assert says in raised.value.message
-    assert "b'" not in raised.value.message
-
-
-def test_what_can_be_sent_includes_what_the_extra_decodes():
-    for data in (b"", b"text"):
-        with pytest.raises(NotAnImageError, match="send a JPEG, PNG, WebP, HEIC or AVIF image"):
-            read_header(data)
-
-
-@pytest.mark.parametrize(
     ("brand", "name"), [(b"heic", "HEIC"), (b"mif1", "HEIF"), (b"avis", "AVIF")]
 )
 def test_what_an_extra_decodes_is_not_decoded_without_it(brand, name, monkeypatch):
@@ -180,13 +142,19 @@ def test_what_an_extra_decodes_is_not_decoded_without_it(brand, name, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("frame", "says"),
-    [(b"\xff\xc3", "Lossless or hierarchical"), (b"\xff\xf7", "Lossless or hierarchical")],
+    ("kind", "marker", "offset", "num_replaced", "other", "says"),
+    [
+        ("JPEG", b"\xff\xc0", 1, 1, b"\xc3", "Lossless or hierarchical"),
+        ("JPEG", b"\xff\xc0", 1, 1, b"\xf7", "Lossless or hierarchical"),
+        ("JPEG", b"\xff\xc0", 4, 1, b"\x0c", "12 bits"),
+        ("PNG", b"IDAT", -4, 0, png_chunk(b"ABCD", b""), "critical chunk b'ABCD'"),
+    ],
 )
-def test_rare_jpeg_processes(frame, says):
-    data = encode(make_scene(20, 20), "JPEG").replace(b"\xff\xc0\x00", frame + b"\x00", 1)
+def test_rare_processes_depths_and_chunks(kind, marker, offset, num_replaced, other, says):
+    data = encode(make_scene(20, 20), kind)
+    at = data.index(marker) + offset
     with pytest.raises(UnsupportedFormatError, match=says):
-        read_header(data)
+        read_header(data[:at] + other + data[at + num_replaced :])
 
 
 @pytest.mark.parametrize(
@@ -201,19 +169,6 @@ def test_the_frames_that_are_decoded(frame: int, is_progressive: bool) -> None:
     assert header.has_many_scans == is_progressive
 
 
-def test_a_png_with_an_unknown_critical_chunk():
-    data = encode(make_scene(9, 9), "PNG")
-    with pytest.raises(UnsupportedFormatError, match="critical chunk b'ABCD'"):
-        read_header(data[:33] + png_chunk(b"ABCD", b"") + data[33:])
-
-
-def test_twelve_bit_jpeg():
-    data = encode(make_scene(20, 20), "JPEG")
-    at = data.index(b"\xff\xc0") + 4
-    with pytest.raises(UnsupportedFormatError, match="12 bits"):
-        read_header(data[:at] + b"\x0c" + data[at + 1 :])
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_a_header_cut_anywhere_is_corrupt_or_no_image(kind):
     data = encode(make_scene(20, 20), kind)
@@ -225,39 +180,35 @@ def test_a_header_cut_anywhere_is_corrupt_or_no_image(kind):
 
 @pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0)])
 def test_no_pixels_is_corrupt(width, height):
-    with pytest.raises(CorruptImageError, match=f"{width} x {height} pixels"):
-        read_header(make_png(width, height, 8, 2, png_chunk(b"IDAT", b"")))
     jpeg = encode(make_scene(20, 20), "JPEG")
     at = jpeg.index(b"\xff\xc0") + 5
-    with pytest.raises(CorruptImageError, match=f"{width} x {height} pixels"):
-        read_header(jpeg[:at] + struct.pack(">HH", height, width) + jpeg[at + 4 :])
+    jpeg = jpeg[:at] + struct.pack(">HH", height, width) + jpeg[at + 4 :]
+    for data in (jpeg, make_png(width, height, 8, 2, png_chunk(b"IDAT", b""))):
+        with pytest.raises(CorruptImageError, match=f"{width} x {height} pixels"):
+            read_header(data)
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "kind"),
     [
-        b"\xff\xd8" + b"\xff" * 10_000_000,
-        b"\xff\xd8\xff\xfe\0\2" + bytes(10_000_000),
-        b"\xff\xd8" + b"\xff\xfe\0\2" * 2_500_000,
-        b"\xff\xd8" + b"\xff\xd0" * 5_000_000,
-        make_png(9, 9, 8, 2, png_chunk(b"tEXt", b"") * 800_000),
+        (bytes(40_000_000), NotAnImageError),
+        (b"\xff\xd8" + b"\xff" * 10_000_000, CorruptImageError),
+        (b"\xff\xd8\xff\xfe\0\2" + bytes(10_000_000), CorruptImageError),
+        (b"\xff\xd8" + b"\xff\xfe\0\2" * 2_500_000, CorruptImageError),
+        (b"\xff\xd8" + b"\xff\xd0" * 5_000_000, CorruptImageError),
+        (make_png(9, 9, 8, 2, png_chunk(b"tEXt", b"") * 800_000), CorruptImageError),
     ],
-    ids=["fill bytes", "zeros", "tiny comments", "restarts", "tiny PNG chunks"],
+    ids=["nothing", "fill bytes", "zeros", "tiny comments", "restarts", "tiny PNG chunks"],
 )
-def test_hostile_headers_cost_little(data):
+def test_hostile_headers_cost_little(data, kind):
     start = time.process_time()
-    with pytest.raises(CorruptImageError):
+    with pytest.raises(kind):
         read_header(data)
     assert time.process_time() - start < MAX_HEADER_S
 
 
-def test_bytes_between_jpeg_segments_are_skipped_as_libjpeg_does():
-    data = encode(make_scene(20, 30), "JPEG")
-    header = read_header(data[:20] + b"\x00\x07junk" + data[20:])  # after JFIF's segment
-    assert (header.width, header.height) == (20, 30)
-
-
-def test_a_thumbnail_does_not_pass_for_the_picture():
+def test_bytes_between_jpeg_segments_are_skipped_and_a_thumbnail_is_not_the_picture():
     thumbnail = encode(np.zeros((5, 5, 3), np.uint8), "JPEG")
     data = encode(make_scene(20, 30), "JPEG", comment=thumbnail)
-    assert (read_header(data).width, read_header(data).height) == (20, 30)
+    for file in (data, data[:20] + b"\x00\x07junk" + data[20:]):  # after JFIF's, as libjpeg does
+        assert (read_header(file).width, read_header(file).height) == (20, 30)

@@ -54,8 +54,12 @@ def mapped(tmp_path):
 
 
 @of_linux
-def test_pages_of_a_mapped_file_are_dropped_and_read_again(mapped):
+def test_pages_of_a_mapped_file_are_dropped_and_read_again(mapped, monkeypatch, tmp_path):
     path, view, content = mapped("a/network.bin")
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "MAPS", tmp_path / "none")  # without /proc nothing is dropped
+        give_back_memory(path.parent)
+    assert resident_kib(path) == SIZE // 1024
     give_back_memory(path.parent)
     assert resident_kib(path) == 0
     assert view[:] == content
@@ -70,25 +74,14 @@ def test_files_elsewhere_and_writable_ones_stay(mapped):
 
 
 @of_linux
-def test_without_proc_nothing_is_dropped(mapped, monkeypatch, tmp_path):
-    path, _, _ = mapped("a/network.bin")
-    monkeypatch.setattr(machine, "MAPS", tmp_path / "none")
-    give_back_memory(path.parent)
-    assert resident_kib(path) == SIZE // 1024
-
-
-@of_linux
 def test_a_compiled_network_holds_no_pages_and_answers_as_before(tmp_path):
     save_model(tiny_model(), tmp_path, "net")
-    network = next(tmp_path.glob("*.xml"))
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    options = RuntimeOptions(batch_sizes=(1, 2), cache_dir=cache)
-    first = CompiledNetwork(network, options)
+    options = RuntimeOptions(batch_sizes=(1, 2), cache_dir=tmp_path / "cache")
+    first = CompiledNetwork(tmp_path / "net.xml", options)
     images = np.random.default_rng(5).integers(0, 256, (2, *first.input_shape), np.uint8)
     expected = first.predict(images)
-    cached = CompiledNetwork(network, options)
-    blobs = list(cache.iterdir())
+    cached = CompiledNetwork(tmp_path / "net.xml", options)
+    blobs = list((tmp_path / "cache").iterdir())
     assert blobs
     assert sum(map(resident_kib, blobs)) == 0
     np.testing.assert_array_equal(cached.predict(images), expected)
@@ -156,16 +149,11 @@ def test_the_quota_of_a_cgroup(tmp_path, content, expected):
 
 
 @pytest.mark.usefixtures("eight_cores")
-def test_no_cgroup(tmp_path):
+def test_a_system_without_cgroups_or_affinity_masks(tmp_path, monkeypatch):
     assert available_cpus(tmp_path) == 8
-
-
-@pytest.mark.usefixtures("eight_cores")
-def test_a_system_without_affinity_masks(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert usable_cpus() == {0, 1, 2}
-    assert available_cpus(tmp_path) == 3
+    assert (usable_cpus(), available_cpus(tmp_path)) == ({0, 1, 2}, 3)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert available_cpus(tmp_path) == 1
 

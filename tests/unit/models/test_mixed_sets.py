@@ -32,6 +32,7 @@ from tests.support.tiny_networks import SIZE, picture, take_golden, write_pictur
 
 ALL: tuple[RuntimeName, ...] = ("openvino", "onnxruntime")
 FILE = FileRecord(path="net.onnx", sha256="0" * 64)
+EIGHT = RuntimeOptions(batch_sizes=(8,))
 
 
 @pytest.fixture(scope="module")
@@ -40,45 +41,43 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> ModelSet:
     return load_model_set(str(folder))
 
 
-def test_every_runtime_answers_the_golden_images_alike(mixed):
-    assert mixed.golden is not None
-    rows = {}
-    for member in mixed.manifest.members:
-        network = load(mixed.network_path(member.name, "FP16"), RuntimeOptions(batch_sizes=(8,)))
-        assert network.runtime == member.name
-        golden.check(mixed.golden, member.name, "FP16", network)
-        rows[member.name] = network.predict(golden.golden_images(SIZE)[:8])
-    for found in rows.values():
-        np.testing.assert_allclose(found, rows["openvino"], atol=1e-4)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A set that may be changed."""
+    return write_mixed_set(tmp_path / "tiny", runtimes=ALL)
 
 
-def test_the_golden_check_holds_for_every_runtime(mixed, tmp_path):
-    runtimes = tuple(member.name for member in mixed.manifest.members)
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return write_pictures(tmp_path / "pictures")
+
+
+def test_every_runtime_answers_the_golden_images_alike_and_no_others(mixed, tmp_path):
     one, two = (
-        write_mixed_set(tmp_path / name, runtimes=runtimes, gain=gain)
+        write_mixed_set(tmp_path / name, runtimes=ALL, gain=gain)
         for name, gain in (("one", 8.0), ("two", -8.0))
     )
     take_golden(one, two)
-    model_set = load_model_set(str(one))
-    for name in runtimes:
-        network = load(model_set.network_path(name, "FP16"), RuntimeOptions(batch_sizes=(8,)))
-        assert model_set.golden is not None
+    swapped, rows = load_model_set(str(one)), {}
+    assert mixed.golden is not None
+    assert swapped.golden is not None
+    for name in ALL:
+        network = load(mixed.network_path(name, "FP16"), EIGHT)
+        assert network.runtime == name
+        golden.check(mixed.golden, name, "FP16", network)
+        rows[name] = network.predict(golden.golden_images(SIZE)[:8])
+        np.testing.assert_allclose(rows[name], rows["openvino"], atol=1e-4)
+        other = load(swapped.network_path(name, "FP16"), EIGHT)
         with pytest.raises(golden.GoldenMismatchError, match="does not answer as where"):
-            golden.check(model_set.golden, name, "FP16", network)
+            golden.check(swapped.golden, name, "FP16", other)
 
 
-def test_verify_and_bound_and_evaluation_run_it(mixed):
-    assert mixed.problems() == []
-    assert problems_running(mixed) == []
+def test_verify_and_bound_and_evaluation_run_it_and_it_classifies_without_a_service(mixed):
+    assert (mixed.problems(), problems_running(mixed)) == ([], [])
     pipeline = InProcessPipeline(mixed, "FP16", Setup(2, 1, 1))
     rows = pipeline.answer([picture("green"), picture("red")])
     assert rows.argmax(1).tolist() == [1, 2]
-    assert set(Networks(mixed, ["FP16"]).cpu_ms_per_image()) == {
-        member.name for member in mixed.manifest.members
-    }
-
-
-def test_it_classifies_without_a_service_at_the_services_precision(mixed):
+    assert set(Networks(mixed, ["FP16"]).cpu_ms_per_image()) == set(ALL)
     assert LocalEnsemble(mixed, "INT8").classify(picture("red")).label == "mostly red"
 
 
@@ -87,26 +86,21 @@ async def test_the_service_in_process_answers_as_the_networks_do(mixed):
     settings = Settings(model_set=str(mixed.folder), compile_cache=None, batch_sizes=(1, 2, 4))
     graph = assemble(settings)  # at INT8, the default: the others have one network, which runs
     served = graph.service.served_models().members
-    told = {m.name: m.runtime for m in served}
-    assert {m.name: m.precision for m in served} == {
-        m.name: m.precision_of("INT8") for m in mixed.manifest.members
-    }
-    assert {m.precision for m in served} == {"INT8", "FP16"}
+    assert {m.name: m.precision for m in served} == {"openvino": "INT8", "onnxruntime": "FP16"}
     bodies = [picture(color) for color in ("blue", "green", "red")]
     request = ClassifyRequest(bodies, 3, 30.0, "test", RequestObserver(), cache_use="off")
-    found = await graph.service.classify(request)
-    networks = {
-        m.name: load(mixed.network_path(m.name, "FP16"), RuntimeOptions(batch_sizes=(1,)))
-        for m in mixed.manifest.members
-    }
-    for body, answer in zip(bodies, found, strict=True):
+    answers = await graph.service.classify(request)
+    alone = RuntimeOptions(batch_sizes=(1,))
+    networks = {str(name): load(mixed.network_path(name, "FP16"), alone) for name in ALL}
+    for body, answer in zip(bodies, answers, strict=True):
         image = mixed.manifest.inputs.read(body)[None]
         expected = np.mean([n.predict(image)[0] for n in networks.values()], axis=0)
         assert answer.predictions[0].probability == pytest.approx(float(expected.max()), abs=1e-4)
         assert set(answer.members) == set(networks)
-    for name, network in networks.items():
-        assert told[name].name == network.runtime
-        assert network.version.startswith(told[name].version)  # OpenVINO's own tells the build too
+    for member in served:
+        network = networks[member.name]
+        assert member.runtime.name == network.runtime
+        assert network.version.startswith(member.runtime.version)  # OpenVINO's tells the build too
 
 
 @pytest.mark.parametrize(("num_threads", "num_streams", "pool"), [(1, 1, 1), (2, 2, 1), (4, 2, 3)])
@@ -123,13 +117,12 @@ def test_onnx_runtimes_threads_are_no_more_than_given(num_threads, num_streams, 
     assert chosen.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
-def test_what_is_not_for_openvino_is_not_quantised(tmp_path):
-    folder = write_mixed_set(tmp_path / "tiny", runtimes=ALL)
-    pictures = write_pictures(tmp_path / "pictures")
-    model_set = load_model_set(str(folder))
+def test_what_is_not_for_openvino_is_not_quantised(folder, pictures):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(ModelSetError, match="member onnxruntime runs on onnxruntime: tandem q"):
-        quantize_set(model_set, Request(pictures, members=("onnxruntime",), subset_size=4))
+        quantize_set(
+            load_model_set(str(folder)), Request(pictures, members=("onnxruntime",), subset_size=4)
+        )
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -142,9 +135,7 @@ def test_a_member_with_one_network_runs_it_at_any_precision(tmp_path):
         tiny.network_path("sure", "INT8")
 
 
-def test_the_ledger_ties_a_record_to_every_runtimes_file(tmp_path):
-    folder = write_mixed_set(tmp_path / "tiny", runtimes=ALL)
-    pictures = write_pictures(tmp_path / "pictures")
+def test_the_ledger_ties_a_record_to_every_runtimes_file(folder, pictures):
     model_set = load_model_set(str(folder))
     measured = evaluate_set(model_set, read_dataset(pictures, model_set), ("INT8",))
     keep(folder, record_of(model_set, measured))
@@ -154,24 +145,19 @@ def test_the_ledger_ties_a_record_to_every_runtimes_file(tmp_path):
     assert set(record.cpu_ms_per_image["onnxruntime"]) == {"INT8"}
     assert record.scores["INT8"]["ensemble"].top1 == 1.0
     assert "onnxruntime" in record.versions
-    other = Network(runtime="onnxruntime", file=FILE)
+    other = {"networks": {"FP16": Network(runtime="onnxruntime", file=FILE)}}
     changed = tuple(
-        m.model_copy(update={"networks": {"FP16": other}}) if m.name == "onnxruntime" else m
-        for m in manifest.members
+        m.model_copy(update=other) if m.name == "onnxruntime" else m for m in manifest.members
     )
     assert current_records(manifest.model_copy(update={"members": changed})) == []
 
 
-def test_what_a_set_is_changes_with_any_file(mixed, tmp_path):
-    runtimes = tuple(member.name for member in mixed.manifest.members)
-    other = load_model_set(str(write_mixed_set(tmp_path / "tiny", runtimes=runtimes, gain=7.0)))
+def test_what_a_set_is_changes_with_any_file_and_an_altered_one_is_not_loaded(mixed, tmp_path):
+    folder = write_mixed_set(tmp_path / "tiny", runtimes=ALL, gain=7.0)
+    other = load_model_set(str(folder))
     assert other.fingerprint("FP16") != mixed.fingerprint("FP16")
     for before, after in zip(mixed.manifest.members, other.manifest.members, strict=True):
         assert before.networks["FP16"].fingerprint != after.networks["FP16"].fingerprint
-
-
-def test_an_altered_file_is_not_loaded(tmp_path):
-    folder = write_mixed_set(tmp_path / "tiny", runtimes=ALL)
     (folder / "onnxruntime.onnx").write_bytes(tiny_onnx(gain=9.0))
     with pytest.raises(Exception, match=r"onnxruntime\.onnx was altered"):
         load_model_set(str(folder)).network_path("onnxruntime", "FP16")
@@ -202,9 +188,8 @@ def test_a_manifest_from_before_there_were_runtimes():
     assert networks["INT8"].files == (networks["INT8"].xml, networks["INT8"].bin)
 
 
-def test_a_runtime_that_is_not_installed(tmp_path, monkeypatch):
+def test_a_runtime_that_is_not_installed(folder, monkeypatch):
     """Told before anything is served: before Ray starts, and where the graph is bound."""
-    folder = write_mixed_set(tmp_path / "tiny", runtimes=ALL)
     monkeypatch.setattr(machine, "find_spec", lambda name: None if name == "onnxruntime" else name)
     for use in (
         lambda: load_model_set(str(folder)).network_path("onnxruntime", "FP16"),

@@ -23,25 +23,21 @@ def loaded(folder) -> ModelSet:
     return load_model_set(str(folder))
 
 
-def test_a_set_is_found_by_name_and_by_path(folder):
+def test_a_set_is_found_by_name_and_by_path(folder, monkeypatch):
     search = (folder.parent,)
     by_name = load_model_set("tiny", search)
-    assert by_name == load_model_set(str(folder))
-    assert by_name.name == "tiny"
-    assert by_name.labels == LABELS
-    assert list_folders(search) == [folder]
-
-
-def test_a_relative_path_with_a_slash_is_a_path(folder, monkeypatch):
+    assert (by_name.name, by_name.labels) == ("tiny", LABELS)
     monkeypatch.chdir(folder.parent.parent)
-    assert load_model_set("sets/tiny").labels == LABELS
-    assert load_model_set("./sets/tiny/").labels == LABELS
+    for path in (str(folder), "sets/tiny", "./sets/tiny/"):
+        assert load_model_set(path).fingerprint() == by_name.fingerprint()
+    assert by_name == load_model_set(str(folder))
+    assert list_folders(search) == [folder]
 
 
 def test_the_first_folder_that_has_it_wins(folder, tmp_path):
     other = write_tiny_set(tmp_path / "first" / "tiny", gains={"other": 1.0})
-    found = load_model_set("tiny", (other.parent, folder.parent))
-    assert [member.name for member in found.manifest.members] == ["other"]
+    first = load_model_set("tiny", (other.parent, folder.parent))
+    assert [member.name for member in first.manifest.members] == ["other"]
 
 
 def test_a_set_that_is_not_there_names_the_places_and_what_there_is(folder):
@@ -53,14 +49,11 @@ def test_a_set_that_is_not_there_names_the_places_and_what_there_is(folder):
         load_model_set("tiny", (folder / "nowhere",))
 
 
-def test_a_member_that_is_not_there(loaded):
-    with pytest.raises(ModelSetError, match="no member 'resnet50'; it has: sure, unsure"):
-        loaded.network_path("resnet50")
-
-
-def test_a_whole_set_has_no_problems(loaded):
+def test_a_whole_set_has_no_problems_and_no_other_members(loaded):
     assert loaded.problems() == []
     assert loaded.network_path("sure") == loaded.folder / "sure.xml"
+    with pytest.raises(ModelSetError, match="no member 'resnet50'; it has: sure, unsure"):
+        loaded.network_path("resnet50")
 
 
 @pytest.mark.parametrize("suffix", ["xml", "bin"])
@@ -91,27 +84,34 @@ def with_labels(folder: Path, data: bytes) -> ModelSet:
     return load_model_set(str(folder))
 
 
-def test_a_label_too_few(folder):
-    found = with_labels(folder, b"blue\ngreen\n")
-    (problem,) = found.problems()
-    assert "has 2 labels, the manifest says num_classes: 3" in problem
-    with pytest.raises(ModelSetError, match="has 2 labels"):
-        _ = found.labels
+@pytest.mark.parametrize(
+    ("data", "labels"),
+    [
+        (b"a\r\nb\r\nc", ("a", "b", "c")),
+        (b"a \n\n b\nc\n\n", ("a", "b", "c")),
+        (  # a byte order mark, and separators of Unicode
+            b"\xef\xbb\xbf" + "cat\ntwo\u2028parts\na\x0cb\n".encode(),
+            ("cat", "two\u2028parts", "a\x0cb"),
+        ),
+    ],
+)
+def test_line_ends_and_empty_lines_do_not_matter(folder, data, labels):
+    assert with_labels(folder, data).labels == labels
 
 
-@pytest.mark.parametrize("data", [b"a\r\nb\r\nc", b"a \n\n b\nc\n\n"])
-def test_line_ends_and_empty_lines_do_not_matter(folder, data):
-    assert with_labels(folder, data).labels == ("a", "b", "c")
-
-
-def test_labels_may_have_a_byte_order_mark_and_separators_of_unicode(folder):
-    data = b"\xef\xbb\xbf" + "cat\ntwo\u2028parts\na\x0cb\n".encode()
-    assert with_labels(folder, data).labels == ("cat", "two\u2028parts", "a\x0cb")
-
-
-def test_labels_that_are_not_utf8(folder):
-    (problem,) = with_labels(folder, b"a\nb\n\xff\n").problems()
-    assert "not UTF-8" in problem
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"blue\ngreen\n", "has 2 labels, the manifest says num_classes: 3"),
+        (b"a\nb\n\xff\n", "not UTF-8"),
+    ],
+)
+def test_labels_too_few_or_not_in_utf8(folder, data, says):
+    spoilt = with_labels(folder, data)
+    (problem,) = spoilt.problems()
+    assert says in problem
+    with pytest.raises(ModelSetError, match=says):
+        _ = spoilt.labels
 
 
 def test_weights_beside_the_network_cannot_hide_behind_another_file(folder, tmp_path):

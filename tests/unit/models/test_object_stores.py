@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from app.cli.main import app
 from calibration.sets.versions import push
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import load_model_set
 from models.stores import StoreError, _azure_options, copy_file, smart_open_file
 from tests.support import azure_store, google_store, s3_server
+from tests.support.command_line import tandem
 from tests.support.store_relay import StoreRelay, store_relay
 from tests.support.stored_sets import (
     cached,
@@ -130,7 +129,7 @@ def contents_read(shop: Path) -> list[str]:
     return sorted(path.partition("/sets/tiny/")[2] for path in contents)
 
 
-def test_only_the_manifest_and_its_files_are_read_and_once(shop: Path, store: str) -> None:
+def test_only_the_manifest_and_its_files_are_read_and_once(shop, store):
     push(shop, [version_of(shop)], store)
     StoreRelay.asked.clear()
     with ThreadPoolExecutor(4) as threads:
@@ -148,7 +147,7 @@ def test_only_the_manifest_and_its_files_are_read_and_once(shop: Path, store: st
     assert StoreRelay.asked == []
 
 
-def test_a_set_that_is_pushed_is_there_in_all_its_versions(shop: Path, store: str) -> None:
+def test_a_set_that_is_pushed_is_there_in_all_its_versions(shop, store):
     first = version_of(shop)
     push(shop, [first], store)
     taken = load_model_set(store)
@@ -163,14 +162,15 @@ def test_a_set_that_is_pushed_is_there_in_all_its_versions(shop: Path, store: st
     assert cached() == sorted([manifest_of(shop), earlier.folder.name])
 
 
-def test_the_command_pushes(shop: Path, store: str) -> None:
-    done = CliRunner().invoke(app, ["models", "push", str(shop), store])
+def test_the_command_pushes_names_too_that_a_url_must_quote(shop, store):
+    with_an_odd_name(shop)
+    done = tandem("models", "push", shop, store)
     assert (done.exit_code, done.output.split()[-1]) == (0, version_of(shop)), done.output
     assert load_model_set(store).problems() == []
 
 
 @ANY
-def test_a_push_leaves_the_versions_of_other_manifests(shop: Path, store: str) -> None:
+def test_a_push_leaves_the_versions_of_other_manifests(shop, store):
     """INT8 stays, the float networks are others: their fingerprints find each its own set."""
     first = with_two_precisions(shop)
     push(shop, list(first.values()), store)
@@ -189,16 +189,8 @@ def test_a_push_leaves_the_versions_of_other_manifests(shop: Path, store: str) -
         assert (taken.folder.name, taken.problems()) == (folder, [])
 
 
-def test_a_name_that_a_url_must_quote(shop: Path, store: str) -> None:
-    with_an_odd_name(shop)
-    push(shop, [version_of(shop)], store)
-    assert load_model_set(store).problems() == []
-
-
 @pytest.mark.parametrize("num_bytes", [0, 1, 2**20, 2**20 + 1, 5 * 2**20])
-def test_a_file_of_any_size_comes_back(
-    shop: Path, store: str, num_bytes: int, tmp_path: Path
-) -> None:
+def test_a_file_of_any_size_comes_back(shop, store, num_bytes, tmp_path):
     content = os.urandom(num_bytes)
     with smart_open_file(f"{store}/file", "wb") as opened:
         opened.write(content)
@@ -208,7 +200,7 @@ def test_a_file_of_any_size_comes_back(
 
 
 @ANY
-def test_a_set_that_lacks_files_is_not_pushed(shop: Path, store: str, kind: Kind) -> None:
+def test_a_set_that_lacks_files_is_not_pushed(shop, store, kind):
     versions = list(with_two_precisions(shop).values())
     for name in ("float.xml", "float.bin"):
         (shop / name).unlink()
@@ -219,7 +211,7 @@ def test_a_set_that_lacks_files_is_not_pushed(shop: Path, store: str, kind: Kind
         load_model_set(store)
 
 
-def test_no_bucket_and_no_set(shop: Path, store: str, kind: Kind) -> None:
+def test_no_bucket_and_no_set(shop, store, kind):
     with pytest.raises(StoreError, match=rf"^cannot read \S+-not/manifest\.yaml: .*{kind.no_set}"):
         load_model_set(f"{store}-not")
     scheme = store.partition("://")[0]
@@ -227,22 +219,18 @@ def test_no_bucket_and_no_set(shop: Path, store: str, kind: Kind) -> None:
         push(shop, [version_of(shop)], f"{scheme}://none-such/tiny")
 
 
-def test_a_download_that_breaks_off_is_tried_again(shop: Path, store: str) -> None:
-    push(shop, [version_of(shop)], store)
-    StoreRelay.num_broken = 2
-    assert load_model_set(store).problems() == []
-    assert StoreRelay.num_broken == 0
-
-
-def test_a_download_that_always_breaks_off_leaves_nothing(shop: Path, store: str) -> None:
+def test_a_download_that_breaks_off_is_tried_again_and_at_last_leaves_nothing(shop, store):
     push(shop, [version_of(shop)], store)
     StoreRelay.num_broken = sys.maxsize
     with pytest.raises(StoreError, match=r"^cannot read \S+\.bin: \w+: .*has no copy$"):
         load_model_set(store)
     assert cached() == []
+    StoreRelay.num_broken = 2
+    assert load_model_set(store).problems() == []
+    assert StoreRelay.num_broken == 0
 
 
-def test_a_store_that_refuses(shop: Path, store: str, kind: Kind, waits: list[float]) -> None:
+def test_a_store_that_refuses(shop, store, kind, waits):
     StoreRelay.status = 403
     with pytest.raises(StoreError, match=rf"^cannot read \S+/manifest\.yaml: .*{kind.refused}"):
         load_model_set(store)
@@ -251,14 +239,7 @@ def test_a_store_that_refuses(shop: Path, store: str, kind: Kind, waits: list[fl
         push(shop, [version_of(shop)], store)
 
 
-def test_a_store_that_is_gone(
-    shop: Path,
-    store: str,
-    kind: Kind,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    waits: list[float],
-) -> None:
+def test_a_store_that_is_gone(shop, store, kind, monkeypatch, caplog, waits):
     redirect(kind, "http://127.0.0.1:1", monkeypatch)
     with pytest.raises(StoreError, match=rf"^cannot read \S+.*{kind.gone}.*has no copy$"):
         load_model_set(store)
@@ -268,9 +249,7 @@ def test_a_store_that_is_gone(
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-def test_a_store_without_credentials(
-    shop: Path, store: str, kind: Kind, monkeypatch: pytest.MonkeyPatch, waits: list[float]
-) -> None:
+def test_a_store_without_credentials(shop, store, kind, monkeypatch, waits):
     push(shop, [version_of(shop)], store)
     for name, value in kind.without_credentials.items():
         if value is None:
@@ -284,15 +263,11 @@ def test_a_store_without_credentials(
     assert cached() == []
 
 
-def test_azures_account_must_be_named(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_azures_account_must_be_named_and_takes_an_identity(shop, monkeypatch):
     for name in (azure_store.ENDPOINT, "AZURE_STORAGE_ACCOUNT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(StoreError, match=r"names no account: set AZURE_STORAGE_CONNECTION_STRING"):
         load_model_set("az://container/tiny")
-
-
-def test_azures_account_takes_an_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(azure_store.ENDPOINT, raising=False)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "shop")
     client = _azure_options()["client"]
     assert client.url == "https://shop.blob.core.windows.net/"

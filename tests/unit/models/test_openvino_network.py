@@ -1,6 +1,7 @@
 """Networks compiled by OpenVINO: sizes, answers, refusals; and the locale, which loading leaves."""
 
 import locale
+import re
 import subprocess
 import sys
 import threading
@@ -36,17 +37,17 @@ def images(count: int) -> np.ndarray:
 
 
 def expected(batch: np.ndarray) -> np.ndarray:
-    logits = 3.0 * batch.mean((1, 2)) / 255
-    exponentials = np.exp(logits)
+    exponentials = np.exp(3.0 * batch.mean((1, 2)) / 255)
     return exponentials / exponentials.sum(1, keepdims=True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_a_batch_of_any_size_gives_its_own_rows(network, count):
+def test_a_batch_of_any_size_gives_its_own_rows_and_padding_changes_nothing(network, xml, count):
     rows = network.predict(images(count))
-    assert rows.dtype == np.float32
-    assert rows.shape == (count, 3)
+    assert (rows.dtype, rows.shape) == (np.float32, (count, 3))
     np.testing.assert_allclose(rows, expected(images(count)), atol=1e-5)
+    exact = CompiledNetwork(xml, RuntimeOptions(batch_sizes=(count,)))
+    np.testing.assert_allclose(rows, exact.predict(images(count)), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -58,35 +59,23 @@ def test_images_that_do_not_lie_in_one_piece(network, seen):
     np.testing.assert_array_equal(rows, network.predict(np.ascontiguousarray(batch)))
 
 
-def test_padding_changes_nothing(network, xml):
-    exact = CompiledNetwork(xml, RuntimeOptions(batch_sizes=(3,)))
-    np.testing.assert_allclose(network.predict(images(3)), exact.predict(images(3)), atol=1e-6)
-
-
-def test_an_answer_is_not_overwritten_by_the_next_run(network):
-    first = network.predict(images(2))
+def test_neither_an_answer_nor_the_callers_images_are_written_to(network):
+    batch = images(2)
+    batch.flags.writeable = False  # as Ray hands them over
+    first = network.predict(batch)
     before = first.copy()
     network.predict(255 - images(2))
     np.testing.assert_array_equal(first, before)
+    np.testing.assert_array_equal(batch, images(2))
 
 
-def test_the_callers_images_are_not_written_to(network):
-    batch = images(3)
-    batch.flags.writeable = False  # as Ray hands them over
-    network.predict(batch)
-    np.testing.assert_array_equal(batch, images(3))
-
-
-@pytest.mark.parametrize("count", [0, 5])
-def test_a_batch_out_of_range(network, count):
-    with pytest.raises(ValueError, match=f"a batch of {count} images; 1 to 4 are taken"):
-        network.predict(images(max(count, 1))[:count])
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
-def test_pixels_that_are_not_bytes_are_refused_rather_than_cast(network, kind):
-    with pytest.raises(ValueError, match="takes uint8, 0 to 255"):
-        network.predict(images(1).astype(kind))
+def test_batches_out_of_range_and_pixels_that_are_not_bytes_are_refused(network):
+    for count in (0, 5):
+        with pytest.raises(ValueError, match=f"a batch of {count} images; 1 to 4 are taken"):
+            network.predict(images(5)[:count])
+    for kind in (np.float32, np.float64, np.int64):  # rather than cast
+        with pytest.raises(ValueError, match="takes uint8, 0 to 255"):
+            network.predict(images(1).astype(kind))
 
 
 def test_networks_that_come_and_go_leave_signals_working(xml):
@@ -106,10 +95,14 @@ os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_what_the_network_says_of_itself(network):
-    assert network.batch_sizes == (1, 2, 4)
-    assert network.max_batch_size == 4
+    assert (network.batch_sizes, network.max_batch_size) == ((1, 2, 4), 4)
     assert network.input_shape == (SIZE, SIZE, 3)
     network.warm_up()
+    network.check_fits(SIZE, 3)
+    with pytest.raises(ModelSetError, match=r"takes 16x16 and gives 3 classes; .*17x17 and 3"):
+        network.check_fits(17, 3)
+    with pytest.raises(ModelSetError, match="16x16 and 10: mend the manifest"):
+        network.check_fits(SIZE, 10)
 
 
 def test_a_batch_size_that_comes_and_goes_while_threads_predict(network):
@@ -150,27 +143,6 @@ def test_a_bundled_network_answers_the_same_in_batches_of_any_size():
     np.testing.assert_allclose(bundled.predict(batch), alone, atol=1e-6)
 
 
-def test_check_fits(network):
-    network.check_fits(SIZE, 3)
-    with pytest.raises(ModelSetError, match=r"takes 16x16 and gives 3 classes; .*17x17 and 3"):
-        network.check_fits(17, 3)
-    with pytest.raises(ModelSetError, match="16x16 and 10: mend the manifest"):
-        network.check_fits(SIZE, 10)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"num_threads": 0}, "num_threads is 0"),
-        ({"batch_sizes": ()}, r"batch_sizes is \(\)"),
-        ({"batch_sizes": (1, 0)}, r"batch_sizes is \(1, 0\)"),
-    ],
-)
-def test_options_out_of_range(options, says):
-    with pytest.raises(ModelSetError, match=says):
-        RuntimeOptions(**options)
-
-
 def test_threads_are_given_and_pinning_is_off(tmp_path):
     properties = RuntimeOptions(num_threads=3, cache_dir=tmp_path).properties
     assert properties["INFERENCE_NUM_THREADS"] == 3
@@ -179,31 +151,30 @@ def test_threads_are_given_and_pinning_is_off(tmp_path):
     assert "CACHE_DIR" not in RuntimeOptions().properties
 
 
-def head(shape: list[int], kind: ov.Type = ov.Type.u8) -> tuple[ov.Node, ov.Node]:
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_threads", 0), ("batch_sizes", ()), ("batch_sizes", (1, 0))]
+)
+def test_options_out_of_range(name, value):
+    with pytest.raises(ModelSetError, match=re.escape(f"{name} is {value}")):
+        RuntimeOptions(**{name: value})
+
+
+def odd(shape: list[int], kind: ov.Type = ov.Type.u8, case: str = "") -> ov.Model:
+    """A network of inputs of this shape, or one that is odd in another way."""
+    (pixels, means), (others, more) = (head(shape, kind) for _ in "ab")
+    inputs, outputs = [pixels], [means]
+    if case == "2 out":
+        outputs.append(ops.relu(means))
+    elif case == "2 in":
+        inputs, outputs = [pixels, others], [ops.add(means, more)]
+    elif case == "1-D":
+        outputs = [ops.reduce_mean(means, np.array([1]), keep_dims=False)]
+    return ov.Model(outputs, inputs, "odd")
+
+
+def head(shape: list[int], kind: ov.Type) -> tuple[ov.Node, ov.Node]:
     pixels = ops.parameter(shape, kind)
     return pixels, ops.reduce_mean(ops.convert(pixels, "f32"), np.array([1, 2]), keep_dims=False)
-
-
-def of_input(shape: list[int], kind: ov.Type = ov.Type.u8) -> ov.Model:
-    pixels, means = head(shape, kind)
-    return ov.Model([means], [pixels], "odd")
-
-
-def two_outputs() -> ov.Model:
-    pixels, means = head([-1, 8, 8, 3])
-    return ov.Model([means, ops.relu(means)], [pixels], "odd")
-
-
-def two_inputs() -> ov.Model:
-    pixels, means = head([-1, 8, 8, 3])
-    others, more = head([-1, 8, 8, 3])
-    return ov.Model([ops.add(means, more)], [pixels, others], "odd")
-
-
-def no_class_axis() -> ov.Model:
-    pixels, means = head([-1, 8, 8, 3])
-    mean = ops.reduce_mean(means, np.array([1]), keep_dims=False)
-    return ov.Model([mean], [pixels], "odd")
 
 
 def rankless() -> ov.Model:
@@ -211,41 +182,38 @@ def rankless() -> ov.Model:
     return ov.Model([ops.relu(ops.convert(pixels, "f32"))], [pixels], "odd")
 
 
+NHWC = [-1, 8, 8, 3]
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (
-            lambda: of_input([-1, 8, 8, 3], ov.Type.f32),
-            "takes .*float32.*fold the pre",
-        ),
-        (lambda: of_input([-1, 3, 8, 8]), r"a member takes u8 \[\?,H,W,3\]"),
-        (lambda: of_input([-1, -1, 8, 3]), "with H and W fixed"),
-        (lambda: of_input([-1, 8, 8, 4]), "a member takes u8"),
-        (lambda: of_input([-1, 8, 3]), "a member takes u8"),
-        (rankless, "a member takes u8"),
-        (two_outputs, "has 1 inputs and 2 outputs; a member has one of each"),
-        (two_inputs, "has 2 inputs and 1 outputs"),
-        (no_class_axis, r"a member gives probabilities \[\?,C\]"),
+        (odd(NHWC, ov.Type.f32), "takes .*float32.*fold the pre"),
+        (odd([-1, 3, 8, 8]), r"a member takes u8 \[\?,H,W,3\]"),
+        (odd([-1, -1, 8, 3]), "with H and W fixed"),
+        (odd([-1, 8, 8, 4]), "a member takes u8"),
+        (odd([-1, 8, 3]), "a member takes u8"),
+        (rankless(), "a member takes u8"),
+        (odd(NHWC, case="2 out"), "has 1 inputs and 2 outputs; a member has one of each"),
+        (odd(NHWC, case="2 in"), "has 2 inputs and 1 outputs"),
+        (odd(NHWC, case="1-D"), r"a member gives probabilities \[\?,C\]"),
     ],
     ids=["float", "NCHW", "any height", "4 channels", "rank 3", "no rank", "2 out", "2 in", "1-D"],
 )
 def test_a_network_of_another_kind_is_refused(tmp_path, model, says):
-    save_model(model(), tmp_path, "odd")
+    save_model(model, tmp_path, "odd")
     with pytest.raises(ModelSetError, match=says):
         CompiledNetwork(tmp_path / "odd.xml", RuntimeOptions(batch_sizes=(1,)))
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(xml, tmp_path, caplog):
+def test_compiled_networks_are_kept_between_starts_or_the_cache_done_without(xml, tmp_path, caplog):
+    CompiledNetwork(xml, RuntimeOptions(batch_sizes=(1, 2), cache_dir=tmp_path / "new" / "cache"))
+    assert len(list((tmp_path / "new" / "cache").iterdir())) == 2
     (tmp_path / "file").write_text("in the way")
     options = RuntimeOptions(batch_sizes=(1,), cache_dir=tmp_path / "file" / "cache")
     assert "CACHE_DIR" not in options.properties
     assert "starts will be slower" in caplog.text
     CompiledNetwork(xml, options).warm_up()
-
-
-def test_compiled_networks_are_kept_between_starts(xml, tmp_path):
-    CompiledNetwork(xml, RuntimeOptions(batch_sizes=(1, 2), cache_dir=tmp_path / "new" / "cache"))
-    assert len(list((tmp_path / "new" / "cache").iterdir())) == 2
 
 
 FIRST_TOGETHER = """
@@ -280,19 +248,11 @@ def utf8() -> Iterator[None]:
     locale.setlocale(locale.LC_ALL, before)
 
 
-def set_to_c() -> None:
-    locale.setlocale(locale.LC_ALL, "C")
-
-
 @pytest.mark.usefixtures("utf8")
-def test_a_block_puts_back_what_was_there():
+def test_of_blocks_that_overlap_the_last_one_puts_back_what_the_first_had():
     with kept_locale:
-        set_to_c()
+        locale.setlocale(locale.LC_ALL, "C")
     assert locale.setlocale(locale.LC_CTYPE) == "C.UTF-8"
-
-
-@pytest.mark.usefixtures("utf8")
-def test_of_blocks_that_overlap_the_last_one_puts_back_what_the_first_found():
     is_within, may_end = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -302,7 +262,7 @@ def test_of_blocks_that_overlap_the_last_one_puts_back_what_the_first_found():
 
     thread = threading.Thread(target=other)
     with kept_locale:
-        set_to_c()
+        locale.setlocale(locale.LC_ALL, "C")
         thread.start()
         assert is_within.wait(10)
     assert locale.setlocale(locale.LC_CTYPE) == "C"  # not while another may compile

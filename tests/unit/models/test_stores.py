@@ -103,7 +103,7 @@ def measured_anew(shop: Path) -> Path:
     return shop
 
 
-def test_only_the_manifest_and_its_files_are_read(shop: Path, url: str) -> None:
+def test_only_the_manifest_and_its_files_are_read(shop, url):
     (shop / "secret.txt").write_text("not the set's")
     taken = load_model_set(url)
     assert taken.problems() == []
@@ -116,22 +116,18 @@ def test_only_the_manifest_and_its_files_are_read(shop: Path, url: str) -> None:
     assert {path.rpartition("/")[2] for path in Files.asked} == {MANIFEST_NAME}
 
 
-def test_a_version_in_the_cache_asks_nobody(shop: Path, url: str) -> None:
+def test_a_version_in_the_cache_asks_nobody_but_for_a_file_that_was_altered(shop, url):
     first = load_model_set(url)
+    version = f"{url}@{first.fingerprint()}"
+    (first.folder / "sure.bin").write_bytes(b"altered")
+    assert load_model_set(version).problems() == []
     Files.asked.clear()
     shutil.rmtree(shop)
-    again = load_model_set(f"{url}@{first.fingerprint()}")
-    assert (again.folder, again.problems()) == (first.folder, [])
-    assert Files.asked == []
+    again = load_model_set(version)
+    assert (again.folder, again.problems(), Files.asked) == (first.folder, [], [])
 
 
-def test_a_file_that_was_altered_in_the_cache_is_fetched_again(shop: Path, url: str) -> None:
-    taken = load_model_set(url)
-    (taken.folder / "sure.bin").write_bytes(b"altered")
-    assert load_model_set(f"{url}@{taken.fingerprint()}").problems() == []
-
-
-def test_an_earlier_version_of_a_set_whose_versions_are_kept(shop: Path, url: str) -> None:
+def test_an_earlier_version_of_a_set_whose_versions_are_kept(shop, url):
     """A folder as ``--replace`` leaves it, served as it is."""
     version = version_of(shop)
     earlier = shop.rename(shop.with_name("old"))
@@ -143,7 +139,7 @@ def test_an_earlier_version_of_a_set_whose_versions_are_kept(shop: Path, url: st
         load_model_set(f"{url}@{'0' * 12}")
 
 
-def test_a_manifest_that_changed_is_taken_though_its_version_stays(shop: Path, url: str) -> None:
+def test_a_manifest_that_changed_is_taken_though_its_version_stays(shop, url):
     """A fingerprint covers neither accuracy nor golden answers, and one precision alone."""
     first = load_model_set(url)
     second = load_model_set(url.replace("/tiny", f"/{measured_anew(shop).name}"))
@@ -155,7 +151,7 @@ def test_a_manifest_that_changed_is_taken_though_its_version_stays(shop: Path, u
     assert load_model_set(f"{url}@{first.fingerprint()}").folder == second.folder
 
 
-def test_a_whole_folder_that_a_killed_process_left_is_no_version(shop: Path, url: str) -> None:
+def test_a_whole_folder_that_a_killed_process_left_is_no_version(shop, url):
     taken = load_model_set(url)
     left = taken.folder.rename(taken.folder.with_name("partial"))
     (left / "another.bin").touch()  # of the manifest that it was fetching
@@ -165,7 +161,7 @@ def test_a_whole_folder_that_a_killed_process_left_is_no_version(shop: Path, url
     assert cached() == [again.folder.name]
 
 
-def test_a_version_is_of_the_precision_that_is_asked_for(shop: Path, url: str) -> None:
+def test_a_version_is_of_the_precision_that_is_asked_for(shop, url):
     both = with_two_precisions(shop)
     for precision in ("INT8", "FP16"):
         assert load_model_set(f"{url}@{both[precision]}", None, precision).problems() == []
@@ -174,7 +170,7 @@ def test_a_version_is_of_the_precision_that_is_asked_for(shop: Path, url: str) -
     assert load_model_set(f"{url}@{manifest_of(shop)}", None, "INT8").problems() == []
 
 
-def test_the_cache_keeps_the_sets_that_are_used(shop: Path, url: str) -> None:
+def test_the_cache_keeps_the_sets_that_are_used(shop, url):
     used = load_model_set(url).folder
     for _ in range(MAX_EARLIER + 2):
         measured_anew(shop)
@@ -184,9 +180,7 @@ def test_the_cache_keeps_the_sets_that_are_used(shop: Path, url: str) -> None:
     assert len(cached()) == 1 + MAX_EARLIER
 
 
-def test_a_set_that_another_process_removes_meanwhile(
-    shop: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_that_another_process_removes_meanwhile(shop, url, monkeypatch):
     removed = load_model_set(url).folder
     measured_anew(shop)
     used = load_model_set(url).folder
@@ -202,9 +196,7 @@ def test_a_set_that_another_process_removes_meanwhile(
     assert not removed.exists()
 
 
-def test_a_cache_that_is_read_only_serves(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_is_read_only_serves(url, tmp_path, monkeypatch):
     taken = load_model_set(url)
     (taken.folder.parent / "lock").unlink()
 
@@ -223,23 +215,22 @@ def test_a_cache_that_is_read_only_serves(
     assert not (taken.folder.parent / "lock").exists()
 
 
-def test_files_come_as_they_are(url: str) -> None:
+def test_files_come_as_they_are(shop, url):
+    with_an_odd_name(shop)
     assert load_model_set(url).problems() == []
     Files.compressed = "always"
     with pytest.raises(StoreError, match=r"manifest\.yaml comes as gzip: let the server send"):
         load_model_set(url)
 
 
-def test_a_server_that_answers_every_path_with_a_page(shop: Path, url: str) -> None:
+def test_a_server_that_answers_every_path_with_a_page(shop, url):
     Files.page = b"<!doctype html><title>Sign in</title>"
     assert load_model_set(f"{url}@{version_of(shop)}").problems() == []
     with pytest.raises(StoreError, match=r"/nowhere/manifest\.yaml is no manifest: "):
         load_model_set(f"{url}/nowhere")
 
 
-def test_a_redirect_from_https_to_http_is_refused(
-    shop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_redirect_from_https_to_http_is_refused(shop, monkeypatch):
     asked = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -253,29 +244,22 @@ def test_a_redirect_from_https_to_http_is_refused(
     assert asked == ["https"]
 
 
-def test_loads_at_once_download_once(shop: Path, url: str) -> None:
+def test_loads_at_once_download_once(shop, url):
     with ThreadPoolExecutor(4) as threads:
         folders = {taken.folder for taken in threads.map(load_model_set, [url] * 4)}
     assert [folder.name for folder in folders] == cached() == [manifest_of(shop)]
     assert sum(path.endswith("sure.bin") for path in Files.asked) == len(("sure", "unsure"))
 
 
-def test_a_name_that_a_url_must_quote(shop: Path, url: str) -> None:
-    with_an_odd_name(shop)
-    assert load_model_set(url).problems() == []
-
-
 @pytest.mark.parametrize("place", ["https://me:SECRET@host/x", "s3://KEY:SECRET@bucket/x"])
-def test_credentials_in_a_url_are_refused_and_not_said(shop: Path, place: str) -> None:
+def test_credentials_in_a_url_are_refused_and_not_said(shop, place):
     for tried in (lambda: load_model_set(place), lambda: push(shop, ["0" * 12], place)):
         with pytest.raises(StoreError, match=r"holds credentials.*environment") as raised:
             tried()
         assert "SECRET" not in str(raised.value)
 
 
-def test_credentials_of_a_web_server_are_netrcs(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_of_a_web_server_are_netrcs(url, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     load_model_set(url)
     assert Files.credentials is None
@@ -286,86 +270,66 @@ def test_credentials_of_a_web_server_are_netrcs(
     assert Files.credentials == f"Basic {base64.b64encode(b'me:SECRET').decode()}"
 
 
-def test_what_a_redirect_signs_is_not_said(url: str) -> None:
+def test_what_a_redirect_signs_is_not_said(url):
     Files.redirected = f"{url.removesuffix('/tiny')}/other?signature=SECRET"
     with pytest.raises(StoreError, match="404") as raised:
         load_model_set(url)
     assert "SECRET" not in str(raised.value)
 
 
+def with_a_path(shop: Path, path: str) -> None:
+    manifest = shop / MANIFEST_NAME
+    manifest.write_text(manifest.read_text().replace("sure.xml", f"{path}.xml", 1))
+
+
 @pytest.mark.parametrize(
-    ("place", "problem"),
+    ("spoil", "problem"),
     [
-        ("https://host/x?token=SECRET", r"^https://host/x: the URL of a set has no \? and no #"),
-        ("https://host/x#y", r"^https://host/x: the URL"),
-        ("hf://user", r"^hf://user names no folder: write .*hf://USER/REPOSITORY/FOLDER"),
-        ("s3:///", r"names no folder: write s3://BUCKET/FOLDER"),
+        (
+            lambda shop: (shop / "sure.bin").write_bytes(b"other"),
+            r"/tiny/sure\.bin was altered: its sha256 is .*push the",
+        ),
+        (lambda shop: (shop / "sure.bin").unlink(), r"^cannot read \S+/tiny/sure\.bin: .*404"),
+        (lambda shop: (shop / MANIFEST_NAME).unlink(), r"^cannot read \S+/manifest\.yaml: .*404"),
+        (lambda shop: with_a_path(shop, "../../outside"), "stay inside it"),
+        (lambda shop: with_a_path(shop, "/etc/outside"), "stay inside it"),
+        (lambda _: setattr(stores, "MAX_FILE_BYTES", 50), "has over 50 bytes, the limit"),
     ],
+    ids=["altered", "no file", "no set", "above", "absolute", "too large"],
 )
-def test_urls_that_name_no_folder(shop: Path, place: str, problem: str) -> None:
-    with pytest.raises(StoreError, match=problem):
-        load_model_set(place)
+def test_what_is_refused_leaves_nothing(shop, url, monkeypatch, spoil, problem):
+    monkeypatch.setattr(stores, "MAX_FILE_BYTES", stores.MAX_FILE_BYTES)
+    spoil(shop)
+    with pytest.raises(ModelSetError, match=problem):
+        load_model_set(url)
+    assert cached() == []
 
 
-def test_a_download_that_breaks_off_is_tried_again(url: str) -> None:
-    Files.num_broken = 2
-    assert load_model_set(url).problems() == []
-
-
-def test_a_download_that_always_breaks_off_leaves_nothing(url: str) -> None:
+def test_a_download_that_breaks_off_is_tried_again_and_at_last_leaves_nothing(url):
     Files.num_broken = 100
     with pytest.raises(StoreError, match=r"^cannot read http\S+\.bin: \w+: .*has no copy$"):
         load_model_set(url)
     assert cached() == []
     assert sum(path.endswith(".bin") for path in Files.asked) == 3
+    Files.num_broken = 2
+    assert load_model_set(url).problems() == []
 
 
-def test_an_altered_file_is_refused_and_leaves_nothing(shop: Path, url: str) -> None:
-    (shop / "sure.bin").write_bytes(b"altered")
-    with pytest.raises(StoreError, match=r"/tiny/sure\.bin was altered: its sha256 is .*push the"):
-        load_model_set(url)
-    assert cached() == []
-
-
-def test_a_file_that_is_missing_and_a_folder_that_is_none(shop: Path, url: str) -> None:
-    (shop / "sure.bin").unlink()
-    with pytest.raises(StoreError, match=r"^cannot read \S+/tiny/sure\.bin: .*404"):
-        load_model_set(url)
-    with pytest.raises(StoreError, match=r"^cannot read \S+/nowhere/manifest\.yaml: .*404"):
-        load_model_set(f"{url}/nowhere")
-
-
-@pytest.mark.parametrize("path", ["../../outside", "/etc/outside"])
-def test_a_manifest_names_nothing_outside_of_the_cache(shop: Path, url: str, path: str) -> None:
-    manifest = shop / MANIFEST_NAME
-    manifest.write_text(manifest.read_text().replace("sure.xml", f"{path}.xml", 1))
-    with pytest.raises(ModelSetError, match="stay inside it"):
-        load_model_set(url)
-    assert cached() == []
-
-
-def test_a_file_larger_than_the_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "MAX_FILE_BYTES", 50)
-    with pytest.raises(StoreError, match=r"has over 50 bytes, the limit"):
-        load_model_set(url)
-    assert cached() == []
-
-
-def test_a_full_disk_leaves_nothing(url: str) -> None:
+def test_a_full_disk_leaves_nothing(url):
     with full_disk(40), pytest.raises(StoreError, match=r"^cannot keep \S+ in .*: .*make room"):
         load_model_set(url)
     assert cached() == []
 
 
 @pytest.mark.parametrize(("status", "tries"), [(403, 1), (429, 3), (503, 3)])
-def test_a_store_that_refuses(url: str, status: int, tries: int) -> None:
+def test_a_store_that_refuses(url, status, tries):
     Files.status = status
     with pytest.raises(StoreError, match=rf"^cannot read \S+: HTTPStatusError: .*{status}"):
         load_model_set(url)
     assert len(Files.asked) == tries
 
 
-def test_a_store_that_is_gone_says_what_this_machine_has(shop: Path, url: str) -> None:
+def test_a_store_that_is_gone_says_what_this_machine_has(shop, url):
     with pytest.raises(StoreError, match=r"^cannot read http://127.0.0.1:1/tiny.*has no copy$"):
         load_model_set("http://127.0.0.1:1/tiny")
     version = load_model_set(url).fingerprint()
@@ -375,42 +339,53 @@ def test_a_store_that_is_gone_says_what_this_machine_has(shop: Path, url: str) -
     assert load_model_set(f"{url}@{version}").fingerprint() == version
 
 
-def test_a_package_that_is_not_installed(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package, scheme, extra in (
+@pytest.mark.parametrize(
+    ("package", "scheme", "extra"),
+    [
         ("azure.identity", "az", "azure"),
         ("google.cloud.storage.retry", "gs", "gcs"),
         ("smart_open", "s3", "s3"),
-    ):
-        monkeypatch.setitem(sys.modules, package, None)
-        expected = rf"^{scheme}://\S+ needs .*'tandem-serve\[{extra}\]'"
-        with pytest.raises(MissingExtraError, match=expected):
-            load_model_set(f"{scheme}://bucket/tiny")
+    ],
+)
+def test_a_package_that_is_not_installed(shop, monkeypatch, package, scheme, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    says = rf"^{scheme}://\S+ needs .*'tandem-serve\[{extra}\]'"
+    with pytest.raises(MissingExtraError, match=says):
+        load_model_set(f"{scheme}://bucket/tiny")
 
 
-def test_a_web_server_is_not_pushed_to(shop: Path) -> None:
-    with pytest.raises(StoreError, match=r"^cannot write to https://h/x: push to s3://BUC"):
-        push(shop, [version_of(shop)], "https://h/x")
+FORMS = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
 
 
-def test_a_push_to_no_url_is_told_where_it_can_write(shop: Path) -> None:
-    forms = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
-    with pytest.raises(StoreError) as raised:
-        push(shop, [version_of(shop)], "/tmp/x")
-    assert raised.value.message == f"/tmp/x is no URL of a store: write {forms}"
+@pytest.mark.parametrize(
+    ("call", "place", "problem"),
+    [
+        (
+            load_model_set,
+            "https://host/x?token=SECRET",
+            r"^https://host/x: the URL of a set has no \? and no #",
+        ),
+        (load_model_set, "https://host/x#y", r"^https://host/x: the URL"),
+        (
+            load_model_set,
+            "hf://user",
+            r"^hf://user names no folder: write .*hf://USER/REPOSITORY/FOLDER",
+        ),
+        (load_model_set, "s3:///", r"names no folder: write s3://BUCKET/FOLDER"),
+        (push, "https://h/x", r"^cannot write to https://h/x: push to s3://BUC"),
+        (push, "/tmp/x", f"^/tmp/x is no URL of a store: write {FORMS}$"),
+    ],
+)
+def test_urls_that_cannot_be_read_or_written(shop, call, place, problem):
+    with pytest.raises(StoreError, match=problem):
+        call(*((shop, [version_of(shop)], place) if call is push else (place,)))
 
 
-def test_the_hubs_files_are_those_of_the_main_branch(
-    shop: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hubs_files_are_those_of_the_main_branch(shop, url, monkeypatch):
     monkeypatch.setattr(stores, "HUB", url.removesuffix("/tiny"))
     place = shop.parent / "me" / "sets" / "resolve" / "main"
     shutil.copytree(shop, place / "tiny")
     assert load_model_set("hf://me/sets/tiny").problems() == []
-
-
-@pytest.mark.parametrize("name", ["s3", "file:///x", "a/b", "://", "ftp://h/x", "azure://b/x"])
-def test_what_is_no_url(name: str) -> None:
-    assert not is_url(name)
 
 
 @pytest.mark.parametrize(
@@ -426,6 +401,11 @@ def test_what_is_no_url(name: str) -> None:
 )
 def test_a_version_is_twelve_digits_behind_the_last_at(name, parts):
     assert split_version(name) == parts
+
+
+@pytest.mark.parametrize("name", ["s3", "file:///x", "a/b", "://", "ftp://h/x", "azure://b/x"])
+def test_what_is_no_url(name):
+    assert not is_url(name)
 
 
 def test_the_current_and_the_earlier_version_by_name_and_by_path(folder):
@@ -456,9 +436,8 @@ def test_a_service_wants_the_version_of_its_precision(folder):
         settings = Settings(model_set=f"{folder}@{version}", precision=precision)
         assert settings.load_set().fingerprint(precision) == version
         assert load_model_set(f"{folder}@{version}").folder == folder
-    with pytest.raises(
-        ModelSetError, match=f"is version {both['INT8']} in INT8, not {both['FP16']}"
-    ):
+    says = f"is version {both['INT8']} in INT8, not {both['FP16']}"
+    with pytest.raises(ModelSetError, match=says):
         Settings(model_set=f"{folder}@{both['FP16']}").load_set()
 
 
