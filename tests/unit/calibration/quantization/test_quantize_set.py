@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +54,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
+def test_a_float_set_becomes_an_int8_set(folder, pictures):
     done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
     assert done.exit_code == 0, done.output
     made = load_model_set(str(folder))
@@ -71,8 +70,8 @@ def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
 
 
 def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_sizes(
-    tmp_path: Path, pictures: Path
-) -> None:
+    tmp_path, pictures
+):
     small = {"small": ImageRecord(input_size=8, resize_shorter=9)}
     gains = {"usual": 8.0, "small": 4.0, "came": 2.0}
     folder = write_tiny_set(tmp_path / "three", gains=gains, images=small, precision="FP16")
@@ -90,7 +89,7 @@ def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_si
     assert CompiledNetwork(made.network_path("small"), options).input_shape == (8, 8, 3)
 
 
-def test_the_calibration_images_are_recorded_by_hash(folder: Path, pictures: Path) -> None:
+def test_the_calibration_images_are_recorded_by_hash(folder, pictures):
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     made = load_model_set(str(folder))
     assert made.manifest.calibration is not None
@@ -100,9 +99,7 @@ def test_the_calibration_images_are_recorded_by_hash(folder: Path, pictures: Pat
     assert set(recorded) < there
 
 
-def test_a_second_run_replaces_the_first_and_leaves_no_old_file(
-    folder: Path, pictures: Path
-) -> None:
+def test_a_second_run_replaces_the_first_and_leaves_no_old_file(folder, pictures):
     for size in (12, 14):
         quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=size))
     made = load_model_set(str(folder))
@@ -111,9 +108,7 @@ def test_a_second_run_replaces_the_first_and_leaves_no_old_file(
     assert {p.name for p in folder.iterdir()} == named
 
 
-def test_one_member_alone_keeps_the_others_calibration_images(
-    folder: Path, pictures: Path, tmp_path: Path
-) -> None:
+def test_one_member_alone_keeps_the_others_calibration_images(folder, pictures, tmp_path):
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=15))
     others = write_pictures(tmp_path / "others", num_per_color=4, side=30)
     request = Request(others, members=("unsure",), subset_size=12)
@@ -126,7 +121,7 @@ def test_one_member_alone_keeps_the_others_calibration_images(
     assert made.problems() == []
 
 
-def test_accuracy_that_was_measured_on_other_networks_goes(folder: Path, pictures: Path) -> None:
+def test_accuracy_that_was_measured_on_other_networks_goes(folder, pictures):
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     measured = with_accuracy(read_manifest(folder), {"ensemble": 1.0}, {"ensemble": 0.0})
     sure = SureRecord(
@@ -138,7 +133,7 @@ def test_accuracy_that_was_measured_on_other_networks_goes(folder: Path, picture
     assert read_manifest(folder).sure is None
 
 
-def test_a_refusal_of_a_member_that_stays_as_it_is_stays_too(folder: Path, pictures: Path) -> None:
+def test_a_refusal_of_a_member_that_stays_as_it_is_stays_too(folder, pictures):
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     tops, lost = {"sure": 1.0, "ensemble": 1.0}, {"sure": 0.08, "ensemble": 0.0}
     measured = with_accuracy(read_manifest(folder), tops, lost)
@@ -161,9 +156,7 @@ def fragile_set(folder: Path) -> Path:
     return folder
 
 
-def test_a_member_that_drops_keeps_layers_float_and_says_which(
-    tmp_path: Path, pictures: Path
-) -> None:
+def test_a_member_that_drops_keeps_layers_float_and_says_which(tmp_path, pictures):
     folder = fragile_set(tmp_path / "fragile")
     validation = write_pictures(tmp_path / "validation", num_per_color=6, side=20)
     done = tandem(
@@ -180,16 +173,14 @@ def test_a_member_that_drops_keeps_layers_float_and_says_which(
     assert {sha256_of(path) for path in validation.glob("*/*")} < recorded
 
 
-def test_json_is_all_there_is_on_stdout(folder: Path, pictures: Path) -> None:
+def test_json_is_all_there_is_on_stdout(folder, pictures):
     done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12, "--json")
     facts = json.loads(done.stdout)
     assert facts["set"] == "tiny"
     assert set(facts["members"]) == {"sure", "unsure"}
 
 
-def test_unreadable_images_are_listed_and_passed_over(
-    folder: Path, pictures: Path, tmp_path: Path
-) -> None:
+def test_unreadable_images_are_listed_and_passed_over(folder, pictures, tmp_path):
     mixed = shutil.copytree(pictures, tmp_path / "mixed")
     (mixed / LABELS[0] / "bad.jpg").write_bytes(b"no image")
     (mixed / LABELS[1] / "empty.png").touch()
@@ -213,9 +204,7 @@ def test_unreadable_images_are_listed_and_passed_over(
         ),
     ],
 )
-def test_bad_input_is_said_and_the_set_is_as_it_was(
-    folder: Path, pictures: Path, tmp_path: Path, arguments: list[str], says: str
-) -> None:
+def test_bad_input_is_said_and_the_set_is_as_it_was(folder, pictures, tmp_path, arguments, says):
     before = content(folder)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -225,7 +214,7 @@ def test_bad_input_is_said_and_the_set_is_as_it_was(
     assert content(folder) == before
 
 
-def test_a_preset_that_is_none_is_a_matter_of_usage(folder: Path) -> None:
+def test_a_preset_that_is_none_is_a_matter_of_usage(folder):
     before = content(folder)
     done = tandem("quantize", folder, "--preset", "fast")
     assert done.exit_code == 2
@@ -243,9 +232,7 @@ def test_a_preset_that_is_none_is_a_matter_of_usage(folder: Path) -> None:
         ("ignored_types", "Convolutoin", "did you mean Convolution"),
     ],
 )
-def test_an_operation_that_is_not_in_the_network(
-    folder: Path, pictures: Path, field: str, name: str, says: str
-) -> None:
+def test_an_operation_that_is_not_in_the_network(folder, pictures, field, name, says):
     manifest = read_manifest(folder)
     options = manifest.members[1].quantization.model_copy(update={field: (name,)})
     second = manifest.members[1].model_copy(update={"quantization": options})
@@ -260,9 +247,7 @@ def test_an_operation_that_is_not_in_the_network(
     assert content(folder) == before
 
 
-def test_a_full_disk_is_seen_before_any_work(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_seen_before_any_work(folder, pictures, monkeypatch):
     before = content(folder)
     usage = shutil.disk_usage(folder)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
@@ -273,9 +258,7 @@ def test_a_full_disk_is_seen_before_any_work(
     assert content(folder) == before
 
 
-def test_what_nncf_cannot_do_is_said_in_a_line(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nncf_cannot_do_is_said_in_a_line(folder, pictures, monkeypatch):
     def fail(*_: object, **__: object) -> object:
         raise nncf.UnsupportedModelError("Exception from src/x.cpp:1:\nno such layer\n\n")
 
@@ -285,15 +268,13 @@ def test_what_nncf_cannot_do_is_said_in_a_line(
     assert "NNCF cannot quantise member sure: no such layer. " in str(done.exception)
 
 
-def test_a_set_without_float_networks_says_so(tmp_path: Path, pictures: Path) -> None:
+def test_a_set_without_float_networks_says_so(tmp_path, pictures):
     folder = write_tiny_set(tmp_path / "int8")
     done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
     assert "member sure has no FP16 network" in str(done.exception)
 
 
-def test_ctrl_c_half_way_leaves_the_set_as_it_was(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_half_way_leaves_the_set_as_it_was(folder, pictures, monkeypatch):
     before = content(folder)
     done: list[Any] = []
     real = quantize_within
@@ -313,8 +294,8 @@ def test_ctrl_c_half_way_leaves_the_set_as_it_was(
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("0" * 64 + "\n")])
 def test_quantising_a_member_needs_the_others_calibration_list_before_any_work(
-    folder: Path, pictures: Path, damage: Callable[[Path], object]
-) -> None:
+    folder, pictures, damage
+):
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=9))
     damage(folder / "calibration-images.txt")
     before, said = content(folder), list[str]()
@@ -326,7 +307,7 @@ def test_quantising_a_member_needs_the_others_calibration_list_before_any_work(
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=9))  # makes it again
 
 
-def test_the_same_images_are_drawn_again(folder: Path, pictures: Path) -> None:
+def test_the_same_images_are_drawn_again(folder, pictures):
     hashes = []
     for _ in range(2):
         quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=9))
@@ -336,7 +317,7 @@ def test_the_same_images_are_drawn_again(folder: Path, pictures: Path) -> None:
     assert hashes[0] == hashes[1]
 
 
-def test_pixels_come_through_the_one_pixel_function(pictures: Path) -> None:
+def test_pixels_come_through_the_one_pixel_function(pictures):
     from calibration.quantization.calibration_images import draw_images
     from models.image import ImageInputs, ImageRule, read_image
 
@@ -382,17 +363,17 @@ def run_script(block: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_ctrl_c_is_an_interrupt_though_the_signal_stack_is_freed() -> None:
+def test_ctrl_c_is_an_interrupt_though_the_signal_stack_is_freed():
     ended = run_script("interrupted_on_another_thread()")
     assert (ended.returncode, ended.stdout) == (0, "interrupted\n"), ended.stderr
 
 
-def test_without_it_the_process_would_crash() -> None:
+def test_without_it_the_process_would_crash():
     """Or the test above says nothing."""
     assert run_script("contextlib.nullcontext()").returncode == -signal.SIGSEGV
 
 
-def test_the_thread_and_the_mask_are_gone_after_the_block() -> None:
+def test_the_thread_and_the_mask_are_gone_after_the_block():
     before, threads = signal.pthread_sigmask(signal.SIG_BLOCK, ()), threading.active_count()
     with suppress(KeyError), interrupted_on_another_thread():
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -401,7 +382,7 @@ def test_the_thread_and_the_mask_are_gone_after_the_block() -> None:
     assert threading.active_count() == threads
 
 
-def test_only_the_main_thread_may_enter() -> None:
+def test_only_the_main_thread_may_enter():
     raised: SimpleQueue[Exception | None] = SimpleQueue()
 
     def enter() -> None:
@@ -428,9 +409,7 @@ def edited_meanwhile(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: o
     monkeypatch.setattr(module, "quantize_within", quantize_and_edit)
 
 
-def test_edits_of_the_manifest_while_it_runs_are_kept(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_edits_of_the_manifest_while_it_runs_are_kept(folder, pictures, monkeypatch):
     first, *others = read_manifest(folder).members
     heavier = first.model_copy(update={"weight": 3.0, "source": "of my own"})
     edits = {"hint": "look", "description": "mine", "max_drop": 0.25}
@@ -446,8 +425,8 @@ def test_edits_of_the_manifest_while_it_runs_are_kept(
 
 
 def test_a_max_drop_that_was_asked_for_is_kept_though_another_was_written_meanwhile(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, pictures, monkeypatch
+):
     edited_meanwhile(monkeypatch, folder, max_drop=0.25, hint="look")
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12, max_drop=0.125))
     assert (read_manifest(folder).max_drop, read_manifest(folder).hint) == (0.125, "look")
@@ -469,13 +448,8 @@ def other_options(manifest: Manifest) -> dict[str, object]:
     ],
 )
 def test_an_edit_of_what_int8_is_made_from_is_refused_and_stays(
-    folder: Path,
-    pictures: Path,
-    validation: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    edit: Callable[[Manifest], dict[str, object]],
-    says: str,
-) -> None:
+    folder, pictures, validation, monkeypatch, edit, says
+):
     edited_meanwhile(monkeypatch, folder, **edit(read_manifest(folder)))
     request = Request(pictures, validation=validation, subset_size=12)
     with pytest.raises(ModelSetError, match=rf"manifest\.yaml was edited .*{says}.*quantise again"):
@@ -486,9 +460,7 @@ def test_an_edit_of_what_int8_is_made_from_is_refused_and_stays(
     assert [p.name for p in folder.iterdir() if "int8" in p.name or p.name.startswith(".")] == []
 
 
-def test_a_manifest_half_written_by_an_editor_is_not_written_over(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_half_written_by_an_editor_is_not_written_over(folder, pictures, monkeypatch):
     real = quantize_within
 
     def quantize_and_break(*arguments: object) -> object:
