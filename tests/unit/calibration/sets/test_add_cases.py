@@ -26,7 +26,7 @@ close = partial(np.testing.assert_allclose, atol=1e-3)
 Said = list[tuple[str, str, str | None]]
 
 
-def network(path: Path, *nodes: Any, kind: int = TensorProto.FLOAT, **weights: Any) -> Path:
+def network(path: Path, *nodes: Any, kind: Any = TensorProto.FLOAT, **weights: Any) -> Path:
     """Write nodes that follow on each other, from ``x`` [N,3,16,16] to the last one's output."""
     image = helper.make_tensor_value_info("x", kind, ["N", 3, SIZE, SIZE])
     classes = NUM_CLASSES if "gains" in weights else 3
@@ -80,7 +80,9 @@ def refused(says: str, folder: Path, path: Path, runtime: Any = None) -> None:
 
 def rows_of(made: ModelSet, *colors: tuple[int, int, int]) -> np.ndarray:
     """Return the rows of pictures of one colour, RGB."""
-    pictures = np.zeros((len(colors), SIZE, SIZE, 3), np.uint8) + np.uint8(colors)[:, None, None]
+    pictures = (
+        np.zeros((len(colors), SIZE, SIZE, 3), np.uint8) + np.array(colors, np.uint8)[:, None, None]
+    )
     return added_sets.rows_of(made, np.ascontiguousarray(pictures[..., ::-1]))
 
 
@@ -91,7 +93,7 @@ def test_an_ending_that_is_rounded_gets_no_second_one(tmp_path, runtime, kind, i
     """Rounded to 1/256, the rows of 40 classes do not sum to one: the graph says what they are."""
     axis = {"axis": 1} if kind == "Softmax" else {}
     nodes = [*means(), step("MatMul", "flat", "gains", "l"), step(kind, "l", "p", **axis)]
-    weights = {"gains": GAINS}
+    weights: dict[str, Any] = {"gains": GAINS}
     if is_rounded:
         nodes += rounding("p", "rounded")
         weights |= {"scale": np.float32(1 / 256), "zero": np.uint8(0)}
@@ -213,7 +215,7 @@ def test_where_the_runtimes_differ_it_is_said(tmp_path):
         ceil_mode=1, count_include_pad=1,
     )  # fmt: skip
     nodes = means(), (pool, *means("y"))
-    gain, weights, said = step("Mul", "flat", "gain", "l"), np.float32([4, -4, 0]), Said()
+    gain, weights, said = step("Mul", "flat", "gain", "l"), np.array([4, -4, 0], np.float32), Said()
     for before in nodes:
         added(tmp_path, network(tmp_path / "net.onnx", *before, gain, gain=weights), said=said)
     (_, _, none), (_, _, doubt) = said

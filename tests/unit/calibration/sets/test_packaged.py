@@ -267,7 +267,7 @@ def test_a_member_comes_from_its_wheel_and_the_manifest_says_so(index_members, t
     assert model_set.problems() == []
     source = model_set.manifest.members[0].source
     assert source.startswith(f"{REQUIREMENT} (PyPI), nets/net.xml, wheel's sha256 ")
-    assert source.endswith(index_members.sha256)  # type: ignore[attr-defined]
+    assert source.endswith(index_members.sha256)
 
 
 def test_a_pinned_wheel_that_is_another_and_a_file_that_is_missing(index_members, tmp_path):
