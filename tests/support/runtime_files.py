@@ -13,7 +13,7 @@ import numpy as np
 from calibration.sets.transaction import write_manifest
 from models.manifest import MemberRecord, Network, read_manifest
 from models.record import SUFFIXES, FileRecord, RuntimeName
-from tests.support.calibration.onnx_file import onnx_value, proto
+from tests.support.calibration.onnx_file import proto
 from tests.support.tiny_networks import SIZE, record_golden, write_tiny_set
 
 UINT8, FLOAT = 2, 1  # onnx.TensorProto.DataType
@@ -80,8 +80,8 @@ def float_onnx(gain: float = 4.0, batch: int | str = BATCH, *, external: str = "
     )
     graph = proto(1, *nodes) + proto(2, "classifier")
     graph += proto(5, tensor("gain", (1, 3), [gain] * 3, external))
-    graph += proto(11, onnx_value("image", batch, 3, SIZE, SIZE))
-    graph += proto(12, onnx_value("logits", batch, 3))
+    graph += proto(11, typed_value("image", FLOAT, batch, 3, SIZE, SIZE))
+    graph += proto(12, typed_value("logits", FLOAT, batch, 3))
     return proto(1, 8) + proto(7, graph) + proto(8, proto(2, 17))
 
 

@@ -13,6 +13,7 @@ from calibration.sets.import_network import Imported, import_network
 from calibration.sets.input import Normalisation
 from calibration.sets.options import FileOptions
 from models.openvino_network import CompiledNetwork, RuntimeOptions
+from tests.support.calibration.added_sets import softmax
 
 SIDE = 8
 MATRIX = np.array([[3, -1, 0, 1], [0, 2, -2, 1], [1, 0, 4, -1]], np.float32)  # channel -> class
@@ -61,11 +62,6 @@ def read(
 def answers(imported: Imported, images: np.ndarray = IMAGES) -> np.ndarray:
     options = RuntimeOptions(batch_sizes=(len(images),))
     return CompiledNetwork(imported.network, options).predict(images)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return raised / raised.sum(axis=1, keepdims=True)
 
 
 def expected(how: Normalisation, images: np.ndarray = IMAGES) -> np.ndarray:

@@ -1,8 +1,14 @@
 """Changes to stage, from two texts to a whole new set, and what a folder has before and after."""
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from calibration.sets.transaction import Staging, change
+import pytest
+
+from calibration.sets.transaction import Staging, change, create
+from models.errors import ModelSetError
 from models.manifest import Manifest, MemberRecord, read_manifest
 from models.model_set import load_model_set
 from models.record import ImageRecord
@@ -58,6 +64,34 @@ def make(staging: Staging, labels: tuple[str, ...] = ("a", "b", "c")) -> None:
         members=(MemberRecord(name="only", source="code", networks={"FP16": network}),),
     )
     staging.move_in(manifest.model_copy(update={"golden": staging.golden(manifest)}))
+
+
+def replace(folder: Path, made_by: str | None = None) -> None:
+    with create(folder, is_replaced=True, made_by=made_by) as staging:
+        make(staging)
+
+
+def refused(match: str, begun: AbstractContextManager[Staging]) -> None:
+    """Assert that a change does not begin, for this reason."""
+    with pytest.raises(ModelSetError, match=match), begun:
+        pass
+
+
+@contextmanager
+def failing(
+    owner: object, name: str, code: int, when: Callable[..., bool] = lambda *_: True
+) -> Iterator[None]:
+    """Have calls of a function fail with an error of the system; ``when``: which of them."""
+    real = getattr(owner, name)
+
+    def called(*arguments: object, **options: object) -> object:
+        if when(*arguments):
+            raise OSError(code, os.strerror(code))
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, called)
+        yield
 
 
 def is_whole(folder: Path) -> bool:

@@ -22,9 +22,7 @@ def lines(path: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet", "answers[b]:cat:.jsonl"])
-def test_a_run_goes_on_where_another_ended(
-    tiny_set: Path, pictures: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_run_goes_on_where_another_ended(tiny_set, pictures, tmp_path, name):
     files = sorted(pictures.rglob("*.png"))
     out = tmp_path / name
     assert f"4 images classified: {out}" in classify_offline(tiny_set, "--out", out, *files[:4])
@@ -47,9 +45,7 @@ def test_a_run_goes_on_where_another_ended(
     assert labels == {str(file): file.parent.name for file in files}
 
 
-def test_answers_are_kept_in_a_store(
-    tiny_set: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_kept_in_a_store(tiny_set, pictures, monkeypatch):
     files = sorted(pictures.rglob("*.png"))
     with local_s3(monkeypatch) as bucket:
         out = f"{bucket}/answers"
@@ -67,9 +63,7 @@ def test_answers_are_kept_in_a_store(
         assert "name another place" in str(done.exception)
 
 
-def test_a_line_that_was_cut_is_written_again(
-    tiny_set: Path, pictures: Path, tmp_path: Path
-) -> None:
+def test_a_line_that_was_cut_is_written_again(tiny_set, pictures, tmp_path):
     files, out = sorted(pictures.rglob("*.png"))[:3], tmp_path / "answers.jsonl"
     classify_offline(tiny_set, "--out", out, *files)
     whole = out.read_bytes()
@@ -78,9 +72,7 @@ def test_a_line_that_was_cut_is_written_again(
     assert out.read_bytes() == whole
 
 
-def test_parts_are_bounded(
-    tiny_set: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_are_bounded(tiny_set, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(answer_files, "ROWS_A_PART", 4)
     out = tmp_path / "answers.parquet"
     classify_offline(tiny_set, "--out", out, *pictures.rglob("*.png"))
@@ -89,9 +81,7 @@ def test_parts_are_bounded(
 
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet"])
-def test_answers_of_another_version_are_not_mixed(
-    tiny_set: Path, pictures: Path, tmp_path: Path, name: str
-) -> None:
+def test_answers_of_another_version_are_not_mixed(tiny_set, pictures, tmp_path, name):
     file, out = sorted(pictures.rglob("*.png"))[0], tmp_path / name
     classify_offline(tiny_set, "--out", out, file)
     other = write_tiny_set(tmp_path / "other", gains={"sure": 3.0})
@@ -107,17 +97,13 @@ def test_answers_of_another_version_are_not_mixed(
         ("labels.jsonl", "line 1 is no answer"),
     ],
 )
-def test_where_nothing_can_be_kept(
-    tiny_set: Path, pictures: Path, tmp_path: Path, out: str, said: str
-) -> None:
+def test_where_nothing_can_be_kept(tiny_set, pictures, tmp_path, out, said):
     (tmp_path / "labels.jsonl").write_text("[1, 2]\n")
     options = ("--offline", "--model-set", tiny_set, "--out", tmp_path / out)
     assert said in str(tandem("classify", *options, pictures).exception)
 
 
-def test_a_second_run_does_not_write_into_the_first_ones_file(
-    tiny_set: Path, pictures: Path, tmp_path: Path
-) -> None:
+def test_a_second_run_does_not_write_into_the_first_ones_file(tiny_set, pictures, tmp_path):
     out = tmp_path / "answers.jsonl"
     with answer_files.opened(out, "0" * 12):
         done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, pictures)
@@ -125,9 +111,7 @@ def test_a_second_run_does_not_write_into_the_first_ones_file(
 
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet"])
-def test_errors_of_before_are_the_exit_code_again(
-    tiny_set: Path, pictures: Path, tmp_path: Path, name: str
-) -> None:
+def test_errors_of_before_are_the_exit_code_again(tiny_set, pictures, tmp_path, name):
     """A job that is retried must not turn green."""
     out, bad = tmp_path / name, pictures / "bad.jpg"
     classify_offline(tiny_set, "--out", out, bad, exit_code=1)
@@ -138,7 +122,7 @@ def test_errors_of_before_are_the_exit_code_again(
     classify_offline(tiny_set, "--out", out, good)  # that file's row is of no interest
 
 
-def test_a_name_that_is_not_utf8(tiny_set: Path, pictures: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8(tiny_set, pictures, tmp_path):
     """As old archives have. JSON has it; Parquet's text has not, which is said at once."""
     (good, *_) = pictures.rglob("*.png")
     odd = tmp_path / os.fsdecode(b"caf\xe9.png")
@@ -151,7 +135,7 @@ def test_a_name_that_is_not_utf8(tiny_set: Path, pictures: Path, tmp_path: Path)
     assert [row["file"] for row in lines(tmp_path / "a.jsonl")] == [str(odd)]
 
 
-def test_a_last_row_that_an_editor_left_without_a_line_feed_is_kept(tmp_path: Path) -> None:
+def test_a_last_row_that_an_editor_left_without_a_line_feed_is_kept(tmp_path):
     (out := tmp_path / "a.jsonl").write_text('{"model_version": "v", "file": "a"}')
     with answer_files.opened(out, "v") as kept:
         assert kept.done == {"a"}
@@ -159,7 +143,7 @@ def test_a_last_row_that_an_editor_left_without_a_line_feed_is_kept(tmp_path: Pa
     assert [row["file"] for row in lines(out)] == ["a", "b"]
 
 
-def test_a_file_of_somebody_else_is_not_cut(tiny_set: Path, pictures: Path, tmp_path: Path) -> None:
+def test_a_file_of_somebody_else_is_not_cut(tiny_set, pictures, tmp_path):
     """Its last line ends without a line feed, as one that was cut does."""
     (out := tmp_path / "notes.jsonl").write_text('{"my": "notes"}')
     done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, pictures)
@@ -167,7 +151,7 @@ def test_a_file_of_somebody_else_is_not_cut(tiny_set: Path, pictures: Path, tmp_
     assert out.read_text() == '{"my": "notes"}'
 
 
-def test_a_full_disk_is_an_error_of_a_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_of_a_line(tmp_path):
     with answer_files.opened(tmp_path / "a.jsonl", "v") as kept:
         kept.add({"file": "a"})
         os.dup2(os.open("/dev/full", os.O_WRONLY), kept._file.fileno())  # type: ignore[attr-defined]

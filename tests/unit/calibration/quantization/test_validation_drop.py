@@ -3,7 +3,6 @@
 import hashlib
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import openvino as ov
 import pytest
@@ -36,8 +35,8 @@ def wrong(model: ov.Model, _: object, validation: Labelled, *__: object) -> Quan
 
 
 def test_a_set_that_quantize_measured_over_the_limit_is_not_served(
-    folder: Path, pictures: Path, validation: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, pictures, validation, monkeypatch
+):
     monkeypatch.setattr(module, "quantize_within", wrong)
     arguments = ("--images", pictures, "--subset-size", 12, "--validation", validation)
     done = tandem("quantize", folder, *arguments)
@@ -54,9 +53,7 @@ def test_a_set_that_quantize_measured_over_the_limit_is_not_served(
     assert kept.images_sha256 == hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
-def test_quantising_another_member_does_not_forget_it(
-    folder: Path, pictures: Path, validation: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantising_another_member_does_not_forget_it(folder, pictures, validation, monkeypatch):
     request = Request(pictures, validation=validation, subset_size=12)
     with monkeypatch.context() as patch:
         patch.setattr(module, "quantize_within", wrong)
@@ -69,9 +66,7 @@ def test_quantising_another_member_does_not_forget_it(
     assert judge(read_manifest(folder)).status == "unmeasured"
 
 
-def test_a_drop_within_the_limit_verifies_nothing(
-    folder: Path, pictures: Path, validation: Path
-) -> None:
+def test_a_drop_within_the_limit_verifies_nothing(folder, pictures, validation):
     request = Request(pictures, validation=validation, subset_size=12)
     quantize_set(load_model_set(str(folder)), request)
     manifest = read_manifest(folder)
@@ -81,7 +76,7 @@ def test_a_drop_within_the_limit_verifies_nothing(
     assert judge(manifest).status == "unmeasured"
 
 
-def test_without_validation_images_no_drop_is_kept(folder: Path, pictures: Path) -> None:
+def test_without_validation_images_no_drop_is_kept(folder, pictures):
     quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
     assert [m.validation_drop for m in read_manifest(folder).members] == [None, None]
 
@@ -89,9 +84,7 @@ def test_without_validation_images_no_drop_is_kept(folder: Path, pictures: Path)
 INPUTS = ImageInputs({"a": ImageRule(16, 18)})
 
 
-def test_validation_images_that_calibrate_are_refused(
-    folder: Path, pictures: Path, tmp_path: Path
-) -> None:
+def test_validation_images_that_calibrate_are_refused(folder, pictures, tmp_path):
     model_set = load_model_set(str(folder))
     drawn = calibration_images.draw_images(pictures, 12, INPUTS)
     copies = shutil.copytree(pictures, tmp_path / "copies")
@@ -100,9 +93,7 @@ def test_validation_images_that_calibrate_are_refused(
             calibration_images.held_out(pictures, validation, model_set, drawn)
 
 
-def test_why_a_folder_measures_no_drop_is_said(
-    folder: Path, pictures: Path, tmp_path: Path
-) -> None:
+def test_why_a_folder_measures_no_drop_is_said(folder, pictures, tmp_path):
     model_set = load_model_set(str(folder))
     images = shutil.copytree(pictures, tmp_path / "images")
     first, second, *_ = sorted(images.iterdir())
@@ -112,9 +103,7 @@ def test_why_a_folder_measures_no_drop_is_said(
     assert "stands under the labels" in kept.description
 
 
-def test_copies_of_calibration_images_are_left_out(
-    folder: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_of_calibration_images_are_left_out(folder, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(calibration_images, "MIN_VALIDATION", 6)
     model_set = load_model_set(str(folder))
     images = shutil.copytree(pictures, tmp_path / "images")

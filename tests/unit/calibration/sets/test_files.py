@@ -59,7 +59,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_kinds_are_told_by_what_is_inside(tmp_path: Path) -> None:
+def test_the_kinds_are_told_by_what_is_inside(tmp_path):
     assert kind_of(archive(tmp_path / "a.pt")) == "script"
     assert kind_of(archive(tmp_path / "b.pt", PROGRAM)) == "program"
     assert kind_of(archive(tmp_path / "c.pt2", PROGRAM)) == "program"
@@ -72,12 +72,12 @@ def test_the_kinds_are_told_by_what_is_inside(tmp_path: Path) -> None:
         (("readme.txt",), "is a ZIP archive, and no network of PyTorch"),
     ],
 )
-def test_archives_that_are_no_network(tmp_path: Path, names: tuple[str, ...], says: str) -> None:
+def test_archives_that_are_no_network(tmp_path, names, says):
     with pytest.raises(ModelSetError, match=says):
         convert(archive(tmp_path / "net.pt", names))
 
 
-def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+def test_a_pickle_is_never_loaded(tmp_path):
     (tmp_path / "net.pt").write_bytes(pickled_attack(tmp_path / "it-ran"))
     with pytest.raises(ModelSetError, match=r"is a pickle of torch\.save.*torch\.export\.save"):
         convert(tmp_path / "net.pt")
@@ -87,9 +87,7 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [SCRIPT, PROGRAM])
-def test_without_trust_no_process_starts(
-    tmp_path: Path, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_trust_no_process_starts(tmp_path, names, monkeypatch):
     def started(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
@@ -103,15 +101,13 @@ def test_without_trust_no_process_starts(
         pass
 
 
-def test_torch_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"net\.pt needs torch.*'tandem-serve\[torch\]'"):
         convert(archive(tmp_path / "net.pt"))
 
 
-def test_what_the_process_made_is_there_while_the_block_lasts(
-    tmp_path: Path, ends: Ends, temporary: Path
-) -> None:
+def test_what_the_process_made_is_there_while_the_block_lasts(tmp_path, ends, temporary):
     ends("arguments[0].made.write_text('made')")
     assert convert(archive(tmp_path / "net.pt")) == b"made"
     assert list(temporary.iterdir()) == []
@@ -132,9 +128,7 @@ def test_what_the_process_made_is_there_while_the_block_lasts(
     ],
     ids=["segfault", "killed", "raises", "ends", "aborts", "says"],
 )
-def test_a_process_that_dies_is_an_error_of_one_line(
-    tmp_path: Path, ends: Ends, temporary: Path, code: str, says: str
-) -> None:
+def test_a_process_that_dies_is_an_error_of_one_line(tmp_path, ends, temporary, code, says):
     ends(code)
     with pytest.raises(ModelSetError, match=says) as failed:
         convert(archive(tmp_path / "net.pt"))
@@ -142,9 +136,7 @@ def test_a_process_that_dies_is_an_error_of_one_line(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_process_that_does_not_end_is_given_up(
-    tmp_path: Path, ends: Ends, temporary: Path
-) -> None:
+def test_a_process_that_does_not_end_is_given_up(tmp_path, ends, temporary):
     ends(children.SLEEPS)
     with pytest.raises(ModelSetError, match=r"was not converted within 0\.5 s, and was given up"):
         convert(archive(tmp_path / "net.pt"), limit_s=0.5)

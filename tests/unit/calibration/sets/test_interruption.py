@@ -2,11 +2,11 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,12 +17,19 @@ from calibration.sets import transaction
 from calibration.sets.transaction import change, create
 from models.manifest import read_manifest
 from models.model_set import list_folders, load_model_set
-from tests.support.calibration.staged_sets import contents, is_changed, is_whole, with_texts
+from tests.support.calibration.staged_sets import (
+    change_texts,
+    contents,
+    is_changed,
+    is_whole,
+    with_texts,
+)
 from tests.support.tiny_networks import write_tiny_set
 
 KILL = 9  # exit code of a child that was killed
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}  # events of Python's audit hooks
 TRACED = {transaction.__file__}
+ONE = {"sure": 8.0}
 
 
 class InterruptAt:
@@ -91,56 +98,61 @@ def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
+def own_files(folder: Path) -> set[str]:
+    return {record.path for record in read_manifest(folder).files} | {"manifest.yaml"}
+
+
+def replace_with_texts(folder: Path, first: Path) -> None:
+    """Replace a set by a copy of ``first`` with other texts."""
+    with create(folder, is_replaced=True) as staging:
+        shutil.copytree(first, staging.folder, dirs_exist_ok=True)
+        staging.move_in(with_texts(staging, read_manifest(first)))
+
+
+def interrupts(first: Path, folder: Path, work: Callable[[], None]) -> Iterator[tuple[str, str]]:
+    """Press Ctrl-C at each line of ``work``, on another copy of a set, and at last not at all.
+
+    Yields the function that was interrupted, and where that was, for messages.
+    """
+    number, place = 0, "none yet"
+    while place:
+        number += 1
+        shutil.copytree(first, folder, dirs_exist_ok=True)
+        with InterruptAt(number) as interrupt, suppress(KeyboardInterrupt):
+            work()
+        place = interrupt.where
+        yield place, f"line {number}, in {place}"
+        shutil.rmtree(folder)
+
+
 def test_ctrl_c_at_any_line_leaves_the_old_set_or_the_new(tmp_path):
-    first = write_tiny_set(tmp_path / "first", gains={"sure": 8.0})
-    before, manifest = contents(first), read_manifest(first)
-    folder = tmp_path / "tiny"
-    met: dict[int, str] = {}
-    while "" not in met.values():
-        shutil.copytree(first, folder)
-        with (
-            InterruptAt(len(met) + 1) as interrupt,
-            suppress(KeyboardInterrupt),
-            change(folder) as staging,
-        ):
-            staging.move_in(with_texts(staging, manifest))
-        place = met[len(met) + 1] = interrupt.where
+    first, folder, met = write_tiny_set(tmp_path / "first", gains=ONE), tmp_path / "tiny", set()
+    before = contents(first)
+    for place, line in interrupts(first, folder, partial(change_texts, folder)):
+        met.add(place)
         loaded = load_model_set(str(folder))
-        assert loaded.problems() == [], f"line {len(met)}, in {place}"
+        assert loaded.problems() == [], line
         if place in ("text", "move_in", "writing"):  # what follows tidies up
-            assert is_changed(folder) or contents(folder) == before, f"line {len(met)}, in {place}"
+            assert is_changed(folder) or contents(folder) == before, line
         if place != "_locked":  # a lock that is not given back ends with the process
             with change(folder):
                 pass
-            files = {record.path for record in loaded.manifest.files}
-            assert set(contents(folder)) == files | {"manifest.yaml"}, f"line {len(met)}"
-        shutil.rmtree(folder)
-    assert set(met.values()) >= {"change", "text", "move_in", "_tidy", "_locked", "_remove"}
+            assert set(contents(folder)) == own_files(folder), line
+    assert met >= {"change", "text", "move_in", "_tidy", "_locked", "_remove"}
 
 
 @pytest.mark.slow  # make test has Ctrl-C of a new set, above
 def test_ctrl_c_at_any_line_of_a_replacement_leaves_the_old_set_or_the_new(tmp_path):
-    first = write_tiny_set(tmp_path / "first", gains={"sure": 8.0})
-    before, manifest = contents(first), read_manifest(first)
-    folder = tmp_path / "sets" / "tiny"
-    met: dict[int, str] = {}
-    while "" not in met.values():
-        shutil.copytree(first, folder, dirs_exist_ok=True)
-        with (
-            InterruptAt(len(met) + 1) as interrupt,
-            suppress(KeyboardInterrupt),
-            create(folder, is_replaced=True) as staging,
-        ):
-            shutil.copytree(first, staging.folder, dirs_exist_ok=True)
-            staging.move_in(with_texts(staging, manifest))
-        place = met[len(met) + 1] = interrupt.where
-        assert is_whole(folder), f"line {len(met)}, in {place}"
-        assert is_changed(folder) or contents(folder) == before, f"line {len(met)}, in {place}"
+    first, folder = write_tiny_set(tmp_path / "first", gains=ONE), tmp_path / "sets" / "tiny"
+    before, met = contents(first), set()
+    for place, line in interrupts(first, folder, partial(replace_with_texts, folder, first)):
+        met.add(place)
+        assert is_whole(folder), line
+        assert is_changed(folder) or contents(folder) == before, line
         assert list_folders((folder.parent,)) == [folder]
         if place in ("text", "move_in", "writing"):
-            assert [p.name for p in folder.parent.iterdir()] == ["tiny"], f"line {len(met)}"
-        shutil.rmtree(folder)
-    assert set(met.values()) >= {"create", "_swap", "_put_back", "_locked", "move_in"}
+            assert [p.name for p in folder.parent.iterdir()] == ["tiny"], line
+    assert met >= {"create", "_swap", "_put_back", "_locked", "move_in"}
     assert list(folder.parent.iterdir()) == []
 
 
@@ -150,7 +162,7 @@ def kills(folder: Path, work: Callable[[], None]) -> Iterator[str]:
     Whatever the step, the name stands for the old set or the new, though another set of that name
     is in a place that is searched later.
     """
-    first = write_tiny_set(folder.parents[1] / "first", gains={"sure": 8.0})
+    first = write_tiny_set(folder.parents[1] / "first", gains=ONE)
     bundled = write_tiny_set(folder.parents[1] / "bundled" / "tiny", gains={"another": 1.0})
     before, number, is_killed = contents(first), 0, True
     while is_killed:
@@ -175,27 +187,16 @@ def check_found(folder: Path, bundled: Path, before: dict[str, bytes | None], wh
 
 def test_a_kill_at_any_step_of_a_change_leaves_the_old_set_or_the_new(tmp_path):
     folder = tmp_path / "sets" / "tiny"
-
-    def work() -> None:
-        with change(folder) as files:
-            files.move_in(with_texts(files, read_manifest(folder)))
-
-    for step in kills(folder, work):
+    for step in kills(folder, partial(change_texts, folder)):
         with change(folder):  # the next command tidies up
             pass
-        files = {record.path for record in read_manifest(folder).files}
-        assert set(contents(folder)) == files | {"manifest.yaml"}, step
+        assert set(contents(folder)) == own_files(folder), step
 
 
 @pytest.mark.slow  # make test has the kill of a change, above
 def test_a_kill_at_any_step_of_a_replacement_leaves_the_old_set_or_the_new(tmp_path):
-    first, folder, places = tmp_path / "first", tmp_path / "sets" / "tiny", set()
-
-    def work() -> None:
-        with create(folder, is_replaced=True) as files:
-            shutil.copytree(first, files.folder, dirs_exist_ok=True)
-            files.move_in(with_texts(files, read_manifest(first)))
-
+    folder, places = tmp_path / "sets" / "tiny", set()
+    work = partial(replace_with_texts, folder, tmp_path / "first")
     for step in kills(folder, work):
         places.add(load_model_set(str(folder)).folder.name)
         work()  # the same command again
@@ -224,32 +225,3 @@ def test_what_is_left_of_a_set_that_was_replaced_is_no_set(folder):
     assert set(contents(folder)) - set(left) == {"manifest.yaml"}  # it goes first
     shutil.rmtree(folder)
     assert list_folders((folder.parent,)) == []
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from calibration.sets import transaction
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-transaction.write_manifest = die
-with transaction.change(Path(sys.argv[1])) as files:
-    manifest = transaction.read_manifest(files.folder)
-    labels = files.text("labels.txt", "a\\nb\\nc\\n")
-    files.move_in(manifest.model_copy(update={"labels": labels}))
-"""
-
-
-def test_what_a_killed_change_left_goes_with_the_next(folder):
-    before = contents(folder)
-    root = Path(transaction.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", KILLED, folder], cwd=root, check=False)
-    assert done.returncode == -9
-    left = set(contents(folder)) - set(before)
-    assert {name.partition("-")[0] for name in left if "/" not in name} >= {"labels"}
-    assert is_whole(folder)
-    with change(folder):
-        assert set(contents(folder)) == set(before) | {".staging.partial"}
-    assert contents(folder) == before

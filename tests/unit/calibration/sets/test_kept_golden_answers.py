@@ -14,13 +14,6 @@ from tests.support.calibration.staged_sets import contents, with_network
 from tests.support.tiny_networks import record_golden
 
 
-def put_golden(folder: Path, golden: Golden) -> None:
-    """Put other golden answers into the set, which its manifest knows of."""
-    (folder / "golden.json").write_text(golden.model_dump_json())
-    update = {"golden": FileRecord.of(folder, "golden.json")}
-    write_manifest(folder, read_manifest(folder).model_copy(update=update))
-
-
 @pytest.fixture
 def elsewhere(folder) -> Path:
     """The set with golden answers that another CPU recorded."""
@@ -30,7 +23,9 @@ def elsewhere(folder) -> Path:
         name: {p: one.model_copy(update={"cpu": "elsewhere"}) for p, one in by.items()}
         for name, by in golden.answers.items()
     }
-    put_golden(folder, Golden(answers=answers))
+    (folder / "golden.json").write_text(Golden(answers=answers).model_dump_json())
+    update = {"golden": FileRecord.of(folder, "golden.json")}
+    write_manifest(folder, read_manifest(folder).model_copy(update=update))
     return folder
 
 
@@ -53,14 +48,11 @@ def test_golden_answers_do_not_go_with_a_network_to_another_member(elsewhere):
     with change(elsewhere) as staging:
         manifest = read_manifest(elsewhere)
         one, two = manifest.members
-        swapped = manifest.model_copy(
-            update={
-                "members": (
-                    one.model_copy(update={"networks": two.networks}),
-                    two.model_copy(update={"networks": one.networks}),
-                )
-            }
+        members = tuple(
+            member.model_copy(update={"networks": other.networks})
+            for member, other in ((one, two), (two, one))
         )
+        swapped = manifest.model_copy(update={"members": members})
         staging.move_in(swapped.model_copy(update={"golden": staging.golden(swapped)}))
     assert "elsewhere" not in cpus(elsewhere).values()
 

@@ -9,9 +9,20 @@ import pytest
 from calibration.sets.transaction import create
 from models.errors import ModelSetError
 from models.manifest import read_manifest
-from models.model_set import ModelSet, list_folders, load_model_set
-from tests.support.calibration.staged_sets import contents, is_whole, make
+from models.model_set import list_folders, load_model_set
+from tests.support.calibration.staged_sets import (
+    contents,
+    failing,
+    is_whole,
+    make,
+    refused,
+    replace,
+)
 from tests.support.tiny_networks import LABELS
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
 
 
 def test_a_new_set_appears_when_it_is_whole(tmp_path):
@@ -22,9 +33,9 @@ def test_a_new_set_appears_when_it_is_whole(tmp_path):
         assert list_folders((folder.parent,)) == []
     assert is_whole(folder)
     assert list_folders((folder.parent,)) == [folder]
-    assert [p.name for p in folder.parent.iterdir()] == ["mine"]
+    assert names_in(folder.parent) == ["mine"]
     assert len(contents(folder)) == len(read_manifest(folder).files) + 1
-    assert ModelSet(folder, read_manifest(folder)).golden is not None
+    assert load_model_set(str(folder)).golden is not None
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
@@ -36,28 +47,16 @@ def test_a_new_set_that_fails_is_not_there(tmp_path, is_replaced):
 
     with pytest.raises(KeyboardInterrupt):
         fail()
-    assert list(tmp_path.iterdir()) == []
+    assert names_in(tmp_path) == []
 
 
-def test_a_folder_of_other_files_is_not_replaced(tmp_path):
-    (tmp_path / "photos").mkdir()
-    (photo := tmp_path / "photos" / "a.jpg").touch()
-    with (
-        pytest.raises(ModelSetError, match="is no model set, and has files; move it away"),
-        create(tmp_path / "photos", is_replaced=True),
-    ):
-        pass
-    assert photo.exists()
-
-
-def test_a_set_that_is_there_is_not_written_over(folder):
-    before = contents(folder.parent)
-    with (
-        pytest.raises(ModelSetError, match="exists; give another name, or --replace"),
-        create(folder),
-    ):
-        pass
-    assert contents(folder.parent) == before
+def test_what_is_there_is_not_written_over(folder, tmp_path):
+    (photos := tmp_path / "photos").mkdir()
+    (photos / "a.jpg").touch()
+    before = contents(tmp_path)
+    refused("is no model set, and has files; move it away", create(photos, is_replaced=True))
+    refused("exists; give another name, or --replace", create(folder))
+    assert contents(tmp_path) == before
 
 
 def test_a_set_is_replaced_as_a_whole(folder):
@@ -66,29 +65,26 @@ def test_a_set_is_replaced_as_a_whole(folder):
         assert load_model_set(str(folder)).labels == LABELS
     assert load_model_set(str(folder)).labels == ("a", "b", "c")
     assert len(contents(folder)) == len(read_manifest(folder).files) + 1
-    assert [p.name for p in folder.parent.iterdir()] == ["tiny"]
+    assert names_in(folder.parent) == ["tiny"]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), KeyboardInterrupt()])
-def test_a_replacement_that_fails_brings_the_old_set_back(folder, monkeypatch, error):
-    before, move = contents(folder.parent), Path.replace
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_a_replacement_that_fails_brings_the_old_set_back(folder, error):
+    before = contents(folder.parent)
 
-    def failing(self: Path, target: Path) -> Path:
-        if target == folder and "old" not in self.name:
+    def is_new(source: Path, target: Path) -> bool:
+        is_it = target == folder and "old" not in source.name
+        if is_it and error:
             raise error
-        return move(self, target)
+        return is_it
 
-    def replace() -> None:
-        with create(folder, is_replaced=True) as staging:
-            make(staging)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", failing)
-        kind = ModelSetError if isinstance(error, OSError) else KeyboardInterrupt
-        with pytest.raises(kind):
-            replace()
+    with (
+        failing(Path, "replace", errno.EIO, is_new),
+        pytest.raises(KeyboardInterrupt if error else ModelSetError),
+    ):
+        replace(folder)
     assert contents(folder.parent) == before
-    replace()
+    replace(folder)
     assert is_whole(folder)
 
 
@@ -97,42 +93,36 @@ def test_a_set_that_a_killed_replacement_took_away_comes_back(folder):
     folder.replace(folder.with_name(".tiny.old.partial"))
     (folder.with_name(".tiny.partial") / "half").mkdir(parents=True)
     assert list_folders((folder.parent,)) == [folder]  # it is found where it is
-    with pytest.raises(ModelSetError, match="exists; give another name"), create(folder):
-        pass
+    refused("exists; give another name", create(folder))
     assert contents(folder) == before
-    assert [p.name for p in folder.parent.iterdir()] == ["tiny"]
+    assert names_in(folder.parent) == ["tiny"]
 
 
 def test_what_killed_replacements_left_goes_with_the_next(folder):
-    shutil.copytree(folder, folder.with_name(".tiny.old.partial"))
-    shutil.copytree(folder, folder.with_name(".tiny.partial"))
-    with create(folder, is_replaced=True) as staging:
-        make(staging)
-    assert set(contents(folder)) == {r.path for r in read_manifest(folder).files} | {
-        "manifest.yaml"
-    }
-    assert [p.name for p in folder.parent.iterdir()] == ["tiny"]
+    for left in (".tiny.old.partial", ".tiny.partial"):
+        shutil.copytree(folder, folder.with_name(left))
+    replace(folder)
+    files = {record.path for record in read_manifest(folder).files}
+    assert set(contents(folder)) == files | {"manifest.yaml"}
+    assert names_in(folder.parent) == ["tiny"]
 
 
 def test_two_commands_do_not_make_the_same_set_at_once(tmp_path):
-    folder = tmp_path / "mine"
-    with create(folder) as staging, create(tmp_path / "yours") as other:
+    folder, yours = tmp_path / "mine", tmp_path / "yours"
+    with create(folder) as staging, create(yours) as other:
         make(other)
-        with pytest.raises(ModelSetError, match="another command is changing"), create(folder):
-            pass
+        refused("another command is changing", create(folder))
         make(staging)
     assert is_whole(folder)
-    assert is_whole(tmp_path / "yours")
+    assert is_whole(yours)
 
 
 def test_a_link_is_replaced_and_what_it_leads_to_stays(folder, tmp_path):
-    before = contents(folder)
-    link = tmp_path / "links" / "tiny"
+    before, link = contents(folder), tmp_path / "links" / "tiny"
     link.parent.mkdir()
     link.symlink_to(folder)
-    with create(link, is_replaced=True) as staging:
-        make(staging)
+    replace(link)
     assert not link.is_symlink()
     assert is_whole(link)
-    assert [p.name for p in link.parent.iterdir()] == ["tiny"]
+    assert names_in(link.parent) == ["tiny"]
     assert contents(folder) == before

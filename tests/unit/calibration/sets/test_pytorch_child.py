@@ -1,6 +1,7 @@
 """``models add --trust`` of real PyTorch files: what they answer once converted, and refusals."""
 
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,10 @@ import numpy as np
 import pytest
 
 from calibration.sets import files
-from calibration.sets.add_set import NewSet, add_set
 from calibration.sets.files import ConversionTask
 from calibration.sets.options import MemberOptions
-from models.ensemble import Probabilities
-from models.errors import ModelSetError
-from models.model_set import ModelSet
-from models.network import RuntimeOptions, load
-from models.record import RuntimeName
+from tests.support.calibration import added_sets
+from tests.support.calibration.added_sets import both, rows_of, softmax
 from tests.support.runtime_files import export_module, write_float_pt2, write_tiny_pt2
 from tests.support.script_files import (
     frozen,
@@ -26,17 +23,20 @@ from tests.support.script_files import (
     write_float_script,
     write_tiny_script,
 )
-from tests.support.tiny_networks import LABELS, SIZE
+from tests.support.tiny_networks import SIZE
 
 pytestmark = pytest.mark.torch
 GAIN = 3.0
-FP16 = 1e-3  # an IR's weights are stored so
+close = partial(np.testing.assert_allclose, atol=1e-3)  # an IR's weights are FP16
 IMAGES = np.random.default_rng(5).integers(0, 256, (5, SIZE, SIZE, 3), np.uint8)
-RGB: dict[str, Any] = {
-    "mean": (10.0, 20.0, 30.0),
-    "scale": (100.0, 110.0, 120.0),
-    "color_order": "RGB",
-}
+MEAN, SCALE = (10.0, 20.0, 30.0), (100.0, 110.0, 120.0)
+RGB = MemberOptions(mean=MEAN, scale=SCALE, color_order="RGB")
+SIZED = RGB.model_copy(update={"input_size": SIZE})
+FLOATS = (IMAGES[..., ::-1].astype(np.float64) - MEAN) / SCALE
+# What networks answer: the three classes of the float one are red, green and blue here.
+OF_FLOATS = softmax(GAIN * FLOATS.mean((1, 2)))
+added = partial(added_sets.added, options=RGB, is_trusted=True)
+refused = partial(added_sets.refused, options=RGB, is_trusted=True)
 
 
 @pytest.fixture
@@ -59,92 +59,51 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 here = pytest.mark.usefixtures("in_this_process")
 
 
-def softmax(logits: np.ndarray) -> Probabilities:
-    exponentials = np.exp(logits)
-    return (exponentials / exponentials.sum(1, keepdims=True)).astype(np.float32)
-
-
-def expected() -> Probabilities:
-    """What the network answers: its three classes are red, green and blue here."""
-    floats = (IMAGES[..., ::-1].astype(np.float64) - RGB["mean"]) / RGB["scale"]
-    return softmax(GAIN * floats.mean((1, 2)))
-
-
-def added(
-    tmp_path: Path,
-    path: Path,
-    runtime: RuntimeName = "openvino",
-    *,
-    size: int | None = None,
-    **more: Any,
-) -> ModelSet:
-    labels = tmp_path / "labels.txt"
-    labels.write_text("\n".join(LABELS), "utf-8")
-    options: dict[str, Any] = {
-        "options": MemberOptions(**RGB, input_size=size),
-        "is_trusted": True,
-    } | more
-    new = NewSet("made", [("one", path)], labels, runtimes={"one": runtime}, **options)
-    return add_set(new, tmp_path / "sets", is_replaced=True)
-
-
-def rows_of(made: ModelSet) -> Probabilities:
-    network = load(made.network_path("one", "FP16"), RuntimeOptions(batch_sizes=(1, 8)))
-    network.check_fits(SIZE, made.manifest.num_classes)
-    return network.predict(IMAGES)
-
-
-@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+@both
 @pytest.mark.parametrize("kind", [".pt2", ".pt"])
-def test_a_network_answers_as_the_module_does(
-    tmp_path: Path, kind: str, runtime: RuntimeName
-) -> None:
+def test_a_network_answers_as_the_module_does(tmp_path, kind, runtime):
     write = write_float_pt2 if kind == ".pt2" else write_float_script
-    made = added(tmp_path, write(tmp_path / f"net{kind}", GAIN), runtime)
-    record = made.manifest.member("one")
+    made = added(tmp_path, write(tmp_path / f"net{kind}", GAIN), runtime=runtime)
+    record = made.manifest.member("m0")
     assert (record.networks["FP16"].runtime, record.fixed_batch) == (runtime, None)
     assert made.manifest.image.input_size == SIZE  # of what it was exported, or traced, with
     assert record.source.startswith(f"net{kind}, sha256 ")
-    np.testing.assert_allclose(rows_of(made), expected(), atol=FP16)
+    close(rows_of(made, IMAGES), OF_FLOATS)
     assert made.golden is not None
 
 
 @pytest.mark.parametrize("how", ["script", "trace+freeze", "script+freeze"])
 @pytest.mark.parametrize("batch", [0, 4], ids=["any batch", "batch 4"])
 @here
-def test_a_script_however_it_was_saved(tmp_path: Path, how: str, batch: int) -> None:
+def test_a_script_however_it_was_saved(tmp_path, how, batch):
     path = write_float_script(tmp_path / "net.pth", GAIN, how, batch)
-    np.testing.assert_allclose(rows_of(added(tmp_path, path, size=SIZE)), expected(), atol=FP16)
+    close(rows_of(added(tmp_path, path, options=SIZED), IMAGES), OF_FLOATS)
 
 
-@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+@both
 @here
-def test_a_batch_that_is_built_in(tmp_path: Path, runtime: RuntimeName) -> None:
+def test_a_batch_that_is_built_in(tmp_path, runtime):
     """OpenVINO frees it where the graph allows that; ONNX Runtime runs that many at a time."""
-    made = added(tmp_path, write_float_pt2(tmp_path / "net.pt2", GAIN, 2), runtime)
-    assert made.manifest.member("one").fixed_batch == (None if runtime == "openvino" else 2)
-    np.testing.assert_allclose(rows_of(made), expected(), atol=FP16)
+    made = added(tmp_path, write_float_pt2(tmp_path / "net.pt2", GAIN, 2), runtime=runtime)
+    assert made.manifest.member("m0").fixed_batch == (None if runtime == "openvino" else 2)
+    close(rows_of(made, IMAGES), OF_FLOATS)
 
 
-@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+@both
 @pytest.mark.parametrize("suffix", [".pt2", ".torchscript"])
 @here
-def test_the_files_that_sets_had_for_pytorch(
-    tmp_path: Path, suffix: str, runtime: RuntimeName
-) -> None:
+def test_the_files_that_sets_had_for_pytorch(tmp_path, suffix, runtime):
     """They take pixels, with the preprocessing inside: what is said of it is not asked."""
     write = write_tiny_pt2 if suffix == ".pt2" else write_tiny_script
-    plain = MemberOptions(mean=(1.0, 2.0, 3.0))
-    made = added(tmp_path, write(tmp_path / f"net{suffix}", GAIN), runtime, options=plain)
-    np.testing.assert_allclose(rows_of(made), softmax(GAIN * IMAGES.mean((1, 2)) / 255), atol=FP16)
+    plain, path = MemberOptions(mean=(1.0, 2.0, 3.0)), write(tmp_path / f"net{suffix}", GAIN)
+    made = added(tmp_path, path, runtime=runtime, options=plain)
+    close(rows_of(made, IMAGES), softmax(GAIN * IMAGES.mean((1, 2)) / 255))
 
 
 @here
-def test_a_scripted_modules_size_is_to_be_said(tmp_path: Path) -> None:
+def test_a_scripted_modules_size_is_to_be_said(tmp_path):
     path = write_float_script(tmp_path / "net.pt", GAIN, "script")
-    with pytest.raises(ModelSetError, match="its size is open, so say --input-size"):
-        added(tmp_path, path)
-    assert not (tmp_path / "sets").exists()
+    refused("its size is open, so say --input-size", tmp_path, path)
 
 
 def ending(end: str) -> Any:
@@ -197,12 +156,9 @@ def ending(end: str) -> Any:
     ],
 )
 @here
-def test_scripts_that_are_no_classifiers(tmp_path: Path, end: str, says: str) -> None:
+def test_scripts_that_are_no_classifiers(tmp_path, end, says):
     path = save_script(scripted(ending(end)), tmp_path / "net.pt")
-    with pytest.raises(ModelSetError, match=says) as failed:
-        added(tmp_path, path, size=SIZE)
-    assert "net.pt" in failed.value.message
-    assert not (tmp_path / "sets").exists()
+    assert "net.pt" in refused(says, tmp_path, path, options=SIZED)
 
 
 @pytest.mark.parametrize(
@@ -214,14 +170,11 @@ def test_scripts_that_are_no_classifiers(tmp_path: Path, end: str, says: str) ->
     ],
 )
 @here
-def test_programs_that_are_no_classifiers(tmp_path: Path, end: str, says: str) -> None:
+def test_programs_that_are_no_classifiers(tmp_path, end, says):
     import torch
 
     export_module(ending(end), tmp_path / "net.pt2", torch.zeros(2, 3, SIZE, SIZE))
-    with pytest.raises(ModelSetError, match=says) as failed:
-        added(tmp_path, tmp_path / "net.pt2")
-    assert "net.pt2" in failed.value.message
-    assert not (tmp_path / "sets").exists()
+    assert "net.pt2" in refused(says, tmp_path, tmp_path / "net.pt2")
 
 
 def in_training(kind: str, path: Path) -> Path:
@@ -248,24 +201,21 @@ def in_training(kind: str, path: Path) -> Path:
 @pytest.mark.parametrize("suffix", [".pt2", ".pt"])
 @pytest.mark.parametrize("kind", ["dropout", "batch norm"])
 @here
-def test_a_network_in_training_mode(tmp_path: Path, kind: str, suffix: str) -> None:
+def test_a_network_in_training_mode(tmp_path, kind, suffix):
     path = in_training(kind, tmp_path / f"net{suffix}")
-    with pytest.raises(ModelSetError, match=r"is in training mode|does not run on images"):
-        added(tmp_path, path)
-    assert not (tmp_path / "sets").exists()
+    refused("is in training mode|does not run on images", tmp_path, path)
 
 
-def test_a_file_that_is_damaged(tmp_path: Path) -> None:
+def test_a_file_that_is_damaged(tmp_path):
     whole = write_float_script(tmp_path / "whole.pt")
     with zipfile.ZipFile(whole) as before, zipfile.ZipFile(tmp_path / "net.pt", "w") as after:
         for name in before.namelist():
             after.writestr(name, b"def forward" if name.endswith(".py") else before.read(name))
-    with pytest.raises(ModelSetError, match=r"net\.pt cannot be converted: "):
-        added(tmp_path, tmp_path / "net.pt")
+    refused(r"net\.pt cannot be converted: ", tmp_path, tmp_path / "net.pt")
 
 
 @here
-def test_a_network_like_real_ones_answers_as_the_module_does(tmp_path: Path) -> None:
+def test_a_network_like_real_ones_answers_as_the_module_does(tmp_path):
     """Convolutions, batch norm, sizes that are computed, several outputs of one operator."""
     import torch
 
@@ -286,10 +236,9 @@ def test_a_network_like_real_ones_answers_as_the_module_does(tmp_path: Path) -> 
     module = Net().eval()
     export_module(module, tmp_path / "net.pt2", torch.zeros(2, 3, SIZE, SIZE))
     save_script(frozen(scripted(module)), tmp_path / "net.pt")
-    floats = (IMAGES[..., ::-1] - np.array(RGB["mean"])) / np.array(RGB["scale"])
-    batch = torch.from_numpy(floats.astype(np.float32)).permute(0, 3, 1, 2)
+    batch = torch.from_numpy(FLOATS.astype(np.float32)).permute(0, 3, 1, 2)
     with torch.inference_mode():
         wanted = module(batch).softmax(1).numpy()
     for name in ("net.pt2", "net.pt"):
-        made = added(tmp_path, tmp_path / name, size=SIZE)
-        np.testing.assert_allclose(rows_of(made), wanted, atol=FP16)
+        made = added(tmp_path, tmp_path / name, options=SIZED)
+        close(rows_of(made, IMAGES), wanted)

@@ -27,7 +27,7 @@ def mobilenets(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> M
 
 
 @pytest.mark.slow  # make test adds small TFLite networks in tests/unit/calibration/sets
-def test_what_the_networks_say_of_themselves_is_kept(mobilenets: ModelSet) -> None:
+def test_what_the_networks_say_of_themselves_is_kept(mobilenets):
     manifest = mobilenets.manifest
     assert [manifest.image_of(name).input_size for name in MEMBERS] == [224, 192, 160]
     assert [member.fixed_batch for member in manifest.members] == [None] * 3
@@ -36,9 +36,7 @@ def test_what_the_networks_say_of_themselves_is_kept(mobilenets: ModelSet) -> No
 
 
 @pytest.mark.slow  # as above
-def test_they_know_fifty_photographs(
-    mobilenets: ModelSet, shared_data: Path, tmp_path: Path
-) -> None:
+def test_they_know_fifty_photographs(mobilenets, shared_data, tmp_path):
     images = links(shared_data / "imagenet-small" / "images", tmp_path / "images", NUM_IMAGES)
     measured = evaluate_set(mobilenets, read_dataset(images, mobilenets), ("INT8",))
     found = {name: tally.score.top1 for name, tally in measured.tallies["INT8"].items()}
@@ -47,9 +45,7 @@ def test_they_know_fifty_photographs(
 
 
 @pytest.mark.slow  # as above
-def test_without_background_the_rest_share_its_probability(
-    mobilenets: ModelSet, shared_data: Path, tmp_path: Path
-) -> None:
+def test_without_background_the_rest_share_its_probability(mobilenets, shared_data, tmp_path):
     folder = shared_data / "imagenet-small"
     for name in ("labels.txt", "class_ids.txt"):
         lines = (folder / name).read_text("utf-8").splitlines()[1:]
