@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -11,16 +10,9 @@ from platformdirs import user_cache_path
 from rich.markup import escape
 
 from calibration.commands.models import JsonFile, ModelDirs, check_file, err, out
-from calibration.ladder.ladder import Ladder, LadderStep
+from calibration.ladder.ladder import Ladder
 from calibration.ladder.report import PACKAGES, as_json, draw, render, rows_of, show
-from calibration.ladder.rungs import (
-    LadderError,
-    LadderJob,
-    LadderOptions,
-    RungResult,
-    Store,
-    plan,
-)
+from calibration.ladder.rungs import LadderError, LadderOptions, plan
 from models.files import check_can_write, needed_folder, write_json, write_result
 from models.machine import describe_machine, needs_extra
 
@@ -98,8 +90,26 @@ def ladder(
     )
     job = plan(asked, needed_folder(user_cache_path, "ladder"))
     started = time.monotonic()
-    results = _run(job, is_resumed=resume)
-    _report(job, results, time.monotonic() - started, (json_file, plot, html))
+    try:
+        with err.status("starting") as status:
+            run = Ladder(job, lambda doing: status.update(escape(doing)))
+            results = run.run(is_resumed=resume)
+    except KeyboardInterrupt:
+        err.print(
+            f"stopped; what was measured is in {escape(str(job.work))}: the same command with "
+            "--resume goes on"
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    rows = rows_of(job, results)
+    content = as_json(job, rows, describe_machine(PACKAGES), time.monotonic() - started)
+    title = f"{job.network.name} at {job.network.size} px, {job.cores} cores"
+    if str(json_file) != "-":
+        show(out, job, rows)
+    if plot is not None:
+        write_result(plot, draw(rows, title))
+    if html is not None:
+        write_result(html, render(content, rows, title))
+    write_json(json_file, content)
     outcomes = {result.outcome for result in results.values()}
     if "failed" in outcomes or "measured" not in outcomes:
         raise typer.Exit(1)
@@ -116,43 +126,3 @@ def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -
         with needs_extra("calibrate", "ladder --plot and --html"):
             import jinja2  # noqa: F401
             import matplotlib  # noqa: F401
-
-
-def _run(job: LadderJob, *, is_resumed: bool) -> Mapping[str, RungResult]:
-    """Run the rungs with live progress; Ctrl-C leaves measured rungs for --resume."""
-    store = Store(job.work)
-    try:
-        with store.opened(job.facts, is_resumed=is_resumed), err.status("starting") as status:
-
-            def report(step: LadderStep) -> None:
-                status.update(
-                    f"{step.number} of {step.of}, about {step.left_s:.0f} s left: "
-                    f"{escape(step.rung.title)}: {escape(step.doing)}"
-                )
-
-            return Ladder(job, store, report).run()
-    except KeyboardInterrupt:
-        err.print(
-            f"stopped; what was measured is in {escape(str(job.work))}: the same command with "
-            "--resume goes on"
-        )
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def _report(
-    job: LadderJob,
-    results: Mapping[str, RungResult],
-    took_s: float,
-    files: tuple[Path | None, Path | None, Path | None],
-) -> None:
-    json_file, plot, html = files
-    rows = rows_of(job, results)
-    content = as_json(job, rows, describe_machine(PACKAGES), took_s)
-    title = f"{job.network.name} at {job.network.size} px, {job.cores} cores"
-    if str(json_file) != "-":
-        show(out, job, rows)
-    if plot is not None:
-        write_result(plot, draw(rows, title))
-    if html is not None:
-        write_result(html, render(content, rows, title))
-    write_json(json_file, content)

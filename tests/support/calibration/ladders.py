@@ -11,7 +11,6 @@ from calibration.ladder.rungs import (
     RungNetwork,
     RungOptions,
     RungResult,
-    Store,
     plan,
 )
 from tests.support.tiny_networks import SIZE
@@ -57,7 +56,6 @@ class FakeProcesses:
     def __init__(self, answers: dict[str, RungResult | BaseException | None] | None = None) -> None:
         self.answers = answers or {}
         self.tasks: dict[str, Sequence[RungOptions]] = {}
-        self.margins: list[float | None] = []
 
     def __call__(
         self,
@@ -77,11 +75,3 @@ class FakeProcesses:
         if name.startswith("prepare-"):
             return RungResult(outcome="prepared")
         return measured(10.0, choices[0])
-
-    @property
-    def service(self) -> Callable[[LadderJob, Store, float | None], RungResult]:
-        def run(job: LadderJob, store: Store, margin: float | None) -> RungResult:
-            self.margins.append(margin)
-            return measured(5.0)
-
-        return run

@@ -14,10 +14,8 @@ from tests.support.command_line import tandem
 
 @pytest.fixture
 def fakes(monkeypatch) -> FakeProcesses:
-    """Runs no process and no service."""
     fakes = FakeProcesses()
     monkeypatch.setattr(run, "run_engine", fakes)
-    monkeypatch.setattr(run, "run_service_rung", fakes.service)
     return fakes
 
 
