@@ -269,7 +269,7 @@ def _measured(job: LadderJob, engine: str, choices: Choices, say: Say) -> RungRe
     _warm_up(ready, job)
     prepared_s = time.monotonic() - started
     say("measuring")
-    figures = run_calls(ready.calls, job.asked.seconds, chosen.batch, job.cores)
+    figures = run_calls(ready.calls, job.seconds, chosen.batch, job.cores)
     say("measured")
     if job.has_images:
         top1 = _top1(job, ready, chosen.batch, of_ensemble=engine == "ensemble")
@@ -316,7 +316,7 @@ def best_choice(job: LadderJob, engine: str, choices: Choices) -> tuple[RungOpti
         if len(choices) == 1:
             return options, ready
         _warm_up(ready, job)
-        run = run_calls(ready.calls, TRIAL * job.asked.seconds, options.batch, job.cores)
+        run = run_calls(ready.calls, TRIAL * job.seconds, options.batch, job.cores)
         if best is None or run.images_per_s > best[0]:
             best = run.images_per_s, options, ready
     if best is None:
@@ -328,4 +328,4 @@ def _warm_up(ready: ReadyNetwork, job: LadderJob) -> None:
     """Run for a while without counting: the first calls allocate, and may compile."""
     for call in ready.calls:
         call()
-    run_calls(ready.calls, WARM_UP * TRIAL * job.asked.seconds, 1, job.cores)
+    run_calls(ready.calls, WARM_UP * TRIAL * job.seconds, 1, job.cores)

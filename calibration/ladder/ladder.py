@@ -63,7 +63,7 @@ def run_engine(job: LadderJob, name: str, task: str, choices: Choices, say: Say)
         if doing != "measuring":
             return None
         late = _failed("it did not end long after its time: given up")
-        return 3 * job.asked.seconds + END_LIMIT_S
+        return 3 * job.seconds + END_LIMIT_S
 
     if task == SERVICE:
         return run_service_rung(job, choices[0].cascade_margin)
@@ -125,7 +125,7 @@ class Ladder:
         first = next(rung for rung in self._job.rungs if self._store.read(rung.name) is None)
         whole: dict[Preparation, tuple[bool, str]] = {
             "make_set": (self._job.network.is_random, "making the network"),
-            "labelled": (self._job.asked.images is not None, "reading the labelled images"),
+            "labelled": (self._job.images is not None, "reading the labelled images"),
         }
         for preparation, (is_needed, doing) in whole.items():
             if is_needed:
@@ -177,7 +177,7 @@ class Ladder:
 
     def _tell(self, rung: Rung, number: int, doing: str) -> None:
         """Report the progress; the time left is estimated by what the rungs before took."""
-        mean_s = fmean(self._took_s or [self._job.asked.seconds + OVERHEAD_S])
+        mean_s = fmean(self._took_s or [self._job.seconds + OVERHEAD_S])
         left_s = self._num_pending(number) * mean_s
         place = f"{number} of {len(self._job.rungs)}, about {left_s:.0f} s left"
         self._report(f"{place}: {rung.title}: {doing}")
@@ -251,7 +251,7 @@ def _wait_ready(url: str, process: Child) -> str:
 def _loaded(job: LadderJob, url: str, pid: int) -> Figures:
     """Load the service for the time of a rung, and return the figures."""
     seconds, result_file, log = (
-        job.asked.seconds,
+        job.seconds,
         job.work / "bench.json",
         Store(job.work).log("bench"),
     )

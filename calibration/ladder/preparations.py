@@ -280,11 +280,11 @@ def keep_labelled(job: LadderJob) -> None:
         ModelSetError: no image can be read, they are of other classes, or calibration used them.
 
     """
-    assert job.asked.images is not None
+    assert job.images is not None
     model_set = ModelSet(job.network.model_set, read_manifest(job.network.model_set))
-    chosen = read_dataset(job.asked.images, model_set).images
-    if 0 < job.asked.max_images < len(chosen):
-        chosen = tuple(random.Random(SEED).sample(chosen, job.asked.max_images))
+    chosen = read_dataset(job.images, model_set).images
+    if 0 < job.max_images < len(chosen):
+        chosen = tuple(random.Random(SEED).sample(chosen, job.max_images))
     check_not_calibrated(model_set, chosen)
     inputs, images, classes, photos = model_set.manifest.inputs, [], [], job.work / PHOTOS
     shutil.rmtree(photos, ignore_errors=True)
@@ -297,7 +297,7 @@ def keep_labelled(job: LadderJob) -> None:
             images.append(pixels)
             classes.append(image.class_index)
     if not images:
-        raise ModelSetError(f"none of {len(chosen)} images of {job.asked.images} can be read")
+        raise ModelSetError(f"none of {len(chosen)} images of {job.images} can be read")
     whole = np.stack(images)
     np.save(job.work / INPUTS_NAME, whole, allow_pickle=False)
     np.save(job.work / PIXELS_NAME, inputs.of(job.network.name, whole), allow_pickle=False)

@@ -1,4 +1,4 @@
-"""The rungs of a ladder: its options, which rungs there are, and the files of their results."""
+"""The rungs of a ladder: what each changes, their results, and the files of these."""
 
 import fcntl
 import json
@@ -16,7 +16,6 @@ from models.errors import TandemError
 from models.files import write_result
 from models.image_files import first_not_utf8
 from models.machine import available_cpus
-from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Record
 
 Engine = Literal["torch", "onnxruntime", "openvino", "ensemble", "service"]
@@ -24,10 +23,6 @@ Preparation = Literal["make_set", "labelled", "quantize", "export"]  # makes fil
 Positive = Annotated[int, Field(ge=1)]
 
 SERVICE: Literal["service"] = "service"  # the rung that runs ``tandem serve``
-RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.ladder.preparations can restore
-SIZES = range(32, 1025)
-MAX_CLASSES = 100_000
-
 # In the work folder: PHOTOS has links to the labelled images, in the order of their classes' file.
 RESULTS, LOGS, PHOTOS, TRUTH = "results", "logs", "photos", "labelled-truth.npy"
 MADE_ONCE = "prepare-"  # prefix of the results of preparations
@@ -168,41 +163,23 @@ def rungs(cores: int, cascade_margin: float) -> tuple[Rung, ...]:
 
 
 @dataclass(frozen=True)
-class LadderOptions:
-    """The options of the command line."""
-
-    network: str  # a model set, or with ``is_random`` a name in torchvision
-    is_random: bool = False
-    member: str | None = None
-    size: int | None = None
-    num_classes: int | None = None
-    images: Path | None = None
-    max_images: int = 200
-    seconds: float = 10.0
-    only: Sequence[str] = ()
-    cascade_margin: float = 0.5
-    work: Path | None = None
-    model_dirs: Sequence[Path] = ()
-
-
-@dataclass(frozen=True)
 class LadderJob:
-    """The network and rungs to measure, and why some rungs are impossible.
+    """What to measure, and why some rungs are impossible; the process of each rung gets it, too."""
 
-    The process of each rung gets it, too.
-    """
-
-    asked: LadderOptions
     network: RungNetwork
     rungs: tuple[Rung, ...]
     work: Path
     impossible: Mapping[str, str]  # the reason, by the rung's name
+    images: Path | None = None  # labelled ones
+    max_images: int = 200
+    seconds: float = 10.0
+    cascade_margin: float = 0.5
     fingerprint: str = ""  # of the networks' files; empty for random weights
     cores: int = field(default_factory=available_cpus)
 
     def __post_init__(self) -> None:
         """Refuse the names that the work folder's files cannot hold."""
-        paths = (self.network.model_set, self.work, *filter(None, [self.asked.images]))
+        paths = (self.network.model_set, self.work, *filter(None, [self.images]))
         if (name := first_not_utf8(str(path.absolute()) for path in paths)) is not None:
             raise LadderError(f"the name {name!r} is not UTF-8, as a ladder's files are; rename it")
 
@@ -214,107 +191,10 @@ class LadderJob:
     @property
     def facts(self) -> dict[str, Any]:
         """Return the facts that results depend on; results with other facts are not continued."""
-        asked = self.asked
-        return {
-            "network": self.network.model_dump(mode="json"),
-            "seconds": asked.seconds,
-            "images": None if asked.images is None else str(asked.images.absolute()),
-            "max_images": asked.max_images,
-            "cascade_margin": asked.cascade_margin,
-            "cores": self.cores,
-            "fingerprint": self.fingerprint,
-        }
-
-
-def plan(asked: LadderOptions, cache: Path) -> LadderJob:
-    """Find the network and check the options; ``cache`` holds work folders without ``--work``.
-
-    Raises:
-        LadderError: an option is wrong, or does not go with the others.
-        ModelSetError: there is no set or member of that name.
-
-    """
-    every = {rung.name: rung for rung in rungs(available_cpus(), asked.cascade_margin)}
-    for name in asked.only:
-        if name not in every:
-            raise LadderError(f"--rungs {name!r}: there are {', '.join(every)}")
-    chosen = tuple(rung for rung in every.values() if not asked.only or rung.name in asked.only)
-    return (_random_job if asked.is_random else _job_of_set)(asked, chosen, cache)
-
-
-def _job_of_set(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> LadderJob:
-    for option, value in (("--size", asked.size), ("--classes", asked.num_classes)):
-        if value is not None:
-            raise LadderError(f"{option} is of --random-weights; a model set has its own")
-    model_set = load_model_set(asked.network, search_path(asked.model_dirs))
-    manifest = model_set.manifest
-    if asked.images is not None and manifest.is_multi_label:
-        raise LadderError(
-            f"--images: {model_set.name} is multi-label and has no top-1; its rungs are measured "
-            "for speed alone, and tandem evaluate measures its accuracy"
-        )
-    name = asked.member or manifest.members[0].name
-    own = manifest.member(name).networks
-    network = RungNetwork(
-        name=name,
-        size=manifest.image_of(name).input_size,
-        num_classes=manifest.num_classes,
-        model_set=model_set.folder.absolute(),
-        torch_source="float_ir" if name in RESTORABLE and "FP16" in own else "none",
-    )
-    work = (asked.work or cache / f"{model_set.name}-{name}").absolute()
-    # The later rungs use all members.
-    hashes = [n.fingerprint for _, n in sorted(own.items())] + [*model_set.fingerprints.values()]
-    impossible = {rung.name: why for rung in chosen if (why := _why_not(rung, network, model_set))}
-    return LadderJob(asked, network, chosen, work, impossible, "-".join(hashes))
-
-
-def _random_job(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> LadderJob:
-    for option, value in (("--member", asked.member), ("--images", asked.images)):
-        if value is not None:
-            raise LadderError(f"{option} with --random-weights: random weights classify nothing")
-    size, num_classes, name = asked.size or 224, asked.num_classes or 1000, asked.network.lower()
-    if size not in SIZES:
-        raise LadderError(f"--size is {size}; give {SIZES[0]} to {SIZES[-1]} px")
-    if not 2 <= num_classes <= MAX_CLASSES:
-        raise LadderError(f"--classes is {num_classes}; give 2 to {MAX_CLASSES}")
-    if not name.replace("_", "").isalnum() or not name[0].isalpha():
-        raise LadderError(f"{asked.network!r} is no name of a torchvision network")
-    work = (asked.work or cache / f"{name}-{size}-random").absolute()
-    network = RungNetwork(
-        name=name,
-        size=size,
-        num_classes=num_classes,
-        model_set=work / f"{name}-random",
-        torch_source="random",
-        is_random=True,
-    )
-    why = f"{name} is one network: there is no ensemble"
-    impossible = {rung.name: why for rung in chosen if rung.engine == "ensemble"}
-    return LadderJob(asked, network, chosen, work, impossible)
-
-
-def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
-    """Return why a rung is impossible for this set, or ""."""
-    manifest, is_ensemble = model_set.manifest, rung.engine == "ensemble"
-    own, called = manifest.member(network.name).networks, f"{network.name} of {model_set.name}"
-    lacking = [m.name for m in manifest.members if m.precision_of("INT8") not in m.networks]
-    if rung.engine in ("torch", "onnxruntime") and network.torch_source == "none":
-        return (
-            f"{called} has no PyTorch source; the speed of a torchvision "
-            f"network: tandem ladder NAME --random-weights --size {network.size}"
-        )
-    if rung.engine == "openvino" and rung.name != "int8" and "FP16" not in own:
-        return f"{called} has no float network"
-    if rung.name == "int8" and not own.keys() & {"FP16", "INT8"}:
-        return f"{called} has no OpenVINO network"
-    if rung.name == "cascade" and manifest.is_multi_label:
-        return f"{model_set.name} is multi-label: it has no margin for a cascade"
-    if is_ensemble and len(manifest.members) < 2:
-        return f"{model_set.name} has one member"
-    if (is_ensemble or rung.name == SERVICE) and lacking:
-        return f"no INT8 of {', '.join(lacking)}: tandem quantize {model_set.argument} makes it"
-    return ""
+        plain = ("max_images", "seconds", "cascade_margin", "fingerprint", "cores")
+        images = None if self.images is None else str(self.images.absolute())
+        facts = {"network": self.network.model_dump(mode="json"), "images": images}
+        return facts | {name: getattr(self, name) for name in plain}
 
 
 class Store:

@@ -17,7 +17,6 @@ from calibration.ladder.engines import (
 from calibration.ladder.preparations import random_module, random_pixels, torch_module
 from calibration.ladder.rungs import (
     LadderJob,
-    LadderOptions,
     RungNetwork,
     RungOptions,
     SkippedError,
@@ -32,7 +31,7 @@ NAME, SIZE = "squeezenet1_1", 64
 
 
 def job_of(network: RungNetwork, work: Path) -> LadderJob:
-    return LadderJob(LadderOptions(network.name, seconds=0.2), network, (), work, {}, cores=2)
+    return LadderJob(network, (), work, {}, seconds=0.2, cores=2)
 
 
 @pytest.fixture(scope="module")

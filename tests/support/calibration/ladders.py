@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from calibration.commands.ladder import LadderOptions, plan
 from calibration.ladder.rungs import (
     Figures,
     LadderJob,
-    LadderOptions,
     RungNetwork,
     RungOptions,
     RungResult,
-    plan,
 )
 from tests.support.tiny_networks import SIZE
 
@@ -46,8 +45,9 @@ def tiny_job(folder: Path, work: Path, *, cores: int = 1, **asked: Any) -> Ladde
     network = RungNetwork(
         name="sure", size=SIZE, num_classes=3, model_set=folder, torch_source="none"
     )
-    options = LadderOptions(str(folder), **{"seconds": 0.1, "max_images": 0} | asked)
-    return LadderJob(options, network, (), work, {}, cores=cores)
+    return LadderJob(
+        network, (), work, {}, cores=cores, **{"seconds": 0.1, "max_images": 0} | asked
+    )
 
 
 class FakeProcesses:

@@ -27,7 +27,7 @@ from calibration.ladder.rungs import (
 )
 from tests.support.calibration.ladders import FakeProcesses, job_of, measured, tiny_job
 
-RANDOM = {"is_random": True, "size": 64}
+RANDOM = {"random_weights": True, "size": 64}
 FAILED = RungResult(outcome="failed", reason="its process died")
 SKIPPED = RungResult(outcome="skipped", reason="no compiler")
 
@@ -137,7 +137,7 @@ def test_the_networks_go_when_all_is_measured_and_stay_for_what_failed(tmp_path)
 
 
 def test_the_time_left_is_what_the_rungs_before_took(tmp_path):
-    job = job_of("resnet18", tmp_path, **RANDOM, only=["eager", "batches"])
+    job = job_of("resnet18", tmp_path, **RANDOM, rungs="eager,batches")
     steps, now = list[str](), iter(range(0, 1000, 10))
     Ladder(job, steps.append, FakeProcesses(), lambda: next(now)).run(is_resumed=False)
     assert steps[0].startswith("1 of 2, about 30 s left: ")  # unknown yet: twice 15 s
