@@ -162,9 +162,9 @@ def unfold(network: Any, model: ov.Model, batch: Any) -> None:
         if not isinstance(module, torch.nn.BatchNorm2d):
             continue
         add, convolution = nodes.get(f"__module.{name}{BATCH_NORM}"), modules.get(_before(name))
-        is_after = isinstance(convolution, torch.nn.Conv2d) and add is not None
-        folded = add.input_value(0).get_node() if is_after else None
-        if folded is None or folded.get_type_name() != "Convolution":
+        folded = None if add is None else add.input_value(0).get_node()
+        is_after = folded is not None and folded.get_type_name() == "Convolution"
+        if not is_after or not isinstance(convolution, torch.nn.Conv2d):
             raise ModelSetError(
                 f"{name} of the network is not a convolution and a shift in the IR; only networks "
                 "that normalise after a convolution (ResNet) can be unfolded"
@@ -286,7 +286,8 @@ def keep_labelled(job: LadderJob) -> None:
     if 0 < job.max_images < len(chosen):
         chosen = tuple(random.Random(SEED).sample(chosen, job.max_images))
     check_not_calibrated(model_set, chosen)
-    inputs, images, classes, photos = model_set.manifest.inputs, [], [], job.work / PHOTOS
+    inputs, photos = model_set.manifest.inputs, job.work / PHOTOS
+    images, classes = list[Pixels](), list[int]()
     shutil.rmtree(photos, ignore_errors=True)
     photos.mkdir()
     for image in chosen:

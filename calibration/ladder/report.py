@@ -187,13 +187,13 @@ def draw(rows: list[Row], title: str) -> str:
             at = (row.rate, place)
             axes.annotate(label, at, (4, 0), textcoords="offset points", va="center")
         limit = 1.25 * max(1.0, *(row.rate for row in rows))
-        place = PUBLISHED_SPEED_UP * next((row.rate for row in rows if row.rate), 0.0)
-        if against_published(rows) and place < limit:
-            axes.axvline(place, color="#999999", linewidth=1, linestyle="--")
+        published = PUBLISHED_SPEED_UP * next((row.rate for row in rows if row.rate), 0.0)
+        if against_published(rows) and published < limit:
+            axes.axvline(published, color="#999999", linewidth=1, linestyle="--")
             label = f"the published ladder's {PUBLISHED_SPEED_UP:.1f}x"
-            at = (place, 0.98)  # next to the first rungs, whose bars are short
-            look = {"rotation": 90, "ha": "right", "va": "top", "color": "#666666"}
-            axes.annotate(label, at, xycoords=("data", "axes fraction"), **look)
+            top = (published, 0.98)  # next to the first rungs, whose bars are short
+            look: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "color": "#666666"}
+            axes.annotate(label, top, xycoords=("data", "axes fraction"), **look)
         axes.set_xlim(0, limit)
         axes.set_xlabel("images/s (and times the first rung)")
         axes.set_title(title, loc="left")

@@ -19,7 +19,6 @@ from tests.support.runtime_files import write_mixed_set
 from tests.support.scored_sets import write_scored_set
 from tests.support.tiny_networks import write_tiny_set
 
-
 RANDOM = {"random_weights": True}
 
 
