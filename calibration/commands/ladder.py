@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,148 +11,208 @@ from platformdirs import user_cache_path
 from rich.markup import escape
 
 from calibration.commands.models import JsonFile, ModelDirs, check_file, err, out
-from calibration.ladder.ladder import Ladder, LadderStep
+from calibration.ladder.ladder import Ladder
 from calibration.ladder.report import PACKAGES, as_json, draw, render, rows_of, show
-from calibration.ladder.rungs import (
-    LadderError,
-    LadderJob,
-    LadderOptions,
-    RungResult,
-    Store,
-    plan,
-)
+from calibration.ladder.rungs import SERVICE, LadderError, LadderJob, Rung, RungNetwork
+from calibration.ladder.rungs import rungs as every_rung
 from models.files import check_can_write, needed_folder, write_json, write_result
-from models.machine import describe_machine, needs_extra
+from models.machine import available_cpus, describe_machine, needs_extra
+from models.model_set import ModelSet, load_model_set, search_path
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
+RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.ladder.preparations can restore
+SIZES = range(32, 1025)
+MAX_CLASSES = 100_000
 
 
-def ladder(
+@dataclass(frozen=True)
+class LadderOptions:
+    """The options of the command line."""
+
     network: Annotated[
         str,
         typer.Argument(
             metavar="NETWORK", help="a model set, or with --random-weights a torchvision name"
         ),
-    ],
+    ]
     random_weights: Annotated[
         bool,
         typer.Option("--random-weights", help="torchvision's network of that name: speed only"),
-    ] = False,
-    member: Annotated[str | None, typer.Option(help="of the set  (default: its first)")] = None,
-    size: Annotated[
-        int | None, typer.Option(help="px, of --random-weights  (default: 224)")
-    ] = None,
-    classes: Annotated[
-        int | None, typer.Option(help="of --random-weights  (default: 1000)")
-    ] = None,
+    ] = False
+    member: Annotated[str | None, typer.Option(help="of the set  (default: its first)")] = None
+    size: Annotated[int | None, typer.Option(help="px, of --random-weights  (default: 224)")] = None
+    classes: Annotated[int | None, typer.Option(help="of --random-weights  (default: 1000)")] = None
     images: Annotated[
         Path | None,
         typer.Option(help="ImageFolder or CSV of file,label: for top-1 and the cascade"),
-    ] = None,
-    max_images: Annotated[
-        int, typer.Option(min=0, help="a random sample this large; 0: all")
-    ] = 200,
-    seconds: Annotated[
-        float, typer.Option(help="s of measuring, each rung; there are some 19")
-    ] = 10.0,
-    rungs: Annotated[
-        str | None, typer.Option(help="only these, with commas  (default: all)")
-    ] = None,
+    ] = None
+    max_images: Annotated[int, typer.Option(min=0, help="a random sample this large; 0: all")] = 200
+    seconds: Annotated[float, typer.Option(help="s of measuring, each rung; there are some 19")] = (
+        10.0
+    )
+    rungs: Annotated[str | None, typer.Option(help="only these, with commas  (default: all)")] = (
+        None
+    )
     cascade_margin: Annotated[
         float, typer.Option(min=0.001, max=1, help="of the cascade's rung")
-    ] = 0.5,
+    ] = 0.5
     work: Annotated[
         Path | None,
         typer.Option(help="folder for results on the way  (default: in the user's cache)"),
-    ] = None,
+    ] = None
     resume: Annotated[
         bool, typer.Option("--resume", help="keep what was measured, do the rest")
-    ] = False,
-    json_file: JsonFile = None,
-    plot: Annotated[Path | None, typer.Option(help="images/s by rung as a plot, .svg")] = None,
-    html: Annotated[Path | None, typer.Option(help="write a page with table and plot")] = None,
-    model_dir: ModelDirs = None,
-) -> None:
+    ] = False
+    json_file: JsonFile = None
+    plot: Annotated[Path | None, typer.Option(help="images/s by rung as a plot, .svg")] = None
+    html: Annotated[Path | None, typer.Option(help="write a page with table and plot")] = None
+    model_dir: ModelDirs = None
+
+
+def ladder(asked: LadderOptions) -> None:
     """Measure a network from eager PyTorch to the service, one optimisation after another.
 
     Each rung runs in a process of its own, some 19 of them in about ten minutes. One that this
     machine or installation cannot run is skipped, and it says why. Let nothing else run meanwhile.
     Exit code 1: a rung failed, or none was measured.
     """
-    if not (math.isfinite(seconds) and 0 < seconds <= 600):
-        raise LadderError(f"--seconds is {seconds}; it must be above 0 and at most 600")
-    _check_files(json_file, plot, html)
-    asked = LadderOptions(
-        network=network,
-        is_random=random_weights,
-        member=member,
-        size=size,
-        num_classes=classes,
-        images=images,
-        max_images=max_images,
-        seconds=seconds,
-        only=tuple(rungs.split(",")) if rungs else (),
-        cascade_margin=cascade_margin,
-        work=work,
-        model_dirs=tuple(model_dir or ()),
-    )
+    if not (math.isfinite(asked.seconds) and 0 < asked.seconds <= 600):
+        raise LadderError(f"--seconds is {asked.seconds}; it must be above 0 and at most 600")
+    _check_files(asked)
     job = plan(asked, needed_folder(user_cache_path, "ladder"))
     started = time.monotonic()
-    results = _run(job, is_resumed=resume)
-    _report(job, results, time.monotonic() - started, (json_file, plot, html))
-    outcomes = {result.outcome for result in results.values()}
-    if "failed" in outcomes or "measured" not in outcomes:
-        raise typer.Exit(1)
-
-
-def _check_files(json_file: Path | None, plot: Path | None, html: Path | None) -> None:
-    """Find out before minutes of measuring whether the results have a place to go."""
-    check_can_write(json_file)
-    check_file(plot, "--plot")
-    check_file(html, "--html")
-    if plot is not None and plot.suffix.lower() != ".svg":
-        raise LadderError(f"--plot {plot}: a name that ends with .svg")
-    if plot is not None or html is not None:
-        with needs_extra("calibrate", "ladder --plot and --html"):
-            import jinja2  # noqa: F401
-            import matplotlib  # noqa: F401
-
-
-def _run(job: LadderJob, *, is_resumed: bool) -> Mapping[str, RungResult]:
-    """Run the rungs with live progress; Ctrl-C leaves measured rungs for --resume."""
-    store = Store(job.work)
     try:
-        with store.opened(job.facts, is_resumed=is_resumed), err.status("starting") as status:
-
-            def report(step: LadderStep) -> None:
-                status.update(
-                    f"{step.number} of {step.of}, about {step.left_s:.0f} s left: "
-                    f"{escape(step.rung.title)}: {escape(step.doing)}"
-                )
-
-            return Ladder(job, store, report).run()
+        with err.status("starting") as status:
+            run = Ladder(job, lambda doing: status.update(escape(doing)))
+            results = run.run(is_resumed=asked.resume)
     except KeyboardInterrupt:
         err.print(
             f"stopped; what was measured is in {escape(str(job.work))}: the same command with "
             "--resume goes on"
         )
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _report(
-    job: LadderJob,
-    results: Mapping[str, RungResult],
-    took_s: float,
-    files: tuple[Path | None, Path | None, Path | None],
-) -> None:
-    json_file, plot, html = files
     rows = rows_of(job, results)
-    content = as_json(job, rows, describe_machine(PACKAGES), took_s)
+    content = as_json(job, rows, describe_machine(PACKAGES), time.monotonic() - started)
     title = f"{job.network.name} at {job.network.size} px, {job.cores} cores"
-    if str(json_file) != "-":
+    if str(asked.json_file) != "-":
         show(out, job, rows)
-    if plot is not None:
-        write_result(plot, draw(rows, title))
-    if html is not None:
-        write_result(html, render(content, rows, title))
-    write_json(json_file, content)
+    if asked.plot is not None:
+        write_result(asked.plot, draw(rows, title))
+    if asked.html is not None:
+        write_result(asked.html, render(content, rows, title))
+    write_json(asked.json_file, content)
+    outcomes = {result.outcome for result in results.values()}
+    if "failed" in outcomes or "measured" not in outcomes:
+        raise typer.Exit(1)
+
+
+def _check_files(asked: LadderOptions) -> None:
+    """Find out before minutes of measuring whether the results have a place to go."""
+    check_can_write(asked.json_file)
+    check_file(asked.plot, "--plot")
+    check_file(asked.html, "--html")
+    if asked.plot is not None and asked.plot.suffix.lower() != ".svg":
+        raise LadderError(f"--plot {asked.plot}: a name that ends with .svg")
+    if asked.plot is not None or asked.html is not None:
+        with needs_extra("calibrate", "ladder --plot and --html"):
+            import jinja2  # noqa: F401
+            import matplotlib  # noqa: F401
+
+
+def plan(asked: LadderOptions, cache: Path) -> LadderJob:
+    """Find the network and check the options; ``cache`` holds work folders without ``--work``.
+
+    Raises:
+        LadderError: an option is wrong, or does not go with the others.
+        ModelSetError: there is no set or member of that name.
+
+    """
+    every = {rung.name: rung for rung in every_rung(available_cpus(), asked.cascade_margin)}
+    only = asked.rungs.split(",") if asked.rungs else every
+    for name in only:
+        if name not in every:
+            raise LadderError(f"--rungs {name!r}: there are {', '.join(every)}")
+    chosen = tuple(rung for rung in every.values() if rung.name in only)
+    job = (_random_job if asked.random_weights else _job_of_set)(asked, chosen, cache)
+    return replace(
+        job,
+        images=asked.images,
+        max_images=asked.max_images,
+        seconds=asked.seconds,
+        cascade_margin=asked.cascade_margin,
+    )
+
+
+def _job_of_set(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> LadderJob:
+    for option, value in (("--size", asked.size), ("--classes", asked.classes)):
+        if value is not None:
+            raise LadderError(f"{option} is of --random-weights; a model set has its own")
+    model_set = load_model_set(asked.network, search_path(asked.model_dir or ()))
+    manifest = model_set.manifest
+    if asked.images is not None and manifest.is_multi_label:
+        raise LadderError(
+            f"--images: {model_set.name} is multi-label and has no top-1; its rungs are measured "
+            "for speed alone, and tandem evaluate measures its accuracy"
+        )
+    name = asked.member or manifest.members[0].name
+    own = manifest.member(name).networks
+    network = RungNetwork(
+        name=name,
+        size=manifest.image_of(name).input_size,
+        num_classes=manifest.num_classes,
+        model_set=model_set.folder.absolute(),
+        torch_source="float_ir" if name in RESTORABLE and "FP16" in own else "none",
+    )
+    work = (asked.work or cache / f"{model_set.name}-{name}").absolute()
+    # The later rungs use all members.
+    hashes = [n.fingerprint for _, n in sorted(own.items())] + [*model_set.fingerprints.values()]
+    impossible = {rung.name: why for rung in chosen if (why := _why_not(rung, network, model_set))}
+    return LadderJob(network, chosen, work, impossible, fingerprint="-".join(hashes))
+
+
+def _random_job(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> LadderJob:
+    for option, value in (("--member", asked.member), ("--images", asked.images)):
+        if value is not None:
+            raise LadderError(f"{option} with --random-weights: random weights classify nothing")
+    size, num_classes, name = asked.size or 224, asked.classes or 1000, asked.network.lower()
+    if size not in SIZES:
+        raise LadderError(f"--size is {size}; give {SIZES[0]} to {SIZES[-1]} px")
+    if not 2 <= num_classes <= MAX_CLASSES:
+        raise LadderError(f"--classes is {num_classes}; give 2 to {MAX_CLASSES}")
+    if not name.replace("_", "").isalnum() or not name[0].isalpha():
+        raise LadderError(f"{asked.network!r} is no name of a torchvision network")
+    work = (asked.work or cache / f"{name}-{size}-random").absolute()
+    network = RungNetwork(
+        name=name,
+        size=size,
+        num_classes=num_classes,
+        model_set=work / f"{name}-random",
+        torch_source="random",
+        is_random=True,
+    )
+    why = f"{name} is one network: there is no ensemble"
+    impossible = {rung.name: why for rung in chosen if rung.engine == "ensemble"}
+    return LadderJob(network, chosen, work, impossible)
+
+
+def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
+    """Return why a rung is impossible for this set, or ""."""
+    manifest, is_ensemble = model_set.manifest, rung.engine == "ensemble"
+    own, called = manifest.member(network.name).networks, f"{network.name} of {model_set.name}"
+    lacking = [m.name for m in manifest.members if m.precision_of("INT8") not in m.networks]
+    if rung.engine in ("torch", "onnxruntime") and network.torch_source == "none":
+        return (
+            f"{called} has no PyTorch source; the speed of a torchvision "
+            f"network: tandem ladder NAME --random-weights --size {network.size}"
+        )
+    if rung.engine == "openvino" and rung.name != "int8" and "FP16" not in own:
+        return f"{called} has no float network"
+    if rung.name == "int8" and not own.keys() & {"FP16", "INT8"}:
+        return f"{called} has no OpenVINO network"
+    if rung.name == "cascade" and manifest.is_multi_label:
+        return f"{model_set.name} is multi-label: it has no margin for a cascade"
+    if is_ensemble and len(manifest.members) < 2:
+        return f"{model_set.name} has one member"
+    if (is_ensemble or rung.name == SERVICE) and lacking:
+        return f"no INT8 of {', '.join(lacking)}: tandem quantize {model_set.argument} makes it"
+    return ""

@@ -10,35 +10,23 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import openvino as ov
 
+from calibration.ladder import preparations as prepared
 from calibration.ladder.measure import run_calls
-from calibration.ladder.preparations import (
-    INPUT,
-    INPUTS_NAME,
-    ONNX_NAME,
-    OUTPUT,
-    PIXELS_NAME,
-    PREPARATIONS,
-    SEED,
-    TRUTH_NAME,
-    import_torch,
-    member_ir,
-    normalised,
-    random_pixels,
-    torch_module,
-)
+from calibration.ladder.preparations import normalised, random_pixels
 from calibration.ladder.rungs import (
-    Engine,
+    TRUTH,
+    Choices,
     LadderJob,
-    Preparation,
     RungOptions,
     RungResult,
+    Say,
     SkippedError,
 )
 from models.ensemble import Probabilities, average, is_sure, tempered
 from models.errors import TandemError
+from models.image import ImageInputs
 from models.machine import MissingExtraError, needs_extra
 from models.manifest import read_manifest
 from models.model_set import ModelSet
@@ -60,65 +48,20 @@ class ReadyNetwork:
 
 
 def _random_inputs(job: LadderJob, options: RungOptions, number: int) -> list[Pixels]:
-    return [random_pixels(options.batch, job.network.size, SEED + n) for n in range(number)]
-
-
-def top1(
-    network: ReadyNetwork, job: LadderJob, batch: int, *, of_ensemble: bool
-) -> tuple[float | None, int]:
-    """Return the top-1 accuracy on the ladder's labelled images, and the number of images.
-
-    (None, 0) without labelled images. The last batch is filled up with its own images.
-    """
-    if not (job.work / TRUTH_NAME).is_file():
-        return None, 0
-    name = INPUTS_NAME if of_ensemble else PIXELS_NAME
-    pixels = np.load(job.work / name, mmap_mode="r", allow_pickle=False)
-    truth = np.load(job.work / TRUTH_NAME, allow_pickle=False)
-    num_right = 0
-    for start in range(0, len(truth), batch):
-        part = pixels[start : start + batch]
-        whole = np.resize(part, (batch, *part.shape[1:]))
-        answers = network.predict(whole)[: len(part)].argmax(axis=1)
-        num_right += int((answers == truth[start : start + batch]).sum())
-    return round(num_right / len(truth), 4), len(truth)
+    seeds = range(prepared.SEED, prepared.SEED + number)
+    return [random_pixels(options.batch, job.network.size, seed) for seed in seeds]
 
 
 def openvino_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
     """Compile a member's IR with the properties of a rung; an infer request for each call."""
-    model = read_network(member_ir(job.network, options.precision, job.work))
+    model = read_network(prepared.member_ir(job.network, options.precision, job.work))
     built_in, batch = model.input().partial_shape[0], options.batch
     if built_in.is_static and (n := built_in.get_length()) != batch:
         raise SkippedError(f"the network takes {n} images at a time, not {batch}")
     if options.is_static:
         model.reshape([batch, job.network.size, job.network.size, 3])
-    compiled = compile_with(model, _properties(options, job.cores))
-    kind = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-    if kind != options.float_type:
-        raise SkippedError(
-            f"this CPU has no {options.float_type}: OpenVINO would compute in {kind}"
-        )
-    is_parallel = options.hint == "throughput" or options.streams is not None
-    num = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") if is_parallel else 1
-    requests = [_request(compiled, pixels) for pixels in _random_inputs(job, options, num)]
-    note = f"streams: {compiled.get_property('NUM_STREAMS')}, infer requests: {num}"
-
-    def predict(pixels: Pixels) -> Probabilities:
-        requests[0].get_input_tensor().data[...] = pixels
-        _infer(requests[0])
-        return np.array(requests[0].get_output_tensor(0).data)
-
-    return ReadyNetwork([partial(_infer, request) for request in requests], predict, lambda: note)
-
-
-def _properties(options: RungOptions, cores: int) -> dict[str, Any]:
-    """Return OpenVINO's properties for a rung.
-
-    The number of threads and the float type are always set: OpenVINO ignores cgroup quotas, and
-    uses bf16 by default on CPUs with it, which is a separate rung here.
-    """
-    properties: dict[str, Any] = {
-        "INFERENCE_NUM_THREADS": options.threads or cores,
+    properties: dict[str, Any] = {  # OpenVINO ignores cgroup quotas, and prefers bf16 by itself
+        "INFERENCE_NUM_THREADS": options.threads or job.cores,
         "ENABLE_CPU_PINNING": False,
         "INFERENCE_PRECISION_HINT": options.float_type,
     }
@@ -126,21 +69,32 @@ def _properties(options: RungOptions, cores: int) -> dict[str, Any]:
         properties["PERFORMANCE_HINT"] = options.hint.upper()
     if options.streams is not None:
         properties["NUM_STREAMS"] = options.streams
-    return properties
+    compiled = compile_with(model, properties)
+    kind = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    if kind != options.float_type:
+        raise SkippedError(
+            f"this CPU has no {options.float_type}: OpenVINO would compute in {kind}"
+        )
+    is_parallel = options.hint == "throughput" or options.streams is not None
+    num = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") if is_parallel else 1
+    note = f"streams: {compiled.get_property('NUM_STREAMS')}, infer requests: {num}"
 
+    def request_of(pixels: Pixels) -> ov.InferRequest:
+        request = compiled.create_infer_request()
+        request.set_input_tensor(ov.Tensor(pixels))  # its own
+        return request
 
-def _request(compiled: ov.CompiledModel, pixels: Pixels) -> ov.InferRequest:
-    """Return an infer request with its own input tensor."""
-    request, tensor = compiled.create_infer_request(), ov.Tensor(ov.Type.u8, ov.Shape(pixels.shape))
-    tensor.data[...] = pixels
-    request.set_input_tensor(tensor)
-    return request
+    def infer(request: ov.InferRequest) -> None:
+        request.start_async()  # on OpenVINO's threads
+        request.wait()
 
+    def predict(pixels: Pixels) -> Probabilities:
+        requests[0].get_input_tensor().data[...] = pixels
+        infer(requests[0])
+        return np.array(requests[0].get_output_tensor(0).data)
 
-def _infer(request: ov.InferRequest) -> None:
-    """Run a request on OpenVINO's threads."""
-    request.start_async()
-    request.wait()
+    requests = [request_of(pixels) for pixels in _random_inputs(job, options, num)]
+    return ReadyNetwork([partial(infer, request) for request in requests], predict, lambda: note)
 
 
 def onnx_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
@@ -152,11 +106,11 @@ def onnx_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 3
     session = onnxruntime.InferenceSession(
-        str(job.work / ONNX_NAME), settings, providers=["CPUExecutionProvider"]
+        str(job.work / prepared.ONNX_NAME), settings, providers=["CPUExecutionProvider"]
     )
 
-    def run(images: npt.NDArray[np.float32]) -> Probabilities:
-        return np.asarray(session.run([OUTPUT], {INPUT: images})[0])
+    def run(images: Any) -> Probabilities:
+        return np.asarray(session.run([prepared.OUTPUT], {prepared.INPUT: images})[0])
 
     inputs = map(normalised, _random_inputs(job, options, options.callers))
     note = f"intra-op threads: {settings.intra_op_num_threads}"
@@ -170,7 +124,7 @@ def torch_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
     Inputs are prepared float tensors, so preprocessing is not measured. OpenVINO's networks contain
     it, and there it is measured.
     """
-    torch = import_torch()
+    torch = prepared.import_torch()
     check_possible(options)
     of_thread = threading.local()
     form = {"dtype": getattr(torch, TORCH_TYPES[options.float_type])}
@@ -188,7 +142,7 @@ def torch_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
         return torch.from_numpy(normalised(pixels)).to(**form)
 
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    network = torch_module(job).to(**form)
+    network = prepared.torch_module(job).to(**form)
     inputs = [tensor_of(pixels) for pixels in _random_inputs(job, options, options.callers)]
     if options.mode == "script":
         with torch.inference_mode():
@@ -215,85 +169,68 @@ def check_possible(options: RungOptions) -> None:
         raise SkippedError("torch.compile needs a C++ compiler (apt-get install g++)")
 
 
-class EnsembleNetwork:
-    """The members compiled as for serving: fixed batch sizes, a stream per core.
+def ensemble_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
+    """Compile all members in INT8 as for serving: fixed batch sizes, a stream per core.
 
     With a cascade the first member answers alone if its margin is at least ``cascade_margin``. How
     often it does depends on the images, so it is only measured with labelled ones.
     """
+    margin, batch = options.cascade_margin, options.batch
+    if margin is not None and not job.has_images:
+        raise SkippedError("how many images a cascade answers alone depends on them: --images")
+    model_set = ModelSet(job.network.model_set, read_manifest(job.network.model_set))
+    manifest, num_callers = model_set.manifest, options.streams or job.cores
+    sizes = {batch} if margin is None else {*(2**n for n in range(batch.bit_length())), batch}
+    compiled = RuntimeOptions(
+        num_threads=job.cores,
+        num_streams=num_callers,
+        batch_sizes=tuple(sorted(sizes)),
+        float_type=manifest.float_type,
+    )
+    paths = {name: model_set.network_path(name, "INT8") for name in manifest.weights}
+    networks = {name: load(path, compiled) for name, path in paths.items()}
+    (first, *others), skipped = networks, list[float]()  # the share of each batch
 
-    def __init__(self, job: LadderJob, options: RungOptions) -> None:
-        self._margin, batch = options.cascade_margin, options.batch
-        if self._margin is not None and not (job.work / TRUTH_NAME).is_file():
-            raise SkippedError("how many images a cascade answers alone depends on them: --images")
-        self._manifest = read_manifest(job.network.model_set)
-        model_set = ModelSet(job.network.model_set, self._manifest)
-        sizes = {*(2**n for n in range(batch.bit_length())), batch}
-        self.num_callers = options.streams or job.cores
-        compiled = RuntimeOptions(
-            num_threads=job.cores,
-            num_streams=self.num_callers,
-            batch_sizes=(batch,) if self._margin is None else tuple(sorted(sizes)),
-            float_type=self._manifest.float_type,
-        )
-        self._networks = {
-            name: load(model_set.network_path(name, "INT8"), compiled)
-            for name in self._manifest.weights
-        }
-        self._num_asked = self._num_skipped = 0
+    def rows_of(name: str, images: Pixels) -> Probabilities:
+        rows = networks[name].predict(manifest.inputs.of(name, images))
+        return tempered(rows, manifest.temperatures[name])
 
-    def note(self) -> str:
-        """Return how many members answered."""
-        if self._margin is None or not self._num_asked:
-            return f"{len(self._networks)} members for every image"
-        share = self._num_skipped / self._num_asked
-        return f"the first member alone answered {share:.0%} (cascade_margin {self._margin:g})"
-
-    def predict(self, images: Pixels) -> Probabilities:
-        """Return the members' average for a batch of their inputs."""
-        first, *others = self._networks
-        answer = self._rows(first, images)
-        part: slice | npt.NDArray[np.intp] = slice(None)
-        if self._margin is not None:
-            part = np.flatnonzero(~is_sure(answer, self._margin))
-            self._num_asked += len(images)
-            self._num_skipped += len(images) - len(part)
-            if not len(part):
-                return answer
-        rows = {name: self._rows(name, images[part]) for name in others}
-        rows = {first: answer[part]} | rows
-        answer[part] = average(rows, self._manifest.weights, self._manifest.temperature)
+    def predict(images: Pixels) -> Probabilities:
+        answer = rows_of(first, images)
+        unsure = np.arange(len(images))
+        if margin is not None:
+            unsure = np.flatnonzero(~is_sure(answer, margin))
+            skipped.append(1 - len(unsure) / len(images))
+        if len(unsure):
+            rows = {name: rows_of(name, images[unsure]) for name in others}
+            rows = {first: answer[unsure]} | rows
+            answer[unsure] = average(rows, manifest.weights, manifest.temperature)
         return answer
 
-    def _rows(self, name: str, images: Pixels) -> Probabilities:
-        rows = self._networks[name].predict(self._manifest.inputs.of(name, images))
-        return tempered(rows, self._manifest.temperatures[name])
+    def note() -> str:
+        if margin is None:
+            return f"{len(networks)} members for every image"
+        share = np.mean(skipped)
+        return f"the first member alone answered {share:.0%} (cascade_margin {margin:g})"
 
-
-def ensemble_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
-    """Prepare all members in INT8, averaged, with a cascade or on every image."""
-    network = EnsembleNetwork(job, options)
-    batches = _batches(job, options.batch)
+    batches = _batches(job, manifest.inputs, batch)
 
     def caller(place: int) -> Callable[[], object]:
         coming = itertools.cycle([*batches[place:], *batches[:place]])
-        return lambda: network.predict(next(coming))
+        return lambda: predict(next(coming))
 
-    calls = [caller(number % len(batches)) for number in range(network.num_callers)]
-    return ReadyNetwork(calls, network.predict, network.note)
+    return ReadyNetwork([caller(n % len(batches)) for n in range(num_callers)], predict, note)
 
 
-def _batches(job: LadderJob, batch: int) -> list[Pixels]:
+def _batches(job: LadderJob, inputs: ImageInputs, batch: int) -> list[Pixels]:
     """Return whole batches of the labelled images, or of random ones if there are none."""
-    if (job.work / TRUTH_NAME).is_file():
-        pixels: Pixels = np.load(job.work / INPUTS_NAME, allow_pickle=False)
+    if job.has_images:
+        pixels: Pixels = np.load(job.work / prepared.INPUTS_NAME, allow_pickle=False)
         number = max(1, len(pixels) // batch)
         return list(np.resize(pixels, (number, batch, *pixels.shape[1:])))
-    inputs = read_manifest(job.network.model_set).inputs
-    return [
-        inputs.joined([random_pixels(batch, rule.input_size, SEED + n) for rule in inputs.rules])
-        for n in range(4)
-    ]
+    seeds = range(prepared.SEED, prepared.SEED + 4)
+    sizes = [rule.input_size for rule in inputs.rules]
+    return [inputs.joined([random_pixels(batch, size, seed) for size in sizes]) for seed in seeds]
 
 
 ENGINES: dict[str, Callable[[LadderJob, RungOptions], ReadyNetwork]] = {
@@ -305,20 +242,17 @@ ENGINES: dict[str, Callable[[LadderJob, RungOptions], ReadyNetwork]] = {
 
 
 def outcome_of(
-    job: LadderJob,
-    engine: Engine | Preparation,
-    choices: Sequence[RungOptions] = (RungOptions(),),
-    say: Callable[[str], None] = lambda _: None,
+    job: LadderJob, task: str, choices: Choices = (), say: Say = lambda _: None
 ) -> RungResult:
-    """Measure the engine with the best of ``choices``, or prepare; an error becomes the result.
+    """Measure an engine with the best of ``choices``, or prepare; an error becomes the result.
 
     ``say`` is called with the progress: preparing, measuring, measured.
     """
     try:
-        if engine in PREPARATIONS:
-            PREPARATIONS[engine](job)
+        if task in prepared.PREPARATIONS:
+            prepared.PREPARATIONS[task](job)
             return RungResult(outcome="prepared")
-        return _measured(job, engine, choices, say)
+        return _measured(job, task, choices, say)
     except (SkippedError, MissingExtraError) as error:
         return RungResult(outcome="skipped", reason=error.message)
     except TandemError as error:
@@ -328,20 +262,18 @@ def outcome_of(
         return RungResult(outcome="failed", reason=f"{type(error).__name__}: {lines[0]}")
 
 
-def _measured(
-    job: LadderJob, engine: str, choices: Sequence[RungOptions], say: Callable[[str], None]
-) -> RungResult:
+def _measured(job: LadderJob, engine: str, choices: Choices, say: Say) -> RungResult:
     started = time.monotonic()
     say("preparing")
     chosen, ready = best_choice(job, engine, choices)
     _warm_up(ready, job)
     prepared_s = time.monotonic() - started
     say("measuring")
-    figures = run_calls(ready.calls, job.asked.seconds, chosen.batch, job.cores)
+    figures = run_calls(ready.calls, job.seconds, chosen.batch, job.cores)
     say("measured")
-    if not job.network.is_random:
-        share, num_labelled = top1(ready, job, chosen.batch, of_ensemble=engine == "ensemble")
-        figures = figures.model_copy(update={"top1": share, "num_labelled": num_labelled})
+    if job.has_images:
+        top1 = _top1(job, ready, chosen.batch, of_ensemble=engine == "ensemble")
+        figures = figures.model_copy(update=top1)
     return RungResult(
         outcome="measured",
         chosen=chosen,
@@ -351,12 +283,23 @@ def _measured(
     )
 
 
-def best_choice(
-    job: LadderJob, engine: str, choices: Sequence[RungOptions]
-) -> tuple[RungOptions, ReadyNetwork]:
-    """Return the choice with the highest throughput in a short run.
+def _top1(
+    job: LadderJob, ready: ReadyNetwork, batch: int, *, of_ensemble: bool
+) -> dict[str, float]:
+    """Return the fields of :class:`Figures` on the labelled images."""
+    name = prepared.INPUTS_NAME if of_ensemble else prepared.PIXELS_NAME
+    pixels = np.load(job.work / name, mmap_mode="r", allow_pickle=False)
+    truth, num_right = np.load(job.work / TRUTH, allow_pickle=False), 0
+    for start in range(0, len(truth), batch):
+        part = pixels[start : start + batch]
+        whole = np.resize(part, (batch, *part.shape[1:]))  # the last is filled up with its own
+        answers = ready.predict(whole)[: len(part)].argmax(axis=1)
+        num_right += int((answers == truth[start : start + batch]).sum())
+    return {"top1": round(num_right / len(truth), 4), "num_labelled": len(truth)}
 
-    Choices that this machine cannot run are skipped.
+
+def best_choice(job: LadderJob, engine: str, choices: Choices) -> tuple[RungOptions, ReadyNetwork]:
+    """Return the choice with the highest throughput in a short run.
 
     Raises:
         SkippedError: the machine can run none of them.
@@ -373,7 +316,7 @@ def best_choice(
         if len(choices) == 1:
             return options, ready
         _warm_up(ready, job)
-        run = run_calls(ready.calls, TRIAL * job.asked.seconds, options.batch, job.cores)
+        run = run_calls(ready.calls, TRIAL * job.seconds, options.batch, job.cores)
         if best is None or run.images_per_s > best[0]:
             best = run.images_per_s, options, ready
     if best is None:
@@ -385,4 +328,4 @@ def _warm_up(ready: ReadyNetwork, job: LadderJob) -> None:
     """Run for a while without counting: the first calls allocate, and may compile."""
     for call in ready.calls:
         call()
-    run_calls(ready.calls, WARM_UP * TRIAL * job.asked.seconds, 1, job.cores)
+    run_calls(ready.calls, WARM_UP * TRIAL * job.seconds, 1, job.cores)

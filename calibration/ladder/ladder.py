@@ -3,25 +3,27 @@
 import json
 import os
 import random
-import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from statistics import fmean, pstdev
-from typing import Any
+from statistics import fmean
 
 import httpx
+import numpy as np
 import psutil
 
-from calibration.ladder.measure import PackagePower, memory_mib, run_in_child, sampled
+from calibration.ladder.measure import of_machine, run_in_child, sampled
 from calibration.ladder.rungs import (
-    LABELLED,
     MADE_ONCE,
-    Engine,
+    PHOTOS,
+    SERVICE,
+    TRUTH,
+    Choices,
     Figures,
     LadderError,
     LadderJob,
@@ -29,6 +31,7 @@ from calibration.ladder.rungs import (
     Rung,
     RungOptions,
     RungResult,
+    Say,
     Store,
 )
 from models.child_process import Child, ChildDiedError, last_words, run_apart
@@ -43,19 +46,11 @@ SAMPLE_S = 0.5
 CLIENTS_PER_CORE = 8
 WARM_UP = 0.3  # of the service's run
 PORTS = range(20_000, 30_000)  # the kernel, Ray's workers and replicas do not use these
-Say = Callable[[str], None]
-RunEngine = Callable[[LadderJob, str, Engine | Preparation, Sequence[RungOptions], Say], RungResult]
-RunService = Callable[[LadderJob, Store, float | None], RungResult]
+RunTask = Callable[[LadderJob, str, str, Choices, Say], RungResult]
 
 
-def run_engine(
-    job: LadderJob,
-    name: str,
-    engine: Engine | Preparation,
-    choices: Sequence[RungOptions],
-    say: Say,
-) -> RungResult:
-    """Run an engine or a preparation in a new process; a crash or a timeout becomes the result.
+def run_engine(job: LadderJob, name: str, task: str, choices: Choices, say: Say) -> RungResult:
+    """Run an engine, a preparation or the service; a process's end or timeout is a result too.
 
     ``say`` is called with the process's progress.
     """
@@ -68,10 +63,11 @@ def run_engine(
         if doing != "measuring":
             return None
         late = _failed("it did not end long after its time: given up")
-        return 3 * job.asked.seconds + END_LIMIT_S
+        return 3 * job.seconds + END_LIMIT_S
 
-    log = Store(job.work).log(name)
-    arguments = (run_in_child, job, engine, choices)
+    if task == SERVICE:
+        return run_service_rung(job, choices[0].cascade_margin)
+    log, arguments = Store(job.work).log(name), (run_in_child, job, task, choices)
     try:
         with log.open("wb") as printed:
             result: RungResult = run_apart(
@@ -88,66 +84,54 @@ def _failed(reason: str) -> RungResult:
     return RungResult(outcome="failed", reason=reason)
 
 
-@dataclass(frozen=True)
-class LadderStep:
-    """The progress of a ladder."""
-
-    number: int
-    of: int
-    rung: Rung
-    doing: str
-    left_s: float
-
-
 class Ladder:
-    """Runs rungs, each once; functions that start processes are parameters, as tests need."""
+    """Runs rungs, each once; ``run`` starts a process for each, unless tests need another."""
 
     def __init__(
         self,
         job: LadderJob,
-        store: Store,
-        report: Callable[[LadderStep], None] = lambda _: None,
-        run: RunEngine | None = None,
-        run_service: RunService | None = None,
+        report: Say = lambda _: None,
+        run: RunTask | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._job, self._store, self._report = job, store, report
-        self._run, self._run_service = run or run_engine, run_service or run_service_rung
-        self._clock = clock
+        self._job, self._report, self._clock = job, report, clock
+        self._store, self._run = Store(job.work), run or run_engine
         self._results: dict[str, RungResult] = {}
         self._took_s: list[float] = []
 
-    def run(self) -> Mapping[str, RungResult]:
-        """Return every rung's result, in the ladder's order; earlier results are kept.
+    def run(self, *, is_resumed: bool) -> dict[str, RungResult]:
+        """Return every rung's result, in the ladder's order; resumed, it keeps earlier results.
 
         Raises:
-            LadderError: the network cannot be made, or the labelled images cannot be used.
+            LadderError: the network cannot be made, or the labelled images or the work folder
+                cannot be used.
 
         """
-        if self._num_pending(1):
-            self._prepare_network()
-        for number, rung in enumerate(self._job.rungs, start=1):
-            result = self._store.read(rung.name)
-            if result is None:
-                result = self._measure(rung, number)
-                self._store.write(rung.name, result)
-            self._results[rung.name] = result
-        if not any(result.outcome == "failed" for result in self._results.values()):
-            self._store.remove_networks()
+        with self._store.opened(self._job.facts, is_resumed=is_resumed):
+            if self._num_pending(1):
+                self._prepare_network()
+            for number, rung in enumerate(self._job.rungs, start=1):
+                result = self._store.read(rung.name)
+                if result is None:
+                    result = self._measure(rung, number)
+                    self._store.write(rung.name, result)
+                self._results[rung.name] = result
+            if not any(result.outcome == "failed" for result in self._results.values()):
+                self._store.remove_networks()
         return self._results
 
     def _prepare_network(self) -> None:
         """Make the inputs of every rung: the network with random weights, the labelled pixels."""
         first = next(rung for rung in self._job.rungs if self._store.read(rung.name) is None)
-        whole: dict[Preparation, str] = {}
-        if self._job.network.is_random:
-            whole["make_set"] = "making the network"
-        if self._job.asked.images is not None:
-            whole["labelled"] = "reading the labelled images"
-        for preparation, doing in whole.items():
-            self._tell(first, 1, doing)
-            if reason := self._not_prepared(preparation, lambda _: None):
-                raise LadderError(reason)
+        whole: dict[Preparation, tuple[bool, str]] = {
+            "make_set": (self._job.network.is_random, "making the network"),
+            "labelled": (self._job.images is not None, "reading the labelled images"),
+        }
+        for preparation, (is_needed, doing) in whole.items():
+            if is_needed:
+                self._tell(first, 1, doing)
+                if reason := self._not_prepared(preparation, lambda _: None):
+                    raise LadderError(reason)
 
     def _not_prepared(self, preparation: Preparation, say: Say) -> str:
         """Make a preparation unless it exists; return why it failed, or ""."""
@@ -164,10 +148,10 @@ class Ladder:
         """Run a rung; an error becomes its result."""
         if why := self._job.impossible.get(rung.name):
             return RungResult(outcome="skipped", reason=why)
-        started = self._clock()
-        self._tell(rung, number, "starting")
+        started, say = self._clock(), partial(self._tell, rung, number)
+        say("starting")
         try:
-            result = self._outcome(rung, lambda doing: self._tell(rung, number, doing))
+            result = self._outcome(rung, say)
         except TandemError as error:
             result = _failed(error.message)
         if result.outcome == "measured":
@@ -175,9 +159,6 @@ class Ladder:
         return result
 
     def _outcome(self, rung: Rung, say: Say) -> RungResult:
-        if rung.engine is None:
-            cascade = self._results.get("cascade", RungResult(outcome="skipped"))
-            return self._run_service(self._job, self._store, cascade.chosen.cascade_margin)
         if rung.needs is not None:
             say(f"preparing: {rung.needs}")
             if reason := self._not_prepared(rung.needs, say):
@@ -186,21 +167,20 @@ class Ladder:
         return self._run(self._job, rung.name, rung.engine, choices, say)
 
     def _base(self, rung: Rung) -> RungOptions:
-        """Return the options of the fastest earlier rung of the same engine."""
-        before = [
-            (result.figures.images_per_s, result.chosen)
-            for earlier in self._job.rungs
-            if earlier.engine == rung.engine
-            and (result := self._results.get(earlier.name)) is not None
-            and result.figures is not None
-        ]
-        return max(before, key=lambda pair: pair[0], default=(0.0, RungOptions()))[1]
+        """Return the options of the fastest earlier rung of the engine; the service's cascade."""
+        if rung.engine == SERVICE:
+            return self._results.get("cascade", RungResult(outcome="skipped")).chosen
+        engines = {earlier.name: earlier.engine for earlier in self._job.rungs}
+        of_engine = [r for name, r in self._results.items() if engines[name] == rung.engine]
+        measured = [(r.figures.images_per_s, r.chosen) for r in of_engine if r.figures is not None]
+        return max(measured, key=itemgetter(0), default=(0.0, RungOptions()))[1]
 
     def _tell(self, rung: Rung, number: int, doing: str) -> None:
         """Report the progress; the time left is estimated by what the rungs before took."""
-        mean_s = fmean(self._took_s or [self._job.asked.seconds + OVERHEAD_S])
+        mean_s = fmean(self._took_s or [self._job.seconds + OVERHEAD_S])
         left_s = self._num_pending(number) * mean_s
-        self._report(LadderStep(number, len(self._job.rungs), rung, doing, left_s))
+        place = f"{number} of {len(self._job.rungs)}, about {left_s:.0f} s left"
+        self._report(f"{place}: {rung.title}: {doing}")
 
     def _num_pending(self, number: int) -> int:
         """Return how many rungs, from the ``number``-th, are still to be measured."""
@@ -210,29 +190,28 @@ class Ladder:
         )
 
 
-def run_service_rung(job: LadderJob, store: Store, cascade_margin: float | None) -> RungResult:
+def run_service_rung(job: LadderJob, cascade_margin: float | None) -> RungResult:
     """Start ``tandem serve`` with the ladder's set, load it with ``tandem bench``, and stop it.
 
     The configuration is the default of ``tandem serve`` without the cache, on a free port of
     loopback, with ``cascade_margin`` if it is not None.
     """
-    port, log = free_port(), store.log("service")
-    url = f"http://127.0.0.1:{port}"
+    port, log = free_port(), Store(job.work).log(SERVICE)
     line = [TANDEM, "serve", "--model-set", str(job.network.model_set), "--allow-unverified"]
     line += ["--host", "127.0.0.1", "--port", str(port)]
     environment, margin = os.environ | {"TANDEM_CACHE": "none"}, "no cascade"
     if cascade_margin is not None:
         environment["TANDEM_CASCADE_MARGIN"] = str(cascade_margin)
         margin = f"cascade_margin {cascade_margin:g}"
-    started = time.monotonic()
+    started, url = time.monotonic(), f"http://127.0.0.1:{port}"
     try:
         with log.open("wb") as printed, Child(line, printed, environment=environment) as process:
             try:
                 if problem := _wait_ready(url, process):
                     return _failed(f"{problem}: {last_words(log)}")
                 prepared_s = time.monotonic() - started
-                figures = _loaded(job, store, url, process.pid)
-                figures = figures.model_copy(update=_top1(url, store.folder))
+                figures = _loaded(job, url, process.pid)
+                figures = figures.model_copy(update=_top1(job, url))
             finally:
                 process.interrupt(STOP_S)  # as Ctrl-C does
     except (httpx.HTTPError, OSError, psutil.Error) as error:
@@ -260,33 +239,34 @@ def free_port() -> int:
 def _wait_ready(url: str, process: Child) -> str:
     """Wait until the service is ready; return the problem if it is not."""
     deadline = time.monotonic() + START_LIMIT_S
-    with httpx.Client(base_url=url, timeout=5, trust_env=False) as client:
-        while time.monotonic() < deadline:
-            if process.has_ended(SAMPLE_S):
-                return f"the service ended ({process.how_ended()})"
-            with suppress(httpx.HTTPError):
-                if client.get("/readyz").status_code == 200:
-                    return ""
+    while time.monotonic() < deadline:
+        if process.has_ended(SAMPLE_S):
+            return f"the service ended ({process.how_ended()})"
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/readyz", timeout=5, trust_env=False).status_code == 200:
+                return ""
     return f"the service was not ready within {START_LIMIT_S:g} s"
 
 
-def _loaded(job: LadderJob, store: Store, url: str, pid: int) -> Figures:
+def _loaded(job: LadderJob, url: str, pid: int) -> Figures:
     """Load the service for the time of a rung, and return the figures."""
-    seconds, log, result_file = job.asked.seconds, store.log("bench"), store.folder / "bench.json"
+    seconds, result_file, log = (
+        job.seconds,
+        job.work / "bench.json",
+        Store(job.work).log("bench"),
+    )
     result_file.unlink(missing_ok=True)
     line = [TANDEM, "bench", "--url", url, "--json", str(result_file)]
     line += ["--concurrency", str(CLIENTS_PER_CORE * job.cores), "--objective-ms", "1000"]
     line += ["--duration", f"{max(0.1, seconds)}", "--warm-up", f"{max(1.0, WARM_UP * seconds)}"]
-    power, watts = PackagePower(), list[float]()
+    if job.has_images:
+        line += ["--images", str(job.work / PHOTOS)]
     with (
-        _photos(store.folder) as options,
         log.open("wb") as printed,
-        Child([*line, *options], printed) as bench,
-        sampled(SAMPLE_S, job.cores, lambda: _cpu_s(pid)) as shares,
+        Child(line, printed) as bench,
+        sampled(SAMPLE_S, job.cores, lambda: _cpu_s(pid)) as samples,
     ):
-        deadline = time.monotonic() + seconds * (1 + WARM_UP) + END_LIMIT_S
-        while not bench.has_ended(SAMPLE_S) and time.monotonic() < deadline:
-            watts += filter(None, [power.total_watts()])
+        bench.has_ended(seconds * (1 + WARM_UP) + END_LIMIT_S)
         how = bench.how_ended()
     try:
         (run,) = json.loads(result_file.read_text("utf-8"))["runs"]
@@ -295,19 +275,16 @@ def _loaded(job: LadderJob, store: Store, url: str, pid: int) -> Figures:
     if not run["num_ok"]:
         errors = ", ".join(f"{number} {kind}" for kind, number in run["errors"].items())
         raise LadderError(f"the service answered nothing: {errors or 'no request ended'}")
-    of_run = slice(-max(1, int(seconds / SAMPLE_S)), None)  # without its start and warm-up
-    cpu_ms, (pss_mib, rss_mib) = run["service_cpu_ms"] or 0.0, memory_mib(_family(pid))
+    of_run = samples[-max(1, int(seconds / SAMPLE_S)) :]  # without its start and warm-up
+    cpu_ms = run["service_cpu_ms"] or 0.0
     return Figures(
         images_per_s=run["images_per_s"],
         p50_ms=run["p50_ms"],
         cpu_ms_per_image=cpu_ms,
         utilisation=round(run["images_per_s"] * cpu_ms / 1e3 / job.cores, 4),
-        utilisation_spread=round(pstdev(shares[of_run] or [0.0]), 4),
-        pss_mib=pss_mib,
-        rss_mib=rss_mib,
         num_images=run["num_ok"],
         seconds=run["duration_s"],
-        watts=round(fmean(watts[of_run]), 2) if watts else None,
+        **of_machine(of_run, _family(pid)),
     )
 
 
@@ -324,46 +301,20 @@ def _cpu_s(pid: int) -> float:
     spent_s = 0.0
     for process in _family(pid):
         with suppress(psutil.Error):
-            times = process.cpu_times()
-            spent_s += times.user + times.system
+            spent_s += sum(process.cpu_times()[:2])  # user and system
     return spent_s
 
 
-def _labelled(work: Path) -> list[tuple[Path, int]]:
-    """Return the labelled files and their classes, as stored by the preparation."""
-    with suppress(OSError, ValueError):
-        noted: list[Any] = json.loads((work / LABELLED).read_text("utf-8"))
-        return [(Path(path), int(index)) for path, index in noted]
-    return []
-
-
-@contextmanager
-def _photos(work: Path) -> Iterator[list[str]]:
-    """Yield bench's options for the photos: the labelled ones, or generated ones."""
-    files, folder = _labelled(work), work / "photos"
-    shutil.rmtree(folder, ignore_errors=True)
-    if not files:
-        yield []
-        return
-    folder.mkdir()
-    for number, (path, _) in enumerate(files):
-        (folder / f"{number:06}{path.suffix}").symlink_to(path)
-    try:
-        yield ["--images", str(folder)]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _top1(url: str, work: Path) -> dict[str, float | int]:
+def _top1(job: LadderJob, url: str) -> dict[str, float]:
     """Send every labelled image to the service; return the fields of :class:`Figures`."""
-    files = _labelled(work)
-    if not files:
+    if not job.has_images:
         return {}
-    num_right = 0
+    truth, num_right = np.load(job.work / TRUTH, allow_pickle=False).tolist(), 0
     with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
-        for path, index in files:
+        for link, index in zip(sorted((job.work / PHOTOS).iterdir()), truth, strict=True):
+            path = link.readlink()
             answer = client.post("/v1/classify", params={"top_k": 1}, content=path.read_bytes())
             if answer.status_code != 200:
                 raise LadderError(f"{path}: the service answers {answer.text[:300]}")
             num_right += answer.json()["predictions"][0]["index"] == index
-    return {"top1": round(num_right / len(files), 4), "num_labelled": len(files)}
+    return {"top1": round(num_right / len(truth), 4), "num_labelled": len(truth)}

@@ -9,9 +9,9 @@ cannot be separated.
 """
 
 import contextlib
-import json
 import random
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import openvino as ov
 
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import check_not_calibrated
-from calibration.ladder.rungs import LABELLED, LadderJob, RungNetwork, SkippedError
+from calibration.ladder.rungs import PHOTOS, TRUTH, LadderJob, RungNetwork, SkippedError
 from calibration.sets.input import MEAN_RGB, SCALE_RGB
 from models.errors import ImageError, ModelSetError
 from models.machine import needs_extra
@@ -33,9 +33,8 @@ from models.record import ImageRecord, Precision
 SEED = 20
 # In the work folder: the network as ONNX, and the INT8 network of a member without one in its set.
 ONNX_NAME, INT8_NAME = "network.onnx", "int8.xml"
-# The labelled images: the member's input, uint8 (N, H, W, 3); all members' inputs, as in
-# models.image; the classes, int64 (N,).
-PIXELS_NAME, INPUTS_NAME, TRUTH_NAME = (f"labelled-{n}.npy" for n in ("pixels", "inputs", "truth"))
+# The labelled images: the member's input, uint8 (N, H, W, 3); all members', as in models.image.
+PIXELS_NAME, INPUTS_NAME = "labelled-pixels.npy", "labelled-inputs.npy"
 INPUT, OUTPUT = "images", "logits"  # of the ONNX network
 ALIKE = 0.02  # of a probability; FP16 weights and other kernels differ by less
 CALIBRATION_IMAGES = 48  # random images: they set ranges, whose quality does not matter for speed
@@ -85,15 +84,32 @@ def torch_module(job: LadderJob) -> Any:
         ModelSetError: torchvision has no classification network of that name.
 
     """
-    if job.network.torch_source == "random":
-        return random_module(job.network)
+    network = job.network
+    if network.torch_source == "random":
+        return random_module(network)
     no_source = (
-        f"member {job.network.name} is an OpenVINO network without its PyTorch source; "
+        f"member {network.name} is an OpenVINO network without its PyTorch source; "
         "tandem ladder NAME --random-weights measures a torchvision network of any size"
     )
-    if job.network.torch_source == "none":
+    if network.torch_source == "none":
         raise SkippedError(no_source)
-    return _restored(job, no_source)
+    torch = import_torch()
+    from calibration.sets.convert import build_network
+
+    ir, pixels = member_ir(network, "FP16", job.work), random_pixels(4, network.size)
+    module = build_network(network.name, network.num_classes)
+    batch = torch.from_numpy(normalised(pixels))
+    try:
+        unfold(module, read_network(ir), batch)
+    except (ModelSetError, KeyError, RuntimeError) as error:
+        raise SkippedError(f"{no_source} (its IR does not fit: {error})") from error
+    options = RuntimeOptions(num_threads=job.cores, batch_sizes=(len(pixels),))
+    expected = CompiledNetwork(ir, options).predict(pixels)
+    with torch.inference_mode():
+        answers = module.eval()(batch).softmax(1).numpy()
+    if (by := float(np.abs(answers - expected).max())) > ALIKE:
+        raise SkippedError(f"{no_source} (restored from its IR it answers otherwise, by {by:.2f})")
+    return module
 
 
 def random_module(network: RungNetwork) -> Any:
@@ -115,29 +131,6 @@ def random_module(network: RungNetwork) -> Any:
     return models.get_model(network.name, **arguments).eval()
 
 
-def _restored(job: LadderJob, no_source: str) -> Any:
-    """Load the float IR's weights into the architecture, and check that the answers are equal."""
-    torch = import_torch()
-    from calibration.sets.convert import build_network
-
-    network, ir = job.network, member_ir(job.network, "FP16", job.work)
-    module = build_network(network.name, network.num_classes)
-    pixels = random_pixels(4, network.size)
-    batch = torch.from_numpy(normalised(pixels))
-    try:
-        unfold(module, read_network(ir), batch)
-    except (ModelSetError, KeyError, RuntimeError) as error:
-        raise SkippedError(f"{no_source} (its IR does not fit: {error})") from error
-    module.eval()
-    options = RuntimeOptions(num_threads=job.cores, batch_sizes=(len(pixels),))
-    expected = CompiledNetwork(ir, options).predict(pixels)
-    with torch.inference_mode():
-        answers = module(batch).softmax(1).numpy()
-    if (by := float(np.abs(answers - expected).max())) > ALIKE:
-        raise SkippedError(f"{no_source} (restored from its IR it answers otherwise, by {by:.2f})")
-    return module
-
-
 def unfold(network: Any, model: ov.Model, batch: Any) -> None:
     """Load the weights of ``model`` into ``network``.
 
@@ -150,70 +143,61 @@ def unfold(network: Any, model: ov.Model, batch: Any) -> None:
     torch = import_torch()
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
     modules = dict(network.named_modules())
-    norms = {n: m for n, m in modules.items() if isinstance(m, torch.nn.BatchNorm2d)}
-    for name, norm in norms.items():
-        add = nodes.get(f"__module.{name}{BATCH_NORM}")
-        convolution = modules.get(_convolution_of(name))
-        is_after = add is not None and (
-            add.input_value(0).get_node().get_type_name() == "Convolution"
-        )
-        if add is None or not is_after or not isinstance(convolution, torch.nn.Conv2d):
+    hooks = []
+
+    def keep_output(norm: Any, inputs: tuple[Any, ...]) -> None:
+        """Give a normalisation its input's statistics, and the scale and shift that cancel them."""
+        variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3))
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+        norm.weight.copy_((variance + norm.eps).sqrt())
+        norm.bias.add_(mean)
+
+    for name, module in modules.items():
+        if isinstance(module, torch.nn.Linear):
+            product = nodes[f"__module.{name}{FULLY_CONNECTED}"]
+            (follower,) = product.output(0).get_target_inputs()
+            _fill(module.weight, _constant(product, 1))
+            _fill(module.bias, _constant(follower.get_node(), 1))
+        if not isinstance(module, torch.nn.BatchNorm2d):
+            continue
+        add, convolution = nodes.get(f"__module.{name}{BATCH_NORM}"), modules.get(_before(name))
+        folded = None if add is None else add.input_value(0).get_node()
+        is_after = folded is not None and folded.get_type_name() == "Convolution"
+        if not is_after or not isinstance(convolution, torch.nn.Conv2d):
             raise ModelSetError(
                 f"{name} of the network is not a convolution and a shift in the IR; only networks "
                 "that normalise after a convolution (ResNet) can be unfolded"
             )
-        kernel = _constant(add.input_value(0).get_node().input_value(1).get_node())
+        kernel = _constant(folded, 1)
         if kernel.shape[1] == 3:  # the first layer, which folding changed to BGR input
             kernel = kernel[:, ::-1]
         _fill(convolution.weight, kernel)
-        for tensor, value in ((norm.weight, 1.0), (norm.running_mean, 0.0)):
-            torch.nn.init.constant_(tensor, value)
-        torch.nn.init.constant_(norm.running_var, 1 - norm.eps)
-        _fill(norm.bias, _constant(add.input_value(1).get_node()))
-    for name in (n for n, m in modules.items() if isinstance(m, torch.nn.Linear)):
-        product = nodes[f"__module.{name}{FULLY_CONNECTED}"]
-        (follower,) = product.output(0).get_target_inputs()
-        _fill(modules[name].weight, _constant(product.input_value(1).get_node()))
-        _fill(modules[name].bias, _constant(follower.get_node().input_value(1).get_node()))
-    _give_statistics(network, norms.values(), batch)
+        _fill(module.bias, _constant(add, 1))
+        hooks.append(module.register_forward_pre_hook(keep_output))
+    with torch.no_grad():
+        network.eval()(batch)
+    for hook in hooks:
+        hook.remove()
 
 
-def _convolution_of(norm: str) -> str:
+def _before(norm: str) -> str:
     """Return the convolution before a normalisation: conv1 of bn1, downsample.0 of .1."""
     if norm.endswith("downsample.1"):
         return norm.removesuffix("1") + "0"
     return norm.replace("bn", "conv")
 
 
-def _constant(node: ov.Node) -> np.ndarray:
-    """Return a constant's values, stored as FP16 or FP32."""
-    if node.get_type_name() == "Convert":  # FP16, converted to FP32 at run time
-        node = node.input_value(0).get_node()
-    return np.array(node.get_data(), np.float32)
+def _constant(node: ov.Node, number: int) -> np.ndarray:
+    """Return an input's values, a constant stored as FP16 or FP32."""
+    constant = node.input_value(number).get_node()
+    if constant.get_type_name() == "Convert":  # FP16, converted to FP32 at run time
+        constant = constant.input_value(0).get_node()
+    return np.array(constant.get_data(), np.float32)
 
 
 def _fill(tensor: Any, value: np.ndarray) -> None:
     tensor.data.copy_(import_torch().from_numpy(value.copy()).reshape(tensor.shape))
-
-
-def _give_statistics(network: Any, norms: Iterable[Any], batch: Any) -> None:
-    """Measure each normalisation's input; set scale and shift so that the output is unchanged."""
-    torch = import_torch()
-    statistics: dict[Any, Any] = {}  # variance and mean
-
-    def note(norm: Any, inputs: tuple[Any, ...]) -> None:
-        statistics[norm] = torch.var_mean(inputs[0], dim=(0, 2, 3))
-
-    hooks = [norm.register_forward_pre_hook(note) for norm in norms]
-    with torch.no_grad():
-        network.eval()(batch)
-        for hook in hooks:
-            hook.remove()
-        for norm, (variance, mean) in statistics.items():
-            norm.running_mean.copy_(mean)
-            norm.running_var.copy_(variance)
-            norm.weight.copy_((variance + norm.eps).sqrt())
-            norm.bias.add_(mean)
 
 
 def export(job: LadderJob) -> None:
@@ -296,26 +280,30 @@ def keep_labelled(job: LadderJob) -> None:
         ModelSetError: no image can be read, they are of other classes, or calibration used them.
 
     """
-    assert job.asked.images is not None
+    assert job.images is not None
     model_set = ModelSet(job.network.model_set, read_manifest(job.network.model_set))
-    chosen = read_dataset(job.asked.images, model_set).images
-    if 0 < job.asked.max_images < len(chosen):
-        chosen = tuple(random.Random(SEED).sample(chosen, job.asked.max_images))
+    chosen = read_dataset(job.images, model_set).images
+    if 0 < job.max_images < len(chosen):
+        chosen = tuple(random.Random(SEED).sample(chosen, job.max_images))
     check_not_calibrated(model_set, chosen)
-    inputs, images, files = model_set.manifest.inputs, [], []
+    inputs, photos = model_set.manifest.inputs, job.work / PHOTOS
+    images, classes = list[Pixels](), list[int]()
+    shutil.rmtree(photos, ignore_errors=True)
+    photos.mkdir()
     for image in chosen:
         with contextlib.suppress(ImageError, OSError):
-            file = (str(image.path.resolve()), image.class_index)
-            images.append(inputs.read(image.path.read_bytes()))
-            files.append(file)
+            path = image.path.resolve()
+            pixels = inputs.read(path.read_bytes())
+            (photos / f"{len(images):08}{path.suffix}").symlink_to(path)
+            images.append(pixels)
+            classes.append(image.class_index)
     if not images:
-        raise ModelSetError(f"none of {len(chosen)} images of {job.asked.images} can be read")
-    whole, truth = np.stack(images), np.array([index for _, index in files], np.int64)
+        raise ModelSetError(f"none of {len(chosen)} images of {job.images} can be read")
+    whole = np.stack(images)
     np.save(job.work / INPUTS_NAME, whole, allow_pickle=False)
     np.save(job.work / PIXELS_NAME, inputs.of(job.network.name, whole), allow_pickle=False)
-    (job.work / LABELLED).write_text(json.dumps(files), "utf-8")
     # The last file: its presence shows that all files are complete.
-    np.save(job.work / TRUTH_NAME, truth, allow_pickle=False)
+    np.save(job.work / TRUTH, np.array(classes, np.int64), allow_pickle=False)
 
 
 PREPARATIONS: dict[str, Callable[[LadderJob], None]] = {

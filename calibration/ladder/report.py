@@ -1,6 +1,6 @@
 """Reports a ladder's figures: the table, the JSON, the plot (SVG) and the page (HTML)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.ladder.rungs import LadderJob, Rung, RungResult
+from calibration.ladder.rungs import SERVICE, Figures, LadderJob, Rung, RungResult
 from models.machine import needs_extra
 
 PACKAGES = ("torch", "torchvision", "onnxruntime", "nncf")  # of the rungs, whose versions count
@@ -26,7 +26,7 @@ COLORS = {
     "onnxruntime": "#8a5a9e",
     "openvino": "#4a6fa5",
     "ensemble": "#9a8a2b",
-    None: "#1b6f5f",  # the service
+    SERVICE: "#1b6f5f",
 }
 
 
@@ -85,8 +85,8 @@ def as_json(
         "input_size": network.size,
         "num_classes": network.num_classes,
         "weights": "random" if network.is_random else str(network.model_set),
-        "images": None if job.asked.images is None else str(job.asked.images),
-        "seconds": job.asked.seconds,
+        "images": None if job.images is None else str(job.images),
+        "seconds": job.seconds,
         "took_s": round(took_s, 1),
         "published": PUBLISHED,
         "rungs": [row.as_json() for row in rows],
@@ -117,26 +117,36 @@ def show(console: Console, job: LadderJob, rows: list[Row]) -> None:
         console.print(comparison)
 
 
+# Heading, format and value, of a figure that every rung has if its name is "".
+COLUMNS: tuple[tuple[str, str, str, Callable[[Row, Figures], float | None]], ...] = (
+    ("", "batch", "d", lambda row, _: row.result.chosen.batch),
+    ("", "images\n/s", ".1f", lambda row, _: row.rate),
+    ("", "p50\nms", ".1f", lambda _, of: of.p50_ms),
+    ("", "CPU\nms", ".1f", lambda _, of: of.cpu_ms_per_image),
+    ("", "PSS\nMiB", ".0f", lambda _, of: of.rss_mib if of.pss_mib is None else of.pss_mib),
+    ("", "use\n%", ".0f", lambda _, of: 100 * of.utilisation),
+    ("", "±", ".0f", lambda _, of: 100 * of.utilisation_spread),
+    ("watts", "W", ".0f", lambda _, of: of.watts),
+    ("top1", "top-1", ".3f", lambda _, of: of.top1),
+    ("", "x\nfirst", ".2f", lambda row, _: row.over_first),
+    ("", "x one\nbefore", ".2f", lambda row, _: row.over_previous),
+)
+
+
 def _table(rows: list[Row]) -> Table:
-    has_top1, has_watts = has_figure(rows, "top1"), has_figure(rows, "watts")
     # Units stand on a second line, without lines between columns, to fit into 80 columns.
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.add_column("rung", overflow="fold")
-    names = ["batch", "images\n/s", "p50\nms", "CPU\nms", "PSS\nMiB", "use\n%", "±"]
-    names += ["W"] * has_watts + ["top-1"] * has_top1 + ["x\nfirst", "x one\nbefore"]
-    for name in names:
-        table.add_column(name, no_wrap=True, justify="right")
+    columns = [c for c in COLUMNS if not c[0] or has_figure(rows, c[0])]
+    for _, heading, *_ in columns:
+        table.add_column(heading, no_wrap=True, justify="right")
     for row in rows:
-        if (figures := row.result.figures) is None:
+        if row.result.figures is None:
             table.add_row(row.rung.title, row.result.outcome, style="dim")
             continue
-        values = [(row.rate, ".1f"), (figures.p50_ms, ".1f"), (figures.cpu_ms_per_image, ".1f")]
-        values += [(figures.rss_mib if figures.pss_mib is None else figures.pss_mib, ".0f")]
-        values += [(100 * figures.utilisation, ".0f"), (100 * figures.utilisation_spread, ".0f")]
-        optional = [(figures.watts, ".0f")] * has_watts + [(figures.top1, ".3f")] * has_top1
-        optional += [(row.over_first, ".2f"), (row.over_previous, ".2f")]
-        cells = ["-" if v is None else f"{v:{shape}}" for v, shape in [*values, *optional]]
-        table.add_row(row.rung.title, str(row.result.chosen.batch), *cells)
+        values = [(value(row, row.result.figures), shape) for *_, shape, value in columns]
+        cells = ["-" if value is None else f"{value:{shape}}" for value, shape in values]
+        table.add_row(row.rung.title, *cells)
     return table
 
 
@@ -145,15 +155,10 @@ def has_figure(rows: list[Row], name: str) -> bool:
     return any(getattr(row.result.figures, name, None) is not None for row in rows)
 
 
-def _first(rows: Sequence[Row]) -> Row | None:
-    """Return the first measured rung if it is that of the published ladder."""
-    first = next((row for row in rows if row.result.figures is not None), None)
-    return first if first is not None and first.rung.name == "eager" else None
-
-
 def against_published(rows: list[Row]) -> str:
     """Compare the ladder with the published one; "" unless both begin with the same rung."""
-    if _first(rows) is None:
+    measured = [row.rung.name for row in rows if row.result.figures is not None]
+    if measured[:1] != ["eager"]:
         return ""
     best = max(rows, key=lambda row: row.over_first or 0.0)
     return (
@@ -181,30 +186,18 @@ def draw(rows: list[Row], title: str) -> str:
             label = f"{row.rate:.1f}  ({row.over_first:.1f}x)" if has_rate else row.result.outcome
             at = (row.rate, place)
             axes.annotate(label, at, (4, 0), textcoords="offset points", va="center")
-        _mark_published(axes, rows)
-        axes.set_xlim(0, 1.25 * max(1.0, *(row.rate for row in rows)))
+        limit = 1.25 * max(1.0, *(row.rate for row in rows))
+        published = PUBLISHED_SPEED_UP * next((row.rate for row in rows if row.rate), 0.0)
+        if against_published(rows) and published < limit:
+            axes.axvline(published, color="#999999", linewidth=1, linestyle="--")
+            label = f"the published ladder's {PUBLISHED_SPEED_UP:.1f}x"
+            top = (published, 0.98)  # next to the first rungs, whose bars are short
+            look: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "color": "#666666"}
+            axes.annotate(label, top, xycoords=("data", "axes fraction"), **look)
+        axes.set_xlim(0, limit)
         axes.set_xlabel("images/s (and times the first rung)")
         axes.set_title(title, loc="left")
         return svg_of(figure)
-
-
-def _mark_published(axes: Any, rows: list[Row]) -> None:
-    """Mark the published ladder's speed-up, if both ladders begin with the same rung."""
-    first = _first(rows)
-    if first is None:
-        return
-    place = first.rate * PUBLISHED_SPEED_UP
-    if place < 1.25 * max(row.rate for row in rows):
-        axes.axvline(place, color="#999999", linewidth=1, linestyle="--")
-        axes.annotate(
-            f"the published ladder's {PUBLISHED_SPEED_UP:.1f}x",
-            (place, 0.98),  # next to the first rungs, whose bars are short
-            xycoords=("data", "axes fraction"),
-            rotation=90,
-            ha="right",
-            va="top",
-            color="#666666",
-        )
 
 
 def render(content: dict[str, Any], rows: list[Row], title: str) -> bytes:

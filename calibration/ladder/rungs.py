@@ -1,12 +1,11 @@
-"""The rungs of a ladder: its options, which rungs there are, and the files of their results."""
+"""The rungs of a ladder: what each changes, their results, and the files of these."""
 
-import contextlib
 import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,21 +16,15 @@ from models.errors import TandemError
 from models.files import write_result
 from models.image_files import first_not_utf8
 from models.machine import available_cpus
-from models.model_set import ModelSet, load_model_set, search_path
 from models.record import Record
 
-Engine = Literal["torch", "onnxruntime", "openvino", "ensemble"]
+Engine = Literal["torch", "onnxruntime", "openvino", "ensemble", "service"]
 Preparation = Literal["make_set", "labelled", "quantize", "export"]  # makes files for rungs
 Positive = Annotated[int, Field(ge=1)]
 
-SERVICE = "service"  # the rung that runs ``tandem serve``
-RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.ladder.preparations can restore
-SIZES = range(32, 1025)
-MAX_CLASSES = 100_000
-
-# In the work folder.
-JOB_NAME, LABELLED = "job.json", "labelled.json"  # [path, class index] of each image
-RESULTS, LOGS = "results", "logs"
+SERVICE: Literal["service"] = "service"  # the rung that runs ``tandem serve``
+# In the work folder: PHOTOS has links to the labelled images, in the order of their classes' file.
+RESULTS, LOGS, PHOTOS, TRUTH = "results", "logs", "photos", "labelled-truth.npy"
 MADE_ONCE = "prepare-"  # prefix of the results of preparations
 
 
@@ -107,6 +100,10 @@ class RungResult(Record):
     notes: tuple[str, ...] = ()
 
 
+Choices = Sequence[RungOptions]  # of which the fastest is measured
+Say = Callable[[str], None]  # gets the progress of a rung
+
+
 @dataclass(frozen=True)
 class Rung:
     """A step of the ladder: its engine, and the changes that it tries.
@@ -117,7 +114,7 @@ class Rung:
 
     name: str
     title: str
-    engine: Engine | None  # None: the service
+    engine: Engine
     changes: Sequence[Mapping[str, Any]] = ({},)
     needs: Preparation | None = None  # made once
 
@@ -129,17 +126,19 @@ class Rung:
 
 def rungs(cores: int, cascade_margin: float) -> tuple[Rung, ...]:
     """Return every rung of a ladder on ``cores`` cores, in its order."""
-    threads = [
-        {"threads": n, "callers": cores // n} for n in sorted({1, max(1, cores // 2), cores})
-    ]
+    counts = sorted({1, max(1, cores // 2), cores})
+    threads = [{"threads": n, "callers": cores // n} for n in counts]
     sizes = [{"batch": 1}, {"batch": 8}]
+    throughput = [size | {"hint": "throughput"} for size in sizes]
     streams = [{"streams": n} for n in sorted({1, cores, 2 * cores})]
+    low_precision = [{"float_type": "bf16"}, {"float_type": "f16"}]
     int8: dict[str, Any] = {"precision": "INT8"}
     # The service's options: without a float network no earlier rung was measured.
     served = int8 | {"float_type": "f32", "is_static": True, "streams": cores}
     quantised = [int8, int8 | {"float_type": "f32"}, *(int8 | size for size in sizes)]
     quantised += [served | size for size in sizes]
     whole = int8 | {"batch": 8}
+    cascade = whole | {"cascade_margin": cascade_margin}
     return (
         Rung("eager", "PyTorch, eager, one by one", "torch"),
         Rung("inference_mode", "inference mode", "torch", [{"is_inference_mode": True}]),
@@ -152,169 +151,50 @@ def rungs(cores: int, cascade_margin: float) -> tuple[Rung, ...]:
         Rung("onnxruntime", "ONNX Runtime", "onnxruntime", sizes, "export"),
         Rung("openvino", "OpenVINO, float", "openvino", sizes),
         Rung("latency", "latency hint", "openvino", [{"hint": "latency", "batch": 1}]),
-        Rung(
-            "throughput", "throughput hint", "openvino", [s | {"hint": "throughput"} for s in sizes]
-        ),
+        Rung("throughput", "throughput hint", "openvino", throughput),
         Rung("fixed_shapes", "fixed shapes", "openvino", [{"is_static": True}]),
         Rung("streams", "streams", "openvino", streams),
-        Rung(
-            "low_precision",
-            "bfloat16 or float16",
-            "openvino",
-            [{"float_type": "bf16"}, {"float_type": "f16"}],
-        ),
+        Rung("low_precision", "bfloat16 or float16", "openvino", low_precision),
         Rung("int8", "INT8 by NNCF", "openvino", quantised, "quantize"),
         Rung("ensemble", "all members, INT8", "ensemble", [whole]),
-        Rung(
-            "cascade", "with the cascade", "ensemble", [whole | {"cascade_margin": cascade_margin}]
-        ),
-        Rung(SERVICE, "the service, over HTTP", None),
+        Rung("cascade", "with the cascade", "ensemble", [cascade]),
+        Rung(SERVICE, "the service, over HTTP", SERVICE),
     )
 
 
 @dataclass(frozen=True)
-class LadderOptions:
-    """The options of the command line."""
-
-    network: str  # a model set, or with ``is_random`` a name in torchvision
-    is_random: bool = False
-    member: str | None = None
-    size: int | None = None
-    num_classes: int | None = None
-    images: Path | None = None
-    max_images: int = 200
-    seconds: float = 10.0
-    only: Sequence[str] = ()
-    cascade_margin: float = 0.5
-    work: Path | None = None
-    model_dirs: Sequence[Path] = ()
-
-
-@dataclass(frozen=True)
 class LadderJob:
-    """The network and rungs to measure, and why some rungs are impossible.
+    """What to measure, and why some rungs are impossible; the process of each rung gets it, too."""
 
-    The process of each rung gets it, too.
-    """
-
-    asked: LadderOptions
     network: RungNetwork
     rungs: tuple[Rung, ...]
     work: Path
     impossible: Mapping[str, str]  # the reason, by the rung's name
+    images: Path | None = None  # labelled ones
+    max_images: int = 200
+    seconds: float = 10.0
+    cascade_margin: float = 0.5
     fingerprint: str = ""  # of the networks' files; empty for random weights
     cores: int = field(default_factory=available_cpus)
 
     def __post_init__(self) -> None:
         """Refuse the names that the work folder's files cannot hold."""
-        paths = (self.network.model_set, self.work, *filter(None, [self.asked.images]))
+        paths = (self.network.model_set, self.work, *filter(None, [self.images]))
         if (name := first_not_utf8(str(path.absolute()) for path in paths)) is not None:
             raise LadderError(f"the name {name!r} is not UTF-8, as a ladder's files are; rename it")
 
     @property
+    def has_images(self) -> bool:
+        """Whether the labelled images are prepared."""
+        return (self.work / TRUTH).is_file()
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Return the facts that results depend on; results with other facts are not continued."""
-        asked = self.asked
-        return {
-            "network": self.network.model_dump(mode="json"),
-            "seconds": asked.seconds,
-            "images": None if asked.images is None else str(asked.images.absolute()),
-            "max_images": asked.max_images,
-            "cascade_margin": asked.cascade_margin,
-            "cores": self.cores,
-            "fingerprint": self.fingerprint,
-        }
-
-
-def plan(asked: LadderOptions, cache: Path) -> LadderJob:
-    """Find the network and check the options; ``cache`` holds work folders without ``--work``.
-
-    Raises:
-        LadderError: an option is wrong, or does not go with the others.
-        ModelSetError: there is no set or member of that name.
-
-    """
-    every = {rung.name: rung for rung in rungs(available_cpus(), asked.cascade_margin)}
-    for name in asked.only:
-        if name not in every:
-            raise LadderError(f"--rungs {name!r}: there are {', '.join(every)}")
-    chosen = tuple(rung for rung in every.values() if not asked.only or rung.name in asked.only)
-    return (_random_job if asked.is_random else _job_of_set)(asked, chosen, cache)
-
-
-def _job_of_set(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> LadderJob:
-    for option, value in (("--size", asked.size), ("--classes", asked.num_classes)):
-        if value is not None:
-            raise LadderError(f"{option} is of --random-weights; a model set has its own")
-    model_set = load_model_set(asked.network, search_path(asked.model_dirs))
-    if asked.images is not None and model_set.manifest.is_multi_label:
-        raise LadderError(
-            f"--images: {model_set.name} is multi-label and has no top-1; its rungs are measured "
-            "for speed alone, and tandem evaluate measures its accuracy"
-        )
-    member = asked.member or model_set.manifest.members[0].name
-    record = model_set.manifest.member(member)
-    network = RungNetwork(
-        name=member,
-        size=model_set.manifest.image_of(member).input_size,
-        num_classes=model_set.manifest.num_classes,
-        model_set=model_set.folder.absolute(),
-        torch_source="float_ir" if member in RESTORABLE and "FP16" in record.networks else "none",
-    )
-    work = (asked.work or cache / f"{model_set.name}-{member}").absolute()
-    hashes = [n.fingerprint for _, n in sorted(record.networks.items())]
-    hashes += model_set.fingerprints.values()  # the later rungs use all members
-    impossible = {rung.name: why for rung in chosen if (why := _why_not(rung, network, model_set))}
-    return LadderJob(asked, network, chosen, work, impossible, "-".join(hashes))
-
-
-def _random_job(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> LadderJob:
-    for option, value in (("--member", asked.member), ("--images", asked.images)):
-        if value is not None:
-            raise LadderError(f"{option} with --random-weights: random weights classify nothing")
-    size, num_classes = asked.size or 224, asked.num_classes or 1000
-    if size not in SIZES:
-        raise LadderError(f"--size is {size}; give {SIZES[0]} to {SIZES[-1]} px")
-    if not 2 <= num_classes <= MAX_CLASSES:
-        raise LadderError(f"--classes is {num_classes}; give 2 to {MAX_CLASSES}")
-    if not asked.network.replace("_", "").isalnum() or not asked.network[0].isalpha():
-        raise LadderError(f"{asked.network!r} is no name of a torchvision network")
-    name = asked.network.lower()
-    work = (asked.work or cache / f"{name}-{size}-random").absolute()
-    network = RungNetwork(
-        name=name,
-        size=size,
-        num_classes=num_classes,
-        model_set=work / f"{name}-random",
-        torch_source="random",
-        is_random=True,
-    )
-    why = f"{name} is one network: there is no ensemble"
-    impossible = {rung.name: why for rung in chosen if rung.engine == "ensemble"}
-    return LadderJob(asked, network, chosen, work, impossible)
-
-
-def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
-    """Return why a rung is impossible for this set, or ""."""
-    members = model_set.manifest.members
-    own = model_set.manifest.member(network.name).networks
-    lacking = [m.name for m in members if m.precision_of("INT8") not in m.networks]
-    if rung.engine in ("torch", "onnxruntime") and network.torch_source == "none":
-        return (
-            f"{network.name} of {model_set.name} has no PyTorch source; the speed of a torchvision "
-            f"network: tandem ladder NAME --random-weights --size {network.size}"
-        )
-    if rung.engine == "openvino" and rung.name != "int8" and "FP16" not in own:
-        return f"{network.name} of {model_set.name} has no float network"
-    if rung.name == "int8" and not own.keys() & {"FP16", "INT8"}:
-        return f"{network.name} of {model_set.name} has no OpenVINO network"
-    if rung.name == "cascade" and model_set.manifest.is_multi_label:
-        return f"{model_set.name} is multi-label: it has no margin for a cascade"
-    if rung.engine == "ensemble" and len(members) < 2:
-        return f"{model_set.name} has one member"
-    if (rung.engine == "ensemble" or rung.name == SERVICE) and lacking:
-        return f"no INT8 of {', '.join(lacking)}: tandem quantize {model_set.argument} makes it"
-    return ""
+        plain = ("max_images", "seconds", "cascade_margin", "fingerprint", "cores")
+        images = None if self.images is None else str(self.images.absolute())
+        facts = {"network": self.network.model_dump(mode="json"), "images": images}
+        return facts | {name: getattr(self, name) for name in plain}
 
 
 class Store:
@@ -324,12 +204,8 @@ class Store:
         self.folder = folder
 
     @contextmanager
-    def opened(self, facts: Mapping[str, Any], *, is_resumed: bool) -> Iterator[None]:
-        """Make or continue the folder, and lock it during the block.
-
-        Args:
-            facts: :attr:`LadderJob.facts`, on which results depend.
-            is_resumed: whether to keep earlier results, which must have the same facts.
+    def opened(self, facts: dict[str, Any], *, is_resumed: bool) -> Iterator[None]:
+        """Make the folder, or continue its results of the same facts; lock it during the block.
 
         Raises:
             LadderError: another ladder uses the folder, its results have other facts, it is not
@@ -345,7 +221,7 @@ class Store:
             ) from error
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._begin(dict(facts), is_resumed=is_resumed)
+            self._begin(facts, is_resumed=is_resumed)
             yield
         except BlockingIOError as error:
             raise LadderError(
@@ -355,30 +231,30 @@ class Store:
             os.close(held)
 
     def _begin(self, facts: dict[str, Any], *, is_resumed: bool) -> None:
-        if not (self.folder / JOB_NAME).exists() and any(self.folder.iterdir()):
+        job = self.folder / "job.json"  # marks the folder
+        if not job.exists() and any(self.folder.iterdir()):
             raise LadderError(
                 f"{self.folder} has files that are no ladder's; give --work an empty folder"
             )
         there: dict[str, Any] | None = None
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            there = dict(json.loads((self.folder / JOB_NAME).read_text("utf-8")))
-        if is_resumed and there is not None and there != facts:
-            other = sorted(key for key in facts if facts[key] != there.get(key))
-            raise LadderError(
-                f"--resume: the results in {self.folder} were measured with other "
-                f"{', '.join(other)}; leave --resume out to begin anew, or give another --work"
-            )
+        with suppress(OSError, ValueError, TypeError):
+            there = dict(json.loads(job.read_text("utf-8")))
         if not is_resumed or there is None:
             self.remove_networks()
             for name in (RESULTS, LOGS):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-        write_result(self.folder / JOB_NAME, json.dumps(facts))  # first: it marks the folder
+        elif other := sorted(key for key in facts if facts[key] != there.get(key)):
+            raise LadderError(
+                f"--resume: the results in {self.folder} were measured with other "
+                f"{', '.join(other)}; leave --resume out to begin anew, or give another --work"
+            )
+        write_result(job, json.dumps(facts))
         for name in (RESULTS, LOGS):
             (self.folder / name).mkdir(exist_ok=True)
 
     def read(self, name: str) -> RungResult | None:
         """Return the final result of a rung or preparation; failed ones are tried again."""
-        with contextlib.suppress(OSError, ValidationError):  # damaged, or of another version
+        with suppress(OSError, ValidationError):  # damaged, or of another version
             result = RungResult.model_validate_json(self._file(name).read_bytes())
             return None if result.outcome == "failed" else result
         return None
@@ -392,12 +268,11 @@ class Store:
 
     def remove_networks(self) -> None:
         """Remove the rungs' shared files, so that they are made again."""
-        shared = ("*.npy", "*.onnx", "*int8.xml", "*int8.bin", LABELLED)
-        for pattern in (*shared, f"{RESULTS}/{MADE_ONCE}*.json"):
-            for path in self.folder.glob(pattern):
-                path.unlink(missing_ok=True)
-        for path in self.folder.glob("*-random"):
-            shutil.rmtree(path, ignore_errors=True)
+        shared = ("*.npy", "*.onnx", "*int8.xml", "*int8.bin", f"{RESULTS}/{MADE_ONCE}*.json")
+        for path in (path for pattern in shared for path in self.folder.glob(pattern)):
+            path.unlink(missing_ok=True)
+        for folder in (*self.folder.glob("*-random"), self.folder / PHOTOS):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def log(self, name: str) -> Path:
         """Return the log of a rung's processes."""

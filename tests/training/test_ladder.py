@@ -11,7 +11,6 @@ from calibration.ladder import engines, preparations
 from calibration.ladder.preparations import random_module, random_pixels, torch_module
 from calibration.ladder.rungs import (
     LadderJob,
-    LadderOptions,
     RungNetwork,
     RungOptions,
     SkippedError,
@@ -26,7 +25,7 @@ NAME, SIZE = "squeezenet1_1", 64
 
 
 def job_of(network: RungNetwork, work: Path) -> LadderJob:
-    return LadderJob(LadderOptions(network.name, seconds=0.2), network, (), work, {}, cores=2)
+    return LadderJob(network, (), work, {}, seconds=0.2, cores=2)
 
 
 def network_of(model_set: Path, name: str, size: int, classes: int, source: Any) -> RungNetwork:

@@ -4,15 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from calibration.commands.ladder import LadderOptions, plan
 from calibration.ladder.rungs import (
     Figures,
     LadderJob,
-    LadderOptions,
     RungNetwork,
     RungOptions,
     RungResult,
-    Store,
-    plan,
 )
 from tests.support.tiny_networks import SIZE
 
@@ -47,8 +45,9 @@ def tiny_job(folder: Path, work: Path, *, cores: int = 1, **asked: Any) -> Ladde
     network = RungNetwork(
         name="sure", size=SIZE, num_classes=3, model_set=folder, torch_source="none"
     )
-    options = LadderOptions(str(folder), **{"seconds": 0.1, "max_images": 0} | asked)
-    return LadderJob(options, network, (), work, {}, cores=cores)
+    return LadderJob(
+        network, (), work, {}, cores=cores, **{"seconds": 0.1, "max_images": 0} | asked
+    )
 
 
 class FakeProcesses:
@@ -57,7 +56,6 @@ class FakeProcesses:
     def __init__(self, answers: dict[str, RungResult | BaseException | None] | None = None) -> None:
         self.answers = answers or {}
         self.tasks: dict[str, Sequence[RungOptions]] = {}
-        self.margins: list[float | None] = []
 
     def __call__(
         self,
@@ -77,11 +75,3 @@ class FakeProcesses:
         if name.startswith("prepare-"):
             return RungResult(outcome="prepared")
         return measured(10.0, choices[0])
-
-    @property
-    def service(self) -> Callable[[LadderJob, Store, float | None], RungResult]:
-        def run(job: LadderJob, store: Store, margin: float | None) -> RungResult:
-            self.margins.append(margin)
-            return measured(5.0)
-
-        return run

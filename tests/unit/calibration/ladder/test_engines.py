@@ -1,6 +1,5 @@
 """The engines on tiny sets: each answers right, and a way that cannot run is skipped."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,19 @@ from calibration.ladder import engines
 from calibration.ladder.engines import best_choice, outcome_of
 from calibration.ladder.preparations import (
     PIXELS_NAME,
-    TRUTH_NAME,
     quantize,
     quantized_by_random_images,
     random_pixels,
 )
-from calibration.ladder.rungs import Engine, LadderJob, RungOptions, RungResult, SkippedError
+from calibration.ladder.rungs import (
+    PHOTOS,
+    TRUTH,
+    Engine,
+    LadderJob,
+    RungOptions,
+    RungResult,
+    SkippedError,
+)
 from calibration.quantization.quantize import quantized_layers
 from calibration.sets.transaction import write_manifest
 from models.machine import needs_extra
@@ -128,11 +134,13 @@ def test_fewer_labelled_images_than_a_batch(tiny_set, tmp_path):
 
 def test_labelled_images_are_kept_for_every_rung_and_the_service(tiny_set, tmp_path):
     with_images(tiny_set, tmp_path, max_images=5)
-    pixels, truth = (np.load(tmp_path / name) for name in (PIXELS_NAME, TRUTH_NAME))
+    pixels, truth = (np.load(tmp_path / name) for name in (PIXELS_NAME, TRUTH))
     assert (pixels.shape, pixels.dtype) == ((5, 16, 16, 3), np.uint8)
-    listed = json.loads((tmp_path / "labelled.json").read_text())
-    assert [index for _, index in listed] == truth.tolist()
-    assert all(Path(path).is_file() for path, _ in listed)
+    photos = [link.readlink() for link in sorted((tmp_path / PHOTOS).iterdir())]
+    class_names = sorted({photo.parent.name for photo in photos})
+    assert len(truth) == len(photos)
+    assert all(photo.is_file() for photo in photos)
+    assert len(class_names) == len(set(truth.tolist()))
 
 
 def test_images_of_other_classes_are_refused(tiny_set, tmp_path):
@@ -253,7 +261,7 @@ def test_what_a_runtime_raises_is_a_failed_rung(tiny_set, tmp_path, monkeypatch,
         raise kind("a long story\nin many lines")
 
     monkeypatch.setitem(engines.ENGINES, "torch", broken)
-    result = outcome_of(tiny_job(tiny_set, tmp_path), "torch")
+    result = outcome_of(tiny_job(tiny_set, tmp_path), "torch", [INT8])
     assert (result.outcome, result.reason) == ("failed", f"{kind.__name__}: a long story")
 
 
@@ -263,7 +271,7 @@ def test_a_runtime_that_is_not_installed_is_a_skipped_rung(tiny_set, tmp_path, m
             raise ModuleNotFoundError("no", name="torch")
 
     monkeypatch.setitem(engines.ENGINES, "torch", absent)
-    result = outcome_of(tiny_job(tiny_set, tmp_path), "torch")
+    result = outcome_of(tiny_job(tiny_set, tmp_path), "torch", [INT8])
     assert result.outcome == "skipped"
     assert "needs torch" in result.reason
     assert "tandem-serve[ladder]" in result.reason

@@ -1,6 +1,5 @@
 """A ladder's run: the order of its processes, what they build on, how they and the service end."""
 
-import json
 import os
 import sys
 import time
@@ -11,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 
 from calibration.ladder import ladder as module
-from calibration.ladder.ladder import Ladder, LadderStep, run_engine, run_service_rung
+from calibration.ladder.ladder import Ladder, run_engine, run_service_rung
 from calibration.ladder.rungs import (
-    LABELLED,
+    PHOTOS,
+    TRUTH,
     LadderError,
     LadderJob,
     RungOptions,
@@ -26,22 +27,19 @@ from calibration.ladder.rungs import (
 )
 from tests.support.calibration.ladders import FakeProcesses, job_of, measured, tiny_job
 
-RANDOM = {"is_random": True, "size": 64}
+RANDOM = {"random_weights": True, "size": 64}
 FAILED = RungResult(outcome="failed", reason="its process died")
 SKIPPED = RungResult(outcome="skipped", reason="no compiler")
 
 
-def run(
-    job: LadderJob,
-    fakes: FakeProcesses,
-    *,
-    is_resumed: bool = False,
-    steps: list[LadderStep] | None = None,
-) -> dict[str, RungResult]:
-    store = Store(job.work)
-    report = (lambda _: None) if steps is None else steps.append
-    with store.opened(job.facts, is_resumed=is_resumed):
-        return dict(Ladder(job, store, report, fakes, fakes.service, clock=lambda: 0.0).run())
+def run(job: LadderJob, fakes: FakeProcesses, *, is_resumed: bool = False) -> dict[str, RungResult]:
+    return Ladder(job, run=fakes).run(is_resumed=is_resumed)
+
+
+def served_with(fakes: FakeProcesses) -> float | None:
+    """The margin of the service's cascade."""
+    (options,) = fakes.tasks["service"]
+    return options.cascade_margin
 
 
 def test_every_rung_in_its_order_after_the_preparations(tmp_path):
@@ -54,7 +52,7 @@ def test_every_rung_in_its_order_after_the_preparations(tmp_path):
     assert asked.index("prepare-quantize") == asked.index("int8") - 1
     assert results["ensemble"].outcome == "skipped"
     assert "ensemble" not in asked
-    assert fakes.margins == [None]  # one network has no cascade
+    assert served_with(fakes) is None  # one network has no cascade
 
 
 def test_a_rung_builds_on_the_fastest_of_its_engine(tmp_path):
@@ -139,21 +137,18 @@ def test_the_networks_go_when_all_is_measured_and_stay_for_what_failed(tmp_path)
 
 
 def test_the_time_left_is_what_the_rungs_before_took(tmp_path):
-    job = job_of("resnet18", tmp_path, **RANDOM, only=["eager", "batches"])
-    steps: list[LadderStep] = []
-    now = iter(range(0, 1000, 10))
-    store, fakes = Store(job.work), FakeProcesses()
-    with store.opened(job.facts, is_resumed=False):
-        Ladder(job, store, steps.append, fakes, fakes.service, clock=lambda: next(now)).run()
-    last = [step for step in steps if step.rung.name == "batches"][-1]
-    assert (last.number, last.of, last.doing, last.left_s) == (2, 2, "measuring", 10)
+    job = job_of("resnet18", tmp_path, **RANDOM, rungs="eager,batches")
+    steps, now = list[str](), iter(range(0, 1000, 10))
+    Ladder(job, steps.append, FakeProcesses(), lambda: next(now)).run(is_resumed=False)
+    assert steps[0].startswith("1 of 2, about 30 s left: ")  # unknown yet: twice 15 s
+    assert steps[-1] == "2 of 2, about 10 s left: batches: measuring"
 
 
 def test_the_service_has_the_cascade_if_that_was_measured(tiny_set, tmp_path):
     images: Path = tmp_path / "images"
     fakes = FakeProcesses()
     results = run(job_of(tiny_set, tmp_path, images=images, cascade_margin=0.7), fakes)
-    assert fakes.margins == [0.7]
+    assert served_with(fakes) == 0.7
     assert "prepare-labelled" in fakes.tasks
     assert results["eager"].outcome == "skipped"
     assert "no PyTorch source" in results["eager"].reason
@@ -280,11 +275,13 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Process:
 
 
 def run_service(folder: Path, work: Path, photos: list[tuple[Path, int]]) -> RungResult:
-    job, store = job_of(folder, work), Store(work)
-    with store.opened(job.facts, is_resumed=False):
-        noted = json.dumps([[str(path), index] for path, index in photos])
-        (work / LABELLED).write_text(noted)
-        return run_service_rung(job, store, None)
+    job = job_of(folder, work)
+    with Store(work).opened(job.facts, is_resumed=False):
+        (work / PHOTOS).mkdir()
+        for number, (path, _) in enumerate(photos):
+            (work / PHOTOS / f"{number}.jpg").symlink_to(path)
+        np.save(work / TRUTH, [index for _, index in photos])
+        return run_service_rung(job, None)
 
 
 @pytest.fixture

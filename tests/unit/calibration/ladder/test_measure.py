@@ -9,11 +9,14 @@ from typing import Any
 import psutil
 import pytest
 
+from calibration.ladder import measure
 from calibration.ladder.measure import (
     PackagePower,
+    Sample,
     figures_of,
     memory_mib,
     run_calls,
+    sampled,
 )
 from tests.support.hand_clock import HandClock
 
@@ -60,24 +63,29 @@ def test_utilisation_is_of_the_cores():
 
 
 def test_power_is_that_of_the_run(monkeypatch):
-    monkeypatch.setattr(PackagePower, "watts", lambda _: {"package-0": 4.0, "package-1": 8.0})
+    monkeypatch.setattr(PackagePower, "watts", lambda _: 12.0)
     assert run_calls([lambda: None], 0.01, 1, 1).watts == 12.0
 
 
 def test_figures_are_by_image():
-    figures = figures_of([0.1, 0.2, 0.3], 2.0, 1.5, [0.2, 0.4], batch=10, cores=2)
+    samples = [Sample(0.2, 3.0), Sample(0.4, None), Sample(0.3, 4.0)]
+    figures = figures_of([0.1, 0.2, 0.3], 2.0, 1.5, samples, 10)
     assert figures.images_per_s == 15.0
     assert figures.p50_ms == 200.0
     assert figures.cpu_ms_per_image == 50.0
     assert figures.num_images == 30
     assert figures.utilisation == pytest.approx(0.3)
-    assert figures.utilisation_spread == pytest.approx(0.1)
+    assert figures.utilisation_spread == pytest.approx(0.0816)
+    assert figures.watts == 3.5
     assert figures.rss_mib > 1
 
 
-def test_a_run_too_short_to_be_sampled_has_its_mean():
-    figures = figures_of([1.0], 2.0, 3.0, [], batch=1, cores=2)
-    assert (figures.utilisation, figures.utilisation_spread) == (0.75, 0.0)
+def test_a_run_too_short_to_be_sampled_has_its_mean(monkeypatch):
+    spent_s, now_s = iter([1.0, 4.0]), iter([0.0, 2.0])
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(now_s)))
+    with sampled(60, 2, lambda: next(spent_s)) as samples:
+        pass
+    assert [sample.share for sample in samples] == [0.75]
 
 
 def test_memory_of_processes_where_the_kernel_says_pss_and_where_it_hides_it():
@@ -113,11 +121,11 @@ ZONES = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:1": 
 @pytest.mark.parametrize(
     ("zones", "before", "after", "largest", "watts"),
     [
-        (ZONES, 5, 3_000_005, LARGEST, {"package-0": 1.5}),  # no part or platform counts twice
-        ({"a:0": "package-0"}, 0, 1, LARGEST, {}),  # not RAPL's
-        ({"intel-rapl:0": "package-0"}, 9_000_000, 3_000_000, LARGEST, {"package-0": 2.0}),
-        ({"intel-rapl:0": "package-0"}, 9, 3, "", {}),  # begun again, and nobody knows at what
-        ({}, 0, 0, LARGEST, {}),
+        (ZONES, 5, 3_000_005, LARGEST, 1.5),  # no part or platform counts twice
+        ({"a:0": "package-0"}, 0, 1, LARGEST, None),  # not RAPL's
+        ({"intel-rapl:0": "package-0"}, 9_000_000, 3_000_000, LARGEST, 2.0),
+        ({"intel-rapl:0": "package-0"}, 9, 3, "", None),  # begun again, and nobody knows at what
+        ({}, 0, 0, LARGEST, None),
     ],
 )
 def test_watts_are_joules_over_seconds(tmp_path, zones, before, after, largest, watts) -> None:
@@ -137,7 +145,7 @@ def test_every_package_counts(tmp_path: Path) -> None:
     clock.now += 1
     for i, place in enumerate(places):
         (place / "energy_uj").write_text(str(3_000_000 * (i + 1)))
-    assert power.total_watts() == 9.0
+    assert power.watts() == 9.0
 
 
 def test_what_only_root_may_read_is_absent(tmp_path: Path, monkeypatch) -> None:
@@ -153,4 +161,4 @@ def test_what_only_root_may_read_is_absent(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(Path, "read_text", refuse)
     power = PackagePower(tmp_path, clock)
     clock.now += 1
-    assert power.watts() == {}
+    assert power.watts() is None

@@ -16,8 +16,8 @@ ODD = "no <compiler> [bold] & $x^2$"
 
 @pytest.fixture
 def job(tmp_path):
-    names = ["eager", "batches", "compile", "int8"]
-    return job_of("resnet18", tmp_path, is_random=True, only=names)
+    names = "eager,batches,compile,int8"
+    return job_of("resnet18", tmp_path, random_weights=True, rungs=names)
 
 
 def results(**changes) -> dict[str, RungResult]:
