@@ -44,11 +44,16 @@ def test_the_commands_that_there_are():
         assert path[0] in text
 
 
+def shown_of(command):
+    """Return the parameters that help shows: not options that only say what replaced them."""
+    return [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+
+
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=name_of)
 def test_help_explains_the_command_and_mentions_each_option(path, command):
     text = help_of(*path)
     assert command.help
-    for parameter in command.params:
+    for parameter in shown_of(command):
         for name in parameter.opts:
             assert name.lower() in text.lower()
 
@@ -56,7 +61,7 @@ def test_help_explains_the_command_and_mentions_each_option(path, command):
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=name_of)
 def test_help_flows_in_a_terminal_of_80_columns_and_cuts_no_name(path, command):
     text = help_of(*path, columns=80)
-    for parameter in command.params:
+    for parameter in shown_of(command):
         for name in (*parameter.opts, *parameter.secondary_opts):
             assert name.lower() in text.lower()
     assert "[env var" not in text

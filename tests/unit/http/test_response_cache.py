@@ -48,8 +48,13 @@ async def test_answers_of_a_service_without_cache_are_as_ever(clients):
     data = picture("red", side=30)
     first, second = [(await post(clients["none"], data)).content for _ in range(2)]
     assert TIMES.sub(rb"\1:0", first) == TIMES.sub(rb"\1:0", second)
-    keys = "model_set model_version predictions members agreement degraded request_id timings_ms"
-    assert list((await post(clients["none"], data)).json()) == keys.split()
+    keys = "model_set model_version predictions members agreement degraded"
+    assert list((await post(clients["none"], data)).json()) == [
+        *keys.split(),
+        "plan",
+        "request_id",
+        "timings_ms",
+    ]
     assert b"cache" not in first
     miss = TIMES.sub(rb"\1:0", (await post(clients["local"], data)).content)
     bar = b'{"stage":"cache","start_ms":0,"duration_ms":0},'

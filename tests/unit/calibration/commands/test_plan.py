@@ -47,13 +47,13 @@ def test_the_command_as_json():
 
 
 def test_a_form_that_does_not_fit_says_so_beside_those_that_do():
-    result = tandem("plan", "--rate", 100, "--node-cores", 4, "--json", "-")
+    result = tandem("plan", "--rate", 250, "--node-cores", 4, "--json", "-")
     forms = json.loads(result.stdout)["forms"]
     assert forms["whole"]["nodes"] == 3
     assert forms["stages"]["nodes"] is None
     assert "--node-cores 4" in forms["stages"]["why_not"]
-    shown = tandem("plan", "--rate", 100, "--node-cores", 4).stdout
-    assert "all stages apart: 100 images/s do not fit" in shown
+    shown = tandem("plan", "--rate", 250, "--node-cores", 4).stdout
+    assert "all stages apart: 250 images/s do not fit" in shown
 
 
 def test_measured_costs_are_of_one_form_and_compared_with_none(tmp_path):
