@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from app.answers import Classified, MemberAnswer, StageTiming, Timings
 from app.telemetry.metrics import StageDuration, record_answers, record_stage, stage_tags
-from app.telemetry.spans import Value, current_parent, name_version, record
+from app.telemetry.spans import Value, current_parent, name_answerers, record
 
 
 @dataclass(slots=True)
@@ -108,7 +108,9 @@ class RequestObserver:
         self._is_over = True
         if self._answers:
             if self._parent is not None:
-                name_version(self._answers[0].model_version)
+                first = self._answers[0]
+                num_asked = len(first.asked or first.members)
+                name_answerers(first.model_version, first.plan, num_asked)
             record_answers(self._answers, self._entropy, self._durations)
 
     def _add_bar(self, stages: list[StageTiming], name: str) -> None:

@@ -215,9 +215,15 @@ def current_parent() -> SpanContext | None:
     return None if context.trace_id in orphans else context
 
 
-def name_version(version: str) -> None:
-    """Record on the request's span which version of the model set answered; requires tracing."""
-    trace.get_current_span().set_attribute("tandem.model_version", version)
+def name_answerers(version: str, plan: str, num_asked: int) -> None:
+    """Record on the request's span who answered; requires tracing.
+
+    That is the version of the model set, the plan, and how many members the first image asked.
+    """
+    facts: dict[str, str | int] = {"model_version": version, "plan": plan}
+    facts["members_asked"] = num_asked
+    span = trace.get_current_span()
+    span.set_attributes({f"tandem.{name}": value for name, value in facts.items()})
 
 
 def current_ids() -> SpanIds | None:
