@@ -61,7 +61,7 @@ def test_a_member_that_answered_alone_is_said_to_have_been_sure(open_page, photo
     alone = an_answer(members=members, skipped_members=["densenet169"])
     page = open_page()
     answered(page, alone, photo_file)
-    says = "Answered by resnet50 alone: it was sure. Not asked: densenet169."
+    says = "resnet50 was sure; densenet169 was not asked."
     expect(page.locator("#verdict")).to_have_text(says)
     expect(page.get_by_role("status")).to_contain_text(says)
     expect(page.locator("#degraded")).to_be_hidden()

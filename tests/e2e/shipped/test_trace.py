@@ -71,6 +71,8 @@ def test_eight_requests_at_a_time(emptied, send):
         assert root.parent_id is None
         assert root.attributes["request_id"] == answer.headers["x-request-id"]
         assert root.attributes["http.response.status_code"] == 200
+        asked = root.attributes["tandem.plan"], root.attributes["tandem.members_asked"]
+        assert asked == ("full", 2)
         assert root.service == "tandem"
         assert {"host.name", "ray.node_id", "service.instance.id"} <= set(root.resource)
         decode = one(spans, "decode")
