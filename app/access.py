@@ -147,13 +147,11 @@ class KeyFile:
             if self._stamp != before:
                 try:
                     self._names = self._read()
-                except ApiKeyError as error:
-                    logger.error(
-                        "%s; the previous keys stay valid until it is fixed", error.message
-                    )
-                else:
                     text = "%s changed: %d keys are accepted now"
                     logger.info(text, self._path, len(self._names))
+                except ApiKeyError as error:
+                    text = "%s; the previous keys stay valid until it is fixed"
+                    logger.error(text, error.message)
         return self._names
 
     def _read(self) -> dict[bytes, str]:

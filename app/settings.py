@@ -224,8 +224,9 @@ class SetSettings(BaseModel):
             raise ValueError(
                 "model_set and model_sets both name the served sets: leave one of them out"
             )
-        is_named = isinstance(names, list | tuple) and names
-        return {**values, "model_set": names[0]} if is_named else values
+        if isinstance(names, list | tuple) and names:
+            return {**values, "model_set": names[0]}
+        return values
 
     @model_validator(mode="before")
     @classmethod

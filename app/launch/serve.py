@@ -269,10 +269,7 @@ def _say(text: str) -> None:
 def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
     if (warning := check_unprotected(config)) is not None:
         _warn(warning)
-    ports = {
-        "http_options.port": config.http.port,
-        "the port of gRPC": config.grpc_port,
-    }
+    ports = {"http_options.port": config.http.port, "the port of gRPC": config.grpc_port}
     metrics = options.metrics_port
     if options.metrics_host is not None:  # never a free one: whoever scrapes it must know it
         metrics = metrics or METRICS_PORT
@@ -433,9 +430,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path != METRICS_PATH:
-            self._answer(
-                HTTPStatus.NOT_FOUND, "text/plain", f"only {METRICS_PATH} is here\n".encode()
-            )
+            text = f"only {METRICS_PATH} is here\n"
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", text.encode())
             return
         try:
             source = httpx.get(self.server.source, timeout=TIMEOUT_S, trust_env=False)
