@@ -89,14 +89,6 @@ def read_key_file(path: Path) -> list[str]:
     return keys_in(text, str(path))
 
 
-def readable_by_others(path: Path) -> str | None:
-    """Return a warning if the file's permissions let anybody but its owner read it."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if not mode & (stat.S_IRGRP | stat.S_IROTH):
-        return None
-    return f"{path} may be read by others (mode {mode:03o}): chmod 600 {path}"
-
-
 def sent_key(key_file: Path | None) -> str | None:
     """Return the key for a service that wants one: the file's first, or TANDEM_API_KEY's, or None.
 
@@ -155,9 +147,10 @@ class KeyFile:
         return self._names
 
     def _read(self) -> dict[bytes, str]:
-        names = _by_hash(read_key_file(self._path))
-        if warning := readable_by_others(self._path):
-            logger.warning(warning)
+        path, names = self._path, _by_hash(read_key_file(self._path))
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & (stat.S_IRGRP | stat.S_IROTH):
+            logger.warning(f"{path} may be read by others (mode {mode:03o}): chmod 600 {path}")
         return names
 
 
@@ -226,8 +219,6 @@ def _digest(key: bytes) -> bytes:
 
 def read_keys(path: Path | None, admitted: Callable[[str], None] = lambda _: None) -> Keys:
     """Return the keys of a file and of TANDEM_API_KEYS; without any, all may call.
-
-    ``admitted`` is called with the key's name for each request that is let in.
 
     Raises:
         ApiKeyError: a key is too short or malformed, or the file cannot be read. So is a file or

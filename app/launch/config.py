@@ -9,7 +9,7 @@ import copy
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -158,12 +158,6 @@ class ServeConfig:
         return [d for of in self.content["applications"] for d in of.get("deployments", [])]
 
     @property
-    def has_own_tracing(self) -> bool:
-        """Whether Serve's tracing is on, with the exporter of our settings."""
-        tracing = self.content.get("tracing_config") or {}
-        return bool(tracing.get("enabled")) and tracing.get("exporter_import_path") == EXPORTER
-
-    @property
     def url(self) -> str:
         """The URL at which this machine reaches the application."""
         where = self.http.address(self.http.port)
@@ -172,10 +166,6 @@ class ServeConfig:
     @property
     def route_prefix(self) -> str:
         return str(self._application.get("route_prefix") or "/")
-
-    def without_tracing(self) -> Self:
-        """Switch Serve's tracing off."""
-        return replace(self, content=self.as_dict() | {"tracing_config": {"enabled": False}})
 
     def fitted_to(self, manifest: Manifest) -> Self:
         """Fit the deployments to the set's members and to the places where the stages run.

@@ -47,7 +47,7 @@ from app.launch.checks import (
     metrics_port,
     oversubscribed,
 )
-from app.launch.config import ServeConfig
+from app.launch.config import EXPORTER, ServeConfig
 from app.launch.deploy import (
     client_of,
     deploy,
@@ -351,7 +351,11 @@ def without_unsent_traces(config: ServeConfig) -> ServeConfig:
     exporter = config.settings.trace_exporter
     has_address = bool(config.settings.trace_endpoint or otlp_endpoint())
     is_sent = exporter == "jaeger" or (exporter == "otlp" and has_address)
-    return config if is_sent or not config.has_own_tracing else config.without_tracing()
+    tracing = config.content.get("tracing_config") or {}
+    is_ours = tracing.get("enabled") and tracing.get("exporter_import_path") == EXPORTER
+    if is_sent or not is_ours:
+        return config
+    return replace(config, content=config.as_dict() | {"tracing_config": {"enabled": False}})
 
 
 def _propagators(value: str) -> Reason:

@@ -175,12 +175,11 @@ CACHES = ("none", "local", "redis://10.0.0.5:6379/1", "rediss://c:1")
         *({"cache": cache} for cache in CACHES),
         *({"trace_exporter": exporter, "trace_endpoint": where} for exporter, where in TRACES),
         {"max_body_bytes": 10, "max_bytes_in_flight": 10},
-        *({"model_sets": ("a",), "model_set": "a", stage: "deployment"} for stage in STAGES),
+        *({"model_sets": ("a",), stage: "deployment"} for stage in STAGES),
     ],
 )
 def test_what_is_taken(values):
-    named = {name: value for name, value in values.items() if name != "model_set"}
-    settings = Settings(**named if "model_sets" in values else values)
+    settings = Settings(**values)
     assert {name: getattr(settings, name) for name in values} == values
 
 

@@ -43,9 +43,10 @@ AS_PRINTED: dict[str, Any] = {
     "max_bytes_in_flight": 100_000_000, "max_pixels": 1000, "max_full_pixels": 1000,
     "max_heavy_pixels": 100_000_000, "max_files": 3, "max_concurrent_requests": 7,
     "max_queued_images": 256, "default_top_k": 1, "request_timeout_s": 2.5,
-    "shadow": "imagenet@0123456789ab", "traffic_header": "x-user-id", "compare_ratio": 0.5, "trace_exporter": "none",
-    "trace_endpoint": "http://jaeger:4317", "sample_ratio": 0.5, "sample_dir": "/samples",
-    "sample_mib": 8, "feedback_answers": 100, "api_keys_file": Path("/run/secrets/keys"),
+    "shadow": "imagenet@0123456789ab", "traffic_header": "x-user-id", "compare_ratio": 0.5,
+    "trace_exporter": "none", "trace_endpoint": "http://jaeger:4317", "sample_ratio": 0.5,
+    "sample_dir": "/samples", "sample_mib": 8, "feedback_answers": 100,
+    "api_keys_file": Path("/run/secrets/keys"),
 }  # fmt: skip
 # As it is written in the variable, and what the setting is then; every setting has a row.
 VALUES = {name: (str(value), value) for name, value in AS_PRINTED.items()} | {
