@@ -36,17 +36,7 @@ from app.environment import (
     remove_from_environment,
     set_environment,
 )
-from app.launch.checks import (
-    METRICS_PORT,
-    check_capacity,
-    check_distinct,
-    check_host,
-    check_port,
-    free_port,
-    joined,
-    metrics_port,
-    oversubscribed,
-)
+from app.launch import checks
 from app.launch.config import EXPORTER, ServeConfig
 from app.launch.deploy import (
     client_of,
@@ -193,11 +183,11 @@ def _ray(
             yield metrics_urls()
         return
     if options.metrics_host is None:
-        port = metrics_port(options.metrics_port, (config.http.port, config.grpc_port))
+        port = checks.metrics_port(options.metrics_port, (config.http.port, config.grpc_port))
         with local_ray(port, forks, run_dir / RAY, _warn):
             yield metrics_urls()
         return
-    port, of_ray = options.metrics_port or METRICS_PORT, free_port()
+    port, of_ray = options.metrics_port or checks.METRICS_PORT, checks.free_port()
     with (
         metrics_relay(options.metrics_host, port, of_ray) as url,
         local_ray(of_ray, forks, run_dir / RAY, _warn),
@@ -233,13 +223,13 @@ def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> 
     config = config.fitted_to(manifest)
     if options.address is None:
         deployments = config.all_deployments(manifest)
-        check_capacity(deployments, max(MIN_CPUS, available_cpus()))
+        checks.check_capacity(deployments, max(MIN_CPUS, available_cpus()))
         check_processes()
         config = without_unsent_traces(config)  # on a cluster the nodes have the variables
         config, warning = with_usable_paths(config)
         if warning is not None:
             _warn(warning)
-    if crowded := oversubscribed(config.deployments):
+    if crowded := checks.oversubscribed(config.deployments):
         _warn(crowded)
     return config
 
@@ -272,14 +262,14 @@ def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
     ports = {"http_options.port": config.http.port, "the port of gRPC": config.grpc_port}
     metrics = options.metrics_port
     if options.metrics_host is not None:  # never a free one: whoever scrapes it must know it
-        metrics = metrics or METRICS_PORT
-        check_host(options.metrics_host, "--metrics-host")
-        check_port(options.metrics_host, metrics, "--metrics-port")
-    check_distinct(ports | {"--metrics-port": metrics})
+        metrics = metrics or checks.METRICS_PORT
+        checks.check_host(options.metrics_host, "--metrics-host")
+        checks.check_port(options.metrics_host, metrics, "--metrics-port")
+    checks.check_distinct(ports | {"--metrics-port": metrics})
     host = config.http.host  # the address of HAProxy, for both ports
-    check_port(host, config.http.port)
+    checks.check_port(host, config.http.port)
     if config.grpc_port is not None:
-        check_port(host, config.grpc_port, "--grpc-port")
+        checks.check_port(host, config.grpc_port, "--grpc-port")
 
 
 def _welcome(config: ServeConfig, metrics: list[str], *, has_keys: bool) -> None:
@@ -469,7 +459,7 @@ def metrics_relay(host: str, port: int, source_port: int) -> Iterator[str]:
         thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
         thread.start()
         try:
-            yield f"http://{joined(host, port)}{METRICS_PATH}"
+            yield f"http://{checks.joined(host, port)}{METRICS_PATH}"
         finally:
             server.shutdown()
             thread.join()
