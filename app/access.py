@@ -72,12 +72,6 @@ def keys_in(text: str, where: str) -> list[str]:
     return [line for _, line in keys]
 
 
-def name_and_key(line: str) -> tuple[str, str]:
-    """Return both parts of one of :func:`keys_in`'s lines; the name is empty where it has none."""
-    name, _, key = line.rpartition(":")
-    return name, key
-
-
 def read_key_file(path: Path) -> list[str]:
     """Return :func:`keys_in` of a file; :class:`ApiKeyError`: it cannot be read, or has none."""
     try:
@@ -102,7 +96,7 @@ def sent_key(key_file: Path | None) -> str | None:
         lines = keys_in(text, CALLERS_KEY_VARIABLE)
     else:
         return None
-    return name_and_key(lines[0])[1]
+    return lines[0].rpartition(":")[2]
 
 
 def key_headers(key_file: Path | None) -> dict[str, str]:
@@ -208,8 +202,8 @@ class Keys:
 
 
 def _by_hash(lines: Iterable[str]) -> dict[bytes, str]:
-    parts = map(name_and_key, lines)
-    return {_digest(key.encode("ascii")): name or UNNAMED for name, key in parts}
+    parts = (line.rpartition(":") for line in lines)
+    return {_digest(key.encode("ascii")): name or UNNAMED for name, _, key in parts}
 
 
 def _digest(key: bytes) -> bytes:

@@ -343,9 +343,8 @@ DIFFERENCES = {
 def options(content: dict[str, Any]) -> dict[str, Any]:
     """Return every option by its place; a stage beside the Gateway is one."""
     (application,) = content["applications"]
-    flat = {
-        f"application.{k}": v for k, v in application.items() if k not in ("args", "deployments")
-    }
+    parts = ("args", "deployments")
+    flat = {f"application.{k}": v for k, v in application.items() if k not in parts}
     flat |= {f"args.{k}": v for k, v in application["args"].items()}
     for deployment in application["deployments"]:
         name = deployment["name"]
