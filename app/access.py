@@ -72,12 +72,6 @@ def keys_in(text: str, where: str) -> list[str]:
     return [line for _, line in keys]
 
 
-def name_and_key(line: str) -> tuple[str, str]:
-    """Return both parts of one of :func:`keys_in`'s lines; the name is empty where it has none."""
-    name, _, key = line.rpartition(":")
-    return name, key
-
-
 def read_key_file(path: Path) -> list[str]:
     """Return :func:`keys_in` of a file; :class:`ApiKeyError`: it cannot be read, or has none."""
     try:
@@ -87,14 +81,6 @@ def read_key_file(path: Path) -> list[str]:
     except UnicodeDecodeError:
         raise ApiKeyError(f"{path} is no text, so it holds no keys; {MAKE_ONE}") from None
     return keys_in(text, str(path))
-
-
-def readable_by_others(path: Path) -> str | None:
-    """Return a warning if the file's permissions let anybody but its owner read it."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if not mode & (stat.S_IRGRP | stat.S_IROTH):
-        return None
-    return f"{path} may be read by others (mode {mode:03o}): chmod 600 {path}"
 
 
 def sent_key(key_file: Path | None) -> str | None:
@@ -110,7 +96,7 @@ def sent_key(key_file: Path | None) -> str | None:
         lines = keys_in(text, CALLERS_KEY_VARIABLE)
     else:
         return None
-    return name_and_key(lines[0])[1]
+    return lines[0].rpartition(":")[2]
 
 
 def key_headers(key_file: Path | None) -> dict[str, str]:
@@ -147,19 +133,18 @@ class KeyFile:
             if self._stamp != before:
                 try:
                     self._names = self._read()
-                except ApiKeyError as error:
-                    logger.error(
-                        "%s; the previous keys stay valid until it is fixed", error.message
-                    )
-                else:
                     text = "%s changed: %d keys are accepted now"
                     logger.info(text, self._path, len(self._names))
+                except ApiKeyError as error:
+                    text = "%s; the previous keys stay valid until it is fixed"
+                    logger.error(text, error.message)
         return self._names
 
     def _read(self) -> dict[bytes, str]:
-        names = _by_hash(read_key_file(self._path))
-        if warning := readable_by_others(self._path):
-            logger.warning(warning)
+        path, names = self._path, _by_hash(read_key_file(self._path))
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & (stat.S_IRGRP | stat.S_IROTH):
+            logger.warning(f"{path} may be read by others (mode {mode:03o}): chmod 600 {path}")
         return names
 
 
@@ -217,8 +202,8 @@ class Keys:
 
 
 def _by_hash(lines: Iterable[str]) -> dict[bytes, str]:
-    parts = map(name_and_key, lines)
-    return {_digest(key.encode("ascii")): name or UNNAMED for name, key in parts}
+    parts = (line.rpartition(":") for line in lines)
+    return {_digest(key.encode("ascii")): name or UNNAMED for name, _, key in parts}
 
 
 def _digest(key: bytes) -> bytes:
@@ -228,8 +213,6 @@ def _digest(key: bytes) -> bytes:
 
 def read_keys(path: Path | None, admitted: Callable[[str], None] = lambda _: None) -> Keys:
     """Return the keys of a file and of TANDEM_API_KEYS; without any, all may call.
-
-    ``admitted`` is called with the key's name for each request that is let in.
 
     Raises:
         ApiKeyError: a key is too short or malformed, or the file cannot be read. So is a file or

@@ -39,9 +39,7 @@ HARD_STOP_AFTER_S = 120
 
 # What the service is not started without: each keeps a port to itself or bounds who comes.
 PROTECTING = (
-    RAY_ON_ALL_INTERFACES,
-    HAPROXY_PATH,
-    HA_PROXY,
+    *(RAY_ON_ALL_INTERFACES, HAPROXY_PATH, HA_PROXY),
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
     "RAY_SERVE_HAPROXY_MAXCONN",
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S",

@@ -36,163 +36,140 @@ class UnverifiedError(TandemError):
 class ClientGoneError(TandemError):
     """The caller hung up before its answer was there; nobody will see the status."""
 
-    status = 499
-    code = "client_gone"
+    status, code = 499, "client_gone"
 
 
 class UnauthorizedError(TandemError):
     """The service asks for an API key, and the request has no valid one."""
 
-    status = 401
-    code = "unauthorized"
+    status, code = 401, "unauthorized"
     is_given = False  # whether the caller sent something, be it not a key of this service
 
 
 class SlowBodyError(TandemError):
     """The body did not arrive within the request's time; the connection is closed."""
 
-    status = 408
-    code = "slow_body"
+    status, code = 408, "slow_body"
 
 
 class RouteError(TandemError):
     """The service does not have the path; with status 405, the path does not accept the method."""
 
-    status = 404
-    code = "http"
+    status, code = 404, "http"
 
 
 class OriginError(TandemError):
     """A preflight request has an origin or a method that ``allowed_origins`` does not admit."""
 
-    status = 400
-    code = "origin"
+    status, code = 400, "origin"
 
 
 class BadParameterError(TandemError):
     """A query parameter, header or form field has an invalid value."""
 
-    status = 422
-    code = "bad_parameter"
+    status, code = 422, "bad_parameter"
 
 
 class NotOfferedError(TandemError):
     """The request asks for a plan or an answer set that the set does not have, or may not use."""
 
-    status = 400
-    code = "not_offered"
+    status, code = 400, "not_offered"
 
 
 class BadTensorError(TandemError):
     """Parts of a request of the Open Inference Protocol disagree with each other or the model."""
 
-    status = 400
-    code = "bad_tensor"
+    status, code = 400, "bad_tensor"
 
 
 class UnknownModelError(TandemError):
     """The model, or this version of it, is not served."""
 
-    status = 404
-    code = "unknown_model"
+    status, code = 404, "unknown_model"
 
 
 class UnknownRequestError(TandemError):
     """Feedback for a request that is not remembered, or the service accepts no feedback."""
 
-    status = 404
-    code = "unknown_request"
+    status, code = 404, "unknown_request"
 
 
 class FeedbackExistsError(TandemError):
     """The image has another label already, or several requests have this id."""
 
-    status = 409
-    code = "feedback_exists"
+    status, code = 409, "feedback_exists"
 
 
 class SetStateError(TandemError):
     """The set cannot be loaded or unloaded in this service: the default set, for example."""
 
-    status = 422
-    code = "set_state"
+    status, code = 422, "set_state"
 
 
 class BadRegionError(TandemError):
     """Shared memory is off, gone, too small, or was replaced after it was registered."""
 
-    status = 400
-    code = "bad_region"
+    status, code = 400, "bad_region"
 
 
 class NotLocalError(TandemError):
     """A caller that is not known to be on this machine asked for shared memory."""
 
-    status = 403
-    code = "not_local"
+    status, code = 403, "not_local"
 
 
 class UnknownRegionError(TandemError):
     """No region of shared memory is registered by this name."""
 
-    status = 404
-    code = "unknown_region"
+    status, code = 404, "unknown_region"
 
 
 class RegionExistsError(TandemError):
     """A region of shared memory was registered twice."""
 
-    status = 409
-    code = "region_exists"
+    status, code = 409, "region_exists"
 
 
 class PlanChangedError(TandemError):
     """A change of the traffic was made from a plan that is no longer the newest."""
 
-    status = 409
-    code = "plan_changed"
+    status, code = 409, "plan_changed"
 
 
 class NoTrafficError(TandemError):
     """A service without ``traffic`` and ``shadow`` was asked about its traffic."""
 
-    status = 404
-    code = "no_traffic"
+    status, code = 404, "no_traffic"
 
 
 class TrafficLockedError(TandemError):
     """A service without keys was asked to change its traffic, and its settings do not allow it."""
 
-    status = 403
-    code = "traffic_locked"
+    status, code = 403, "traffic_locked"
 
 
 class UnsupportedCodingError(TandemError):
     """The Content-Encoding is not supported."""
 
-    status = 415
-    code = "unsupported_coding"
+    status, code = 415, "unsupported_coding"
 
 
 class BadCodingError(TandemError):
     """The body does not have the Content-Encoding that its header names."""
 
-    status = 400
-    code = "bad_coding"
+    status, code = 400, "bad_coding"
 
 
 class BodyTooLargeError(TandemError):
     """The body has more bytes than the limit; those beyond it were dropped."""
 
-    status = 413
-    code = "too_many_bytes"
+    status, code = 413, "too_many_bytes"
 
 
 class TooManyFilesError(TandemError):
     """A request has more files than the limit."""
 
-    status = 413
-    code = "too_many_files"
+    status, code = 413, "too_many_files"
 
 
 class OverloadedError(TandemError):
@@ -202,8 +179,7 @@ class OverloadedError(TandemError):
     requests beyond it.
     """
 
-    status = 429
-    code = "overloaded"
+    status, code = 429, "overloaded"
 
     @property
     def limit(self) -> int | None:
@@ -214,8 +190,7 @@ class OverloadedError(TandemError):
 class NotReadyError(TandemError):
     """A member has not answered yet, or does not answer any more."""
 
-    status = 503
-    code = "not_ready"
+    status, code = 503, "not_ready"
 
 
 class OtherSetError(NotReadyError):
@@ -237,15 +212,13 @@ class FunctionError(TandemError):
 class UnhealthyError(TandemError):
     """A replica does not work any more; Serve replaces it."""
 
-    status = 503
-    code = "unhealthy"
+    status, code = 503, "unhealthy"
 
 
 class DeadlineError(TandemError):
     """The request's time is over; work that was still queued for it is dropped."""
 
-    status = 504
-    code = "deadline"
+    status, code = 504, "deadline"
 
 
 LIMIT_HEADER = "x-tandem-limit"  # in an answer; HAProxy removes it
@@ -258,12 +231,8 @@ DEADLINE_METADATA = "x-grpc-timeout"  # grpcio does not pass on gRPC's own heade
 PREFIX_METADATA = "x-grpc-message-prefix"
 # HAProxy removes these headers from a client's request, over HTTP and gRPC.
 INTERNAL_HEADERS = (
-    LIMIT_HEADER,
-    CLOSE_HEADER,
-    REFUSED_HEADER,
-    TIMEOUT_COPY,
-    DEADLINE_METADATA,
-    PREFIX_METADATA,
+    *(LIMIT_HEADER, CLOSE_HEADER, REFUSED_HEADER),
+    *(TIMEOUT_COPY, DEADLINE_METADATA, PREFIX_METADATA),
 )
 # The largest count that is accepted. Without HAProxy a client could send any, which the autoscaling
 # policy would take for demand.

@@ -121,7 +121,6 @@ def in_versions(settings: Settings, model_sets: list[ModelSet]) -> Settings:
 
 def _bound(name: str, stage: type, *args: object) -> Application:
     """Bind a stage as a deployment of its own."""
-    router: dict[str, Any] = (
-        {"request_router_config": LOCALITY_ROUTING} if STAGE_ROUTER.fits() else {}
-    )
-    return serve.deployment(name=name, **router)(stage).bind(*args)
+    router = {"request_router_config": LOCALITY_ROUTING} if STAGE_ROUTER.fits() else {}
+    options: dict[str, Any] = {"name": name, **router}
+    return serve.deployment(**options)(stage).bind(*args)

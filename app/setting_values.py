@@ -26,11 +26,8 @@ TRACE_ENDPOINTS = {
 
 # What a script of an allowed origin may read of an answer beside its body and the usual headers.
 EXPOSED = (
-    "inference-header-content-length",
-    "retry-after",
-    "www-authenticate",
-    "x-request-id",
-    "x-trace-id",
+    *("inference-header-content-length", "retry-after", "www-authenticate"),
+    *("x-request-id", "x-trace-id"),
 )
 # Scheme, host and port; a scheme's usual port is left out, and letters are small.
 ORIGIN = re.compile(
@@ -84,10 +81,7 @@ class RedisAddress:
         if not (database.isascii() and database.isdigit()) or parts.query or parts.fragment:
             raise ValueError(f"after the port comes the number of a database alone: give {EXAMPLE}")
         _, _, place = parts.netloc.rpartition("@")
-        return cls(
-            f"{parts.scheme}://{parts.netloc}/{database}",
-            f"{parts.scheme}://{place}/{database}",
-        )
+        return cls(*(f"{parts.scheme}://{at}/{database}" for at in (parts.netloc, place)))
 
 
 def _check_cache(place: str) -> str:

@@ -32,6 +32,9 @@ from models.model_set import ModelSet, load_model_set, search_path
 from models.plan import PlanName
 from models.record import Precision, Weight
 
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+STAGES = ("decoder", "members", "combiner")
 IS_X86 = platform.machine() in ("x86_64", "AMD64")  # on others INT8 may be emulated, or inexact
 Place = Literal["gateway", "deployment"]
 AnswerPolicy = Literal["all", "quorum", "any"]
@@ -40,33 +43,28 @@ AnswerPolicy = Literal["all", "quorum", "any"]
 class LimitSettings(BaseModel):
     """Limits in bytes, pixels, files, requests and seconds."""
 
-    max_body_bytes: int = Field(
-        20 * MIB, ge=1, description="largest body of a request with all its files, in bytes"
+    max_body_bytes: Count = Field(
+        20 * MIB, description="largest body of a request with all its files, in bytes"
     )
-    max_bytes_in_flight: int = Field(
+    max_bytes_in_flight: Count = Field(
         256 * MIB,
-        ge=1,
         description="bytes of the bodies that a Gateway holds at a time, at most; further requests "
         "get 429",
     )
-    max_pixels: int = Field(
-        DEFAULT_MAX_PIXELS, ge=1, description="largest width x height of an image"
-    )
-    max_full_pixels: int = Field(
+    max_pixels: Count = Field(DEFAULT_MAX_PIXELS, description="largest width x height of an image")
+    max_full_pixels: Count = Field(
         DEFAULT_MAX_FULL_PIXELS,
-        ge=1,
         description="largest width x height of an image that cannot be decoded at reduced scale "
         "(PNG, WebP); images with 16-bit samples count twice",
     )
-    max_heavy_pixels: int = Field(
+    max_heavy_pixels: Count = Field(
         128 * MIB,
-        ge=1,
         description="pixels that a Decoder holds at full scale at a time, at most; images up to 2 "
         "Mi pixels do not count; further images get 429",
     )
-    max_files: int = Field(64, ge=1, description="files in one multipart request, at most")
-    max_concurrent_requests: int = Field(
-        128, ge=1, description="requests under way per Gateway, at most; further ones get 429"
+    max_files: Count = Field(64, description="files in one multipart request, at most")
+    max_concurrent_requests: Count = Field(
+        128, description="requests under way per Gateway, at most; further ones get 429"
     )
     target_wait_ms: float | None = Field(
         50.0,
@@ -76,14 +74,13 @@ class LimitSettings(BaseModel):
         "Gateway lowers its limit of requests to keep it, if the members run in its process; "
         "null: max_concurrent_requests is the limit in overload too",
     )
-    max_queued_images: int = Field(
+    max_queued_images: Count = Field(
         512,
-        ge=1,
         description="images that wait for a member's replica, at most; a quarter of the places is "
         "kept for requests with a single image",
     )
-    default_top_k: int = Field(
-        5, ge=1, description="classes in an answer without top_k; never more than the set has"
+    default_top_k: Count = Field(
+        5, description="classes in an answer without top_k; never more than the set has"
     )
     request_timeout_s: float = Field(
         10.0, gt=0, le=3600, description="time limit of a request; a client may ask for less"
@@ -104,10 +101,8 @@ TraceExporter = Literal["otlp", "jaeger", "none"]
 class RecordSettings(BaseModel):
     """Samples and feedback, which are off by default, and traces."""
 
-    sample_ratio: float = Field(
+    sample_ratio: Share = Field(
         0.0,
-        ge=0,
-        le=1,
         description="share of the answered images that is written to sample_dir with the answer; "
         "a hash of the request id and of the image's place in the request decides",
     )
@@ -117,9 +112,8 @@ class RecordSettings(BaseModel):
         "with traffic or shadow also photos that versions disagree on; photos are written as they "
         "were sent, and may be personal data",
     )
-    sample_mib: int = Field(
+    sample_mib: Count = Field(
         1024,
-        ge=1,
         description="largest size of all samples in a folder, where the oldest are removed; in a "
         "store, of what each Gateway writes a day; with traffic or shadow a quarter is kept for "
         "disagreements",
@@ -129,8 +123,8 @@ class RecordSettings(BaseModel):
         description="accept the right labels of earlier answers (POST /v1/feedback), and report "
         "each version's accuracy (GET /v1/feedback)",
     )
-    feedback_answers: int = Field(
-        50_000, ge=1, description="answers that are remembered for feedback, the newest ones"
+    feedback_answers: Count = Field(
+        50_000, description="answers that are remembered for feedback, the newest ones"
     )
     trace_exporter: TraceExporter = Field(
         "otlp",
@@ -190,10 +184,8 @@ class SetSettings(BaseModel):
         description="request header, in lower case (x-user-id), whose value decides which version "
         "of traffic answers; null: the image decides",
     )
-    compare_ratio: float = Field(
+    compare_ratio: Share = Field(
         0.1,
-        ge=0,
-        le=1,
         description="share of requests that a second version also computes while several versions "
         "answer, to compare both on the same images",
     )
@@ -227,18 +219,14 @@ class SetSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _sets_are_named_once(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or values.get("model_sets") is None:
-            return values
-        if values.get("model_set") is not None:
+        names = values.get("model_sets") if isinstance(values, dict) else None
+        if names is not None and values.get("model_set") is not None:
             raise ValueError(
                 "model_set and model_sets both name the served sets: leave one of them out"
             )
-        names = values["model_sets"]
-        return (
-            {**values, "model_set": names[0]}
-            if isinstance(names, list | tuple) and names
-            else values
-        )
+        if isinstance(names, list | tuple) and names:
+            return {**values, "model_set": names[0]}
+        return values
 
     @model_validator(mode="before")
     @classmethod
@@ -259,12 +247,11 @@ class SetSettings(BaseModel):
             check_shares(self.traffic)
         if not self.has_versions:
             return self
-        for stage in ("decoder", "members", "combiner"):
-            if getattr(self, stage) == "deployment":
-                raise ValueError(
-                    f"traffic or shadow is set and {stage} is deployment: versions only run in "
-                    "the Gateway's process; leave one of them out"
-                )
+        if (stage := self._stage_apart) is not None:
+            raise ValueError(
+                f"traffic or shadow is set and {stage} is deployment: versions only run in the "
+                "Gateway's process; leave one of them out"
+            )
         if self.has_several_sets or self.weights is not None:
             raise ValueError(
                 "traffic and shadow name versions of one set, with their manifests' weights: leave "
@@ -276,19 +263,23 @@ class SetSettings(BaseModel):
     def _several_sets_share_one_process(self) -> Self:
         if not self.has_several_sets:
             return self
-        for stage in ("decoder", "members", "combiner"):
-            if getattr(self, stage) == "deployment":
-                raise ValueError(
-                    f"model_sets has {len(self.model_sets or ())} sets and {stage} is deployment: "
-                    f"several sets only run in the Gateway's process; leave {stage} out, or serve "
-                    "one set"
-                )
+        if (stage := self._stage_apart) is not None:
+            raise ValueError(
+                f"model_sets has {len(self.model_sets or ())} sets and {stage} is deployment: "
+                f"several sets only run in the Gateway's process; leave {stage} out, or serve one "
+                "set"
+            )
         if self.weights is not None:
             raise ValueError(
                 "weights names members of one set, and model_sets has several; leave one of them "
                 "out, or write the weights into the sets' manifests"
             )
         return self
+
+    @property
+    def _stage_apart(self) -> str | None:
+        """The first stage that runs in replicas of its own."""
+        return next((name for name in STAGES if getattr(self, name) == "deployment"), None)
 
     @property
     def model_search(self) -> tuple[Path, ...]:
@@ -392,7 +383,7 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
     streams: int = Field(
         0, ge=0, description="batches that a replica runs at a time; 0: one on each of its cores"
     )
-    decode_threads: int = Field(2, ge=1, description="images decoded at a time per Decoder")
+    decode_threads: Count = Field(2, description="images decoded at a time per Decoder")
     cache: CachePlace = Field(
         "none",
         description="where answers to repeated images are cached: none, local (in each Gateway's "
@@ -448,12 +439,14 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
                 f"plan is {self.plan} and allowed_plans {list(self.allowed_plans)}: add it there"
             )
         fast = next((n for n in ("plan", "when_full") if getattr(self, n) == "fast"), None)
-        if self.combine is not None and fast is not None:
+        if fast is None:
+            return self
+        if self.combine is not None:
             raise ValueError(
                 f"combine is {self.combine} and {fast} fast: a fast plan answers some images by a "
                 "few members, without combine; leave one of them out"
             )
-        if self.weights is not None and fast is not None:
+        if self.weights is not None:
             raise ValueError(
                 f"weights is set and {fast} fast: a fast plan is of the manifest's members and "
                 "weights; leave one of them out"

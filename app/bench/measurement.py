@@ -2,8 +2,7 @@
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -69,9 +68,6 @@ class Summary:
     # The same by deployment, and for HAProxy and Ray.
     service_cpu_ms_by_stage: dict[str, float]
     is_saturated: bool  # an open loop offered more than the service could answer
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def summarise(run: Run, objective_ms: float) -> Summary:

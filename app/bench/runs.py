@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def run_loads(
         "model_set": model_set,
         "objective_ms": objective_ms,
         "knee_requests_per_s": knee(summaries),
-        "runs": [s.as_json() for s in summaries],
+        "runs": [asdict(s) for s in summaries],
     }
 
 

@@ -67,12 +67,9 @@ def bench(
         (entry,) = entry_points(group="tandem.offline", name="limit")  # calibration's
         result = entry.load()(bodies, model_set, precision, duration, quiet=quiet)
     else:
+        headers = key_headers(caller.key_file)
         target = Target(
-            service_url(url),
-            bodies,
-            files_per_request=files,
-            headers=key_headers(caller.key_file),
-            tls=caller.tls,
+            service_url(url), bodies, files_per_request=files, headers=headers, tls=caller.tls
         )
         result = run_loads(
             _loads(Load(target, duration, seed=seed), concurrency, rate),

@@ -99,17 +99,11 @@ class Driver:
         ray.data.DataContext.get_current().enable_progress_bars = False
         starts = range(0, len(files), FILES_A_BLOCK)
         blocks = [pyarrow.table({"file": files[at : at + FILES_A_BLOCK]}) for at in starts]
-        pool_of = ray.data.ActorPoolStrategy(size=pool)
+        of_pool = WHOLE | {"compute": ray.data.ActorPoolStrategy(size=pool)}
         rows = (
             ray.data.from_arrow(blocks)
             .map_batches(_read, num_cpus=0, concurrency=2 * pool, **WHOLE)
-            .map_batches(
-                NodeClassifier,
-                fn_constructor_args=asked,
-                num_cpus=asked[1],
-                compute=pool_of,
-                **WHOLE,
-            )
+            .map_batches(NodeClassifier, fn_constructor_args=asked, num_cpus=asked[1], **of_pool)
         )
         self._batches: Iterator[Any] = iter(rows.iter_batches(**WHOLE))
 
@@ -147,11 +141,9 @@ def _read(batch: "pyarrow.Table") -> Iterator["pyarrow.Table"]:
         for first in range(0, len(batch), READERS):  # large photos: Ray cuts a block between them
             files = batch["file"][first : first + READERS].to_pylist()
             contents, errors = zip(*pool.map(_content, files), strict=True)
-            columns = (
-                pyarrow.array(contents, pyarrow.large_binary()),
-                pyarrow.array(errors, "string"),
-            )
-            yield pyarrow.table([pyarrow.array(files), *columns], ["file", "content", "error"])
+            photos = pyarrow.array(contents, pyarrow.large_binary())
+            columns = [pyarrow.array(files), photos, pyarrow.array(errors, "string")]
+            yield pyarrow.table(columns, ["file", "content", "error"])
 
 
 def _content(file: str) -> tuple[bytes | None, str | None]:

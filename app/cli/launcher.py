@@ -51,9 +51,7 @@ def load(name: str = "imagenette", precision: Literal["INT8", "FP16"] = "INT8") 
 
 def _check_own(package: str) -> None:
     spec = find_spec(package)
-    if (
-        spec is None or spec.origin is None
-    ):  # not a module: Python prefers ours to a folder without __init__.py
+    if spec is None or spec.origin is None:  # Python prefers ours to a folder without __init__.py
         return
     if not (FOLDER / package / "__init__.py").samefile(spec.origin):
         raise ImportError(

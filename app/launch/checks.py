@@ -86,8 +86,13 @@ def check_application(application: Mapping[str, Any], limits: LimitSettings) -> 
     check_route_prefix(application.get("route_prefix", "/"))
     _check_grace(deployments, limits.request_timeout_s)
     for deployment in deployments:
-        if deployment["name"] == "Gateway":
-            _check_ongoing(deployment.get("max_ongoing_requests"), limits.max_concurrent_requests)
+        ongoing, ours = deployment.get("max_ongoing_requests"), limits.max_concurrent_requests
+        if deployment["name"] == "Gateway" and ongoing is not None and ongoing < ours:
+            raise ConfigError(
+                f"Gateway has max_ongoing_requests of {ongoing}, and args.max_concurrent_requests "
+                f"is {ours}: Serve would refuse first, and not in this service's form; raise the "
+                "first, or lower the second"
+            )
         if deployment.get("user_config"):
             _check_user_config(deployment, limits.max_files)
 
@@ -117,16 +122,6 @@ def _check_grace(deployments: list[Mapping[str, Any]], request_timeout_s: float)
                 f"has a request_timeout_s of {request_timeout_s:g} s: an update would cut "
                 "answers that are still in time; raise the first, or lower the second"
             )
-
-
-def _check_ongoing(ongoing: int | None, ours: int) -> None:
-    """Refuse a Gateway for which Serve's max_ongoing_requests is below our own request limit."""
-    if ongoing is not None and ongoing < ours:
-        raise ConfigError(
-            f"Gateway has max_ongoing_requests of {ongoing}, and args.max_concurrent_requests is "
-            f"{ours}: Serve would refuse first, and not in this service's form; raise the first, "
-            "or lower the second"
-        )
 
 
 def _check_user_config(deployment: Mapping[str, Any], max_files: int) -> None:

@@ -9,7 +9,7 @@ import copy
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -19,7 +19,6 @@ from app.environment import PROJECT
 from app.errors import MAX_SHOWN, ConfigError
 from app.launch.checks import (
     HUBS,
-    SSL_OPTIONS,
     HttpOptions,
     check_application,
     check_listeners,
@@ -156,17 +155,7 @@ class ServeConfig:
     @property
     def deployments(self) -> list[Mapping[str, Any]]:
         """The options of every deployment, of all applications."""
-        return [
-            deployment
-            for application in self.content["applications"]
-            for deployment in application.get("deployments", [])
-        ]
-
-    @property
-    def has_own_tracing(self) -> bool:
-        """Whether Serve's tracing is on, with the exporter of our settings."""
-        tracing = self.content.get("tracing_config") or {}
-        return bool(tracing.get("enabled")) and tracing.get("exporter_import_path") == EXPORTER
+        return [d for of in self.content["applications"] for d in of.get("deployments", [])]
 
     @property
     def url(self) -> str:
@@ -177,18 +166,6 @@ class ServeConfig:
     @property
     def route_prefix(self) -> str:
         return str(self._application.get("route_prefix") or "/")
-
-    def without_tracing(self) -> Self:
-        """Switch Serve's tracing off."""
-        return replace(self, content=self.as_dict() | {"tracing_config": {"enabled": False}})
-
-    def without_tls(self) -> Self:
-        """Remove the ssl options, for a Serve behind a HAProxy that speaks TLS.
-
-        With them Serve's replicas would speak TLS, but its HAProxy would speak without TLS to
-        replicas and clients.
-        """
-        return self.changed(http=dict.fromkeys(SSL_OPTIONS))
 
     def fitted_to(self, manifest: Manifest) -> Self:
         """Fit the deployments to the set's members and to the places where the stages run.
@@ -373,14 +350,12 @@ def _unknown_in_policies(content: Mapping[str, Any]) -> list[str]:
     """Return the unknown keys in autoscaling_policy, which Serve's schema does not check."""
     from ray.serve.config import AutoscalingPolicy
 
-    return [
-        line
-        for place, application in _listed("applications", content.get("applications"))
-        if isinstance(application, dict)
-        for line in unknown_keys(
-            application.get("autoscaling_policy"), AutoscalingPolicy, f"{place}.autoscaling_policy"
-        )
-    ]
+    lines = []
+    for place, application in _listed("applications", content.get("applications")):
+        if isinstance(application, dict):
+            policy = application.get("autoscaling_policy")
+            lines += unknown_keys(policy, AutoscalingPolicy, f"{place}.autoscaling_policy")
+    return lines
 
 
 def _moved_paths(content: Any, where: str = "") -> list[str]:

@@ -28,7 +28,7 @@ from app.environment import (
 )
 from app.errors import ConfigError
 from app.launch import haproxy_rules
-from app.launch.checks import CHAIN, HttpOptions, Tls, tls_of
+from app.launch.checks import CHAIN, SSL_OPTIONS, HttpOptions, Tls, tls_of
 from app.launch.config import ServeConfig
 from app.launch.haproxy_rules import OwnService, RuleOptions, edits_of, unanchored
 from app.launch.ray_features import haproxy_template
@@ -190,7 +190,8 @@ def put_haproxy_in_front(
             haproxy.write(options)
         return config
     haproxy.write(options, http.host, tls)
-    return config.without_tls().changed(http={"host": GATEWAYS_HOST})
+    # With ssl options Serve's replicas would speak TLS, and its HAProxy would not.
+    return config.changed(http=dict.fromkeys(SSL_OPTIONS) | {"host": GATEWAYS_HOST})
 
 
 def _check_without_ours(config: ServeConfig, tls: Tls) -> None:

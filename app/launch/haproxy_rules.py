@@ -50,64 +50,38 @@ TEXTS = (
 
 
 class RuleOptions(NamedTuple):
-    """The values on which the rules of every HAProxy depend.
+    """The values on which the rules of every HAProxy depend."""
 
-    Attributes:
-        application: the only application to which the limits apply.
-        max_requests: the limit of requests under way per Gateway; HAProxy refuses others. None:
-            no limit.
-        origins: pages of these may read HAProxy's own answers; ``*`` allows all.
-        begin_within_s: the time limit of headers, and of the first bytes of a body or message.
-        max_calls: the limit of gRPC calls under way in all places.
-        gateway_timeout_ms: after this time without an answer a cluster's HAProxy asks again.
-        is_logged: whether HAProxy logs every request, as an operator asked it to.
-
-    """
-
-    application: str = APPLICATION
-    max_requests: int | None = None
-    origins: tuple[str, ...] = ()
-    begin_within_s: int = 10
-    max_calls: int = 4096
-    gateway_timeout_ms: int = 5000
-    is_logged: bool = False
+    application: str = APPLICATION  # the only one to which the limits apply
+    max_requests: int | None = None  # under way per Gateway; HAProxy refuses others; None: no limit
+    origins: tuple[str, ...] = ()  # pages of these may read HAProxy's own answers; * allows all
+    begin_within_s: int = 10  # time limit of headers, and of a body's or message's first bytes
+    max_calls: int = 4096  # gRPC calls under way in all places
+    gateway_timeout_ms: int = 5000  # without an answer; then a cluster's HAProxy asks again
+    is_logged: bool = False  # whether HAProxy logs every request, as an operator asked it to
 
 
 class OwnService(NamedTuple):
     """The addresses of the HAProxy of a service on one machine.
 
-    Attributes:
-        host: the address that clients reach. Serve's own is 127.0.0.1, where HAProxy finds the
-            Gateways: at ``host`` they would listen too, past HAProxy's limits.
-        ports: of the metrics and the statistics, which Serve's template binds to all interfaces.
-        sockets: for HTTP and gRPC, in the run's folder, without TLS.
-        tls: the words after ``bind ADDRESS ssl``; "" without TLS.
-
+    ``host`` is the address that clients reach. Serve's own is 127.0.0.1, where HAProxy finds the
+    Gateways: at ``host`` they would listen too, past HAProxy's limits.
     """
 
     host: str
-    ports: tuple[int, int]
-    sockets: tuple[Path, Path]
-    tls: str = ""
+    ports: tuple[int, int]  # of metrics and statistics; Serve's template binds all interfaces
+    sockets: tuple[Path, Path]  # for HTTP and gRPC, in the run's folder, without TLS
+    tls: str = ""  # the words after ``bind ADDRESS ssl``; "" without TLS
 
 
 class Edit(NamedTuple):
-    """A replacement in HAProxy's configuration.
+    """A replacement in HAProxy's configuration, by regular expressions."""
 
-    Attributes:
-        purpose: the protection that would be missing without it; part of error messages.
-        anchors: regular expressions, each of which must match in Serve's template.
-        pattern: a regular expression for the file, in which ^ and $ match at every line.
-        replacement: as :func:`re.sub` takes it.
-        per: a regular expression; ``pattern`` must match as often as it does. None: any number.
-
-    """
-
-    purpose: str
-    anchors: Sequence[str]
-    pattern: str
-    replacement: str
-    per: str | None = ONCE
+    purpose: str  # the protection that would be missing without it; part of error messages
+    anchors: Sequence[str]  # each must match in Serve's template
+    pattern: str  # for the file; ^ and $ match at every line
+    replacement: str  # as :func:`re.sub` takes it
+    per: str | None = ONCE  # ``pattern`` must match as often as this does; None: any number
 
 
 class MissingEditError(Exception):

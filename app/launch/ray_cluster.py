@@ -195,9 +195,8 @@ def check_address(address: str, may_be_client: bool = False) -> None:
         return  # Ray searches the processes of this machine, and reports if there is no cluster
     parts = HOST_AND_PORT.fullmatch(where.removeprefix(CLIENT_SCHEME) if may_be_client else where)
     if parts is None:
-        further = (
-            f", or {CLIENT_SCHEME}HOST:10001 from outside the cluster" if may_be_client else ""
-        )
+        outside = f", or {CLIENT_SCHEME}HOST:10001 from outside the cluster"
+        further = outside if may_be_client else ""
         raise ConfigError(
             f"--address {address}: {where} is no address; give auto, or HOST:PORT of the cluster's "
             f"head node, as ray start --head prints it{further}"
@@ -226,12 +225,9 @@ def metrics_urls() -> list[str]:
     """Return the URLs of each node's metrics for Prometheus: Ray's, Serve's and ours."""
     import ray
 
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    return [
-        f"http://{joined(node['NodeManagerAddress'], node['MetricsExportPort'])}/metrics"
-        for node in nodes
-        if node["Alive"]
-    ]
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    places = [joined(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in alive]
+    return [f"http://{place}/metrics" for place in places]
 
 
 def _stop_ray(forks: ForkServerProcess | None) -> None:

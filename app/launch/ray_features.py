@@ -127,16 +127,12 @@ def haproxy_template() -> str:
 
 def _source(file: str) -> str | None:
     """Return a file's text; None if the installed Ray lacks the file."""
-    with contextlib.suppress(OSError):
-        return _installed(file).read_text("utf-8")
-    return None
-
-
-def _installed(file: str) -> Path:
     package = importlib.util.find_spec("ray")  # finds the package without importing it
     assert package is not None  # Ray's version was checked before
     assert package.origin is not None
-    return Path(package.origin).parent / file
+    with contextlib.suppress(OSError):
+        return (Path(package.origin).parent / file).read_text("utf-8")
+    return None
 
 
 @contextlib.contextmanager

@@ -36,18 +36,8 @@ from app.environment import (
     remove_from_environment,
     set_environment,
 )
-from app.launch.checks import (
-    METRICS_PORT,
-    check_capacity,
-    check_distinct,
-    check_host,
-    check_port,
-    free_port,
-    joined,
-    metrics_port,
-    oversubscribed,
-)
-from app.launch.config import ServeConfig
+from app.launch import checks
+from app.launch.config import EXPORTER, ServeConfig
 from app.launch.deploy import (
     client_of,
     deploy,
@@ -193,11 +183,11 @@ def _ray(
             yield metrics_urls()
         return
     if options.metrics_host is None:
-        port = metrics_port(options.metrics_port, (config.http.port, config.grpc_port))
+        port = checks.metrics_port(options.metrics_port, (config.http.port, config.grpc_port))
         with local_ray(port, forks, run_dir / RAY, _warn):
             yield metrics_urls()
         return
-    port, of_ray = options.metrics_port or METRICS_PORT, free_port()
+    port, of_ray = options.metrics_port or checks.METRICS_PORT, checks.free_port()
     with (
         metrics_relay(options.metrics_host, port, of_ray) as url,
         local_ray(of_ray, forks, run_dir / RAY, _warn),
@@ -233,13 +223,13 @@ def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> 
     config = config.fitted_to(manifest)
     if options.address is None:
         deployments = config.all_deployments(manifest)
-        check_capacity(deployments, max(MIN_CPUS, available_cpus()))
+        checks.check_capacity(deployments, max(MIN_CPUS, available_cpus()))
         check_processes()
         config = without_unsent_traces(config)  # on a cluster the nodes have the variables
         config, warning = with_usable_paths(config)
         if warning is not None:
             _warn(warning)
-    if crowded := oversubscribed(config.deployments):
+    if crowded := checks.oversubscribed(config.deployments):
         _warn(crowded)
     return config
 
@@ -269,20 +259,17 @@ def _say(text: str) -> None:
 def _check_ports(config: ServeConfig, options: ServeOptions) -> None:
     if (warning := check_unprotected(config)) is not None:
         _warn(warning)
-    ports = {
-        "http_options.port": config.http.port,
-        "the port of gRPC": config.grpc_port,
-    }
+    ports = {"http_options.port": config.http.port, "the port of gRPC": config.grpc_port}
     metrics = options.metrics_port
     if options.metrics_host is not None:  # never a free one: whoever scrapes it must know it
-        metrics = metrics or METRICS_PORT
-        check_host(options.metrics_host, "--metrics-host")
-        check_port(options.metrics_host, metrics, "--metrics-port")
-    check_distinct(ports | {"--metrics-port": metrics})
+        metrics = metrics or checks.METRICS_PORT
+        checks.check_host(options.metrics_host, "--metrics-host")
+        checks.check_port(options.metrics_host, metrics, "--metrics-port")
+    checks.check_distinct(ports | {"--metrics-port": metrics})
     host = config.http.host  # the address of HAProxy, for both ports
-    check_port(host, config.http.port)
+    checks.check_port(host, config.http.port)
     if config.grpc_port is not None:
-        check_port(host, config.grpc_port, "--grpc-port")
+        checks.check_port(host, config.grpc_port, "--grpc-port")
 
 
 def _welcome(config: ServeConfig, metrics: list[str], *, has_keys: bool) -> None:
@@ -354,7 +341,11 @@ def without_unsent_traces(config: ServeConfig) -> ServeConfig:
     exporter = config.settings.trace_exporter
     has_address = bool(config.settings.trace_endpoint or otlp_endpoint())
     is_sent = exporter == "jaeger" or (exporter == "otlp" and has_address)
-    return config if is_sent or not config.has_own_tracing else config.without_tracing()
+    tracing = config.content.get("tracing_config") or {}
+    is_ours = tracing.get("enabled") and tracing.get("exporter_import_path") == EXPORTER
+    if is_sent or not is_ours:
+        return config
+    return replace(config, content=config.as_dict() | {"tracing_config": {"enabled": False}})
 
 
 def _propagators(value: str) -> Reason:
@@ -433,9 +424,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path != METRICS_PATH:
-            self._answer(
-                HTTPStatus.NOT_FOUND, "text/plain", f"only {METRICS_PATH} is here\n".encode()
-            )
+            text = f"only {METRICS_PATH} is here\n"
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", text.encode())
             return
         try:
             source = httpx.get(self.server.source, timeout=TIMEOUT_S, trust_env=False)
@@ -469,7 +459,7 @@ def metrics_relay(host: str, port: int, source_port: int) -> Iterator[str]:
         thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
         thread.start()
         try:
-            yield f"http://{joined(host, port)}{METRICS_PATH}"
+            yield f"http://{checks.joined(host, port)}{METRICS_PATH}"
         finally:
             server.shutdown()
             thread.join()

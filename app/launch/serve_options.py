@@ -189,10 +189,7 @@ def _layered(
 
 
 def resolved(options: ServeOptions, flags: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Return the value and source of every option and setting, with passwords removed.
-
-    ``flags`` are the options given as flags.
-    """
+    """Return the value and source of every option and setting, with passwords removed."""
     config = read_config(options, flags)
     values = {**vars(options), "config": options.config or default_config()}
     values |= {"host": config.http.host, "port": config.http.port, "grpc_port": config.grpc_port}

@@ -1,10 +1,10 @@
-"""The files with which a client speaks TLS: what cannot be used is told, by name."""
+"""The key that a client sends, and the files with which it speaks TLS."""
 
 import ssl
 
 import pytest
 
-from app.access import CertificateError, ClientTls
+from app.access import ApiKeyError, CertificateError, ClientTls, key_headers
 from tests.support.certificates import Root, Signed
 
 
@@ -55,3 +55,33 @@ def test_files_that_cannot_be_used(root, signed, tmp_path):
     ):
         with pytest.raises(CertificateError, match=told):
             tls.context()
+
+
+KEY, OTHER = "k" * 32, "o" * 32
+
+
+@pytest.mark.parametrize(
+    ("in_file", "variable", "sent"),
+    [
+        (None, None, None),
+        (f"# mine\n{KEY}\n{OTHER}\n", None, KEY),
+        (f"team-a:{KEY}\n", None, KEY),  # its name is not sent
+        (None, f" {OTHER}\n", OTHER),
+        (KEY, f" {OTHER}\n", KEY),
+    ],
+)
+def test_the_key_of_the_file_or_else_of_the_variable(
+    tmp_path, monkeypatch, in_file, variable, sent
+):
+    monkeypatch.setenv("TANDEM_API_KEY", variable or "")
+    if in_file is not None:
+        (tmp_path / "key").write_text(in_file)
+    headers = key_headers(None if in_file is None else tmp_path / "key")
+    assert headers == ({} if sent is None else {"authorization": f"Bearer {sent}"})
+
+
+def test_what_is_no_key_is_not_shown(monkeypatch):
+    monkeypatch.setenv("TANDEM_API_KEY", "not a key, yet a secret of somebody")
+    with pytest.raises(ApiKeyError, match="TANDEM_API_KEY, line 1") as refused:
+        key_headers(None)
+    assert "secret" not in str(refused.value)

@@ -5,6 +5,7 @@ An image's answer as JSON: every field that has a value, under the names that /d
 
 import pickle
 from dataclasses import asdict, fields
+from typing import Any
 
 import numpy as np
 import orjson
@@ -69,16 +70,9 @@ STAGES = [
 
 
 def answer_with(stage: StageTiming) -> Classified:
-    return Classified(
-        model_set="set",
-        model_version="0123456789ab",
-        predictions=[],
-        members={},
-        agreement=True,
-        degraded=False,
-        request_id="mine",
-        timings_ms=Timings(3.0, [stage]),
-    )
+    of_set: dict[str, Any] = {"model_set": "set", "model_version": "0123456789ab", "members": {}}
+    said: dict[str, Any] = {"predictions": [], "agreement": True, "degraded": False}
+    return Classified(**of_set, **said, request_id="mine", timings_ms=Timings(3.0, [stage]))
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.stage)

@@ -17,12 +17,8 @@ def rows() -> list[set[str]]:
 
 def test_the_table_has_the_layers_in_their_order() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    (layers,) = (
-        contract["layers"]
-        for contract in config["tool"]["importlinter"]["contracts"]
-        if contract["id"] == "layers"
-    )
-    assert rows() == [set(re.split(r"\W+", layer)) for layer in layers]
+    by_id = {each["id"]: each for each in config["tool"]["importlinter"]["contracts"]}
+    assert rows() == [set(re.split(r"\W+", layer)) for layer in by_id["layers"]["layers"]]
 
 
 def test_the_table_has_every_package_and_module() -> None:
@@ -44,10 +40,7 @@ def test_every_file_that_is_named_exists() -> None:
 
 
 def test_each_package_says_what_it_is() -> None:
-    for path in [
-        *(ROOT / "app").rglob("__init__.py"),
-        *(ROOT / "calibration").rglob("__init__.py"),
-    ]:
+    for path in (p for of in ("app", "calibration") for p in (ROOT / of).rglob("__init__.py")):
         first = path.read_text("utf-8").splitlines()[0]
         assert first.startswith('"""'), path
         assert len(first) > 30, path

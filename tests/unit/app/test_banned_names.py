@@ -24,16 +24,8 @@ BANNED = {
 
 
 def findings(code: str, path: str) -> str:
-    line: list[str | Path] = [
-        RUFF,
-        "check",
-        "--select",
-        "TID251",
-        "--no-cache",
-        "--stdin-filename",
-        path,
-        "-",
-    ]
+    options = ["--select", "TID251", "--no-cache", "--stdin-filename", path, "-"]
+    line: list[str | Path] = [RUFF, "check", *options]
     done = subprocess.run(line, input=code, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout

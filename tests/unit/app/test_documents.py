@@ -62,10 +62,8 @@ def test_the_page_of_imagenet_is_written_from_its_result():
 def test_what_is_said_of_the_tflite_set_is_in_its_result():
     told = (ROOT / "calibration/README.md").read_text("utf-8")
     result = json.loads((ROOT / "tests/load/results/mobilenets.json").read_text("utf-8"))
-    v2, v1, small, ensemble = (
-        f"{result['scores']['INT8'][name]['top1']:.3f}"
-        for name in ("v2", "v1", "small", "ensemble")
-    )
+    scores, names = result["scores"]["INT8"], ("v2", "v1", "small", "ensemble")
+    v2, v1, small, ensemble = (f"{scores[name]['top1']:.3f}" for name in names)
     assert f"{v2}, {v1}, {small} on 1,000 photographs; their average {ensemble}" in told
 
 

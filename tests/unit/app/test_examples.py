@@ -15,26 +15,20 @@ from tests.support.configurations import ROOT
 FIRST, SECOND, THIRD = ([0.6, 0.4, 0], [0.4, 0.6, 0], [0, 0.51, 0.49])
 
 
-def vote(*rows: list[float], weights: tuple[float, ...] = (1 / 3, 1 / 3, 1 / 3)) -> np.ndarray:
+@pytest.mark.parametrize(
+    ("rows", "weights", "winner"),
+    [
+        (([0.9, 0.1, 0], SECOND, THIRD), (1 / 3, 1 / 3, 1 / 3), 1),  # the average's is class 0's
+        ((FIRST, SECOND, THIRD), (0.6, 0.2, 0.2), 0),  # weights are votes
+        (([0.9, 0.1, 0], SECOND), (0.5, 0.5), 0),  # a tie is the average's
+        ((FIRST, [0.1, 0.9, 0]), (0.5, 0.5), 1),
+    ],
+)
+def test_the_class_with_most_votes_wins(rows, weights, winner):
     members = {str(i): np.array([row], np.float32) for i, row in enumerate(rows)}
-    return majority_vote(members, dict(zip(members, weights, strict=True)))[0]
-
-
-def test_the_class_with_most_votes_wins():
-    row = vote([0.9, 0.1, 0], SECOND, THIRD)
-    assert row.argmax() == 1  # the average's is class 0's
+    (row,) = majority_vote(members, dict(zip(members, weights, strict=True)))
+    assert (row.argmax(), row.dtype) == (winner, np.float32)
     assert row.sum() == pytest.approx(1)
-    assert row.dtype == np.float32
-
-
-def test_weights_are_votes():
-    assert vote(FIRST, SECOND, THIRD, weights=(0.6, 0.2, 0.2)).argmax() == 0
-
-
-def test_a_tie_is_the_averages():
-    half = (0.5, 0.5)
-    assert vote([0.9, 0.1, 0], SECOND, weights=half).argmax() == 0
-    assert vote(FIRST, [0.1, 0.9, 0], weights=half).argmax() == 1
 
 
 def test_a_geometric_mean_is_normalised_and_has_vetoes():
@@ -61,9 +55,8 @@ def test_every_image_has_its_mirror_image():
 
 @pytest.mark.parametrize("name", ["majority-vote.yaml", "mirroring.yaml"])
 def test_serve_takes_the_files(tiny_set, free_port, name):
-    options = ServeOptions(
-        config=ROOT / "configs" / name, model_set=str(tiny_set), port=free_port()
-    )
+    config, port = ROOT / "configs" / name, free_port()
+    options = ServeOptions(config=config, model_set=str(tiny_set), port=port)
     settings = _checked_config(options).settings
     assert (settings.combine or settings.preprocess or "").startswith("configs.functions.")
 

@@ -164,12 +164,8 @@ async def test_a_call_that_hangs_leaves_the_loop_free_and_is_unhealthy(tiny_set)
 
 
 async def test_a_whole_graph_over_http(tiny_set):
-    settings = Settings(
-        model_set=str(tiny_set),
-        compile_cache=None,
-        preprocess="configs.functions.mirroring:with_mirror_images",
-        combine=f"{OWN}:vote",
-    )
+    own = {"preprocess": "configs.functions.mirroring:with_mirror_images", "combine": f"{OWN}:vote"}
+    settings = Settings(model_set=str(tiny_set), compile_cache=None, **own)
     graph = assemble(settings)
     transport = httpx.ASGITransport(create_api(graph.service), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:

@@ -52,8 +52,7 @@ def test_the_names_are_those_of_the_manifests() -> None:
     (service,) = re.findall(r"kubectl get inferenceservice (\S+?)`", SECTION)
     assert service in names_in("kserve")
     (volume,) = re.findall(r"volume claim `(\w+)`", SECTION)
-    assert f"pvc://{volume}" in (
-        ROOT / "configs/kubernetes/kserve/inference-service.yaml"
-    ).read_text("utf-8")
+    inference = ROOT / "configs/kubernetes/kserve/inference-service.yaml"
+    assert f"pvc://{volume}" in inference.read_text("utf-8")
     (unit,) = re.findall(r"systemctl enable --now (\S+?)`", SECTION)
     assert (ROOT / "configs" / "systemd" / f"{unit}.service").is_file()

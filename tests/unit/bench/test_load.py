@@ -44,10 +44,9 @@ def test_arrivals_rise_and_are_the_same_again(rate: float, duration: float, seed
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_a_rate_or_time_that_is_none_is_refused(bad: float) -> None:
-    with pytest.raises(ConfigError, match="must be a number above 0"):
-        poisson_arrivals(bad, 1.0, 0)
-    with pytest.raises(ConfigError, match="must be a number above 0"):
-        poisson_arrivals(1.0, bad, 0)
+    for rate, duration in ((bad, 1.0), (1.0, bad)):
+        with pytest.raises(ConfigError, match="must be a number above 0"):
+            poisson_arrivals(rate, duration, 0)
 
 
 def test_more_arrivals_than_can_be_held_are_refused() -> None:
@@ -105,10 +104,8 @@ def test_hidden_files_and_those_of_macos_are_left_out(folder, name):
 def test_a_folder_that_is_a_link_is_followed(folder):
     (folder / "links").mkdir()
     (folder / "links" / "class").symlink_to(folder / "sub")
-    assert [str(path) for path in find_files(["links"])] == [
-        "links/class/c.webp",
-        "links/class/deep/d.jpeg",
-    ]
+    files = ["links/class/c.webp", "links/class/deep/d.jpeg"]
+    assert [str(path) for path in find_files(["links"])] == files
 
 
 def test_a_link_to_a_folder_above_is_no_endless_walk(folder):

@@ -24,8 +24,8 @@ PIDS = {80: 11, 443: 12, 8000: 13}
 def run_of(latencies_ms: list[float], errors: list[str] = (), **facts: object) -> Run:  # type: ignore[assignment]
     samples = [TimedRequest(1.0, 1.0 + ms / 1e3) for ms in latencies_ms]
     samples += [TimedRequest(1.0, 1.1, kind) for kind in errors]
-    given_facts = {"kind": "closed", "offered": 8.0, "duration_s": 2.0} | facts
-    return Run(**given_facts, samples=samples)  # type: ignore[arg-type]
+    usual = {"kind": "closed", "offered": 8.0, "duration_s": 2.0}
+    return Run(**usual | facts, samples=samples)  # type: ignore[arg-type]
 
 
 def test_percentiles_are_of_what_was_answered():
@@ -37,6 +37,7 @@ def test_percentiles_are_of_what_was_answered():
     assert found.throughput == 50
     assert found.goodput == 25  # 50 of 100 within 50 ms, in 2 s
     assert found.errors == {"http_429": 50}
+    assert not found.is_saturated  # a closed loop cannot fall behind
 
 
 def test_nothing_answered_has_no_percentiles():
@@ -69,10 +70,6 @@ def test_cpu_is_per_request():
 )
 def test_a_process_belongs_to_a_stage(command_line, stage):
     assert stage_of(command_line) == stage
-
-
-def test_latency_counts_from_the_scheduled_time():
-    assert TimedRequest(scheduled=1.0, finished=3.5).latency_ms == 2500
 
 
 def queued(rate: float, seconds: float, service_s: float, seed: int, cores: int = 2) -> Run:
@@ -121,19 +118,14 @@ def test_a_straggler_does_not_thin_out_the_rate(kind):
 def test_the_last_requests_of_a_closed_loop_count_by_the_time_spent_on_them():
     """Two clients, 0.3 s a request, for 1 s: at its end both have a third of one done."""
     samples = [TimedRequest(0.3 * n, 0.3 * n + 0.3) for n in range(4) for _ in "ab"]
-    assert summarise(Run("closed", 2.0, 1.0, samples), 1000).throughput == pytest.approx(
-        2 / 0.3, abs=0.01
-    )
+    figures = summarise(Run("closed", 2.0, 1.0, samples), 1000)
+    assert figures.throughput == pytest.approx(2 / 0.3, abs=0.01)
 
 
 def test_the_rate_of_a_part_of_a_run():
     samples = [TimedRequest(0.1 * n, 0.1 * n + 0.05) for n in range(50, 100)]
     run = Run("open", 10.0, 5.0, samples, began_s=5.0)
     assert summarise(run, 1000).throughput == 10.0
-
-
-def test_a_closed_loop_cannot_fall_behind():
-    assert not summarise(run_of([1.0]), 100).is_saturated
 
 
 def at(rate: float, p99: float, refused: int = 0) -> Summary:

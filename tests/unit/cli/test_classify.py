@@ -27,9 +27,8 @@ def classify(*arguments: object) -> Result:
 def test_a_table_of_labels(server):
     result = classify("b.jpg", "--url", server.url + "/", "--top-k", "3")
     assert result.exit_code == 0, result.output
-    assert "b.jpg" in result.stdout
-    assert "tench" in result.stdout
-    assert "0.900" in result.stdout
+    for text in ("b.jpg", "tench", "0.900"):
+        assert text in result.stdout
     assert server.requests == [("/v1/classify?top_k=3", b"b.jpg")]
 
 
@@ -163,17 +162,13 @@ def test_an_answer_is_shown_as_it_came(server):
     assert json.loads(result.stdout) == {"file": "b.jpg", **answer}
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        (200, b"<html>"),
-        (404, b'{"detail": "Not Found"}'),
-        (200, b"[]"),
-        (200, b'"yes"'),
-        (500, b""),
-        (502, b'{"error": "Bad Gateway"}'),
-    ],
-)
+OF_ANOTHER_SERVICE = [
+    (200, b"<html>"), (200, b"[]"), (200, b'"yes"'), (500, b""),
+    (404, b'{"detail": "Not Found"}'), (502, b'{"error": "Bad Gateway"}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", OF_ANOTHER_SERVICE)
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
 def test_another_service_at_the_url(server, answer, form):
     server.answer = lambda _: answer
@@ -204,9 +199,8 @@ def test_the_services_key_comes_from_a_file_or_the_environment(server, folder, m
 
 
 def test_labels_of_a_multi_label_set_which_may_be_none(server):
-    listed = [
-        {"index": i, "label": text, "probability": 0.8} for i, text in enumerate(("cat", "dog"))
-    ]
+    labels = enumerate(("cat", "dog"))
+    listed = [{"index": i, "label": text, "probability": 0.8} for i, text in labels]
     member = {"label": "cat", "probability": 0.8, "predictions": listed}
     members = {"a": member, "b": {"predictions": []}}
     several = {"predictions": listed, "members": members, "threshold": 0.4, "agreement": False}

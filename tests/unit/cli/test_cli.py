@@ -1,5 +1,6 @@
-"""The command line itself: help, version, imports, and errors as one line."""
+"""The command line itself: help, version, imports, errors as one line, standard streams."""
 
+import io
 import itertools
 import re
 import subprocess
@@ -31,39 +32,33 @@ def help_of(*path: str, columns: int = 200) -> str:
     return ANSI.sub("", result.stdout)
 
 
+def shown_options(command: Any) -> list[str]:
+    """Return the options and arguments that help mentions; --subsets went, and is hidden."""
+    shown = [each for each in command.params if not getattr(each, "hidden", False)]
+    return [name for each in shown for name in (*each.opts, *each.secondary_opts)]
+
+
 def test_the_commands_that_there_are():
-    assert {" ".join(path) for path, _ in COMMANDS} >= {
-        "serve",
-        "classify",
-        "models",
-        "models list",
-        "models verify",
-    }
+    named = {"serve", "classify", "models", "models list", "models verify"}
+    assert {" ".join(path) for path, _ in COMMANDS} >= named
     text = help_of()
     for path, _ in COMMANDS:
         assert path[0] in text
-
-
-def shown_of(command):
-    """Return the parameters that help shows: not options that only say what replaced them."""
-    return [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=name_of)
 def test_help_explains_the_command_and_mentions_each_option(path, command):
     text = help_of(*path)
     assert command.help
-    for parameter in shown_of(command):
-        for name in parameter.opts:
-            assert name.lower() in text.lower()
+    for name in shown_options(command):
+        assert name.lower() in text.lower()
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=name_of)
 def test_help_flows_in_a_terminal_of_80_columns_and_cuts_no_name(path, command):
     text = help_of(*path, columns=80)
-    for parameter in shown_of(command):
-        for name in (*parameter.opts, *parameter.secondary_opts):
-            assert name.lower() in text.lower()
+    for name in shown_options(command):
+        assert name.lower() in text.lower()
     assert "[env var" not in text
     if hasattr(command, "commands"):
         assert "..." not in text.partition("Commands:")[2]  # of the first sentences
@@ -76,8 +71,7 @@ def test_help_flows_in_a_terminal_of_80_columns_and_cuts_no_name(path, command):
 
 def test_the_version():
     result = tandem("--version")
-    assert result.exit_code == 0
-    assert result.stdout == f"tandem {version('tandem-serve')}\n"
+    assert (result.exit_code, result.stdout) == (0, f"tandem {version('tandem-serve')}\n")
 
 
 @pytest.mark.parametrize(("argument", "num_ours"), [("--version", 9), ("--help", 11)])
@@ -155,3 +149,35 @@ def test_a_default_that_means_all_is_no_zero():
     text = " ".join(help_of("evaluate").split())
     assert "a random sample this large, not recorded (default: all)" in text
     assert "[default: 0" not in text
+
+
+# What is opened next must not have the number of a stream; and what is said goes nowhere.
+SCRIPT = """
+import os, sys
+from app.cli.main import main
+sys.argv = ["tandem", "serve", "--config", "/nowhere.yaml"]
+try:
+    main()
+except SystemExit as end:
+    code = end.code
+opened = os.open("/dev/null", os.O_RDONLY)
+os.write(int(os.environ["REPORT"]), f"{code} {opened > 2} {sys.stderr is not None}".encode())
+"""
+
+
+@pytest.mark.slow  # make test starts commands with streams in tests/unit/cli
+@pytest.mark.parametrize("closed", ["2>&-", "1>&-", "0<&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_are_nothings(closed: str, tmp_path) -> None:
+    report = tmp_path / "report"
+    shell = ["bash", "-c", f'export REPORT=9; exec 9>\'{report}\'; exec "$0" -c "$1" {closed}']
+    subprocess.run([*shell, sys.executable, SCRIPT], check=True, stdin=subprocess.DEVNULL)
+    assert report.read_text() == "2 True True"
+
+
+def test_every_name_is_printed_whatever_the_encoding(monkeypatch) -> None:
+    """A photograph's name may be any bytes, and a table comes after all the work."""
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "latin-1", write_through=True))
+    cli.print_every_name()
+    print("日 \udcff.jpg")
+    assert printed.getvalue() == b"\\u65e5 \\udcff.jpg\n"

@@ -29,13 +29,8 @@ def site(tmp_path: Path) -> Path:
 def run(site: Path, script: str, *arguments: str, path: str = "") -> str:
     """Run a script that finds ``tandem`` as an installed program does, not by PYTHONPATH."""
     start = f"import sys; sys.path.insert(1, {str(site)!r}); import tandem; {script}"
-    done = subprocess.run(
-        [sys.executable, "-c", start, *arguments],
-        cwd=site,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    command, env = [sys.executable, "-c", start, *arguments], {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=site, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -50,10 +45,8 @@ tandem.main()"""
     # app is imported here for the fake only, from where the launcher will find it.
     start = f"sys.path.insert(0, {str(site / 'tandem')!r})"
     printed = run(site, f"{start}\n{script}", path=OTHER)
-    assert printed.splitlines() == [
-        str(site / "tandem" / "app"),
-        str([str(site / "tandem"), OTHER]),
-    ]
+    package = str(site / "tandem")
+    assert printed.splitlines() == [f"{package}/app", str([package, OTHER])]
 
 
 def test_the_command_says_where_its_configurations_are(site: Path) -> None:

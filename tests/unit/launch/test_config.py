@@ -10,7 +10,7 @@ from ray import serve
 from ray.serve.schema import DeploymentSchema
 
 from app.errors import ConfigError
-from app.launch.checks import SERVE_DEFAULT_GRACE_S, check_capacity
+from app.launch.checks import SERVE_DEFAULT_GRACE_S, SSL_OPTIONS, check_capacity
 from app.launch.config import ADD_SERVICER, MOVED, ServeConfig, default_config
 from models.manifest import Manifest, read_manifest
 from models.model_set import BUNDLED_DIR
@@ -87,8 +87,8 @@ def test_without_tls_no_option_of_it_is_left():
     http = {"host": "127.0.0.1", "port": 8000, **tls}
     config = ServeConfig.of(with_key(GOOD, (), "http_options", http))
     assert config.url == "https://127.0.0.1:8000"
-    assert config.without_tls().as_dict() == GOOD
-    assert config.without_tls().url == "http://127.0.0.1:8000"
+    plain = config.changed(http=dict.fromkeys(SSL_OPTIONS))
+    assert (plain.as_dict(), plain.url) == (GOOD, "http://127.0.0.1:8000")
 
 
 @pytest.mark.parametrize(("prefix", "path"), [("/", ""), ("/images", "/images")])
@@ -343,9 +343,8 @@ DIFFERENCES = {
 def options(content: dict[str, Any]) -> dict[str, Any]:
     """Return every option by its place; a stage beside the Gateway is one."""
     (application,) = content["applications"]
-    flat = {
-        f"application.{k}": v for k, v in application.items() if k not in ("args", "deployments")
-    }
+    parts = ("args", "deployments")
+    flat = {f"application.{k}": v for k, v in application.items() if k not in parts}
     flat |= {f"args.{k}": v for k, v in application["args"].items()}
     for deployment in application["deployments"]:
         name = deployment["name"]

@@ -96,9 +96,8 @@ def test_the_container_is_closed() -> None:
 
 
 def test_prometheus_and_grafana_look_where_the_others_are() -> None:
-    ours, theirs = map(
-        read_yaml, (CONFIGS / "prometheus/prometheus.yaml", COMPOSE / "prometheus.yaml")
-    )
+    ours = read_yaml(CONFIGS / "prometheus/prometheus.yaml")
+    theirs = read_yaml(COMPOSE / "prometheus.yaml")
     (job,) = theirs["scrape_configs"]
     assert job["static_configs"][0].pop("targets") == [f"tandem:{METRICS_PORT}"]
     ours["scrape_configs"][0]["static_configs"][0].pop("targets")

@@ -145,9 +145,7 @@ def test_for_people_stages_warnings_and_all_errors(logs, capsys):
 def test_the_advice_against_loopback_is_no_warning_in_json_either(capsys, logs):
     """Other warnings of the controller are."""
     advice = "HTTPOptions.host='127.0.0.1' won't accept connections from HAProxy on other nodes"
-    warnings = [
-        serves("WARNING", text, component_name="controller") for text in (advice, "crashed")
-    ]
+    warnings = [serves("WARNING", t, component_name="controller") for t in (advice, "crashed")]
     (logs / "controller_1.log").write_text("\n".join(warnings) + "\n")
     with service_log("json"):
         ServeLogs(logs.parents[2]).read_new()

@@ -18,6 +18,8 @@ from tests.support.manifests import FOLDERS, rendered
 from tests.support.published_resources import PUBLISHED, UnreachableError, fetch, mistakes
 
 DURATION = r"^([0-9]+(ms|s|m))+$"
+TEXT = {"type": "string"}
+PART = {"type": "object", "properties": {"name": TEXT}}
 SPEC: dict[str, Any] = {
     "type": "object",
     "required": ["size"],
@@ -26,36 +28,25 @@ SPEC: dict[str, Any] = {
         "interval": {"type": "string", "pattern": DURATION},
         "strategy": {"type": "string", "pattern": "^(?i)(abort|warn)?$"},  # Go's, not Python's
         "colour": {"type": "string", "enum": ["red", "blue"]},
-        "limit": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        "limit": {"anyOf": [{"type": "integer"}, TEXT]},
         "note": {"type": "string", "nullable": True},
-        "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+        "labels": {"type": "object", "additionalProperties": TEXT},
         "raw": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
         "empty": {"type": "object"},
-        "parts": {
-            "type": "array",
-            "items": {"type": "object", "properties": {"name": {"type": "string"}}},
-        },
+        "parts": {"type": "array", "items": PART},
     },
 }
-TOP = {name: {"type": "string"} for name in ("apiVersion", "kind")} | {
-    "metadata": {"type": "object"}
-}
+TOP = {"apiVersion": TEXT, "kind": TEXT, "metadata": {"type": "object"}}
 VERSIONS = [
     ("v1alpha1", False, SPEC),
     ("v1", True, {"type": "object", "properties": TOP | {"spec": SPEC}}),
 ]
-DEFINITION = yaml.safe_dump(
-    {
-        "spec": {
-            "group": "example.org",
-            "names": {"kind": "Thing"},
-            "versions": [
-                {"name": name, "served": is_served, "schema": {"openAPIV3Schema": schema}}
-                for name, is_served, schema in VERSIONS
-            ],
-        }
-    }
-)
+LISTED = [
+    {"name": name, "served": is_served, "schema": {"openAPIV3Schema": schema}}
+    for name, is_served, schema in VERSIONS
+]
+OF_THINGS = {"group": "example.org", "names": {"kind": "Thing"}, "versions": LISTED}
+DEFINITION = yaml.safe_dump({"spec": OF_THINGS})
 THING: dict[str, Any] = {
     "apiVersion": "example.org/v1",
     "kind": "Thing",

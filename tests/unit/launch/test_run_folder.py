@@ -176,11 +176,10 @@ def test_a_secret_of_the_users_is_rays(monkeypatch: pytest.MonkeyPatch, name: st
 
 def test_the_gateways_are_told_of_a_folder_that_only_this_user_enters(tmp_path, monkeypatch):
     monkeypatch.setenv(REGIONS_FOLDER, "another run's")
-    run_folder.make_regions_folder(ServeConfig.of(GOOD), tmp_path)
+    config = ServeConfig.of(GOOD)
+    run_folder.make_regions_folder(config, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    run_folder.make_regions_folder(
-        ServeConfig.of(GOOD).changed(shared_memory="unproxied"), tmp_path
-    )
+    run_folder.make_regions_folder(config.changed(shared_memory="unproxied"), tmp_path)
     folder = Path(os.environ[REGIONS_FOLDER])
     assert folder.parent == tmp_path
     assert folder.stat().st_mode & 0o777 == 0o700
