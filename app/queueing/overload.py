@@ -140,8 +140,8 @@ def limit_of(settings: Settings, num_cores: int) -> ConcurrencyLimit | None:
 
 
 # A Gateway answers by the fast plan from a refusal on, or from this share of its places on. While
-# those under way are answered by the plan full, there is room for 1.9 times as many to arrive.
-FAST_FROM_SHARE = 0.5
+# those under way are answered by the plan full, there is room for 1.8 times as many to arrive.
+FAST_FROM_SHARE = 0.55
 # It does until for ``CALM_S`` none was refused, fewer than this share of the places were taken, and
 # requests came at less than this share of the rate that the plan full answers at.
 FULL_BELOW_SHARE, FULL_RATE_SHARE, CALM_S = 0.25, 0.9, 1.5
