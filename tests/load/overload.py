@@ -162,12 +162,13 @@ def shares(over: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
     }
 
 
-def beside_usual(over: dict[str, Any], usual: dict[str, Any]) -> dict[str, float]:
-    """Compare the latencies of a turn with those at ``USUAL``."""
-    return {
-        "p99_times_usual": round(over["p99_ms"] / usual["p99_ms"], 2),
-        "whole_p99_times_usual": round(over["whole_p99_ms"] / usual["whole_p99_ms"], 2),
-    }
+def beside_usual(over: dict[str, Any], usual: dict[str, Any]) -> dict[str, float | None]:
+    """Compare the latencies of a turn with those at ``USUAL``; None if nothing was answered."""
+
+    def times(name: str) -> float | None:
+        return round(over[name] / usual[name], 2) if over[name] and usual[name] else None
+
+    return {"p99_times_usual": times("p99_ms"), "whole_p99_times_usual": times("whole_p99_ms")}
 
 
 def medians(
