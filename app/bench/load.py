@@ -46,6 +46,8 @@ class Target:
     files_per_request: int = 1  # more than 1: a multipart form with this many photos
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a key
     tls: ClientTls = field(default_factory=ClientTls)
+    query: str = "top_k=1"
+    keeps_answers: bool = False  # as ``TimedRequest.answer``
 
     def bodies_of(self, number: int) -> list[bytes]:
         """Return the photos of the ``number``-th request, in turn."""
@@ -56,7 +58,7 @@ class Target:
     @property
     def path(self) -> str:
         """The path and query that are measured, with one class in the answer."""
-        return f"{self.url}/v1/classify?top_k=1"
+        return f"{self.url}/v1/classify?{self.query}"
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,8 @@ async def closed_loop(target: Target, clients: int, duration_s: float, hear: Hea
 
     async def client(session: aiohttp.ClientSession) -> None:
         while (now := time.perf_counter() - started) < duration_s:
-            error = await _send(session, target, next(numbers))
-            hear(TimedRequest(now, time.perf_counter() - started, error))
+            error, answer = await _send(session, target, next(numbers))
+            hear(TimedRequest(now, time.perf_counter() - started, error, answer))
             if error is not None and not error.startswith("http_"):
                 await asyncio.sleep(0.1)
 
@@ -185,8 +187,8 @@ async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> N
         started = time.perf_counter()
 
         async def send(scheduled: float, number: int) -> None:
-            error = await _send(session, target, number)
-            hear(TimedRequest(scheduled, time.perf_counter() - started, error))
+            error, answer = await _send(session, target, number)
+            hear(TimedRequest(scheduled, time.perf_counter() - started, error, answer))
 
         for number, scheduled in enumerate(arrivals):
             wait = scheduled - (time.perf_counter() - started)
@@ -204,20 +206,24 @@ async def open_loop(target: Target, arrivals: Sequence[float], hear: Heard) -> N
             await asyncio.wait(under_way)
 
 
-async def _send(session: aiohttp.ClientSession, target: Target, number: int) -> str | None:
-    """Send one request; return the kind of error, or None."""
+async def _send(
+    session: aiohttp.ClientSession, target: Target, number: int
+) -> tuple[str | None, tuple[int, bytes] | None]:
+    """Send one request; return the kind of error, or None, and the answer if it is kept."""
     bodies = target.bodies_of(number)
     data = bodies[0] if len(bodies) == 1 else _form(bodies)
     try:
         async with session.post(target.path, data=data) as answer:
-            await answer.read()
-            return None if answer.status == 200 else f"http_{answer.status}"
+            body = await answer.read()
+            if answer.status != 200:
+                return f"http_{answer.status}", None
+            return None, (number, body) if target.keeps_answers else None
     except TimeoutError:
-        return "timeout"
+        return "timeout", None
     except aiohttp.ClientConnectionError:
-        return "no_connection"
+        return "no_connection", None
     except aiohttp.ClientError as error:
-        return type(error).__name__
+        return type(error).__name__, None
 
 
 def _form(bodies: Sequence[bytes]) -> aiohttp.FormData:

@@ -24,6 +24,7 @@ class TimedRequest:
     scheduled: float  # in a closed loop, when it was sent
     finished: float
     error: str | None = None
+    answer: tuple[int, bytes] | None = None  # the request's number and the body, if they are kept
 
     @property
     def latency_ms(self) -> float:

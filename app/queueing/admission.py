@@ -118,6 +118,8 @@ class Admission:
         self._note_refusal(num)
 
     def _note_refusal(self, num: int = 1) -> None:
+        if self._switch is not None:
+            self._switch.refused(self._clock(), self._num_answering)
         if self._limit is not None:
             self._limit.refused(self._clock(), self._num_answering, num)
 

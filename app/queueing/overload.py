@@ -139,11 +139,15 @@ def limit_of(settings: Settings, num_cores: int) -> ConcurrencyLimit | None:
     return ConcurrencyLimit(settings.max_concurrent_requests, num_cores, size, target_wait_s)
 
 
-# A Gateway answers by the fast plan from this share of its places on, before any is refused,
-FAST_FROM_SHARE = 0.75
-# until fewer than this share are taken, and requests come at less than this share of the rate that
-# the plan full answered at, for as long. A share of the rate alone would end it at every lull.
-FULL_BELOW_SHARE, FULL_RATE_SHARE, CALM_S = 0.25, 0.9, 1.0
+# A Gateway answers by the fast plan from a refusal on, or from this share of its places on. While
+# those under way are answered by the plan full, there is room for 1.8 times as many to arrive.
+FAST_FROM_SHARE = 0.55
+# It does until for ``CALM_S`` none was refused, fewer than this share of the places were taken, and
+# requests came at less than this share of the rate that the plan full answers at.
+FULL_BELOW_SHARE, FULL_RATE_SHARE, CALM_S = 0.25, 0.9, 1.5
+COUNTED_S = 0.5  # each part of ``CALM_S`` must be calm
+# The rate is measured when the places fill. It is unknown after that time: images may have changed.
+TRUSTED_S = 120.0
 
 
 class PlanSwitch:
@@ -157,34 +161,56 @@ class PlanSwitch:
         self._fast_from = max(2, math.ceil(FAST_FROM_SHARE * max_requests))
         self._full_below = max(1, math.floor(FULL_BELOW_SHARE * max_requests))
         self.is_fast = False
-        self._full_rate = 0.0  # requests/s
-        self._from = -math.inf  # of the present window, in which these are counted
-        self._num_arrived = self._num_answered = 0
+        self.full_rate = math.inf  # requests/s; infinite while it is unknown
+        self._measured_at = 0.0
+        # Since the places began to fill, until those under way at the change have been answered.
+        self._filling_from, self._num_answered, self._num_measured = 0.0, 0, math.inf
+        self._part_from, self._num_arrived = 0.0, 0  # the present part of ``CALM_S``
+        self._last = self._calm_from = 0.0  # the last arrival; the end of the last part not calm
 
     def arrived(self, now: float, num_present: int, num: int = 1) -> None:
         """Count ``num`` requests that arrive, admitted or not, with ``num_present`` under way."""
-        if now - self._from >= CALM_S:
-            self._end_window(now, num_present)
-        self._num_arrived += num
-        if not self.is_fast and num_present + num > self._fast_from:
-            if now - self._from >= CALM_S / 2:
-                self._full_rate = max(self._full_rate, self._num_answered / (now - self._from))
-            self.is_fast = True
+        if self.is_fast:
+            if self._num_answered >= self._num_measured:
+                self._measure(now)
+            if now - self._part_from >= COUNTED_S:
+                self._end_part(now, num_present)
+            self._num_arrived += num
+            self._last = now
+        elif num_present < self._full_below:
+            self._filling_from, self._num_answered = now, 0
+        elif num_present + num > self._fast_from:
+            self._begin(now, num_present)
 
     def answered(self) -> None:
         """Count an answered request."""
         self._num_answered += 1
 
-    def _end_window(self, now: float, num_present: int) -> None:
-        taken_s = now - self._from
+    def refused(self, now: float, num_present: int) -> None:
+        """Note that a request was refused for lack of room, after :meth:`arrived`."""
         if not self.is_fast:
-            # It falls slowly, since a window without much load says nothing of the highest rate.
-            self._full_rate = max(self._num_answered / taken_s, 0.9 * self._full_rate)
-        elif num_present < self._full_below and (
-            not self._full_rate or self._num_arrived / taken_s < FULL_RATE_SHARE * self._full_rate
-        ):
-            self.is_fast = False
-        self._from, self._num_arrived, self._num_answered = now, 0, 0
+            self._begin(now, num_present)
+        self._calm_from = now
+
+    def _begin(self, now: float, num_present: int) -> None:
+        self.is_fast, self._num_arrived = True, 0
+        self._num_measured = max(self._num_answered + num_present, self._full_below)
+        self._part_from = self._last = self._calm_from = now
+
+    def _measure(self, now: float) -> None:
+        self.full_rate = self._num_answered / (now - self._filling_from)
+        self._measured_at, self._num_measured = now, math.inf
+
+    def _end_part(self, now: float, num_present: int) -> None:
+        if now - self._measured_at >= TRUSTED_S:
+            self.full_rate = math.inf
+        rate = self._num_arrived / (now - self._part_from)
+        is_low = rate < FULL_RATE_SHARE * self.full_rate or now - self._last >= CALM_S
+        if num_present >= self._full_below or not is_low:
+            self._calm_from = now
+        self._part_from, self._num_arrived = now, 0
+        if now - self._calm_from >= CALM_S:
+            self.is_fast, self._filling_from, self._num_answered = False, now, 0
 
 
 class CircuitBreaker:

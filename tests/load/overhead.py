@@ -5,9 +5,10 @@ this process (the bound) are loaded in turns, in an order that rotates by round.
 the server written by hand (yardstick.py) and Tandem as shipped; ``null``: both with networks that
 cost nothing and photos of 10 KB; ``apart``: Tandem with its members, and with all its stages, as
 deployments of their own;
-``serve-run``: plain ``serve run serve_config.yaml``. The load generator shares the cores with all,
-and Ray takes some of them at rest: both are told, and ratios by the cores that they left. Prints
-JSON.
+``serve-run``: plain ``serve run serve_config.yaml``. ``plans``, only if named: as ``together``, and
+each request of ``fast`` asks the same Tandem for the set's fast plan. The load generator shares the
+cores with all, and Ray takes some of them at rest: both are told, and ratios by the cores that they
+left. Prints JSON.
 """
 
 import json
@@ -27,19 +28,20 @@ from contestants import (
 from larger_set import write_larger_set
 from machine import describe, write_result
 from null_set import small_photos, write_null_set
-from overhead_report import show, summary
+from overhead_report import FAST, TANDEM, judged, show, show_plans, summary
 from overhead_turns import Turns
 
 from app.bench.load import photos_in
 
 APART = "configs/separate.yaml"
-GROUPS = ("together", "null", "apart", "serve-run")
+PLANS = "plans"
+GROUPS = ("together", "null", "apart", "serve-run", PLANS)
 LOADS = "1,16,64,forms"
 
 
 def main(
     photos: Annotated[Path, typer.Argument(help="folder of JPEGs", exists=True)],
-    only: Annotated[str, typer.Option(help="groups, with commas")] = ",".join(GROUPS),
+    only: Annotated[str, typer.Option(help="groups, with commas")] = ",".join(GROUPS[:-1]),
     clients: Annotated[str, typer.Option(help="loads: clients, or forms (of 16)")] = LOADS,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="of each turn", min=1)] = 8.0,
@@ -71,10 +73,15 @@ def main(
             bound_set, rows = None if alone else sets.of(name), []
             for start in range(starts):  # a process can be 10 % slower all its life: its memory
                 with all_running(chosen) as services:
+                    if name == PLANS:
+                        services[FAST] = services[TANDEM].asked("plan=fast")
                     turns = Turns(services, sent, bound_set, clients.split(","), seconds)
                     rows += turns.rounds(range(start * rounds, (start + 1) * rounds), name)
             result[name] = {"median": summary(rows), "turns": rows}
             show(name, result[name]["median"])
+            if name == PLANS:
+                result[name] |= judged(sets.of(name))
+                show_plans(result)
             if out is not None:  # at once: a later group may fail
                 out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     write_result(result, out)
@@ -101,7 +108,7 @@ def contestants(group, sets, config, others):
     """Return who is compared in a group."""
     model_set = sets.of(group)
     own = str(config.absolute()) if config else None
-    if group == "together":
+    if group in ("together", PLANS):
         return [yardstick(model_set), *tandems("tandem", model_set, own, others)]
     if group == "null":
         return [yardstick(model_set, "--null"), *tandems("tandem", model_set, own, others)]

@@ -7,8 +7,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from models.model_set import load_model_set
+
 Row = dict[str, Any]
-BOUND, YARDSTICK, TANDEM = "bound", "yardstick", "tandem"
+BOUND, YARDSTICK, TANDEM, FAST = "bound", "yardstick", "tandem", "fast"
 REFERENCES = (BOUND, YARDSTICK, TANDEM)
 LEFT = "images_per_s_of_a_core_left"
 FIGURES = (
@@ -112,6 +114,30 @@ def show(group: str, medians: dict[str, dict[str, Row]]) -> None:
             for process, threads in row.get("by_thread", {}).items():
                 most = ", ".join(f"{thread} {ms}" for thread, ms in threads.items() if ms >= 0.05)
                 err.print(f"{load} {name} {process}: {most}")
+
+
+def judged(model_set: str) -> Row:
+    """Return what the set's manifest says of the fast plan's accuracy.
+
+    Raises:
+        SystemExit: the set has no fast plan.
+
+    """
+    plan = load_model_set(model_set).manifest.fast_plan
+    if plan is None:
+        raise SystemExit(f"{model_set} has no fast plan; tandem evaluate --plan makes one")
+    return {"judged": plan.judged.model_dump(mode="json")}
+
+
+def show_plans(result: Row) -> None:
+    """Print the rows of docs/performance.md: images/s and CPU ms, then fast as a share of full."""
+    for load, of_name in result["plans"]["median"].items():
+        names = [name for name in (BOUND, YARDSTICK, TANDEM, FAST) if name in of_name]
+        figures = [
+            f"{of_name[name]['images_per_s']:.0f}, {of_name[name]['cpu_ms']:.1f}" for name in names
+        ]
+        share = f"{of_name[FAST]['of_tandem']:.2f}"
+        err.print(f"| {load} clients | {' | '.join(figures)} | {share} |")
 
 
 def _told(value: float | None) -> str:

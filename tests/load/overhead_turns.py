@@ -43,7 +43,8 @@ class Turns:
         # What a service makes when it is first needed, as batches of a backlog, is there then.
         most = max([16, *(int(load) for load in self._loads if load != FORMS)])
         for service in self._services.values():
-            warm_up = Load(Target(service.url, self._bodies), WARM_UP_S, clients=most)
+            target = Target(service.url, self._bodies, query=service.query)
+            warm_up = Load(target, WARM_UP_S, clients=most)
             run_lean(warm_up, lambda: None)
         names = [*([BOUND] if self._bound else []), *self._services]
         rows = []
@@ -59,23 +60,29 @@ class Turns:
     def _turn(self, name: str, load: str) -> Row:
         if name == BOUND:
             return self._in_process(load)
-        others = [one for key, one in self._services.items() if key != name]
-        return served(self._services[name], others, self._load(name, load))
+        own = self._services[name]
+        others = [one for one in self._running if one.process is not own.process]
+        return served(own, others, self._load(own, load))
+
+    @property
+    def _running(self) -> list[Running]:
+        """One of each process: two contestants may be one service that is asked differently."""
+        return list({one.process.pid: one for one in self._services.values()}.values())
 
     def _in_process(self, load: str) -> Row:
         assert self._bound is not None
-        at_rest = [p for one in self._services.values() for p in process_tree(one.process.pid)]
+        at_rest = [p for one in self._running for p in process_tree(one.process.pid)]
         started, before = time.perf_counter(), cpu_seconds(at_rest)
         row = self._bound.measure(load)
         others_cores = (cpu_seconds(at_rest) - before) / (time.perf_counter() - started)
         return row | shared_cores(row["images_per_s"], others_cores, 0.0)
 
-    def _load(self, name: str, load: str) -> Load:
-        url = self._services[name].url
+    def _load(self, own: Running, load: str) -> Load:
         if load == FORMS:
-            target = Target(url, self._bodies, files_per_request=FILES)
+            target = Target(own.url, self._bodies, files_per_request=FILES, query=own.query)
             return Load(target, self._seconds, clients=FORM_CLIENTS)
-        return Load(Target(url, self._bodies), self._seconds, clients=int(load))
+        target = Target(own.url, self._bodies, query=own.query)
+        return Load(target, self._seconds, clients=int(load))
 
 
 class InProcess:

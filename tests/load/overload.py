@@ -1,18 +1,25 @@
-"""Overload: ``python tests/load/overload.py PHOTOS``.
+"""Overload: ``python tests/load/overload.py PHOTOS --when-full refuse,fast --times 1.8,3,10``.
 
-What a service answers at three and ten times the rate it can carry, beside what it answers at the
-most (16 clients in a closed loop, before and after every turn) and at 80 % of that (an open loop):
+What a service answers at more than the rate it can carry, beside what it answers at the most (16
+clients in a closed loop, before and after every turn, by the plan full) and at 80 % of that (an
+open loop):
 
 - goodput as a share of the most, raw and of the cores that the load generator left;
 - how long the answers took, and their p99 as a multiple of that at 80 %, from ``SETTLED_S`` on:
   how much more comes than is answered shows only when the places are taken;
+- the share of requests that is answered, the share of answers by the fast plan and, if PHOTOS has a
+  folder for each class, the share of answers whose first class is right;
 - the CPU time of a refusal: what was used beside the answers, which cost what they cost otherwise.
 
-Prints JSON.
+With several ``--when-full`` services run side by side and take turns. Prints JSON.
 """
 
+import json
+import random
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -20,18 +27,21 @@ from typing import Annotated, Any
 import psutil
 import typer
 from machine import describe, write_result
-from running import running_service
+from running import TANDEM, Running, running
 
 from app.bench.load import Load, Target, photos_in, run_load
-from app.bench.measurement import Run, Summary, summarise
+from app.bench.measurement import Run, Summary, TimedRequest, summarise
+from calibration.datasets import read_dataset
+from models.errors import ModelSetError
 from models.machine import available_cpus
+from models.model_set import load_model_set
 
 CLIENTS = 16
 DEADLINE_MS = 10_000.0  # request_timeout_s: the service answers within, or not at all
-FACTORS = (3, 10)
 REFUSED = "http_429"
 USUAL = 0.8  # of the most
 SETTLED_S = 3.0
+CALM_S = 4.0  # after an overload, until the service answers by the plan full again
 GOODPUT = ("goodput_share", "of_what_the_generator_left")
 OTHERS = (
     "p99_times_usual",
@@ -39,43 +49,97 @@ OTHERS = (
     "p50_ms",
     "p99_ms",
     "cpu_ms_a_refusal",
+    "answered_share",
+    "fast_share",
+    "top1",
 )
 
 
+@dataclass(frozen=True)
+class Photos:
+    """What is sent, and the index of each photo's class; without labels, None."""
+
+    bodies: list[bytes]
+    classes: list[int] | None
+
+
 def main(
-    photos: Annotated[Path, typer.Argument(help="folder of JPEGs", exists=True)],
+    photos: Annotated[Path, typer.Argument(help="JPEGs, or a folder for each class", exists=True)],
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="of each overload", min=1)] = 15.0,
+    times: Annotated[str, typer.Option(help="the rate of full")] = "3,10",
+    when_full: Annotated[str, typer.Option(help="the setting: refuse, fast, or both")] = "refuse",
+    model_set: Annotated[str, typer.Option("--set", help="name or folder")] = "imagenette",
     config: Annotated[Path | None, typer.Option(help="other than serve_config.yaml")] = None,
     out: Annotated[Path | None, typer.Option(help="write the JSON there")] = None,
 ) -> None:
     """Measure in turns: as much as it can carry, then more."""
-    bodies = photos_in(photos)
+    sent, policies = read_photos(photos, model_set), when_full.split(",")
+    factors = [float(factor) for factor in times.split(",")]
+    command = [TANDEM, "serve", "--model-set", model_set]
+    command += ["--config", str(config.absolute())] if config else []
     rows: list[dict[str, Any]] = []
-    arguments = ["--config", str(config)] if config else []
-    with running_service(*arguments) as service:
-        turn(service, bodies, 5.0, clients=CLIENTS)
-        before = turn(service, bodies, seconds / 2, clients=CLIENTS)
+    with ExitStack() as stack:
+        services = {
+            policy: stack.enter_context(running(command, {"TANDEM_WHEN_FULL": policy}))
+            for policy in policies
+        }
+        for service in services.values():
+            turn(service, sent, 5.0, clients=CLIENTS)
         for number in range(rounds):
-            usual = turn(service, bodies, seconds, rate=USUAL * before["throughput"])
-            rows.append({"times_capacity": USUAL, **usual})
-            for factor in FACTORS:
-                rate = factor * before["throughput"]
-                over = turn(service, bodies, seconds, rate=rate)
-                after = turn(service, bodies, seconds / 2, clients=CLIENTS)
-                compared = shares(over, before, after) | beside_usual(over, usual)
-                rows.append({"times_capacity": factor, **compared, **over})
-                typer.echo(f"round {number + 1} of {rounds}: {rows[-1]}", err=True)
-                before = after
+            for policy in policies[number % len(policies) :] + policies[: number % len(policies)]:
+                measured = one_round(services[policy], sent, seconds, factors)
+                rows += [{"when_full": policy, **row} for row in measured]
+                typer.echo(f"round {number + 1} of {rounds}, {policy}: {measured}", err=True)
     result = {
         "machine": describe(),
         "deadline_ms": DEADLINE_MS,
         "settled_s": SETTLED_S,
-        "median_goodput_share": {f"{f}x": medians(rows, f, GOODPUT) for f in FACTORS},
-        "medians": {f"{f:g}x": medians(rows, f, OTHERS) for f in (USUAL, *FACTORS)},
+        "median_goodput_share": {
+            label(factor, policy): medians(rows, factor, policy, GOODPUT)
+            for policy in policies
+            for factor in factors
+        },
+        "medians": {
+            label(factor, policy): medians(rows, factor, policy, OTHERS)
+            for policy in policies
+            for factor in (USUAL, *factors)
+        },
         "turns": rows,
     }
     write_result(result, out)
+
+
+def label(factor: float, policy: str) -> str:
+    return f"{factor:g}x" if policy == "refuse" else f"{factor:g}x {policy}"
+
+
+def read_photos(folder: Path, model_set: str) -> Photos:
+    """Read the photos, in an order that mixes the classes."""
+    try:
+        images = list(read_dataset(folder, load_model_set(model_set)).images)
+    except ModelSetError as error:
+        typer.echo(f"no accuracy is measured: {error}", err=True)
+        return Photos(photos_in(folder), None)
+    random.Random(20).shuffle(images)
+    return Photos([one.path.read_bytes() for one in images], [one.class_index for one in images])
+
+
+def one_round(
+    service: Running, photos: Photos, seconds: float, factors: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Return the rows of a service: what it carries usually, then more."""
+    before = turn(service, photos, seconds / 2, clients=CLIENTS)
+    usual = turn(service, photos, seconds, rate=USUAL * before["throughput"])
+    rows = [{"times_capacity": USUAL, **usual}]
+    for factor in factors:
+        over = turn(service, photos, seconds, rate=factor * before["throughput"])
+        time.sleep(CALM_S)
+        after = turn(service, photos, seconds / 2, clients=CLIENTS)
+        compared = shares(over, before, after) | beside_usual(over, usual)
+        rows.append({"times_capacity": factor, **compared, **over})
+        before = after
+    return rows
 
 
 def shares(over: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +152,8 @@ def shares(over: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
         sum(before["cpu_ms_per_image"].values()) + sum(after["cpu_ms_per_image"].values())
     ) / 2
     beside_ms = over["cpu_ms"] - over["num_answered"] * an_image
-    num_refused = over["errors"].get(REFUSED, 0)
+    # Answers of the fast plan cost less than those before and after.
+    num_refused = over["errors"].get(REFUSED, 0) if not over["fast_share"] else 0
     return {
         "carried_per_s": round(most, 2),
         "goodput_share": round(share, 4),
@@ -97,24 +162,28 @@ def shares(over: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
     }
 
 
-def beside_usual(over: dict[str, Any], usual: dict[str, Any]) -> dict[str, float]:
-    """Compare the latencies of a turn with those at ``USUAL``."""
-    return {
-        "p99_times_usual": round(over["p99_ms"] / usual["p99_ms"], 2),
-        "whole_p99_times_usual": round(over["whole_p99_ms"] / usual["whole_p99_ms"], 2),
-    }
+def beside_usual(over: dict[str, Any], usual: dict[str, Any]) -> dict[str, float | None]:
+    """Compare the latencies of a turn with those at ``USUAL``; None if nothing was answered."""
+
+    def times(name: str) -> float | None:
+        return round(over[name] / usual[name], 2) if over[name] and usual[name] else None
+
+    return {"p99_times_usual": times("p99_ms"), "whole_p99_times_usual": times("whole_p99_ms")}
 
 
-def medians(rows: list[dict[str, Any]], factor: float, names: Sequence[str]) -> dict[str, float]:
+def medians(
+    rows: list[dict[str, Any]], factor: float, policy: str, names: Sequence[str]
+) -> dict[str, float]:
     """Return the median figures of all turns at so many times the capacity."""
-    chosen = [row for row in rows if row["times_capacity"] == factor]
+    chosen = [row for row in rows if (row["times_capacity"], row["when_full"]) == (factor, policy)]
     found = {name: [row[name] for row in chosen if row.get(name) is not None] for name in names}
-    return {name: round(median(values), 3) for name, values in found.items() if values}
+    return {name: round(median(values), 4) for name, values in found.items() if values}
 
 
-def turn(service, bodies, seconds, clients=0, rate=0.0):
+def turn(service, photos, seconds, clients=0, rate=0.0):
     """Return the figures of one turn; ``p50_ms`` and ``p99_ms`` are of the settled part."""
-    load = Load(Target(service.url, bodies), seconds, clients=clients, rate=rate)
+    target = Target(service.url, photos.bodies, keeps_answers=True)
+    load = Load(target, seconds, clients=clients, rate=rate)
     run = run_load(load, psutil.Process(service.process.pid))
     told, then = summarise(run, DEADLINE_MS), settled(run)
     return {
@@ -122,6 +191,8 @@ def turn(service, bodies, seconds, clients=0, rate=0.0):
         "throughput": told.throughput,
         "goodput": told.goodput,
         "num_answered": told.num_ok,
+        "answered_share": round(told.num_ok / max(1, told.num_requests), 4),
+        **of_answers(run.samples, photos.classes),
         "p50_ms": then.p50_ms,
         "p99_ms": then.p99_ms,
         "whole_p99_ms": told.p99_ms,
@@ -131,6 +202,17 @@ def turn(service, bodies, seconds, clients=0, rate=0.0):
         "cpu_ms": round(1e3 * sum((run.service_cpu_s or {}).values())),
         "cpu_ms_per_image": told.service_cpu_ms_by_stage,
     }
+
+
+def of_answers(samples: Sequence[TimedRequest], classes: list[int] | None) -> dict[str, float]:
+    """Return the share of answers by the fast plan, and of those that are right, if it is known."""
+    kept = [(sample.answer[0], json.loads(sample.answer[1])) for sample in samples if sample.answer]
+    num = max(1, len(kept))
+    told = {"fast_share": round(sum(answer["plan"] == "fast" for _, answer in kept) / num, 4)}
+    if classes is not None:
+        firsts = [(number % len(classes), body["predictions"][0]["index"]) for number, body in kept]
+        told["top1"] = round(sum(classes[place] == index for place, index in firsts) / num, 4)
+    return told
 
 
 def settled(run: Run) -> Summary:

@@ -19,8 +19,16 @@ TANDEM = str(Path(sys.executable).with_name("tandem"))
 
 
 class Running:
+    query = "top_k=1"  # of its requests
+
     def __init__(self, process: "subprocess.Popen[bytes]", url: str, ready_after_s: float) -> None:
         self.process, self.url, self.ready_after_s = process, url, ready_after_s
+
+    def asked(self, query: str) -> "Running":
+        """Return the same service, of which ``query`` is asked as well."""
+        other = Running(self.process, self.url, self.ready_after_s)
+        other.query = f"{self.query}&{query}"
+        return other
 
 
 def running_service(*arguments: str) -> contextlib.AbstractContextManager[Running]:

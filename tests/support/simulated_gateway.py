@@ -1,7 +1,8 @@
 """A Gateway in virtual time: Admission as it is, cores that run batches, HAProxy's refusals.
 
 A batch costs its core ``base_s`` and ``each_s`` an image, so that the rate depends on how full the
-batches are; what waits is taken in order.
+batches are; what waits is taken in order. With ``fast_times`` an image under the fast plan costs
+that many times less, and Admission has a PlanSwitch.
 """
 
 import heapq
@@ -15,7 +16,7 @@ from itertools import count
 
 from app.errors import OverloadedError
 from app.queueing.admission import Admission
-from app.queueing.overload import ConcurrencyLimit
+from app.queueing.overload import ConcurrencyLimit, PlanSwitch
 from tests.support.hand_clock import HandClock
 
 MAX_REQUESTS = 128
@@ -64,6 +65,7 @@ class _Request:
     num_images: int
     admitted: AbstractContextManager[None]
     num_left: int
+    is_fast: bool
     on_end: Callable[[bool], None]
 
 
@@ -74,10 +76,12 @@ class SimulatedGateway:
     machine: Machine
     target_wait_s: float | None = 0.05
     with_proxy: bool = True
+    fast_times: float | None = None
     clock: HandClock = field(default_factory=lambda: HandClock(0.0))
     answered: list[tuple[float, float]] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     stalled_until: float = 0.0
+    changes: list[float] = field(default_factory=list)  # when the plan of new requests changed
 
     def __post_init__(self) -> None:
         machine, self.limit = self.machine, None
@@ -86,7 +90,8 @@ class SimulatedGateway:
                 MAX_REQUESTS, machine.num_cores, machine.max_batch_size, self.target_wait_s
             )
         self.num_told = 0.0
-        self.admission = Admission(MAX_REQUESTS, self.clock, self._count, self.limit)
+        self.switch = PlanSwitch(MAX_REQUESTS) if self.fast_times else None
+        self.admission = Admission(MAX_REQUESTS, self.clock, self._count, self.limit, self.switch)
         self._proxy = Proxy()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -126,7 +131,10 @@ class SimulatedGateway:
             on_end(False)
             return
         self.admission.holds(num_images)
-        request = _Request(self.clock.now, num_images, admitted, num_images, on_end)
+        is_fast = self.admission.is_nearly_full
+        if is_fast != len(self.changes) % 2:
+            self.changes.append(self.clock.now)
+        request = _Request(self.clock.now, num_images, admitted, num_images, is_fast, on_end)
         self._waiting.extend([request] * num_images)
         self._start()
 
@@ -135,7 +143,8 @@ class SimulatedGateway:
             size = min(self.machine.max_batch_size, len(self._waiting))
             batch = [self._waiting.popleft() for _ in range(size)]
             self._num_free -= 1
-            took_s = self.machine.base_s + size * self.machine.each_s
+            costs = sum(1 / (self.fast_times or 1) if one.is_fast else 1 for one in batch)
+            took_s = self.machine.base_s + costs * self.machine.each_s
             ends = max(self.clock.now, self.stalled_until) + took_s
             self.at(ends, partial(self._ended, batch))
 

@@ -5,16 +5,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.bench.load import (
     MAX_ARRIVALS,
     NothingToClassifyError,
+    Target,
+    closed_loop,
     drawn_photos,
     find_files,
+    open_loop,
     poisson_arrivals,
 )
+from app.bench.measurement import TimedRequest
 from app.errors import ConfigError
 from models.image import ImageRule, read_image
 from tests.support.image_folder import write_image_folder
@@ -130,3 +136,25 @@ def test_drawn_photos_are_the_same_again_and_decode() -> None:
     assert first == again
     assert len(set(first)) == 3
     assert all(read_image(body, ImageRule(224, 256)).shape == (224, 224, 3) for body in first)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("loop", ["open", "closed"])
+async def test_answers_are_kept_with_their_requests_number_if_asked_for(loop, keeps):
+    async def answer(request: web.Request) -> web.Response:
+        assert request.query_string == "top_k=1&plan=fast"
+        return web.Response(body=await request.read())
+
+    app = web.Application()
+    app.router.add_post("/v1/classify", answer)
+    heard: list[TimedRequest] = []
+    async with TestServer(app) as server:
+        url, bodies = str(server.make_url("")).rstrip("/"), [b"a", b"b"]
+        target = Target(url, bodies, query="top_k=1&plan=fast", keeps_answers=keeps)
+        if loop == "open":
+            await open_loop(target, [0.0, 0.001, 0.002], heard.append)
+        else:
+            await closed_loop(target, 1, 0.05, heard.append)
+    kept = sorted(one.answer for one in heard if one.answer)
+    assert {one.error for one in heard} == {None}
+    assert kept == [(number, bodies[number % 2]) for number in range(len(heard) * keeps)]

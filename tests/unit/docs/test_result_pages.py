@@ -43,6 +43,27 @@ def contest() -> Iterator[str]:
         yield row(*figures, f"{one[name]['p50_ms']:.1f}")
 
 
+def plans() -> Iterator[str]:
+    for path in sorted((ROOT / "tests/load/results").glob("plans*.json")):
+        for of_name in result(path.stem)["plans"]["median"].values():
+            own = (of_name[name] for name in (*CONTESTANTS, "fast"))
+            figures = (f"{one['images_per_s']:.0f}, {one['cpu_ms']:.1f}" for one in own)
+            yield row(*figures, f"{of_name['fast']['of_tandem']:.2f}", of=path.stem)
+
+
+def overloads() -> Iterator[str]:
+    newer = sorted(path.stem for path in (ROOT / "tests/load/results").glob("overload-when-full*"))
+    for name in ("overload-vnni", "overload", *newer):
+        content = result(name)
+        for times, goodput in content["median_goodput_share"].items():
+            median, left = content["medians"][times], goodput["of_what_the_generator_left"]
+            figures = [f"{left:.2f}", f"{median['p99_times_usual']:.1f}"]
+            digits = {"cpu_ms_a_refusal": 2, "answered_share": 3, "top1": 3, "fast_share": 2}
+            for key, num in digits.items():  # older results lack some
+                figures.append(f"{median[key]:.{num}f}" if key in median else "")
+            yield row(*figures, of=name)
+
+
 def performance() -> Iterator[str]:
     yield from contest()
     for name, group in SHARES.items():
@@ -51,6 +72,7 @@ def performance() -> Iterator[str]:
         shares = [f"{load['tandem']['of_yardstick']:.2f}" if load else "" for load in of]
         machine = part.get("machine", result(name)["machine"])
         yield row(*shares, machine["commit"][:7], of=name)
+    yield from plans()
     for name in ("startup-vnni", "startup"):
         content = result(name)
         seconds = (content["ready_after_s"]["median"], content["first_start_s"])
@@ -64,12 +86,7 @@ def performance() -> Iterator[str]:
     for share in ("0", "0.5", "0.9", "0.99"):
         rates = (result("cache")["median"][f"{where} {share}"] for where in ("none", "local"))
         yield row(f"{float(share):.0%}", *(f"{rate['images_per_s']:.0f}" for rate in rates))
-    for name in ("overload-vnni", "overload"):
-        content = result(name)
-        for times, goodput in content["median_goodput_share"].items():
-            median, left = content["medians"][times], goodput["of_what_the_generator_left"]
-            others = (f"{median['p99_times_usual']:.1f}", f"{median['cpu_ms_a_refusal']:.2f}")
-            yield row(f"{left:.2f}", *others, of=name)
+    yield from overloads()
 
 
 def faults() -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from google.protobuf.json_format import MessageToDict
 
 from app.answers import Classified, Fault
 from app.environment import GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S
@@ -23,15 +25,15 @@ from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestBody, RequestOptions, TensorRequest
 from app.graph.service import EnsembleService, answer_timeout_s
 from app.graph.set_checks import served_sets
-from app.grpc.interface import reply_of
-from app.http.api import create_api
+from app.grpc import tandem_pb2 as messages
+from app.grpc.interface import GrpcInterface, reply_of
 from app.main import build
 from app.queueing.admission import Admission, ByteBudget, Share, Usage
 from app.serve.gateway import Assembly, assemble
 from app.serve.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.settings import Settings
 from app.stages.combiner import Combiner
-from app.telemetry.metric_table import ANSWERS, MEMBER_IMAGES
+from app.telemetry.metric_table import ANSWERS, MEMBER_IMAGES, PLAN_STEPS
 from models.model_set import load_model_set
 from tests.support.fakes import (
     FakeCombiner,
@@ -41,9 +43,19 @@ from tests.support.fakes import (
     handle_of,
     service_of,
 )
+from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.hand_clock import HandClock
 from tests.support.instruments import Instruments
-from tests.support.open_inference import binary_request, elements, outputs_of
+from tests.support.open_inference import (
+    IMAGE,
+    Graph,
+    binary_request,
+    client_of,
+    elements,
+    images,
+    infer,
+    outputs_of,
+)
 from tests.support.several_sets import FIRST, OTHER_SIZE, SECOND, labels_of, write_two_sets
 from tests.support.tiny_networks import SIZE, picture
 
@@ -362,11 +374,6 @@ def settings_of(folders: tuple[str, ...], **more: object) -> Settings:
     return Settings(model_sets=folders, compile_cache=None, **more)
 
 
-def client_of(graph: Assembly) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(create_api(graph.service))
-    return httpx.AsyncClient(transport=transport, base_url="http://tandem")
-
-
 @pytest.fixture
 def graph(folders) -> Assembly:
     return assemble(settings_of(folders))
@@ -486,3 +493,58 @@ def test_two_sets_of_one_name_are_refused(folders, tmp_path: Path):
     first, second = folders
     with pytest.raises(ConfigError, match=r"model_sets has tiny twice, .* leave one out"):
         served_sets(settings_of((first, second, first)))
+
+
+async def over_http(graph: Graph, plan: str | None) -> dict[str, Any]:
+    query = f"?plan={plan}" if plan else ""
+    answer = await client_of(graph).post(f"/v1/classify{query}", content=IMAGE)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def over_v2(graph: Graph, plan: str | None) -> dict[str, Any]:
+    sent = images(IMAGE, parameters={"plan": plan} if plan else {})
+    told = (await infer(client_of(graph), sent)).json()["parameters"]
+    return told | {"asked": told.get("asked", "").split(", ")}
+
+
+async def over_grpc(graph: Graph, plan: str | None) -> dict[str, Any]:
+    message = messages.ClassifyRequest(images=[IMAGE], plan=plan).SerializeToString()
+    reply = await GrpcInterface(graph.service).classify(stream_of(message), context_of())
+    return MessageToDict(reply.results[0].classified)
+
+
+@pytest.mark.parametrize("ask", [over_http, over_v2, over_grpc])
+async def test_a_service_that_is_nearly_full_answers_by_the_fast_plan(ask, told: Instruments):
+    graph = Graph(when_full="fast", max_concurrent_requests=4)
+    graph.members["densenet169"].row = [0.0, 1.0, *[0.0] * 8]
+    admission = graph.service.admission
+    with ExitStack() as others:
+        for _ in range(3):
+            assert "reason" not in await ask(graph, None)
+            others.enter_context(admission.admit())
+        loaded = await ask(graph, None)
+        assert (loaded["plan"], loaded["reason"]) == ("fast", "load")
+        assert loaded["asked"] == ["densenet169"]
+        full = await ask(graph, "full")  # what a request asks for itself holds
+        assert full.get("plan", "full") == "full"
+        assert "reason" not in full
+        fast = await ask(graph, "fast")
+        assert fast["plan"] == "fast"
+        assert "reason" not in fast
+    assert told.of(PLAN_STEPS) == {
+        ("full", "2", "none"): 4,
+        ("fast", "1", "load"): 1,
+        ("fast", "1", "none"): 1,
+    }
+
+
+async def test_otherwise_it_answers_by_every_member_until_it_is_full():
+    graph = Graph(max_concurrent_requests=4)
+    with ExitStack() as others:
+        for _ in range(3):
+            others.enter_context(graph.service.admission.admit())
+        assert (await over_http(graph, None))["plan"] == "full"
+        others.enter_context(graph.service.admission.admit())
+        answer = await client_of(graph).post("/v1/classify", content=IMAGE)
+        assert answer.status_code == 429
