@@ -11,6 +11,7 @@ three in ten classes, so the photographs of these are left out where they would 
 import json
 import subprocess
 import tempfile
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,13 @@ import typer
 from machine import describe
 from running import TANDEM
 
-from calibration.evaluation.fitting import part_of
+from calibration.datasets import read_dataset
+from calibration.evaluation.evaluate import evaluate_set
+from calibration.evaluation.fitting import Rows, part_of
+from calibration.statistics import Paired
+from models.ensemble import Probabilities
+from models.model_set import ModelSet, load_model_set, search_path
+from models.plan import by_plan
 
 CHOSEN_ON, OF_TEN = 3, 10  # classes that the recipe was chosen on
 NAMES = {
@@ -51,14 +58,13 @@ an image's in batches of 8, on {cpu}.
 ## Plans
 
 `tandem serve --model-set imagenet --plan fast` asks fewer networks
-([how](how-to/fast-plans.md)). The set's plan is in bold; the others are the best at their cost, by
-the photographs that choose.
+([how](how-to/fast-plans.md)): {steps}.
 
-| plan | CPU-ms | times less | top-1 | points lost (95 %) | answered at each step |
-| --- | --- | --- | --- | --- | --- |
+| asked | CPU-ms | times less | top-1 | points lost (95 %) | p | answered at each step |
+| --- | --- | --- | --- | --- | --- | --- |
 {plans}
 
-The set's plan: {verdict} (McNemar's p {p_value:.2f}).
+p is McNemar's, of the paired difference to `full`.
 
 ## Sure answers
 
@@ -77,17 +83,18 @@ def main(
     document: Annotated[Path | None, typer.Option(help="write the page here")] = None,
     model_set: Annotated[str, typer.Option(help="name of the set, or its folder")] = "imagenet",
 ) -> None:
-    """Evaluate, fit temperatures, search plans, write both."""
+    """Evaluate, fit temperatures, compare plans, write both."""
     with tempfile.TemporaryDirectory() as name:
         every, judging = Path(name) / "every", Path(name) / "judging"
         nums = _shared_out(images, every, judging)
-        result = {
+        result: dict[str, Any] = {
             "machine": describe(),
             "num_images": nums,
             "evaluated": evaluate(model_set, judging),
             "calibrated": evaluate(model_set, every, "--calibrate"),
-            "planned": evaluate(model_set, every, "--plan"),
         }
+        loaded = load_model_set(model_set, search_path())
+        result |= plans(loaded, judging, result["evaluated"]["cpu_ms_per_image"])
     json_file.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     if document is not None:
         document.write_text(page(result), "utf-8")
@@ -121,7 +128,7 @@ def evaluate(model_set: str, images: Path, *options: str) -> dict[str, Any]:
 
 def page(result: dict[str, Any]) -> str:
     """Return the page of a result."""
-    evaluated, fitted, planned = (result[name] for name in ("evaluated", "calibrated", "planned"))
+    evaluated, fitted = result["evaluated"], result["calibrated"]
     exact, small = evaluated["scores"]["FP16"], evaluated["scores"]["INT8"]
     rows = [
         f"| {title} | {exact[name]['top1']:.4f} | {small[name]['top1']:.4f} "
@@ -142,27 +149,65 @@ def page(result: dict[str, Any]) -> str:
         low=low,
         high=high,
         cpu=evaluated["cpu"],
-        plans="\n".join(_plan_rows(planned)),
-        verdict=planned["verdict"],
-        p_value=planned["plan"]["judged"]["p_value"],
+        steps=result["steps"],
+        plans="\n".join(_plan_row(plan) for plan in result["plans"]),
         modes="\n".join(_mode_row(*mode) for mode in evaluated["modes"]["INT8"].items()),
     )
 
 
-def _plan_rows(planned: dict[str, Any]) -> list[str]:
-    """Return a row for all members, and one for each plan."""
-    full = planned["plan"]["judged"]
-    rows = [f"| full | {full['full_cpu_ms']:.1f} | | {full['full_top1']:.4f} | | |"]
-    for plan in planned["plans"]:
-        own, mark = plan["judged"], "**" if plan["is_chosen"] else ""
-        low, high = (100 * bound for bound in own["lost_interval"])
-        shares = ", ".join(f"{share:.0%}" for share in plan["answered_at_step"])
-        rows.append(
-            f"| {mark}{plan['name']}{mark} | {own['cpu_ms']:.1f} | {plan['times_cheaper']:.2f} "
-            f"| {own['top1']:.4f} | {100 * own['lost']:+.2f} ({low:+.2f} to {high:+.2f}) "
-            f"| {shares} |"
-        )
-    return rows
+def plans(model_set: ModelSet, images: Path, cpu_ms: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Compare the fast plan, and every subset of the members, with all of them."""
+    manifest = model_set.manifest
+    plan = manifest.usable_plan("INT8")
+    assert plan is not None, manifest.plan_problem("INT8")
+    rows, names = Rows(manifest, "INT8"), tuple(manifest.weights)
+    evaluate_set(model_set, read_dataset(images, model_set), ("INT8",), observe=rows.add)
+    cost = {name: cpu_ms[name]["INT8"] for name in names}
+    full = rows.of(names).argmax(axis=1) == rows.truth
+
+    def compared(name: str, own: Probabilities, ms: float, shares: list[float]) -> dict[str, Any]:
+        right = own.argmax(axis=1) == rows.truth
+        pair = Paired.of(full, right)
+        return {
+            "name": name,
+            "cpu_ms": ms,
+            "times_less": sum(cost.values()) / ms,
+            "top1": float(right.mean()),
+            "lost": pair.difference,
+            "lost_interval": pair.interval,
+            "p_value": pair.p_value,
+            "shares": shares,
+        }
+
+    fast, at = by_plan(plan, rows.members, rows.weights)
+    shares = [float((at == step).mean()) for step in range(len(plan.steps))]
+    fast_ms = sum(
+        float((at >= number).mean()) * sum(cost[name] for name in step.ask)
+        for number, step in enumerate(plan.steps)
+    )
+    subsets = [some for num in (3, 2, 1) for some in combinations(names, num)]
+    steps = [" and ".join(plan.steps[0].ask)]
+    for before, step in zip(plan.steps, plan.steps[1:], strict=False):
+        steps.append(f"{' and '.join(step.ask)} below {before.stop_at}")
+    return {
+        "steps": ", then ".join(steps),
+        "plans": [
+            compared("**fast**", fast, fast_ms, shares),
+            *(
+                compared(" + ".join(some), rows.of(some), sum(cost[n] for n in some), [])
+                for some in subsets
+            ),
+        ],
+    }
+
+
+def _plan_row(plan: dict[str, Any]) -> str:
+    low, high = (100 * bound for bound in plan["lost_interval"])
+    lost = f"{100 * plan['lost']:+.2f} ({low:+.2f} to {high:+.2f}) | {plan['p_value']:.2f}"
+    return (
+        f"| {plan['name']} | {plan['cpu_ms']:.1f} | {plan['times_less']:.2f} | {plan['top1']:.4f} "
+        f"| {lost} | {', '.join(f'{share:.0%}' for share in plan['shares'])} |"
+    )
 
 
 def _mode_row(name: str, mode: dict[str, Any]) -> str:
