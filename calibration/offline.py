@@ -5,9 +5,10 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol, Self
@@ -31,7 +32,7 @@ from models.manifest import Manifest
 from models.model_set import ModelSet, load_model_set, search_path
 from models.network import Pixels, RuntimeOptions
 from models.network import load as load_network
-from models.plan import PlanName, PlanRecord, Trust
+from models.plan import PlanName, PlanRecord, Trust, in_steps
 from models.record import Precision
 
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
@@ -175,29 +176,29 @@ class LocalEnsemble:
             yield from batch
 
     def _run(self, images: Pixels) -> list[ImageRows]:
-        """Ask the members about up to 8 decoded images, in the steps of the plan.
-
-        A later step is asked about the images that go on (:func:`models.plan.by_plan`).
-        """
+        """Ask the members about up to 8 decoded images, in the steps of the plan."""
         weights, trust = self.model_set.manifest.weights, self.model_set.trust
-        steps = [(s.ask, s.stop_at) for s in self._plan.steps] if self._plan else [(weights, None)]
-        left, done = list(range(len(images))), dict[int, ImageRows]()
-        rows: dict[str, Probabilities] = {}
-        for number, (ask, stop_at) in enumerate(steps):
-            if not left:
-                break
-            rows |= self._networks.ask(self._precision, ask, images[left])
-            own = trust.of(rows, number if self._plan else None)
-            mean = average(rows, weights, own.temperature)
-            stops = np.ones(len(left), np.bool_)
-            if stop_at is not None:
-                stops = mean.max(axis=1) >= np.float32(stop_at)
-            for place in np.flatnonzero(stops):
-                members = {name: of[place] for name, of in rows.items()}
-                done[left[place]] = ImageRows(mean[place], members, own)
-            rows = {name: of[~stops] for name, of in rows.items()}
-            left = [image for image, is_done in zip(left, stops, strict=True) if not is_done]
+        if not len(images):
+            return []
+        if self._plan is None:
+            rows = self._networks.ask(self._precision, weights, images)
+            mean = average(rows, weights, trust.whole.temperature)
+            parts = [(trust.whole, range(len(images)), mean, rows)]
+        else:
+            ask = partial(self._ask_some, images)
+            steps = in_steps(self._plan, len(images), ask, weights)
+            parts = [(trust.of(own, step), places, of, own) for step, places, of, own in steps]
+        done = {
+            int(image): ImageRows(mean[row], {n: r[row] for n, r in rows.items()}, own)
+            for own, places, mean, rows in parts
+            for row, image in enumerate(places)
+        }
         return [done[place] for place in range(len(images))]
+
+    def _ask_some(
+        self, images: Pixels, names: Iterable[str], places: np.ndarray
+    ) -> dict[str, Probabilities]:
+        return self._networks.ask(self._precision, names, images[places])
 
     def _answer(self, rows: ImageRows, top_k: int, threshold: float | None) -> Answer:
         rule, (mean, members, trust) = self._rule.asked(threshold), rows
