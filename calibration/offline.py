@@ -183,7 +183,7 @@ class LocalEnsemble:
         if self._plan is None:
             rows = self._networks.ask(self._precision, weights, images)
             mean = average(rows, weights, trust.whole.temperature)
-            parts = [(trust.whole, range(len(images)), mean, rows)]
+            parts = [(trust.whole, np.arange(len(images)), mean, rows)]
         else:
             ask = partial(self._ask_some, images)
             steps = in_steps(self._plan, len(images), ask, weights)
