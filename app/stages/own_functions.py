@@ -315,7 +315,7 @@ class Preprocess(Protocol):
             uint8 (V * N, H, W, 3) with the same H and W: V views of each image, 1 to 8, the same
                 number in every call. Row ``v * N + i`` is view v of image i, the order of
                 ``np.concatenate([images, mirrored])``. Each member runs on every view. The mean of
-                an image's V rows is the member's result, for the cascade and the combiner too.
+                an image's V rows is the member's result, for the fast plan and the combiner too.
 
         """
 
