@@ -52,9 +52,9 @@ ImageNet's 1,000 classes: EfficientNet-Lite 0, 1 and 2 (224, 240 and 260 px), IN
   {sure.num_images} photographs that neither fitted nor chose, {sure.share:.1%} are, and
   {sure.right:.1%} of these right. Some of the three, and each step of the plan, have their own
   bounds.
-- **The fast plan** asks {plan} where the answer before is not likely enough. On these
-  photographs it takes {times:.1f} times fewer CPU-ms, and loses {lost:.2f} points of top-1
-  ({low:+.2f} to {high:+.2f}).
+- **The fast plan** asks {plan} where the answer before is not likely
+  enough. On these photographs it takes {times:.1f} times fewer CPU-ms, and loses {lost:.2f} points
+  of top-1 ({low:+.2f} to {high:+.2f}).
 - **Labels** are WordNet's first word for each class; ids are WordNet's.
 - **Training data.** ImageNet (ILSVRC-2012), whose photographs have terms of their own: research.
 """
