@@ -5,12 +5,13 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from platformdirs import user_cache_path
@@ -27,10 +28,11 @@ from models.files import user_folder
 from models.golden import check
 from models.ledger import judge
 from models.machine import available_cpus
-from models.manifest import ENSEMBLE, Manifest
+from models.manifest import Manifest
 from models.model_set import ModelSet, load_model_set, search_path
-from models.network import RuntimeOptions
+from models.network import Pixels, RuntimeOptions
 from models.network import load as load_network
+from models.plan import PlanName, PlanRecord, Trust, in_steps
 from models.record import Precision
 
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
@@ -39,7 +41,14 @@ out = Console(soft_wrap=True, highlight=False, emoji=False)
 WARM_UP = 5  # images of :class:`OneImage`
 ReportProgress = Callable[[str], None]
 Map = Callable[..., Any]  # the built-in map, or a pool's
-NetworkRows = Mapping[str, Probabilities]  # (N, C) of each member and of the ensemble
+
+
+class ImageRows(NamedTuple):
+    """The rows (C,) of an image: the average, and each member that was asked."""
+
+    mean: Probabilities
+    members: dict[str, Probabilities]
+    trust: Trust
 
 
 @dataclass(frozen=True)
@@ -58,8 +67,9 @@ class ImageInMemory(ImageFile):
 class Answer:
     """The ensemble's answer for an image; every list has the likeliest class first.
 
-    ``sure`` is None if the set has no bound for sure answers. ``threshold`` is None unless the set
-    is multi-label.
+    ``sure`` is None if these members have no bound for sure answers; ``no_sure`` says why.
+    ``threshold`` is None unless the set is multi-label. ``asked`` and ``skipped_members`` are None
+    unless the plan is fast.
     """
 
     model_set: str
@@ -69,6 +79,10 @@ class Answer:
     agreement: bool
     sure: bool | None = None
     threshold: float | None = None
+    no_sure: str | None = None
+    plan: PlanName = "full"
+    asked: list[str] | None = None
+    skipped_members: list[str] | None = None
 
     @property
     def label(self) -> str | None:
@@ -88,10 +102,13 @@ class Answer:
 class LocalEnsemble:
     """Classifies images with a set's networks on ``num_threads`` cores; None: on all cores.
 
+    ``plan`` is full, which asks every member, or fast: the set's own fast plan.
+
     Raises:
         GoldenMismatchError: a network's answers on this CPU differ from those when the set was
             made.
-        ModelSetError: a network cannot be loaded, or INT8 lost more accuracy than the set allows.
+        ModelSetError: a network cannot be loaded, INT8 lost more accuracy than the set allows, or
+            the set has no fast plan for these networks.
 
     """
 
@@ -100,7 +117,9 @@ class LocalEnsemble:
         model_set: ModelSet,
         precision: Precision = "INT8",
         num_threads: int | None = None,
+        plan: PlanName = "full",
     ) -> None:
+        self._plan = _plan_of(model_set, precision, plan)
         verdict = judge(model_set.manifest, precision, model_set.argument)
         if verdict.status == "dropped":
             raise ModelSetError(f"{verdict.message}. Only tandem serve has --allow-unverified")
@@ -108,7 +127,7 @@ class LocalEnsemble:
         self.model_version = model_set.fingerprint(precision)
         self._rule = model_set.answer_rule
         cache = user_folder(user_cache_path, "openvino")
-        self._networks = Networks(model_set, [precision], cache, num_threads)
+        self._networks = Networks(model_set, [precision], cache, num_threads, self._plan)
         if (golden := model_set.golden) is not None:
             for name, network in self._networks.compiled[precision].items():
                 check(
@@ -126,8 +145,8 @@ class LocalEnsemble:
 
         """
         data = image if isinstance(image, bytes) else Path(image).read_bytes()
-        rows = self._networks.run(self._networks.read(data)[None])[self._precision]
-        return self._answer(rows, 0, top_k, threshold)
+        (rows,) = self._run(self._networks.read(data)[None])
+        return self._answer(rows, top_k, threshold)
 
     def classify_many(
         self,
@@ -141,13 +160,12 @@ class LocalEnsemble:
         """
 
         def answered(batch: Sequence[ImageFile]) -> list[Answer | ImageError | OSError]:
-            done = self._networks.answer(batch)
-            rows = done.probabilities.get(self._precision, {})
+            done, pixels = self._networks.opened(batch)
             outcomes: dict[int, Answer | ImageError | OSError] = {
                 id(image): error for image, error in done.unreadable
             }
-            for place, image in enumerate(done.images):
-                outcomes[id(image)] = self._answer(rows, place, top_k, threshold)
+            for image, rows in zip(done.images, self._run(pixels), strict=True):
+                outcomes[id(image)] = self._answer(rows, top_k, threshold)
             return [outcomes[id(image)] for image in batch]
 
         images = [
@@ -157,29 +175,69 @@ class LocalEnsemble:
         for batch in through_threads(answered, batches(images), self._networks.num_threads):
             yield from batch
 
-    def _answer(self, rows: NetworkRows, place: int, top_k: int, threshold: float | None) -> Answer:
-        rule = self._rule.asked(threshold)
-        members = {name: own[place] for name, own in rows.items() if name != ENSEMBLE}
-        mean = rows[ENSEMBLE][place]
-        return Answer(
+    def _run(self, images: Pixels) -> list[ImageRows]:
+        """Ask the members about up to 8 decoded images, in the steps of the plan."""
+        weights, trust = self.model_set.manifest.weights, self.model_set.trust
+        if not len(images):
+            return []
+        if self._plan is None:
+            rows = self._networks.ask(self._precision, weights, images)
+            mean = average(rows, weights, trust.whole.temperature)
+            parts = [(trust.whole, np.arange(len(images)), mean, rows)]
+        else:
+            ask = partial(self._ask_some, images)
+            steps = in_steps(self._plan, len(images), ask, weights)
+            parts = [(trust.of(own, step), places, of, own) for step, places, of, own in steps]
+        done = {
+            int(image): ImageRows(mean[row], {n: r[row] for n, r in rows.items()}, own)
+            for own, places, mean, rows in parts
+            for row, image in enumerate(places)
+        }
+        return [done[place] for place in range(len(images))]
+
+    def _ask_some(
+        self, images: Pixels, names: Iterable[str], places: np.ndarray
+    ) -> dict[str, Probabilities]:
+        return self._networks.ask(self._precision, names, images[places])
+
+    def _answer(self, rows: ImageRows, top_k: int, threshold: float | None) -> Answer:
+        rule, (mean, members, trust) = self._rule.asked(threshold), rows
+        answer = Answer(
             self.model_set.name,
             self.model_version,
             rule.predictions(mean, top_k),
             {name: rule.predictions(row, top_k) for name, row in members.items()},
             rule.agree(members.values()),
-            reaches(mean, self.model_set.trust.whole.sure_from),
+            reaches(mean, trust.sure_from),
             rule.threshold,
+            trust.no_bound,
         )
+        if self._plan is None:
+            return answer
+        skipped = [name for name in self.model_set.manifest.weights if name not in members]
+        return replace(answer, plan="fast", asked=list(members), skipped_members=skipped or None)
 
 
-def load(name: str = "imagenette", precision: Precision = "INT8") -> LocalEnsemble:
-    """Load a model set's ensemble by name or folder.
+def _plan_of(model_set: ModelSet, precision: Precision, plan: str) -> PlanRecord | None:
+    if plan not in ("full", "fast"):
+        raise ModelSetError(f"plan is {plan!r}; give full or fast")
+    if plan == "full":
+        return None
+    if problem := model_set.manifest.plan_problem(precision, model_set.argument):
+        raise ModelSetError(f"plan is fast, and {problem}")
+    return model_set.manifest.fast_plan
+
+
+def load(
+    name: str = "imagenette", precision: Precision = "INT8", plan: PlanName = "full"
+) -> LocalEnsemble:
+    """Load a model set's ensemble by name or folder, which answers by a plan: full or fast.
 
     Raises:
         ModelSetError: there is no such set, or it may not answer here; see the class.
 
     """
-    return LocalEnsemble(load_model_set(name), precision)
+    return LocalEnsemble(load_model_set(name), precision, plan=plan)
 
 
 class Rows(Protocol):
@@ -205,14 +263,16 @@ class LocalRows:
     Args:
         name: of a model set, or its folder.
         num_threads: the number of cores; None: all.
+        plan: by which it answers.
 
     Raises:
         ModelSetError: there is no such set, or it may not answer here.
 
     """
 
-    def __init__(self, name: str, num_threads: int | None = None) -> None:
-        self._ensemble = LocalEnsemble(load_model_set(name), num_threads=num_threads)
+    def __init__(self, name: str, num_threads: int | None = None, plan: PlanName = "full") -> None:
+        model_set = load_model_set(name)
+        self._ensemble = LocalEnsemble(model_set, num_threads=num_threads, plan=plan)
         self.manifest = self._ensemble.model_set.manifest
         self.model_version = self._ensemble.model_version
 

@@ -61,19 +61,6 @@ def average(
     return tempered(mean, temperature)
 
 
-def margins(rows: Probabilities) -> Probabilities:
-    """Return the difference of each row's two best probabilities: (N, C), C >= 2, to (N,), 0..1."""
-    best = np.partition(rows, -2, axis=1)[:, -2:]  # (N, 2) ascending
-    apart: Probabilities = best[:, 1] - best[:, 0]
-    return apart
-
-
-def is_sure(rows: Probabilities, margin: float) -> Flags:
-    """Return for each row of (N, C) whether its margin is at least ``margin``; False for NaN."""
-    sure: Flags = margins(rows) >= np.float32(margin)
-    return sure
-
-
 def reaches(row: Probabilities, bound: float | None) -> bool | None:
     """Whether the first class of a row (C,) reaches a bound; False if NaN, None without one."""
     return None if bound is None else bool(row.max() >= np.float32(bound))

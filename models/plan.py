@@ -10,10 +10,10 @@ members, some of them, and each step of a plan.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -155,26 +155,55 @@ class PlanRecord(Record):
         return shares
 
 
+class StepAnswers(NamedTuple):
+    """The images that a step of a plan answers."""
+
+    step: int  # from 0
+    images: Steps  # their places among all, (K,)
+    rows: Probabilities  # (K, C), the average of the members that were asked
+    members: dict[str, Probabilities]  # (K, C) each
+
+
+def in_steps(
+    plan: PlanRecord,
+    number_of_images: int,
+    ask: Callable[[Names, Steps], Mapping[str, Probabilities]],
+    weights: Mapping[str, float],
+) -> Iterator[StepAnswers]:
+    """Yield the answers of each step, whose members are asked about the images that go on.
+
+    ``ask`` returns the rows (K, C) of some members for the images at K places. ``weights`` are the
+    manifest's. The graph decides alike (:class:`app.graph.members.FastMembers`).
+    """
+    left, rows = np.arange(number_of_images), dict[str, Probabilities]()
+    for number, step in enumerate(plan.steps):
+        if not len(left):
+            return
+        rows |= ask(step.ask, left)
+        mean = average(rows, weights, step.temperature)
+        stops = np.ones(len(left), np.bool_)
+        if step.stop_at is not None:
+            stops = mean.max(axis=1) >= np.float32(step.stop_at)
+        own = {name: of[stops] for name, of in rows.items()}
+        yield StepAnswers(number, left[stops], mean[stops], own)
+        left, rows = left[~stops], {name: of[~stops] for name, of in rows.items()}
+
+
 def by_plan(
     plan: PlanRecord, members: Mapping[str, Probabilities], weights: Mapping[str, float]
 ) -> tuple[Probabilities, Steps]:
     """Return the rows (N, C) that a plan answers, and which step answers each image, (N,).
 
-    ``members`` has rows (N, C) of each member, ``weights`` are the manifest's. The graph decides
-    alike (:class:`app.graph.members.FastMembers`), but asks only the members that it needs.
+    ``members`` has rows (N, C) of each member, ``weights`` are the manifest's.
     """
-    number_of_images = len(next(iter(members.values())))
-    at, left = np.zeros(number_of_images, np.int64), np.ones(number_of_images, np.bool_)
-    answers: Probabilities | None = None
-    asked: tuple[str, ...] = ()
-    for number, step in enumerate(plan.steps):
-        asked += step.ask
-        rows = average({name: members[name] for name in asked}, weights, step.temperature)
-        answers = rows.copy() if answers is None else answers
-        answers[left], at[left] = rows[left], number
-        if step.stop_at is not None:
-            left = left & ~(rows.max(axis=1) >= np.float32(step.stop_at))
-    assert answers is not None
+    answers = np.empty_like(next(iter(members.values())))
+    at = np.zeros(len(answers), np.int64)
+
+    def ask(names: Names, places: Steps) -> dict[str, Probabilities]:
+        return {name: members[name][places] for name in names}
+
+    for step, images, rows, _ in in_steps(plan, len(answers), ask, weights):
+        answers[images], at[images] = rows, step
     return answers, at
 
 

@@ -19,6 +19,7 @@ from app.bench.load import find_files
 from app.cli.options import Caller, service_url
 from app.errors import ConfigError
 from app.graph.request import checked_threshold, checked_top_k
+from models.plan import PlanName
 from tandem_client import Client, RetryPolicy, TandemError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -33,11 +34,12 @@ ClassifiedFile = dict[str, Any]  # {"file": str, **answer} or {"file": str, "err
 
 
 class Wanted(NamedTuple):
-    """How many classes an answer lists, and from which score on."""
+    """How many classes an answer lists, from which score on, of which set, by which plan."""
 
     top_k: int
     threshold: float | None
     model_set: str | None
+    plan: PlanName | None
 
 
 def classify(
@@ -66,6 +68,13 @@ def classify(
             "or its folder  (default: imagenette)"
         ),
     ] = None,
+    plan: Annotated[
+        PlanName | None,
+        typer.Option(
+            help="full asks every member, fast as few as the set's fast plan needs  (default: the "
+            "service's setting; with --offline full)"
+        ),
+    ] = None,
     out_file: Annotated[
         str | None,
         typer.Option(
@@ -78,7 +87,7 @@ def classify(
     caller: Caller,
 ) -> None:
     """Send images to a running service and print their labels; exit code 1 if any failed."""
-    wanted = Wanted(top_k, threshold, model_set)
+    wanted = Wanted(top_k, threshold, model_set, plan)
     if offline:
         num_failed, num_files = _offline(paths, out_file, address, wanted, as_json)
     elif option := next(filter(None, (out_file and "--out", address and "--address")), None):
@@ -96,19 +105,20 @@ def classify(
 
 @contextmanager
 def _source(
-    model_set: str, address: str | None, paths: list[str]
+    wanted: Wanted, address: str | None, paths: list[str]
 ) -> Iterator[tuple[Any, list[str]]]:
     """Give what classifies, this process or a cluster, and the names of the files."""
+    model_set, plan = wanted.model_set or OFFLINE_SET, wanted.plan or "full"
     if address is None:
         files = list(map(str, find_files(paths)))
         (entry,) = entry_points(group=OFFLINE, name="rows")  # app never imports calibration
-        yield entry.load()(model_set), files
+        yield entry.load()(model_set, plan=plan), files
     else:
         from app.cli.cluster_rows import ClusterRows
         from app.launch.ray_cluster import joined_ray
 
         with joined_ray(address, may_be_client=True):
-            cluster = ClusterRows(model_set)
+            cluster = ClusterRows(model_set, plan)
             yield cluster, cluster.find(paths)
 
 
@@ -118,7 +128,7 @@ def _offline(
     """Classify without a service; return how many files failed, and how many there are."""
     (entry,) = entry_points(group=OFFLINE, name="run")
     with (
-        _source(wanted.model_set or OFFLINE_SET, address, paths) as (source, files),
+        _source(wanted, address, paths) as (source, files),
         entry.load()(source, out_file) as run,
     ):
         checked_top_k(wanted.top_k, source.manifest.num_classes)

@@ -16,6 +16,7 @@ from models.image_files import first_not_utf8, images_at, is_store, read_image
 from models.machine import check_installed
 from models.manifest import Manifest
 from models.model_set import load_model_set
+from models.plan import PlanName
 
 if TYPE_CHECKING:
     import pyarrow
@@ -35,7 +36,7 @@ class ClusterRows:
 
     """
 
-    def __init__(self, model_set: str) -> None:
+    def __init__(self, model_set: str, plan: PlanName = "full") -> None:
         """Load the set on every node with CPUs, and check that all have the same version."""
         import ray
 
@@ -44,7 +45,8 @@ class ClusterRows:
         if not self._nodes:
             raise ConfigError("the Ray cluster has no node with a CPU; start one: ray start")
         cpus = [int(node["Resources"]["CPU"]) for node in self._nodes]
-        self._name, self._cores = model_set, min(CORES, *cpus)  # as many as fit every node
+        self._cores = min(CORES, *cpus)  # as many as fit every node
+        self._set = model_set, self._cores, plan
         self._pool = sum(count // self._cores for count in cpus)
         pending = [_on_node(node, _inspected, model_set) for node in self._nodes]
         held = [_answer(node, answer) for node, answer in zip(self._nodes, pending, strict=True)]
@@ -74,7 +76,7 @@ class ClusterRows:
 
         if not files:
             return
-        asked = (self._name, self._cores, top_k, threshold)
+        asked = (*self._set, top_k, threshold)
         try:
             runs = _only_on(self._nodes[0], Driver).remote(files, asked, self._pool)
             pending = runs.next.remote()
@@ -116,9 +118,11 @@ class Driver:
 class NodeClassifier:
     """Loads the networks once in a process, for some of its node's cores."""
 
-    def __init__(self, model_set: str, cores: int, top_k: int, threshold: float | None) -> None:
+    def __init__(
+        self, model_set: str, cores: int, plan: PlanName, top_k: int, threshold: float | None
+    ) -> None:
         (entry,) = entry_points(group="tandem.offline", name="rows")
-        self._source, self._asked = entry.load()(model_set, cores), (top_k, threshold)
+        self._source, self._asked = entry.load()(model_set, cores, plan), (top_k, threshold)
 
     def __call__(self, batch: "pyarrow.Table") -> "pyarrow.Table":
         """Take the columns file, content and error; return row, as JSON."""

@@ -29,15 +29,21 @@ def main() -> None:
     run()
 
 
-def load(name: str = "imagenette", precision: Literal["INT8", "FP16"] = "INT8") -> Any:
+def load(
+    name: str = "imagenette",
+    precision: Literal["INT8", "FP16"] = "INT8",
+    plan: Literal["full", "fast"] = "full",
+) -> Any:
     """Load a model set's ensemble into this process: ``load().classify("photo.jpg").label``.
 
-    ``name`` is a set's name or its folder. Returns a ``LocalEnsemble``
-    (``calibration/offline.py``). Modules of the program precede those of the wheel.
+    ``name`` is a set's name or its folder; ``plan`` fast asks fewer members, by the set's fast
+    plan. Returns a ``LocalEnsemble`` (``calibration/offline.py``). Modules of the program precede
+    those of the wheel.
 
     Raises:
         ImportError: the program has its own module ``models`` or ``calibration``.
-        models.errors.ModelSetError: no set has that name, or it fails its checks.
+        models.errors.ModelSetError: no set has that name, it fails its checks, or it has no fast
+            plan.
 
     """
     if (FOLDER / "app").is_dir():
@@ -46,7 +52,7 @@ def load(name: str = "imagenette", precision: Literal["INT8", "FP16"] = "INT8") 
         for package in ("models", "calibration"):
             _check_own(package)
     (entry,) = entry_points(group="tandem.offline", name="load")  # app never imports calibration
-    return entry.load()(name, precision)
+    return entry.load()(name, precision, plan)
 
 
 def _check_own(package: str) -> None:

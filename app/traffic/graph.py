@@ -306,6 +306,7 @@ class ShadowLane:
             is_probe=True,  # neither the cache nor other Gateways answer it
             tensors=TensorRequest(),
             threshold=request.threshold,
+            plan=request.plan,  # versions are compared by the same plan
         )
         num_images, num_bytes = len(copy.files), sum(map(len, copy.files))
         self._num_images += num_images

@@ -44,7 +44,7 @@ class LadderOptions:
     classes: Annotated[int | None, typer.Option(help="of --random-weights  (default: 1000)")] = None
     images: Annotated[
         Path | None,
-        typer.Option(help="ImageFolder or CSV of file,label: for top-1 and the cascade"),
+        typer.Option(help="ImageFolder or CSV of file,label: for top-1 and the fast plan"),
     ] = None
     max_images: Annotated[int, typer.Option(min=0, help="a random sample this large; 0: all")] = 200
     seconds: Annotated[float, typer.Option(help="s of measuring, each rung; there are some 19")] = (
@@ -53,9 +53,7 @@ class LadderOptions:
     rungs: Annotated[str | None, typer.Option(help="only these, with commas  (default: all)")] = (
         None
     )
-    cascade_margin: Annotated[
-        float, typer.Option(min=0.001, max=1, help="of the cascade's rung")
-    ] = 0.5
+    cascade_margin: Annotated[float | None, typer.Option(hidden=True)] = None  # what fast was
     work: Annotated[
         Path | None,
         typer.Option(help="folder for results on the way  (default: in the user's cache)"),
@@ -78,6 +76,11 @@ def ladder(asked: LadderOptions) -> None:
     """
     if not (math.isfinite(asked.seconds) and 0 < asked.seconds <= 600):
         raise LadderError(f"--seconds is {asked.seconds}; it must be above 0 and at most 600")
+    if asked.cascade_margin is not None:
+        raise LadderError(
+            "--cascade-margin is an option no more: the rung fast runs the set's own fast plan, "
+            "which tandem evaluate SET --images DIR --plan makes"
+        )
     _check_files(asked)
     job = plan(asked, needed_folder(user_cache_path, "ladder"))
     started = time.monotonic()
@@ -127,7 +130,7 @@ def plan(asked: LadderOptions, cache: Path) -> LadderJob:
         ModelSetError: there is no set or member of that name.
 
     """
-    every = {rung.name: rung for rung in every_rung(available_cpus(), asked.cascade_margin)}
+    every = {rung.name: rung for rung in every_rung(available_cpus())}
     only = asked.rungs.split(",") if asked.rungs else every
     for name in only:
         if name not in every:
@@ -139,7 +142,6 @@ def plan(asked: LadderOptions, cache: Path) -> LadderJob:
         images=asked.images,
         max_images=asked.max_images,
         seconds=asked.seconds,
-        cascade_margin=asked.cascade_margin,
     )
 
 
@@ -209,10 +211,10 @@ def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
         return f"{called} has no float network"
     if rung.name == "int8" and not own.keys() & {"FP16", "INT8"}:
         return f"{called} has no OpenVINO network"
-    if rung.name == "cascade" and manifest.is_multi_label:
-        return f"{model_set.name} is multi-label: it has no margin for a cascade"
     if is_ensemble and len(manifest.members) < 2:
         return f"{model_set.name} has one member"
     if (is_ensemble or rung.name == SERVICE) and lacking:
         return f"no INT8 of {', '.join(lacking)}: tandem quantize {model_set.argument} makes it"
+    if rung.name == "fast":
+        return manifest.plan_problem("INT8", model_set.argument) or ""
     return ""

@@ -22,6 +22,7 @@ from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet
 from models.network import LoadedNetwork, Pixels, RuntimeOptions, load
+from models.plan import PlanRecord
 from models.record import Precision
 
 BATCH = 8
@@ -50,7 +51,8 @@ Observer = Callable[[AnsweredBatch[File]], None]
 class Networks:
     """Every member of a set in some precisions, compiled for ``num_threads``; None: all cores.
 
-    ``cache_dir`` keeps compiled networks; None: they are compiled each time.
+    ``cache_dir`` keeps compiled networks; None: they are compiled each time. With a ``plan`` only
+    its members are compiled, also for batches of which few images are left.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Networks:
         precisions: Sequence[Precision],
         cache_dir: Path | None = None,
         num_threads: int | None = None,
+        plan: PlanRecord | None = None,
     ) -> None:
         self.manifest: Manifest = model_set.manifest
         self.num_threads = num_threads or available_cpus()
@@ -66,11 +69,13 @@ class Networks:
         self._weights = self.manifest.weights
         self._temperatures = self.manifest.temperatures
         self._cache_dir = cache_dir
+        self._batch_sizes = (1, 2, 4, BATCH) if plan else (BATCH,)
         wanted = [
             (precision, member.name)
             for precision in precisions
             for member in self.manifest.members
             if member.precision_of(precision) in member.networks
+            and (plan is None or member.name in plan.members)
         ]
         self.compiled: dict[Precision, dict[str, LoadedNetwork]] = {p: {} for p in precisions}
         # Compiling, or reading from the cache, mainly uses one thread.
@@ -83,7 +88,7 @@ class Networks:
         options = RuntimeOptions(
             num_threads=self.num_threads,
             num_streams=self.num_threads,
-            batch_sizes=(BATCH,),
+            batch_sizes=self._batch_sizes,
             # The reference is f32 in every set; INT8 is measured as it is served.
             float_type="f32" if precision == "FP16" else self.manifest.float_type,
             cache_dir=self._cache_dir,
@@ -113,6 +118,13 @@ class Networks:
 
     def answer(self, batch: Sequence[File]) -> AnsweredBatch[File]:
         """Read up to 8 images and run every network; return unreadable files instead of raising."""
+        done, pixels = self.opened(batch)
+        if len(pixels):
+            done.probabilities = self.run(pixels)
+        return done
+
+    def opened(self, batch: Sequence[File]) -> tuple[AnsweredBatch[File], Pixels]:
+        """Read images; return them without answers, and the pixels of the readable ones."""
         done = AnsweredBatch[File]([], [], {}, [])
         pixels: list[Pixels] = []
         for image in batch:
@@ -124,9 +136,7 @@ class Networks:
                 continue
             done.images.append(image)
             done.data.append(data)
-        if pixels:
-            done.probabilities = self.run(np.stack(pixels))
-        return done
+        return done, np.stack(pixels) if pixels else np.zeros(0, np.uint8)
 
     def read(self, data: bytes) -> Pixels:
         """Decode a file for all members; raise :class:`ImageError` if it is damaged or no image."""
@@ -136,18 +146,23 @@ class Networks:
         """Return the answers of every network, and of the ensemble, to up to 8 decoded images."""
         by_precision: NetworkProbabilities = {}
         for precision, members in self.compiled.items():
-            rows = {
-                name: tempered(
-                    network.predict(self._inputs.of(name, images)), self._temperatures[name]
-                )
-                for name, network in members.items()
-            }
-            for name, probabilities in rows.items():
-                _check_finite(name, precision, probabilities)
+            rows = self.ask(precision, members, images)
             if len(rows) == len(self._weights):  # an ensemble needs all members
                 rows[ENSEMBLE] = average(rows, self._weights, self._temperatures[ENSEMBLE])
             by_precision[precision] = rows
         return by_precision
+
+    def ask(
+        self, precision: Precision, names: Iterable[str], images: Pixels
+    ) -> dict[str, Probabilities]:
+        """Return the answers of some members to up to 8 decoded images."""
+        rows = {}
+        for name in names:
+            network = self.compiled[precision][name]
+            own = network.predict(self._inputs.of(name, images))
+            rows[name] = tempered(own, self._temperatures[name])
+            _check_finite(name, precision, rows[name])
+        return rows
 
     def float_types(self) -> dict[Precision, str]:
         """Return the type in which layers that are not INT8 compute, by precision."""

@@ -4,7 +4,7 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from calibration.ladder.rungs import (
     Say,
     SkippedError,
 )
-from models.ensemble import Probabilities, average, is_sure, tempered
+from models.ensemble import Probabilities, average, tempered
 from models.errors import TandemError
 from models.image import ImageInputs
 from models.machine import MissingExtraError, needs_extra
@@ -32,6 +32,7 @@ from models.manifest import read_manifest
 from models.model_set import ModelSet
 from models.network import load
 from models.openvino_network import Pixels, RuntimeOptions, compile_with, read_network
+from models.plan import in_steps
 
 WARM_UP, TRIAL = 0.2, 0.15  # of a run's time; the trial of each of several choices
 TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -172,46 +173,53 @@ def check_possible(options: RungOptions) -> None:
 def ensemble_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
     """Compile all members in INT8 as for serving: fixed batch sizes, a stream per core.
 
-    With a cascade the first member answers alone if its margin is at least ``cascade_margin``. How
-    often it does depends on the images, so it is only measured with labelled ones.
+    How often the fast plan asks a member depends on the images, so it needs labelled ones.
     """
-    margin, batch = options.cascade_margin, options.batch
-    if margin is not None and not job.has_images:
-        raise SkippedError("how many images a cascade answers alone depends on them: --images")
+    batch, is_fast = options.batch, options.plan == "fast"
+    if is_fast and not job.has_images:
+        raise SkippedError("which members the fast plan asks depends on the images: --images")
     model_set = ModelSet(job.network.model_set, read_manifest(job.network.model_set))
     manifest, num_callers = model_set.manifest, options.streams or job.cores
-    sizes = {batch} if margin is None else {*(2**n for n in range(batch.bit_length())), batch}
+    plan = manifest.fast_plan if is_fast else None
+    sizes = {batch} if plan is None else {*(2**n for n in range(batch.bit_length())), batch}
     compiled = RuntimeOptions(
         num_threads=job.cores,
         num_streams=num_callers,
         batch_sizes=tuple(sorted(sizes)),
         float_type=manifest.float_type,
     )
-    paths = {name: model_set.network_path(name, "INT8") for name in manifest.weights}
+    members = manifest.weights if plan is None else plan.members
+    paths = {name: model_set.network_path(name, "INT8") for name in members}
     networks = {name: load(path, compiled) for name, path in paths.items()}
-    (first, *others), skipped = networks, list[float]()  # the share of each batch
+    at_first = list[float]()  # the share of each batch that the first step answers
 
-    def rows_of(name: str, images: Pixels) -> Probabilities:
-        rows = networks[name].predict(manifest.inputs.of(name, images))
-        return tempered(rows, manifest.temperatures[name])
+    def rows_of(names: Iterable[str], images: Pixels) -> dict[str, Probabilities]:
+        return {
+            name: tempered(
+                networks[name].predict(manifest.inputs.of(name, images)),
+                manifest.temperatures[name],
+            )
+            for name in names
+        }
 
     def predict(images: Pixels) -> Probabilities:
-        answer = rows_of(first, images)
-        unsure = np.arange(len(images))
-        if margin is not None:
-            unsure = np.flatnonzero(~is_sure(answer, margin))
-            skipped.append(1 - len(unsure) / len(images))
-        if len(unsure):
-            rows = {name: rows_of(name, images[unsure]) for name in others}
-            rows = {first: answer[unsure]} | rows
-            answer[unsure] = average(rows, manifest.weights, manifest.temperature)
+        if plan is None:
+            return average(rows_of(networks, images), manifest.weights, manifest.temperature)
+        answer = np.empty((len(images), manifest.num_classes), np.float32)
+        steps = in_steps(
+            plan, len(images), lambda names, at: rows_of(names, images[at]), manifest.weights
+        )
+        for step, places, rows, _ in steps:
+            answer[places] = rows
+            if step == 0:
+                at_first.append(len(places) / len(images))
         return answer
 
     def note() -> str:
-        if margin is None:
+        if plan is None:
             return f"{len(networks)} members for every image"
-        share = np.mean(skipped)
-        return f"the first member alone answered {share:.0%} (cascade_margin {margin:g})"
+        first = " and ".join(plan.steps[0].ask)
+        return f"{first} alone answered {np.mean(at_first):.0%} (plan fast)"
 
     batches = _batches(job, manifest.inputs, batch)
 

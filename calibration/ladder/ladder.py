@@ -36,6 +36,7 @@ from calibration.ladder.rungs import (
 )
 from models.child_process import Child, ChildDiedError, last_words, run_apart
 from models.errors import TandemError
+from models.plan import PlanName
 
 TANDEM = str(Path(sys.executable).with_name("tandem"))
 OVERHEAD_S = 15.0  # of a rung in addition to measuring, before a rung was seen
@@ -66,7 +67,7 @@ def run_engine(job: LadderJob, name: str, task: str, choices: Choices, say: Say)
         return 3 * job.seconds + END_LIMIT_S
 
     if task == SERVICE:
-        return run_service_rung(job, choices[0].cascade_margin)
+        return run_service_rung(job, choices[0].plan)
     log, arguments = Store(job.work).log(name), (run_in_child, job, task, choices)
     try:
         with log.open("wb") as printed:
@@ -167,9 +168,9 @@ class Ladder:
         return self._run(self._job, rung.name, rung.engine, choices, say)
 
     def _base(self, rung: Rung) -> RungOptions:
-        """Return the options of the fastest earlier rung of the engine; the service's cascade."""
+        """Return the options of the fastest earlier rung of the engine; the service's plan."""
         if rung.engine == SERVICE:
-            return self._results.get("cascade", RungResult(outcome="skipped")).chosen
+            return self._results.get("fast", RungResult(outcome="skipped")).chosen
         engines = {earlier.name: earlier.engine for earlier in self._job.rungs}
         of_engine = [r for name, r in self._results.items() if engines[name] == rung.engine]
         measured = [(r.figures.images_per_s, r.chosen) for r in of_engine if r.figures is not None]
@@ -190,19 +191,16 @@ class Ladder:
         )
 
 
-def run_service_rung(job: LadderJob, cascade_margin: float | None) -> RungResult:
+def run_service_rung(job: LadderJob, plan: PlanName) -> RungResult:
     """Start ``tandem serve`` with the ladder's set, load it with ``tandem bench``, and stop it.
 
     The configuration is the default of ``tandem serve`` without the cache, on a free port of
-    loopback, with ``cascade_margin`` if it is not None.
+    loopback, by ``plan``.
     """
     port, log = free_port(), Store(job.work).log(SERVICE)
     line = [TANDEM, "serve", "--model-set", str(job.network.model_set), "--allow-unverified"]
     line += ["--host", "127.0.0.1", "--port", str(port)]
-    environment, margin = os.environ | {"TANDEM_CACHE": "none"}, "no cascade"
-    if cascade_margin is not None:
-        environment["TANDEM_CASCADE_MARGIN"] = str(cascade_margin)
-        margin = f"cascade_margin {cascade_margin:g}"
+    environment = os.environ | {"TANDEM_CACHE": "none", "TANDEM_PLAN": plan}
     started, url = time.monotonic(), f"http://127.0.0.1:{port}"
     try:
         with log.open("wb") as printed, Child(line, printed, environment=environment) as process:
@@ -220,10 +218,10 @@ def run_service_rung(job: LadderJob, cascade_margin: float | None) -> RungResult
     clients = CLIENTS_PER_CORE * job.cores
     return RungResult(
         outcome="measured",
-        chosen=RungOptions(callers=clients, precision="INT8", cascade_margin=cascade_margin),
+        chosen=RungOptions(callers=clients, precision="INT8", plan=plan),
         figures=figures,
         prepared_s=round(prepared_s, 1),
-        notes=(f"{clients} clients, JPEGs; decoding and HTTP are in it; {margin}",),
+        notes=(f"{clients} clients, JPEGs; decoding and HTTP are in it; plan {plan}",),
     )
 
 

@@ -16,6 +16,7 @@ from models.errors import TandemError
 from models.files import write_result
 from models.image_files import first_not_utf8
 from models.machine import available_cpus
+from models.plan import PlanName
 from models.record import Record
 
 Engine = Literal["torch", "onnxruntime", "openvino", "ensemble", "service"]
@@ -57,8 +58,7 @@ class RungOptions(Record):
     precision: Literal["FP16", "INT8"] = "FP16"  # of the file; FP16: the float network
     # Both: the type in which layers that are not INT8 compute.
     float_type: Literal["f32", "bf16", "f16"] = "f32"
-    # The ensemble's: other members are skipped if the first one's margin is at least this.
-    cascade_margin: float | None = None
+    plan: PlanName = "full"  # the ensemble's
 
 
 class RungNetwork(Record):
@@ -124,7 +124,7 @@ class Rung:
         return tuple(dict.fromkeys(changed))
 
 
-def rungs(cores: int, cascade_margin: float) -> tuple[Rung, ...]:
+def rungs(cores: int) -> tuple[Rung, ...]:
     """Return every rung of a ladder on ``cores`` cores, in its order."""
     counts = sorted({1, max(1, cores // 2), cores})
     threads = [{"threads": n, "callers": cores // n} for n in counts]
@@ -138,7 +138,6 @@ def rungs(cores: int, cascade_margin: float) -> tuple[Rung, ...]:
     quantised = [int8, int8 | {"float_type": "f32"}, *(int8 | size for size in sizes)]
     quantised += [served | size for size in sizes]
     whole = int8 | {"batch": 8}
-    cascade = whole | {"cascade_margin": cascade_margin}
     return (
         Rung("eager", "PyTorch, eager, one by one", "torch"),
         Rung("inference_mode", "inference mode", "torch", [{"is_inference_mode": True}]),
@@ -157,7 +156,7 @@ def rungs(cores: int, cascade_margin: float) -> tuple[Rung, ...]:
         Rung("low_precision", "bfloat16 or float16", "openvino", low_precision),
         Rung("int8", "INT8 by NNCF", "openvino", quantised, "quantize"),
         Rung("ensemble", "all members, INT8", "ensemble", [whole]),
-        Rung("cascade", "with the cascade", "ensemble", [cascade]),
+        Rung("fast", "by the set's fast plan", "ensemble", [whole | {"plan": "fast"}]),
         Rung(SERVICE, "the service, over HTTP", SERVICE),
     )
 
@@ -173,7 +172,6 @@ class LadderJob:
     images: Path | None = None  # labelled ones
     max_images: int = 200
     seconds: float = 10.0
-    cascade_margin: float = 0.5
     fingerprint: str = ""  # of the networks' files; empty for random weights
     cores: int = field(default_factory=available_cpus)
 
@@ -191,7 +189,7 @@ class LadderJob:
     @property
     def facts(self) -> dict[str, Any]:
         """Return the facts that results depend on; results with other facts are not continued."""
-        plain = ("max_images", "seconds", "cascade_margin", "fingerprint", "cores")
+        plain = ("max_images", "seconds", "fingerprint", "cores")
         images = None if self.images is None else str(self.images.absolute())
         facts = {"network": self.network.model_dump(mode="json"), "images": images}
         return facts | {name: getattr(self, name) for name in plain}

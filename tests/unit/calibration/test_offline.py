@@ -14,7 +14,9 @@ from models.errors import ImageError, ModelSetError, NotAnImageError
 from models.golden import GoldenMismatchError
 from models.manifest import read_manifest
 from models.model_set import load_model_set
+from models.plan import NO_BOUND
 from tests.support.command_line import classify_offline, tandem
+from tests.support.plans import planned
 from tests.support.scored_sets import scored_picture, write_scored_set
 from tests.support.tiny_networks import (
     take_golden,
@@ -82,6 +84,65 @@ def test_many_files_are_answered_in_order_as_each_alone(ensemble, files, tmp_pat
         assert answer.label == alone.label == file.parent.name
         probability = alone.predictions[0].probability
         assert answer.predictions[0].probability == pytest.approx(probability, abs=1e-6)
+
+
+STOP_AT = 0.669  # the tiny network ``unsure`` answers 0.667 to 0.671
+
+
+@pytest.fixture(scope="module")
+def fast_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set whose fast plan lets ``unsure`` answer some of the pictures alone."""
+    folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny")
+    return planned(folder, (("unsure",), STOP_AT), (("sure",), None), bounds=(0.3, None))
+
+
+def test_by_the_fast_plan_a_later_member_sees_only_the_images_that_go_on(
+    fast_set, files, tmp_path, monkeypatch
+):
+    full, fast = (load(str(fast_set), plan=plan) for plan in ("full", "fast"))
+    asked = dict.fromkeys(("sure", "unsure"), 0)
+
+    def counted(name, network):
+        def predict(images):
+            asked[name] += len(images)
+            return own(images)
+
+        own = network.predict
+        monkeypatch.setattr(network, "predict", predict)
+
+    for name, network in fast._networks.compiled["INT8"].items():
+        counted(name, network)
+    (bad := tmp_path / "bad.png").write_text("no image")
+    all_of, fewer = (list(e.classify_many([*files, bad], 3)) for e in (full, fast))
+    assert [type(answers.pop()) for answers in (all_of, fewer)] == [NotAnImageError] * 2
+    likely = [a.members["unsure"][0].probability >= STOP_AT for a in all_of]
+    assert 0 < likely.count(False) < len(files)
+    assert asked == {"unsure": len(files), "sure": likely.count(False)}
+    for whole, part, stops in zip(all_of, fewer, likely, strict=True):
+        assert (whole.plan, whole.asked) == ("full", None)
+        assert part.plan == "fast"
+        assert part.asked == (["unsure"] if stops else ["unsure", "sure"])
+        assert part.skipped_members == (["sure"] if stops else None)
+        expected = (whole.members["unsure"] if stops else whole.predictions)[0]
+        assert part.label == expected.label
+        assert part.predictions[0].probability == pytest.approx(expected.probability, abs=1e-6)
+        assert (part.sure, part.no_sure) == ((True, None) if stops else (None, NO_BOUND))
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [("quick", "plan is 'quick'; give full or fast"), ("fast", "tiny has no fast plan; tandem")],
+)
+def test_a_plan_that_there_is_not(tiny_set, plan, message):
+    with pytest.raises(ModelSetError, match=message):
+        load(str(tiny_set), plan=plan)
+
+
+def test_the_command_answers_by_the_plan(fast_set, files):
+    said = classify_offline(fast_set, "--json", "--plan", "fast", *files)
+    rows = [json.loads(line) for line in said.splitlines()]
+    assert {row["plan"] for row in rows} == {"fast"}
+    assert {tuple(row["asked"]) for row in rows} == {("unsure",), ("unsure", "sure")}
 
 
 def test_what_is_no_image_raises(ensemble):

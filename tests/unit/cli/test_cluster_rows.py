@@ -126,7 +126,7 @@ def test_files_are_read_and_classified_as_in_one_process(tiny_set, tmp_path, buc
     files = [good, bad, gone, f"{bucket}/in/a.png", f"{bucket}/in/b.png"]
     monkeypatch.setattr(cluster_rows, "READERS", 2)
     read = pyarrow.concat_tables(cluster_rows._read(pyarrow.table({"file": files})))
-    done = NodeClassifier(str(tiny_set), 1, 2, None)(read)
+    done = NodeClassifier(str(tiny_set), 1, "full", 2, None)(read)
     rows = [json.loads(text) for text in done["row"].to_pylist()]
     assert [row["file"] for row in rows] == files
     labels = [row["predictions"][0]["label"] for row in rows if "error" not in row]
@@ -140,7 +140,7 @@ def test_files_are_read_and_classified_as_in_one_process(tiny_set, tmp_path, buc
 def test_rows_come_until_there_are_no_more(nodes, tiny_set, monkeypatch):
     """What the nodes' driver returns is passed on, until it has no more."""
     parts: list[list[str] | None] = [['{"file": "a"}', '{"file": "b"}'], [], ['{"file": "c"}']]
-    cluster, asked = ClusterRows(str(tiny_set)), []
+    cluster, asked = ClusterRows(str(tiny_set), "fast"), []
 
     class Driver:
         def __init__(self, *arguments: object) -> None:
@@ -151,7 +151,7 @@ def test_rows_come_until_there_are_no_more(nodes, tiny_set, monkeypatch):
     rows = list(cluster.rows(["a", "b", "c"], 1, None))
     assert [row["file"] for row in rows] == ["a", "b", "c"]
     assert list(cluster.rows([], 1, None)) == []  # all were answered before
-    assert asked == [(["a", "b", "c"], (str(tiny_set), 3, 1, None), 3)]
+    assert asked == [(["a", "b", "c"], (str(tiny_set), 3, "fast", 1, None), 3)]
 
 
 def test_nobody_at_the_address(tmp_path, free_port):

@@ -16,9 +16,7 @@ from models.ensemble import (
     AnswerRule,
     average,
     entropy,
-    is_sure,
     likeliest,
-    margins,
     reaches,
     tempered,
     top_k,
@@ -69,23 +67,6 @@ def test_weights_are_respected_and_an_absent_member_leaves_the_others_their_rati
         np.testing.assert_allclose(average(TWO_SURE, weights), [[0.75, 0.25]])
     with pytest.raises(ValueError, match="nothing to average"):
         average({}, {"a": 1.0})
-
-
-def test_a_row_is_sure_from_the_margin_of_the_best_two_on_and_never_of_nan():
-    rows = np.array([[0.2, 0.7, 0.1], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0]], np.float32)
-    np.testing.assert_allclose(margins(rows), [0.5, 0.0, 1.0])
-    assert margins(rows).dtype == np.float32
-    rows = np.array([[0.75, 0.25], [0.5, 0.5], [np.nan, 0.5], [0.0, 1.0]], np.float32)
-    assert is_sure(rows, 0.5).tolist() == [True, False, False, True]
-    assert is_sure(rows, 0.501).tolist() == [False, False, False, True]
-
-
-@BOUNDED
-@given(rows=arrays(np.float32, (4, 5), elements=PROBABILITY))
-def test_margins_are_those_of_the_top_two(rows):
-    firsts = [top_k(row, LABELS, 2) for row in rows]
-    expected = [np.float32(a.probability) - np.float32(b.probability) for a, b in firsts]
-    np.testing.assert_array_equal(margins(rows), expected)
 
 
 def test_top_k_is_in_order_with_labels_and_ties_by_index():

@@ -172,6 +172,20 @@ async def test_the_shadow_sees_a_copy_in_the_lowest_lane_and_the_answer_is_the_m
     assert (figures.work_ms, figures.batch_images) == (1 + 8, 3)
 
 
+@pytest.mark.parametrize("plan", ["full", "fast"])
+@pytest.mark.parametrize(
+    "split", [Split({A: 100.0}, C), Split({A: 50.0, C: 50.0})], ids=["shadow", "canary"]
+)
+async def test_a_copy_is_answered_by_the_plan_of_its_request(split, plan) -> None:
+    main, other = Version(A), Version(C)
+    graph = graph_of(split, main, other, compare_ratio=1.0)
+    await graph.run(asked(plan=plan))
+    await settle(graph)
+    requests = [*main.requests, *other.requests]
+    assert sorted(request.is_probe for request in requests) == [False, True]
+    assert [request.plan for request in requests] == [plan] * 2
+
+
 @pytest.mark.parametrize(
     ("row", "thresholds", "labels"),
     [

@@ -56,8 +56,13 @@ def test_json_on_stdout_is_all_there_is(tmp_path, fakes):
     assert [rung["name"] for rung in json.loads(done.stdout)["rungs"]] == ["eager", "int8"]
 
 
+def test_the_retired_margin_says_what_to_use(tmp_path, fakes):
+    done = ladder(tmp_path, "--random-weights", "--cascade-margin", "0.5")
+    assert "the rung fast runs the set's own fast plan" in str(done.exception)
+
+
 def test_nothing_measured_is_exit_code_1(tmp_path, fakes):
-    assert ladder(tmp_path, "--random-weights", "--rungs", "cascade").exit_code == 1
+    assert ladder(tmp_path, "--random-weights", "--rungs", "fast").exit_code == 1
 
 
 def test_a_failed_rung_is_exit_code_1_after_the_table(tmp_path, fakes):
@@ -130,21 +135,22 @@ def test_what_a_set_lacks_is_told_by_rung(tmp_path):
     only_int8 = job_of(write_tiny_set(tmp_path / "int8"), tmp_path).impossible
     assert "no float network" in only_int8["openvino"]
     assert {"int8", "ensemble", "service"}.isdisjoint(only_int8)
+    assert "has no fast plan; tandem evaluate" in only_int8["fast"]
     only_float = write_tiny_set(tmp_path / "float", precision="FP16", gains={"one": 1.0})
     impossible = job_of(only_float, tmp_path).impossible
     assert "tandem quantize" in impossible["service"]
-    assert "one member" in impossible["cascade"]
+    assert "one member" in impossible["fast"]
     assert {"openvino", "int8"}.isdisjoint(impossible)
 
 
 def test_a_member_of_onnx_runtime_runs_as_it_is(tmp_path):
     mixed = write_mixed_set(tmp_path / "set", runtimes=("openvino", "onnxruntime"))
-    assert {"ensemble", "cascade", "service"}.isdisjoint(job_of(mixed, tmp_path).impossible)
+    assert {"ensemble", "service"}.isdisjoint(job_of(mixed, tmp_path).impossible)
 
 
 def test_both_precisions_leave_nothing_out_but_pytorch(tmp_path):
     job = job_of(two_precisions(tmp_path / "set"), tmp_path)
-    engines = {rung.engine for rung in job.rungs if rung.name in job.impossible}
+    engines = {r.engine for r in job.rungs if r.name in job.impossible.keys() - {"fast"}}
     assert engines == {"torch", "onnxruntime"}
 
 
@@ -199,10 +205,10 @@ def test_and_on_the_other_members_which_later_rungs_use(tmp_path):
     assert job_of(folder, tmp_path, member=first.name).fingerprint != before
 
 
-def test_a_multi_label_set_has_no_top1_and_no_cascade(tmp_path):
+def test_a_multi_label_set_has_no_top1_and_no_fast_plan(tmp_path):
     folder = write_scored_set(tmp_path / "scored")
     with pytest.raises(LadderError, match="--images: scored is multi-label and has no top-1"):
         job_of(folder, tmp_path, images=tmp_path)
     impossible = job_of(folder, tmp_path).impossible
-    assert "no margin for a cascade" in impossible["cascade"]
+    assert "multi-label: a fast plan needs" in impossible["fast"]
     assert "service" not in impossible

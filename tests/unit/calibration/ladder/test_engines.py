@@ -31,6 +31,7 @@ from models.openvino_network import compile_with
 from models.record import ImageRecord
 from tests.support.calibration.evaluated_sets import two_precisions
 from tests.support.calibration.ladders import tiny_job
+from tests.support.plans import planned
 from tests.support.runtime_files import write_mixed_set
 from tests.support.tiny_networks import save_model, tiny_model, write_pictures, write_tiny_set
 
@@ -92,35 +93,37 @@ def compiled_in_f32(model, properties):
     return compile_with(model, {**properties, "INFERENCE_PRECISION_HINT": "f32"})
 
 
-def test_the_ensemble_and_the_cascade(tiny_set, tmp_path):
-    job = with_images(tiny_set, tmp_path)
+def test_the_ensemble_and_the_fast_plan(tmp_path):
+    folder = write_tiny_set(tmp_path / "set")
+    job = with_images(folder, tmp_path)
     whole = INT8.model_copy(update={"batch": 4})
     every = rung(job, "ensemble", whole)
     assert every.figures.top1 == 1.0
     assert every.notes == ("2 members for every image",)
-    for margin, share in ((0.001, "100%"), (1.0, "0%")):
-        choice = whole.model_copy(update={"cascade_margin": margin})
-        result = rung(job, "ensemble", choice)
+    for stop_at, share in ((0.5, "100%"), (0.7, "0%")):
+        planned(folder, (("unsure",), stop_at), (("sure",), None))
+        result = rung(job, "ensemble", whole.model_copy(update={"plan": "fast"}))
         assert result.figures.top1 == 1.0
-        assert f"alone answered {share}" in result.notes[0]
+        assert result.notes == (f"unsure alone answered {share} (plan fast)",)
 
 
-def test_the_ensemble_is_that_of_the_temperatures(tmp_path):
-    """A first member that is sure by its logits alone is sure of nothing once it is tempered."""
+def test_the_fast_plan_goes_by_the_temperatures(tmp_path):
+    """A first member that is likely enough by its logits alone goes on once it is tempered."""
     folder = write_tiny_set(tmp_path / "set")
     manifest = read_manifest(folder)
     first, *others = manifest.members
     tempered = (first.model_copy(update={"temperature": 20.0}), *others)
     job = with_images(folder, tmp_path)
-    choice = INT8.model_copy(update={"batch": 4, "cascade_margin": 0.5})
-    assert "alone answered 100%" in rung(job, "ensemble", choice).notes[0]
-    write_manifest(folder, manifest.model_copy(update={"members": tempered}))
-    assert "alone answered 0%" in rung(job, "ensemble", choice).notes[0]
+    choice = INT8.model_copy(update={"batch": 4, "plan": "fast"})
+    for members, share in ((manifest.members, "100%"), (tempered, "0%")):
+        write_manifest(folder, manifest.model_copy(update={"members": members}))
+        planned(folder, (("sure",), 0.6), (("unsure",), None))
+        assert f"sure alone answered {share}" in rung(job, "ensemble", choice).notes[0]
 
 
-def test_a_cascade_without_images_is_skipped(tiny_set, tmp_path):
-    cascade = INT8.model_copy(update={"cascade_margin": 0.5})
-    result = outcome_of(tiny_job(tiny_set, tmp_path), "ensemble", [cascade])
+def test_a_fast_plan_without_images_is_skipped(tiny_set, tmp_path):
+    fast = INT8.model_copy(update={"plan": "fast"})
+    result = outcome_of(tiny_job(tiny_set, tmp_path), "ensemble", [fast])
     assert (result.outcome, "--images" in result.reason) == ("skipped", True)
 
 
@@ -192,10 +195,11 @@ def test_members_of_several_sizes(tmp_path):
     image = ImageRecord(input_size=24, resize_shorter=24)
     unsure = unsure.model_copy(update={"networks": {"INT8": larger}, "image": image})
     write_manifest(folder, manifest.model_copy(update={"members": (sure, unsure)}))
+    planned(folder, (("sure",), 0.99), (("unsure",), None))
     job = with_images(folder, tmp_path)
     assert np.load(tmp_path / PIXELS_NAME).shape == (12, 16, 16, 3)
-    choice = INT8.model_copy(update={"batch": 5, "cascade_margin": 0.9})
-    for options in (choice, choice.model_copy(update={"cascade_margin": None})):
+    choice = INT8.model_copy(update={"batch": 5, "plan": "fast"})
+    for options in (choice, choice.model_copy(update={"plan": "full"})):
         assert rung(job, "ensemble", options).figures.top1 == 1.0
     assert rung(job, "openvino", INT8).figures.top1 == 1.0
 

@@ -26,6 +26,8 @@ from calibration.ladder.rungs import (
     Store,
 )
 from tests.support.calibration.ladders import FakeProcesses, job_of, measured, tiny_job
+from tests.support.plans import planned
+from tests.support.tiny_networks import write_tiny_set
 
 RANDOM = {"random_weights": True, "size": 64}
 FAILED = RungResult(outcome="failed", reason="its process died")
@@ -36,10 +38,10 @@ def run(job: LadderJob, fakes: FakeProcesses, *, is_resumed: bool = False) -> di
     return Ladder(job, run=fakes).run(is_resumed=is_resumed)
 
 
-def served_with(fakes: FakeProcesses) -> float | None:
-    """The margin of the service's cascade."""
+def served_with(fakes: FakeProcesses) -> str:
+    """The plan of the service."""
     (options,) = fakes.tasks["service"]
-    return options.cascade_margin
+    return options.plan
 
 
 def test_every_rung_in_its_order_after_the_preparations(tmp_path):
@@ -52,7 +54,7 @@ def test_every_rung_in_its_order_after_the_preparations(tmp_path):
     assert asked.index("prepare-quantize") == asked.index("int8") - 1
     assert results["ensemble"].outcome == "skipped"
     assert "ensemble" not in asked
-    assert served_with(fakes) is None  # one network has no cascade
+    assert served_with(fakes) == "full"  # one network has no plan
 
 
 def test_a_rung_builds_on_the_fastest_of_its_engine(tmp_path):
@@ -144,11 +146,14 @@ def test_the_time_left_is_what_the_rungs_before_took(tmp_path):
     assert steps[-1] == "2 of 2, about 10 s left: batches: measuring"
 
 
-def test_the_service_has_the_cascade_if_that_was_measured(tiny_set, tmp_path):
+def test_the_service_has_the_fast_plan_if_that_was_measured(tmp_path):
     images: Path = tmp_path / "images"
+    folder = planned(
+        write_tiny_set(tmp_path / "set" / "tiny"), (("sure",), 0.9), (("unsure",), None)
+    )
     fakes = FakeProcesses()
-    results = run(job_of(tiny_set, tmp_path, images=images, cascade_margin=0.7), fakes)
-    assert served_with(fakes) == 0.7
+    results = run(job_of(folder, tmp_path / "work", images=images), fakes)
+    assert served_with(fakes) == "fast"
     assert "prepare-labelled" in fakes.tasks
     assert results["eager"].outcome == "skipped"
     assert "no PyTorch source" in results["eager"].reason
@@ -281,7 +286,7 @@ def run_service(folder: Path, work: Path, photos: list[tuple[Path, int]]) -> Run
         for number, (path, _) in enumerate(photos):
             (work / PHOTOS / f"{number}.jpg").symlink_to(path)
         np.save(work / TRUTH, [index for _, index in photos])
-        return run_service_rung(job, None)
+        return run_service_rung(job, "full")
 
 
 @pytest.fixture

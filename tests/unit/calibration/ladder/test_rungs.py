@@ -23,18 +23,18 @@ ORDER = [
     "low_precision",
     "int8",
     "ensemble",
-    "cascade",
+    "fast",
     SERVICE,
 ]
 
 
 def test_from_eager_pytorch_to_the_service():
-    assert [rung.name for rung in rungs(2, 0.5)] == ORDER
+    assert [rung.name for rung in rungs(2)] == ORDER
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 64])
 def test_every_choice_is_valid_and_uses_no_more_than_the_cores(cores):
-    for rung in rungs(cores, 0.5):
+    for rung in rungs(cores):
         choices = rung.choices(RungOptions())
         assert len(set(choices)) == len(choices) > 0
         for options in choices:
@@ -44,13 +44,13 @@ def test_every_choice_is_valid_and_uses_no_more_than_the_cores(cores):
 
 def test_a_rung_changes_its_own_and_keeps_the_rest():
     base = RungOptions(batch=16, is_inference_mode=True)
-    (channels_last,) = (r for r in rungs(2, 0.5) if r.name == "channels_last")
+    (channels_last,) = (r for r in rungs(2) if r.name == "channels_last")
     (options,) = channels_last.choices(base)
     assert options == base.model_copy(update={"is_channels_last": True})
 
 
 def test_int8_tries_the_float_type_before_it_and_f32():
-    (int8,) = (r for r in rungs(2, 0.5) if r.name == "int8")
+    (int8,) = (r for r in rungs(2) if r.name == "int8")
     assert {o.float_type for o in int8.choices(RungOptions(float_type="bf16"))} == {"bf16", "f32"}
     assert {o.precision for o in int8.choices(RungOptions())} == {"INT8"}
 
