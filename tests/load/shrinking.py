@@ -48,10 +48,11 @@ def enlarged(photo: Labelled, seed: int) -> Labelled:
     class_id, data = photo
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     factor = (BIG_PIXELS / (pixels.shape[0] * pixels.shape[1])) ** 0.5
+    assert pixels is not None
     big = cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC)
     grain = np.empty(big.shape, np.int16)
     cv2.setRNGSeed(seed)
-    cv2.randn(grain, (0, 0, 0), (GRAIN, GRAIN, GRAIN))
+    cv2.randn(grain, np.zeros(3), np.full(3, GRAIN))
     grainy = np.clip(big + grain, 0, 255).astype(np.uint8)
     _, file = cv2.imencode(".jpg", grainy, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
     return class_id, file.tobytes()
