@@ -119,9 +119,9 @@ KEEP_BODIES = """
     };
 """
 READ_BODIES = """async () => {
-    const blobs = bodies.flatMap((body) => (body instanceof FormData ? body.getAll("files") : body));
+    const files = (body) => (body instanceof FormData ? body.getAll("files") : body);
     const read = async (blob) => Array.from(new Uint8Array(await blob.arrayBuffer()));
-    return Promise.all(blobs.map(read));
+    return Promise.all(bodies.flatMap(files).map(read));
 }"""
 
 
@@ -157,18 +157,20 @@ def test_a_large_photo_is_shrunk_before_it_is_sent(open_page, service_url, photo
         assert np.abs(as_seen[0] - as_seen[1]).mean() < 3  # of 255: upright, in its colours
 
 
-def test_only_large_pictures_are_shrunk_and_others_sent_as_they_are(open_page, photo, photo_file):
+def test_only_large_pictures_are_shrunk_and_others_sent_as_they_are(open_page, photo):
     page = open_page(prepare=lambda page: page.add_init_script(KEEP_BODIES))
-    large = phone_photo(photo, 1)
+    large, file = phone_photo(photo, 1), io.BytesIO()
+    Image.open(io.BytesIO(photo)).resize((256, 192)).save(file, "JPEG")
     with page.expect_request("**/v1/classify*") as request:
-        drop(page, photo_file, ("large.jpg", "image/jpeg", large), NOT_AN_IMAGE)
+        photos = (("small.jpg", file.getvalue()), ("large.jpg", large))
+        drop(page, *((name, "image/jpeg", data) for name, data in photos), NOT_AN_IMAGE)
     assert request.value.headers["x-tandem-shrunk"] == "-, 4000x3000, -"
     expect(page.locator(".card .said")).to_have_count(2)
     expect(page.locator("#sent")).to_be_hidden()
     page.locator(".card").nth(1).click()
     expect(page.locator("#sent")).to_be_visible()
     small, shrunk, text = map(bytes, page.evaluate(READ_BODIES))
-    assert (small, text) == (photo, NOT_AN_IMAGE[2])
+    assert (small, text) == (file.getvalue(), NOT_AN_IMAGE[2])
     assert len(shrunk) < len(large) / 8
 
 
