@@ -301,7 +301,7 @@ class AsyncCalls:
     async def shorter(self, options: CallOptions) -> int:
         """Return the shorter side of shrunk pictures, px; asks the service once for each set.
 
-        Without its answer it is the usual one: what is wrong is said of the images.
+        Without its answer it is the usual one. The request of the images has the error.
         """
         name = options.model_set
         async with self._learning:
