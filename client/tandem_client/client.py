@@ -6,7 +6,7 @@ import ssl
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ import httpx
 
 from tandem_client.answers import Classification, Outcome, Result, TandemError
 from tandem_client.exchange import (
+    CONNECT_S,
     Attempts,
     Call,
     CallArguments,
@@ -269,6 +270,7 @@ class AsyncCalls:
     def __init__(self, options: Options, context: ssl.SSLContext) -> None:
         self.options, self._context = options, context
         self._shorter: dict[str | None, int] = {}  # by set
+        self._num_vain: Counter[str | None] = Counter()
         self._learning = asyncio.Lock()
         most = options.max_connections  # all may be kept, since as many callers may return
         self._http = httpx.AsyncClient(
@@ -301,22 +303,20 @@ class AsyncCalls:
     async def shorter(self, options: CallOptions) -> int:
         """Return the shorter side of shrunk pictures, px; asks the service once for each set.
 
-        Without its answer it is the usual one. The request of the images has the error.
+        Without its answer it is the usual one, also for calls that waited for that attempt.
         """
-        name = options.model_set
+        name, num_vain = options.model_set, self._num_vain[options.model_set]
         async with self._learning:
-            if name not in self._shorter:
+            if name not in self._shorter and num_vain == self._num_vain[name]:
+                within_s = min(options.timeout or self.options.timeout_s, CONNECT_S)
+                query = None if name is None else {"model_set": name}
                 try:
-                    response = await self._http.get(
-                        f"{self.options.url}/v1/models",
-                        params=None if name is None else {"model_set": name},
-                        timeout=options.timeout or self.options.timeout_s,
-                    )
-                    served = response.raise_for_status().json()
-                except (httpx.HTTPError, ssl.SSLError, ValueError):
-                    return shorter_side(None)
-                self._shorter[name] = shorter_side(served)
-            return self._shorter[name]
+                    asked = self._http.get(f"{self.options.url}/v1/models", params=query)
+                    response = (await asyncio.wait_for(asked, within_s)).raise_for_status()
+                    self._shorter[name] = shorter_side(response.json())
+                except (httpx.HTTPError, ssl.SSLError, ValueError, asyncio.TimeoutError):
+                    self._num_vain[name] += 1
+            return self._shorter.get(name, shorter_side(None))
 
     async def ask(self, call: Call) -> list[Outcome]:
         """Return the service's outcome for each file, retrying as the options allow.

@@ -1,5 +1,5 @@
 // Scales large pictures down before they are sent, to twice the side that the networks need: a phone's photo takes 3 MB, its
-// smaller picture 30 KB, and the answer is the same. Small pictures, and files that the browser cannot read, stay as they are.
+// smaller picture 30 KB. Small pictures, and files that the browser cannot read, stay as they are.
 
 const FACTOR = 2;
 const QUALITY = 0.9;

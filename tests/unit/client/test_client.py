@@ -136,6 +136,18 @@ def test_an_event_loop_shrinks_too_and_tasks_that_begin_together_ask_once():
     assert side_of(service.requests[-1].content) == 64
 
 
+def test_tasks_that_wait_for_a_side_that_is_not_learnt_do_not_ask_one_after_another():
+    service = ScriptedService(httpx.ReadTimeout("silence"))
+
+    async def ask(client):
+        await asyncio.gather(*(client.classify(jpeg(600), shrink=True) for _ in range(4)))
+
+    asked(ask, service)
+    methods = Counter(request.method for request in service.requests)
+    assert methods == {"GET": 1, "POST": 4}
+    assert {side_of(r.content) for r in service.requests if r.method == "POST"} == {512}
+
+
 def jpeg(side: int) -> bytes:
     file = io.BytesIO()
     Image.effect_noise((side, side), 50).save(file, "JPEG")

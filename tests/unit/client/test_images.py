@@ -213,7 +213,7 @@ def test_without_pillow_the_error_names_the_extra(monkeypatch):
     [
         ({"input_size": 224, "resize_shorter": 232}, 464),
         ({"input_size": 224}, 448),  # of a service before resize_shorter
-        *((answer, 512) for answer in ({}, None, [], {"input_size": "x"}, {"input_size": 0})),
+        *(({}, 512), (None, 512), ([], 512), ({"input_size": "x"}, 512), ({"input_size": 0}, 512)),
     ],
 )
 def test_the_side_is_twice_that_of_the_service(served, shorter):
