@@ -58,6 +58,13 @@ class ServedModels:
         Field(description="multi_label sets only: labels with at least this score are listed"),
     ] = None
     input_size: int
+    resize_shorter: Annotated[
+        int,
+        Field(
+            description="px: the largest size to which a member has a picture's shorter side "
+            "scaled; twice that is enough to send"
+        ),
+    ]
     labels: list[str]
     max_drop: Annotated[
         float,
@@ -122,6 +129,7 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
         task=manifest.task,
         threshold=manifest.threshold,
         input_size=manifest.image.input_size,
+        resize_shorter=max(manifest.image_of(m.name).resize_shorter for m in manifest.members),
         labels=list(model_set.labels),
         max_drop=manifest.max_drop,
         verified=judge(manifest, precision).status,

@@ -5,8 +5,11 @@ request id; every constructor hands its arguments to ``Exception``, so that they
 """
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timezone
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
 Reason = Literal["overloaded", "not_ready", "refused", "reset"]
@@ -376,3 +379,20 @@ def error_of(
     of_status = BadRequest if 400 <= (status or 500) < 500 else ServiceError
     kind = _BY_CODE.get(str(code)) or _BY_STATUS.get(status or 500, of_status)
     return kind(str(message), str(code), request_id and str(request_id), status, retry_after_s)
+
+
+def retry_after_s(value: str | None, now: Callable[[], float] = time.time) -> float | None:
+    """Parse a Retry-After header (RFC 9110, section 10.2.3): seconds, or a date.
+
+    None if it is absent or malformed.
+    """
+    text = (value or "").strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:9])
+    try:
+        date = parsedate_to_datetime(text)
+    except (TypeError, ValueError):
+        return None
+    if date.tzinfo is None:  # "-0000": UTC without a known zone
+        date = date.replace(tzinfo=timezone.utc)
+    return max(0.0, date.timestamp() - now())

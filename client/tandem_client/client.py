@@ -6,7 +6,7 @@ import ssl
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ import httpx
 
 from tandem_client.answers import Classification, Outcome, Result, TandemError
 from tandem_client.exchange import (
+    CONNECT_S,
     Attempts,
     Call,
     CallArguments,
@@ -31,7 +32,7 @@ from tandem_client.exchange import (
     outcomes,
     result_of,
 )
-from tandem_client.images import Image, takes_long
+from tandem_client.images import Image, shorter_side, takes_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # typing has them from Python 3.11 on
@@ -71,6 +72,10 @@ class BlockingClient(ServiceClient, ABC):
     def _ask(self, call: Call) -> list[Outcome]:
         """Return the service's outcome for each file, retrying as the options allow."""
 
+    @abstractmethod
+    def _shorter(self, options: CallOptions) -> int | None:
+        """Return the shorter side of pictures that are shrunk, px; None: nothing is."""
+
     @overload
     def classify(  # type: ignore[overload-overlap]  # a str is a sequence of str too
         self, image: Image, **options: "Unpack[CallArguments]"
@@ -90,7 +95,7 @@ class BlockingClient(ServiceClient, ABC):
             image: a path, a file's bytes (JPEG, PNG, WebP), or pixels, (H, W, 3) uint8; or a
                 sequence of them, up to the service's limit per request (64).
             options: ``top_k``, ``channels``, ``timeout``, ``priority``, ``threshold``, ``plan``,
-                ``model_set``: see :class:`tandem_client.exchange.CallArguments`.
+                ``model_set``, ``shrink``: see :class:`tandem_client.exchange.CallArguments`.
 
         Returns:
             The answer; for a sequence a :class:`Result` for each image, in order. A bad image has
@@ -100,7 +105,8 @@ class BlockingClient(ServiceClient, ABC):
             TandemError: there is no answer; see :mod:`tandem_client.answers`.
 
         """
-        call = Call.of(image, CallOptions(**options))
+        wanted = CallOptions(**options)
+        call = Call.of(image, wanted, self._shorter(wanted))
         return answer_of(call, self._ask(call), self._options)
 
 
@@ -119,15 +125,9 @@ class HttpClient(ServiceClient):
         max_connections: int = 100,
         transport: httpx.MockTransport | None = None,
     ) -> None:
+        url, retry = checked_url(url), retry or RetryPolicy()
         self._options = Options(
-            checked_url(url),
-            api_key,
-            timeout,
-            retry or RetryPolicy(),
-            tls,
-            allow_degraded,
-            max_connections,
-            transport,
+            url, api_key, timeout, retry, tls, allow_degraded, max_connections, transport
         )
         self._context = self._options.tls_context()
         self._calls = AsyncCalls(self._options, self._context)
@@ -161,6 +161,9 @@ class Client(HttpClient, BlockingClient):
     def _ask(self, call: Call) -> list[Outcome]:
         return self._thread.run(self._calls.ask, call)
 
+    def _shorter(self, options: CallOptions) -> int | None:
+        return self._thread.run(self._calls.shorter, options) if options.shrink else None
+
     def classify_many(
         self,
         images: Iterable[Image],
@@ -189,7 +192,7 @@ class Client(HttpClient, BlockingClient):
 
         """
         stream = Stream(CallOptions(**options), concurrency, ordered, raise_errors)
-        return stream.blocking(images, self._options, self._context)
+        return stream.blocking(images, self._calls)
 
 
 class AsyncClient(HttpClient):
@@ -230,7 +233,7 @@ class AsyncClient(HttpClient):
             TandemError: there is no answer; see :mod:`tandem_client.answers`.
 
         """
-        call = await call_of(image, CallOptions(**options))
+        call = await self._calls.call_of(image, CallOptions(**options))
         return answer_of(call, await self._calls.ask(call), self._options)
 
     def classify_many(
@@ -265,7 +268,10 @@ class AsyncCalls:
     """Sends calls to a service over its own connections: attempts, waits, and their deadline."""
 
     def __init__(self, options: Options, context: ssl.SSLContext) -> None:
-        self.options = options
+        self.options, self._context = options, context
+        self._shorter: dict[str | None, int] = {}  # by set
+        self._num_vain: Counter[str | None] = Counter()
+        self._learning = asyncio.Lock()
         most = options.max_connections  # all may be kept, since as many callers may return
         self._http = httpx.AsyncClient(
             headers=options.headers,
@@ -280,6 +286,37 @@ class AsyncCalls:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+
+    def copy(self, max_connections: int) -> "AsyncCalls":
+        """Return calls over connections of their own, for another event loop."""
+        copy = AsyncCalls(replace(self.options, max_connections=max_connections), self._context)
+        copy._shorter = self._shorter
+        return copy
+
+    async def call_of(self, image: Image | Sequence[Image], options: CallOptions) -> Call:
+        """Return the call for images; files are read, and pictures packed, on another thread."""
+        shorter = await self.shorter(options) if options.shrink else None
+        if shorter is not None or takes_long(image):
+            return await asyncio.to_thread(Call.of, image, options, shorter)
+        return Call.of(image, options)
+
+    async def shorter(self, options: CallOptions) -> int:
+        """Return the shorter side of shrunk pictures, px; asks the service once for each set.
+
+        Without its answer it is the usual one, also for calls that waited for that attempt.
+        """
+        name, num_vain = options.model_set, self._num_vain[options.model_set]
+        async with self._learning:
+            if name not in self._shorter and num_vain == self._num_vain[name]:
+                within_s = min(options.timeout or self.options.timeout_s, CONNECT_S)
+                query = None if name is None else {"model_set": name}
+                try:
+                    asked = self._http.get(f"{self.options.url}/v1/models", params=query)
+                    response = (await asyncio.wait_for(asked, within_s)).raise_for_status()
+                    self._shorter[name] = shorter_side(response.json())
+                except (httpx.HTTPError, ssl.SSLError, ValueError, asyncio.TimeoutError):
+                    self._num_vain[name] += 1
+            return self._shorter.get(name, shorter_side(None))
 
     async def ask(self, call: Call) -> list[Outcome]:
         """Return the service's outcome for each file, retrying as the options allow.
@@ -308,13 +345,6 @@ class AsyncCalls:
         except (httpx.HTTPError, ssl.SSLError) as error:  # httpx passes on a TLS alert in an answer
             raise failure(self.options, attempts, error) from error
         return outcomes(self.options, call, response)
-
-
-async def call_of(image: Image | Sequence[Image], options: CallOptions) -> Call:
-    """Return the call for images; files are read, and arrays packed, on another thread."""
-    if takes_long(image):
-        return await asyncio.to_thread(Call.of, image, options)
-    return Call.of(image, options)
 
 
 class LoopThread:
@@ -400,11 +430,9 @@ class Stream:
         """The limit of images that are started and not yet returned to the caller."""
         return AHEAD * self.concurrency
 
-    def blocking(
-        self, images: Iterable[Image], options: Options, context: ssl.SSLContext
-    ) -> Iterator[Result]:
+    def blocking(self, images: Iterable[Image], of_client: AsyncCalls) -> Iterator[Result]:
         """Yield results; requests run on another thread, ``images`` is iterated on this one."""
-        calls = AsyncCalls(replace(options, max_connections=self.concurrency), context)
+        calls = of_client.copy(self.concurrency)
         slots = asyncio.Semaphore(self.concurrency)
         with closing(LoopThread(calls)) as thread:
             begun: deque[concurrent.futures.Future[Result]] = deque()
@@ -438,7 +466,7 @@ class Stream:
         outcome: Outcome
         async with slots:
             try:
-                (outcome,) = await calls.ask(await call_of(image, self.options))
+                (outcome,) = await calls.ask(await calls.call_of(image, self.options))
             except TandemError as error:
                 outcome = error
         return result_of(index, image, outcome, calls.options)

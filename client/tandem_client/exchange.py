@@ -15,8 +15,6 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timezone
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
@@ -38,19 +36,22 @@ from tandem_client.answers import (
     error_of,
     has_error_of,
     outcome_of,
+    retry_after_s,
 )
 from tandem_client.images import (
     DISTRIBUTION,
     Channels,
     Image,
+    ShrunkFile,
     __version__,
-    encoded,
+    files_of,
     images_of,
     path_of,
 )
 
 CONNECT_S = 5.0  # longer than any handshake; then another attempt may reach another host
 LEAST_SENT_S = 0.001
+SHRUNK = "x-tandem-shrunk"  # the sizes that shrunk pictures had
 MAX_BROKEN_OFF = 1  # calls that are sent again after a 502
 MOST_DOUBLINGS = 60  # of the waits: far beyond any limit, and still a float
 MAX_PORT = 65535
@@ -168,6 +169,7 @@ class CallArguments(TypedDict, total=False):
         model_set: for a service with several sets, the set's name; None: the first.
         plan: "full" asks every member, "fast" fewer where fewer suffice; None: the service's own.
         answer_set: whether to list the classes that hold the right one in 95 % of cases.
+        shrink: whether to scale large pictures down before they are sent (extra ``images``).
 
     """
 
@@ -179,6 +181,7 @@ class CallArguments(TypedDict, total=False):
     model_set: str | None
     plan: str | None
     answer_set: bool | None
+    shrink: bool
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,7 @@ class CallOptions:
     model_set: str | None = None
     plan: str | None = None
     answer_set: bool | None = None
+    shrink: bool = False
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -209,11 +213,6 @@ class CallOptions:
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None} or None
 
-    def headers(self, left_s: float) -> dict[str, str]:
-        """Return an attempt's headers; its time is never 0, which the service refuses."""
-        headers = {"x-request-timeout-seconds": f"{max(left_s, LEAST_SENT_S):.3f}"}
-        return headers if self.priority is None else headers | {"priority": f"u={self.priority}"}
-
 
 @dataclass(frozen=True)
 class Call:
@@ -223,14 +222,16 @@ class Call:
     """
 
     images: Sequence[Image]
-    files: Sequence[bytes]
+    files: Sequence[ShrunkFile]
     errors: Mapping[int, BadImage]
     is_form: bool
     options: CallOptions
 
     @classmethod
-    def of(cls, image: Image | Sequence[Image], options: CallOptions) -> "Call":
-        """Return the call for an image, or for several.
+    def of(
+        cls, image: Image | Sequence[Image], options: CallOptions, shorter: int | None = None
+    ) -> "Call":
+        """Return the call for an image, or for several, shrunk to ``shorter`` px.
 
         Raises:
             BadImage: the only image cannot be sent.
@@ -240,32 +241,34 @@ class Call:
         images, is_form = images_of(image)
         if not images:
             raise ValueError("no images: give one or more")
-        files, errors = [], {}
-        for index, each in enumerate(images):
-            try:
-                files.append(encoded(each, options.channels))
-            except BadImage as error:
-                if not is_form:
-                    raise
-                errors[index] = error
+        files, errors = files_of(images, options.channels, shorter, is_form)
         return cls(images, files, errors, is_form, options)
+
+    def headers(self, left_s: float) -> dict[str, str]:
+        """Return an attempt's headers; its time is never 0, which the service refuses."""
+        headers = {"x-request-timeout-seconds": f"{max(left_s, LEAST_SENT_S):.3f}"}
+        if self.options.priority is not None:
+            headers["priority"] = f"u={self.options.priority}"
+        if any(file.before for file in self.files):  # the sizes before, "-" of files as they are
+            headers[SHRUNK] = ", ".join(file.size_before for file in self.files)
+        return headers
 
 
 def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float) -> httpx.Request:
     """Return the request for an attempt that may take ``left_s``."""
     body: dict[str, Any] = {}
     if not call.is_form:
-        body["content"] = call.files[0]
+        body["content"] = call.files[0].data
     else:
         body["files"] = [
-            ("files", (str(number), data, "application/octet-stream"))
-            for number, data in enumerate(call.files)
+            ("files", (str(number), file.data, "application/octet-stream"))
+            for number, file in enumerate(call.files)
         ]
     return client.build_request(
         "POST",
         f"{options.url}/v1/classify",
         params=call.options.query,
-        headers=call.options.headers(left_s),
+        headers=call.headers(left_s),
         timeout=httpx.Timeout(left_s, connect=min(left_s, CONNECT_S)),
         **body,
     )
@@ -437,23 +440,6 @@ def checked_timeout_s(timeout_s: float) -> float:
     if not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise ValueError(f"timeout is {timeout_s!r}: give seconds, a number above 0")
     return timeout_s
-
-
-def retry_after_s(value: str | None, now: Callable[[], float] = time.time) -> float | None:
-    """Parse a Retry-After header (RFC 9110, section 10.2.3): seconds, or a date.
-
-    None if it is absent or malformed.
-    """
-    text = (value or "").strip()
-    if text.isascii() and text.isdecimal():
-        return float(text[:9])
-    try:
-        date = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
-        return None
-    if date.tzinfo is None:  # "-0000": UTC without a known zone
-        date = date.replace(tzinfo=timezone.utc)
-    return max(0.0, date.timestamp() - now())
 
 
 def checked_url(url: str) -> str:

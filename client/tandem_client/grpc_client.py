@@ -28,6 +28,7 @@ from tandem_client.exchange import (
     Tls,
     is_loopback,
 )
+from tandem_client.images import shorter_side
 from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest
 
 METHOD = "/tandem.v1.Ensemble/Classify"
@@ -74,6 +75,8 @@ class GrpcClient(BlockingClient):
         retry: how often, and after which errors, a call is repeated.
         tls: files; None: no encryption.
         allow_degraded: whether to return answers of fewer members than were asked.
+        shrink_to: the shorter side of pictures sent with ``shrink=True``, px; best twice the
+            network's side.
 
     """
 
@@ -86,7 +89,11 @@ class GrpcClient(BlockingClient):
         retry: RetryPolicy | None = None,
         tls: Tls | None = None,
         allow_degraded: bool = True,
+        shrink_to: int = shorter_side(None),
     ) -> None:
+        if shrink_to < 1:
+            raise ValueError(f"shrink_to is {shrink_to}: give 1 px or more")
+        self._shrink_to = shrink_to
         self._options = Options(
             target, api_key, timeout, retry or RetryPolicy(), tls, allow_degraded
         )
@@ -107,6 +114,9 @@ class GrpcClient(BlockingClient):
         """Close the connection."""
         self._channel.close()
 
+    def _shorter(self, options: CallOptions) -> int | None:
+        return self._shrink_to if options.shrink else None
+
     def _ask(self, call: Call) -> list[Outcome]:
         if not call.files:
             return []
@@ -116,7 +126,7 @@ class GrpcClient(BlockingClient):
             left_s = attempts.begin()
             try:
                 reply = self._method(
-                    request, timeout=left_s, metadata=_metadata(self._options, call.options, left_s)
+                    request, timeout=left_s, metadata=_metadata(self._options, call, left_s)
                 )
                 return _outcomes(reply, len(call.files), self._options)
             except grpc.RpcError as error:
@@ -134,15 +144,18 @@ def _request(call: Call) -> ClassifyRequest:
 
     """
     try:
-        return ClassifyRequest(images=call.files, **call.options.query or {})
+        return ClassifyRequest(
+            images=[file.data for file in call.files], **call.options.query or {}
+        )
     except (TypeError, ValueError) as error:  # protobuf's own
         raise BadRequest(f"a parameter cannot be sent: {error}", "bad_parameter") from error
 
 
-def _metadata(options: Options, call: CallOptions, left_s: float) -> list[tuple[str, str]]:
+def _metadata(options: Options, call: Call, left_s: float) -> list[tuple[str, str]]:
     metadata = options.key_headers | call.headers(left_s)
-    if call.model_set is not None and call.model_set.isascii() and call.model_set.isprintable():
-        metadata["model-set"] = call.model_set
+    name = call.options.model_set
+    if name is not None and name.isascii() and name.isprintable():
+        metadata["model-set"] = name
     return list(metadata.items())
 
 

@@ -1,11 +1,12 @@
-"""Images that callers may pass, their encoding for a request, and the client's version."""
+"""Images that callers may pass, their shrinking and encoding, and the client's version."""
 
+import io
 import os
 import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, Union
 
 from tandem_client.answers import BadImage
 
@@ -18,10 +19,29 @@ _UP = 2  # filter type: each byte minus the one above; photographs compress bett
 _LEVEL = 1  # zlib's fastest: a local network is faster than stronger compression
 DISTRIBUTION = "tandem-serve-client"  # as in pyproject.toml, which reads the version below
 __version__ = "0.1.0"
+DEFAULT_SIDE = 256  # px: to which most networks' pictures are scaled before the crop
+SHRINK_FACTOR = 2  # the service then scales down once more, as it would from the whole picture
+_JPEG_QUALITY = 90
+_ORIENTATION = 0x0112  # Exif's tag
+_READABLE = ("JPEG", "PNG", "WEBP")
+_GREY = frozenset({"1", "L", "LA"})
+_SHRUNK = _GREY | {"P", "PA", "RGB", "RGBA", "CMYK"}  # Pillow's modes; others have 16 bits and more
 Channels = Literal["rgb", "bgr"]  # the order of an array's channels: Pillow's, OpenCV's
 Encoded: TypeAlias = bytes | bytearray | memoryview
 # A file's path, its bytes (JPEG, PNG or WebP), or its pixels: (H, W, 3) uint8.
 Image: TypeAlias = Union[str, os.PathLike[str], Encoded, "NDArray[np.uint8]"]
+
+
+class ShrunkFile(NamedTuple):
+    """A file to send, and the size that the picture had; None if it is sent as it is."""
+
+    data: bytes
+    before: tuple[int, int] | None = None  # width, height, px
+
+    @property
+    def size_before(self) -> str:
+        """The size before as WIDTHxHEIGHT; "-" for a file as it is."""
+        return "x".join(map(str, self.before)) if self.before else "-"
 
 
 def images_of(image: Image | Sequence[Image]) -> tuple[Sequence[Image], bool]:
@@ -53,7 +73,7 @@ def encoded(image: Image, channels: Channels | None) -> bytes:
     if isinstance(image, Encoded):
         return bytes(image)
     if not isinstance(image, str | os.PathLike):
-        return _encode(image, channels)
+        return encode_png(_checked_rgb(image, channels))
     try:
         return Path(image).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
@@ -66,7 +86,104 @@ def takes_long(image: Image | Sequence[Image]) -> bool:
     return not isinstance(image, Encoded)
 
 
-def _encode(pixels: Any, channels: Channels | None) -> bytes:
+def files_of(
+    images: Sequence[Image], channels: Channels | None, shorter: int | None, is_form: bool
+) -> tuple[list[ShrunkFile], dict[int, BadImage]]:
+    """Return the files of a request's images, and the errors of those without, by index.
+
+    With ``shorter`` they are :func:`shrunk`, with None :func:`encoded`.
+
+    Raises:
+        BadImage: the only image cannot be sent.
+
+    """
+    files, errors = [], {}
+    for index, image in enumerate(images):
+        try:
+            if shorter is None:
+                files.append(ShrunkFile(encoded(image, channels)))
+            else:
+                files.append(shrunk(image, channels, shorter))
+        except BadImage as error:
+            if not is_form:
+                raise
+            errors[index] = error
+    return files, errors
+
+
+def shorter_side(served: Any) -> int:
+    """Return the shorter side of shrunk pictures, px, by the answer of GET /v1/models.
+
+    It is twice the side to which the service scales pictures, so that it scales down once more.
+    """
+    sizes = served if isinstance(served, dict) else {}
+    side = sizes.get("resize_shorter") or sizes.get("input_size")
+    return SHRINK_FACTOR * (side if isinstance(side, int) and side > 0 else DEFAULT_SIDE)
+
+
+def shrunk(image: Image, channels: Channels | None, shorter: int) -> ShrunkFile:
+    """Return an image's file, scaled down so that its shorter side is ``shorter`` px.
+
+    A smaller picture, a file that Pillow cannot read, and a file that would not get smaller are
+    as :func:`encoded` returns them. The new file is a JPEG. It keeps Exif's orientation and the
+    colour profile; transparency is laid over white, as the service does.
+
+    Raises:
+        ImportError: Pillow is not installed.
+        BadImage, ValueError, TypeError: as :func:`encoded`.
+
+    """
+    pillow = _pillow()
+    if not isinstance(image, str | os.PathLike | Encoded):
+        rgb = _checked_rgb(image, channels)
+        if min(rgb.shape[:2]) <= shorter:
+            return ShrunkFile(encode_png(rgb))
+        return ShrunkFile(_shrink(pillow.fromarray(rgb), shorter), rgb.shape[1::-1])
+    data = encoded(image, channels)
+    try:
+        picture = pillow.open(io.BytesIO(data), formats=_READABLE)
+        if min(picture.size) <= shorter or picture.mode not in _SHRUNK:
+            return ShrunkFile(data)
+        before, smaller = picture.size, _shrink(picture, shorter)
+    except Exception:  # each decoder has errors of its own; the service says what is wrong
+        return ShrunkFile(data)
+    return ShrunkFile(smaller, before) if len(smaller) < len(data) else ShrunkFile(data)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image as Pillow
+    except ImportError as error:
+        raise ImportError(
+            "shrink=True needs Pillow: pip install 'tandem-serve-client[images]'"
+        ) from error
+    return Pillow
+
+
+def _shrink(picture: Any, shorter: int) -> bytes:
+    """Return Pillow's picture as a JPEG whose shorter side is ``shorter`` px."""
+    pillow = _pillow()
+    exif = pillow.Exif()
+    exif.load(picture.info.get("exif", b""))  # not XMP's, which getexif reads and the service not
+    orientation = exif.get(_ORIENTATION)
+    profile = None if picture.mode == "CMYK" else picture.info.get("icc_profile")
+    factor = shorter / min(picture.size)
+    width, height = (max(shorter, round(side * factor)) for side in picture.size)
+    # A JPEG is decoded at a reduced scale, at least twice as large as the result.
+    picture.draft(None, (2 * width, 2 * height))
+    mode = "L" if picture.mode in _GREY else "RGB"
+    if picture.has_transparency_data:
+        white = pillow.new("RGBA", picture.size, "white")
+        picture = pillow.alpha_composite(white, picture.convert("RGBA"))
+    picture = picture.convert(mode).resize((width, height), pillow.Resampling.BICUBIC)
+    kept, file = pillow.Exif(), io.BytesIO()
+    if orientation is not None:
+        kept[_ORIENTATION] = orientation
+    picture.save(file, "JPEG", quality=_JPEG_QUALITY, icc_profile=profile, exif=kept)
+    return file.getvalue()
+
+
+def _checked_rgb(pixels: Any, channels: Channels | None) -> "NDArray[np.uint8]":
     shape, dtype = getattr(pixels, "shape", None), getattr(pixels, "dtype", None)
     if shape is None or dtype is None:
         raise TypeError(
@@ -82,7 +199,8 @@ def _encode(pixels: Any, channels: Channels | None) -> bytes:
             f"the array is {dtype} {tuple(shape)}; give uint8 (height, width, 3), 0 to 255",
             "bad_array",
         )
-    return encode_png(pixels if channels == "rgb" else pixels[..., ::-1])
+    rgb: NDArray[np.uint8] = pixels if channels == "rgb" else pixels[..., ::-1]
+    return rgb
 
 
 def encode_png(rgb: "NDArray[np.uint8]") -> bytes:

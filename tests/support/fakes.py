@@ -112,6 +112,7 @@ class FakeService(EnsembleService):
             hint="",
             task="classification",
             input_size=8,
+            resize_shorter=8,
             labels=["x"],
             max_drop=0.005,
             verified="unmeasured",

@@ -27,6 +27,7 @@ function percent(share) {
   return share > 0 && share < 0.001 ? "<0.1%" : `${(100 * share).toFixed(1)}%`;
 }
 
+const bytes = (count) => (count < 1e6 ? `${Math.ceil(count / 1e3)} KB` : `${(count / 1e6).toFixed(1)} MB`);
 const milliseconds = (ms) => `${ms.toFixed(ms < 100 ? 1 : 0)} ms`;
 
 /** Tells those who do not see the page; errors have a live region of their own. */
@@ -156,6 +157,11 @@ function timeline({ total, stages }, roster) {
     return tick;
   }));
   $("stages").replaceChildren(...rows.map((row) => stageRow(row, end, roster)));
+}
+
+/** Says that a smaller picture was sent in place of the file. */
+export function sent({ file, sent: { body, side } }) {
+  say("sent", side ? `sent as ${side} px, ${bytes(body.size)} of ${bytes(file.size)}` : "");
 }
 
 export function roundTrip(ms) {

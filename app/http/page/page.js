@@ -1,6 +1,7 @@
 // The page's behaviour: takes pictures, sends them to the service, keeps what came back. draw.js puts it on the screen.
 
 import * as draw from "./draw.js";
+import { shorterSide, shrink } from "./shrink.js";
 
 const RETRY_MS = 2000;
 const TOP_K = 5;
@@ -16,7 +17,7 @@ const $ = draw.byId;
 
 /**
  * The key is kept for this tab alone, and only until it is closed.
- * @typedef {{file: File, url: string, result?: object}} Item  a picture; its result is an answer or {error}
+ * @typedef {{file: File, url: string, sent?: object, result?: object}} Item  a picture, what shrink() made of it, and an answer or {error}
  * @type {{models: ?object, modelSet: string, items: Item[], sending: AbortController, key: string}}
  */
 const state = { models: null, modelSet: "", items: [], sending: new AbortController(), key: sessionStorage.getItem("key") ?? "" };
@@ -34,7 +35,7 @@ class ServiceError extends Error {
  * The service's routes begin where this file's folder lies: a route_prefix comes before them.
  */
 async function call(path, options = {}) {
-  const headers = state.key ? { authorization: `Bearer ${state.key}` } : {};
+  const headers = { ...options.headers, ...(state.key && { authorization: `Bearer ${state.key}` }) };
   const response = await fetch(new URL(`..${path}`, import.meta.url), { ...options, headers }).catch(() => {
     throw new ServiceError("The service cannot be reached. Is it still running?", 0);
   });
@@ -46,13 +47,20 @@ async function call(path, options = {}) {
 /** What an address says of the set that was chosen; nothing for the service's first. */
 const ofSet = (before) => (state.modelSet ? `${before}model_set=${encodeURIComponent(state.modelSet)}` : "");
 
-/** One answer per file, in order. A single picture travels as the body itself, several as multipart. */
-async function send(files, signal) {
+/** Makes the smaller pictures to send, one after another: a large one takes much memory while it is read. */
+async function shrinkAll(items, signal) {
+  for (const item of items) if (!signal.aborted) item.sent = await shrink(item.file, shorterSide(state.models));
+}
+
+/** One answer per picture, in order. A single picture travels as the body itself, several as multipart. */
+async function send(items, signal) {
+  const wasShrunk = items.some(({ sent }) => sent.before);
+  const headers = wasShrunk ? { "x-tandem-shrunk": items.map(({ sent }) => sent.before ?? "-").join(", ") } : {};
   const path = `/v1/classify?top_k=${Math.min(TOP_K, state.models?.labels.length ?? TOP_K)}${ofSet("&")}`;
-  if (files.length === 1) return [await call(path, { method: "POST", body: files[0], signal })];
+  if (items.length === 1) return [await call(path, { method: "POST", body: items[0].sent.body, headers, signal })];
   const form = new FormData();
-  for (const file of files) form.append("files", file, file.name);
-  return (await call(path, { method: "POST", body: form, signal })).results;
+  for (const { file, sent } of items) form.append("files", sent.body, file.name);
+  return (await call(path, { method: "POST", body: form, headers, signal })).results;
 }
 
 /** Polls /readyz until the service is ready, and says so meanwhile. False when something else took over. */
@@ -93,9 +101,12 @@ async function classify(mayWait = true) {
   for (const item of state.items) delete item.result; // of another set, perhaps
   draw.cards(state.items, 0, openAnswer);
   await loadModels();
+  const { items } = state;
+  await shrinkAll(items, signal);
+  if (signal.aborted) return;
   const started = performance.now();
   try {
-    const results = await send(state.items.map(({ file }) => file), signal);
+    const results = await send(items, signal);
     const roundTripMs = performance.now() - started;
     if (!signal.aborted) finish(results, roundTripMs);
   } catch (error) {
@@ -147,6 +158,7 @@ function select(chosen) {
   draw.cards(state.items, chosen, openAnswer);
   if (item.result.error) draw.failure("No answer for this", item.result.error.message, false);
   else draw.answer(item.result, state.models?.members ?? []);
+  draw.sent(item);
 }
 
 /** Takes over new files in place of the ones before. */

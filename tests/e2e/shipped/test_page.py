@@ -1,12 +1,17 @@
 """The page in a real Chromium against the real service; every page is watched (page_driver)."""
 
 import base64
+import io
+import math
 import re
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, expect
 
+from models.image import ImageRule, read_image
 from tests.support.services.page_driver import (
     COPY_PICTURE,
     NOT_AN_IMAGE,
@@ -17,6 +22,7 @@ from tests.support.services.page_driver import (
 )
 
 pytestmark = pytest.mark.browser
+RULE = ImageRule(128, 146)
 
 
 def test_a_dropped_photo_gets_its_label(open_page, photo_file, photo_label):
@@ -102,6 +108,70 @@ def test_several_files_become_cards_and_a_bad_one_keeps_to_itself(
     cards.nth(2).click()
     expect(page.locator("#filename")).to_have_text("again.jpg")
     expect(page.locator("#headline")).to_have_text(photo_label)
+
+
+KEEP_BODIES = """
+    window.bodies = [];
+    const send = window.fetch;
+    window.fetch = (url, options) => {
+      if (options?.body) bodies.push(options.body);
+      return send(url, options);
+    };
+"""
+READ_BODIES = """async () => {
+    const files = (body) => (body instanceof FormData ? body.getAll("files") : body);
+    const read = async (blob) => Array.from(new Uint8Array(await blob.arrayBuffer()));
+    return Promise.all(bodies.flatMap(files).map(read));
+}"""
+
+
+def phone_photo(photo: bytes, orientation: int) -> bytes:
+    """Return the photo in 12 megapixels with grain, stored in a phone's orientation."""
+    upright = Image.open(io.BytesIO(photo)).resize((4000, 3000), Image.Resampling.BICUBIC)
+    grain = np.random.default_rng(7).integers(-12, 13, (3000, 4000, 1))
+    pixels = np.clip(np.asarray(upright.convert("RGB")) + grain, 0, 255).astype(np.uint8)
+    stored = Image.fromarray(np.rot90(pixels) if orientation == 6 else pixels)
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    stored.save(file, "JPEG", quality=90, exif=exif)
+    return file.getvalue()
+
+
+def test_a_large_photo_is_shrunk_before_it_is_sent(open_page, service_url, photo, photo_label):
+    side = 2 * httpx.get(f"{service_url}/v1/models", timeout=60).json()["resize_shorter"]
+    page = open_page(prepare=lambda page: page.add_init_script(KEEP_BODIES))
+    for orientation in (1, 6):
+        large = phone_photo(photo, orientation)
+        with page.expect_request("**/v1/classify*") as request:
+            drop(page, ("large.jpg", "image/jpeg", large))
+        assert request.value.headers["x-tandem-shrunk"] == "4000x3000"
+        expect(page.locator("#headline")).to_have_text(photo_label)
+        (sent,) = map(bytes, page.evaluate(READ_BODIES))
+        page.evaluate("bodies.length = 0")
+        picture = Image.open(io.BytesIO(sent))
+        assert (picture.format, picture.size) == ("JPEG", (round(side * 4 / 3), side))
+        assert len(sent) * 8 < len(large)
+        words = f"sent as {side} px, {math.ceil(len(sent) / 1e3)} KB of {len(large) / 1e6:.1f} MB"
+        expect(page.locator("#sent")).to_have_text(words)
+        as_seen = read_image(large, RULE).astype(int), read_image(sent, RULE).astype(int)
+        assert np.abs(as_seen[0] - as_seen[1]).mean() < 3  # of 255: upright, in its colours
+
+
+def test_only_large_pictures_are_shrunk_and_others_sent_as_they_are(open_page, photo):
+    page = open_page(prepare=lambda page: page.add_init_script(KEEP_BODIES))
+    large, file = phone_photo(photo, 1), io.BytesIO()
+    Image.open(io.BytesIO(photo)).resize((256, 192)).save(file, "JPEG")
+    with page.expect_request("**/v1/classify*") as request:
+        photos = (("small.jpg", file.getvalue()), ("large.jpg", large))
+        drop(page, *((name, "image/jpeg", data) for name, data in photos), NOT_AN_IMAGE)
+    assert request.value.headers["x-tandem-shrunk"] == "-, 4000x3000, -"
+    expect(page.locator(".card .said")).to_have_count(2)
+    expect(page.locator("#sent")).to_be_hidden()
+    page.locator(".card").nth(1).click()
+    expect(page.locator("#sent")).to_be_visible()
+    small, shrunk, text = map(bytes, page.evaluate(READ_BODIES))
+    assert (small, text) == (file.getvalue(), NOT_AN_IMAGE[2])
+    assert len(shrunk) < len(large) / 8
 
 
 def test_the_timeline_draws_the_services_own_times(open_page, service_url, photo_file):

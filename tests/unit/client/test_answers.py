@@ -18,7 +18,7 @@ from tandem_client import (
     Unauthorized,
     Unreachable,
 )
-from tandem_client.answers import classification_of
+from tandem_client.answers import classification_of, retry_after_s
 from tests.support.http_server import classified
 from tests.support.scripted_service import answered, refused
 
@@ -107,3 +107,25 @@ def test_a_degraded_answer_is_one_unless_it_must_not_be(make):
 def test_errors_go_through_pickle(error):
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("0", 0.0),
+        ("7", 7.0),
+        (" 12 ", 12.0),
+        ("9" * 400, 999999999.0),
+        ("Thu, 01 Jan 1970 00:01:00 GMT", 50.0),
+        ("Thu, 01 Jan 1970 00:01:00 -0000", 50.0),
+        ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        ("", None),
+        ("-3", None),
+        ("1.5", None),
+        ("²", None),
+        ("soon", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(header, seconds):
+    assert retry_after_s(header, now=lambda: 10.0) == seconds

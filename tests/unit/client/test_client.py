@@ -1,6 +1,7 @@
 """The blocking client and the one for asyncio: calls, their time, many images."""
 
 import asyncio
+import io
 import json
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from PIL import Image
 
 from app.http.api import create_api
 from tandem_client import (
@@ -75,6 +77,85 @@ def test_what_a_call_asks_for_is_sent(make):
     assert request.headers["user-agent"].startswith("tandem-serve-client/")
     timeouts = request.extensions["timeout"]
     assert timeouts == {"connect": 2.5, "read": 2.5, "write": 2.5, "pool": 2.5}
+
+
+def models(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json={"input_size": 28, "resize_shorter": 32})
+
+
+def of_two(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json={"results": [classified(), classified()]})
+
+
+def test_large_pictures_are_shrunk_to_what_the_set_needs(make):
+    large, small = (jpeg(side) for side in (600, 64))
+    client, service, _ = make(models, answered(), of_two)
+    client.classify(large, shrink=True)
+    client.classify([small, large], shrink=True)
+    list(client.classify_many([large] * 3, shrink=True))
+    client.classify(large)
+    asked, alone, form, *many, whole = service.requests
+    assert (asked.method, asked.url.path) == ("GET", "/v1/models")
+    assert [request.url.path for request in (alone, form, *many)] == ["/v1/classify"] * 5
+    for request in (alone, *many):
+        assert request.headers["x-tandem-shrunk"] == "600x600"
+        assert side_of(request.content) == 64
+    assert form.headers["x-tandem-shrunk"] == "-, 600x600"
+    assert small in form.content
+    assert whole.content == large
+    assert "x-tandem-shrunk" not in whole.headers
+
+
+def test_each_set_is_asked_once_for_its_side(make):
+    client, service, _ = make(models, answered(), answered(), models)
+    for name in ("a", "a", "b"):
+        client.classify(jpeg(600), shrink=True, model_set=name)
+    gets = [request.url.query for request in service.requests if request.method == "GET"]
+    assert gets == [b"model_set=a", b"model_set=b"]
+
+
+@pytest.mark.parametrize(
+    "step", [refused(401, "unauthorized"), httpx.ConnectError("refused"), httpx.Response(200)]
+)
+def test_a_side_that_cannot_be_learnt_is_the_usual_one_and_asked_for_again(make, step):
+    client, service, _ = make(step, answered(), models)
+    for shorter in (512, 64):
+        client.classify(jpeg(600), shrink=True)
+        assert side_of(service.requests[-1].content) == shorter
+
+
+def test_an_event_loop_shrinks_too_and_tasks_that_begin_together_ask_once():
+    service = ScriptedService(models)
+
+    async def ask(client):
+        await asyncio.gather(*(client.classify(jpeg(600), shrink=True) for _ in range(4)))
+
+    asked(ask, service)
+    methods = Counter(request.method for request in service.requests)
+    assert methods == {"GET": 1, "POST": 4}
+    assert side_of(service.requests[-1].content) == 64
+
+
+def test_tasks_that_wait_for_a_side_that_is_not_learnt_do_not_ask_one_after_another():
+    service = ScriptedService(httpx.ReadTimeout("silence"))
+
+    async def ask(client):
+        await asyncio.gather(*(client.classify(jpeg(600), shrink=True) for _ in range(4)))
+
+    asked(ask, service)
+    methods = Counter(request.method for request in service.requests)
+    assert methods == {"GET": 1, "POST": 4}
+    assert {side_of(r.content) for r in service.requests if r.method == "POST"} == {512}
+
+
+def jpeg(side: int) -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((side, side), 50).save(file, "JPEG")
+    return file.getvalue()
+
+
+def side_of(data: bytes) -> int:
+    return min(Image.open(io.BytesIO(data)).size)
 
 
 @pytest.mark.parametrize(

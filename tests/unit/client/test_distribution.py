@@ -27,7 +27,8 @@ def test_it_depends_on_httpx_and_numpy_alone(project):
     assert [Requirement(each).name for each in project["dependencies"]] == ["httpx", "numpy"]
     extras = project["optional-dependencies"]
     assert {name: [Requirement(each).name for each in of] for name, of in extras.items()} == {
-        "grpc": ["grpcio", "protobuf"]
+        "grpc": ["grpcio", "protobuf"],
+        "images": ["pillow"],
     }
     assert "3.10" in SpecifierSet(project["requires-python"])
 
@@ -62,7 +63,8 @@ def test_importing_it_takes_nothing_of_the_service():
     )
     taken = set(done.stdout.split())
     assert "httpx" in taken
-    unwanted = {"ray", "openvino", "cv2", "grpc", "google", "numpy", "pydantic", "app", "models"}
+    unwanted = {"ray", "openvino", "cv2", "grpc", "google", "numpy", "PIL", "pydantic"}
+    unwanted |= {"app", "models"}
     assert taken & unwanted == set()
 
 

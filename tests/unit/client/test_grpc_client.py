@@ -1,6 +1,7 @@
 """The client over gRPC against a server in this process, which the tests script."""
 
 import inspect
+import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -9,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 from google.protobuf.json_format import ParseDict
+from PIL import Image
 
 from app import errors
 from app.grpc.call import code_of
@@ -163,6 +165,18 @@ def test_an_image_of_several_that_cannot_be_read_has_its_error(make, scripted, t
     (only,) = make()[0].classify([tmp_path / "nowhere.jpg"])
     assert isinstance(only.error, BadImage)
     assert len(scripted.requests) == 1
+
+
+def test_a_large_picture_is_shrunk_to_the_side_of_the_constructor(make, scripted):
+    file = io.BytesIO()
+    Image.effect_noise((600, 800), 50).save(file, "JPEG")
+    for options, side in (({}, 512), ({"shrink_to": 64}, 64)):
+        make(**options)[0].classify(file.getvalue(), shrink=True)
+        (sent,) = scripted.requests[-1].images
+        assert min(Image.open(io.BytesIO(sent)).size) == side
+        assert scripted.metadata[-1]["x-tandem-shrunk"] == "600x800"
+    with pytest.raises(ValueError, match="shrink_to is 0: give 1 px or more"):
+        make(shrink_to=0)
 
 
 def test_every_client_takes_the_same_options_of_a_call():

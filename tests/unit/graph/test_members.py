@@ -541,6 +541,7 @@ async def test_the_bound_and_evaluation_make_the_same_inputs(folder):
 async def test_pixels_are_for_a_member_alone(folder):
     graph = service(folder)
     told = graph.served_models()
+    assert told.resize_shorter == 16  # the largest of the three
     assert {m.name: m.input_size for m in told.members} == {
         "usual": 16,
         "small": 8,

@@ -1,0 +1,50 @@
+// Scales large pictures down before they are sent, to twice the side that the networks need: a phone's photo takes 3 MB, its
+// smaller picture 30 KB. Small pictures, and files that the browser cannot read, stay as they are.
+
+const FACTOR = 2;
+const QUALITY = 0.9;
+const USUAL_SIDE = 256; // px, of a service that does not say
+const KINDS = ["image/jpeg", "image/png", "image/webp"]; // others get the service's own message
+
+/** Returns the shorter side of pictures to send, in px, by the answer of GET /v1/models; null is as no answer. */
+export const shorterSide = (models) => FACTOR * (models?.resize_shorter ?? models?.input_size ?? USUAL_SIDE);
+
+/**
+ * Returns what to send for a file: a smaller JPEG, upright, with its side and the size before; or the file itself.
+ * @returns {Promise<{body: Blob, side?: number, before?: string}>}
+ */
+export async function shrink(file, shorter) {
+  if (!KINDS.includes(file.type)) return { body: file };
+  try {
+    // Colours are not converted to the screen's: the service does not convert a file's either.
+    const bitmap = await createImageBitmap(file, { imageOrientation: "from-image", colorSpaceConversion: "none" });
+    const { width, height } = bitmap;
+    const body = Math.min(width, height) > shorter && keepsPixels() ? await scaled(bitmap, shorter) : file;
+    bitmap.close();
+    return body.size < file.size ? { body, side: shorter, before: `${width}x${height}` } : { body: file };
+  } catch {
+    return { body: file };
+  }
+}
+
+/** Draws the picture on white, as the service lays what is transparent, and returns it as JPEG. */
+function scaled(bitmap, shorter) {
+  const scale = shorter / Math.min(bitmap.width, bitmap.height);
+  const [width, height] = [bitmap.width, bitmap.height].map((side) => Math.round(side * scale));
+  const canvas = new OffscreenCanvas(width, height);
+  const context = canvas.getContext("2d", { alpha: false });
+  context.fillStyle = "#fff";
+  context.fillRect(0, 0, width, height);
+  context.imageSmoothingQuality = "high";
+  context.drawImage(bitmap, 0, 0, width, height);
+  return canvas.convertToBlob({ type: "image/jpeg", quality: QUALITY });
+}
+
+/** Whether a canvas gives back what was drawn: browsers that hide who they are may return noise. */
+function keepsPixels() {
+  const context = new OffscreenCanvas(1, 1).getContext("2d");
+  context.fillStyle = "rgb(160, 80, 40)";
+  context.fillRect(0, 0, 1, 1);
+  const pixel = context.getImageData(0, 0, 1, 1).data;
+  return [160, 80, 40].every((value, i) => Math.abs(pixel[i] - value) < 5);
+}
