@@ -332,11 +332,7 @@ def _check_fitting(options: EvaluateOptions, model_set: ModelSet) -> None:
 
 
 def _fit_temperatures(
-    model_set: ModelSet,
-    rows: Rows,
-    precision: Precision,
-    _: Evaluation,
-    options: EvaluateOptions,
+    model_set: ModelSet, rows: Rows, precision: Precision, _: Evaluation, options: EvaluateOptions
 ) -> None:
     """Fit temperatures, print them and write them."""
     fitted = fit_temperatures(rows)
@@ -358,11 +354,7 @@ def _fit_temperatures(
 
 
 def _choose_sure(
-    model_set: ModelSet,
-    rows: Rows,
-    precision: Precision,
-    _: Evaluation,
-    options: EvaluateOptions,
+    model_set: ModelSet, rows: Rows, precision: Precision, _: Evaluation, options: EvaluateOptions
 ) -> None:
     """Choose when an answer is sure, for all members and some of them; print it and write it."""
     assert options.sure_at is not None

@@ -17,12 +17,7 @@ from models.model_set import load_model_set
 from models.plan import SureRecord
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.plans import planned
-from tests.support.tiny_networks import (
-    LABELS,
-    picture,
-    write_pictures,
-    write_tiny_set,
-)
+from tests.support.tiny_networks import LABELS, picture, write_pictures, write_tiny_set
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

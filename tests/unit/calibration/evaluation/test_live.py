@@ -21,16 +21,8 @@ from models.model_set import ModelSet, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.command_line import tandem
 from tests.support.http_server import FakeServer
-from tests.support.scored_sets import (
-    GAINS,
-    PICTURES,
-    average_score,
-    score,
-    write_scored_set,
-)
-from tests.support.scored_sets import (
-    LABELS as SCORED_LABELS,
-)
+from tests.support.scored_sets import GAINS, PICTURES, average_score, score, write_scored_set
+from tests.support.scored_sets import LABELS as SCORED_LABELS
 from tests.support.tiny_networks import LABELS, write_pictures, write_tiny_set
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

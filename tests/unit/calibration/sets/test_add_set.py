@@ -143,10 +143,7 @@ NO_IDS = r"{}\.txt has \d class ids, \d different ones, for 3"
         ({"class_ids": "doubled.txt"}, NO_IDS.format("doubled")),
         ({"class_ids": "one-more.txt"}, NO_IDS.format("one-more")),
         ({"member_class_ids": {"b": "ids.txt"}}, "without --class-ids"),
-        (
-            {"class_ids": "ids.txt", "member_class_ids": {"b": "others.txt"}},
-            "lacks .*: n1, n2",
-        ),
+        ({"class_ids": "ids.txt", "member_class_ids": {"b": "others.txt"}}, "lacks .*: n1, n2"),
     ],
 )
 def test_what_makes_no_set(nets, into, changes, says):
