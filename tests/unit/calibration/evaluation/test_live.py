@@ -89,9 +89,7 @@ def otherwise(
     return answer
 
 
-def test_a_service_that_answers_the_same(
-    tiny_set: Path, pictures: Path, server: FakeServer
-) -> None:
+def test_a_service_that_answers_the_same(tiny_set, pictures, server):
     done = evaluated(tiny_set, pictures, server.url)
     assert done.exit_code == 0, done.output
     live = json.loads(done.stdout)["live"]
@@ -102,17 +100,13 @@ def test_a_service_that_answers_the_same(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
-def test_loopback_is_asked_without_a_proxy(
-    tiny_set: Path, pictures: Path, server: FakeServer, proxy: FakeServer, host: str
-) -> None:
+def test_loopback_is_asked_without_a_proxy(tiny_set, pictures, server, proxy, host):
     done = evaluated(tiny_set, pictures, server.url.replace("127.0.0.1", host))
     assert done.exit_code == 0, done.output
     assert proxy.requests == []
 
 
-def test_one_other_answer_is_found_and_named(
-    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
-) -> None:
+def test_one_other_answer_is_found_and_named(tiny_set, pictures, server, right):
     odd = sorted(pictures.glob("*/*"))[5]
 
     server.answer = otherwise(right, odd, lambda content: content["predictions"].reverse())
@@ -144,9 +138,7 @@ def test_the_cascade_of_a_service_is_compared_with_the_first_member_alone(
     assert live["num_right"] == {"sure": 12, "ensemble": 12}
 
 
-def test_a_member_that_did_not_answer_is_a_difference(
-    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
-) -> None:
+def test_a_member_that_did_not_answer_is_a_difference(tiny_set, pictures, server, right):
     """A degraded answer is the average of the members that answered."""
     odd = sorted(pictures.glob("*/*"))[5]
 
@@ -164,9 +156,7 @@ def test_a_member_that_did_not_answer_is_a_difference(
     assert live["num_partial"] == 1
 
 
-def test_another_probability_is_found(
-    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
-) -> None:
+def test_another_probability_is_found(tiny_set, pictures, server, right):
     def answer(body: bytes) -> tuple[int, bytes]:
         found = right(body)
         found["members"]["sure"]["predictions"][0]["probability"] -= 0.05
@@ -178,9 +168,7 @@ def test_another_probability_is_found(
     assert live["max_difference"] == pytest.approx(0.05, abs=1e-3)
 
 
-def test_a_busy_service_is_asked_again(
-    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
-) -> None:
+def test_a_busy_service_is_asked_again(tiny_set, pictures, server, right):
     seen: set[bytes] = set()
 
     def answer(body: bytes) -> tuple[int, bytes]:
@@ -193,9 +181,7 @@ def test_a_busy_service_is_asked_again(
     assert evaluated(tiny_set, pictures, server.url).exit_code == 0
 
 
-def test_after_the_last_try_nothing_waits(
-    tiny_set: Path, pictures: Path, server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_the_last_try_nothing_waits(tiny_set, pictures, server, monkeypatch):
     waits = list[float]()
     monkeypatch.setattr("calibration.evaluation.live.time.sleep", waits.append)
     server.answer = lambda _: (503, b"busy")
@@ -203,9 +189,7 @@ def test_after_the_last_try_nothing_waits(
     assert sorted(waits) == sorted([0.2, 0.4, 0.8, 1.6] * 12)
 
 
-def test_a_refused_image_counts_against_the_service(
-    tiny_set: Path, pictures: Path, server: FakeServer
-) -> None:
+def test_a_refused_image_counts_against_the_service(tiny_set, pictures, server):
     server.answer = lambda _: (400, b'{"error": {"code": "not_an_image"}}')
     done = evaluated(tiny_set, pictures, server.url)
     assert done.exit_code == 1
@@ -215,18 +199,14 @@ def test_a_refused_image_counts_against_the_service(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"predictions": [], "members": {}}'])
-def test_an_answer_of_another_shape_is_a_difference(
-    tiny_set: Path, pictures: Path, server: FakeServer, body: bytes
-) -> None:
+def test_an_answer_of_another_shape_is_a_difference(tiny_set, pictures, server, body):
     server.answer = lambda _: (200, body)
     done = evaluated(tiny_set, pictures, server.url)
     assert done.exit_code == 1
     assert len(json.loads(done.stdout)["live"]["differences"]) == 12
 
 
-def test_an_unreadable_image_must_be_refused_there_too(
-    tiny_set: Path, tmp_path: Path, server: FakeServer, right: Answer
-) -> None:
+def test_an_unreadable_image_must_be_refused_there_too(tiny_set, tmp_path, server, right):
     mixed = write_pictures(tmp_path / "mixed", num_per_color=1)
     (mixed / LABELS[0] / "bad.jpg").write_bytes(b"no image")
     is_strict = True
@@ -254,9 +234,7 @@ def test_an_unreadable_image_must_be_refused_there_too(
         ({"members": [{"name": "sure", "precision": "INT8"}]}, "serves tiny (sure)"),
     ],
 )
-def test_another_set_is_refused(
-    tiny_set: Path, pictures: Path, server: FakeServer, changes: dict[str, Any], says: str
-) -> None:
+def test_another_set_is_refused(tiny_set, pictures, server, changes, says):
     server.get = (200, json.dumps(json.loads(server.get[1]) | changes).encode())
     done = evaluated(tiny_set, pictures, server.url)
     assert isinstance(done.exception, ModelSetError)
@@ -275,9 +253,7 @@ def test_a_service_with_functions_of_its_own_is_refused(tiny_set, pictures, serv
 
 
 @pytest.mark.parametrize("answer", [(404, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b"{}")])
-def test_something_else_on_the_port_is_told(
-    tiny_set: Path, pictures: Path, server: FakeServer, answer: tuple[int, bytes]
-) -> None:
+def test_something_else_on_the_port_is_told(tiny_set, pictures, server, answer):
     server.get = answer
     done = evaluated(tiny_set, pictures, server.url)
     assert "does not answer as Tandem does" in str(done.exception)
@@ -288,9 +264,7 @@ def test_nobody_there(tiny_set: Path, pictures: Path, free_port: Callable[[], in
     assert "(Connection refused); is the service running?" in str(done.exception)
 
 
-def test_a_set_that_answers_wrongly_is_measured_as_such(
-    pictures: Path, tmp_path: Path, server: FakeServer
-) -> None:
+def test_a_set_that_answers_wrongly_is_measured_as_such(pictures, tmp_path, server):
     """The same name and labels, other networks: every image differs."""
     other = write_tiny_set(tmp_path / "tiny", gains={"sure": -8.0, "unsure": -2.0})
     live = json.loads(evaluated(other, pictures, server.url).stdout)["live"]

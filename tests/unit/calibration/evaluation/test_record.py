@@ -54,9 +54,7 @@ def test_a_look_is_not_recorded(tmp_path: Path, pictures: Path, option: str) -> 
     assert read_manifest(folder).accuracy == ()
 
 
-def test_of_a_set_in_a_store_nothing_is_recorded(
-    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_set_in_a_store_nothing_is_recorded(tmp_path, pictures, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     copy = write_tiny_set(tmp_path / "cache" / "tandem" / "sets" / "of-the-url" / "digest")
     done = evaluated(copy, "--images", pictures)
@@ -103,9 +101,7 @@ def test_weights_that_changed_meanwhile_are_not_recorded(tmp_path: Path, picture
     assert read_manifest(folder).accuracy == ()
 
 
-def test_a_set_that_other_images_refuse_is_said_to_be_refused(
-    tmp_path: Path, pictures: Path
-) -> None:
+def test_a_set_that_other_images_refuse_is_said_to_be_refused(tmp_path, pictures):
     folder = two_precisions(tmp_path / "tiny")
     bad = with_accuracy(read_manifest(folder), {ENSEMBLE: 1.0}, {ENSEMBLE: 0.5}, dataset="others")
     write_manifest(folder, bad)
@@ -131,9 +127,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[ModelSet]:
     return sets
 
 
-def test_a_set_that_another_command_changes_is_not_measured_in_vain(
-    tmp_path: Path, pictures: Path, measured: list[ModelSet]
-) -> None:
+def test_a_set_that_another_command_changes_is_not_measured_in_vain(tmp_path, pictures, measured):
     folder = two_precisions(tmp_path / "tiny")
     with change(folder):  # somebody else is at work on it
         done = evaluated(folder, "--images", pictures)
@@ -143,9 +137,7 @@ def test_a_set_that_another_command_changes_is_not_measured_in_vain(
     assert len(measured) == 1
 
 
-def test_a_full_disk_is_seen_before_measuring(
-    tmp_path: Path, pictures: Path, measured: list[ModelSet]
-) -> None:
+def test_a_full_disk_is_seen_before_measuring(tmp_path, pictures, measured):
     folder = two_precisions(tmp_path / "tiny")
     with full_disk(40_000):
         done = evaluated(folder, "--images", pictures)
