@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -60,13 +60,13 @@ def opened(place: str | Path, model_version: str) -> AnswerFile:
             no permission.
 
     """
-    makers: dict[str, Callable[[str, str], AnswerFile]]
-    makers = {".jsonl": JsonLines, ".parquet": LocalParts}
     out, suffix = str(place), Path(place).suffix
-    if not is_store(out) and suffix not in makers:
+    if not is_store(out) and suffix not in (".jsonl", ".parquet"):
         raise ModelSetError(f"--out {out}: end it in .jsonl (JSON lines) or .parquet")
     try:
-        return (ParquetParts if is_store(out) else makers[suffix])(out, model_version)
+        if is_store(out):
+            return ParquetParts(out, model_version)
+        return (JsonLines if suffix == ".jsonl" else LocalParts)(out, model_version)
     except OSError as error:
         reason = error.strerror or error
         raise ModelSetError(f"--out {out}: {reason}; name another place") from error
@@ -212,22 +212,13 @@ class LocalParts(ParquetParts):
 
 
 def _schema(pyarrow: Any, model_version: str) -> Any:
-    prediction = pyarrow.struct(
-        [
-            ("index", pyarrow.int32()),
-            ("label", pyarrow.string()),
-            ("probability", pyarrow.float32()),
-        ]
-    )
+    text, number, flag = pyarrow.string(), pyarrow.float32(), pyarrow.bool_()
+    fields = [("index", pyarrow.int32()), ("label", text), ("probability", number)]
+    predictions = pyarrow.list_(pyarrow.struct(fields))
     columns = [
-        ("file", pyarrow.string()),
-        ("label", pyarrow.string()),  # of the first prediction; null without one
-        ("probability", pyarrow.float32()),
-        ("sure", pyarrow.bool_()),
-        ("agreement", pyarrow.bool_()),
-        ("predictions", pyarrow.list_(prediction)),
-        ("members", pyarrow.map_(pyarrow.string(), pyarrow.list_(prediction))),
-        ("error", pyarrow.string()),
+        *(("file", text), ("label", text), ("probability", number)),  # null without a prediction
+        *(("sure", flag), ("agreement", flag), ("predictions", predictions)),
+        *(("members", pyarrow.map_(text, predictions)), ("error", text)),
     ]
     return pyarrow.schema(columns, metadata={VERSION_KEY: model_version.encode()})
 

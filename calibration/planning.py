@@ -244,10 +244,7 @@ def _simulated_p99_ms(
     heavy = {"Gateway"} if costs.is_together else set(costs.members)
     stages = {
         name: SimStage(
-            ms,
-            costs.cores(name),
-            per_node[name] * nodes,
-            MAX_BATCH_SIZE if name in heavy else 1,
+            ms, costs.cores(name), per_node[name] * nodes, MAX_BATCH_SIZE if name in heavy else 1
         )
         for name, ms in costs.cpu_ms.items()
     }
@@ -261,10 +258,7 @@ def _simulated_p99_ms(
 
 
 def planned_costs(
-    manifest: Manifest,
-    precision: Precision,
-    form: Form = "whole",
-    answers: PlanName = "full",
+    manifest: Manifest, precision: Precision, form: Form = "whole", answers: PlanName = "full"
 ) -> Costs:
     """Return the expected cost of each stage, for a plan with this form of the graph.
 

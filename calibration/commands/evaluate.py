@@ -50,6 +50,7 @@ from models.plan import SubsetRecord
 from models.record import Precision
 from models.stores import is_fetched
 
+PRECISIONS: tuple[Precision, ...] = ("FP16", "INT8")  # the float ones first
 T = TypeVar("T")
 D = TypeVar("D", Dataset, LabelSets)
 
@@ -159,8 +160,11 @@ def evaluate(options: EvaluateOptions) -> None:
     check_file(options.plot, "--plot")
     _check_drawn(options)
     model_set = load_model_set(options.name, search_path(options.model_dir or ()))
-    if model_set.manifest.task == "multi_label":
-        _check_multi_label(options)
+    if model_set.manifest.task == "multi_label" and options.html is not None:
+        raise ModelSetError(
+            "--html: of classes that exclude each other, and this set is multi-label; leave it out "
+            "(--json has all figures)"
+        )
     if options.calibrate or options.sure_at is not None or options.plan:
         _fit(model_set, options)
     elif not _is_well_evaluated(model_set, options):
@@ -178,15 +182,6 @@ def _check_drawn(options: EvaluateOptions) -> None:
         if not options.plan:
             raise ModelSetError("--plot draws what --plan compares: give both")
         check_plot(options.plot)
-
-
-def _check_multi_label(options: EvaluateOptions) -> None:
-    """Refuse what has no meaning for scores of each class by itself, or no plot yet."""
-    if options.html is not None:
-        raise ModelSetError(
-            "--html: of classes that exclude each other, and this set is multi-label; leave it out "
-            "(--json has all figures)"
-        )
 
 
 def _is_well_evaluated(model_set: ModelSet, options: EvaluateOptions) -> bool:
@@ -291,18 +286,20 @@ def _fit(model_set: ModelSet, options: EvaluateOptions) -> None:
     if options.record:
         check_can_keep(model_set.folder, f"tandem evaluate {options.fitting}")
     dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
-    *_, precision = _whole_precisions(model_set)
     manifest = model_set.manifest
     if options.calibrate:  # rows without any temperature
-        names = [*manifest.weights, ENSEMBLE]
-        manifest = with_temperatures(manifest, dict.fromkeys(names, 1.0))
-    rows = Rows(manifest, precision)
+        manifest = with_temperatures(manifest, dict.fromkeys([*manifest.weights, ENSEMBLE], 1.0))
+    rows = Rows(manifest, _whole_precision(model_set))
     with _progress() as progress:
-        track = _Tracker(progress, f"{model_set.name} {precision}")
+        track = _Tracker(progress, f"{model_set.name} {rows.precision}")
         plain = ModelSet(model_set.folder, manifest)
-        measured = evaluate_set(plain, dataset, (precision,), track=track, observe=rows.add)
-    fit = _fit_plan if options.plan else _choose_sure if options.sure_at else _fit_temperatures
-    fit(model_set, rows, precision, measured, options)
+        measured = evaluate_set(plain, dataset, (rows.precision,), track=track, observe=rows.add)
+    if options.plan:
+        _fit_plan(model_set, rows, measured, options)
+    elif options.sure_at is not None:
+        _choose_sure(model_set, rows, options)
+    else:
+        _fit_temperatures(model_set, rows, options)
 
 
 def _check_fitting(options: EvaluateOptions, model_set: ModelSet) -> None:
@@ -331,16 +328,10 @@ def _check_fitting(options: EvaluateOptions, model_set: ModelSet) -> None:
         )
 
 
-def _fit_temperatures(
-    model_set: ModelSet,
-    rows: Rows,
-    precision: Precision,
-    _: Evaluation,
-    options: EvaluateOptions,
-) -> None:
+def _fit_temperatures(model_set: ModelSet, rows: Rows, options: EvaluateOptions) -> None:
     """Fit temperatures, print them and write them."""
     fitted = fit_temperatures(rows)
-    facts = {"set": model_set.name, "precision": precision, **asdict(fitted)}
+    facts = {"set": model_set.name, "precision": rows.precision, **asdict(fitted)}
     write_json(options.json_file, facts)
     if options.has_tables:
         _show_fitted(fitted)
@@ -357,20 +348,14 @@ def _fit_temperatures(
         err.print("without either")
 
 
-def _choose_sure(
-    model_set: ModelSet,
-    rows: Rows,
-    precision: Precision,
-    _: Evaluation,
-    options: EvaluateOptions,
-) -> None:
+def _choose_sure(model_set: ModelSet, rows: Rows, options: EvaluateOptions) -> None:
     """Choose when an answer is sure, for all members and some of them; print it and write it."""
     assert options.sure_at is not None
     manifest = fit_trust(model_set.manifest, rows, options.sure_at)
     sure, answer_set = manifest.sure, manifest.answer_set
     assert sure is not None
     assert answer_set is not None
-    facts = {"set": model_set.name, "precision": precision, **sure.model_dump(mode="json")}
+    facts = {"set": model_set.name, "precision": rows.precision, **sure.model_dump(mode="json")}
     facts["answer_set"] = answer_set.model_dump(mode="json")
     facts["trust"] = [record.model_dump(mode="json") for record in manifest.trust]
     write_json(options.json_file, facts)
@@ -399,11 +384,7 @@ def _show_sure(who: str, record: Manifest | SubsetRecord) -> None:
 
 
 def _fit_plan(
-    model_set: ModelSet,
-    rows: Rows,
-    precision: Precision,
-    measured: Evaluation,
-    options: EvaluateOptions,
+    model_set: ModelSet, rows: Rows, measured: Evaluation, options: EvaluateOptions
 ) -> None:
     """Search the fast plan; print, draw and write it.
 
@@ -412,9 +393,9 @@ def _fit_plan(
 
     """
     manifest = model_set.manifest
-    costs = {name: of[precision] for name, of in measured.cpu_ms_per_image.items()}
+    costs = {name: of[rows.precision] for name, of in measured.cpu_ms_per_image.items()}
     facts = (costs, measured.dataset.name, measured.images_sha256)
-    result = search(manifest, rows, precision, *facts)
+    result = search(manifest, rows, rows.precision, *facts)
     write_json(options.json_file, {"set": model_set.name, **plans_json(result)})
     if options.has_tables:
         show_plans(out, result)
@@ -502,18 +483,16 @@ def _sampled(dataset: D, max_images: int) -> D:
 def _precisions(model_set: ModelSet) -> tuple[Precision, ...]:
     """Return the precisions that any member has, the float ones first."""
     there = {p for member in model_set.manifest.members for p in member.networks}
-    both: tuple[Precision, ...] = ("FP16", "INT8")
-    return tuple(p for p in both if p in there)
+    return tuple(p for p in PRECISIONS if p in there)
 
 
-def _whole_precisions(model_set: ModelSet) -> list[Precision]:
-    """Return the precisions that all members have, the float ones first."""
+def _whole_precision(model_set: ModelSet) -> Precision:
+    """Return the precision that all members have, INT8 rather than a float one."""
     members = model_set.manifest.members
-    both: tuple[Precision, ...] = ("FP16", "INT8")
-    whole = [p for p in both if all(m.precision_of(p) in m.networks for m in members)]
-    if not whole:
-        raise ModelSetError(
-            f"--calibrate, --sure-at and --plan take networks of one precision, and none of "
-            f"{model_set.name} has all members; tandem quantize makes the missing ones"
-        )
-    return whole
+    for precision in reversed(PRECISIONS):
+        if all(m.precision_of(precision) in m.networks for m in members):
+            return precision
+    raise ModelSetError(
+        f"--calibrate, --sure-at and --plan take networks of one precision, and none of "
+        f"{model_set.name} has all members; tandem quantize makes the missing ones"
+    )

@@ -39,7 +39,12 @@ Replace = Annotated[bool, typer.Option(help="a set of that name, if there is one
 
 def list_models(model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
     """Show every model set that a name can stand for; exit code 1 if any cannot be read."""
-    sets, problems = _readable(list_folders(search_path(model_dir or ())))
+    sets, problems = list[ModelSet](), list[str]()
+    for folder in list_folders(search_path(model_dir or ())):
+        try:
+            sets.append(load_model_set(str(folder.resolve())))
+        except ModelSetError as error:
+            problems.append(error.message)
     if as_json:
         typer.echo(json.dumps([{"folder": str(s.folder), **set_as_json(s.manifest)} for s in sets]))
     else:
@@ -48,17 +53,6 @@ def list_models(model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
         err.print(f"[red]left out:[/] {escape(problem)}")
     if problems:
         raise typer.Exit(1)
-
-
-def _readable(folders: list[Path]) -> tuple[list[ModelSet], list[str]]:
-    """Return the sets, and an error for each that cannot be read."""
-    sets, problems = list[ModelSet](), list[str]()
-    for folder in folders:
-        try:
-            sets.append(load_model_set(str(folder.resolve())))
-        except ModelSetError as error:
-            problems.append(error.message)
-    return sets, problems
 
 
 def _show_sets(sets: list[ModelSet]) -> None:
@@ -259,9 +253,9 @@ def _version_as_json(model_set: ModelSet, *, is_current: bool) -> dict[str, Any]
         "current": is_current,
         "made": manifest.made.model_dump(mode="json") if manifest.made else None,
         "accuracy": {
-            figure: ensemble_figures(manifest, figure)
+            figure: values
             for figure in ("top-1", "mAP")
-            if ensemble_figures(manifest, figure)
+            if (values := ensemble_figures(manifest, figure))
         },
         "size_mb": round(sum(path.stat().st_size for path in files if path.is_file()) / 1e6, 1),
     }

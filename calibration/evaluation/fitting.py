@@ -69,7 +69,7 @@ class Rows:
     """
 
     def __init__(self, manifest: Manifest, precision: Precision) -> None:
-        self.weights, self._precision = manifest.weights, precision
+        self.weights, self.precision = manifest.weights, precision
         self._batches: list[tuple[list[Part], Classes, dict[str, Probabilities]]] = []
         self._num_values = 0
         self._lock = threading.Lock()  # batches come from several threads
@@ -79,7 +79,7 @@ class Rows:
         if not batch.images:
             return
         parts = [part_of(image.path) for image in batch.images]
-        rows = batch.probabilities[self._precision]
+        rows = batch.probabilities[self.precision]
         members = {name: rows[name] for name in self.weights}
         with self._lock:
             self._batches.append((parts, truth_of(batch.images), members))

@@ -122,12 +122,8 @@ def has_attention(model: ov.Model) -> bool:
     for node in model.get_ordered_ops():
         if node.get_type_name() == "ScaledDotProductAttention":
             return True
-        if node.get_type_name() == "MatMul":
-            source = node.input_value(0).get_node()
-            while source.get_type_name() in MOVING:
-                source = source.input_value(0).get_node()
-            if source.get_type_name() == "Softmax":
-                return True
+        if node.get_type_name() == "MatMul" and _type_of_source(node) == "Softmax":
+            return True
     return False
 
 
@@ -208,16 +204,16 @@ def quantized_layers(model: ov.Model) -> set[str]:
     return {
         node.get_friendly_name()
         for node in model.get_ordered_ops()
-        if node.get_type_name() in COMPUTING and _is_fed_quantized(node)
+        if node.get_type_name() in COMPUTING and _type_of_source(node) == "FakeQuantize"
     }
 
 
-def _is_fed_quantized(node: ov.Node) -> bool:
-    """Follow the activation input upwards through layers that only move values."""
+def _type_of_source(node: ov.Node) -> str:
+    """Return what computes a node's first input, upwards of layers that only move values."""
     source = node.input_value(0).get_node()
     while source.get_type_name() in MOVING:
         source = source.input_value(0).get_node()
-    return bool(source.get_type_name() == "FakeQuantize")
+    return str(source.get_type_name())
 
 
 def check_ignored(member: str, options: QuantizationOptions, model: ov.Model) -> None:
@@ -240,7 +236,9 @@ def check_ignored(member: str, options: QuantizationOptions, model: ov.Model) ->
 @contextmanager
 def nncf_errors(member: str) -> Iterator[None]:
     """Raise :class:`ModelSetError` in place of NNCF's errors during the block."""
-    kinds: tuple[type[Exception], ...] = (RuntimeError, *_nncf_kinds())
+    classes = (value for value in vars(nncf).values() if isinstance(value, type))
+    of_nncf = (kind for kind in classes if issubclass(kind, Exception))  # they have no common base
+    kinds: tuple[type[Exception], ...] = (RuntimeError, *of_nncf)
     try:
         yield
     except kinds as error:
@@ -250,9 +248,3 @@ def nncf_errors(member: str) -> Iterator[None]:
             f"NNCF cannot quantise member {member}: {reason}. Leave the operations that it names "
             "to float (quantization.ignored_names in manifest.yaml), or export the network anew"
         ) from error
-
-
-def _nncf_kinds() -> tuple[type[Exception], ...]:
-    """Return all of NNCF's errors, which have no common base."""
-    kinds = (value for value in vars(nncf).values() if isinstance(value, type))
-    return tuple(kind for kind in kinds if issubclass(kind, Exception))

@@ -39,7 +39,7 @@ from calibration.quantization.quantize import (
 )
 from calibration.sets.packaged import WheelSource
 from calibration.sets.transaction import Staging, change
-from models.accuracy import AccuracyRecord, ValidationDrop
+from models.accuracy import ValidationDrop
 from models.errors import ModelSetError
 from models.ledger import refused, standing_refusals
 from models.manifest import (
@@ -229,14 +229,11 @@ def _with_int8(
             "accuracy": (),
         }
     )
-    changed = changed.model_copy(update={"accuracy": _refusing(manifest, changed)})
+    # The records that refuse an INT8 network which was not made anew.
+    standing = {id(record): record for record, _ in standing_refusals(manifest)}
+    refusing = tuple(record for record in standing.values() if refused(changed, record))
+    changed = changed.model_copy(update={"accuracy": refusing})
     return changed.model_copy(update={"golden": staging.golden(changed)})
-
-
-def _refusing(before: Manifest, made: Manifest) -> tuple[AccuracyRecord, ...]:
-    """Return the records that refuse an INT8 network which was not made anew."""
-    standing = {id(record): record for record, _ in standing_refusals(before)}
-    return tuple(record for record in standing.values() if refused(made, record))
 
 
 def _validation_drop(

@@ -54,7 +54,11 @@ def check_file(path: Path) -> set[str]:
     _check_beginning(path)
     if path.suffix != ONNX or not path.is_file():
         return set()
-    facts = onnx_facts(_content(path), str(path))
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+    facts = onnx_facts(content, str(path))
     if ZIP_MAP in facts.operators:
         raise ModelSetError(
             f"{path} answers a list of dictionaries (ZipMap, as Custom Vision and scikit-learn "
@@ -81,13 +85,6 @@ def _check_beginning(path: Path) -> None:
             f"{path} is a web page (HTML), not the network: download the file itself, as its raw "
             "link gives it"
         )
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _check_external(path: Path, locations: set[str]) -> None:

@@ -102,7 +102,7 @@ def fold(
     model: ov.Model,
     input_size: int,
     normalisation: Normalisation | None = None,
-    layout: Literal["NCHW", "NHWC"] = "NCHW",
+    layout: TensorLayout = "NCHW",
     batch: int | None = None,
 ) -> ov.Model:
     """Prepend the conversion from uint8 NHWC BGR to the float input that the model takes.
@@ -124,7 +124,7 @@ def fold_integers(
     model: ov.Model,
     input_size: int,
     color_order: ColorOrder,
-    layout: Literal["NCHW", "NHWC"],
+    layout: TensorLayout,
     batch: int | None = None,
 ) -> ov.Model:
     """Prepend the conversion from uint8 NHWC BGR to the integer pixels that the model takes.
@@ -144,7 +144,7 @@ def fold_integers(
 
 
 def _steps(
-    model: ov.Model, input_size: int, layout: Literal["NCHW", "NHWC"], batch: int | None
+    model: ov.Model, input_size: int, layout: TensorLayout, batch: int | None
 ) -> PrePostProcessor:
     """Return the first steps of the conversion from uint8 NHWC BGR."""
     steps = PrePostProcessor(model)

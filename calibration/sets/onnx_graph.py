@@ -191,9 +191,14 @@ def _folded(
     rows = helper.make_tensor_value_info(f"{OURS}rows", TensorProto.FLOAT, [number, num])
     graph.output.append(rows)
     precision: Precision = "INT8" if is_quantized else "FP16"
-    content = _bytes_of(model)
-    doubt = options.normalisation.doubt if taken == TensorProto.FLOAT else None
-    if taken == TensorProto.UINT8:
+    try:
+        content = bytes(model.SerializeToString())
+    except Exception as error:  # protobuf's own kind: 2 GiB are its limit
+        raise ModelSetError(f"the network is too large for one ONNX file: {error}") from error
+    takes, doubt = f"{_order(taken, options)} pixels as they are", None
+    if taken == TensorProto.FLOAT:
+        takes, doubt = options.normalisation.formula, options.normalisation.doubt
+    elif taken == TensorProto.UINT8:
         doubt = order_doubt(inputs.name, options.pixel_order)
     return Imported(
         content,
@@ -202,15 +207,9 @@ def _folded(
         precision,
         batch,
         finish.task,
-        f"takes {_takes(taken, options)}; {gives(finish.task, finish.ending)}",
+        f"takes {takes}; {gives(finish.task, finish.ending)}",
         doubt,
     )
-
-
-def _takes(taken: int, options: FileOptions) -> str:
-    if taken == TensorProto.FLOAT:
-        return options.normalisation.formula
-    return f"{_order(taken, options)} pixels as they are"
 
 
 def _order(taken: int, options: FileOptions) -> ColorOrder:
@@ -267,10 +266,3 @@ def _back(graph: Graph, output: str, finish: Finish) -> list[Any]:
 def _constant(graph: Graph, name: str, values: np.ndarray) -> str:
     graph.initializer.append(numpy_helper.from_array(values, f"{OURS}{name}"))
     return f"{OURS}{name}"
-
-
-def _bytes_of(model: Any) -> bytes:
-    try:
-        return bytes(model.SerializeToString())
-    except Exception as error:  # protobuf's own kind: 2 GiB are its limit
-        raise ModelSetError(f"the network is too large for one ONNX file: {error}") from error

@@ -41,7 +41,7 @@ def convert(task: ConversionTask) -> None:
 
     """
     try:
-        module = load_module(task)
+        module = _program(task) if task.kind == "program" else _script(task)
         expected = module.checked_rows()
         if task.made.suffix == ".xml":
             answers = _to_ir(module, task)
@@ -138,16 +138,6 @@ def _is_alike(first: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(torch.allclose(first, other, rtol=0, atol=SLACK * max(1, largest), equal_nan=True))
 
 
-def load_module(task: ConversionTask) -> LoadedModule:
-    """Load the file and determine its input.
-
-    Raises:
-        ModelSetError: its input or output is not a classifier's.
-
-    """
-    return _program(task) if task.kind == "program" else _script(task)
-
-
 def _program(task: ConversionTask) -> LoadedModule:
     with task.path.open("rb") as opened:
         program = torch.export.load(opened)
@@ -234,7 +224,8 @@ def _said_by_archive(task: ConversionTask) -> tuple[bool, Sides]:
                 return True, tuple(json.loads(opened.read(name))["input"])
             if name.endswith(TRACED_INPUTS) and task.input_size is None:
                 with opened.open(name) as pickled, suppress(Exception):
-                    return False, _first_sides(_Sides(pickled).load())
+                    (sides,) = _Sides(pickled).load()["forward"]
+                    return False, tuple(int(side) for side in sides)
     return False, ()
 
 
@@ -248,11 +239,6 @@ class _Sides(pickle.Unpickler):
         if name == "_rebuild_tensor_v2":
             return lambda storage, offset, size, *more: tuple(size)
         return lambda *arguments: arguments[0] if arguments else None
-
-
-def _first_sides(traced: Any) -> Sides:
-    (sides,) = traced["forward"]
-    return tuple(int(side) for side in sides)
 
 
 def last_line(error: Exception) -> str:

@@ -141,7 +141,10 @@ class Staging:
             if self._made_by is not None:
                 manifest = new_version(self.folder, manifest, self._made_by)
             moving = (*(old.files if old else ()), *manifest.files)
-            self._note(moving)
+            note = self.work / MOVING_NAME  # for the clean-up after a kill
+            note.write_bytes(RECORDS.dump_json(moving))
+            flush(note)
+            flush(self.work)
             for record in manifest.files:
                 staged = self.work / record.path
                 if staged.exists():
@@ -149,13 +152,6 @@ class Staging:
                     staged.replace(self.folder / record.path)
             flush(self.folder)
             write_manifest(self.folder, manifest)
-
-    def _note(self, moving: tuple[FileRecord, ...]) -> None:
-        """Write down which files are added or removed, for the clean-up after a kill."""
-        note = self.work / MOVING_NAME
-        note.write_bytes(RECORDS.dump_json(moving))
-        flush(note)
-        flush(self.work)
 
 
 @contextmanager

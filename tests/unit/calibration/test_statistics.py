@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.optimize import minimize_scalar
 
-from calibration.statistics import (
-    NUM_BINS,
-    ModeTally,
-    Paired,
-    Reliability,
-    Tally,
-)
+from calibration.statistics import NUM_BINS, ModeTally, Paired, Reliability, Tally
 from models.accuracy import Z95, wilson_interval
 from models.ensemble import top_k
 

@@ -3,7 +3,6 @@
 import importlib
 import json
 import shlex
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from calibration.sets import add_set
 from models.errors import ModelSetError
 from models.machine import MissingExtraError, needs_extra
 from models.model_set import load_model_set
+from models.record import ImageRecord
 from tests.support.command_line import tandem
 from tests.support.scored_sets import scored_model
 from tests.support.tiny_networks import LABELS, tiny_model
@@ -68,21 +68,8 @@ def test_what_was_added_is_listed_and_verified(home):
     assert "next: tandem quantize mine --images DIR, then" in result.stdout
     assert "tandem evaluate mine --images DIR; tandem serve --model-set mine" in result.stdout
     rows = {row["name"]: row for row in json.loads(models("list --json").stdout)}
-    assert rows["mine"] == {
-        "folder": str(home / "mine"),
-        "name": "mine",
-        "num_classes": 3,
-        "input_size": 16,
-        "input_sizes": [16],
-        "fixed_batch": {},
-        "members": ["a", "b"],
-        "runtimes": {"a": ["openvino"], "b": ["openvino"]},
-        "runtime_versions": {"openvino": version("openvino")},
-        "top1": {},
-        "mean_average_precision": {},
-        "task": "classification",
-        "threshold": None,
-    }
+    listed = {"folder": str(home / "mine"), "num_classes": 3, "members": ["a", "b"]}
+    assert rows["mine"].items() >= listed.items()
     verified = models("verify mine")
     assert verified.exit_code == 0, verified.output
     assert "every network answers as recorded" in verified.stdout
@@ -113,18 +100,29 @@ def test_a_path_with_brackets_is_shown_as_it_is(nets):
 
 def test_an_existing_set_is_kept_unless_replace_is_said(home):
     assert add().exit_code == 0
-    before = (home / "mine" / "manifest.yaml").read_bytes()
     assert "mine exists; give another name, or --replace" in refused(add("--description again"))
-    assert (home / "mine" / "manifest.yaml").read_bytes() == before
     assert add("--description again --replace").exit_code == 0
     assert load_model_set("mine").manifest.description == "again"
     assert [p.name for p in home.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("name", ["../mine", "/tmp/mine", "..", "''", ".mine", "a/b"])
-def test_a_name_that_leads_elsewhere_writes_nothing(tmp_path, name):
+BAD_NAMES = ("../mine", "/tmp/mine", "..", ".", "''", ".mine", "a/b", "a" * 64)
+BAD_MEMBERS = ("../x", "/x", "A", "a-b", "a.b", "1a", "[/x]", "a" * 64)
+BAD_NAME = "name: String should match pattern"
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "says"),
+    [
+        *((name, "", BAD_NAME) for name in BAD_NAMES),
+        *(("mine", f"--member {name}=a.xml", BAD_NAME) for name in BAD_MEMBERS),
+        ("mine", "--resize-shorter 15", "resize_shorter 15 is under input_size 16"),
+        ("mine.partial", "", "sets that end in .partial are half-made ones"),
+    ],
+)
+def test_a_name_that_leads_elsewhere_writes_nothing(tmp_path, name, more, says):
     before = sorted(tmp_path.rglob("*"))
-    assert "name: String should match pattern" in refused(add("--replace", name))
+    assert says in refused(add(f"--replace {more}", name))
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -136,6 +134,7 @@ def test_a_name_that_leads_elsewhere_writes_nothing(tmp_path, name):
         ("--weight a", "--weight 'a': write NAME=VALUE"),
         ("--weight a=", "--weight 'a=': write NAME=VALUE"),
         ("--weight a=much", "--weight: 'much' is not a number"),
+        ("--weight a=inf", "--weight: inf is no finite number"),
         ("--weight a=nan", "--weight: nan is no finite number"),
         ("--weight a=0", "weight: Input should be greater than 0 (given: 0.0)"),
         ("--weight a=-1", "weight: Input should be greater than 0 (given: -1.0)"),
@@ -157,8 +156,6 @@ def test_a_name_that_leads_elsewhere_writes_nothing(tmp_path, name):
         ("--member a=b.xml", "--member a is given twice as FP16"),
         ("--member c=none.xml", "cannot read none.xml"),
         ("--member c=labels.txt", "cannot read labels.txt"),
-        ("--member ../c=a.xml", "name: String should match pattern"),
-        ("--member [/x]=a.xml", "name: String should match pattern"),
         ("--member ensemble=a.xml", "a member cannot be called ensemble"),
         ("--class-ids labels.txt --labels none.txt", "cannot read none.txt"),
     ],
@@ -193,12 +190,6 @@ def test_zero_is_a_mean(home):
     assert add("--mean 0 --scale 255,255,127.5 --color-order BGR").exit_code == 0
 
 
-def test_empty_labels(home, nets):
-    (nets / "labels.txt").write_text("\n\n")
-    assert "labels.txt: 0 labels" in refused(add())
-    assert not home.exists()
-
-
 def test_a_package_that_is_not_there_is_asked_for_by_its_extra():
     with pytest.raises(MissingExtraError) as caught, needs_extra("calibrate", "models add"):
         importlib.import_module("a_package_that_nobody_has")
@@ -224,7 +215,9 @@ def test_members_may_differ(home, nets):
     manifest = load_model_set(str(home / "mine")).manifest
     first, second = (manifest.image_of(name) for name in "ab")
     assert (first.input_size, first.resize_shorter, first.resize) == (16, 20, "crop")
-    assert (second.input_size, second.resize, second.interpolation) == (8, "stretch", "bicubic")
+    assert second == ImageRecord(
+        input_size=8, resize_shorter=8, resize="stretch", interpolation="bicubic"
+    )
     assert "16, 8 px" in models("list").stdout
     (row,) = [row for row in json.loads(models("list --json").stdout) if row["name"] == "mine"]
     assert row["input_sizes"] == [16, 8]

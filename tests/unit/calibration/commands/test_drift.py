@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from models.errors import ModelSetError
 from models.files import ResultFileError
@@ -19,19 +20,19 @@ def record(path: Path, labels: str, *, version: str = "0123456789ab", start: str
         for number in range(100):
             label = f"<{labels[number % len(labels)]}>"
             confidence = 0.5 + 0.005 * (number % 97)
-            row = (
-                ROW
-                | {"model_version": version}
-                | ({"time": f"{start}:{number % 60:02}"} if start else {})
-            )
-            row["predictions"] = [{"index": 0, "label": label, "probability": confidence}]
+            predictions = [{"index": 0, "label": label, "probability": confidence}]
+            row = ROW | {"model_version": version, "predictions": predictions}
+            row |= {"time": f"{start}:{number % 60:02}"} if start else {}
             lines.write(json.dumps(row) + "\n")
     return path
 
 
+def drift(reference: Path, samples: Path, *more: object) -> Result:
+    return tandem("drift", "--reference", reference, "--samples", samples, *more)
+
+
 def test_no_drift(tmp_path):
-    reference, samples = record(tmp_path / "a.jsonl", "ab"), record(tmp_path / "b.jsonl", "ba")
-    done = tandem("drift", "--reference", reference, "--samples", samples)
+    done = drift(record(tmp_path / "a.jsonl", "ab"), record(tmp_path / "b.jsonl", "ba"))
     assert done.exit_code == 0, done.output
     assert "no drift: 100 samples and 100 references differ by no more than chance" in done.output
     assert "Kolmogorov-Smirnov" in done.output
@@ -42,10 +43,7 @@ def test_drift_in_table_json_and_page(tmp_path):
     reference = record(tmp_path / "a.jsonl", "aab", start="2026-11-25T08")
     samples = record(tmp_path / "b.jsonl", "abb", version="ba9876543210", start="2026-11-26T08")
     page, result = tmp_path / "page.html", tmp_path / "drift.json"
-    done = tandem(
-        *("drift", "--reference", reference, "--samples", samples, "--json", result),
-        *("--html", page),
-    )
+    done = drift(reference, samples, "--json", result, "--html", page)
     assert done.exit_code == 1, done.output
     assert "drift: classes" in done.output
     assert "2026-11-25 08:00 to 2026-11-25 08:59 UTC" in done.output
@@ -66,8 +64,8 @@ def test_drift_in_table_json_and_page(tmp_path):
 def test_names_that_are_not_utf8_are_on_the_page_and_no_drift(tmp_path):
     path = record(tmp_path / os.fsdecode(b"caf\xe9.jsonl"), "a\ud800")
     page = tmp_path / "page.html"
-    done = tandem("drift", "--reference", path, "--samples", path, "--html", page, "--json", "-")
-    assert done.exit_code == 0, done.output
+    done = drift(path, path, "--html", page, "--json", "-")
+    assert (done.exit_code, json.loads(done.stdout)["drift"]) == (0, False)
     text = page.read_text("utf-8")
     assert "caf?.jsonl" in text
     assert "&lt;?&gt;" in text
@@ -77,16 +75,10 @@ def test_versions_are_shown_as_they_are(tmp_path):
     path = record(tmp_path / "a.jsonl", "ab", version="v[old]")
     other = tmp_path / "b.jsonl"
     other.write_text(path.read_text().replace('"v[old]"', "null"))
-    done = tandem("drift", "--reference", path, "--samples", other)
+    done = drift(path, other)
     assert done.exit_code == 0, done.output
     assert "answered by v[old]\n" in done.output
     assert "answered by unknown\n" in done.output
-
-
-def test_json_alone_on_stdout(tmp_path):
-    path = record(tmp_path / "a.jsonl", "ab")
-    done = tandem("drift", "--reference", path, "--samples", path, "--json", "-")
-    assert json.loads(done.stdout)["drift"] is False
 
 
 def test_since_divides_one_record(tmp_path):
@@ -94,9 +86,13 @@ def test_since_divides_one_record(tmp_path):
     second = record(tmp_path / "b.jsonl", "bbbbc", start="2026-11-26T08")
     both = tmp_path / "both.jsonl"
     both.write_text(first.read_text() + second.read_text())
-    done = tandem("drift", "--reference", both, "--samples", both, "--since", "2026-11-26")
+    done = drift(both, both, "--since", "2026-11-26")
     assert done.exit_code == 1
     assert "drift: classes" in done.output
+
+
+NO_TIME = "--since 'yesterday': write a time as 2026-11-26"
+TOO_FEW = "samples: 0 answers, and the tests need at least 50"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +104,7 @@ def test_since_divides_one_record(tmp_path):
             "--since 'yesterday': write a time as 2026-11-26",
         ),
         (
-            ["--version", "ffffffffffff"],
+            ["--version", "f" * 12],
             ModelSetError,
             "samples: 0 answers, and the tests need at least 50",
         ),
@@ -118,6 +114,6 @@ def test_since_divides_one_record(tmp_path):
 )
 def test_what_is_refused(tmp_path, arguments, kind, message):
     path = record(tmp_path / "a.jsonl", "ab")
-    done = tandem("drift", "--reference", path, "--samples", path, *arguments)
+    done = drift(path, path, *arguments)
     assert isinstance(done.exception, kind)
     assert message in done.exception.message

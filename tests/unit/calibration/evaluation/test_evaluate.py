@@ -17,12 +17,7 @@ from models.model_set import load_model_set
 from models.plan import SureRecord
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.plans import planned
-from tests.support.tiny_networks import (
-    LABELS,
-    picture,
-    write_pictures,
-    write_tiny_set,
-)
+from tests.support.tiny_networks import LABELS, picture, write_pictures, write_tiny_set
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -99,9 +94,7 @@ def test_unreadable_images_are_counted_and_named(tmp_path: Path, pictures: Path)
     assert len(content["unreadable"]) == 2
 
 
-def test_a_file_without_permission_is_unreadable(
-    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_without_permission_is_unreadable(tmp_path, pictures, monkeypatch):
     mixed = shutil.copytree(pictures, tmp_path / "mixed")
     closed = min((mixed / LABELS[1]).iterdir())
     opened = Path.open

@@ -1,7 +1,9 @@
 """``tandem evaluate --url``: a server that answers right, wrong, busy, or is not there."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +23,13 @@ from models.model_set import ModelSet, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.command_line import tandem
 from tests.support.http_server import FakeServer
-from tests.support.scored_sets import (
-    GAINS,
-    PICTURES,
-    average_score,
-    score,
-    write_scored_set,
-)
-from tests.support.scored_sets import (
-    LABELS as SCORED_LABELS,
-)
+from tests.support.scored_sets import GAINS, PICTURES, average_score, score, write_scored_set
+from tests.support.scored_sets import LABELS as SCORED_LABELS
 from tests.support.tiny_networks import LABELS, write_pictures, write_tiny_set
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 Answer = Callable[[bytes], dict[str, Any]]
+FakeAnswer = Callable[[bytes], tuple[int, bytes]]
 
 
 @pytest.fixture(scope="module")
@@ -83,61 +78,59 @@ def evaluated(folder: Path, pictures: Path, url: str) -> Result:
     return tandem("evaluate", folder, "--images", pictures, "--url", url, "--json", "-")
 
 
-def otherwise(
-    right: Answer, odd: Path, change: Callable[[dict[str, Any]], None]
-) -> Callable[[bytes], tuple[int, bytes]]:
-    """Answer rightly, but for one file, whose answer ``change`` changes."""
+@pytest.fixture
+def compared(tiny_set, pictures, server):
+    """Evaluate with the service's answers, or with others: the exit code and what was said."""
+
+    def compare(answer: FakeAnswer | None = None, images: Path = pictures) -> tuple[int, Any]:
+        server.answer = answer or server.answer
+        done = evaluated(tiny_set, images, server.url)
+        return done.exit_code, json.loads(done.stdout)["live"]
+
+    return compare
+
+
+@pytest.fixture
+def odd(pictures) -> Path:
+    return sorted(pictures.glob("*/*"))[5]
+
+
+def otherwise(right: Answer, odd: Path | None, change: Callable[[Any], object]) -> FakeAnswer:
+    """Answer rightly, but for one file or for all, whose answer ``change`` changes."""
 
     def answer(body: bytes) -> tuple[int, bytes]:
         content = right(body)
-        if body == odd.read_bytes():
+        if odd is None or body == odd.read_bytes():
             change(content)
         return 200, json.dumps(content).encode()
 
     return answer
 
 
-def test_a_service_that_answers_the_same(
-    tiny_set: Path, pictures: Path, server: FakeServer
-) -> None:
-    done = evaluated(tiny_set, pictures, server.url)
-    assert done.exit_code == 0, done.output
-    live = json.loads(done.stdout)["live"]
-    assert (live["num_images"], live["num_same"], live["is_same"]) == (12, 12, True)
+def test_a_service_that_answers_the_same(tiny_set, compared):
+    exit_code, live = compared()
+    assert (exit_code, live["num_images"], live["num_same"], live["is_same"]) == (0, 12, 12, True)
     assert live["num_right"] == {"sure": 12, "unsure": 12, "ensemble": 12}
     assert live["num_right_top5"] == 12
     assert read_manifest(tiny_set).accuracy == ()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
-def test_loopback_is_asked_without_a_proxy(
-    tiny_set: Path, pictures: Path, server: FakeServer, proxy: FakeServer, host: str
-) -> None:
+def test_loopback_is_asked_without_a_proxy(tiny_set, pictures, server, proxy, host):
     done = evaluated(tiny_set, pictures, server.url.replace("127.0.0.1", host))
     assert done.exit_code == 0, done.output
     assert proxy.requests == []
 
 
-def test_one_other_answer_is_found_and_named(
-    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
-) -> None:
-    odd = sorted(pictures.glob("*/*"))[5]
-
-    server.answer = otherwise(right, odd, lambda content: content["predictions"].reverse())
-    done = evaluated(tiny_set, pictures, server.url)
-    assert done.exit_code == 1
-    live = json.loads(done.stdout)["live"]
-    assert live["num_same"] == 11
+def test_one_other_answer_is_found_and_named(compared, right, odd):
+    exit_code, live = compared(otherwise(right, odd, lambda said: said["predictions"].reverse()))
+    assert (exit_code, live["num_same"]) == (1, 11)
     (line,) = live["differences"]
     assert str(odd) in line
     assert "ensemble: class" in line
 
 
-def test_the_cascade_of_a_service_is_compared_with_the_first_member_alone(
-    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
-) -> None:
-    odd = sorted(pictures.glob("*/*"))[5]
-
+def test_the_cascade_of_a_service_is_compared_with_the_first_member_alone(compared, right, odd):
     def answer(body: bytes) -> tuple[int, bytes]:
         found = right(body)
         del found["members"]["unsure"]
@@ -145,50 +138,36 @@ def test_the_cascade_of_a_service_is_compared_with_the_first_member_alone(
             found["predictions"] = found["members"]["sure"]["predictions"]
         return 200, json.dumps(found | {"skipped_members": ["unsure"]}).encode()
 
-    server.answer = answer
-    live = json.loads(evaluated(tiny_set, pictures, server.url).stdout)["live"]
+    _, live = compared(answer)
     assert (live["num_alone"], live["num_same"]) == (12, 11)
     assert str(odd) in live["differences"][0]
     assert live["num_right"] == {"sure": 12, "ensemble": 12}
 
 
-def test_a_member_that_did_not_answer_is_a_difference(
-    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
-) -> None:
+def test_a_member_that_did_not_answer_is_a_difference(compared, right, odd):
     """A degraded answer is the average of the members that answered."""
-    odd = sorted(pictures.glob("*/*"))[5]
 
     def lose_a_member(content: dict[str, Any]) -> None:
         content["predictions"] = content["members"]["sure"]["predictions"]
         content["missing_members"] = {"unsure": "late"}
         del content["members"]["unsure"]
 
-    server.answer = otherwise(right, odd, lose_a_member)
-    done = evaluated(tiny_set, pictures, server.url)
-    assert done.exit_code == 1
-    live = json.loads(done.stdout)["live"]
+    exit_code, live = compared(otherwise(right, odd, lose_a_member))
+    assert (exit_code, live["num_partial"]) == (1, 1)
     assert live["differences"] == [f"{odd}: unsure did not answer"]
     assert live["num_right"] == {"sure": 12, "unsure": 11, "ensemble": 12}
-    assert live["num_partial"] == 1
 
 
-def test_another_probability_is_found(
-    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
-) -> None:
-    def answer(body: bytes) -> tuple[int, bytes]:
-        found = right(body)
-        found["members"]["sure"]["predictions"][0]["probability"] -= 0.05
-        return 200, json.dumps(found).encode()
+def test_another_probability_is_found(compared, right):
+    def lower(content: dict[str, Any]) -> None:
+        content["members"]["sure"]["predictions"][0]["probability"] -= 0.05
 
-    server.answer = answer
-    live = json.loads(evaluated(tiny_set, pictures, server.url).stdout)["live"]
+    _, live = compared(otherwise(right, None, lower))
     assert live["num_same"] == 0
     assert live["max_difference"] == pytest.approx(0.05, abs=1e-3)
 
 
-def test_a_busy_service_is_asked_again(
-    tiny_set: Path, pictures: Path, server: FakeServer, right: Answer
-) -> None:
+def test_a_busy_service_is_asked_again(compared, right):
     seen: set[bytes] = set()
 
     def answer(body: bytes) -> tuple[int, bytes]:
@@ -197,61 +176,43 @@ def test_a_busy_service_is_asked_again(
             return 429, b'{"error": {"code": "overloaded"}}'
         return 200, json.dumps(right(body)).encode()
 
-    server.answer = answer
-    assert evaluated(tiny_set, pictures, server.url).exit_code == 0
+    assert compared(answer)[0] == 0
 
 
-def test_after_the_last_try_nothing_waits(
-    tiny_set: Path, pictures: Path, server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_the_last_try_nothing_waits(compared, monkeypatch):
     waits = list[float]()
     monkeypatch.setattr("calibration.evaluation.live.time.sleep", waits.append)
-    server.answer = lambda _: (503, b"busy")
-    assert evaluated(tiny_set, pictures, server.url).exit_code == 1
+    assert compared(lambda _: (503, b"busy"))[0] == 1
     assert sorted(waits) == sorted([0.2, 0.4, 0.8, 1.6] * 12)
 
 
-def test_a_refused_image_counts_against_the_service(
-    tiny_set: Path, pictures: Path, server: FakeServer
-) -> None:
-    server.answer = lambda _: (400, b'{"error": {"code": "not_an_image"}}')
-    done = evaluated(tiny_set, pictures, server.url)
-    assert done.exit_code == 1
-    live = json.loads(done.stdout)["live"]
-    assert live["num_same"] == 0
-    assert "not_an_image" in live["differences"][0]
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (400, b'{"error": {"code": "not_an_image"}}', "not_an_image"),
+        *((200, body, "") for body in (b"", b"[]", b"{}", b'{"predictions": [], "members": {}}')),
+    ],
+)
+def test_a_refusal_and_an_answer_of_another_shape_are_differences(compared, status, body, says):
+    exit_code, live = compared(lambda _: (status, body))
+    assert (exit_code, live["num_same"], len(live["differences"])) == (1, 0, 12)
+    assert says in live["differences"][0]
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"predictions": [], "members": {}}'])
-def test_an_answer_of_another_shape_is_a_difference(
-    tiny_set: Path, pictures: Path, server: FakeServer, body: bytes
-) -> None:
-    server.answer = lambda _: (200, body)
-    done = evaluated(tiny_set, pictures, server.url)
-    assert done.exit_code == 1
-    assert len(json.loads(done.stdout)["live"]["differences"]) == 12
-
-
-def test_an_unreadable_image_must_be_refused_there_too(
-    tiny_set: Path, tmp_path: Path, server: FakeServer, right: Answer
-) -> None:
+def test_an_unreadable_image_must_be_refused_there_too(tmp_path, compared, right):
     mixed = write_pictures(tmp_path / "mixed", num_per_color=1)
     (mixed / LABELS[0] / "bad.jpg").write_bytes(b"no image")
-    is_strict = True
+    another = sorted(mixed.glob("*/*.png"))[0].read_bytes()
 
-    def answer(body: bytes) -> tuple[int, bytes]:
-        if body == b"no image":
-            if is_strict:
-                return 400, b"{}"
-            return 200, json.dumps(right(sorted(mixed.glob("*/*.png"))[0].read_bytes())).encode()
-        return 200, json.dumps(right(body)).encode()
+    def answer(body: bytes, *, is_strict: bool) -> tuple[int, bytes]:
+        if body == b"no image" and is_strict:
+            return 400, b"{}"
+        return 200, json.dumps(right(another if body == b"no image" else body)).encode()
 
-    server.answer = answer
-    assert evaluated(tiny_set, mixed, server.url).exit_code == 0
-    is_strict = False
-    done = evaluated(tiny_set, mixed, server.url)
-    assert done.exit_code == 1
-    assert "unreadable here, not there" in json.loads(done.stdout)["live"]["differences"][0]
+    assert compared(partial(answer, is_strict=True), mixed)[0] == 0
+    exit_code, live = compared(partial(answer, is_strict=False), mixed)
+    assert exit_code == 1
+    assert "unreadable here, not there" in live["differences"][0]
 
 
 @pytest.mark.parametrize(
@@ -260,57 +221,51 @@ def test_an_unreadable_image_must_be_refused_there_too(
         ({"model_set": "other"}, "serves other"),
         ({"labels": ["a", "b", "c"]}, "serves tiny"),
         ({"members": [{"name": "sure", "precision": "INT8"}]}, "serves tiny (sure)"),
+        *(
+            (
+                {stage: "own.module:function"},
+                f"{stage}: own.module:function), which this process does not",
+            )
+            for stage in ("preprocess", "combine")
+        ),
     ],
 )
-def test_another_set_is_refused(
-    tiny_set: Path, pictures: Path, server: FakeServer, changes: dict[str, Any], says: str
-) -> None:
-    server.get = (200, json.dumps(json.loads(server.get[1]) | changes).encode())
+def test_another_set_or_functions_of_its_own_are_refused(tiny_set, pictures, server, changes, says):
+    facts = json.loads(server.get[1]) | {"preprocess": None, "combine": None}
+    server.get = (200, json.dumps(facts | changes).encode())
     done = evaluated(tiny_set, pictures, server.url)
     assert isinstance(done.exception, ModelSetError)
     assert says in str(done.exception)
-
-
-@pytest.mark.parametrize("stage", ["preprocess", "combine"])
-def test_a_service_with_functions_of_its_own_is_refused(tiny_set, pictures, server, stage) -> None:
-    facts = json.loads(server.get[1]) | {"preprocess": None, "combine": None}
-    server.get = (200, json.dumps(facts | {stage: "own.module:function"}).encode())
-    result = evaluated(tiny_set, pictures, server.url)
-    assert isinstance(result.exception, ModelSetError)
-    assert f"{stage}: own.module:function), which this process does not" in str(result.exception)
     server.get = (200, json.dumps(facts).encode())
     assert evaluated(tiny_set, pictures, server.url).exit_code == 0
 
 
 @pytest.mark.parametrize("answer", [(404, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b"{}")])
-def test_something_else_on_the_port_is_told(
-    tiny_set: Path, pictures: Path, server: FakeServer, answer: tuple[int, bytes]
-) -> None:
+def test_something_else_on_the_port_is_told(tiny_set, pictures, server, answer):
     server.get = answer
     done = evaluated(tiny_set, pictures, server.url)
     assert "does not answer as Tandem does" in str(done.exception)
 
 
-def test_nobody_there(tiny_set: Path, pictures: Path, free_port: Callable[[], int]) -> None:
+def test_nobody_there(tiny_set, pictures, free_port):
     done = evaluated(tiny_set, pictures, f"http://127.0.0.1:{free_port()}")
     assert "(Connection refused); is the service running?" in str(done.exception)
 
 
-def test_a_set_that_answers_wrongly_is_measured_as_such(
-    pictures: Path, tmp_path: Path, server: FakeServer
-) -> None:
+def test_a_set_that_answers_wrongly_is_measured_as_such(pictures, tmp_path, server):
     """The same name and labels, other networks: every image differs."""
     other = write_tiny_set(tmp_path / "tiny", gains={"sure": -8.0, "unsure": -2.0})
     live = json.loads(evaluated(other, pictures, server.url).stdout)["live"]
-    assert live["num_same"] == 0
-    assert live["num_right"]["ensemble"] == 12
+    assert (live["num_same"], live["num_right"]["ensemble"]) == (0, 12)
 
 
-def test_an_address_that_is_none(tiny_set: Path) -> None:
-    with pytest.raises(ModelSetError, match="is no address"):
-        LiveService("http://[::1", load_model_set(str(tiny_set)))
-    with pytest.raises(ModelSetError, match="write http://127"):
-        LiveService("127.0.0.1:8000", load_model_set(str(tiny_set)))
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [("http://[::1", "is no address"), ("127.0.0.1:8000", "write http://127")],
+)
+def test_an_address_that_is_none(tiny_set, url, says):
+    with pytest.raises(ModelSetError, match=says):
+        LiveService(url, load_model_set(str(tiny_set)))
 
 
 COLOUR = PICTURES["cyan"][0]
@@ -388,32 +343,27 @@ def test_all_labels_must_be_right(service):
     assert set(result.num_right.values()) == {0}
 
 
-def test_a_label_that_the_service_does_not_list(service):
-    service.answer = an_answer(predictions=listed(ROWS[ENSEMBLE])[:1])
-    (line,) = service.compared().differences
-    assert line == "cyan.png: ensemble: label 1 is listed in process alone"
+FIRST, SECOND = listed(ROWS[ENSEMBLE])
+MORE = {"index": 2, "label": "", "probability": 0.9}
 
 
-def test_a_label_that_the_service_alone_lists(service):
-    more = {"index": 2, "label": "", "probability": 0.9}
-    service.answer = an_answer(predictions=[more, *listed(ROWS[ENSEMBLE])])
-    assert "label 2 is listed live alone" in service.compared().differences[0]
-    service.answer = an_answer(predictions=[more | {"index": 9}])
-    assert not service.compared().is_same
-
-
-def test_a_score_that_is_off(service):
-    first, second = listed(ROWS[ENSEMBLE])
-    service.answer = an_answer(predictions=[first | {"probability": 0.7}, second])
-    assert "score 0.7000 of label 0 live" in service.compared().differences[0]
-
-
-def test_a_member_that_did_not_answer_and_what_is_no_answer(service):
-    members = {"steep": {"predictions": listed(ROWS["steep"])}}
-    service.answer = an_answer(members=members)
-    assert "flat did not answer" in service.compared().differences[0]
-    service.answer = an_answer(predictions=[{"index": "x"}])
-    assert "no answer as Tandem gives" in service.compared().differences[0]
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"predictions": [FIRST]}, "^cyan.png: ensemble: label 1 is listed in process alone$"),
+        ({"predictions": [MORE, FIRST, SECOND]}, "label 2 is listed live alone"),
+        ({"predictions": [MORE | {"index": 9}]}, ""),
+        ({"predictions": [FIRST | {"probability": 0.7}, SECOND]}, "score 0.7000 of label 0 live"),
+        ({"members": {"steep": {"predictions": listed(ROWS["steep"])}}}, "flat did not answer"),
+        ({"predictions": [{"index": "x"}]}, "no answer as Tandem gives"),
+    ],
+)
+def test_another_list_is_a_difference(service, changes, says):
+    service.answer = an_answer(**changes)
+    result = service.compared()
+    assert not result.is_same
+    assert re.search(says, result.differences[0])
+    assert len(result.differences) == 1
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,13 @@ def two_precisions(folder: Path, gain: float = 1.0) -> Path:
     return folder
 
 
-def test_right_networks_are_right_and_verified(tmp_path, images):
-    folder = two_precisions(tmp_path / "scored")
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A multi-label set whose members have both precisions."""
+    return two_precisions(tmp_path / "scored")
+
+
+def test_right_networks_are_right_and_verified(folder, tmp_path, images):
     done = evaluated(folder, "--images", images)
     assert done.exit_code == 0, done.output
     assert "24 images, 36 labels" in done.stdout
@@ -79,8 +84,7 @@ def test_right_networks_are_right_and_verified(tmp_path, images):
     assert "3 labels" in table
 
 
-def test_another_threshold_is_not_as_it_was_measured(tmp_path, images):
-    folder = two_precisions(tmp_path / "scored")
+def test_another_threshold_is_not_as_it_was_measured(folder, images):
     assert evaluated(folder, "--images", images).exit_code == 0
     manifest = read_manifest(folder).model_copy(update={"threshold": 0.7})
     verdict = judge(manifest)
@@ -98,8 +102,7 @@ def test_wrong_int8_is_an_exit_code_a_record_and_a_refusal(tmp_path, images):
     assert "points of micro-F1 on" in verdict.message or "points of mAP on" in verdict.message
 
 
-def test_everything_as_json(tmp_path, images):
-    folder = two_precisions(tmp_path / "scored")
+def test_everything_as_json(folder, images):
     done = evaluated(folder, "--images", images, "--no-record", "--json", "-")
     told = json.loads(done.stdout)
     assert (told["task"], told["threshold"], told["num_labels"]) == ("multi_label", 0.5, 36)
@@ -108,8 +111,7 @@ def test_everything_as_json(tmp_path, images):
     assert read_manifest(folder).accuracy == ()
 
 
-def test_a_sample_and_what_cannot_be_read(tmp_path, images):
-    folder = two_precisions(tmp_path / "scored")
+def test_a_sample_and_what_cannot_be_read(folder, tmp_path, images):
     source = tmp_path / "list.csv"
     (tmp_path / "bad.png").write_bytes(b"no picture")
     lines = images.read_text("utf-8").splitlines()[1:]

@@ -26,6 +26,12 @@ from tests.support.tiny_networks import with_accuracy, write_tiny_set
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A set whose members have both precisions."""
+    return two_precisions(tmp_path / "tiny")
+
+
 def test_calibration_images_are_refused(tmp_path: Path, pictures: Path) -> None:
     folder = write_tiny_set(tmp_path / "tiny")
     used = [sha256_of(path) for path in sorted(pictures.glob("*/*"))[:2]]
@@ -39,8 +45,7 @@ def test_calibration_images_are_refused(tmp_path: Path, pictures: Path) -> None:
     assert read_manifest(folder).accuracy == ()
 
 
-def test_the_same_images_replace_their_record(tmp_path: Path, pictures: Path) -> None:
-    folder = two_precisions(tmp_path / "tiny")
+def test_the_same_images_replace_their_record(folder, tmp_path, pictures):
     moved = shutil.copytree(pictures, tmp_path / "moved")
     for images in (pictures, moved):
         assert evaluated(folder, "--images", images).exit_code == 0
@@ -54,9 +59,7 @@ def test_a_look_is_not_recorded(tmp_path: Path, pictures: Path, option: str) -> 
     assert read_manifest(folder).accuracy == ()
 
 
-def test_of_a_set_in_a_store_nothing_is_recorded(
-    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_set_in_a_store_nothing_is_recorded(tmp_path, pictures, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     copy = write_tiny_set(tmp_path / "cache" / "tandem" / "sets" / "of-the-url" / "digest")
     done = evaluated(copy, "--images", pictures)
@@ -65,8 +68,7 @@ def test_of_a_set_in_a_store_nothing_is_recorded(
     assert read_manifest(copy).accuracy == ()
 
 
-def test_a_member_without_float_has_no_drop(tmp_path: Path, pictures: Path) -> None:
-    folder = two_precisions(tmp_path / "tiny")
+def test_a_member_without_float_has_no_drop(folder, pictures):
     manifest = read_manifest(folder)
     first = manifest.members[0]
     only_int8 = first.model_copy(update={"networks": {"INT8": first.networks["INT8"]}})
@@ -78,9 +80,8 @@ def test_a_member_without_float_has_no_drop(tmp_path: Path, pictures: Path) -> N
     assert set(record.scores["FP16"]) == {"unsure"}  # no ensemble of some of the members
 
 
-def test_networks_that_changed_meanwhile_are_not_recorded(tmp_path: Path, pictures: Path) -> None:
+def test_networks_that_changed_meanwhile_are_not_recorded(folder, pictures):
     """Another command may quantise while this one measures: its record is of what was there."""
-    folder = two_precisions(tmp_path / "tiny")
     model_set = load_model_set(str(folder))
     found = evaluate_set(model_set, read_dataset(pictures, model_set), ("FP16", "INT8"))
     record = record_of(model_set, found)
@@ -91,8 +92,7 @@ def test_networks_that_changed_meanwhile_are_not_recorded(tmp_path: Path, pictur
     assert sorted(p.suffix for p in folder.iterdir() if p.name.startswith(".")) == []
 
 
-def test_weights_that_changed_meanwhile_are_not_recorded(tmp_path: Path, pictures: Path) -> None:
-    folder = two_precisions(tmp_path / "tiny")
+def test_weights_that_changed_meanwhile_are_not_recorded(folder, pictures):
     model_set = load_model_set(str(folder))
     found = evaluate_set(model_set, read_dataset(pictures, model_set), ("FP16", "INT8"))
     first, *others = model_set.manifest.members
@@ -103,10 +103,7 @@ def test_weights_that_changed_meanwhile_are_not_recorded(tmp_path: Path, picture
     assert read_manifest(folder).accuracy == ()
 
 
-def test_a_set_that_other_images_refuse_is_said_to_be_refused(
-    tmp_path: Path, pictures: Path
-) -> None:
-    folder = two_precisions(tmp_path / "tiny")
+def test_a_set_that_other_images_refuse_is_said_to_be_refused(folder, pictures):
     bad = with_accuracy(read_manifest(folder), {ENSEMBLE: 1.0}, {ENSEMBLE: 0.5}, dataset="others")
     write_manifest(folder, bad)
     done = evaluated(folder, "--images", pictures)
@@ -131,10 +128,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[ModelSet]:
     return sets
 
 
-def test_a_set_that_another_command_changes_is_not_measured_in_vain(
-    tmp_path: Path, pictures: Path, measured: list[ModelSet]
-) -> None:
-    folder = two_precisions(tmp_path / "tiny")
+def test_a_set_that_another_command_changes_is_not_measured_in_vain(folder, pictures, measured):
     with change(folder):  # somebody else is at work on it
         done = evaluated(folder, "--images", pictures)
         assert evaluated(folder, "--images", pictures, "--no-record").exit_code == 0
@@ -143,10 +137,7 @@ def test_a_set_that_another_command_changes_is_not_measured_in_vain(
     assert len(measured) == 1
 
 
-def test_a_full_disk_is_seen_before_measuring(
-    tmp_path: Path, pictures: Path, measured: list[ModelSet]
-) -> None:
-    folder = two_precisions(tmp_path / "tiny")
+def test_a_full_disk_is_seen_before_measuring(folder, pictures, measured):
     with full_disk(40_000):
         done = evaluated(folder, "--images", pictures)
     assert isinstance(done.exception, ModelSetError)
@@ -201,8 +192,7 @@ def test_a_file_that_cannot_be_written_is_named_before_measuring(
     assert measured == []
 
 
-def test_a_disk_that_fills_while_measuring_is_no_traceback(tmp_path: Path, pictures: Path) -> None:
-    folder = two_precisions(tmp_path / "tiny")
+def test_a_disk_that_fills_while_measuring_is_no_traceback(folder, tmp_path, pictures):
     with full_disk(100):
         done = evaluated(
             folder, "--images", pictures, "--no-record", "--json", tmp_path / "result.json"

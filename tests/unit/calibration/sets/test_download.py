@@ -3,7 +3,7 @@
 A download that broke off goes on where it was.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,98 +41,104 @@ def waits() -> list[float]:
     return []
 
 
-def test_a_file_arrives_whole_and_its_progress_is_told(files, path, waits):
-    told: list[tuple[int, int | None]] = []
-    found = download(files.url, path, PREFIX, lambda *seen: told.append(seen), waits.append)
-    assert found == path
-    assert path.read_bytes() == DATA
-    assert names(path) == ["net.pth"]
+@pytest.fixture
+def told() -> list[tuple[int, int | None]]:
+    """The reports of progress: bytes that are there, and the total."""
+    return []
+
+
+@pytest.fixture
+def fetch(files, path, waits, told) -> Callable[[], Path]:
+    return lambda: download(files.url, path, PREFIX, lambda *seen: told.append(seen), waits.append)
+
+
+def test_a_file_arrives_whole_and_its_progress_is_told(files, path, fetch, waits, told):
+    assert fetch() == path
+    assert (path.read_bytes(), names(path)) == (DATA, ["net.pth"])
     assert told[-1] == (len(DATA), len(DATA))
     assert [there for there, _ in told] == sorted({there for there, _ in told})
-    assert files.ranges == [None]
-    assert waits == []
+    assert (files.ranges, waits) == ([None], [])
 
 
-def test_what_is_there_is_not_fetched_again(files, path):
+@pytest.mark.parametrize(("there", "num_requests"), [(DATA, 0), (DATA[:-1] + b"?", 1)])
+def test_what_is_there_is_fetched_again_only_if_it_was_damaged(
+    files, path, fetch, there, num_requests
+):
     path.parent.mkdir()
-    path.write_bytes(DATA)
-    assert download(files.url, path, PREFIX) == path
-    assert files.requests == []
+    path.write_bytes(there)
+    assert fetch() == path
+    assert len(files.requests) == num_requests
+    assert (path.read_bytes(), names(path)) == (DATA, ["net.pth"])
 
 
-def test_a_file_that_was_damaged_since_is_fetched_again(files, path):
-    path.parent.mkdir()
-    path.write_bytes(DATA[:-1] + b"?")
-    download(files.url, path, PREFIX)
-    assert path.read_bytes() == DATA
-    assert names(path) == ["net.pth"]
-
-
-@pytest.mark.parametrize("code", [401, 403, 404])
-def test_a_refusal_is_final(files, path, waits, code):
+@pytest.mark.parametrize(
+    ("code", "num_requests", "says"),
+    [
+        *((code, 1, rf"net\.pth answers {code}; .*--mirror URL") for code in (401, 403, 404)),
+        (502, NUM_TRIES, "answers 502"),
+        (416, NUM_TRIES, "the file there is another one now"),  # no range at all
+    ],
+)
+def test_a_refusal_is_final_and_trouble_is_given_up(files, path, fetch, code, num_requests, says):
     files.script = [server.status(code)]
-    with pytest.raises(DownloadError, match=rf"net\.pth answers {code}; .*--mirror URL"):
-        download(files.url, path, PREFIX, wait=waits.append)
-    assert len(files.requests) == 1
+    with pytest.raises(DownloadError, match=says):
+        fetch()
+    assert len(files.requests) == num_requests
     assert names(path) == []
 
 
-def test_a_server_in_trouble_is_asked_again(files, path, waits):
+def test_a_server_in_trouble_is_asked_again(files, path, fetch, waits):
     """Or one that is asked too often, as the Hugging Face hub says by 429."""
     files.script = [server.status(500), server.status(429), server.status(503), server.ranged]
-    download(files.url, path, PREFIX, wait=waits.append)
-    assert path.read_bytes() == DATA
-    assert waits == [1, 2, 4]
+    fetch()
+    assert (path.read_bytes(), waits) == (DATA, [1, 2, 4])
 
 
-def test_a_server_that_stays_in_trouble_is_given_up(files, path, waits):
-    files.script = [server.status(502)]
-    with pytest.raises(DownloadError, match="answers 502"):
-        download(files.url, path, PREFIX, wait=waits.append)
-    assert len(files.requests) == NUM_TRIES
-    assert names(path) == []
-
-
-def test_another_file_under_the_name_is_not_kept(files, path):
+def test_another_file_under_the_name_is_not_kept(files, path, fetch):
     files.data = b"<html>log in here</html>"
     with pytest.raises(DownloadError, match=rf"net\.pth was altered .* must begin {PREFIX}"):
-        download(files.url, path, PREFIX)
+        fetch()
     assert names(path) == []
 
 
-@pytest.mark.parametrize("answer", [server.whole, server.chunked])
-def test_a_file_over_the_limit_is_refused_and_leaves_nothing(files, path, monkeypatch, answer):
+@pytest.mark.parametrize(
+    ("answer", "num_there", "says"),
+    [
+        (server.whole, 0, "200000 is the limit"),
+        (server.chunked, 0, "200000 is the limit"),
+        (server.ranged, 0, "has 300000 bytes or more"),  # announced: before it is fetched
+        (server.ranged, 150_000, "has 300000 bytes or more"),  # resumed: the file as a whole
+    ],
+)
+def test_a_file_over_the_limit_is_refused_and_leaves_nothing(
+    files, path, part, fetch, told, monkeypatch, answer, num_there, says
+):
     monkeypatch.setattr(module, "MAX_BYTES", 200_000)
+    if num_there:
+        part.write_bytes(DATA[:num_there])
     files.script = [answer]
-    with pytest.raises(DownloadError, match="200000 is the limit"):
-        download(files.url, path, PREFIX)
+    with pytest.raises(DownloadError, match=says):
+        fetch()
     assert len(files.requests) == 1
+    assert answer is server.chunked or told == []
     assert names(path) == []
 
 
-def test_an_announced_size_over_the_limit_is_refused_before_it_is_fetched(files, path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_BYTES", 200_000)
-    told: list[int] = []
-    with pytest.raises(DownloadError, match="has 300000 bytes or more"):
-        download(files.url, path, PREFIX, lambda there, _: told.append(there))
-    assert told == []
-
-
-def test_a_file_without_a_length_arrives_too(files, path):
+def test_a_file_without_a_length_arrives_too(files, path, fetch, told):
     files.script = [server.chunked]
-    totals: set[int | None] = set()
-    download(files.url, path, PREFIX, lambda _, total: totals.add(total))
+    fetch()
     assert path.read_bytes() == DATA
-    assert totals == {None}
+    assert {total for _, total in told} == {None}
 
 
 def test_nobody_there_says_what_to_try(path, waits, free_port):
     with pytest.raises(DownloadError) as caught:
         download(f"http://127.0.0.1:{free_port()}/net.pth", path, PREFIX, wait=waits.append)
-    assert "cannot reach http://127.0.0.1" in caught.value.message
-    assert "ConnectError" in caught.value.message
-    for advice in ("HTTPS_PROXY", "--mirror URL", "fetch net.pth elsewhere", "--weights-dir DIR"):
-        assert advice in caught.value.message
+    for part_of_it in (
+        *("cannot reach http://127.0.0.1", "ConnectError", "HTTPS_PROXY", "--mirror URL"),
+        *("fetch net.pth elsewhere", "--weights-dir DIR"),
+    ):
+        assert part_of_it in caught.value.message
     assert waits == [1, 2, 4]
 
 
@@ -146,10 +152,10 @@ def test_an_address_that_is_none(path, waits, url):
     ("name", "value"),
     [("HTTP_PROXY", "quic://127.0.0.1:1"), ("SSL_CERT_FILE", "/nowhere/certificates.pem")],
 )
-def test_an_environment_that_cannot_be_used_is_named(files, path, monkeypatch, name, value):
+def test_an_environment_that_cannot_be_used_is_named(fetch, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(DownloadError, match="environment names cannot be used"):
-        download(files.url, path, PREFIX)
+        fetch()
 
 
 def test_a_proxy_is_taken_from_the_environment(files, path, monkeypatch):
@@ -177,103 +183,67 @@ def test_a_file_of_ones_own_is_checked_but_never_removed(tmp_path):
         check_hash(tmp_path / "other.pth", PREFIX)
 
 
-def test_a_broken_download_goes_on_where_it_was(files, path, part):
-    part.write_bytes(DATA[:123_456])
-    told: list[tuple[int, int | None]] = []
-    download(files.url, path, PREFIX, lambda *seen: told.append(seen))
-    assert files.ranges == ["bytes=123456-"]
-    assert path.read_bytes() == DATA
-    assert told[0][0] > 123_456
-    assert told[-1] == (len(DATA), len(DATA))
+@pytest.mark.parametrize(
+    ("there", "script", "ranges"),
+    [
+        (DATA[:123_456], server.ranged, ["bytes=123456-"]),
+        (DATA[:1000], server.whole, ["bytes=1000-"]),  # a server without ranges sends all
+        (DATA[:1000], server.redirect, ["bytes=1000-", "bytes=1000-"]),
+        (DATA, server.ranged, [f"bytes={len(DATA)}-"]),
+        (DATA + b"more", server.ranged, [f"bytes={len(DATA) + 4}-", None]),  # thrown away
+    ],
+    ids=["goes on", "no ranges", "redirect", "all of it", "too long"],
+)
+def test_a_part_that_is_there_is_used(files, path, part, fetch, told, there, script, ranges):
+    part.write_bytes(there)
+    files.script = [script]
+    fetch()
+    assert (path.read_bytes(), names(path)) == (DATA, ["net.pth"])
+    assert files.ranges == ranges
+    if script is server.redirect:
+        assert [place for place, _ in files.requests] == ["/net.pth", "/elsewhere"]
+    if there == DATA[:123_456]:
+        assert told[0][0] > 123_456
+    assert there == DATA or told[-1] == (len(DATA), len(DATA))
 
 
-def test_a_server_without_ranges_sends_it_from_the_start(files, path, part):
-    part.write_bytes(DATA[:1000])
-    files.script = [server.whole]
-    told: list[tuple[int, int | None]] = []
-    download(files.url, path, PREFIX, lambda *seen: told.append(seen))
-    assert path.read_bytes() == DATA
-    assert told[-1] == (len(DATA), len(DATA))
-
-
-def test_a_server_that_breaks_off_is_asked_for_the_rest(files, path, waits):
+def test_a_server_that_breaks_off_is_asked_for_the_rest(files, path, fetch, waits):
     files.script = [server.breaks_off(100_000), server.breaks_off(50_000), server.ranged]
-    download(files.url, path, PREFIX, wait=waits.append)
+    fetch()
     assert path.read_bytes() == DATA
     assert files.ranges == [None, "bytes=100000-", "bytes=150000-"]
     assert waits == [1, 2]
 
 
-def test_a_server_that_always_breaks_off_is_given_up_but_not_what_came(files, path, waits):
+def test_a_server_that_always_breaks_off_is_given_up_but_not_what_came(files, path, fetch, waits):
     files.script = [server.breaks_off(10_000)]
     with pytest.raises(DownloadError, match=r"cannot reach .*/net\.pth .*--weights-dir"):
-        download(files.url, path, PREFIX, wait=waits.append)
-    assert len(files.requests) == NUM_TRIES
-    assert len(waits) == NUM_TRIES - 1
+        fetch()
+    assert (len(files.requests), len(waits)) == (NUM_TRIES, NUM_TRIES - 1)
     assert names(path) == ["net.pth.part"]
     assert path.with_name("net.pth.part").read_bytes() == DATA[: 10_000 * NUM_TRIES]
 
 
-def test_a_resumed_file_that_does_not_fit_together_is_not_kept(files, path, part):
+def test_a_resumed_file_that_does_not_fit_together_is_not_kept(path, part, fetch):
     part.write_bytes(b"x" * 1000)
     with pytest.raises(DownloadError, match="was altered"):
-        download(files.url, path, PREFIX)
+        fetch()
     assert names(path) == []
-    download(files.url, path, PREFIX)
+    fetch()
     assert path.read_bytes() == DATA
 
 
-def test_the_limit_holds_for_a_resumed_file_as_a_whole(files, path, part, monkeypatch):
-    monkeypatch.setattr(module, "MAX_BYTES", 200_000)
-    part.write_bytes(DATA[:150_000])
-    with pytest.raises(DownloadError, match="has 300000 bytes or more"):
-        download(files.url, path, PREFIX)
-    assert names(path) == []
-
-
-def test_redirects_are_followed_and_resumed(files, path, part):
-    part.write_bytes(DATA[:1000])
-    files.script = [server.redirect]
-    download(files.url, path, PREFIX)
-    assert path.read_bytes() == DATA
-    assert files.requests == [("/net.pth", "bytes=1000-"), ("/elsewhere", "bytes=1000-")]
-
-
-def test_a_full_disk_says_so_and_the_next_try_goes_on(files, path, waits):
-    with (
-        full_disk(100_000),
-        pytest.raises(DownloadError, match=r"cannot write .*net\.pth\.part: File too large; make"),
-    ):
-        download(files.url, path, PREFIX, wait=waits.append)
-    assert waits == []
-    assert names(path) == ["net.pth.part"]
-    download(files.url, path, PREFIX)
+def test_a_full_disk_says_so_and_the_next_try_goes_on(files, path, fetch, waits):
+    says = r"cannot write .*net\.pth\.part: File too large; make"
+    with full_disk(100_000), pytest.raises(DownloadError, match=says):
+        fetch()
+    assert (waits, names(path)) == ([], ["net.pth.part"])
+    fetch()
     assert files.ranges == [None, "bytes=100000-"]
     assert path.read_bytes() == DATA
 
 
-def test_a_part_that_is_all_of_it_is_taken(files, path, part):
-    part.write_bytes(DATA)
-    download(files.url, path, PREFIX)
-    assert path.read_bytes() == DATA
-    assert files.ranges == [f"bytes={len(DATA)}-"]
-    assert names(path) == ["net.pth"]
-
-
-def test_a_part_longer_than_the_file_is_thrown_away(files, path, part, waits):
-    part.write_bytes(DATA + b"more")
-    download(files.url, path, PREFIX, wait=waits.append)
-    assert path.read_bytes() == DATA
-    assert files.ranges == [f"bytes={len(DATA) + 4}-", None]
-
-
-def test_a_server_that_has_no_range_at_all_is_given_up(files, path, waits):
-    files.script = [server.status(416)]
-    with pytest.raises(DownloadError, match="the file there is another one now"):
-        download(files.url, path, PREFIX, wait=waits.append)
-
-
-def test_ctrl_c_leaves_only_the_part_and_the_next_try_goes_on(files, path):
+def test_ctrl_c_leaves_only_the_part_and_the_next_try_goes_on(files, path, fetch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -283,6 +253,6 @@ def test_ctrl_c_leaves_only_the_part_and_the_next_try_goes_on(files, path):
     got = path.with_name("net.pth.part").read_bytes()
     assert 0 < len(got) < len(DATA)
     assert DATA.startswith(got)
-    download(files.url, path, PREFIX)
+    fetch()
     assert files.ranges == [None, f"bytes={len(got)}-"]
     assert path.read_bytes() == DATA
