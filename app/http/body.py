@@ -161,11 +161,7 @@ async def read_coded_body(
 
 
 async def read_coded_chunks(
-    receive: Receive,
-    headers: Headers,
-    max_bytes: int,
-    share: Share,
-    take: Callable[[bytes], Any],
+    receive: Receive, headers: Headers, max_bytes: int, share: Share, take: Callable[[bytes], Any]
 ) -> None:
     """Read the body to its end; pass each chunk to ``take``, inflated if the body is coded.
 

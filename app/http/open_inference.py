@@ -156,12 +156,7 @@ def _add_models(api: FastAPI, inference: Inference) -> None:
     async def metadata(model_name: str, model_version: str = "") -> ModelMetadata:
         return inference.models.find(model_name, model_version).metadata()
 
-    @api.get(
-        f"{MODEL_PATH}/ready",
-        tags=TAGS,
-        responses=NO_MODEL | NOT_READY,
-        summary="Readiness",
-    )
+    @api.get(f"{MODEL_PATH}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="Readiness")
     @api.get(f"{VERSION}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="Readiness")
     async def model_ready(model_name: str, model_version: str = "") -> ModelReady:
         model = inference.models.find(model_name, model_version)
@@ -176,12 +171,7 @@ def _add_statistics(api: FastAPI, inference: Inference) -> None:
     async def all_statistics() -> AllStatistics:
         return inference.statistics()
 
-    @api.get(
-        f"{MODEL_PATH}/stats",
-        tags=TAGS,
-        responses=NO_MODEL,
-        summary="Inference statistics",
-    )
+    @api.get(f"{MODEL_PATH}/stats", tags=TAGS, responses=NO_MODEL, summary="Inference statistics")
     @api.get(f"{VERSION}/stats", tags=TAGS, responses=NO_MODEL, summary="Inference statistics")
     async def statistics(model_name: str, model_version: str = "") -> AllStatistics:
         return inference.statistics(inference.models.find(model_name, model_version))
@@ -207,10 +197,7 @@ class InferEndpoint:
         observer, headers, inference = RequestObserver(), Headers(scope), self._inference
         traffic_header = inference.service.settings.traffic_header
         options = request_options(headers, traffic_header, model_set=model.model_set)
-        with (
-            WatchedRequest(receive) as watched,
-            inference.admit(options, observer) as admitted,
-        ):
+        with WatchedRequest(receive) as watched, inference.admit(options, observer) as admitted:
             async with admitted.arriving():
                 most = inference.service.settings.max_body_bytes
                 body = await read_coded_body(watched, headers, most, admitted.share)

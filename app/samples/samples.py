@@ -268,10 +268,7 @@ class SampleStore:
     """
 
     def __init__(
-        self,
-        url: str,
-        max_bytes: int,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        self, url: str, max_bytes: int, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         self._url, self._max_bytes, self._now = url.rstrip("/"), max_bytes, now
         self._day, self._num_bytes = "", 0

@@ -330,9 +330,7 @@ async def test_gateways_with_two_plans_of_one_revision_come_to_serve_the_same(na
     assert (status["num_gateways"], status["num_current"]) == (2, 2)
 
 
-async def test_a_gateway_that_is_replaced_answers_by_the_others_plan_from_the_start(
-    names,
-):
+async def test_a_gateway_that_is_replaced_answers_by_the_others_plan_from_the_start(names):
     good, better, _ = map(name_of, names)
     first, second = (Served(settings_of(traffic={names[0]: 100})) for _ in range(2))
     second.handle.deployment = first.handle.deployment

@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from app.environment import REGIONS_FOLDER
-from app.errors import (
-    BadRegionError,
-    ConfigError,
-    RegionExistsError,
-    UnknownRegionError,
-)
+from app.errors import BadRegionError, ConfigError, RegionExistsError, UnknownRegionError
 from app.oip.documents import RegionStatus
 from app.oip.regions import (
     MAX_NAME,
