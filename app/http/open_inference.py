@@ -16,7 +16,16 @@ from app.errors import BadRegionError, BadTensorError
 from app.graph.observer import RequestObserver
 from app.http.body import Headers, read_coded_body, read_fields
 from app.http.classify import WatchedRequest, request_options
-from app.http.errors import CODED, ERRORS, described, error_response, json_body
+from app.http.errors import (
+    CODED,
+    ERRORS,
+    Responses,
+    array_of,
+    described,
+    error_response,
+    json_body,
+    object_of,
+)
 from app.oip.bodies import (
     HEADER_LENGTH,
     InferAnswer,
@@ -40,6 +49,7 @@ from app.oip.inference import Inference, ModelRequest
 from app.oip.models import ServedModel, server_metadata
 from app.oip.regions import NO_CUDA, Regions, asks_for_itself, for_caller, is_loopback
 from app.oip.tensors import InferRequest
+from app.queueing.admission import Share
 from app.telemetry.metrics import INFER, INFER_VERSION, PREDICT, PREDICT_VERSION
 
 LENGTH = HEADER_LENGTH.encode("ascii")
@@ -47,51 +57,41 @@ MODEL_PATH = "/v2/models/{model_name}"
 VERSION = MODEL_PATH + "/versions/{model_version}"
 LIVE, READY_SUMMARY = "Whether the Gateway runs", "Whether enough members answer"
 TAGS: list[Any] = ["Open Inference Protocol (KServe's V2)"]
-NO_MODEL: dict[int | str, dict[str, Any]] = {
-    404: described(ProtocolError, "no such model or version")
-}
-NOT_READY: dict[int | str, dict[str, Any]] = {
-    503: described(ProtocolError, "a member does not answer")
-}
-NOT_LOCAL: dict[int | str, dict[str, Any]] = {
+NO_MODEL: Responses = {404: described(ProtocolError, "no such model or version")}
+NOT_READY: Responses = {503: described(ProtocolError, "a member does not answer")}
+NOT_LOCAL: Responses = {
     403: described(ProtocolError, "shared memory, and a caller that may be elsewhere")
 }
-INFER_ERRORS: dict[int | str, dict[str, Any]] = (
+INFER_ERRORS: Responses = (
     {status: described(ProtocolError, error["description"]) for status, error in ERRORS.items()}
     | NO_MODEL
     | NOT_LOCAL
     | {504: ERRORS[504] | {"model": ProtocolError}}
 )
 INFER_ERRORS[400]["description"] = "a request that does not hold together, or an image that is none"
-TENSOR = {
-    "type": "object",
-    "required": ["name", "datatype", "shape"],
-    "properties": {
+TEXT, OBJECT, SIZE = {"type": "string"}, {"type": "object"}, {"type": "integer", "minimum": 0}
+TENSOR = object_of(
+    {
         "name": {"type": "string", "enum": ["image", "pixels"]},
         "datatype": {"type": "string", "enum": ["BYTES", "UINT8"]},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "parameters": {"type": "object"},
-        "data": {"type": "array", "items": {}},
+        "shape": array_of(SIZE),
+        "parameters": OBJECT,
+        "data": array_of({}),
     },
-}
-OUTPUT = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
-        "name": {"type": "string", "enum": ["probabilities", "label"]},
-        "parameters": {"type": "object"},
+    *("name", "datatype", "shape"),
+)
+OUTPUT = object_of(
+    {"name": {"type": "string", "enum": ["probabilities", "label"]}, "parameters": OBJECT}, "name"
+)
+INFER_SCHEMA = object_of(
+    {
+        "id": TEXT,
+        "parameters": OBJECT,
+        "inputs": array_of(TENSOR, minItems=1),
+        "outputs": array_of(OUTPUT),
     },
-}
-INFER_SCHEMA = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "parameters": {"type": "object"},
-        "inputs": {"type": "array", "items": TENSOR, "minItems": 1},
-        "outputs": {"type": "array", "items": OUTPUT},
-    },
-}
+    "inputs",
+)
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 BODY = {
     "required": True,
@@ -101,10 +101,7 @@ BODY = {
 }
 ANSWERED = {
     "description": "the outputs; binary ones after the JSON",
-    "content": {
-        "application/json": {"schema": {"type": "object"}},
-        "application/octet-stream": BINARY,
-    },
+    "content": {"application/json": {"schema": OBJECT}, "application/octet-stream": BINARY},
 }
 
 
@@ -195,17 +192,18 @@ class InferEndpoint:
     async def answer(self, scope: Scope, receive: Receive, model: ServedModel) -> Response:
         """Return the response; raise :class:`TandemError` if the request fails as a whole."""
         observer, headers, inference = RequestObserver(), Headers(scope), self._inference
-        traffic_header = inference.service.settings.traffic_header
-        options = request_options(headers, traffic_header, model_set=model.model_set)
-        with WatchedRequest(receive) as watched, inference.admit(options, observer) as admitted:
-            async with admitted.arriving():
-                most = inference.service.settings.max_body_bytes
-                body = await read_coded_body(watched, headers, most, admitted.share)
+        limits = inference.service.settings
+        options = request_options(headers, limits.traffic_header, model_set=model.model_set)
+        with WatchedRequest(receive) as watched:
+
+            async def read(share: Share) -> ModelRequest:
+                body = await read_coded_body(watched, headers, limits.max_body_bytes, share)
                 request, regions = self._parse(body, headers.get(LENGTH)), None
                 if request.uses_regions:
                     regions = for_caller(inference.regions, is_local=is_local(scope))
-                await admitted.ask(ModelRequest(model, request, regions))
-            answer = await admitted.answer()
+                return ModelRequest(model, request, regions)
+
+            answer = await inference.exchange(options, observer, read)
         if isinstance(answer, Fault):
             return error_response(scope, answer)
         start_ms = observer.elapsed_ms()
@@ -231,35 +229,18 @@ def _add_infer(api: FastAPI, endpoint: InferEndpoint, inference: Inference) -> N
         return await endpoint.answer(request.scope, request.receive, model)
 
 
-FILE = {
-    "type": "object",
-    "required": ["b64"],
-    "properties": {"b64": {"type": "string", "format": "byte"}},
-}
-PREDICT_SCHEMA = {
-    "type": "object",
-    "required": ["instances"],
-    "properties": {
-        "instances": {"type": "array", "items": FILE, "minItems": 1},
-        "parameters": {"type": "object"},
-    },
-}
-PREDICTION = {
-    "type": "object",
-    "properties": {
-        "probabilities": {"type": "array", "items": {"type": "number"}},
-        "label": {},  # a text; with several labels a list
-    },
-}
-ANSWER = {
-    "type": "object",
-    "required": ["predictions"],
-    "properties": {"predictions": {"type": "array", "items": PREDICTION}},
-}
+FILE = object_of({"b64": {"type": "string", "format": "byte"}}, "b64")
+PREDICT_SCHEMA = object_of(
+    {"instances": array_of(FILE, minItems=1), "parameters": OBJECT}, "instances"
+)
+PREDICTION = object_of(
+    {"probabilities": array_of({"type": "number"}), "label": {}}  # several labels are a list
+)
+ANSWER = object_of({"predictions": array_of(PREDICTION)}, "predictions")
 EXAMPLE = {"instances": [{"b64": "/9j/4AAQSkZJRgABAQ..."}]}
 
 
-def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]) -> None:
+def add_predict(api: FastAPI, inference: Inference, errors: Responses) -> None:
     """Add the routes; ``errors`` are the responses documented for inference."""
     endpoint = InferEndpoint(inference, parse_instances, rendered_predictions)
     tags: list[Any] = ["KServe's V1, TensorFlow Serving"]
@@ -277,7 +258,7 @@ def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]
         model = inference.models.find(model_name, model_version)
         return await endpoint.answer(request.scope, request.receive, model)
 
-    states: dict[int | str, Any] = {status: errors[status] for status in (404, 503)}
+    states: Responses = {status: errors[status] for status in (404, 503)}
 
     @api.get("/v1/models/{model_name}", tags=tags, responses=states, summary="Readiness")
     async def state(model_name: str) -> ModelReady:
@@ -298,14 +279,12 @@ DESCRIPTIONS = {
     422: "the default set, stages that are deployments, or a parameter that is not taken",
     503: "some Gateways do not follow yet",
 }
-REFUSALS: dict[int | str, dict[str, Any]] = {
+REFUSALS: Responses = {
     status: described(ProtocolError, text) for status, text in DESCRIPTIONS.items()
 }
-UNSERVABLE: dict[int | str, dict[str, Any]] = {
-    500: described(ProtocolError, "a set that cannot be served")
-}
-PARAMETERS = {"type": "object", "properties": {"parameters": {"type": "object"}}}
-READY_FIELDS = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
+UNSERVABLE: Responses = {500: described(ProtocolError, "a set that cannot be served")}
+PARAMETERS = object_of({"parameters": OBJECT})
+READY_FIELDS = object_of({"ready": {"type": "boolean"}})
 
 
 def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
@@ -358,24 +337,17 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
 
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
-REGION_REFUSALS: dict[int | str, dict[str, Any]] = {
+REGION_REFUSALS: Responses = {
     400: described(ProtocolError, "shared memory that is off, gone or too small"),
     **NOT_LOCAL,
 }
-NO_REGION: dict[int | str, dict[str, Any]] = {404: described(ProtocolError, "no such region")}
-REGISTERING: dict[int | str, dict[str, Any]] = {
+NO_REGION: Responses = {404: described(ProtocolError, "no such region")}
+REGISTERING: Responses = {
     **{status: described(ProtocolError, ERRORS[status]["description"]) for status in (408, 413)},
     409: described(ProtocolError, "the region is registered already"),
     415: described(ProtocolError, CODED[415]["description"]),
 }
-SIZE = {"type": "integer", "minimum": 0}
-REGION = json_body(
-    {
-        "type": "object",
-        "required": ["key", "byte_size"],
-        "properties": {"key": {"type": "string"}, "offset": SIZE, "byte_size": SIZE},
-    }
-)
+REGION = json_body(object_of({"key": TEXT, "offset": SIZE, "byte_size": SIZE}, "key", "byte_size"))
 
 
 def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
