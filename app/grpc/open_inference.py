@@ -183,20 +183,10 @@ class OpenInferenceMethods:
 for _name in OPEN_INFERENCE_METHODS:
     setattr(OpenInferenceMethods, _name, _method(_name))
 # The field of each datatype's typed contents; FP16 and BF16 have none.
-CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
+OWN_FIELD = ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")
+CONTENTS = {datatype: f"{datatype.lower()}_contents" for datatype in OWN_FIELD}
+CONTENTS |= dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents")
+CONTENTS |= dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents")
 
 
 def infer_request_of(message: messages.ModelInferRequest) -> InferRequest:

@@ -29,8 +29,8 @@ from app.http.classify import PATH, ClassifyRoute
 from app.http.errors import ERRORS, add_error_handlers, described, is_protocol, response_of
 from app.http.open_inference import LIVE, READY_SUMMARY, add_open_inference
 from app.http.other_routes import add_feedback, add_pages, add_traffic
-from app.oip.documents import ProtocolError
 from app.oip.inference import Inference
+from app.oip.models import ProtocolError
 from app.samples.feedback import Feedback
 from app.setting_values import EXPOSED
 from app.telemetry.metrics import CLIENT_WENT, record_answered

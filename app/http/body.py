@@ -238,7 +238,8 @@ class ClosedUnread:
 
         async def send_and_close(message: Message) -> None:
             if message["type"] == "http.response.start" and not is_read:
-                if message["status"] not in NOT_READ and not asks_to_continue(scope):
+                asks_to_continue = any(name == EXPECT for name, _ in scope["headers"])
+                if message["status"] not in NOT_READ and not asks_to_continue:
                     await read_what_is_here()
                 if not is_read:
                     message["headers"] = [*message.get("headers", ()), *CLOSING]
@@ -256,15 +257,10 @@ class ClosedUnread:
 
 
 def _has_body(scope: Scope) -> bool:
-    for name, value in scope["headers"]:
-        if name == b"transfer-encoding" or (name == b"content-length" and value not in NO_BODY):
-            return True
-    return False
-
-
-def asks_to_continue(scope: Scope) -> bool:
-    """Whether the client waits for "100 Continue", which reading the body sends."""
-    return any(name == b"expect" for name, _ in scope["headers"])
+    return any(
+        name == b"transfer-encoding" or (name == LENGTH and value not in NO_BODY)
+        for name, value in scope["headers"]
+    )
 
 
 class FileForm:

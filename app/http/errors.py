@@ -17,7 +17,7 @@ from starlette.types import Scope
 from app.answers import ErrorAnswer, Fault, as_json, error_answer, logged_fault
 from app.errors import LIMIT_HEADER, MAX_SHOWN, BadParameterError, OverloadedError, RouteError
 from app.http.body import Headers
-from app.oip.documents import ProtocolError
+from app.oip.models import ProtocolError
 from models.errors import TandemError
 
 RETRY_AFTER_S = 1  # for a service that is full or not ready

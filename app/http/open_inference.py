@@ -35,7 +35,8 @@ from app.oip.bodies import (
     rendered,
     rendered_predictions,
 )
-from app.oip.documents import (
+from app.oip.inference import Inference, ModelRequest
+from app.oip.models import (
     AllStatistics,
     IndexEntry,
     Live,
@@ -43,10 +44,10 @@ from app.oip.documents import (
     ModelReady,
     ProtocolError,
     RegionStatus,
+    ServedModel,
     ServerMetadata,
+    server_metadata,
 )
-from app.oip.inference import Inference, ModelRequest
-from app.oip.models import ServedModel, server_metadata
 from app.oip.regions import NO_CUDA, Regions, asks_for_itself, for_caller, is_loopback
 from app.oip.tensors import InferRequest
 from app.queueing.admission import Share

@@ -95,15 +95,9 @@ def add_feedback(api: FastAPI, service: EnsembleService, feedback: Feedback | No
         judgement = await book.judge(
             said.request_id, said.label, said.image, service.sets_with(said.label)
         )
-        model_set, version = judgement.answer.version
-        return FeedbackAnswer(
-            said.request_id,
-            said.label,
-            list(judgement.answer.labels),
-            judgement.is_right,
-            model_set,
-            version,
-        )
+        version, labels = judgement.answer
+        right = judgement.is_right
+        return FeedbackAnswer(said.request_id, said.label, list(labels), right, *version)
 
     @api.get(
         FEEDBACK_PATH,

@@ -29,8 +29,7 @@ from app.graph.request import (
 )
 from app.graph.service import EnsembleService
 from app.oip.bodies import InferAnswer, OutputTensor, answer_of, check_outputs_fit
-from app.oip.documents import AllStatistics, IndexEntry, ModelStatistics
-from app.oip.models import IMAGE, Models, ServedModel
+from app.oip.models import IMAGE, AllStatistics, IndexEntry, Models, ModelStatistics, ServedModel
 from app.oip.regions import Regions
 from app.oip.tensors import InferRequest, Tensor, bytes_elements, shown, uint8_array
 from app.queueing.admission import Share

@@ -29,7 +29,7 @@ from app.errors import (
     RegionExistsError,
     UnknownRegionError,
 )
-from app.oip.documents import RegionStatus
+from app.oip.models import RegionStatus
 from app.oip.tensors import RegionSlice, shown
 
 MAX_REGIONS = 256  # of all clients
