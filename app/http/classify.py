@@ -158,34 +158,24 @@ def _options_of(scope: Scope, headers: Headers, traffic_header: str | None) -> R
 
 
 def request_options(
-    headers: Headers,
-    traffic_header: str | None,
-    *,
-    top_k: int | None = None,
-    threshold: float | None = None,
-    model_set: str | None = None,
-    plan: str | None = None,
-    has_set: bool = False,
+    headers: Headers, traffic_header: str | None, **elsewhere: Any
 ) -> RequestOptions:
     """Return the options in a request's headers, with those that its interface has elsewhere.
 
-    ``traffic_header`` is the header by which a version is chosen; None: by image.
+    ``traffic_header`` is the header by which a version is chosen; None: by image. ``elsewhere``
+    are further fields of the options.
     """
     text = headers.get(MOVED)
     if text is None:
         text = headers.get(TIMEOUT)
     return RequestOptions(
         headers.request_id,
-        top_k,
-        None if text is None else CLIENT_TIME_SHARE * parse_timeout_s(text),
-        headers.get(b"priority"),
-        headers.get(REFUSED),
-        headers.joined(CACHE),
-        threshold,
-        model_set,
-        headers.get(traffic_header.encode("ascii")) if traffic_header else None,
-        plan,
-        has_set,
+        timeout_s=None if text is None else CLIENT_TIME_SHARE * parse_timeout_s(text),
+        priority=headers.get(b"priority"),
+        refused_before=headers.get(REFUSED),
+        cache_control=headers.joined(CACHE),
+        traffic_key=headers.get(traffic_header.encode("ascii")) if traffic_header else None,
+        **elsewhere,
     )
 
 

@@ -69,8 +69,7 @@ class Inference:
         loader: SetLoader | None = None,
     ) -> None:
         self.service = service
-        self._sets = self._served()
-        self._models = self._models_of_sets()
+        self._sets: list[tuple[EnsembleService, str]] = []  # with the versions that they serve
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}  # by name and version
         self.regions = regions
         self.repository = Repository(service, loader)
@@ -78,9 +77,9 @@ class Inference:
     @property
     def models(self) -> Models:
         """The models of the sets served at present, in their main versions."""
-        if self._sets != (now := self._served()):
+        if self._sets != (now := [(own, own.version) for own in self.service.sets.values()]):
             self._sets = now
-            self._models = self._models_of_sets()
+            self._models = Models(*(own.served_models() for own, _ in now))
             kept = [self.statistics_of(model) for model in self._models.all]
             self._statistics = {(each.name, each.version): each for each in kept}
         return self._models
@@ -93,12 +92,6 @@ class Inference:
         """Return the statistics that a model's requests are counted in."""
         new = ModelStatistics(model.name, model.version)
         return self._statistics.setdefault((model.name, model.version), new)
-
-    def _served(self) -> list[tuple[EnsembleService, str]]:
-        return [(of_set, of_set.version) for of_set in self.service.sets.values()]
-
-    def _models_of_sets(self) -> Models:
-        return Models(*(of_set.served_models() for of_set, _ in self._sets))
 
     async def exchange(
         self,
