@@ -330,18 +330,6 @@ async def test_gateways_with_two_plans_of_one_revision_come_to_serve_the_same(na
     assert (status["num_gateways"], status["num_current"]) == (2, 2)
 
 
-async def test_a_gateway_that_is_replaced_answers_by_the_others_plan_from_the_start(names):
-    good, better, _ = map(name_of, names)
-    first, second = (Served(settings_of(traffic={names[0]: 100})) for _ in range(2))
-    second.handle.deployment = first.handle.deployment
-    await first.change({good: 0, better: 100})
-    control = second.control
-    await control.start()
-    assert await second.versions_of(3) == {better[-12:]: 3}
-    assert control._task is not None
-    control._task.cancel()
-
-
 async def test_a_version_that_lost_too_much_may_be_a_shadow_and_answers_nobody(served, names):
     better = name_of(names[1])
     served.graph.versions._refused[better] = "INT8 lost 3 %"

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from app.environment import REGIONS_FOLDER
 from app.errors import BadRegionError, ConfigError, RegionExistsError, UnknownRegionError
-from app.oip.documents import RegionStatus
+from app.oip.models import RegionStatus
 from app.oip.regions import (
     MAX_NAME,
     MAX_REGIONS,
