@@ -202,9 +202,7 @@ def announced_bytes(metadata: Mapping[str, str]) -> int | None:
 def parsed(message: bytes, kind: type[ParsedMessage]) -> ParsedMessage:
     """Parse a message of a ``kind``.
 
-    Raises:
-        BadParameterError: it does not parse, or has over ``MAX_FIELDS`` fields.
-
+    Raises :class:`BadParameterError` if it does not parse, or has over ``MAX_FIELDS`` fields.
     """
     with suppress(IndexError):  # it is cut, and does not parse
         FieldCounter(message).count(0, len(message), kind.DESCRIPTOR)
@@ -271,9 +269,7 @@ def images_of(
 ) -> list[bytes]:
     """Return the images' bytes, in order.
 
-    Raises:
-        TandemError: there are no images, too many of them, or too many bytes.
-
+    Raises :class:`TandemError` if there are no images, too many of them, or too many bytes.
     """
     if not request.images:
         raise BadParameterError("the request has no image; put its bytes into images")

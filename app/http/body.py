@@ -273,9 +273,7 @@ class FileForm:
     def __init__(self, content_type: str, max_files: int) -> None:
         """Read the boundary from the request's Content-Type.
 
-        Raises:
-            BadParameterError: there is no boundary, or it is invalid.
-
+        Raises :class:`BadParameterError` if there is no boundary, or it is invalid.
         """
         _, parameters = parse_options_header(content_type)
         boundary = parameters.get(b"boundary")
@@ -303,9 +301,7 @@ class FileForm:
     def files(self) -> list[bytes]:
         """Return the contents of the files, after the whole body was written.
 
-        Raises:
-            BadParameterError: the form is incomplete, or has no file.
-
+        Raises :class:`BadParameterError` if the form is incomplete, or has no file.
         """
         if not self._parts.are_all:
             raise _broken("it breaks off before its closing boundary")

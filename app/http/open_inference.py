@@ -1,7 +1,7 @@
 """The routes of the Open Inference Protocol, below /v2, and of KServe's V1 protocol.
 
-Those of V2 are health, metadata, statistics, inference (:class:`InferEndpoint`), and Triton's
-extensions: the model repository, and shared memory, which serves local callers alone.
+Those of V2 are health, metadata, statistics, inference, and Triton's extensions: the model
+repository, and shared memory, which serves local callers alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 from app.answers import Fault, Ready
 from app.errors import BadRegionError, BadTensorError
@@ -44,7 +44,6 @@ from app.oip.models import (
     ModelReady,
     ProtocolError,
     RegionStatus,
-    ServedModel,
     ServerMetadata,
     server_metadata,
 )
@@ -120,13 +119,13 @@ def is_local(scope: Scope) -> bool:
 def add_open_inference(api: FastAPI, inference: Inference) -> None:
     """Add the protocol's routes."""
     _add_server(api, inference)
-    add_shared_memory(api, inference, TAGS)
-    add_cuda_shared_memory(api, TAGS)
-    add_repository(api, inference, TAGS)
+    add_shared_memory(api, inference)
+    add_cuda_shared_memory(api)
+    add_repository(api, inference)
     _add_statistics(api, inference)
     _add_models(api, inference)
-    _add_infer(api, InferEndpoint(inference), inference)
-    add_predict(api, inference, INFER_ERRORS)
+    _add_infer(api, inference)
+    add_predict(api, inference)
 
 
 def _add_server(api: FastAPI, inference: Inference) -> None:
@@ -179,43 +178,46 @@ Parse = Callable[[bytes, str | None], InferRequest]
 Render = Callable[[InferAnswer], tuple[bytes, int | None]]
 
 
-class InferEndpoint:
-    """Answers the route's requests, or another protocol's with its own ``parse`` and ``render``.
+async def _answered(
+    inference: Inference,
+    request: Request,
+    names: tuple[str, str],
+    parse: Parse = parse_request,
+    render: Render = rendered,
+) -> Response:
+    """Return the response of the model with the name and version ``names``.
 
     ``render`` returns the body, and the length of its JSON if tensors follow it.
+
+    Raises:
+        TandemError: the request fails as a whole.
+
     """
+    scope, observer = request.scope, RequestObserver()
+    headers, model = Headers(scope), inference.models.find(*names)
+    limits = inference.service.settings
+    options = request_options(headers, limits.traffic_header, model_set=model.model_set)
+    with WatchedRequest(request.receive) as watched:
 
-    def __init__(
-        self, inference: Inference, parse: Parse = parse_request, render: Render = rendered
-    ) -> None:
-        self._inference, self._parse, self._render = inference, parse, render
+        async def read(share: Share) -> ModelRequest:
+            body = await read_coded_body(watched, headers, limits.max_body_bytes, share)
+            asked, regions = parse(body, headers.get(LENGTH)), None
+            if asked.uses_regions:
+                regions = for_caller(inference.regions, is_local=is_local(scope))
+            return ModelRequest(model, asked, regions)
 
-    async def answer(self, scope: Scope, receive: Receive, model: ServedModel) -> Response:
-        """Return the response; raise :class:`TandemError` if the request fails as a whole."""
-        observer, headers, inference = RequestObserver(), Headers(scope), self._inference
-        limits = inference.service.settings
-        options = request_options(headers, limits.traffic_header, model_set=model.model_set)
-        with WatchedRequest(receive) as watched:
-
-            async def read(share: Share) -> ModelRequest:
-                body = await read_coded_body(watched, headers, limits.max_body_bytes, share)
-                request, regions = self._parse(body, headers.get(LENGTH)), None
-                if request.uses_regions:
-                    regions = for_caller(inference.regions, is_local=is_local(scope))
-                return ModelRequest(model, request, regions)
-
-            answer = await inference.exchange(options, observer, read)
-        if isinstance(answer, Fault):
-            return error_response(scope, answer)
-        start_ms = observer.elapsed_ms()
-        content, num_json = self._render(answer)
-        observer.stage_ended("encode", start_ms)
-        if num_json is None:
-            return Response(content, media_type="application/json")
-        return Response(content, 200, {HEADER_LENGTH: str(num_json)}, "application/octet-stream")
+        answer = await inference.exchange(options, observer, read)
+    if isinstance(answer, Fault):
+        return error_response(scope, answer)
+    start_ms = observer.elapsed_ms()
+    content, num_json = render(answer)
+    observer.stage_ended("encode", start_ms)
+    if num_json is None:
+        return Response(content, media_type="application/json")
+    return Response(content, 200, {HEADER_LENGTH: str(num_json)}, "application/octet-stream")
 
 
-def _add_infer(api: FastAPI, endpoint: InferEndpoint, inference: Inference) -> None:
+def _add_infer(api: FastAPI, inference: Inference) -> None:
     described: dict[str, Any] = {
         "tags": TAGS,
         "responses": {200: ANSWERED, **INFER_ERRORS},
@@ -226,8 +228,7 @@ def _add_infer(api: FastAPI, endpoint: InferEndpoint, inference: Inference) -> N
     @api.post(INFER, summary="Classify images, encoded or decoded", **described)
     @api.post(INFER_VERSION, summary="Classify images, encoded or decoded", **described)
     async def infer(request: Request, model_name: str, model_version: str = "") -> Response:
-        model = inference.models.find(model_name, model_version)
-        return await endpoint.answer(request.scope, request.receive, model)
+        return await _answered(inference, request, (model_name, model_version))
 
 
 FILE = object_of({"b64": {"type": "string", "format": "byte"}}, "b64")
@@ -241,14 +242,13 @@ ANSWER = object_of({"predictions": array_of(PREDICTION)}, "predictions")
 EXAMPLE = {"instances": [{"b64": "/9j/4AAQSkZJRgABAQ..."}]}
 
 
-def add_predict(api: FastAPI, inference: Inference, errors: Responses) -> None:
-    """Add the routes; ``errors`` are the responses documented for inference."""
-    endpoint = InferEndpoint(inference, parse_instances, rendered_predictions)
+def add_predict(api: FastAPI, inference: Inference) -> None:
+    """Add the routes of KServe's V1 protocol."""
     tags: list[Any] = ["KServe's V1, TensorFlow Serving"]
     described: dict[str, Any] = {
         "tags": tags,
         "summary": "Classify images in base64",
-        "responses": {200: {"content": {"application/json": {"schema": ANSWER}}}, **errors},
+        "responses": {200: {"content": {"application/json": {"schema": ANSWER}}}, **INFER_ERRORS},
         "openapi_extra": json_body(PREDICT_SCHEMA, EXAMPLE),
         "response_class": Response,
     }
@@ -256,10 +256,10 @@ def add_predict(api: FastAPI, inference: Inference, errors: Responses) -> None:
     @api.post(PREDICT, **described)
     @api.post(PREDICT_VERSION, **described)
     async def predict(request: Request, model_name: str, model_version: str = "") -> Response:
-        model = inference.models.find(model_name, model_version)
-        return await endpoint.answer(request.scope, request.receive, model)
+        names = model_name, model_version
+        return await _answered(inference, request, names, parse_instances, rendered_predictions)
 
-    states: Responses = {status: errors[status] for status in (404, 503)}
+    states: Responses = {status: INFER_ERRORS[status] for status in (404, 503)}
 
     @api.get("/v1/models/{model_name}", tags=tags, responses=states, summary="Readiness")
     async def state(model_name: str) -> ModelReady:
@@ -288,7 +288,7 @@ PARAMETERS = object_of({"parameters": OBJECT})
 READY_FIELDS = object_of({"ready": {"type": "boolean"}})
 
 
-def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+def add_repository(api: FastAPI, inference: Inference) -> None:
     """Add the routes; ``inference`` has the models and loads sets."""
     timeout_s = inference.service.settings.request_timeout_s
 
@@ -301,7 +301,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
 
     @api.post(
         "/v2/repository/index",
-        tags=tags,
+        tags=TAGS,
         responses={status: REFUSALS[status] for status in (400, 408, 413, 415)},
         openapi_extra=json_body(READY_FIELDS, is_required=False),
         summary="The models and their states; ready: only those that answer",
@@ -312,7 +312,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         return inference.repository.index(inference.models, only_ready=only_ready)
 
     described: dict[str, Any] = {
-        "tags": tags,
+        "tags": TAGS,
         "openapi_extra": json_body(PARAMETERS, is_required=False),
         "response_class": Response,
     }
@@ -324,15 +324,13 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         **described,
     )
     async def load(request: Request, model_name: str) -> Response:
-        parameters = await parameters_of(request)
-        local = is_local(request.scope)
+        parameters, local = await parameters_of(request), is_local(request.scope)
         await inference.repository.load(model_name, parameters, is_local=local)
         return Response()
 
     @api.post(f"{REPOSITORY_PATH}/unload", responses=REFUSALS, summary="Unload a set", **described)
     async def unload(request: Request, model_name: str) -> Response:
-        parameters = await parameters_of(request)
-        local = is_local(request.scope)
+        parameters, local = await parameters_of(request), is_local(request.scope)
         await inference.repository.unload(model_name, parameters, is_local=local)
         return Response()
 
@@ -351,10 +349,10 @@ REGISTERING: Responses = {
 REGION = json_body(object_of({"key": TEXT, "offset": SIZE, "byte_size": SIZE}, "key", "byte_size"))
 
 
-def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+def add_shared_memory(api: FastAPI, inference: Inference) -> None:
     """Add the routes; if shared memory is off they answer with an error."""
     timeout_s = inference.service.settings.request_timeout_s
-    described: dict[str, Any] = {"tags": tags, "responses": REGION_REFUSALS}
+    described: dict[str, Any] = {"tags": TAGS, "responses": REGION_REFUSALS}
     empty = described | {"response_class": Response}
 
     def regions_for(request: Request) -> Regions:
@@ -366,7 +364,7 @@ def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> No
 
     @api.get(
         SYSTEM + "/region/{region_name}/status",
-        tags=tags,
+        tags=TAGS,
         responses=REGION_REFUSALS | NO_REGION,
         summary="One registered region",
     )
@@ -375,7 +373,7 @@ def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> No
 
     @api.post(
         SYSTEM + "/region/{region_name}/register",
-        tags=tags,
+        tags=TAGS,
         responses=REGION_REFUSALS | REGISTERING,
         openapi_extra=REGION,
         response_class=Response,
@@ -399,30 +397,30 @@ def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> No
         return Response()
 
 
-def add_cuda_shared_memory(api: FastAPI, tags: list[Any]) -> None:
+def add_cuda_shared_memory(api: FastAPI) -> None:
     """Add CUDA's routes without any regions, since clients unregister them at their start."""
 
-    @api.get(f"{CUDA}/status", tags=tags, summary="None: see register")
+    @api.get(f"{CUDA}/status", tags=TAGS, summary="None: see register")
     async def all_regions() -> list[RegionStatus]:
         return []
 
-    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="None: see register")
+    @api.get(CUDA + "/region/{region_name}/status", tags=TAGS, summary="None: see register")
     async def one_region(region_name: str) -> list[RegionStatus]:
         return []
 
     nothing: dict[str, Any] = {"response_class": Response, "summary": "Nothing to forget"}
 
-    @api.post(f"{CUDA}/unregister", tags=tags, **nothing)
+    @api.post(f"{CUDA}/unregister", tags=TAGS, **nothing)
     async def unregister_all() -> Response:
         return Response()
 
-    @api.post(CUDA + "/region/{region_name}/unregister", tags=tags, **nothing)
+    @api.post(CUDA + "/region/{region_name}/unregister", tags=TAGS, **nothing)
     async def unregister(region_name: str) -> Response:
         return Response()
 
     @api.post(
         CUDA + "/region/{region_name}/register",
-        tags=tags,
+        tags=TAGS,
         responses={400: described(ProtocolError, NO_CUDA)},
         response_class=Response,
         summary="Not supported",

@@ -277,9 +277,7 @@ class Models:
     def find(self, name: str, version: str = "") -> ServedModel:
         """Return a model, in any version if ``version`` is empty.
 
-        Raises:
-            UnknownModelError: there is no such model or version.
-
+        Raises :class:`UnknownModelError` if there is no such model or version.
         """
         if (model := self._by_name.get(name)) is None:
             raise UnknownModelError(

@@ -276,9 +276,7 @@ class SampleStore:
     def write(self, sample: Sample) -> bool:
         """Write a sample to the day's folder; return False if the day's limit is reached.
 
-        Raises:
-            StoreError: the store cannot be written.
-
+        Raises :class:`StoreError` if the store cannot be written.
         """
         day = f"{self._now():%Y%m%d}"
         if day != self._day:

@@ -90,9 +90,7 @@ class TrafficGraph:
     def take(self, plan: Plan) -> None:
         """Serve by another plan from now on; requests under way keep their version.
 
-        Raises:
-            KeyError: the plan names a version that is not loaded.
-
+        Raises :class:`KeyError` if the plan names a version that is not loaded.
         """
         for name in plan.split.versions:
             _ = self.versions[name]
