@@ -342,9 +342,7 @@ async def test_inputs_and_outputs_in_regions(shared, memory, way):
         (asked(GOOD), [], [LABELS[1].encode()]),
     ],
 )
-async def test_outputs_keep_their_places_beside_those_in_regions(
-    shared, memory, request_, raw, typed
-):
+async def test_outputs_beside_those_in_regions(shared, memory, request_, raw, typed):
     memory.region(FILE)
     memory.region(bytes(40), "out", "b")
     request_.outputs.extend([output("probabilities", in_region(40, "out")), output("label")])

@@ -102,7 +102,7 @@ async def test_ready_and_not(client, service):
         (DeadlineError("too late"), 504, None),
     ],
 )
-async def test_an_error_becomes_its_status_and_what_is_ours_to_mend_is_logged_with_the_id(
+async def test_an_error_has_its_status_and_may_be_logged(
     client, service, caplog, error, status, logged
 ):
     service.raises = error

@@ -96,9 +96,7 @@ async def test_another_label_is_a_conflict(reporter):
 
 
 @pytest.mark.parametrize("verb", ["GET", "POST"])
-async def test_a_service_that_takes_none_says_so_and_keys_are_asked_for(
-    verb, client, feedback, monkeypatch
-):
+async def test_without_feedback_or_a_key(verb, client, feedback, monkeypatch):
     answer = await client.request(verb, "/v1/feedback", json={})
     assert answer.status_code == 404
     assert "start it with feedback: true" in answer.json()["error"]["message"]

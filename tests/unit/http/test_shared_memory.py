@@ -229,9 +229,7 @@ async def test_regions_are_registered_described_and_forgotten(client, memory):
     ],
     ids=["image", "pixels"],
 )
-async def test_inputs_and_outputs_in_regions_are_answered_as_others_are(
-    client, memory, data, shape, more
-):
+async def test_inputs_and_outputs_in_regions(client, memory, data, shape, more):
     memory.region(b"before" + data + b"after", "in", "a")
     place = memory.region(bytes(200), "out", "b")
     outputs = [output_in("probabilities", 80, offset=8), output_in("label", 100, offset=100)]
@@ -326,9 +324,7 @@ async def test_a_label_longer_than_its_place(client, memory):
         (lambda memory, place: memory.regions.unregister("out"), 404, "not registered"),
     ],
 )
-async def test_a_region_that_goes_while_its_answer_is_computed(
-    graph, client, memory, happens, status, says
-):
+async def test_a_region_that_goes_meanwhile(graph, client, memory, happens, status, says):
     place = memory.region(bytes(40), "out")
     sent = images(IMAGE, outputs=[output_in("probabilities", 40)])
     task, gate = await begun(graph, client, sent)

@@ -54,9 +54,7 @@ def test_shares_that_are_no_split_are_refused(shares, shadow, message) -> None:
         (Split({A: 50, B: 50}), (A, B), (A, B), A),
     ],
 )
-def test_who_answers_and_the_main_version_has_the_largest_share(
-    split, answering, versions, main
-) -> None:
+def test_who_answers_and_who_is_the_main_version(split, answering, versions, main):
     assert (split.answering, split.versions, split.main) == (answering, versions, main)
 
 
