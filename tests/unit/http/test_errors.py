@@ -102,9 +102,7 @@ async def test_ready_and_not(client, service):
         (DeadlineError("too late"), 504, None),
     ],
 )
-async def test_an_error_has_its_status_and_may_be_logged(
-    client, service, caplog, error, status, logged
-):
+async def test_an_error_has_its_status_and_a_log(client, service, caplog, error, status, logged):
     service.raises = error
     with caplog.at_level(logging.ERROR, "ray.serve"):
         answer = await client.post("/v1/classify", content=b"image", headers={"x-request-id": "r1"})
