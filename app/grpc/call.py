@@ -94,6 +94,7 @@ class GrpcCall:
         self.status = OK  # as an HTTP status, like everywhere in the application
         sent = [(k, v) for k, v in context.invocation_metadata() if isinstance(v, str)]
         self.metadata, self._sent = dict(sent), sent
+        self.announced_bytes = announced_bytes(self.metadata)
         self.authorization = [value for key, value in sent if key == "authorization"]
         known = dict(context.trailing_metadata())  # Serve's request id, from the client or new
         self.request_id = known.get("request_id") or uuid.uuid4().hex
@@ -105,10 +106,6 @@ class GrpcCall:
         The peer may be HAProxy, which then listens on loopback (:mod:`app.launch.haproxy`).
         """
         return is_loopback_peer(self._context.peer() or "") and asks_for_itself(self.joined)
-
-    @property
-    def announced_bytes(self) -> int | None:
-        return announced_bytes(self.metadata)
 
     def options(self, traffic_header: str | None = None) -> RequestOptions:
         """Return the options in the metadata.
