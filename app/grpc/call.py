@@ -94,6 +94,7 @@ class GrpcCall:
         self.status = OK  # as an HTTP status, like everywhere in the application
         sent = [(k, v) for k, v in context.invocation_metadata() if isinstance(v, str)]
         self.metadata, self._sent = dict(sent), sent
+        self.announced_bytes = announced_bytes(self.metadata)
         self.authorization = [value for key, value in sent if key == "authorization"]
         known = dict(context.trailing_metadata())  # Serve's request id, from the client or new
         self.request_id = known.get("request_id") or uuid.uuid4().hex
@@ -105,10 +106,6 @@ class GrpcCall:
         The peer may be HAProxy, which then listens on loopback (:mod:`app.launch.haproxy`).
         """
         return is_loopback_peer(self._context.peer() or "") and asks_for_itself(self.joined)
-
-    @property
-    def announced_bytes(self) -> int | None:
-        return announced_bytes(self.metadata)
 
     def options(self, traffic_header: str | None = None) -> RequestOptions:
         """Return the options in the metadata.
@@ -202,9 +199,7 @@ def announced_bytes(metadata: Mapping[str, str]) -> int | None:
 def parsed(message: bytes, kind: type[ParsedMessage]) -> ParsedMessage:
     """Parse a message of a ``kind``.
 
-    Raises:
-        BadParameterError: it does not parse, or has over ``MAX_FIELDS`` fields.
-
+    Raises :class:`BadParameterError` if it does not parse, or has over ``MAX_FIELDS`` fields.
     """
     with suppress(IndexError):  # it is cut, and does not parse
         FieldCounter(message).count(0, len(message), kind.DESCRIPTOR)
@@ -271,9 +266,7 @@ def images_of(
 ) -> list[bytes]:
     """Return the images' bytes, in order.
 
-    Raises:
-        TandemError: there are no images, too many of them, or too many bytes.
-
+    Raises :class:`TandemError` if there are no images, too many of them, or too many bytes.
     """
     if not request.images:
         raise BadParameterError("the request has no image; put its bytes into images")

@@ -81,14 +81,10 @@ class GrpcInterface:
             data = await self._receiver.receive_into(share, incoming, call.announced_bytes)
             request = parsed(data, messages.ClassifyRequest)
         images = images_of(request, settings.max_files, settings.max_body_bytes)
-        return RequestBody(
-            images,
-            request.top_k if request.HasField("top_k") else None,
-            threshold=request.threshold if request.HasField("threshold") else None,
-            model_set=request.model_set if request.HasField("model_set") else None,
-            plan=request.plan if request.HasField("plan") else None,
-            has_set=request.answer_set if request.HasField("answer_set") else None,
-        )
+        names = ("top_k", "threshold", "model_set", "plan")
+        options = {name: getattr(request, name) for name in names if request.HasField(name)}
+        has_set = request.answer_set if request.HasField("answer_set") else None
+        return RequestBody(images, has_set=has_set, **options)
 
 
 def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages.ClassifyReply:

@@ -38,6 +38,7 @@ from app.oip.tensors import (
     requested_output,
     shown,
 )
+from app.queueing.admission import Share
 from models.errors import TandemError
 
 Stream = gRPCInputStream[Message]
@@ -78,22 +79,21 @@ class OpenInferenceInterface:
         return getattr(messages, f"{method}Response")(**fields)
 
     async def _infer(self, _: str, incoming: Stream, call: GrpcCall) -> messages.ModelInferResponse:
-        observer, inference = RequestObserver(), self._inference
+        observer, is_raw = RequestObserver(), False
         self._service.keys.check(call.authorization)
+
+        async def read(share: Share) -> ModelRequest:
+            nonlocal is_raw  # answers are raw bytes if the tensors of the request are
+            data = await self._receiver.receive_into(share, incoming, call.announced_bytes)
+            asked = self._asked(data, call)
+            is_raw = any(tensor.raw is not None or tensor.region for tensor in asked.request.inputs)
+            return asked
+
         options = call.options(self._service.settings.traffic_header)
-        with inference.admit(options, observer) as admitted:
-            async with admitted.arriving():
-                data = await self._receiver.receive_into(
-                    admitted.share, incoming, call.announced_bytes
-                )
-                asked = self._asked(data, call)
-                await admitted.ask(asked)
-            answer = await admitted.answer()
+        answer = await self._inference.exchange(options, observer, read)
         if isinstance(answer, Fault):
             call.refuse(answer)
             return messages.ModelInferResponse()
-        # Answers are raw bytes if the tensors of the request are.
-        is_raw = any(tensor.raw is not None or tensor.region for tensor in asked.request.inputs)
         start_ms = observer.elapsed_ms()
         response = infer_response_of(answer, is_raw=is_raw)
         observer.stage_ended("encode", start_ms)
@@ -183,20 +183,10 @@ class OpenInferenceMethods:
 for _name in OPEN_INFERENCE_METHODS:
     setattr(OpenInferenceMethods, _name, _method(_name))
 # The field of each datatype's typed contents; FP16 and BF16 have none.
-CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
+OWN_FIELD = ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")
+CONTENTS = {datatype: f"{datatype.lower()}_contents" for datatype in OWN_FIELD}
+CONTENTS |= dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents")
+CONTENTS |= dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents")
 
 
 def infer_request_of(message: messages.ModelInferRequest) -> InferRequest:

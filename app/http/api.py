@@ -29,8 +29,8 @@ from app.http.classify import PATH, ClassifyRoute
 from app.http.errors import ERRORS, add_error_handlers, described, is_protocol, response_of
 from app.http.open_inference import LIVE, READY_SUMMARY, add_open_inference
 from app.http.other_routes import add_feedback, add_pages, add_traffic
-from app.oip.documents import ProtocolError
 from app.oip.inference import Inference
+from app.oip.models import ProtocolError
 from app.samples.feedback import Feedback
 from app.setting_values import EXPOSED
 from app.telemetry.metrics import CLIENT_WENT, record_answered
@@ -262,8 +262,12 @@ class KeyedRequests:
         if scope["type"] != "http" or _is_open(scope):
             await self._app(scope, receive, send)
             return
+        headers = scope["headers"]
+        sent = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+        # So that no later code can log the key.
+        scope["headers"] = [(name, value) for name, value in headers if name != b"authorization"]
         try:
-            check_keys(self._keys, scope)
+            self._keys.check(sent)
         except UnauthorizedError as error:
             answer = response_of(scope, error)
             problem = ', error="invalid_token"' if error.is_given else ""
@@ -276,15 +280,6 @@ class KeyedRequests:
 def _is_open(scope: Scope) -> bool:
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     return path in OPEN_PATHS or path.startswith(OPEN_BELOW)
-
-
-def check_keys(keys: Keys, scope: Scope) -> None:
-    """Remove a request's key; raise :class:`UnauthorizedError` if it is none of ``keys``."""
-    headers = scope["headers"]
-    sent = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
-    # So that no later code can log it.
-    scope["headers"] = [(name, value) for name, value in headers if name != b"authorization"]
-    keys.check(sent)
 
 
 def with_security(description: dict[str, Any]) -> dict[str, Any]:

@@ -161,11 +161,7 @@ async def read_coded_body(
 
 
 async def read_coded_chunks(
-    receive: Receive,
-    headers: Headers,
-    max_bytes: int,
-    share: Share,
-    take: Callable[[bytes], Any],
+    receive: Receive, headers: Headers, max_bytes: int, share: Share, take: Callable[[bytes], Any]
 ) -> None:
     """Read the body to its end; pass each chunk to ``take``, inflated if the body is coded.
 
@@ -242,7 +238,8 @@ class ClosedUnread:
 
         async def send_and_close(message: Message) -> None:
             if message["type"] == "http.response.start" and not is_read:
-                if message["status"] not in NOT_READ and not asks_to_continue(scope):
+                asks_to_continue = any(name == EXPECT for name, _ in scope["headers"])
+                if message["status"] not in NOT_READ and not asks_to_continue:
                     await read_what_is_here()
                 if not is_read:
                     message["headers"] = [*message.get("headers", ()), *CLOSING]
@@ -260,15 +257,10 @@ class ClosedUnread:
 
 
 def _has_body(scope: Scope) -> bool:
-    for name, value in scope["headers"]:
-        if name == b"transfer-encoding" or (name == b"content-length" and value not in NO_BODY):
-            return True
-    return False
-
-
-def asks_to_continue(scope: Scope) -> bool:
-    """Whether the client waits for "100 Continue", which reading the body sends."""
-    return any(name == b"expect" for name, _ in scope["headers"])
+    return any(
+        name == b"transfer-encoding" or (name == LENGTH and value not in NO_BODY)
+        for name, value in scope["headers"]
+    )
 
 
 class FileForm:
@@ -281,9 +273,7 @@ class FileForm:
     def __init__(self, content_type: str, max_files: int) -> None:
         """Read the boundary from the request's Content-Type.
 
-        Raises:
-            BadParameterError: there is no boundary, or it is invalid.
-
+        Raises :class:`BadParameterError` if there is no boundary, or it is invalid.
         """
         _, parameters = parse_options_header(content_type)
         boundary = parameters.get(b"boundary")
@@ -311,9 +301,7 @@ class FileForm:
     def files(self) -> list[bytes]:
         """Return the contents of the files, after the whole body was written.
 
-        Raises:
-            BadParameterError: the form is incomplete, or has no file.
-
+        Raises :class:`BadParameterError` if the form is incomplete, or has no file.
         """
         if not self._parts.are_all:
             raise _broken("it breaks off before its closing boundary")

@@ -23,7 +23,6 @@ from app.graph.observer import RequestObserver
 from app.graph.request import (
     CACHE_CONTROL,
     TIMEOUT_HEADER,
-    RequestAnswers,
     RequestBody,
     RequestOptions,
     parse_timeout_s,
@@ -104,7 +103,9 @@ class ClassifyRoute:
         start_ms = observer.elapsed_ms()
         try:
             if is_form:
-                return _form_of(answers, headers.request_id)
+                request_id = headers.request_id
+                rows = [error_answer(a, request_id) if isinstance(a, Fault) else a for a in answers]
+                return as_json(Results(results=rows, request_id=request_id))
             (answer,) = answers
             return _with_hint(answer, headers) if isinstance(answer, Fault) else as_json(answer)
         finally:
@@ -116,12 +117,6 @@ async def read_image(
 ) -> RequestBody:
     """Read a body that is an image; raise :class:`NotAnImageError` if it is a text about one."""
     body = await read_coded_body(receive, headers, max_bytes, share)
-    _check_no_text(body)
-    return RequestBody([body])
-
-
-def _check_no_text(body: bytes) -> None:
-    """Raise :class:`NotAnImageError` if the body is a text that contains or names an image."""
     if len(body) <= MAX_NAME and body.strip().lower().endswith(NAMES):
         raise NotAnImageError(
             f"The body is the text {body.decode('utf-8', 'replace')!r}: send the file's own bytes, "
@@ -135,6 +130,7 @@ def _check_no_text(body: bytes) -> None:
                 'curl --data-binary @photo.jpg does, or {"instances": [{"b64": ...}]} to '
                 "/v1/models/SET:predict."
             )
+    return RequestBody([body])
 
 
 def _with_hint(fault: Fault, headers: Headers) -> Fault:
@@ -149,7 +145,7 @@ def _options_of(scope: Scope, headers: Headers, traffic_header: str | None) -> R
     """Return the options in the query and the headers."""
     if not (text := scope["query_string"]):
         return request_options(headers, traffic_header)
-    query = _query(text)
+    query = dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True))  # the last of repeated
     return request_options(
         headers,
         traffic_header,
@@ -162,45 +158,25 @@ def _options_of(scope: Scope, headers: Headers, traffic_header: str | None) -> R
 
 
 def request_options(
-    headers: Headers,
-    traffic_header: str | None,
-    *,
-    top_k: int | None = None,
-    threshold: float | None = None,
-    model_set: str | None = None,
-    plan: str | None = None,
-    has_set: bool = False,
+    headers: Headers, traffic_header: str | None, **elsewhere: Any
 ) -> RequestOptions:
     """Return the options in a request's headers, with those that its interface has elsewhere.
 
-    ``traffic_header`` is the header by which a version is chosen; None: by image.
+    ``traffic_header`` is the header by which a version is chosen; None: by image. ``elsewhere``
+    are further fields of the options.
     """
-    return RequestOptions(
-        headers.request_id,
-        top_k,
-        _timeout_s_of(headers),
-        headers.get(b"priority"),
-        headers.get(REFUSED),
-        headers.joined(CACHE),
-        threshold,
-        model_set,
-        headers.get(traffic_header.encode("ascii")) if traffic_header else None,
-        plan,
-        has_set,
-    )
-
-
-def _timeout_s_of(headers: Headers) -> float | None:
-    """Return the client's time limit in seconds; None without one."""
     text = headers.get(MOVED)
     if text is None:
         text = headers.get(TIMEOUT)
-    return None if text is None else CLIENT_TIME_SHARE * parse_timeout_s(text)
-
-
-def _query(text: bytes) -> dict[str, str]:
-    """Return the query parameters; of repeated ones the last."""
-    return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True))
+    return RequestOptions(
+        headers.request_id,
+        timeout_s=None if text is None else CLIENT_TIME_SHARE * parse_timeout_s(text),
+        priority=headers.get(b"priority"),
+        refused_before=headers.get(REFUSED),
+        cache_control=headers.joined(CACHE),
+        traffic_key=headers.get(traffic_header.encode("ascii")) if traffic_header else None,
+        **elsewhere,
+    )
 
 
 def _whole(name: str, text: str) -> int:
@@ -221,11 +197,6 @@ def _number(name: str, text: str) -> float:
         with suppress(ValueError):
             return float(text)
     raise BadParameterError(f"{name} is {text[:MAX_SHOWN]!r}; give a number; see /docs")
-
-
-def _form_of(answers: RequestAnswers, request_id: str) -> bytes:
-    rows = [error_answer(a, request_id) if isinstance(a, Fault) else a for a in answers]
-    return as_json(Results(results=rows, request_id=request_id))
 
 
 WATCHED_AFTER_S = 0.05  # from the body on; few requests live as long

@@ -17,12 +17,15 @@ from starlette.types import Scope
 from app.answers import ErrorAnswer, Fault, as_json, error_answer, logged_fault
 from app.errors import LIMIT_HEADER, MAX_SHOWN, BadParameterError, OverloadedError, RouteError
 from app.http.body import Headers
-from app.oip.documents import ProtocolError
+from app.oip.models import ProtocolError
 from models.errors import TandemError
 
 RETRY_AFTER_S = 1  # for a service that is full or not ready
 # Paths of the Open Inference Protocol and of KServe's V1, which have the same error form.
 PROTOCOL_PATH, V1_MODEL = "/v2", "/v1/models/"
+
+
+Responses = dict[int | str, dict[str, Any]]  # of a route by status, as FastAPI takes them
 
 
 def described(form: type, description: str) -> dict[str, Any]:
@@ -36,6 +39,17 @@ def described(form: type, description: str) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
+def object_of(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """Return the schema of an object with these fields."""
+    of_required = {"required": [*required]} if required else {}
+    return {"type": "object", **of_required, "properties": properties}
+
+
+def array_of(items: dict[str, Any], **limits: int) -> dict[str, Any]:
+    """Return the schema of a list."""
+    return {"type": "array", "items": items, **limits}
+
+
 def json_body(
     schema: dict[str, Any], example: object = None, *, is_required: bool = True
 ) -> dict[str, Any]:
@@ -45,7 +59,7 @@ def json_body(
     return {"requestBody": {**required, "content": {"application/json": content}}}
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
+ERRORS: Responses = {
     400: described(ErrorAnswer, "not an image, or a damaged one"),
     401: described(ErrorAnswer, "no key of a service that wants one"),
     404: described(ErrorAnswer, "no such model set"),
@@ -58,7 +72,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     504: {"model": ErrorAnswer, "description": "past its deadline"},
 }
 # Of a small JSON body.
-CODED: dict[int | str, dict[str, Any]] = {
+CODED: Responses = {
     400: described(ErrorAnswer, "a coded body that is damaged"),
     415: described(ErrorAnswer, "a Content-Encoding other than gzip and deflate"),
 }

@@ -1,7 +1,7 @@
 """The routes of the Open Inference Protocol, below /v2, and of KServe's V1 protocol.
 
-Those of V2 are health, metadata, statistics, inference (:class:`InferEndpoint`), and Triton's
-extensions: the model repository, and shared memory, which serves local callers alone.
+Those of V2 are health, metadata, statistics, inference, and Triton's extensions: the model
+repository, and shared memory, which serves local callers alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,14 +9,23 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 from app.answers import Fault, Ready
 from app.errors import BadRegionError, BadTensorError
 from app.graph.observer import RequestObserver
 from app.http.body import Headers, read_coded_body, read_fields
 from app.http.classify import WatchedRequest, request_options
-from app.http.errors import CODED, ERRORS, described, error_response, json_body
+from app.http.errors import (
+    CODED,
+    ERRORS,
+    Responses,
+    array_of,
+    described,
+    error_response,
+    json_body,
+    object_of,
+)
 from app.oip.bodies import (
     HEADER_LENGTH,
     InferAnswer,
@@ -26,7 +35,8 @@ from app.oip.bodies import (
     rendered,
     rendered_predictions,
 )
-from app.oip.documents import (
+from app.oip.inference import Inference, ModelRequest
+from app.oip.models import (
     AllStatistics,
     IndexEntry,
     Live,
@@ -35,11 +45,11 @@ from app.oip.documents import (
     ProtocolError,
     RegionStatus,
     ServerMetadata,
+    server_metadata,
 )
-from app.oip.inference import Inference, ModelRequest
-from app.oip.models import ServedModel, server_metadata
 from app.oip.regions import NO_CUDA, Regions, asks_for_itself, for_caller, is_loopback
 from app.oip.tensors import InferRequest
+from app.queueing.admission import Share
 from app.telemetry.metrics import INFER, INFER_VERSION, PREDICT, PREDICT_VERSION
 
 LENGTH = HEADER_LENGTH.encode("ascii")
@@ -47,51 +57,41 @@ MODEL_PATH = "/v2/models/{model_name}"
 VERSION = MODEL_PATH + "/versions/{model_version}"
 LIVE, READY_SUMMARY = "Whether the Gateway runs", "Whether enough members answer"
 TAGS: list[Any] = ["Open Inference Protocol (KServe's V2)"]
-NO_MODEL: dict[int | str, dict[str, Any]] = {
-    404: described(ProtocolError, "no such model or version")
-}
-NOT_READY: dict[int | str, dict[str, Any]] = {
-    503: described(ProtocolError, "a member does not answer")
-}
-NOT_LOCAL: dict[int | str, dict[str, Any]] = {
+NO_MODEL: Responses = {404: described(ProtocolError, "no such model or version")}
+NOT_READY: Responses = {503: described(ProtocolError, "a member does not answer")}
+NOT_LOCAL: Responses = {
     403: described(ProtocolError, "shared memory, and a caller that may be elsewhere")
 }
-INFER_ERRORS: dict[int | str, dict[str, Any]] = (
+INFER_ERRORS: Responses = (
     {status: described(ProtocolError, error["description"]) for status, error in ERRORS.items()}
     | NO_MODEL
     | NOT_LOCAL
     | {504: ERRORS[504] | {"model": ProtocolError}}
 )
 INFER_ERRORS[400]["description"] = "a request that does not hold together, or an image that is none"
-TENSOR = {
-    "type": "object",
-    "required": ["name", "datatype", "shape"],
-    "properties": {
+TEXT, OBJECT, SIZE = {"type": "string"}, {"type": "object"}, {"type": "integer", "minimum": 0}
+TENSOR = object_of(
+    {
         "name": {"type": "string", "enum": ["image", "pixels"]},
         "datatype": {"type": "string", "enum": ["BYTES", "UINT8"]},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "parameters": {"type": "object"},
-        "data": {"type": "array", "items": {}},
+        "shape": array_of(SIZE),
+        "parameters": OBJECT,
+        "data": array_of({}),
     },
-}
-OUTPUT = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
-        "name": {"type": "string", "enum": ["probabilities", "label"]},
-        "parameters": {"type": "object"},
+    *("name", "datatype", "shape"),
+)
+OUTPUT = object_of(
+    {"name": {"type": "string", "enum": ["probabilities", "label"]}, "parameters": OBJECT}, "name"
+)
+INFER_SCHEMA = object_of(
+    {
+        "id": TEXT,
+        "parameters": OBJECT,
+        "inputs": array_of(TENSOR, minItems=1),
+        "outputs": array_of(OUTPUT),
     },
-}
-INFER_SCHEMA = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "parameters": {"type": "object"},
-        "inputs": {"type": "array", "items": TENSOR, "minItems": 1},
-        "outputs": {"type": "array", "items": OUTPUT},
-    },
-}
+    "inputs",
+)
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 BODY = {
     "required": True,
@@ -101,10 +101,7 @@ BODY = {
 }
 ANSWERED = {
     "description": "the outputs; binary ones after the JSON",
-    "content": {
-        "application/json": {"schema": {"type": "object"}},
-        "application/octet-stream": BINARY,
-    },
+    "content": {"application/json": {"schema": OBJECT}, "application/octet-stream": BINARY},
 }
 
 
@@ -122,13 +119,13 @@ def is_local(scope: Scope) -> bool:
 def add_open_inference(api: FastAPI, inference: Inference) -> None:
     """Add the protocol's routes."""
     _add_server(api, inference)
-    add_shared_memory(api, inference, TAGS)
-    add_cuda_shared_memory(api, TAGS)
-    add_repository(api, inference, TAGS)
+    add_shared_memory(api, inference)
+    add_cuda_shared_memory(api)
+    add_repository(api, inference)
     _add_statistics(api, inference)
     _add_models(api, inference)
-    _add_infer(api, InferEndpoint(inference), inference)
-    add_predict(api, inference, INFER_ERRORS)
+    _add_infer(api, inference)
+    add_predict(api, inference)
 
 
 def _add_server(api: FastAPI, inference: Inference) -> None:
@@ -156,12 +153,7 @@ def _add_models(api: FastAPI, inference: Inference) -> None:
     async def metadata(model_name: str, model_version: str = "") -> ModelMetadata:
         return inference.models.find(model_name, model_version).metadata()
 
-    @api.get(
-        f"{MODEL_PATH}/ready",
-        tags=TAGS,
-        responses=NO_MODEL | NOT_READY,
-        summary="Readiness",
-    )
+    @api.get(f"{MODEL_PATH}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="Readiness")
     @api.get(f"{VERSION}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="Readiness")
     async def model_ready(model_name: str, model_version: str = "") -> ModelReady:
         model = inference.models.find(model_name, model_version)
@@ -176,12 +168,7 @@ def _add_statistics(api: FastAPI, inference: Inference) -> None:
     async def all_statistics() -> AllStatistics:
         return inference.statistics()
 
-    @api.get(
-        f"{MODEL_PATH}/stats",
-        tags=TAGS,
-        responses=NO_MODEL,
-        summary="Inference statistics",
-    )
+    @api.get(f"{MODEL_PATH}/stats", tags=TAGS, responses=NO_MODEL, summary="Inference statistics")
     @api.get(f"{VERSION}/stats", tags=TAGS, responses=NO_MODEL, summary="Inference statistics")
     async def statistics(model_name: str, model_version: str = "") -> AllStatistics:
         return inference.statistics(inference.models.find(model_name, model_version))
@@ -191,45 +178,46 @@ Parse = Callable[[bytes, str | None], InferRequest]
 Render = Callable[[InferAnswer], tuple[bytes, int | None]]
 
 
-class InferEndpoint:
-    """Answers the route's requests, or another protocol's with its own ``parse`` and ``render``.
+async def _answered(
+    inference: Inference,
+    request: Request,
+    names: tuple[str, str],
+    parse: Parse = parse_request,
+    render: Render = rendered,
+) -> Response:
+    """Return the response of the model with the name and version ``names``.
 
     ``render`` returns the body, and the length of its JSON if tensors follow it.
+
+    Raises:
+        TandemError: the request fails as a whole.
+
     """
+    scope, observer = request.scope, RequestObserver()
+    headers, model = Headers(scope), inference.models.find(*names)
+    limits = inference.service.settings
+    options = request_options(headers, limits.traffic_header, model_set=model.model_set)
+    with WatchedRequest(request.receive) as watched:
 
-    def __init__(
-        self, inference: Inference, parse: Parse = parse_request, render: Render = rendered
-    ) -> None:
-        self._inference, self._parse, self._render = inference, parse, render
+        async def read(share: Share) -> ModelRequest:
+            body = await read_coded_body(watched, headers, limits.max_body_bytes, share)
+            asked, regions = parse(body, headers.get(LENGTH)), None
+            if asked.uses_regions:
+                regions = for_caller(inference.regions, is_local=is_local(scope))
+            return ModelRequest(model, asked, regions)
 
-    async def answer(self, scope: Scope, receive: Receive, model: ServedModel) -> Response:
-        """Return the response; raise :class:`TandemError` if the request fails as a whole."""
-        observer, headers, inference = RequestObserver(), Headers(scope), self._inference
-        traffic_header = inference.service.settings.traffic_header
-        options = request_options(headers, traffic_header, model_set=model.model_set)
-        with (
-            WatchedRequest(receive) as watched,
-            inference.admit(options, observer) as admitted,
-        ):
-            async with admitted.arriving():
-                most = inference.service.settings.max_body_bytes
-                body = await read_coded_body(watched, headers, most, admitted.share)
-                request, regions = self._parse(body, headers.get(LENGTH)), None
-                if request.uses_regions:
-                    regions = for_caller(inference.regions, is_local=is_local(scope))
-                await admitted.ask(ModelRequest(model, request, regions))
-            answer = await admitted.answer()
-        if isinstance(answer, Fault):
-            return error_response(scope, answer)
-        start_ms = observer.elapsed_ms()
-        content, num_json = self._render(answer)
-        observer.stage_ended("encode", start_ms)
-        if num_json is None:
-            return Response(content, media_type="application/json")
-        return Response(content, 200, {HEADER_LENGTH: str(num_json)}, "application/octet-stream")
+        answer = await inference.exchange(options, observer, read)
+    if isinstance(answer, Fault):
+        return error_response(scope, answer)
+    start_ms = observer.elapsed_ms()
+    content, num_json = render(answer)
+    observer.stage_ended("encode", start_ms)
+    if num_json is None:
+        return Response(content, media_type="application/json")
+    return Response(content, 200, {HEADER_LENGTH: str(num_json)}, "application/octet-stream")
 
 
-def _add_infer(api: FastAPI, endpoint: InferEndpoint, inference: Inference) -> None:
+def _add_infer(api: FastAPI, inference: Inference) -> None:
     described: dict[str, Any] = {
         "tags": TAGS,
         "responses": {200: ANSWERED, **INFER_ERRORS},
@@ -240,46 +228,27 @@ def _add_infer(api: FastAPI, endpoint: InferEndpoint, inference: Inference) -> N
     @api.post(INFER, summary="Classify images, encoded or decoded", **described)
     @api.post(INFER_VERSION, summary="Classify images, encoded or decoded", **described)
     async def infer(request: Request, model_name: str, model_version: str = "") -> Response:
-        model = inference.models.find(model_name, model_version)
-        return await endpoint.answer(request.scope, request.receive, model)
+        return await _answered(inference, request, (model_name, model_version))
 
 
-FILE = {
-    "type": "object",
-    "required": ["b64"],
-    "properties": {"b64": {"type": "string", "format": "byte"}},
-}
-PREDICT_SCHEMA = {
-    "type": "object",
-    "required": ["instances"],
-    "properties": {
-        "instances": {"type": "array", "items": FILE, "minItems": 1},
-        "parameters": {"type": "object"},
-    },
-}
-PREDICTION = {
-    "type": "object",
-    "properties": {
-        "probabilities": {"type": "array", "items": {"type": "number"}},
-        "label": {},  # a text; with several labels a list
-    },
-}
-ANSWER = {
-    "type": "object",
-    "required": ["predictions"],
-    "properties": {"predictions": {"type": "array", "items": PREDICTION}},
-}
+FILE = object_of({"b64": {"type": "string", "format": "byte"}}, "b64")
+PREDICT_SCHEMA = object_of(
+    {"instances": array_of(FILE, minItems=1), "parameters": OBJECT}, "instances"
+)
+PREDICTION = object_of(
+    {"probabilities": array_of({"type": "number"}), "label": {}}  # several labels are a list
+)
+ANSWER = object_of({"predictions": array_of(PREDICTION)}, "predictions")
 EXAMPLE = {"instances": [{"b64": "/9j/4AAQSkZJRgABAQ..."}]}
 
 
-def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]) -> None:
-    """Add the routes; ``errors`` are the responses documented for inference."""
-    endpoint = InferEndpoint(inference, parse_instances, rendered_predictions)
+def add_predict(api: FastAPI, inference: Inference) -> None:
+    """Add the routes of KServe's V1 protocol."""
     tags: list[Any] = ["KServe's V1, TensorFlow Serving"]
     described: dict[str, Any] = {
         "tags": tags,
         "summary": "Classify images in base64",
-        "responses": {200: {"content": {"application/json": {"schema": ANSWER}}}, **errors},
+        "responses": {200: {"content": {"application/json": {"schema": ANSWER}}}, **INFER_ERRORS},
         "openapi_extra": json_body(PREDICT_SCHEMA, EXAMPLE),
         "response_class": Response,
     }
@@ -287,10 +256,10 @@ def add_predict(api: FastAPI, inference: Inference, errors: dict[int | str, Any]
     @api.post(PREDICT, **described)
     @api.post(PREDICT_VERSION, **described)
     async def predict(request: Request, model_name: str, model_version: str = "") -> Response:
-        model = inference.models.find(model_name, model_version)
-        return await endpoint.answer(request.scope, request.receive, model)
+        names = model_name, model_version
+        return await _answered(inference, request, names, parse_instances, rendered_predictions)
 
-    states: dict[int | str, Any] = {status: errors[status] for status in (404, 503)}
+    states: Responses = {status: INFER_ERRORS[status] for status in (404, 503)}
 
     @api.get("/v1/models/{model_name}", tags=tags, responses=states, summary="Readiness")
     async def state(model_name: str) -> ModelReady:
@@ -311,17 +280,15 @@ DESCRIPTIONS = {
     422: "the default set, stages that are deployments, or a parameter that is not taken",
     503: "some Gateways do not follow yet",
 }
-REFUSALS: dict[int | str, dict[str, Any]] = {
+REFUSALS: Responses = {
     status: described(ProtocolError, text) for status, text in DESCRIPTIONS.items()
 }
-UNSERVABLE: dict[int | str, dict[str, Any]] = {
-    500: described(ProtocolError, "a set that cannot be served")
-}
-PARAMETERS = {"type": "object", "properties": {"parameters": {"type": "object"}}}
-READY_FIELDS = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
+UNSERVABLE: Responses = {500: described(ProtocolError, "a set that cannot be served")}
+PARAMETERS = object_of({"parameters": OBJECT})
+READY_FIELDS = object_of({"ready": {"type": "boolean"}})
 
 
-def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+def add_repository(api: FastAPI, inference: Inference) -> None:
     """Add the routes; ``inference`` has the models and loads sets."""
     timeout_s = inference.service.settings.request_timeout_s
 
@@ -334,7 +301,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
 
     @api.post(
         "/v2/repository/index",
-        tags=tags,
+        tags=TAGS,
         responses={status: REFUSALS[status] for status in (400, 408, 413, 415)},
         openapi_extra=json_body(READY_FIELDS, is_required=False),
         summary="The models and their states; ready: only those that answer",
@@ -345,7 +312,7 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         return inference.repository.index(inference.models, only_ready=only_ready)
 
     described: dict[str, Any] = {
-        "tags": tags,
+        "tags": TAGS,
         "openapi_extra": json_body(PARAMETERS, is_required=False),
         "response_class": Response,
     }
@@ -357,44 +324,35 @@ def add_repository(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
         **described,
     )
     async def load(request: Request, model_name: str) -> Response:
-        parameters = await parameters_of(request)
-        local = is_local(request.scope)
+        parameters, local = await parameters_of(request), is_local(request.scope)
         await inference.repository.load(model_name, parameters, is_local=local)
         return Response()
 
     @api.post(f"{REPOSITORY_PATH}/unload", responses=REFUSALS, summary="Unload a set", **described)
     async def unload(request: Request, model_name: str) -> Response:
-        parameters = await parameters_of(request)
-        local = is_local(request.scope)
+        parameters, local = await parameters_of(request), is_local(request.scope)
         await inference.repository.unload(model_name, parameters, is_local=local)
         return Response()
 
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
-REGION_REFUSALS: dict[int | str, dict[str, Any]] = {
+REGION_REFUSALS: Responses = {
     400: described(ProtocolError, "shared memory that is off, gone or too small"),
     **NOT_LOCAL,
 }
-NO_REGION: dict[int | str, dict[str, Any]] = {404: described(ProtocolError, "no such region")}
-REGISTERING: dict[int | str, dict[str, Any]] = {
+NO_REGION: Responses = {404: described(ProtocolError, "no such region")}
+REGISTERING: Responses = {
     **{status: described(ProtocolError, ERRORS[status]["description"]) for status in (408, 413)},
     409: described(ProtocolError, "the region is registered already"),
     415: described(ProtocolError, CODED[415]["description"]),
 }
-SIZE = {"type": "integer", "minimum": 0}
-REGION = json_body(
-    {
-        "type": "object",
-        "required": ["key", "byte_size"],
-        "properties": {"key": {"type": "string"}, "offset": SIZE, "byte_size": SIZE},
-    }
-)
+REGION = json_body(object_of({"key": TEXT, "offset": SIZE, "byte_size": SIZE}, "key", "byte_size"))
 
 
-def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> None:
+def add_shared_memory(api: FastAPI, inference: Inference) -> None:
     """Add the routes; if shared memory is off they answer with an error."""
     timeout_s = inference.service.settings.request_timeout_s
-    described: dict[str, Any] = {"tags": tags, "responses": REGION_REFUSALS}
+    described: dict[str, Any] = {"tags": TAGS, "responses": REGION_REFUSALS}
     empty = described | {"response_class": Response}
 
     def regions_for(request: Request) -> Regions:
@@ -406,7 +364,7 @@ def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> No
 
     @api.get(
         SYSTEM + "/region/{region_name}/status",
-        tags=tags,
+        tags=TAGS,
         responses=REGION_REFUSALS | NO_REGION,
         summary="One registered region",
     )
@@ -415,7 +373,7 @@ def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> No
 
     @api.post(
         SYSTEM + "/region/{region_name}/register",
-        tags=tags,
+        tags=TAGS,
         responses=REGION_REFUSALS | REGISTERING,
         openapi_extra=REGION,
         response_class=Response,
@@ -439,30 +397,30 @@ def add_shared_memory(api: FastAPI, inference: Inference, tags: list[Any]) -> No
         return Response()
 
 
-def add_cuda_shared_memory(api: FastAPI, tags: list[Any]) -> None:
+def add_cuda_shared_memory(api: FastAPI) -> None:
     """Add CUDA's routes without any regions, since clients unregister them at their start."""
 
-    @api.get(f"{CUDA}/status", tags=tags, summary="None: see register")
+    @api.get(f"{CUDA}/status", tags=TAGS, summary="None: see register")
     async def all_regions() -> list[RegionStatus]:
         return []
 
-    @api.get(CUDA + "/region/{region_name}/status", tags=tags, summary="None: see register")
+    @api.get(CUDA + "/region/{region_name}/status", tags=TAGS, summary="None: see register")
     async def one_region(region_name: str) -> list[RegionStatus]:
         return []
 
     nothing: dict[str, Any] = {"response_class": Response, "summary": "Nothing to forget"}
 
-    @api.post(f"{CUDA}/unregister", tags=tags, **nothing)
+    @api.post(f"{CUDA}/unregister", tags=TAGS, **nothing)
     async def unregister_all() -> Response:
         return Response()
 
-    @api.post(CUDA + "/region/{region_name}/unregister", tags=tags, **nothing)
+    @api.post(CUDA + "/region/{region_name}/unregister", tags=TAGS, **nothing)
     async def unregister(region_name: str) -> Response:
         return Response()
 
     @api.post(
         CUDA + "/region/{region_name}/register",
-        tags=tags,
+        tags=TAGS,
         responses={400: described(ProtocolError, NO_CUDA)},
         response_class=Response,
         summary="Not supported",

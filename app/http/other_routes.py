@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 import swagger_ui_bundle
 from fastapi import FastAPI, HTTPException, Request
@@ -35,7 +34,7 @@ from app.errors import (
 )
 from app.graph.service import EnsembleService
 from app.http.body import read_fields
-from app.http.errors import CODED, ERRORS, described, json_body
+from app.http.errors import CODED, ERRORS, Responses, described, json_body, object_of
 from app.samples.feedback import Feedback, FeedbackFigures
 from app.traffic.control import EXPECTED, TrafficControl, TrafficStatus
 from models.image_files import SUFFIXES
@@ -43,10 +42,8 @@ from models.image_formats import KINDS
 
 FEEDBACK_PATH = "/v1/feedback"
 WANTED = '{"request_id": "...", "label": "..."}, and image, from 0, for a request of several'
-OFF: dict[int | str, dict[str, Any]] = {
-    404: described(ErrorAnswer, "the request is not remembered, or feedback is off")
-}
-REPORTING: dict[int | str, dict[str, Any]] = {
+OFF: Responses = {404: described(ErrorAnswer, "the request is not remembered, or feedback is off")}
+REPORTING: Responses = {
     **OFF,
     **CODED,
     **{status: ERRORS[status] for status in (401, 408, 413, 422, 503)},
@@ -98,15 +95,9 @@ def add_feedback(api: FastAPI, service: EnsembleService, feedback: Feedback | No
         judgement = await book.judge(
             said.request_id, said.label, said.image, service.sets_with(said.label)
         )
-        model_set, version = judgement.answer.version
-        return FeedbackAnswer(
-            said.request_id,
-            said.label,
-            list(judgement.answer.labels),
-            judgement.is_right,
-            model_set,
-            version,
-        )
+        version, labels = judgement.answer
+        right = judgement.is_right
+        return FeedbackAnswer(said.request_id, said.label, list(labels), right, *version)
 
     @api.get(
         FEEDBACK_PATH,
@@ -124,11 +115,11 @@ def _on(feedback: Feedback | None) -> Feedback:
 
 
 TRAFFIC_PATH = "/v1/traffic"
-MISSING: dict[int | str, dict[str, Any]] = {
+MISSING: Responses = {
     404: described(ErrorAnswer, "no traffic, or a version that is not loaded"),
     503: described(ErrorAnswer, "the deployment Traffic does not answer"),
 }
-CHANGING: dict[int | str, dict[str, Any]] = {
+CHANGING: Responses = {
     **MISSING,
     403: described(ErrorAnswer, "no keys, and the settings do not allow it"),
     **CODED,
@@ -143,7 +134,7 @@ SPLIT = {
     "revision": {"type": "integer"},
 }
 TRAFFIC_BODY = json_body(
-    {"type": "object", "properties": SPLIT},
+    object_of(SPLIT),
     {"shares": {"imagenet@1083e06ff666": 95, "imagenet@5b1de7a0f9c2": 5}},
 )
 

@@ -74,7 +74,7 @@ def parse_request(body: bytes, header_length: str | None) -> InferRequest:
     is_binary = truth(parameters, "binary_data_output")
     return InferRequest(
         _inputs(fields, memoryview(body)[length:]),
-        tuple(_requested_output(each, is_binary) for each in _list(fields, "outputs", [])),
+        tuple(_output(each, is_binary) for each in _list(fields, "outputs", [])),
         parameters,
         checked_id(fields.get("id", "")),
     )
@@ -175,7 +175,7 @@ def _input(fields: Mapping[str, Any], binary: memoryview) -> tuple[Tensor, int]:
     return checked_tensor(name, datatype, shape, raw=raw, is_base64=is_base64), size
 
 
-def _requested_output(each: Any, is_binary: bool) -> RequestedOutput:
+def _output(each: Any, is_binary: bool) -> RequestedOutput:
     fields = parsed_object(each, "an output")
     parameters = parsed_object(fields.get("parameters", {}), "an output's parameters")
     return requested_output(fields.get("name"), parameters, is_binary=is_binary)

@@ -4,9 +4,9 @@ Also Triton's model repository extension: the index, and loading and unloading o
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from app.answers import Classified, Fault
 from app.environment import is_on_loopback
@@ -27,10 +27,9 @@ from app.graph.request import (
     checked_threshold,
     checked_top_k,
 )
-from app.graph.service import ArrivingBody, EnsembleService
+from app.graph.service import EnsembleService
 from app.oip.bodies import InferAnswer, OutputTensor, answer_of, check_outputs_fit
-from app.oip.documents import AllStatistics, IndexEntry, ModelStatistics
-from app.oip.models import IMAGE, Models, ServedModel
+from app.oip.models import IMAGE, AllStatistics, IndexEntry, Models, ModelStatistics, ServedModel
 from app.oip.regions import Regions
 from app.oip.tensors import InferRequest, Tensor, bytes_elements, shown, uint8_array
 from app.queueing.admission import Share
@@ -70,8 +69,7 @@ class Inference:
         loader: SetLoader | None = None,
     ) -> None:
         self.service = service
-        self._sets = self._served()
-        self._models = self._models_of_sets()
+        self._sets: list[tuple[EnsembleService, str]] = []  # with the versions that they serve
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}  # by name and version
         self.regions = regions
         self.repository = Repository(service, loader)
@@ -79,9 +77,9 @@ class Inference:
     @property
     def models(self) -> Models:
         """The models of the sets served at present, in their main versions."""
-        if self._sets != (now := self._served()):
+        if self._sets != (now := [(own, own.version) for own in self.service.sets.values()]):
             self._sets = now
-            self._models = self._models_of_sets()
+            self._models = Models(*(own.served_models() for own, _ in now))
             kept = [self.statistics_of(model) for model in self._models.all]
             self._statistics = {(each.name, each.version): each for each in kept}
         return self._models
@@ -95,62 +93,51 @@ class Inference:
         new = ModelStatistics(model.name, model.version)
         return self._statistics.setdefault((model.name, model.version), new)
 
-    def _served(self) -> list[tuple[EnsembleService, str]]:
-        return [(of_set, of_set.version) for of_set in self.service.sets.values()]
+    async def exchange(
+        self,
+        options: RequestOptions,
+        observer: RequestObserver,
+        read: Callable[[Share], Awaitable[ModelRequest]],
+    ) -> InferAnswer | Fault:
+        """Answer a request; a fault is that of its first bad image.
 
-    def _models_of_sets(self) -> Models:
-        return Models(*(of_set.served_models() for of_set, _ in self._sets))
+        Args:
+            options: what the headers or the metadata ask for.
+            observer: made when the request arrived.
+            read: reads the request; it counts the bytes in the share.
 
-    def admit(self, options: RequestOptions, observer: RequestObserver) -> "AdmittedInference":
-        """Return a context manager in which a request counts in the limits of its set.
+        Raises:
+            TandemError: the request fails as a whole, as in :meth:`EnsembleService.admit`.
 
-        Raises as :meth:`EnsembleService.admit` does.
         """
-        return AdmittedInference(self, options, observer)
+        asked: ModelRequest | None = None  # without its inputs, which the graph gets
+        images: list[Classified] | None = None
+        try:
+            with self.service.admit(options, observer) as admitted:
+                async with admitted.arriving():
+                    request = await read(admitted.share)
+                    bodies = [await self._body_of(request, admitted.share)]
+                    asked = replace(request, request=replace(request.request, inputs=()))
+                    del request
+                answers = await admitted.answer(bodies.pop())  # its pixels go with the graph's
+                answered, fault = _images_of(answers)
+                if fault is not None:
+                    return fault
+                answer = placed(answer_of(asked.request, asked.model, answered), asked.regions)
+                images = answered
+            return answer
+        finally:
+            if asked is not None:
+                statistics = self.statistics_of(asked.model)
+                if images is None:
+                    statistics.failed(observer.elapsed_ms())
+                else:
+                    statistics.succeeded(observer.elapsed_ms(), images)
 
-
-class AdmittedInference:
-    """An admitted inference request: :class:`~app.graph.service.AdmittedRequest` with tensors.
-
-    The interface reads it in the block of :meth:`arriving`, and calls :meth:`ask` there.
-    """
-
-    def __init__(
-        self, inference: Inference, options: RequestOptions, observer: RequestObserver
-    ) -> None:
-        self._inference, self._observer = inference, observer
-        self._admitted = inference.service.admit(options, observer)
-        self._asked: ModelRequest | None = None  # without its inputs, which the graph gets
-        self._body: RequestBody | None = None
-        self._images: list[Classified] = []
-        self._is_answered = False
-
-    def __enter__(self) -> Self:
-        self._admitted.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._admitted.__exit__(kind)
-        if self._asked is None:
-            return
-        statistics = self._inference.statistics_of(self._asked.model)
-        if self._is_answered:
-            statistics.succeeded(self._observer.elapsed_ms(), self._images)
-        else:
-            statistics.failed(self._observer.elapsed_ms())
-
-    @property
-    def share(self) -> Share:
-        """The bytes of the body that are held."""
-        return self._admitted.share
-
-    def arriving(self) -> ArrivingBody:
-        return self._admitted.arriving()
-
-    async def ask(self, asked: ModelRequest) -> None:
-        """Check the request and take its images; raise :class:`TandemError` if it is refused."""
+    async def _body_of(self, asked: ModelRequest, share: Share) -> RequestBody:
+        """Check a request and take its images; raise :class:`TandemError` if it is refused."""
         request, model = asked.request, asked.model
-        limits = self._inference.service.settings
+        limits = self.service.settings
         tensor = model.input_of(request)
         model.check_outputs(request)
         if request.top_k is not None:
@@ -165,35 +152,19 @@ class AdmittedInference:
                 "send them in several requests"
             )
         check_outputs_fit(request, model, count, asked.regions)
-        tensor = await loaded(tensor, asked.regions, limits.max_body_bytes, self.share)
+        tensor = await loaded(tensor, asked.regions, limits.max_body_bytes, share)
         is_files = tensor.name == IMAGE
         version = model.version if model.is_asked_by_version else None
         pixels = None if is_files else uint8_array(tensor)
-        tensors = TensorRequest(pixels, model.member, version, model.version)
-        files = bytes_elements(tensor) if is_files else []
-        self._asked = replace(asked, request=replace(request, inputs=()))
-        self._body = RequestBody(
-            files,
+        return RequestBody(
+            bytes_elements(tensor) if is_files else [],
             1,
             request.timeout_s,
             request.priority,
-            tensors,
+            TensorRequest(pixels, model.member, version, model.version),
             model_set=model.model_set,
             plan=request.plan,
         )
-
-    async def answer(self) -> InferAnswer | Fault:
-        """Return the answer, or the fault of the first bad image; raise if the request fails."""
-        asked, body = self._asked, self._body
-        assert asked is not None
-        assert body is not None
-        self._body = None  # its pixels go with the graph's request
-        self._images, fault = _images_of(await self._admitted.answer(body))
-        if fault is not None:
-            return fault
-        answer = placed(answer_of(asked.request, asked.model, self._images), asked.regions)
-        self._is_answered = True
-        return answer
 
 
 def _images_of(answers: RequestAnswers) -> tuple[list[Classified], Fault | None]:

@@ -29,7 +29,7 @@ from app.errors import (
     RegionExistsError,
     UnknownRegionError,
 )
-from app.oip.documents import RegionStatus
+from app.oip.models import RegionStatus
 from app.oip.tensors import RegionSlice, shown
 
 MAX_REGIONS = 256  # of all clients
@@ -229,9 +229,7 @@ def file_name(key: object) -> str:
 def opened(folder: Path, name: str, *, is_writing: bool = False) -> Iterator[OpenFile]:
     """Open a regular file during the block, without following links and without blocking.
 
-    Raises:
-        BadRegionError: the file does not exist, is not regular, or may not be opened.
-
+    Raises :class:`BadRegionError` if the file does not exist, is not regular, or may not be opened.
     """
     access = os.O_RDWR if is_writing else os.O_RDONLY
     try:
@@ -282,9 +280,7 @@ def write_at(file: OpenFile, place: int, data: bytes) -> None:
 def regions_of(*, is_on: bool) -> Regions | None:
     """Return a Gateway's regions; None if shared memory is off.
 
-    Raises:
-        ConfigError: shared memory is on, but callers may be on other machines.
-
+    Raises :class:`ConfigError` if shared memory is on, but callers may be on other machines.
     """
     if not is_on:
         return None

@@ -78,9 +78,7 @@ def checked_tensor(
 ) -> Tensor:
     """Return a tensor after checking its name, datatype and shape.
 
-    Raises:
-        BadTensorError: one of them is invalid, or the shape has too many elements.
-
+    Raises :class:`BadTensorError` if one of them is invalid, or the shape has too many elements.
     """
     if not isinstance(name, str) or not name:
         raise BadTensorError(f"an input's name is {shown(name)}; it is a text")
@@ -309,9 +307,7 @@ def requested_output(
 ) -> RequestedOutput:
     """Return a requested output; ``is_binary`` is the default if its parameters do not say.
 
-    Raises:
-        BadTensorError: the name or a parameter has the wrong type.
-
+    Raises :class:`BadTensorError` if the name or a parameter has the wrong type.
     """
     if not isinstance(name, str):
         raise BadTensorError(f"an output's name is {shown(name)}; it is a text")

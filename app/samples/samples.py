@@ -268,10 +268,7 @@ class SampleStore:
     """
 
     def __init__(
-        self,
-        url: str,
-        max_bytes: int,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        self, url: str, max_bytes: int, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         self._url, self._max_bytes, self._now = url.rstrip("/"), max_bytes, now
         self._day, self._num_bytes = "", 0
@@ -279,9 +276,7 @@ class SampleStore:
     def write(self, sample: Sample) -> bool:
         """Write a sample to the day's folder; return False if the day's limit is reached.
 
-        Raises:
-            StoreError: the store cannot be written.
-
+        Raises :class:`StoreError` if the store cannot be written.
         """
         day = f"{self._now():%Y%m%d}"
         if day != self._day:

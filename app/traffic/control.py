@@ -132,9 +132,7 @@ class TrafficControl(HubLink):
     async def status(self) -> TrafficStatus:
         """Return the plan and the figures of all Gateways.
 
-        Raises:
-            NotReadyError: the deployment Traffic does not answer.
-
+        Raises :class:`NotReadyError` if the deployment Traffic does not answer.
         """
         return status_of(await self._book(), self._refused)
 
@@ -184,9 +182,7 @@ class TrafficControl(HubLink):
     async def _book(self) -> BookStatus:
         """Return :meth:`app.traffic.plan.TrafficBook.status`, with this Gateway's latest figures.
 
-        Raises:
-            NotReadyError: the deployment does not answer.
-
+        Raises :class:`NotReadyError` if the deployment does not answer.
         """
         await self._exchange()
         status: BookStatus = await self.call("status")

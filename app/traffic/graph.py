@@ -90,9 +90,7 @@ class TrafficGraph:
     def take(self, plan: Plan) -> None:
         """Serve by another plan from now on; requests under way keep their version.
 
-        Raises:
-            KeyError: the plan names a version that is not loaded.
-
+        Raises :class:`KeyError` if the plan names a version that is not loaded.
         """
         for name in plan.split.versions:
             _ = self.versions[name]
@@ -324,17 +322,17 @@ class ShadowLane:
         task.add_done_callback(over)
 
     async def _run(self, graph: Graph, copy: ClassifyRequest, ended: Ended) -> None:
+        outcome: RequestAnswers | Exception
         try:
-            ended(await run_in_time(graph, copy))
-        except UnhealthyError as error:
-            self._leave_alone(graph)
-            logger.error("%s; its version gets no copies until the plan changes", error.message)
-            ended(error)
-        except TandemError as error:
-            ended(error)
+            outcome = await run_in_time(graph, copy)
         except Exception as error:
-            logger.exception("a copy in the shadow lane failed")
-            ended(error)
+            outcome = error
+            if isinstance(error, UnhealthyError):
+                self._leave_alone(graph)
+                logger.error("%s; its version gets no copies until the plan changes", error.message)
+            elif not isinstance(error, TandemError):
+                logger.exception("a copy in the shadow lane failed")
+        ended(outcome)
 
     def _leave_alone(self, graph: Graph) -> None:
         """Send a hanging graph no more copies, and cancel those that wait for it."""

@@ -146,9 +146,7 @@ class Plan:
     def rolled_back(self) -> Self:
         """Return the next plan, with the split before this one.
 
-        Raises:
-            BadParameterError: this is the first plan.
-
+        Raises :class:`BadParameterError` if this is the first plan.
         """
         if not self.earlier:
             raise BadParameterError(

@@ -192,19 +192,14 @@ IN_R = output("probabilities", in_region(39, "r"))
     ("request_", "code", "says"),
     [
         (asked(tensor()), INVALID, "0 values"),
-        (asked(), INVALID, "has 0 inputs"),
         (asked(*[tensor()] * 17), INVALID, "the limit is 16"),
         (asked(tensor(), raw=[b"", b""]), INVALID, "2 entries for 1 inputs"),
         (asked(GOOD, raw=[FILE]), INVALID, "has contents and raw_input_contents"),
         (asked(tensor(uint_contents=[1])), INVALID, "BYTES goes into bytes_contents"),
         (asked(tensor(datatype="FP16", shape=(0,))), INVALID, "raw_input_contents only"),
         (asked(tensor(shape=(-1,)), raw=[b""]), INVALID, "sizes are whole numbers"),
-        (asked(tensor(shape=(2**31,)), raw=[b""]), INVALID, "more elements than"),
         (asked(tensor(shape=(2**62,) * 5), raw=[b""]), INVALID, "more elements than"),
-        (asked(tensor(), raw=[b"\xff\xff\xff\xff"]), INVALID, "4294967295 bytes"),
         (asked(PIXELS), INVALID, "1 values"),
-        (asked(tensor(), tensor("pixels", "UINT8"), raw=[FILE, b"1"]), INVALID, "has 2 inputs"),
-        (asked(images(*[IMAGE] * 5)), INVALID, "limit is 4"),
         (asked(GOOD, outputs=[output("x")]), INVALID, "no output 'x'"),
         (asked(GOOD, id="x" * 2000), INVALID, "up to 1024 characters"),
         (asked(GOOD, model="x"), CODE.NOT_FOUND, "there are imagenette"),
@@ -212,11 +207,7 @@ IN_R = output("probabilities", in_region(39, "r"))
         (asked(images(IMAGE, b"no")), INVALID, "image 1 of 2"),
         # What no region fits.
         (asked(placed(9, "x")), CODE.NOT_FOUND, "'x' is not registered"),
-        (asked(placed(999)), INVALID, "999 from 0 on are asked for"),
-        (asked(placed(-1)), INVALID, "give a size from 1"),
-        (asked(placed(9, offset=-1)), INVALID, "an offset from 0"),
         (asked(tensor(parameters={REGION: "r"})), INVALID, f"{REGION_SIZE} is None"),
-        (asked(tensor(parameters={REGION: 3, REGION_SIZE: 9})), INVALID, f"{REGION} is 3"),
         (asked(placed(len(FILE)), raw=[FILE]), INVALID, "has 1 entries for 0 inputs"),
         (asked(placed(9, bytes_contents=[IMAGE])), INVALID, "has data and a region"),
         (asked(placed(len(FILE)), outputs=[IN_R]), INVALID, "40 bytes, and 39 of shared memory"),
@@ -323,15 +314,12 @@ async def test_regions_are_registered_described_and_forgotten(shared, memory):
     assert not (await shared.call("SystemSharedMemoryStatus"))[0].regions
 
 
-@pytest.mark.parametrize("way", ["image", "pixels"])
-async def test_inputs_and_outputs_in_regions(shared, memory, way):
-    data, shape = (FILE, [1]) if way == "image" else (drawn().tobytes(), drawn().shape)
-    datatype = "BYTES" if way == "image" else "UINT8"
-    memory.region(data, "in", "a")
+async def test_inputs_and_outputs_in_regions(shared, memory):
+    memory.region(FILE, "in", "a")
     place = memory.region(bytes(100), "out", "b")
     places = {"label": in_region(60, "out", 40), "probabilities": in_region(40, "out")}
     outputs = [output(name, place) for name, place in places.items()]
-    request = asked(tensor(way, datatype, shape, in_region(len(data), "in")), outputs=outputs)
+    request = asked(placed(len(FILE), "in"), outputs=outputs)
     reply, context = await shared.infer(request)
     assert context.code() is None, context.details()
     label, rows = reply.outputs
@@ -351,9 +339,7 @@ async def test_inputs_and_outputs_in_regions(shared, memory, way):
         (asked(GOOD), [], [LABELS[1].encode()]),
     ],
 )
-async def test_outputs_keep_their_places_beside_those_in_regions(
-    shared, memory, request_, raw, typed
-):
+async def test_outputs_beside_those_in_regions(shared, memory, request_, raw, typed):
     memory.region(FILE)
     memory.region(bytes(40), "out", "b")
     request_.outputs.extend([output("probabilities", in_region(40, "out")), output("label")])

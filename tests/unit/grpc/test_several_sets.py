@@ -207,19 +207,3 @@ async def test_another_threshold(scored):
     assert red.classified.threshold == 0.01
     reply, context = await classify_scored(scored, "red", threshold=1.5)
     assert context.code() is CODE.INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize(
-    ("threshold", "width", "code"),
-    [(0.0001, 3, None), (0.9999, 1, None), (2.0, 0, CODE.INVALID_ARGUMENT)],
-)
-async def test_the_open_inference_protocol(scored, threshold, width, code):
-    request = messages.ModelInferRequest(model_name="scored")
-    request.inputs.add(name="image", datatype="BYTES", shape=[2, 1])
-    request.raw_input_contents.append(elements(scored_picture("red"), scored_picture("black")))
-    request.parameters["threshold"].double_param = threshold
-    context, incoming = context_of(), stream_of(request.SerializeToString())
-    interface = OpenInferenceInterface(Inference(scored))
-    reply = await interface.call("ModelInfer", incoming, context)
-    assert context.code() == code
-    assert [list(o.shape) for o in reply.outputs] == ([[2, 3], [2, width]] if width else [])

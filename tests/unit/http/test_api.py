@@ -14,6 +14,7 @@ from app.settings import Settings
 from app.telemetry.metric_table import KEY_REQUESTS
 from tests.support.asgi_client import KEY, asgi_client, write_keys
 from tests.support.fakes import FakeService
+from tests.support.hand_clock import HandClock
 
 OTHER = "other-Key.with_all~of+the/signs=="
 CLASSIFY = "/v1/classify"
@@ -82,12 +83,14 @@ async def test_without_a_key_nothing_of_the_body_is_read(client, service):
 
 
 OPEN = ["/", "/page/page.js", "/docs", "/docs/assets/swagger-ui.css", "/openapi.json"]
+PROBES = ["/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"]
 GUARDED = ["/v1/models", CLASSIFY, "//v1/models", "/nothing", "/page", "/docs/assets", "/metrics"]
+GUARDED += ["/v2", "/v2/models/fake", "/v2/models/fake/ready", "/v2/models/stats"]
 
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [*((path, 200) for path in [*OPEN, "/healthz", "/readyz"]), *((path, 401) for path in GUARDED)],
+    [*((path, 200) for path in [*OPEN, *PROBES]), *((path, 401) for path in GUARDED)],
 )
 async def test_what_is_open_to_everybody_and_what_wants_a_key(client, path, status):
     """A load balancer has no key."""
@@ -198,21 +201,9 @@ def test_a_file_that_others_may_read_is_told(key_file, mode, is_told, caplog):
     assert (f"chmod 600 {key_file}" in caplog.text) == is_told
 
 
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def look(self) -> None:
-        self.now += LOOK_EVERY_S
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> HandClock:
+    return HandClock()
 
 
 def replaced(path: Path, text: str) -> None:
@@ -228,7 +219,7 @@ def test_a_file_that_changes_is_read_again(key_file, clock, write):
     keys = Keys(["e" * 32], KeyFile(key_file, clock))
     write(key_file, f"new:{'n' * 32}\n")
     assert keys.name_of(KEY.encode())  # not looked at yet
-    clock.look()
+    clock.now += LOOK_EVERY_S
     assert keys.name_of(KEY.encode()) is None
     assert keys.name_of(b"n" * 32)
     assert keys.name_of(b"e" * 32)
@@ -245,7 +236,7 @@ def test_a_link_that_names_another_file_is_read_again(tmp_path, clock):
     keys = Keys([], KeyFile(link / "keys", clock))
     link.unlink()
     link.symlink_to("two")
-    clock.look()
+    clock.now += LOOK_EVERY_S
     assert keys.name_of(OTHER.encode())
     assert keys.name_of(KEY.encode()) is None
 
@@ -265,7 +256,7 @@ def test_the_old_keys_hold_while_the_file_cannot_be_read(key_file, clock, caplog
     spoil(key_file)
     with caplog.at_level(logging.INFO, "ray.serve"):
         for _ in range(3):  # told once, not at every look
-            clock.look()
+            clock.now += LOOK_EVERY_S
             assert keys.name_of(KEY.encode())
             assert keys.name_of(b"short") is None
     (record,) = caplog.records
@@ -275,7 +266,7 @@ def test_the_old_keys_hold_while_the_file_cannot_be_read(key_file, clock, caplog
     if key_file.is_dir():
         key_file.rmdir()
     replaced(key_file, OTHER)
-    clock.look()
+    clock.now += LOOK_EVERY_S
     assert keys.name_of(OTHER.encode())
     assert keys.name_of(KEY.encode()) is None
 

@@ -1,5 +1,9 @@
-"""Whatever is sent to classify, and requests drawn from /openapi.json: answered as documented."""
+"""Whatever is sent to classify or to /v2, and requests drawn from /openapi.json.
 
+Each is answered as documented: never a 500, and errors in their form.
+"""
+
+import gzip
 import json
 from functools import cache
 from typing import Any
@@ -16,7 +20,7 @@ from app.http.api import create_api
 from app.settings import Settings
 from tests.support.asgi_client import KEY, write_keys
 from tests.support.fakes import NOT_AN_IMAGE, FakeService
-from tests.support.open_inference import Graph
+from tests.support.open_inference import HEADER_LENGTH, Graph, binary_request, elements
 from tests.support.raw_asgi import Asked, Header, Told, ask
 
 MAX_BODY = 2000
@@ -91,19 +95,21 @@ def description() -> dict[str, Any]:
     return described
 
 
-def check(asked: Asked, told: Told) -> None:
-    """Hold the answer to the description of the interface."""
-    ways = description()["paths"].get(asked.path, {})
+def check(asked: Asked, told: Told, form: str = "ErrorAnswer", template: str = "") -> None:
+    """Hold the answer to the description of the interface; ``template`` is the path's."""
+    ways = description()["paths"].get(template or asked.path, {})
     way = ways.get("get" if asked.method == "HEAD" else asked.method.lower())
     documented = {int(s) for s in way["responses"]} if way else {404, 405}
     if asked.hangs_up:
         documented |= {499}  # nobody sees it
+    if "{" in template:  # no such model, or a name that makes another path
+        documented |= {404, 405}
     assert told.status in documented, (told.status, told.body)
     if told.status < 400 or asked.method == "HEAD":
         return
     assert told.headers is not None
     assert told.headers[b"content-type"] == b"application/json"
-    reference = {"$ref": "#/components/schemas/ErrorAnswer"}
+    reference = {"$ref": f"#/components/schemas/{form}"}
     jsonschema.validate(json.loads(told.body), {**reference, **description()})
 
 
@@ -164,6 +170,54 @@ def test_no_authorization_but_the_key_opens(value: bytes, more: list[Header], gu
     assert KEY.encode() not in told.body
 
 
+INFER = "/v2/models/{model_name}/infer"
+GOOD, _ = binary_request(elements(b"good"), outputs=[{"name": "label"}])
+SHORT = st.binary(max_size=30).map(lambda raw: raw.translate(None, b"\r\n\0"))
+CODINGS = st.sampled_from([b"gzip", b"deflate", b"identity", b"br", b"GZIP", b"gzip,gzip"])
+JSON_BYTES = (st.integers(-(2**70), 2**70) | st.integers(-2, 300)).map(lambda n: b"%d" % n)
+HEADERS_OF_V2 = st.one_of(
+    st.tuples(st.just(HEADER_LENGTH.encode()), JSON_BYTES | SHORT),
+    st.tuples(st.just(b"content-encoding"), CODINGS | SHORT),
+    st.tuples(st.sampled_from([b"content-type", b"priority", b"x-request-id"]), SHORT),
+)
+ZIPPED = [gzip.compress(data, mtime=0) for data in (GOOD, bytes(10**7))]
+BODIES = st.sampled_from([GOOD, GOOD[:-1], GOOD + b"x", *ZIPPED, b"{", b"[]"])
+
+
+@cache
+def graph() -> Any:
+    return create_api(Graph().service)
+
+
+@settings(EXAMPLES, max_examples=200)
+@given(st.lists(HEADERS_OF_V2, max_size=4), BODIES | st.binary(max_size=90), st.booleans())
+def test_any_headers_and_any_body_of_v2(headers: list[Header], body: bytes, hangs_up: bool):
+    path = "/v2/models/imagenette/infer"
+    asked = Asked("POST", path, headers=headers, chunks=[body], hangs_up=hangs_up)
+    told = ask(graph(), asked)
+    assert told.status not in (404, 405)
+    check(asked, told, "ProtocolError", INFER)
+
+
+V2 = st.sampled_from([path for path in description()["paths"] if path.startswith("/v2")])
+MODELS = st.sampled_from(["imagenette", "imagenette.resnet50", "nothing", "a/b", "%2e%2e", "ü"])
+VERSIONS = st.sampled_from(["1", "2", "", "x", "-1"]) | st.text(max_size=4)
+
+
+@settings(EXAMPLES, max_examples=200)
+@given(
+    V2,
+    MODELS | st.text(min_size=1, max_size=8),
+    VERSIONS,
+    st.sampled_from([*METHODS[:4], "DELETE"]),
+)
+def test_any_model_version_and_method(path: str, name: str, version: str, method: str):
+    sent = path.replace("{model_name}", name).replace("{model_version}", version)
+    asked = Asked(method, sent, chunks=[b"{}"])
+    if (told := ask(graph(), asked)).status != 307 and method != "HEAD":
+        check(asked, told, "ProtocolError", path)
+
+
 NUM_DRAWN = 25  # of each operation
 # The status codes that are documented, the documents' schemas, and never a 5xx that is none of
 # them.
@@ -173,13 +227,7 @@ CHECKED: list[CheckFunction] = [
     checks.content_type_conformance,
     checks.response_schema_conformance,
 ]
-schema = schemathesis.openapi.from_asgi("/openapi.json", create_api(Graph().service))
-
-
-def test_v2_is_documented() -> None:
-    model = "/v2/models/{model_name}"
-    documented = {f"{model}/infer", f"{model}/versions/{{model_version}}/infer", "/v2/health/ready"}
-    assert documented <= set(schema.raw_schema["paths"])
+schema = schemathesis.openapi.from_asgi("/openapi.json", graph())
 
 
 ANY_CASE = settings(

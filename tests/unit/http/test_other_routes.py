@@ -96,9 +96,7 @@ async def test_another_label_is_a_conflict(reporter):
 
 
 @pytest.mark.parametrize("verb", ["GET", "POST"])
-async def test_a_service_that_takes_none_says_so_and_keys_are_asked_for(
-    verb, client, feedback, monkeypatch
-):
+async def test_without_feedback_or_a_key(verb, client, feedback, monkeypatch):
     answer = await client.request(verb, "/v1/feedback", json={})
     assert answer.status_code == 404
     assert "start it with feedback: true" in answer.json()["error"]["message"]
@@ -182,11 +180,6 @@ async def test_so_many_are_sent_at_a_time(service, path):
             while BoundedResponse.num_sending:
                 await asyncio.sleep(0)
             assert (await client.get(path)).status_code == 200
-
-
-async def test_what_is_no_file_of_a_page_is_404(client):
-    for path in ("/page/", "/page/none.js", "/page/..%2fpages.py", "/docs/assets/x"):
-        assert (await client.get(path)).status_code == 404, path
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])

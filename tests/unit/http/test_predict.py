@@ -62,12 +62,6 @@ async def test_every_instance_gets_a_row_of_the_outputs(client, path, row):
         assert each["probabilities"] == pytest.approx(MEAN, abs=1e-7)
 
 
-async def test_a_member_answers_by_itself(client, graph):
-    answer = await client.post("/v1/models/imagenette.resnet50:predict", json=instances(b64(IMAGE)))
-    assert answer.json()["predictions"][0]["probabilities"][1] == pytest.approx(0.6)
-    assert graph.members["densenet169"].seen == []
-
-
 async def test_parameters_are_the_other_protocols(client):
     asked = instances(b64(IMAGE), parameters={"top_k": 3})
     (row,) = (await client.post(PREDICT, json=asked)).json()["predictions"]

@@ -16,7 +16,6 @@ from app.serve.gateway import assemble
 from app.settings import Settings
 from tests.support.asgi_client import asgi_client
 from tests.support.grpc_contexts import context_of, stream_of
-from tests.support.open_inference import infer
 from tests.support.tiny_networks import picture
 
 TIMES = re.compile(rb'("(?:total|start_ms|duration_ms)"):[0-9.e-]+')
@@ -70,33 +69,6 @@ async def test_a_hit_over_http(clients):
     assert [stage["stage"] for stage in hit["timings_ms"]["stages"]] == ["read", "cache"]
     for key in ("model_set", "predictions", "members", "agreement", "degraded"):
         assert hit[key] == miss[key]
-
-
-@pytest.mark.parametrize("top_k", [1, 2, 3])
-async def test_any_top_k_of_what_is_kept(clients, top_k):
-    data, url = picture("green", side=32), "/v1/classify?top_k="
-    await clients["local"].post(f"{url}{top_k}", content=data)
-    hit, computed = [
-        (await clients[cache].post(f"{url}2", content=data)).json() for cache in ("local", "none")
-    ]
-    assert hit["cached"]
-    check_agree(hit, computed)
-
-
-async def test_forms(clients):
-    known, new = picture("red", side=33), picture("red", side=34)
-    await post(clients["local"], known)
-    files = [("f", (str(n), data)) for n, data in enumerate([new, known, b"no image", new])]
-    answers = {}
-    for cache, client in clients.items():
-        answers[cache] = (await client.post("/v1/classify", files=files)).json()["results"]
-    cached = [row.get("cached", False) for row in answers["local"] if "error" not in row]
-    assert cached == [False, True, True]
-    for ours, theirs in zip(answers["local"], answers["none"], strict=True):
-        if "error" in ours:
-            assert ours["error"]["code"] == theirs["error"]["code"] == "not_an_image"
-        else:
-            check_agree(ours, theirs)
 
 
 def check_agree(ours: dict, theirs: dict) -> None:
@@ -161,13 +133,3 @@ async def test_the_schema_tells_of_it(clients):
     schema = (await clients["none"].get("/openapi.json")).json()["components"]["schemas"]
     assert schema["Classified"]["properties"]["cached"]["type"] == "boolean"
     assert "cached" not in schema["Classified"]["required"]
-
-
-async def test_tensors_are_answered_anew_and_alike(clients, tiny_set):
-    """The cache keeps answers to files; /v2 asks for more, and is told the same."""
-    data, sent = picture("green", side=44), {"inference-header-content-length": "0"}
-    known = (await post(clients["local"], data)).json()["predictions"][0]
-    for _ in range(2):
-        raw = await infer(clients["local"], (data, sent), f"/v2/models/{tiny_set.name}")
-        assert raw.status_code == 200, raw.text
-        assert known["label"].encode() in raw.content

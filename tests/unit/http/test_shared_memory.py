@@ -1,9 +1,4 @@
-"""Shared memory over HTTP: where it is on, and who may use it.
-
-Whatever parameters name in shared memory: never a 500, and what is refused changes nothing.
-
-Shared memory over HTTP, with the real service in front of members of the test.
-"""
+"""Shared memory over HTTP: who may use it, its routes, and tensors in it; never a 500."""
 
 import asyncio
 import json
@@ -234,9 +229,7 @@ async def test_regions_are_registered_described_and_forgotten(client, memory):
     ],
     ids=["image", "pixels"],
 )
-async def test_inputs_and_outputs_in_regions_are_answered_as_others_are(
-    client, memory, data, shape, more
-):
+async def test_inputs_and_outputs_in_regions(client, memory, data, shape, more):
     memory.region(b"before" + data + b"after", "in", "a")
     place = memory.region(bytes(200), "out", "b")
     outputs = [output_in("probabilities", 80, offset=8), output_in("label", 100, offset=100)]
@@ -294,22 +287,14 @@ def image_out(byte_size: int, region: str = "out", name: str = "probabilities", 
         (image_in(in_region(len(FILE), "other")), 404, "'other' is not registered; register it"),
         (image_in(in_region(len(FILE) + 1)), 400, "are asked for"),
         (image_in(in_region(len(FILE), offset=1)), 400, "are asked for"),
-        (image_in(in_region(1, offset=2**63 - 1)), 400, "are asked for"),
         (image_in(in_region(2**63 - 1)), 413, "the limit is 500000"),
-        (image_in(in_region(2**70)), 400, "it is a whole number"),
         (image_in(in_region(len(FILE) - 1)), 400, "has 10 bytes by its length, and 9 are left"),
         (image_in(in_region(3)), 400, "shape and data must agree"),
-        (image_in(in_region(-1)), 400, "give a size from 1"),
         (image_in(in_region(0)), 400, "give a size from 1"),
-        (image_in(in_region(9, offset=-1)), 400, "an offset from 0"),
-        (image_in({"shared_memory_region": "r"}), 400, "shared_memory_byte_size is None"),
-        (image_in({"shared_memory_byte_size": 9}), 400, "shared_memory_region is None"),
-        (image_in({**in_region(9), "binary_data_size": 0}), 400, "has data and a region"),
         (image_out(39), 400, "has 40 bytes, and 39 of shared memory"),
         (image_out(40, "other"), 404, "'other' is not registered"),
         (image_out(41), 400, "are asked for"),
         (image_out(1, name="label", offset=40), 400, "are asked for"),
-        (image_out(40, name="label", offset=-1), 400, "an offset from 0"),
     ],
 )
 async def test_what_no_region_has_or_takes(graph, client, memory, sent, status, says):
@@ -339,9 +324,7 @@ async def test_a_label_longer_than_its_place(client, memory):
         (lambda memory, place: memory.regions.unregister("out"), 404, "not registered"),
     ],
 )
-async def test_a_region_that_goes_while_its_answer_is_computed(
-    graph, client, memory, happens, status, says
-):
+async def test_a_region_that_goes_meanwhile(graph, client, memory, happens, status, says):
     place = memory.region(bytes(40), "out")
     sent = images(IMAGE, outputs=[output_in("probabilities", 40)])
     task, gate = await begun(graph, client, sent)
@@ -360,11 +343,7 @@ async def test_a_region_that_goes_while_its_answer_is_computed(
         (b"{}", 400, "key is None"),
         ({"byte_size": None}, 400, "byte_size is None"),
         ({"key": "../k"}, 400, "without slashes"),
-        ({"key": "/a/k"}, 400, "without slashes"),
-        ({"key": ".."}, 400, "not dots alone"),
-        ({"key": "k\0"}, 400, "without slashes"),
         ({"key": "link"}, 400, "symbolic links"),
-        ({"key": "nothing"}, 400, "No such file"),
         ({"byte_size": 101}, 400, "has 100 bytes, and it needs 101"),
         ({"byte_size": 100, "offset": 1}, 400, "has 100 bytes, and it needs 101"),
         ({"offset": 100}, 400, "it needs 101"),

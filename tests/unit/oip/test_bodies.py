@@ -187,9 +187,12 @@ def test_parameters_of_the_request(parameters, timeout_s, priority, top_k):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("timeout", -1), ("timeout", 0.5), ("timeout", "1"), ("priority", -1), ("priority", [])],
+    [
+        *(("timeout", -1), ("timeout", 0.5), ("timeout", "1"), ("priority", -1), ("priority", [])),
+        *(("threshold", "x"), ("threshold", True), ("plan", 1), ("plan", [])),
+    ],
 )
 def test_parameters_that_make_no_sense(name, value):
     request = InferRequest((), parameters={name: value})
     with pytest.raises(BadTensorError, match=name):
-        _ = request.timeout_s, request.priority
+        _ = request.timeout_s, request.priority, request.threshold, request.plan

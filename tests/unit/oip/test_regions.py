@@ -14,13 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from app.environment import REGIONS_FOLDER
-from app.errors import (
-    BadRegionError,
-    ConfigError,
-    RegionExistsError,
-    UnknownRegionError,
-)
-from app.oip.documents import RegionStatus
+from app.errors import BadRegionError, ConfigError, RegionExistsError, UnknownRegionError
+from app.oip.models import RegionStatus
 from app.oip.regions import (
     MAX_NAME,
     MAX_REGIONS,

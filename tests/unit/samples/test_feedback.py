@@ -236,18 +236,19 @@ def test_an_id_of_several_requests_is_refused(book, again):
 
 
 @pytest.mark.parametrize(
-    ("image", "message"),
+    ("image", "label", "message"),
     [
-        (None, "image is missing, and this request has 2: give image from 0 to 1"),
-        (2, "image is 2, and this request has 2"),
-        (-1, "image is -1, and this request has 2"),
-        (1, "image 1 of this request was answered with an error"),
+        (None, "x", "image is missing, and this request has 2: give image from 0 to 1"),
+        (2, "x", "image is 2, and this request has 2"),
+        (-1, "x", "image is -1, and this request has 2"),
+        (1, "x", "image 1 of this request was answered with an error"),
+        (0, "z", "'z' is no label of fake; GET /v1/models lists"),
     ],
 )
-def test_images_that_are_none(book: FeedbackBook, image: int | None, message: str) -> None:
+def test_images_and_labels_that_are_none(book, image, label, message):
     book.remember(answered("1", answer_of(), FAULT))
     with pytest.raises(BadParameterError, match=message):
-        book.judge("1", "x", image, SETS)
+        book.judge("1", label, image, SETS if label == "x" else ["another set"])
     assert book.figures().versions == []
 
 
@@ -257,12 +258,6 @@ def test_a_label_that_only_the_answering_version_has(book: FeedbackBook) -> None
     version = "@".join(book.judge("1", "x", None, SETS).answer.version)
     assert book.judge("1", "x", None, [version]).is_right
     assert not book.judge("2", "new", None, [version]).is_right
-
-
-def test_a_label_that_the_set_lacks(book: FeedbackBook) -> None:
-    book.remember(answered("1"))
-    with pytest.raises(BadParameterError, match="'z' is no label of fake; GET /v1/models lists"):
-        book.judge("1", "z", None, ["another set"])
 
 
 def test_of_a_multi_label_set_any_listed_label_is_right(book: FeedbackBook) -> None:

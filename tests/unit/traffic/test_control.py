@@ -190,43 +190,45 @@ def test_versions_of_two_sets_are_refused(tmp_path: Path, names: list[str]) -> N
         loaded_sets(settings_of(model_set=names[0], shadow=other))
 
 
-def test_other_classes_are_refused_with_their_names(tmp_path: Path, names: list[str]) -> None:
-    other = set_of(tmp_path / "other", ["mostly blue", "mostly green", "mostly pink"])
-    with pytest.raises(ConfigError, match="mostly red are missing, mostly pink are new"):
-        loaded_sets(settings_of(model_set=names[0], shadow=other))
+IN_ORDER, IDS = (LABELS,), "b g r"
 
 
-def test_the_same_classes_in_another_order_are_mapped(tmp_path: Path, names: list[str]) -> None:
-    other = set_of(tmp_path / "other", [*LABELS[1:], LABELS[0]])
-    main, shadow = loaded_sets(settings_of(model_set=names[0], shadow=other))
-    assert class_places(main, shadow) == [2, 0, 1]
-    assert class_places(main, main) is None
+@pytest.mark.parametrize(
+    ("first", "other", "expected"),
+    [
+        (IN_ORDER, ([*LABELS[1:], LABELS[0]],), [2, 0, 1]),
+        ((LABELS, IDS), (("scarlet", "azure", "emerald"), "r b g"), [1, 2, 0]),
+        ((LABELS, IDS), (("blue", "green", "red"), IDS), None),  # better labels
+        (IN_ORDER, ([*LABELS[:2], "mostly pink"],), "mostly red are missing, mostly pink are new"),
+        (
+            (["crane", "crane", "heron"],),
+            (["heron", "crane", "crane"],),
+            "several classes are called crane: give both sets class",
+        ),
+        (
+            (LABELS, IDS),
+            (LABELS, "r b x"),
+            "class ids than .*: g are missing, x are new; make the version with the same cl",
+        ),
+    ],
+)
+def test_classes_in_another_order_are_mapped_and_others_refused(tmp_path, first, other, expected):
+    main, shadow = (set_of(tmp_path / n, *of) for n, of in (("a", first), ("b", other)))
+    settings = settings_of(model_set=main, shadow=shadow)
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            loaded_sets(settings)
+    else:
+        sets = loaded_sets(settings)
+        assert class_places(*sets) == expected
+        assert class_places(sets[0], sets[0]) is None
 
 
-def test_two_classes_of_one_name_in_another_order_cannot_be_mapped(tmp_path: Path) -> None:
-    first = set_of(tmp_path / "first", ["crane", "crane", "heron"])
-    other = set_of(tmp_path / "other", ["heron", "crane", "crane"])
-    with pytest.raises(ConfigError, match="several classes are called crane: give both sets class"):
-        loaded_sets(settings_of(model_set=first, shadow=other))
-
-
-def test_ids_in_another_order_are_mapped_and_other_ids_are_refused(tmp_path: Path) -> None:
-    first = set_of(tmp_path / "first", LABELS, "b g r")
-    moved = set_of(tmp_path / "moved", ("scarlet", "azure", "emerald"), "r b g")
-    other = set_of(tmp_path / "other", LABELS, "r b x")
-    main, shadow = loaded_sets(settings_of(model_set=first, shadow=moved))
-    assert class_places(main, shadow) == [1, 2, 0]
-    message = "other class ids than .*: g are missing, x are new; make the version with the same cl"
-    with pytest.raises(ConfigError, match=message):
-        loaded_sets(settings_of(model_set=first, shadow=other))
+def test_each_version_is_compared_with_all_others(tmp_path: Path) -> None:
+    ids = {"first": IDS, "moved": "r b g", "other": "r b x"}
+    first, moved, other = (set_of(tmp_path / name, LABELS, ids[name]) for name in ids)
     with pytest.raises(ConfigError, match="g are missing"):
         loaded_sets(settings_of(traffic={first: 50.0, moved: 40.0, other: 10.0}))
-
-
-def test_classes_of_the_same_ids_may_have_better_labels(tmp_path: Path) -> None:
-    first = set_of(tmp_path / "first", LABELS, "b g r")
-    second = set_of(tmp_path / "second", ("blue", "green", "red"), "b g r")
-    assert class_places(*loaded_sets(settings_of(model_set=first, shadow=second))) is None
 
 
 def test_a_version_that_lost_too_much_may_be_a_shadow(names: list[str]) -> None:

@@ -196,9 +196,7 @@ async def test_a_copy_is_answered_by_the_plan_of_its_request(split, plan) -> Non
         ([0.7, 0.4], {"a": 0.5, "c": 0.5}, None),
     ],
 )
-async def test_labels_over_the_sets_own_threshold_are_compared_whatever_a_client_lists(
-    row, thresholds, labels
-):
+async def test_labels_over_the_sets_own_threshold_are_compared(row, thresholds, labels):
     """The fakes list one class each, as of a client with top_k=1, and the same ones."""
     shadowed = Shadowed(np.array(row, np.float32), **thresholds)
     await shadowed.answer(threshold=1.0)
@@ -284,9 +282,7 @@ async def test_nobody_waits_for_a_shadow_and_a_bounded_number_is_under_way(shado
         (BadTensorError("broken"), 0, 2),
     ],
 )
-async def test_a_copy_that_is_not_answered_is_dropped_or_has_failed_and_the_next_is_asked(
-    shadowed, error, num_dropped, num_failed
-) -> None:
+async def test_a_copy_that_is_not_answered(shadowed, error, num_dropped, num_failed):
     shadowed.shadow.raises = error
     for _ in range(2):
         assert (await shadowed.answer())[0].model_version == A[-12:]
