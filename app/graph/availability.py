@@ -312,12 +312,7 @@ class Readiness:
 
     async def _probe_graph(self) -> None:
         probe = ClassifyRequest(
-            [WARM_UP_IMAGE],
-            1,
-            PROBE_TIMEOUT_S,
-            "warm-up",
-            RequestObserver(),
-            is_probe=True,
+            [WARM_UP_IMAGE], 1, PROBE_TIMEOUT_S, "warm-up", RequestObserver(), is_probe=True
         )
         try:
             results = await run_in_time(self._graph, probe)

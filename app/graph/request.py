@@ -274,10 +274,7 @@ class ResponseCache:
     """
 
     def __init__(
-        self,
-        max_bytes: int,
-        shared: RedisStore | None = None,
-        store: RowStore | None = None,
+        self, max_bytes: int, shared: RedisStore | None = None, store: RowStore | None = None
     ) -> None:
         self._shared = shared
         self._store = RowStore(max_bytes) if store is None else store

@@ -65,10 +65,7 @@ class DecodeQueue(Generic[R]):
     """
 
     def __init__(
-        self,
-        num_threads: int,
-        max_heavy_pixels: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, num_threads: int, max_heavy_pixels: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._executor = ThreadPoolExecutor(num_threads, "decode")
         self._num_threads = num_threads

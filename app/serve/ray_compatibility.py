@@ -129,9 +129,7 @@ GRPC_OPTIONS = Feature(
     "gRPC clients send up to 4 MB ahead, and a message may have RAY_SERVE_GRPC_MAX_MESSAGE_SIZE",
     (
         RayName(
-            GRPC_UTIL,
-            "DEFAULT_GRPC_SERVER_OPTIONS",
-            entries=("grpc.max_receive_message_length",),
+            GRPC_UTIL, "DEFAULT_GRPC_SERVER_OPTIONS", entries=("grpc.max_receive_message_length",)
         ),
     ),
 )

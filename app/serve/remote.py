@@ -134,10 +134,7 @@ class RemoteDecoder:
     """The Decoder deployment; a decoded image has ``image_bytes`` bytes."""
 
     def __init__(
-        self,
-        handle: StageHandle,
-        image_bytes: int = 0,
-        channels: ChannelPool | None = None,
+        self, handle: StageHandle, image_bytes: int = 0, channels: ChannelPool | None = None
     ) -> None:
         self._calls = SharedCalls(handle, "decode_many", read_decoded, channels=channels)
         self._image_bytes = image_bytes
@@ -153,10 +150,7 @@ class RemoteMember:
     """A Classifier deployment with batches of ``sizes`` images."""
 
     def __init__(
-        self,
-        handle: StageHandle,
-        sizes: Sequence[int] = SIZES,
-        channels: ChannelPool | None = None,
+        self, handle: StageHandle, sizes: Sequence[int] = SIZES, channels: ChannelPool | None = None
     ) -> None:
         self._calls = SharedCalls(handle, "classify_many", read_classified, sizes, channels)
 

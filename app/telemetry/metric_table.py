@@ -185,10 +185,7 @@ QUEUE_AGE_MS = Metric(
     "tandem_queue_age_ms", "gauge", "age of the oldest waiting image", ("member",)
 )
 GOLDEN_PASSED = Metric(
-    "tandem_golden_passed",
-    "gauge",
-    "1 if the last golden check passed, else 0",
-    ("member",),
+    "tandem_golden_passed", "gauge", "1 if the last golden check passed, else 0", ("member",)
 )
 FAILED_GOLDEN_CHECKS = Metric(
     "tandem_failed_golden_checks",
