@@ -108,9 +108,7 @@ class ModelSet:
         if not isclose(min(shares), max(shares)):
             return AverageRecord()
         if weights.keys() == own.keys():
-            return AverageRecord(
-                temperature=manifest.temperature, sure=manifest.sure, answer_set=manifest.answer_set
-            )
+            return manifest.whole_average
         same = (s for s in manifest.trust if set(s.members) == weights.keys())
         return next(same, None) or AverageRecord()
 
@@ -290,12 +288,11 @@ def _place_of(folder: Path) -> Path | None:
     for place in (folder, replaced, folder):  # once more, since a command may just have finished
         if (place / MANIFEST_NAME).is_file():
             if place == replaced:
-                logger.warning(
+                text = (
                     "a command that replaced %s was interrupted: the set from before is used, from "
-                    "%s; run that command again, or rename the folder back",
-                    folder,
-                    replaced,
+                    "%s; run that command again, or rename the folder back"
                 )
+                logger.warning(text, folder, replaced)
             return place
     return None
 

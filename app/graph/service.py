@@ -6,8 +6,7 @@ deadlines, the graph, readiness, and the description for ``/v1/models``.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from app.access import Keys, read_keys
 from app.answers import Fault
@@ -385,14 +384,9 @@ class ArrivingBody:
     async def __aenter__(self) -> None:
         await self._arriving.__aenter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         try:
-            await self._arriving.__aexit__(kind, error, trace)
+            await self._arriving.__aexit__(*error)
         finally:
             self._observer.stage_ended("read", self._start_ms)
 

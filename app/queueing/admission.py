@@ -10,8 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from app.environment import MIB
 from app.errors import IN_A_SECOND, OverloadedError, SlowBodyError
@@ -176,14 +175,9 @@ class Arriving:
         await self._upload.__aenter__()
         self._admission._num_answering -= 1
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         self._admission._num_answering += 1
-        await self._upload.__aexit__(kind, error, trace)
+        await self._upload.__aexit__(*error)
 
 
 # An upload keeps its place for this time, or for this time per MiB that it announced.
@@ -223,15 +217,10 @@ class Upload:
         self._uploads.under_way[self] = None
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         self._uploads.under_way.pop(self, None)
         try:
-            await self.timeout.__aexit__(kind, error, trace)
+            await self.timeout.__aexit__(*error)
         except TimeoutError as late:
             took_s = asyncio.get_running_loop().time() - self._started
             why = _cut_after(took_s) if self.is_cut else _late_after(self._within_s)

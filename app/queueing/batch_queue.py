@@ -43,6 +43,7 @@ from app.setting_values import form_places
 from models.ensemble import Probabilities
 from models.network import Pixels
 
+logger = logging.getLogger("ray.serve")
 RunBatch = Callable[[Sequence[Pixels]], Awaitable[Probabilities | TimedRows]]
 SHADOW_RUN_S = 5.0  # the time limit of a batch in the shadow lane, after which it counts as hanging
 SHADOW_RUNS = 20  # a shorter limit: this many times the mean time of a batch, but at least 1 s
@@ -85,14 +86,11 @@ class BacklogSize:
         try:
             await self._prepare()
         except Exception as error:
-            logger.warning(
+            text = (
                 "%s: cannot prepare batches of %d: %s; it continues with batches of %d. Fix the "
-                "cause and restart, or set backlog_batches: false",
-                self._name,
-                self.size,
-                error,
-                self.usual,
+                "cause and restart, or set backlog_batches: false"
             )
+            logger.warning(text, self._name, self.size, error, self.usual)
         else:
             self._is_ready = True
             logger.info("%s: uses batches of %d while a backlog waits", self._name, self.size)
@@ -337,6 +335,3 @@ class BatchQueue:
         executed = ExecutedBatch(started, ended, calls, error)
         self._on_batch(executed)
         return executed
-
-
-logger = logging.getLogger("ray.serve")

@@ -363,15 +363,9 @@ class EnsemblePolicy:
         self._state = decision.state
         for name, replicas in decision.targets.items():
             if replicas != stages[name].target:
-                logger.info(
-                    "%s: %d -> %d replicas at %.1f images/s, %d under way, %.1f CPU-ms an image",
-                    name,
-                    stages[name].target,
-                    replicas,
-                    arriving.rate,
-                    arriving.backlog,
-                    stages[name].cpu_ms,
-                )
+                text = "%s: %d -> %d replicas at %.1f images/s, %d under way, %.1f CPU-ms an image"
+                figures = arriving.rate, arriving.backlog, stages[name].cpu_ms
+                logger.info(text, name, stages[name].target, replicas, *figures)
         return {
             deployment: decision.targets[context.deployment_name]
             for deployment, context in contexts.items()

@@ -196,16 +196,10 @@ class Classifier:
         return load(model_set.network_path(self._name, settings.served_precision), options)
 
     def _log_network(self) -> None:
-        network = self._network
-        logger.info(
-            "%s runs on %s %s: %d threads, batches of %s, %.0f MB",
-            self._label,
-            network.runtime,
-            network.version,
-            network.num_threads,
-            ", ".join(map(str, network.batch_sizes)),
-            network.memory_bytes / 1e6,
-        )
+        network, sizes = self._network, ", ".join(map(str, self._network.batch_sizes))
+        text = "%s runs on %s %s: %d threads, batches of %s, %.0f MB"
+        runtime = network.runtime, network.version, network.num_threads
+        logger.info(text, self._label, *runtime, sizes, network.memory_bytes / 1e6)
 
     def _check_golden(self, model_set: ModelSet, served: Precision) -> None:
         """Raise unless answers here match the golden answers, recorded where the set was made."""

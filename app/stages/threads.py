@@ -69,12 +69,8 @@ def replica_inference_threads(streams: int, num_sharing: int = 1) -> InferenceTh
     whole = _whole_cpus()
     cores = min(whole, available_cpus()) if whole else max(1, available_cpus() // num_sharing)
     if whole > cores or streams > cores:
-        logger.warning(
-            "num_cpus %d, streams %d, but this replica has %d cores: it uses those",
-            whole,
-            streams,
-            cores,
-        )
+        text = "num_cpus %d, streams %d, but this replica has %d cores: it uses those"
+        logger.warning(text, whole, streams, cores)
     return inference_threads_for(cores, streams)
 
 
