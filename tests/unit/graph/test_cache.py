@@ -97,15 +97,6 @@ async def test_faults_are_not_kept(cached):
     assert cached.decoder.num_files == 3  # one of a form's two
 
 
-async def test_errors_are_not_kept(cached):
-    cached.members["sure"].raises = OverloadedError("full")
-    with pytest.raises(OverloadedError):
-        await cached.classify(ONE)
-    cached.members["sure"].raises = None
-    (answer,) = await cached.classify(ONE)
-    assert answer.cached is None
-
-
 async def test_each_plan_has_answers_of_its_own(with_plan):
     cached = Cached(with_plan)
     (full,), (fast,) = [await cached.classify(ONE, plan=plan) for plan in ("full", "fast")]
@@ -115,16 +106,6 @@ async def test_each_plan_has_answers_of_its_own(with_plan):
         assert hit.cached
         assert without_timings(hit) == without_timings(computed)
     assert (full.asked, fast.asked) == (None, ["sure"])
-
-
-async def test_degraded_answers_are_not_kept(tiny_set):
-    cached = Cached(tiny_set, answer_policy="any", member_patience_s=0.0)
-    cached.members["unsure"].raises = NotReadyError("gone")
-    (degraded,) = await cached.classify(ONE)
-    assert degraded.degraded
-    cached.members["unsure"].raises = None
-    answers = [(await cached.classify(ONE, lane="bulk"))[0] for _ in range(2)]
-    assert all(answer.cached is None for answer in answers if answer.degraded)
 
 
 async def test_answers_of_a_plan_are_kept_whether_it_skipped_members_or_not(with_plan):

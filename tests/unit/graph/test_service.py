@@ -287,17 +287,6 @@ async def test_the_gateway_counts_refused_ones_too_and_no_probe(settings):
     assert told(service.usage) == (3, 2, 0)
 
 
-async def test_a_refused_form_counts_as_many_images_as_those_before_it(settings):
-    members = {"sure": FakeMember((0.1, 0.8, 0.1))}
-    service = service_of(settings, FakeDecoder(), members, FakeCombiner())
-    for _ in range(200):
-        with service.admission.admit():
-            service.admission.holds(64)
-    with service.admission.admit(), pytest.raises(OverloadedError):
-        service.admission.admit().__enter__()
-    assert told(service.usage)[0] == pytest.approx(64, rel=0.01)
-
-
 async def test_a_forwarded_request_is_admitted_counted_and_timed_as_any_other(settings):
     member = FakeMember((0.1, 0.8, 0.1))
     service = service_of(settings, FakeDecoder(), {"sure": member}, FakeCombiner())

@@ -63,12 +63,6 @@ DEATHS = [
 ]
 
 
-@pytest.mark.parametrize(("code", "how"), DEATHS)
-def test_how_it_ended(python, code: str, how: str):
-    with python(code) as child:
-        assert child.how_ended() == how
-
-
 def test_it_can_be_interrupted_but_not_by_ctrl_c_of_the_terminal(python, log):
     with python(f"print('ready', flush=True); {SLEEPS}") as child:
         assert first_line(log) == "ready"

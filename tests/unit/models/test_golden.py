@@ -134,8 +134,7 @@ def test_wrong_pixels_are_found_with_few_and_with_many_classes(num_classes, faul
 @pytest.mark.slow  # make test has small networks, above
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
-    "name",
-    ["resnet50", "densenet169", pytest.param("mobilenet", marks=pytest.mark.shared_data)],
+    "name", ["resnet50", "densenet169", pytest.param("mobilenet", marks=pytest.mark.shared_data)]
 )
 def test_wrong_pixels_are_found_with_real_networks(request, name, fault):
     network = request.getfixturevalue(name) if name == "mobilenet" else bundled(name)

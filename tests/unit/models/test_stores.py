@@ -9,7 +9,6 @@ import gzip
 import shutil
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
@@ -242,13 +241,6 @@ def test_a_redirect_from_https_to_http_is_refused(shop, monkeypatch):
     with pytest.raises(StoreError, match=r"manifest\.yaml leads to http://cdn: not safe; this"):
         load_model_set("https://host/tiny")
     assert asked == ["https"]
-
-
-def test_loads_at_once_download_once(shop, url):
-    with ThreadPoolExecutor(4) as threads:
-        folders = {taken.folder for taken in threads.map(load_model_set, [url] * 4)}
-    assert [folder.name for folder in folders] == cached() == [manifest_of(shop)]
-    assert sum(path.endswith("sure.bin") for path in Files.asked) == len(("sure", "unsure"))
 
 
 @pytest.mark.parametrize("place", ["https://me:SECRET@host/x", "s3://KEY:SECRET@bucket/x"])

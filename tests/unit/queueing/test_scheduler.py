@@ -320,16 +320,6 @@ def _last(values: list[bool]) -> int:
     return len(values) - 1 - values[::-1].index(True)
 
 
-async def test_an_interactive_image_overtakes_a_form():
-    network = SteppedNetwork()
-    queue = make_queue(network)
-    await begin(queue, *range(BULK, BULK + 20), lane="bulk")  # the first four run
-    submit(queue, [image(1)])
-    await network.finish_all()
-    assert network.batches[0] == [BULK, BULK + 1, BULK + 2, BULK + 3]
-    assert 1 in network.batches[1]
-
-
 async def test_the_age_of_the_oldest_that_somebody_wants():
     network = SteppedNetwork()
     queue = make_queue(network, 1)

@@ -61,17 +61,6 @@ async def test_a_canarys_own_copies_are_in_no_batch_of_its_answers() -> None:
     assert [eleventh, twelfth, thirteenth, last] == [[10], [11], [12], [13]]
 
 
-async def test_copies_take_no_places_of_others() -> None:
-    network = SteppedNetwork()
-    queue = make_queue(network, 1, 4)
-    await begin(queue, 9)
-    submit(queue, images(*range(10, 13)), lane=SHADOW)
-    for number in range(4):
-        submit(queue, [image(number)])
-    assert len(queue) == 4
-    await network.finish_all()
-
-
 async def test_copies_that_wait_make_no_queue_old() -> None:
     """Nobody waits for them: an alert on a queue's age is about clients."""
     played = SteppedQueues()

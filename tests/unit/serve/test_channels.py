@@ -303,17 +303,6 @@ async def test_an_error_of_ours_comes_as_it_was_raised(node, caplog, error, rais
     assert ("a secret of the replica" in caplog.text) == isinstance(error, ZeroDivisionError)
 
 
-async def test_the_calls_of_a_replica_that_ends_are_made_elsewhere(node: Node) -> None:
-    replica, channel, (call,) = await replica_of(node)
-    channel.transport.abort()  # what either end sees when the other's process ends
-    with pytest.raises(ConnectionLostError):
-        await call
-    assert issubclass(ConnectionLostError, RayActorError)  # which app.graph.attempts calls again
-    await until(lambda: replica.cancelled == [b"0"])
-    with pytest.raises(ConnectionLostError):
-        await channel.call(b"more")
-
-
 async def test_a_replica_has_so_many_calls(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "MAX_CALLS", 2)
     replica, _, calls = await replica_of(node, calls=3)
@@ -486,8 +475,10 @@ def test_on_asyncio_and_on_uvloop_which_ray_takes_where_it_is_installed(run) -> 
         lost = asyncio.create_task(channel.call(b"lost"))
         await until(lambda: len(waiting.asked) == 3)
         channel.transport.abort()
-        with pytest.raises(ConnectionLostError):
-            await lost
+        for call in (lost, channel.call(b"more")):
+            with pytest.raises(ConnectionLostError):
+                await call
+        assert issubclass(ConnectionLostError, RayActorError)  # app.graph.attempts calls again
         await until(lambda: server.num_calls == 0)
         await server.drain()
         with pytest.raises(ConnectionRefusedError):

@@ -137,12 +137,6 @@ def test_jaegers_collector(spans):
     check(receiver.spans, spans)
 
 
-@pytest.mark.parametrize("changes", [{"trace_exporter": "none"}, {}])
-def test_nothing_is_sent_without_an_exporter_or_an_address(changes, caplog):
-    assert exporter_of(Settings(**changes)) is None
-    assert caplog.messages == []
-
-
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
@@ -289,7 +283,7 @@ def test_health_checks_are_left_out(asked, exporter, request_span, exported, pat
 
 
 @pytest.mark.parametrize("exporter_name", ["none", "otlp"])
-def test_without_a_collector_nothing_starts(asked, spans, monkeypatch, exporter_name):
+def test_without_a_collector_nothing_starts(asked, spans, monkeypatch, caplog, exporter_name):
     for name in ("ENDPOINT", "TRACES_ENDPOINT"):
         monkeypatch.delenv(f"OTEL_EXPORTER_OTLP_{name}", raising=False)
     before = list(outlets)
@@ -297,7 +291,7 @@ def test_without_a_collector_nothing_starts(asked, spans, monkeypatch, exporter_
     asked.on_end(spans[0])
     assert asked.force_flush()
     asked.shutdown()
-    assert (asked.sink, asked.dropped, outlets) == (None, {}, before)
+    assert (asked.sink, asked.dropped, outlets, caplog.messages) == (None, {}, before, [])
 
 
 def test_serve_gets_the_processor_and_the_environment_its_names(monkeypatch):
