@@ -126,7 +126,6 @@ def check_image(
         TooManyPixelsError: more than ``max_pixels``, or more than ``max_full_pixels`` that cannot
             be decoded at reduced scale (PNG, WebP, a very narrow JPEG; 16-bit samples count twice).
         CorruptImageError: the file is truncated.
-
     """
     view = memoryview(data)
     header = read_header(view)
@@ -153,7 +152,6 @@ def read_image(
     Raises:
         TandemError: as :func:`check_image`, CorruptImageError also for damaged pixels; else OpenCV
             could not get the memory it needs.
-
     """
     checked = check_image(data, rule, max_pixels=max_pixels, max_full_pixels=max_full_pixels)
     return decode_images(data, (rule,), checked).reshape(rule.shape)
@@ -168,7 +166,6 @@ def decode_images(
 
     Returns:
         uint8 BGR, flat: the inputs one after another.
-
     """
     header, reduction = checked
     pixels = _decode(memoryview(data), header, reduction)  # (h, w) grey, or (..., 3 | 4) BGR[A]
@@ -335,7 +332,6 @@ class ImageInputs:
         Raises:
             CorruptImageError: the file is damaged.
             TandemError: OpenCV could not get the memory it needs.
-
         """
         flat = decode_images(data, self.rules, checked)
         return flat if len(self.rules) > 1 else _squares(flat, self.rules[0].input_size)

@@ -87,7 +87,6 @@ class ModelSet:
 
         Raises:
             ModelSetError: the set lacks one of the members.
-
         """
         for name in weights:
             self.manifest.member(name)
@@ -134,7 +133,6 @@ class ModelSet:
 
         Raises:
             ModelSetError: neither the set nor an earlier version kept in it has this fingerprint.
-
         """
         for kept in (self, *earlier_sets(self.folder)):
             known = kept.fingerprints
@@ -172,7 +170,6 @@ class ModelSet:
         Raises:
             MissingExtraError: its runtime is not installed.
             ModelSetError: the member lacks this precision, or a file is missing or altered.
-
         """
         network = self.manifest.member(member).network(precision)
         check_installed(network.runtime, network.runtime, f"member {member} of {self.name}")
@@ -237,7 +234,6 @@ def load_model_set(
     Raises:
         ModelSetError: the set or version does not exist, or its manifest is invalid.
         StoreError: the set cannot be fetched from its URL.
-
     """
     name, version = split_version(name_or_path)
     if is_url(name):

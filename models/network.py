@@ -56,7 +56,6 @@ class LoadedNetwork(Protocol):
 
         Raises:
             ValueError: too many or no images, another shape, or not uint8.
-
         """
         num, step = len(images), self.fixed_batch
         if step and num > step:
@@ -162,7 +161,6 @@ def load(path: Path, options: RuntimeOptions) -> LoadedNetwork:
     Raises:
         MissingExtraError: its runtime is not installed.
         ModelSetError: the runtime cannot read the file, or it is not a member's network.
-
     """
     from models.openvino_network import CompiledNetwork  # it imports this module
 

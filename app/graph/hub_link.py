@@ -87,7 +87,6 @@ class HubHandle:
 
         Raises:
             NotReadyError: the deployment does not answer.
-
         """
         # Late: tandem serve and tandem traffic import this module, and Ray must not come with it.
         from app.graph.attempts import CALL_ERRORS, as_tandem

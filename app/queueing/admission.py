@@ -24,13 +24,11 @@ class Admission:
 
     Args:
         max_requests: the limit, unless there is overload.
-        clock: returns seconds.
         on_refused: called with the estimated number of images of each refused request.
         limit: the limit under overload; None: ``max_requests`` always.
         switch: says when requests are answered by the fast plan; None: never for lack of places.
         of_all: whether this counts all requests of the Gateway, not only those of one model set.
             Then refusals carry the limit, for HAProxy.
-
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class Admission:
 
         Raises:
             OverloadedError: the limit is reached, and no slow upload can be cancelled instead.
-
         """
         if self._switch is not None:
             self._switch.arrived(self._clock(), self._num_answering)
@@ -163,7 +160,6 @@ class Arriving:
     Raises:
         SlowBodyError: the body took over ``within_s`` seconds, or its upload was cancelled to make
             room for another request.
-
     """
 
     __slots__ = ("_admission", "_upload")
@@ -193,7 +189,6 @@ class Upload:
 
     Raises:
         SlowBodyError: the upload took over ``within_s`` seconds, or gave its place to another.
-
     """
 
     __slots__ = ("_started", "_uploads", "_within_s", "is_cut", "num_bytes", "slow_from", "timeout")

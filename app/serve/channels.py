@@ -346,7 +346,6 @@ async def connected(address: str) -> Channel:
 
     Raises:
         OSError: nothing listens there, or the replica is another user's or another version's.
-
     """
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

@@ -173,7 +173,6 @@ def check_ray(features: Iterable[Feature] = REPLICA_FEATURES) -> list[str]:
     Raises:
         ConfigError: Ray is too old, or lacks a required feature. The message has Ray's version, the
             expected one, and what to install.
-
     """
     untested = check_ray_version()
     warnings = [] if untested is None else [untested]
@@ -197,7 +196,6 @@ def check_ray_version() -> str | None:
 
     Raises:
         ConfigError: Ray is older than every tested version.
-
     """
     installed = _minor(version("ray"))
     if installed < _minor(TESTED_RAY[0]):

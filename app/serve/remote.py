@@ -48,13 +48,9 @@ hedge_budget = HedgeBudget()  # shared by all calls of this process
 class SharedCalls(Generic[A]):
     """Calls of one method of a deployment; each carries the questions of several requests.
 
-    Args:
-        handle: of the deployment.
-        method: the method, which takes and returns messages of :mod:`app.serve.shared_calls`.
-        read: decodes an answer into an entry for each question.
-        sizes: the preferred sizes of calls, in images.
-        channels: to replicas on this node; None: every call goes through Ray.
-
+    ``method`` takes and returns messages of :mod:`app.serve.shared_calls`. ``read`` decodes an
+    answer into an entry for each question. ``sizes`` are the preferred ones of calls, in images.
+    Without ``channels`` to replicas on this node every call goes through Ray.
     """
 
     def __init__(
@@ -83,7 +79,6 @@ class SharedCalls(Generic[A]):
         Raises:
             RayError, RayServeException: the replicas are gone or full.
             TandemError: the error that the stage raised.
-
         """
         expires = time.monotonic() + question.left_s
         asked = question, expires

@@ -182,11 +182,7 @@ class StageMeter:
     def update(self, reports: UsageReports, now: float, interval_s: float = 0.0) -> None:
         """Add new reports; drop replicas that are no longer in ``reports``.
 
-        Args:
-            reports: by replica, oldest first.
-            now: by the caller's clock, in s.
-            interval_s: between the reports of a replica.
-
+        ``now`` is by the caller's clock. A replica reports every ``interval_s``.
         """
         self._of = {replica: self._of.get(replica) or _Replica(now) for replica in reports}
         for replica, sent in reports.items():

@@ -84,7 +84,6 @@ class StageBuilder:
 
         Raises:
             TandemError: a file or an answer is wrong; stages built so far are closed.
-
         """
         logger.info("serving model set %s, %s", model_set.name, settings.served_precision)
         threads = self._threads.apart() if self._threads and is_apart else self._threads
@@ -140,7 +139,6 @@ class StageBuilder:
 
         Raises:
             ConfigError: an unknown key or an invalid value; then nothing changes.
-
         """
         for member in self.members:
             member.reconfigure(user_config)

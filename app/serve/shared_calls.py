@@ -265,7 +265,6 @@ class CallBatcher(Generic[Q, PartAnswer]):
         sizes: of calls, in images, ascending; images that fill the largest leave at once.
         num_replicas: returns how many replicas the stage has now.
         context: returns the context in which a call runs, which belongs to no request.
-
     """
 
     def __init__(

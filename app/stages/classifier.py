@@ -147,7 +147,6 @@ class Classifier:
         Raises:
             ModelSetError: a file is missing, damaged or unsuitable.
             GoldenMismatchError: its answers differ from the golden answers.
-
         """
         self._name, self._max_files = member, settings.max_files
         model_set = model_set or settings.load_set()
@@ -216,7 +215,6 @@ class Classifier:
 
         Raises:
             ConfigError: an unknown key or an invalid value; then nothing changes.
-
         """
         changed = QueueConfig.of(user_config or {}, self._max_files)
         if changed.max_queued_images is not None:
@@ -249,7 +247,6 @@ class Classifier:
             OverloadedError: the queue is full.
             DeadlineError: ``left_s`` passed before every image had been started.
             OtherSetError: the images have the input size of another model set.
-
         """
         call = MemberCall(self._spans, self.usage, len(images), self._fingerprint)
         if images.shape[1] != self._input_size:

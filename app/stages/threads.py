@@ -118,12 +118,8 @@ REPLACED = "Serve replaces the replica; its log has the errors"
 class Health:
     """Watches every run of some work, on any thread; Serve replaces an unhealthy replica.
 
-    Args:
-        work: its name in the singular, for errors: "batch of resnet50".
-        clock: returns seconds.
-        counts_failures: whether repeated failures are unhealthy; False if a client's file may cause
-            them.
-
+    Errors name the ``work`` in the singular: "batch of resnet50". Repeated failures are unhealthy,
+    unless a client's file may cause them (``counts_failures`` is False).
     """
 
     def __init__(

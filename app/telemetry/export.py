@@ -245,7 +245,6 @@ class CountedExporter(SpanExporter):
     Attributes:
         num_done: spans that were exported or given up.
         num_failed: those given up.
-
     """
 
     def __init__(self, name: str, exporter: SpanExporter, endpoint: Endpoint | None) -> None:

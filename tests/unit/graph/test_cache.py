@@ -65,8 +65,7 @@ async def test_the_timings_of_a_hit_are_its_own_requests(cached):
     observer = arrived(clock.monotonic, read_s=0.25)
     clock.now += 0.25
     (hit,) = await cached.service.classify(ClassifyRequest([ONE], 1, 10.0, "own", observer))
-    assert hit.request_id == "own"
-    assert hit.timings_ms.total == 250.0
+    assert (hit.request_id, hit.timings_ms.total) == ("own", 250.0)
     stages = [(s.stage, s.start_ms, s.duration_ms) for s in hit.timings_ms.stages]
     assert stages == [("read", 0.0, 250.0), ("cache", 250.0, 0.0)]
 
@@ -266,8 +265,7 @@ async def test_those_that_wait_for_a_file_that_is_no_image_share_its_fault(cache
         await asyncio.sleep(0)
     cached.decoder.gate.set()
     answers = await asyncio.gather(*requests)
-    assert answers == [[NOT_AN_IMAGE]] * 3
-    assert cached.decoder.num_files == 1
+    assert (answers, cached.decoder.num_files) == ([[NOT_AN_IMAGE]] * 3, 1)
 
 
 async def test_a_file_counts_once_among_the_lookups_however_often_it_is_looked_for(cached, told):
@@ -538,8 +536,7 @@ async def test_what_a_plan_was_sure_of_is_shared(with_plan, redis, monkeypatch):
     one.members["sure"].rows = other.members["sure"].rows = {len(TWO): (0.5, 0.4, 0.1)}
     assert await one.cached(ONE, TWO) == [False, False]
     assert await other.cached(ONE, TWO) == [True, True]
-    assert one.members["unsure"].seen == [[len(TWO)]]
-    assert other.num_computed == 0
+    assert (one.members["unsure"].seen, other.num_computed) == ([[len(TWO)]], 0)
 
 
 async def test_what_a_client_wants_anew_is_written_and_not_read_and_the_rest_not_kept(

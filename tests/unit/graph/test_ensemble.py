@@ -529,8 +529,7 @@ async def test_a_hit_of_the_cache_is_listed_by_its_own_requests_threshold(scored
     first = await ask(asked, "cyan", 3)
     again, wide = await ask(asked, "cyan", 3), await ask(asked, "cyan", 3, threshold=0.001)
     assert (first.cached, again.cached, wide.cached) == (None, True, True)
-    assert first.predictions == again.predictions
-    assert len(wide.predictions) == 3
+    assert (first.predictions, len(wide.predictions)) == (again.predictions, 3)
     assert again.threshold == 0.5
 
 

@@ -178,8 +178,7 @@ def test_the_most_silent_gateway_is_forgotten() -> None:
     book.report("g0", Number(1), "of 0 again")
     assert book.forgotten == []
     book.report("new", Number(1), "of new")
-    assert book.forgotten == ["of 1"]
-    assert len(book.revisions()) == MAX_REPORTS
+    assert (book.forgotten, len(book.revisions())) == (["of 1"], MAX_REPORTS)
 
 
 class Following(HubLink):

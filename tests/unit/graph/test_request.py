@@ -57,8 +57,7 @@ def test_the_store_keeps_the_most_recently_used_that_fit(steps, max_bytes):
         while taken(kept) > max_bytes:
             del kept[0]
             num_evicted += 1
-        assert store.num_bytes == taken(kept)
-        assert store.num_evicted == num_evicted
+        assert (store.num_bytes, store.num_evicted) == (taken(kept), num_evicted)
     assert all(store.get(KEYS[number]) is rows for number, rows in kept)
 
 
@@ -83,8 +82,7 @@ def test_each_eviction_is_counted_once():
     left = sum(cache.read(key) is not None for key in KEYS)
     assert cache.num_bytes <= 8 * KIB
     assert 0 < left < len(KEYS)
-    assert cache.take_evicted() == len(KEYS) - left
-    assert cache.take_evicted() == 0
+    assert (cache.take_evicted(), cache.take_evicted()) == (len(KEYS) - left, 0)
 
 
 def test_interactive_does_not_wait_for_bulk():

@@ -102,8 +102,7 @@ def test_a_function_returns_its_result_and_is_heard_meanwhile():
     heard: list[int] = []
     assert run_apart(children.adds, 1, 2) == 3
     assert run_apart(children.tells_and_adds, 1, 2, heard=heard.append) == 3
-    assert heard == [1, 2]
-    assert psutil.Process().children() == []
+    assert (heard, psutil.Process().children()) == ([1, 2], [])
 
 
 @pytest.mark.parametrize(("code", "how"), DEATHS)

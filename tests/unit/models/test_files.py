@@ -65,8 +65,7 @@ def test_a_file_that_is_refused_leaves_the_one_before_and_a_link_stays_one(tmp_p
     for place in (path, link):
         with pytest.raises(ValueError, match="not what it should be"):
             write_whole(place, "new", refuse)
-    assert path.read_text("utf-8") == "old"
-    assert sorted(tmp_path.iterdir()) == [path, link]
+    assert (path.read_text("utf-8"), sorted(tmp_path.iterdir())) == ("old", [path, link])
     write_whole(link, "new")
     assert (link.is_symlink(), path.read_text("utf-8")) == (True, "new")
 

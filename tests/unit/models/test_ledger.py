@@ -221,8 +221,7 @@ def test_a_record_says_nothing_of_a_set_that_has_changed_but_a_drop_refuses(mani
     assert verdict.status == "unmeasured"
     assert f"as the set is now: {what} changed since it was measured" in verdict.message
     assert ASK in verdict.message
-    assert current_records(other) == []
-    assert records_of_networks(other) == list(measured.accuracy)
+    assert (current_records(other), records_of_networks(other)) == ([], list(measured.accuracy))
     assert judge(CHANGES[what](with_drop(manifest, 0.1))).status == "dropped"
 
 
@@ -328,9 +327,7 @@ def test_few_images_verify_nothing_though_all_answers_are_the_same(num_images):
 
 def test_the_bound_is_tighter_with_more_images_and_never_lets_two_points_pass():
     bounds = [bound(LIMIT, n) for n in (1, 50, 112, 400, 1000, 1451, 10_000, 10**6)]
-    assert bounds == sorted(bounds, reverse=True)
-    assert bounds[0] == 0.02
-    assert bound(LIMIT, 1000) == 0.01
+    assert (bounds, bounds[0], bound(LIMIT, 1000)) == (sorted(bounds, reverse=True), 0.02, 0.01)
     assert bounds[-1] == pytest.approx(LIMIT, abs=2e-4)
 
 

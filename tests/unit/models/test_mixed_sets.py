@@ -112,8 +112,7 @@ def test_onnx_runtimes_threads_are_no_more_than_given(num_threads, num_streams, 
 
     options = RuntimeOptions(num_threads, num_streams=num_streams)
     chosen = _session_options(onnxruntime, options)
-    assert chosen.intra_op_num_threads == pool
-    assert num_streams + (pool - 1) == num_threads
+    assert (chosen.intra_op_num_threads, num_streams + (pool - 1)) == (pool, num_threads)
     assert chosen.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 

@@ -143,8 +143,7 @@ def test_only_the_manifest_and_its_files_are_read_and_once(shop, store):
     version = load_model_set(store).fingerprint()  # again: no file
     assert contents_read(shop) == [MANIFEST_NAME]
     StoreRelay.asked.clear()
-    assert load_model_set(f"{store}@{version}").problems() == []
-    assert StoreRelay.asked == []
+    assert (load_model_set(f"{store}@{version}").problems(), StoreRelay.asked) == ([], [])
 
 
 def test_a_set_that_is_pushed_is_there_in_all_its_versions(shop, store):
@@ -226,8 +225,7 @@ def test_a_download_that_breaks_off_is_tried_again_and_at_last_leaves_nothing(sh
         load_model_set(store)
     assert cached() == []
     StoreRelay.num_broken = 2
-    assert load_model_set(store).problems() == []
-    assert StoreRelay.num_broken == 0
+    assert (load_model_set(store).problems(), StoreRelay.num_broken) == ([], 0)
 
 
 def test_a_store_that_refuses(shop, store, kind, waits):
@@ -259,8 +257,7 @@ def test_a_store_without_credentials(shop, store, kind, monkeypatch, waits):
     s3_server.forget_session(monkeypatch)
     with pytest.raises(StoreError, match=rf"^cannot read \S+: .*{kind.no_credentials}.*; this mac"):
         load_model_set(store)
-    assert own(waits) == []
-    assert cached() == []
+    assert (own(waits), cached()) == ([], [])
 
 
 def test_azures_account_must_be_named_and_takes_an_identity(shop, monkeypatch):

@@ -105,8 +105,7 @@ def measured_anew(shop: Path) -> Path:
 def test_only_the_manifest_and_its_files_are_read(shop, url):
     (shop / "secret.txt").write_text("not the set's")
     taken = load_model_set(url)
-    assert taken.problems() == []
-    assert cached() == [manifest_of(shop)]
+    assert (taken.problems(), cached()) == ([], [manifest_of(shop)])
     assert taken.fingerprint() == version_of(shop)
     names = {record.path for record in taken.manifest.files} | {MANIFEST_NAME}
     assert {path.rpartition("/")[2] for path in Files.asked} == names
@@ -301,8 +300,7 @@ def test_a_download_that_breaks_off_is_tried_again_and_at_last_leaves_nothing(ur
     Files.num_broken = 100
     with pytest.raises(StoreError, match=r"^cannot read http\S+\.bin: \w+: .*has no copy$"):
         load_model_set(url)
-    assert cached() == []
-    assert sum(path.endswith(".bin") for path in Files.asked) == 3
+    assert (cached(), sum(path.endswith(".bin") for path in Files.asked)) == ([], 3)
     Files.num_broken = 2
     assert load_model_set(url).problems() == []
 

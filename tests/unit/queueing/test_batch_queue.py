@@ -43,8 +43,7 @@ async def test_a_lone_image_starts_at_once_and_alone(network, queue):
 
 async def test_while_a_batch_runs_the_next_one_grows(network, queue):
     futures = [(await begin(queue, number))[0] for number in range(7)]
-    assert network.batches == [[0]]
-    assert len(queue) == 6
+    assert (network.batches, len(queue)) == ([[0]], 6)
     await network.finish_all()
     assert network.batches == [[0], [1, 2, 3, 4], [5, 6]]
     assert [number_of(await f) for f in futures] == list(range(7))
@@ -438,8 +437,7 @@ def test_no_batch_is_smaller_than_what_waits(count, max_batch_size):
         return [len(batch) for batch in network.batches]
 
     sizes = asyncio.run(play())
-    assert sizes[:-1] == [max_batch_size] * (len(sizes) - 1)
-    assert sum(sizes) == count
+    assert (sizes[:-1], sum(sizes)) == ([max_batch_size] * (len(sizes) - 1), count)
 
 
 @BOUNDED

@@ -263,8 +263,7 @@ async def test_the_end_of_every_file_is_told_after_its_result(threads):
         await photos[2]
     assert await photos[0] == "one"
     await until(lambda: len(ends) == 3)
-    assert ends[-1] == [True, True, True]
-    assert threads.queue.num_coming == 0
+    assert (ends[-1], threads.queue.num_coming) == ([True, True, True], 0)
 
 
 async def test_a_large_picture_waits_for_no_copies():

@@ -251,8 +251,7 @@ SUBMISSIONS = st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1,
 def test_each_lane_is_in_order_and_nothing_is_lost(submissions, max_batch_size):
     ran = asyncio.run(run(submissions, max_batch_size))
     interactive, bulk = [n for n in ran if n < BULK], [n for n in ran if n >= BULK]
-    assert interactive == sorted(interactive)
-    assert bulk == sorted(bulk)
+    assert (interactive, bulk) == (sorted(interactive), sorted(bulk))
     assert len(ran) == len(set(ran)) == sum(count for count, _ in submissions)
 
 

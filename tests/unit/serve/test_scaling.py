@@ -69,24 +69,21 @@ def test_rates_and_backlogs_of_replicas_add_up_whatever_their_clocks_say():
 @pytest.mark.parametrize(("rate", "window_s"), [(400, 5), (50, 10), (25, 20), (3, 40)])
 def test_few_arrivals_are_counted_for_longer(rate, window_s):
     found = metered(reports(rate)).demand()
-    assert found.window_s == window_s
-    assert found.rate == pytest.approx(rate)
+    assert (found.window_s, found.rate) == (window_s, pytest.approx(rate))
 
 
 def test_a_step_shows_within_seconds():
     before = reports(10, 0, 50)
     after = reports(300, 50, 54, at_start=before[-1].images_arrived)
     meter = metered(before)
-    assert rate_of(meter) == 10
-    assert rate_of(meter, {0: after}, now=54.0) == (4 * 300 + 10) / 5
+    assert (rate_of(meter), rate_of(meter, {0: after}, now=54.0)) == (10, (4 * 300 + 10) / 5)
 
 
 def test_a_few_arrivals_are_enough_to_see_that_most_are_gone():
     before = reports(100, 0, 50)
     after = reports(3, 50, 56, at_start=before[-1].images_arrived)
     meter = metered(before)
-    assert rate_of(meter, {0: after}, now=56.0) == 3
-    assert meter.demand().window_s == 5
+    assert (rate_of(meter, {0: after}, now=56.0), meter.demand().window_s) == (3, 5)
 
 
 def test_reports_that_come_again_count_once_and_old_ones_are_forgotten():
@@ -129,8 +126,7 @@ def test_a_hung_replica_counts_no_more():
     assert rate_of(meter) == 160
     for now in range(51, 60):  # what was last known of it comes again and again
         meter.update({0: hung, 1: reports(60, 0, now, waiting=3)}, now)
-    assert rate_of(meter) == 60
-    assert meter.demand().backlog == 3
+    assert (rate_of(meter), meter.demand().backlog) == (60, 3)
     assert rate_of(meter, {0: reports(100, 0, 60), 1: reports(60, 0, 60)}, now=60.0) == 160
 
 
@@ -261,8 +257,7 @@ def test_never_below_what_the_rate_keeps_busy_unless_a_limit_is_in_the_way(
 def test_the_same_again_decides_the_same(stages, history, rate, backlog):
     first = decided(stages, rate, after(stages, history), 10, backlog)
     again = decided(at(stages, first.targets), rate, first.state, 10, backlog)
-    assert again.targets == first.targets
-    assert again.state == first.state
+    assert (again.targets, again.state) == (first.targets, first.state)
 
 
 @given(st.floats(5, 3000))
@@ -532,5 +527,4 @@ def test_where_serve_logs_to_files_alone_stderr_stays_empty(
     configure("JSON", False)
     write_to_stderr_as_to_files()
     logger.info("a line")
-    assert json.loads(in_files(tmp_path))["message"] == "a line"
-    assert capfd.readouterr().err == ""
+    assert (json.loads(in_files(tmp_path))["message"], capfd.readouterr().err) == ("a line", "")

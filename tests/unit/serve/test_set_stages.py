@@ -75,8 +75,7 @@ async def test_a_set_joins_and_is_taken_out_while_the_other_answers(graph, folde
     network = weakref.ref(second.members[0]._network)
     await graph.stages.remove(second)
     assert network() is None  # without a collection of cycles: its memory is free at once
-    assert threads.scheduler._queues == alone
-    assert graph.stages.members == [*first.members]
+    assert (threads.scheduler._queues, graph.stages.members) == (alone, [*first.members])
     assert told.of(QUEUE_LENGTH)["sure",] == 0
     assert await label_of(first, "blue") == labels_of("blue")[FIRST]
     await graph.check_health()
@@ -170,5 +169,4 @@ def test_a_set_with_a_broken_file_leaves_nothing_behind(graph, folders):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ModelSetError, match=f"{path} was altered"):
         graph.stages.build(settings_of(folders[0]), model_set)
-    assert graph.stages._threads.scheduler._queues == before
-    assert len(graph.stages.joined) == 1
+    assert (graph.stages._threads.scheduler._queues, len(graph.stages.joined)) == (before, 1)

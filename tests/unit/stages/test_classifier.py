@@ -243,8 +243,7 @@ async def test_the_first_error_ends_the_call_and_the_others_leave_the_queue():
     heard.entries[1].end(None, ValueError("first"))
     ((results, error),) = heard.ends
     assert results is None
-    assert str(error) == "first"
-    assert heard.left == [heard.entries[2]]
+    assert (str(error), heard.left) == ("first", [heard.entries[2]])
     with pytest.raises(ValueError, match="first"):
         await heard.call
 

@@ -213,8 +213,7 @@ async def test_one_turn_of_the_loop_decodes_a_batch_at_most(on_loop, monkeypatch
     photo = picture("red", suffix=".jpg")
     for _ in range(2):  # the next turn may again
         await asyncio.gather(*(on_loop.decode([photo]) for _ in range(MAX_ON_LOOP + 3)))
-    assert used.count(MAIN) == 2 * MAX_ON_LOOP
-    assert len(used) == 2 * (MAX_ON_LOOP + 3)
+    assert (used.count(MAIN), len(used)) == (2 * MAX_ON_LOOP, 2 * (MAX_ON_LOOP + 3))
 
 
 async def test_while_the_loop_has_photos_it_is_a_busy_core_and_they_are_coming(on_loop):
