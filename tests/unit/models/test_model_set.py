@@ -9,7 +9,7 @@ import yaml
 from models.errors import ModelSetError
 from models.model_set import ModelSet, list_folders, load_model_set
 from models.record import FileRecord
-from tests.support.tiny_networks import LABELS, save_model, tiny_model, write_tiny_set
+from tests.support.tiny_networks import LABELS, write_tiny_set
 
 
 @pytest.fixture
@@ -110,18 +110,6 @@ def test_labels_too_few_or_not_in_utf8(folder, data, says):
     assert says in problem
     with pytest.raises(ModelSetError, match=says):
         _ = spoilt.labels
-
-
-def test_weights_beside_the_network_cannot_hide_behind_another_file(folder, tmp_path):
-    """OpenVINO loads what is beside the .xml; the file that is hashed must be that one."""
-    (folder / "intact").mkdir()
-    shutil.copy(folder / "sure.bin", folder / "intact" / "sure.bin")
-    altered = save_model(tiny_model(gain=-8.0), tmp_path, "sure")
-    shutil.copy(tmp_path / altered.bin.path, folder / "sure.bin")
-    text = (folder / "manifest.yaml").read_text("utf-8")
-    (folder / "manifest.yaml").write_text(text.replace("path: sure.bin", "path: intact/sure.bin"))
-    with pytest.raises(ModelSetError, match=r"the weights of 'sure\.xml' from 'sure\.bin'"):
-        load_model_set(str(folder)).network_path("sure")
 
 
 def test_a_command_names_a_set_as_it_can_be_found(tmp_path, monkeypatch):

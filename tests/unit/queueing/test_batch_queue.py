@@ -95,16 +95,6 @@ async def test_a_wrong_number_of_rows_is_an_error_not_somebody_elses_answer():
     assert [str(a) for a in answers] == ["network returned 2 rows for 1 images"] * 2
 
 
-async def test_a_caller_that_leaves_while_its_batch_runs_spoils_nothing(network, queue):
-    gone, stays = await begin(queue, 0, 1)
-    gone.cancel()
-    network.finish()
-    assert number_of(await stays) == 1
-    (after,) = submit(queue, [image(2)])
-    await network.finish_all()
-    assert number_of(await after) == 2
-
-
 async def test_a_caller_that_leaves_while_its_batch_fails_is_not_run_again(network, queue):
     network.bad = {1}
     gone, stays = await begin(queue, 0, 1)
@@ -151,16 +141,6 @@ async def test_forms_leave_places_for_single_images(network):
     await network.finish_all()
     assert [number_of(await future) for future in singles] == [9, 10]
     assert all(future.done() for future in others)
-
-
-async def test_the_places_of_callers_that_left_are_free_again(network):
-    queue = make_queue(network, max_queued=2)
-    await begin(queue, 0)
-    for future in submit(queue, images(1, 2)):
-        future.cancel()
-    (taken,) = submit(queue, [image(3)])
-    await network.finish_all()
-    assert number_of(await taken) == 3
 
 
 async def test_nothing_to_submit_is_no_error(network, queue):

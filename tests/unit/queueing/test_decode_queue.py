@@ -297,16 +297,6 @@ async def test_first_all_of_a_turn_are_asked_for_then_all_decoded_then_all_hande
     assert happened == [*asked, *decoded, "got b'A'", "got b'B'"]
 
 
-async def test_a_turn_takes_so_many_and_the_next_one_as_many_again():
-    turn: LoopTurn[bytes] = LoopTurn(bytes, most=2)
-    for _ in range(2):
-        assert turn.has_room
-        futures = [turn.submit(b""), turn.submit(b"")]
-        assert (turn.has_room, turn.num_waiting) == (False, 2)
-        await asyncio.gather(*futures)
-        assert turn.num_waiting == 0
-
-
 async def test_an_error_is_its_own_files_and_who_went_away_is_not_decoded_for():
     decoded: list[bytes] = []
 

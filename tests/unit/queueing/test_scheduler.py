@@ -39,22 +39,6 @@ SIZES = (1, 2, 4)
 MOST = SIZES[-1]
 
 
-async def test_two_queues_share_one_place_oldest_first():
-    played = SteppedQueues(2)
-    first, second = played.queues
-    await begin(first, 0)
-    played.tick()
-    submit(second, [image(1)])
-    played.tick()
-    await begin(first, 2)
-    assert played.batches == [[[0]], []]
-    await played.finish(0)
-    assert played.batches == [[[0]], [[1]]]  # it waited longer than 2
-    await played.finish(1)
-    assert played.batches == [[[0], [2]], [[1]]]
-    await played.finish_all()
-
-
 @pytest.mark.parametrize(
     ("num_waiting", "image_s", "has_time"),
     [
@@ -110,14 +94,6 @@ async def test_the_turn_of_an_image_that_is_gone_is_the_next_ones(lane):
     await played.finish(1)
     assert played.batches == [[], [[0], [2]]]
     await played.finish_all()
-
-
-async def test_two_places_run_two_batches_of_one_queue():
-    played = SteppedQueues(num_places=2)
-    futures = await begin(played.queues[0], *range(6))
-    assert played.batches == [[[0, 1, 2, 3], [4, 5]]]
-    await played.finish_all()
-    assert [number_of(await f) for f in futures] == list(range(6))
 
 
 @pytest.mark.parametrize(

@@ -39,15 +39,6 @@ async def test_a_shadow_waits_until_nobody_else_does() -> None:
     await played.finish_all()
 
 
-async def test_a_shadow_has_the_places_that_are_free() -> None:
-    played = SteppedQueues(2, 2)
-    answering, shadow = played.queues
-    submit(answering, [image(0)])
-    await begin(shadow, 9, lane=SHADOW)
-    assert played.batches == [[[0]], [[9]]]
-    await played.finish_all()
-
-
 async def test_a_canarys_own_copies_are_in_no_batch_of_its_answers() -> None:
     played = SteppedQueues()
     (queue,) = played.queues
