@@ -160,12 +160,10 @@ def read_image(
 def decode_images(
     data: bytes | memoryview, rules: Sequence[ImageRule], checked: CheckedImage
 ) -> NDArray[np.uint8]:
-    """Decode a file once and make an input for each rule; see :func:`read_image`.
+    """Decode a file once; return each rule's input, uint8 BGR, flat, one after another.
 
     ``checked`` must come from :func:`check_image` with the rule of the largest ``resize_shorter``.
-
-    Returns:
-        uint8 BGR, flat: the inputs one after another.
+    The pixels and errors are those of :func:`read_image`.
     """
     header, reduction = checked
     pixels = _decode(memoryview(data), header, reduction)  # (h, w) grey, or (..., 3 | 4) BGR[A]
@@ -324,10 +322,7 @@ class ImageInputs:
         )
 
     def decode(self, data: bytes | memoryview, checked: CheckedImage) -> Pixels:
-        """Decode a checked file.
-
-        Returns:
-            uint8 BGR, (H, W, 3), or (B,) if the members' inputs differ.
+        """Decode a checked file to uint8 BGR, (H, W, 3), or (B,) if the members' inputs differ.
 
         Raises:
             CorruptImageError: the file is damaged.

@@ -49,10 +49,8 @@ class LoadedNetwork(Protocol):
     def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
         """Run uint8 (N, H, W, 3) BGR, or N of (H, W, 3), N up to ``max_batch_size``.
 
-        A network with a fixed batch size takes any N, and runs that many at a time.
-
-        Returns:
-            float32 (N, C), which the caller may change.
+        A network with a fixed batch size takes any N, and runs that many at a time. The caller may
+        change the rows, float32 (N, C).
 
         Raises:
             ValueError: too many or no images, another shape, or not uint8.

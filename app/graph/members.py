@@ -68,10 +68,8 @@ async def enough_of(
 
     The wait ends early when fewer than ``needed`` calls can still succeed. It also ends
     ``patience_s`` after ``needed`` calls have succeeded, and when ``left_s`` has nearly passed.
-
-    Returns:
-        Whether unfinished calls had the whole of ``patience_s``. False if the request's own time
-        limit ended the wait, which is not their fault.
+    Returns whether unfinished calls had the whole of ``patience_s``: not if the request's own time
+    limit ended the wait, which is not their fault.
     """
     clock = asyncio.get_running_loop().time
     until = clock() + left_s * WAIT_SHARE

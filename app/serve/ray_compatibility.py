@@ -165,10 +165,7 @@ REPLICA_FEATURES = (LOOPBACK, GRPC_OPTIONS, REFLECTION, STAGE_ROUTER, SURGE)
 
 
 def check_ray(features: Iterable[Feature] = REPLICA_FEATURES) -> list[str]:
-    """Check every feature separately.
-
-    Returns:
-        A warning for each feature that is left out, and for an untested version.
+    """Return a warning for each feature that is left out, and for an untested version.
 
     Raises:
         ConfigError: Ray is too old, or lacks a required feature. The message has Ray's version, the

@@ -19,14 +19,7 @@ from app.graph.request import CacheUse, ClassifyRequest, ResponseCache
 from app.setting_values import RedisAddress
 from app.settings import Settings
 from app.stages.combiner import Combiner
-from app.telemetry.metric_table import (
-    ANSWERS,
-    CACHE_BYTES,
-    CACHE_EVICTIONS,
-    CACHE_LOOKUPS,
-    CACHE_REDIS,
-    STAGE_MS,
-)
+from app.telemetry import metric_table as table
 from app.telemetry.metrics import record_redis
 from tests.support.cached_service import ONE, TWO, Cached, without_timings
 from tests.support.fake_redis import FakeRedis
@@ -174,17 +167,17 @@ async def test_a_small_cache_never_answers_wrongly(tiny_set, told: Instruments, 
     for turn in range(3):
         for file in files[:: turn + 1]:
             assert (await cached.classify(file))[0].predictions == expected[file]
-    assert sum(told.of(CACHE_EVICTIONS).values()) > 0
+    assert sum(told.of(table.CACHE_EVICTIONS).values()) > 0
 
 
 async def test_metrics(cached, told: Instruments):
     await cached.classify(ONE)
     await cached.classify(ONE, ONE, TWO, TWO)
-    assert told.of(CACHE_LOOKUPS) == {("hit",): 2, ("miss",): 2, ("shared",): 1}
-    assert sum(told.of(ANSWERS).values()) == 5
-    times = {stage: n for (stage, _), n in told.observed(STAGE_MS).items()}
+    assert told.of(table.CACHE_LOOKUPS) == {("hit",): 2, ("miss",): 2, ("shared",): 1}
+    assert sum(told.of(table.ANSWERS).values()) == 5
+    times = {stage: n for (stage, _), n in told.observed(table.STAGE_MS).items()}
     assert (times["read"], times["cache"], times["decode"], times["combine"]) == (2, 2, 2, 2)
-    (num_bytes,) = told.of(CACHE_BYTES).values()
+    (num_bytes,) = told.of(table.CACHE_BYTES).values()
     assert 0 < num_bytes < 2**20
 
 
@@ -241,7 +234,7 @@ async def test_those_that_wait_beside_a_plan_share_its_answer(with_plan, told: I
     assert [answer.cached for answer in answers] == [None, True, True]
     assert [answer.skipped_members for answer in answers] == [["unsure"]] * 3
     assert len({repr(without_timings(answer)) for answer in answers}) == 1
-    assert told.of(CACHE_LOOKUPS) == {("miss",): 1, ("shared",): 2}
+    assert told.of(table.CACHE_LOOKUPS) == {("miss",): 1, ("shared",): 2}
 
 
 @pytest.mark.parametrize("combine", [None, "tests.support.own_functions:vote"])
@@ -255,7 +248,7 @@ async def test_those_that_wait_in_an_outage_share_what_nobody_keeps(tiny_set, to
     assert cached.num_computed == 1
     (later,) = await cached.classify(ONE)
     assert later.cached is None
-    assert told.of(CACHE_LOOKUPS) == {("miss",): 2, ("shared",): 2}
+    assert told.of(table.CACHE_LOOKUPS) == {("miss",): 2, ("shared",): 2}
 
 
 async def test_those_that_wait_for_a_file_that_is_no_image_share_its_fault(cached):
@@ -275,12 +268,12 @@ async def test_a_file_counts_once_among_the_lookups_however_often_it_is_looked_f
     cached.members["sure"].raises = OverloadedError("full")
     gate.set()
     await asyncio.gather(*requests, return_exceptions=True)
-    assert told.of(CACHE_LOOKUPS) == {("miss",): 3}
-    times = {stage: n for (stage, _), n in told.observed(STAGE_MS).items()}
+    assert told.of(table.CACHE_LOOKUPS) == {("miss",): 3}
+    times = {stage: n for (stage, _), n in told.observed(table.STAGE_MS).items()}
     assert "cache" not in times  # none of them had an answer
     cached.members["sure"].raises = None
     await cached.classify(ONE)
-    assert told.of(CACHE_LOOKUPS) == {("miss",): 4}
+    assert told.of(table.CACHE_LOOKUPS) == {("miss",): 4}
 
 
 async def test_those_that_wait_for_one_that_left_members_no_time_compute_all_at_once(tiny_set):
@@ -489,7 +482,7 @@ async def test_each_file_of_a_form_is_looked_for_and_all_in_one_call(gateways, r
     await one.cached(ONE)
     assert await other.cached(TWO, ONE, TWO) == [False, True, True]
     assert redis.num_reads == 2
-    assert told.of(CACHE_LOOKUPS) == {("miss",): 2, ("hit",): 1, ("shared",): 1}
+    assert told.of(table.CACHE_LOOKUPS) == {("miss",): 2, ("hit",): 1, ("shared",): 1}
     assert other.num_computed == 1
     assert await other.cached(ONE, TWO) == [True, True]  # from its own memory now
     assert redis.num_reads == 2
@@ -527,7 +520,7 @@ async def test_redis_in_trouble_is_no_requests_trouble(gateways, redis, error, t
     assert await one.cached(ONE, TWO) == [False, False]
     assert await one.cached(ONE, TWO) == [True, True]
     assert await other.cached(ONE) == [False]
-    results = {result for (result,) in told.of(CACHE_REDIS)}
+    results = {result for (result,) in told.of(table.CACHE_REDIS)}
     assert results == {"failed", "unwritten"}
 
 

@@ -51,46 +51,26 @@ class Kind:
 
 KINDS = {
     "s3": Kind(
-        s3_server.local_s3,
-        s3_server.ENDPOINT,
-        no_set="NoSuchKey",
-        no_bucket="NoSuchBucket",
-        gone="Could not connect",
-        refused="403",
-        no_credentials="Unable to locate credentials",
+        s3_server.local_s3, s3_server.ENDPOINT, no_set="NoSuchKey", no_bucket="NoSuchBucket",
+        gone="Could not connect", refused="403", no_credentials="Unable to locate credentials",
         without_credentials=dict.fromkeys(s3_server.KEYS)
-        | {"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"},
-    ),
+        | {"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}),
     "gs": Kind(
-        google_store.local_google_store,
-        google_store.ENDPOINT,
+        google_store.local_google_store, google_store.ENDPOINT,
         no_set=r"NotFound: 404 blob \S+ not found in ",
         no_bucket="the store answered 404 Not Found",
-        gone="Connection refused",
-        refused="Forbidden: 403",
+        gone="Connection refused", refused="Forbidden: 403",
         no_credentials="Your default credentials were not found",
-        without_credentials={
-            google_store.ENDPOINT: None,
-            "GOOGLE_APPLICATION_CREDENTIALS": None,
-            "CLOUDSDK_CONFIG": "/nowhere",
-            "NO_GCE_CHECK": "true",
-        },
-    ),
+        without_credentials=dict.fromkeys((google_store.ENDPOINT, "GOOGLE_APPLICATION_CREDENTIALS"))
+        | {"CLOUDSDK_CONFIG": "/nowhere", "NO_GCE_CHECK": "true"}),
     "az": Kind(
-        azure_store.local_azure_store,
-        azure_store.ENDPOINT,
-        no_set="ResourceNotFoundError: ",
-        no_bucket="ResourceNotFoundError: ",
-        gone="Connection refused",
-        refused="HttpResponseError: .*Forbidden",
+        azure_store.local_azure_store, azure_store.ENDPOINT,
+        no_set="ResourceNotFoundError: ", no_bucket="ResourceNotFoundError: ",
+        gone="Connection refused", refused="HttpResponseError: .*Forbidden",
         no_credentials="DefaultAzureCredential failed to retrieve a token",
-        without_credentials={
-            azure_store.ENDPOINT: None,
-            "AZURE_STORAGE_ACCOUNT": "shop",
-            "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential",
-        },
-    ),
-}
+        without_credentials={azure_store.ENDPOINT: None, "AZURE_STORAGE_ACCOUNT": "shop",
+                             "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"}),
+}  # fmt: skip
 
 
 ANY = pytest.mark.parametrize("kind", ["az"], indirect=True)  # it is the same in each

@@ -276,10 +276,8 @@ def with_a_path(shop: Path, path: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
-        (
-            lambda shop: (shop / "sure.bin").write_bytes(b"other"),
-            r"/tiny/sure\.bin was altered: its sha256 is .*push the",
-        ),
+        (lambda shop: (shop / "sure.bin").write_bytes(b"other"),
+         r"/tiny/sure\.bin was altered: its sha256 is .*push the"),
         (lambda shop: (shop / "sure.bin").unlink(), r"^cannot read \S+/tiny/sure\.bin: .*404"),
         (lambda shop: (shop / MANIFEST_NAME).unlink(), r"^cannot read \S+/manifest\.yaml: .*404"),
         (lambda shop: with_a_path(shop, "../../outside"), "stay inside it"),
@@ -287,7 +285,7 @@ def with_a_path(shop: Path, path: str) -> None:
         (lambda _: setattr(stores, "MAX_FILE_BYTES", 50), "has over 50 bytes, the limit"),
     ],
     ids=["altered", "no file", "no set", "above", "absolute", "too large"],
-)
+)  # fmt: skip
 def test_what_is_refused_leaves_nothing(shop, url, monkeypatch, spoil, problem):
     monkeypatch.setattr(stores, "MAX_FILE_BYTES", stores.MAX_FILE_BYTES)
     spoil(shop)
@@ -332,9 +330,8 @@ def test_a_store_that_is_gone_says_what_this_machine_has(shop, url):
 @pytest.mark.parametrize(
     ("package", "scheme", "extra"),
     [
-        ("azure.identity", "az", "azure"),
+        *(("azure.identity", "az", "azure"), ("smart_open", "s3", "s3")),
         ("google.cloud.storage.retry", "gs", "gcs"),
-        ("smart_open", "s3", "s3"),
     ],
 )
 def test_a_package_that_is_not_installed(shop, monkeypatch, package, scheme, extra):
@@ -350,22 +347,16 @@ FORMS = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
 @pytest.mark.parametrize(
     ("call", "place", "problem"),
     [
-        (
-            load_model_set,
-            "https://host/x?token=SECRET",
-            r"^https://host/x: the URL of a set has no \? and no #",
-        ),
+        (load_model_set, "https://host/x?token=SECRET",
+         r"^https://host/x: the URL of a set has no \? and no #"),
         (load_model_set, "https://host/x#y", r"^https://host/x: the URL"),
-        (
-            load_model_set,
-            "hf://user",
-            r"^hf://user names no folder: write .*hf://USER/REPOSITORY/FOLDER",
-        ),
+        (load_model_set, "hf://user",
+         r"^hf://user names no folder: write .*hf://USER/REPOSITORY/FOLDER"),
         (load_model_set, "s3:///", r"names no folder: write s3://BUCKET/FOLDER"),
         (push, "https://h/x", r"^cannot write to https://h/x: push to s3://BUC"),
         (push, "/tmp/x", f"^/tmp/x is no URL of a store: write {FORMS}$"),
     ],
-)
+)  # fmt: skip
 def test_urls_that_cannot_be_read_or_written(shop, call, place, problem):
     with pytest.raises(StoreError, match=problem):
         call(*((shop, [version_of(shop)], place) if call is push else (place,)))
