@@ -16,7 +16,7 @@ OTHER_RAY := 2.59.0
 SERVING := calibrate redis heif onnxruntime parquet ray-data torch timm ladder s3 gcs azure
 PURELIB := "import sysconfig; print(sysconfig.get_path('purelib'))"
 # What needs Ray. The rest is the same with every Ray.
-OF_RAY_NAMES := tests/unit/serve/test_ray_names.py
+OF_RAY_NAMES := tests/unit/serve/test_ray_compatibility.py
 OF_RAY := tests/unit/serve tests/unit/grpc tests/unit/launch tests/integration tests/e2e
 OF_RAY_IN_SHORT := $(filter-out $(OF_RAY_NAMES),$(wildcard tests/unit/serve/test_*.py)) \
 	tests/unit/launch tests/integration/test_graph.py tests/integration/test_haproxy_grpc.py \

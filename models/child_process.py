@@ -36,7 +36,6 @@ class Child:
 
     Raises:
         OSError: it could not be started.
-
     """
 
     def __init__(
@@ -127,7 +126,6 @@ def run_apart(
         ChildDiedError: the process did not start, crashed, or raised an error of another class.
         TandemError: as raised by the function.
         TimeoutError: the limit has passed.
-
     """
     ours, theirs = Pipe()
     line = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(patience_s)]

@@ -74,7 +74,6 @@ def write_whole(
 
     Raises:
         OSError: there is no room, or the folder cannot be written.
-
     """
     data = content.encode() if isinstance(content, str) else content
     if _is_special(path):

@@ -151,7 +151,6 @@ def check(golden: Golden, member: str, precision: Precision, network: LoadedNetw
     Raises:
         GoldenMismatchError: the answers differ; the message names both machines.
         ModelSetError: ``golden.json`` has no answers for this network.
-
     """
     expected = golden.answers.get(member, {}).get(precision)
     if expected is None:

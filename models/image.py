@@ -126,7 +126,6 @@ def check_image(
         TooManyPixelsError: more than ``max_pixels``, or more than ``max_full_pixels`` that cannot
             be decoded at reduced scale (PNG, WebP, a very narrow JPEG; 16-bit samples count twice).
         CorruptImageError: the file is truncated.
-
     """
     view = memoryview(data)
     header = read_header(view)
@@ -153,7 +152,6 @@ def read_image(
     Raises:
         TandemError: as :func:`check_image`, CorruptImageError also for damaged pixels; else OpenCV
             could not get the memory it needs.
-
     """
     checked = check_image(data, rule, max_pixels=max_pixels, max_full_pixels=max_full_pixels)
     return decode_images(data, (rule,), checked).reshape(rule.shape)
@@ -162,13 +160,10 @@ def read_image(
 def decode_images(
     data: bytes | memoryview, rules: Sequence[ImageRule], checked: CheckedImage
 ) -> NDArray[np.uint8]:
-    """Decode a file once and make an input for each rule; see :func:`read_image`.
+    """Decode a file once; return each rule's input, uint8 BGR, flat, one after another.
 
     ``checked`` must come from :func:`check_image` with the rule of the largest ``resize_shorter``.
-
-    Returns:
-        uint8 BGR, flat: the inputs one after another.
-
+    The pixels and errors are those of :func:`read_image`.
     """
     header, reduction = checked
     pixels = _decode(memoryview(data), header, reduction)  # (h, w) grey, or (..., 3 | 4) BGR[A]
@@ -327,15 +322,11 @@ class ImageInputs:
         )
 
     def decode(self, data: bytes | memoryview, checked: CheckedImage) -> Pixels:
-        """Decode a checked file.
-
-        Returns:
-            uint8 BGR, (H, W, 3), or (B,) if the members' inputs differ.
+        """Decode a checked file to uint8 BGR, (H, W, 3), or (B,) if the members' inputs differ.
 
         Raises:
             CorruptImageError: the file is damaged.
             TandemError: OpenCV could not get the memory it needs.
-
         """
         flat = decode_images(data, self.rules, checked)
         return flat if len(self.rules) > 1 else _squares(flat, self.rules[0].input_size)

@@ -62,7 +62,6 @@ def opened_store(url: str) -> tuple[Any, str]:
     Raises:
         MissingExtraError: pyarrow is not installed.
         StoreError: there is no filesystem for URLs of this kind.
-
     """
     with needs_extra("parquet", f"classify --offline with {url}"):
         import pyarrow.fs
@@ -92,7 +91,6 @@ def images_at(url: str) -> list[str]:
 
     Raises:
         StoreError: there are no images, or the store cannot be listed.
-
     """
     import pyarrow.fs
 

@@ -173,7 +173,6 @@ def read_size(view: memoryview, name: str) -> HeifSize:
     Raises:
         UnsupportedFormatError: the extra is not installed, or there are too many pictures.
         CorruptImageError: the header is cut short or damaged.
-
     """
     try:
         import pillow_heif  # noqa: F401
@@ -209,7 +208,6 @@ def decode_heif(view: memoryview, format: str) -> NDArray[np.uint8]:
     Raises:
         CorruptImageError: the picture cannot be decoded.
         TandemError: there is not enough memory.
-
     """
     try:
         return _avif_pixels(view) if format == "avif" else _heic_pixels(view)

@@ -76,7 +76,6 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
         NotAnImageError: an empty body, or bytes of no known image format.
         UnsupportedFormatError: an image of a format (or a JPEG process) that is not decoded.
         CorruptImageError: the header is cut short, contradicts itself or announces 0 pixels.
-
     """
     view = memoryview(data)
     if not view.nbytes:

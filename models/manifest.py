@@ -351,12 +351,17 @@ class Manifest(Record):
         return self.fast_plan if self.plan_problem(precision) is None else None
 
     @property
-    def trust_table(self) -> TrustTable:
-        """What each average of the set's members is worth."""
-        whole = AverageRecord(
+    def whole_average(self) -> AverageRecord:
+        """What the average of all members is worth."""
+        return AverageRecord(
             temperature=self.temperature, sure=self.sure, answer_set=self.answer_set
         )
-        return TrustTable(self.name, tuple(self.weights), whole, self.trust, self.fast_plan)
+
+    @property
+    def trust_table(self) -> TrustTable:
+        """What each average of the set's members is worth."""
+        members, whole = tuple(self.weights), self.whole_average
+        return TrustTable(self.name, members, whole, self.trust, self.fast_plan)
 
     @property
     def fingerprints(self) -> dict[Precision, str]:

@@ -87,7 +87,6 @@ class ModelSet:
 
         Raises:
             ModelSetError: the set lacks one of the members.
-
         """
         for name in weights:
             self.manifest.member(name)
@@ -108,9 +107,7 @@ class ModelSet:
         if not isclose(min(shares), max(shares)):
             return AverageRecord()
         if weights.keys() == own.keys():
-            return AverageRecord(
-                temperature=manifest.temperature, sure=manifest.sure, answer_set=manifest.answer_set
-            )
+            return manifest.whole_average
         same = (s for s in manifest.trust if set(s.members) == weights.keys())
         return next(same, None) or AverageRecord()
 
@@ -136,7 +133,6 @@ class ModelSet:
 
         Raises:
             ModelSetError: neither the set nor an earlier version kept in it has this fingerprint.
-
         """
         for kept in (self, *earlier_sets(self.folder)):
             known = kept.fingerprints
@@ -174,7 +170,6 @@ class ModelSet:
         Raises:
             MissingExtraError: its runtime is not installed.
             ModelSetError: the member lacks this precision, or a file is missing or altered.
-
         """
         network = self.manifest.member(member).network(precision)
         check_installed(network.runtime, network.runtime, f"member {member} of {self.name}")
@@ -239,7 +234,6 @@ def load_model_set(
     Raises:
         ModelSetError: the set or version does not exist, or its manifest is invalid.
         StoreError: the set cannot be fetched from its URL.
-
     """
     name, version = split_version(name_or_path)
     if is_url(name):
@@ -290,12 +284,11 @@ def _place_of(folder: Path) -> Path | None:
     for place in (folder, replaced, folder):  # once more, since a command may just have finished
         if (place / MANIFEST_NAME).is_file():
             if place == replaced:
-                logger.warning(
+                text = (
                     "a command that replaced %s was interrupted: the set from before is used, from "
-                    "%s; run that command again, or rename the folder back",
-                    folder,
-                    replaced,
+                    "%s; run that command again, or rename the folder back"
                 )
+                logger.warning(text, folder, replaced)
             return place
     return None
 

@@ -49,14 +49,11 @@ class LoadedNetwork(Protocol):
     def predict(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
         """Run uint8 (N, H, W, 3) BGR, or N of (H, W, 3), N up to ``max_batch_size``.
 
-        A network with a fixed batch size takes any N, and runs that many at a time.
-
-        Returns:
-            float32 (N, C), which the caller may change.
+        A network with a fixed batch size takes any N, and runs that many at a time. The caller may
+        change the rows, float32 (N, C).
 
         Raises:
             ValueError: too many or no images, another shape, or not uint8.
-
         """
         num, step = len(images), self.fixed_batch
         if step and num > step:
@@ -162,7 +159,6 @@ def load(path: Path, options: RuntimeOptions) -> LoadedNetwork:
     Raises:
         MissingExtraError: its runtime is not installed.
         ModelSetError: the runtime cannot read the file, or it is not a member's network.
-
     """
     from models.openvino_network import CompiledNetwork  # it imports this module
 

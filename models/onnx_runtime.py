@@ -52,7 +52,6 @@ def onnx_facts(content: bytes | memoryview, where: str) -> OnnxFacts:
 
     Raises:
         ModelSetError: they are not an ONNX file, or it was cut short.
-
     """
     facts = OnnxFacts()
     try:
@@ -70,7 +69,6 @@ def read_onnx(path: Path) -> bytes:
     Raises:
         ModelSetError: the file is unreadable, too large or not ONNX, or has weights in other files,
             which the manifest's hash would not cover.
-
     """
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
@@ -161,7 +159,6 @@ class OnnxNetwork(LoadedNetwork):
             MissingExtraError: onnxruntime is not installed.
             ModelSetError: the graph does not fit, has weights in other files, or needs operators or
                 an opset that this onnxruntime lacks.
-
         """
         self.path, self.num_threads = path, options.num_threads
         with needs_extra("onnxruntime", f"{path.name}: a member that runs on ONNX Runtime"):

@@ -92,7 +92,6 @@ def read_network(path: Path) -> ov.Model:
 
     Raises:
         ModelSetError: OpenVINO cannot read the file.
-
     """
     try:
         return _core().read_model(path)

@@ -221,15 +221,9 @@ PLAIN = Trust()
 
 
 class TrustTable:
-    """The :class:`Trust` of each average of a set.
+    """The :class:`Trust` of each average of a set: of all members, of some, of the plan's steps.
 
-    Args:
-        name: the set's, for reasons.
-        members: its members, in the manifest's order.
-        whole: of all members.
-        subsets: of averages of some members.
-        plan: the fast plan, if the set has one.
-
+    Reasons name the set by ``name``; ``members`` are in the manifest's order.
     """
 
     def __init__(

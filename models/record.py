@@ -149,7 +149,6 @@ def read_yaml(path: Path) -> Any:
     Raises:
         OSError: the file cannot be read.
         YamlError: it is not YAML in UTF-8, repeats a key, or is nested too deeply.
-
     """
     try:
         return parse_yaml(path.read_text("utf-8"), str(path))

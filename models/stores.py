@@ -89,7 +89,6 @@ def fetch(url: str, version: str | None) -> Path:
         StoreError: the store cannot be read, a file is altered, the disk is full, or the store has
             another version.
         MissingExtraError: the package for this kind of store is not installed.
-
     """
     url = store_url(url)
     cache = needed_folder(user_cache_path, "sets", hashlib.sha256(url.encode()).hexdigest()[:16])
@@ -239,7 +238,6 @@ def copy_file(url: str, target: Path, most: int) -> str:
 
     Raises:
         StoreError: the file does not exist, is unreadable, or has more than ``most`` bytes.
-
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(NUM_TRIES):

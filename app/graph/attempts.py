@@ -47,7 +47,6 @@ async def retry(
 
     Raises:
         RayActorError: the replica of the last call died as well.
-
     """
     for _ in range(MAX_CALLS - 1):
         try:
@@ -88,15 +87,9 @@ async def hedged(
 ) -> T:
     """Return the answer of a call, or of a second call made ``after_s`` later.
 
-    The slower of the two is cancelled. If both fail, the last error is raised.
-
-    Args:
-        call: makes the first call.
-        after_s: when to make the second one; none is made if this is not positive.
-        budget: pays for second calls.
-        num_images: the images of the call.
-        again: makes the second call; None: ``call`` does.
-
+    The slower of the two is cancelled. If both fail, the last error is raised. ``budget`` must have
+    ``num_images`` for the second call, which ``again`` makes; None: ``call`` does. None is made if
+    ``after_s`` is not positive.
     """
     budget.earn(num_images)
     calls = {asyncio.ensure_future(call())}

@@ -62,7 +62,6 @@ async def run_in_time(graph: Graph, request: ClassifyRequest) -> RequestAnswers:
 
     Raises:
         OverloadedError, DeadlineError, NotReadyError: the whole request failed.
-
     """
     try:
         async with asyncio.timeout(request.left_s):
@@ -133,15 +132,9 @@ class ForwardingGraph:
 class OnDemandGraph:
     """The graph of one set, which may be unloaded; for one event loop.
 
-    Args:
-        name: the set's name.
-        graph: the graph that is loaded now.
-        load: builds the graph again, which takes seconds; may raise anything.
-        unload: frees a graph that gets no more requests.
-        unload_after_s: how long the set must be idle before :meth:`unload_idle` unloads it; None:
-            never.
-        clock: returns seconds.
-
+    ``graph`` is loaded now. ``load`` builds it again, which takes seconds; it may raise anything.
+    ``unload`` frees a graph that gets no more requests. :meth:`unload_idle` does so after the set
+    was idle for ``unload_after_s``; None: never.
     """
 
     def __init__(
@@ -182,7 +175,6 @@ class OnDemandGraph:
         Raises:
             NotReadyError: loading failed, or takes longer than the request's time.
             UnknownModelError: the set has been unloaded for good.
-
         """
         self._num_running += 1
         try:
@@ -199,7 +191,6 @@ class OnDemandGraph:
         Raises:
             NotReadyError: the load failed; the service's log says why.
             UnknownModelError: the set has been unloaded for good.
-
         """
         if self._graph is None and not self._is_closed:
             if self._loading is None:
@@ -301,7 +292,6 @@ class Readiness:
 
         Raises:
             NotReadyError: a stage does not answer, and not because it is busy.
-
         """
         if time.monotonic() < self._ready_until:
             return
@@ -312,12 +302,7 @@ class Readiness:
 
     async def _probe_graph(self) -> None:
         probe = ClassifyRequest(
-            [WARM_UP_IMAGE],
-            1,
-            PROBE_TIMEOUT_S,
-            "warm-up",
-            RequestObserver(),
-            is_probe=True,
+            [WARM_UP_IMAGE], 1, PROBE_TIMEOUT_S, "warm-up", RequestObserver(), is_probe=True
         )
         try:
             results = await run_in_time(self._graph, probe)

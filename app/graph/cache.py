@@ -21,10 +21,7 @@ from models.model_set import ModelSet
 
 
 def with_cache(
-    ensemble: Ensemble,
-    settings: Settings,
-    model_set: ModelSet,
-    store: RowStore | None = None,
+    ensemble: Ensemble, settings: Settings, model_set: ModelSet, store: RowStore | None = None
 ) -> Graph:
     """Return the graph that answers requests: the ensemble itself if the settings name no cache.
 
@@ -114,10 +111,7 @@ class _Run:
         return [place for place, flight in others.items() if not await self._share(place, flight)]
 
     def _look_up(
-        self,
-        left: list[int],
-        own: dict[int, ImageFlight | None],
-        others: dict[int, ImageFlight],
+        self, left: list[int], own: dict[int, ImageFlight | None], others: dict[int, ImageFlight]
     ) -> dict[int, Rows]:
         """Return the hits by place; fill ``own`` with files to compute, ``others`` with the rest.
 

@@ -79,7 +79,6 @@ class Ensemble:
         Raises:
             OverloadedError, DeadlineError, NotReadyError: the whole request failed.
             OtherSetError: a stage serves another model set, during a rolling update.
-
         """
         return self.answers(request, await self.compute(request))
 

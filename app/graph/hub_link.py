@@ -85,7 +85,8 @@ class HubHandle:
     async def call(self, method: str, *args: Any) -> Any:
         """Return the answer of a method of the book, or raise the :class:`TandemError` it raised.
 
-        Raises :class:`NotReadyError` if the deployment does not answer.
+        Raises:
+            NotReadyError: the deployment does not answer.
         """
         # Late: tandem serve and tandem traffic import this module, and Ray must not come with it.
         from app.graph.attempts import CALL_ERRORS, as_tandem

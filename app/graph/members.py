@@ -68,11 +68,8 @@ async def enough_of(
 
     The wait ends early when fewer than ``needed`` calls can still succeed. It also ends
     ``patience_s`` after ``needed`` calls have succeeded, and when ``left_s`` has nearly passed.
-
-    Returns:
-        Whether unfinished calls had the whole of ``patience_s``. False if the request's own time
-        limit ended the wait, which is not their fault.
-
+    Returns whether unfinished calls had the whole of ``patience_s``: not if the request's own time
+    limit ended the wait, which is not their fault.
     """
     clock = asyncio.get_running_loop().time
     until = clock() + left_s * WAIT_SHARE
@@ -220,7 +217,6 @@ class Members:
 
         Raises:
             OtherSetError: a member serves another set, which is not a failure.
-
         """
         missing: dict[str, str] = {}
         of_other_sets: list[OtherSetError] = []
@@ -278,7 +274,7 @@ class CombinerStage(Protocol):
         """Return an answer per image from float32 (K, C) of each member that answered.
 
         ``threshold`` is the request's, for a multi-label set; None: the set's own. ``step`` is that
-        of the fast plan; ``has_set``: with answer sets.
+        of the fast plan, from 0; None: by the plan full. ``has_set``: with answer sets.
         """
 
 

@@ -175,14 +175,11 @@ class RedisStore:
 
     def _note_failure(self, breaker: CircuitBreaker, what: str, error: Exception) -> None:
         if breaker.failed():
-            logger.warning(
+            text = (
                 "the cache cannot be %s Redis at %s (%s: %s); images are computed as without it, "
-                "and it is tried again now and then",
-                what,
-                self._address.shown,
-                type(error).__name__,
-                error,
+                "and it is tried again now and then"
             )
+            logger.warning(text, what, self._address.shown, type(error).__name__, error)
 
     def _note_success(self, breaker: CircuitBreaker, what: str) -> None:
         if breaker.succeeded():

@@ -145,7 +145,6 @@ def checked_threshold(threshold: float | None, *, is_multi_label: bool) -> float
 
     Raises:
         BadParameterError: it is not between 0 and 1, or the set is not multi-label.
-
     """
     if threshold is None:
         return None
@@ -168,7 +167,6 @@ def checked_plan(plan: str, allowed: Sequence[PlanName], problem: str | None) ->
     Raises:
         BadParameterError: it is no plan.
         NotOfferedError: the operator does not allow it, or the set does not have it.
-
     """
     for name in allowed:
         if name == plan:
@@ -188,7 +186,6 @@ def parse_timeout_s(text: str) -> float:
 
     Raises:
         BadParameterError: the text is not a number above 0.
-
     """
     try:
         seconds = float(text) if text.isascii() and "_" not in text else math.nan
@@ -206,7 +203,6 @@ def lane_of(priority: str | None, num_images: int) -> Lane:
 
     Raises:
         BadParameterError: the header's urgency is not 0 to 7 (RFC 9218).
-
     """
     match = URGENCY.search(priority) if priority else None
     if match is None:
@@ -274,10 +270,7 @@ class ResponseCache:
     """
 
     def __init__(
-        self,
-        max_bytes: int,
-        shared: RedisStore | None = None,
-        store: RowStore | None = None,
+        self, max_bytes: int, shared: RedisStore | None = None, store: RowStore | None = None
     ) -> None:
         self._shared = shared
         self._store = RowStore(max_bytes) if store is None else store
@@ -341,7 +334,6 @@ class ResponseCache:
             outcome: its result; None: there is no result that other requests may use.
             answered: without an outcome, whether the caller's request was answered. If so, all
                waiting requests compute for themselves; otherwise the first of them takes over.
-
         """
         if flight.ended.is_set():
             return

@@ -41,8 +41,7 @@ class ServedModels:
 
     model_set: str
     model_version: Annotated[
-        str,
-        Field(description="the set's fingerprint, as in answers: a hash of all they depend on"),
+        str, Field(description="the set's fingerprint, as in answers: a hash of all they depend on")
     ]
     description: str
     hint: str

@@ -6,8 +6,7 @@ deadlines, the graph, readiness, and the description for ``/v1/models``.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from app.access import Keys, read_keys
 from app.answers import Fault
@@ -54,15 +53,9 @@ OF_GATEWAY_TIMEOUT = 0.8
 class EnsembleService:
     """Answers requests with the :class:`Ensemble` of a model set, within the settings' limits.
 
-    Args:
-        settings: the settings of this set.
-        model_set: the set.
-        ensemble: its graph.
-        cores: how many cores this process computes on, for the autoscaling policy.
-        first: the default set's service, whose keys, usage and ``sets`` the others share. None:
-            this is the default set's.
-        graph: answers requests; by default ``ensemble`` behind the settings' cache.
-
+    This process computes on ``cores``, for the autoscaling policy. ``first`` is the default set's
+    service, whose keys, usage and ``sets`` the others share; None: this is the default set's.
+    ``graph`` answers requests, by default ``ensemble`` behind the settings' cache.
     """
 
     def __init__(
@@ -126,7 +119,6 @@ class EnsembleService:
 
         Raises:
             UnknownModelError: no such set is served.
-
         """
         if name is None:
             return self
@@ -149,7 +141,6 @@ class EnsembleService:
 
         ``observer`` was made when the request arrived. Entering the block raises:
             TandemError: the request is refused; nothing of its body should be read.
-
         """
         return AdmittedRequest(self.of_set(options.model_set), options, observer)
 
@@ -178,7 +169,6 @@ class EnsembleService:
         Raises:
             OtherSetError: this Gateway's members serve another set, too.
             TandemError: the whole request failed, as in :meth:`answer`.
-
         """
         with self.admission.admit(), self.usage.under_way(request.num_images):
             answers = await run_in_time(self._graph, request)
@@ -291,7 +281,6 @@ class AdmittedRequest:
             async with admitted.arriving():
                 body = ...  # read by the interface; its bytes count in admitted.share
             answers = await admitted.answer(body)
-
     """
 
     __slots__ = ("_checked", "_is_counted", "_observer", "_options", "_service", "share")
@@ -333,7 +322,6 @@ class AdmittedRequest:
         Leaving the block raises:
             SlowBodyError: the body took longer than the request's time limit, or it was slow and
                 another request needed its place.
-
         """
         arriving = self._service.admission.arriving(self._checked.timeout_s)
         return ArrivingBody(arriving, self._observer)
@@ -346,7 +334,6 @@ class AdmittedRequest:
 
         Raises:
             TandemError: the whole request failed.
-
         """
         # The set may have been loaded again, or unloaded, while the body came.
         name, before = body.model_set, self._service
@@ -385,14 +372,9 @@ class ArrivingBody:
     async def __aenter__(self) -> None:
         await self._arriving.__aenter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         try:
-            await self._arriving.__aexit__(kind, error, trace)
+            await self._arriving.__aexit__(*error)
         finally:
             self._observer.stage_ended("read", self._start_ms)
 
@@ -412,7 +394,6 @@ def answer_timeout_s(settings: Settings) -> float:
 
     Raises:
         ConfigError: this node's HAProxy would give up before a Gateway has to answer.
-
     """
     own_s, haproxy_s = settings.answer_timeout_s, gateway_timeout_s()
     most_s = math.inf if haproxy_s is None else OF_GATEWAY_TIMEOUT * haproxy_s

@@ -24,7 +24,6 @@ def served_sets(settings: Settings) -> list[ModelSet]:
         ModelSetError: a set cannot be loaded.
         ConfigError: two sets, or a set and a member of another, have the same name; or
             ``set_weights`` names a set that is not served.
-
     """
     sets = [own.load_set() for own in settings.of_each_set()]
     check_names(sets)
@@ -56,7 +55,6 @@ def check_accuracy(model_set: ModelSet, settings: Settings) -> Verdict:
     Raises:
         UnverifiedError: INT8 lost more than ``max_drop``, beyond chance, and ``allow_unverified``
             is off.
-
     """
     verdict = judge(model_set.manifest, settings.served_precision, model_set.argument)
     if verdict.status == "dropped" and not settings.allow_unverified:
@@ -69,7 +67,6 @@ def check_plan(settings: Settings, model_set: ModelSet) -> None:
 
     Raises:
         ConfigError: the set has none that was made for its networks.
-
     """
     wanted = "plan" if settings.plan == "fast" else "when_full"
     if settings.plan != "fast" and settings.when_full != "fast":
@@ -87,7 +84,6 @@ def decided(settings: Settings, *model_sets: ModelSet) -> tuple[Settings, str | 
 
     Raises:
         ModelSetError: a network is missing or altered, or there are no float networks to use.
-
     """
     if settings.precision != "auto":
         return settings, None

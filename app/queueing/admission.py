@@ -10,8 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from app.environment import MIB
 from app.errors import IN_A_SECOND, OverloadedError, SlowBodyError
@@ -25,13 +24,11 @@ class Admission:
 
     Args:
         max_requests: the limit, unless there is overload.
-        clock: returns seconds.
         on_refused: called with the estimated number of images of each refused request.
         limit: the limit under overload; None: ``max_requests`` always.
         switch: says when requests are answered by the fast plan; None: never for lack of places.
         of_all: whether this counts all requests of the Gateway, not only those of one model set.
             Then refusals carry the limit, for HAProxy.
-
     """
 
     def __init__(
@@ -60,7 +57,6 @@ class Admission:
 
         Raises:
             OverloadedError: the limit is reached, and no slow upload can be cancelled instead.
-
         """
         if self._switch is not None:
             self._switch.arrived(self._clock(), self._num_answering)
@@ -166,7 +162,6 @@ class Arriving:
     Raises:
         SlowBodyError: the body took over ``within_s`` seconds, or its upload was cancelled to make
             room for another request.
-
     """
 
     __slots__ = ("_admission", "_upload")
@@ -178,14 +173,9 @@ class Arriving:
         await self._upload.__aenter__()
         self._admission._num_answering -= 1
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         self._admission._num_answering += 1
-        await self._upload.__aexit__(kind, error, trace)
+        await self._upload.__aexit__(*error)
 
 
 # An upload keeps its place for this time, or for this time per MiB that it announced.
@@ -201,7 +191,6 @@ class Upload:
 
     Raises:
         SlowBodyError: the upload took over ``within_s`` seconds, or gave its place to another.
-
     """
 
     __slots__ = ("_started", "_uploads", "_within_s", "is_cut", "num_bytes", "slow_from", "timeout")
@@ -225,15 +214,10 @@ class Upload:
         self._uploads.under_way[self] = None
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         self._uploads.under_way.pop(self, None)
         try:
-            await self.timeout.__aexit__(kind, error, trace)
+            await self.timeout.__aexit__(*error)
         except TimeoutError as late:
             took_s = asyncio.get_running_loop().time() - self._started
             why = _cut_after(took_s) if self.is_cut else _late_after(self._within_s)

@@ -43,6 +43,7 @@ from app.setting_values import form_places
 from models.ensemble import Probabilities
 from models.network import Pixels
 
+logger = logging.getLogger("ray.serve")
 RunBatch = Callable[[Sequence[Pixels]], Awaitable[Probabilities | TimedRows]]
 SHADOW_RUN_S = 5.0  # the time limit of a batch in the shadow lane, after which it counts as hanging
 SHADOW_RUNS = 20  # a shorter limit: this many times the mean time of a batch, but at least 1 s
@@ -52,14 +53,10 @@ ALONE_S = 1.0  # without an interactive image, after which bulk images count as 
 
 
 class BacklogSize:
-    """Twice the usual largest batch size, while enough images wait.
+    """Twice the ``usual`` largest batch size, while enough images wait.
 
-    Args:
-        name: the member's name, for the log.
-        usual: the largest batch size without a backlog.
-        num_places: batches that run at a time; a backlog fills all of them at the larger size.
-        prepare: compiles the network for ``2 * usual`` images; may raise anything.
-
+    A backlog fills ``num_places``, the batches that run at a time, at the larger size. ``prepare``
+    compiles the network for it, and may raise anything. The log names the member by ``name``.
     """
 
     def __init__(
@@ -85,14 +82,11 @@ class BacklogSize:
         try:
             await self._prepare()
         except Exception as error:
-            logger.warning(
+            text = (
                 "%s: cannot prepare batches of %d: %s; it continues with batches of %d. Fix the "
-                "cause and restart, or set backlog_batches: false",
-                self._name,
-                self.size,
-                error,
-                self.usual,
+                "cause and restart, or set backlog_batches: false"
             )
+            logger.warning(text, self._name, self.size, error, self.usual)
         else:
             self._is_ready = True
             logger.info("%s: uses batches of %d while a backlog waits", self._name, self.size)
@@ -111,13 +105,11 @@ class BatchQueue:
             the batch may have waited for a thread. N is at most the largest of ``batch_sizes``.
         batch_sizes: the compiled sizes.
         max_queued: how many images may wait.
-        clock: returns seconds.
         scheduler: queues with the same one share the cores.
         on_batch: called with every batch that has run.
         backlog: a larger size while there is a backlog. Bulk images do not count as a backlog
             while interactive images arrive, which would wait for the larger batches.
         share: the model set's share of the scheduler's cores.
-
     """
 
     def __init__(
@@ -174,16 +166,12 @@ class BatchQueue:
     ) -> list[Waiting]:
         """Queue images (H, W, 3), and return an entry for each; takes all of them or none.
 
-        Args:
-            images: the images, which are not copied.
-            call: is notified of each image's end; batches passed to ``on_batch`` refer to it.
-            timeout_s: the time limit; an image that has not started by then fails.
-            lane: the lane in which they wait.
+        They are not copied. ``call`` is notified of each image's end, and batches passed to
+        ``on_batch`` refer to it. An image that has not started within ``timeout_s`` fails.
 
         Raises:
             OverloadedError: the queue has no room for them.
             DeadlineError: ``timeout_s`` is not a positive number.
-
         """
         if not timeout_s > 0:  # NaN too
             raise DeadlineError(
@@ -337,6 +325,3 @@ class BatchQueue:
         executed = ExecutedBatch(started, ended, calls, error)
         self._on_batch(executed)
         return executed
-
-
-logger = logging.getLogger("ray.serve")

@@ -65,10 +65,7 @@ class DecodeQueue(Generic[R]):
     """
 
     def __init__(
-        self,
-        num_threads: int,
-        max_heavy_pixels: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, num_threads: int, max_heavy_pixels: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._executor = ThreadPoolExecutor(num_threads, "decode")
         self._num_threads = num_threads
@@ -100,7 +97,6 @@ class DecodeQueue(Generic[R]):
             DeadlineError: the request's deadline passed before the file's turn.
             OverloadedError: the file is heavy, and too many pixels wait or are decoded.
             TooManyPixelsError: the request's heavy files alone exceed ``max_heavy_pixels``.
-
         """
         job = _Job(call, run, asyncio.get_running_loop().create_future())
         with self._lock:
@@ -197,12 +193,8 @@ class LoopTurn(Generic[R]):
     """Collects the files that arrive in one turn of the loop, and decodes them in the next.
 
     So each step runs several times in a row: reading, decoding, queueing. Its code and data stay in
-    the processor's caches. And the images of a turn reach the members together.
-
-    Args:
-        decode: decodes a file; called on the loop.
-        most: the limit of files in one turn, since other work of the loop waits for them.
-
+    the processor's caches. And the images of a turn reach the members together. A turn has at most
+    ``most`` files, since other work of the loop waits for them.
     """
 
     def __init__(self, decode: Callable[[bytes], R], most: int) -> None:

@@ -250,12 +250,8 @@ class BatchScheduler:
     for another. The shadow lane has a turn only while no others wait in any queue. Within a lane,
     queues with a share take turns by their virtual times first.
 
-    Args:
-        num_at_once: how many batches run at a time.
-        threads_each: how many cores a batch keeps busy.
-        num_ahead: how many batches may be formed while all places are busy. They must be run in
-            the order in which they were formed.
-
+    ``num_at_once`` batches run at a time, each on ``threads_each`` cores. ``num_ahead`` may be
+    formed while all places are busy, and must be run in the order in which they were formed.
     """
 
     def __init__(self, num_at_once: int = 1, threads_each: int = 1, num_ahead: int = 0) -> None:

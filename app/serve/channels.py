@@ -216,9 +216,8 @@ class Channel(FrameProtocol):
     def frame_received(self, kind: int, number: int, payload: bytes) -> None:
         """Handle a frame from the replica; frames of calls that nobody awaits are dropped."""
         self._heard_at, self._pinged_at = self._clock(), None
-        answer = (
-            self._calls.pop(number, None) if kind in (FrameKind.ANSWER, FrameKind.ERROR) else None
-        )
+        is_end = kind in (FrameKind.ANSWER, FrameKind.ERROR)
+        answer = self._calls.pop(number, None) if is_end else None
         if kind == FrameKind.HELLO and not self.opened.done():
             self.opened.set_result(payload == VERSION)  # False: another version
         elif answer is not None and not answer.done():
@@ -333,9 +332,7 @@ class ChannelPool:
     async def _connect_to(self, name: str) -> None:
         try:
             self._channels[name] = await connected(address_of(*self._deployment, name))
-        except (
-            OSError
-        ) as error:  # the replica is ending, of another version, or in another container
+        except OSError as error:  # the replica ends, has another version or is in a container
             if name not in self._logged:
                 self._logged.add(name)
                 text = "no channel to replica %s of %s, whose calls go through Ray: %s"
@@ -349,7 +346,6 @@ async def connected(address: str) -> Channel:
 
     Raises:
         OSError: nothing listens there, or the replica is another user's or another version's.
-
     """
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

@@ -127,7 +127,6 @@ class Gateway(OpenInferenceMethods):
 
         Raises:
             UnhealthyError: a stage in this process fails or hangs.
-
         """
         if not self._has_started:
             await self._service.wait_ready()
@@ -147,7 +146,6 @@ class Versions:
 
         Raises:
             TandemError: a version cannot be loaded, or does not fit the others.
-
         """
         self._settings, self._stages = settings, stages
         self._built: dict[str, SetStages] = {}
@@ -199,7 +197,6 @@ class Versions:
             UnknownModelError: no version has that name.
             BadParameterError: the version ``is_to_answer``, and the accuracy gate refuses it.
             TandemError: the version cannot be built, or does not fit the others.
-
         """
         key = name, is_to_answer
         if (task := self._loads.get(key)) is None:

@@ -48,13 +48,8 @@ def rank_replicas(
 
     Two replicas of each side are drawn and the better one is kept (the power of two choices:
     Mitzenmacher, 2001). If a side is empty, both drawn replicas of the other are returned.
-
-    Args:
-        near: replicas on this node.
-        far: replicas on other nodes.
-        queue_len: returns the calls under way at a replica, or None if unknown. Then all candidates
-            have the same rank, and Serve asks them.
-
+    ``near`` are on this node. ``queue_len`` returns the calls under way at a replica, or None if
+    unknown. Then all candidates have the same rank, and Serve asks them.
     """
 
     def two_of(side: Sequence[T]) -> list[T]:

@@ -23,22 +23,13 @@ TESTED_RAY = ("2.59", "2.60")
 
 @dataclass(frozen=True)
 class RayName:
-    """A private name: its module, and the parts of it that are used.
+    """A private name: its module, and the parts of it that are used."""
 
-    Attributes:
-        module: the module that defines it.
-        name: dotted, below the module.
-        parameters: the parameters that are passed.
-        attributes: for a class, attributes that its ``__init__`` sets.
-        entries: for a list of pairs, the first halves that must be there.
-
-    """
-
-    module: str
-    name: str
-    parameters: tuple[str, ...] = ()
-    attributes: tuple[str, ...] = ()
-    entries: tuple[str, ...] = ()
+    module: str  # that defines it
+    name: str  # dotted, below the module
+    parameters: tuple[str, ...] = ()  # that are passed
+    attributes: tuple[str, ...] = ()  # of a class, that its ``__init__`` sets
+    entries: tuple[str, ...] = ()  # of a list of pairs, the first halves that must be there
 
     def problem(self) -> str | None:
         """Return how the installed name differs from its use; None if it fits."""
@@ -59,20 +50,12 @@ class RayName:
 
 @dataclass(frozen=True)
 class Feature:
-    """Private names that are used together.
+    """Private names that are used together."""
 
-    Attributes:
-        name: the feature's name in warnings.
-        without: a sentence on how the service runs without it.
-        names: all of these must fit.
-        is_required: whether the service refuses to start without it.
-
-    """
-
-    name: str
-    without: str
-    names: tuple[RayName, ...]
-    is_required: bool = False
+    name: str  # in warnings
+    without: str  # a sentence on how the service runs without it
+    names: tuple[RayName, ...]  # all must fit
+    is_required: bool = False  # whether the service refuses to start without it
 
     def problem(self) -> str | None:
         problems = [problem for name in self.names if (problem := name.problem())]
@@ -129,9 +112,7 @@ GRPC_OPTIONS = Feature(
     "gRPC clients send up to 4 MB ahead, and a message may have RAY_SERVE_GRPC_MAX_MESSAGE_SIZE",
     (
         RayName(
-            GRPC_UTIL,
-            "DEFAULT_GRPC_SERVER_OPTIONS",
-            entries=("grpc.max_receive_message_length",),
+            GRPC_UTIL, "DEFAULT_GRPC_SERVER_OPTIONS", entries=("grpc.max_receive_message_length",)
         ),
     ),
 )
@@ -184,15 +165,11 @@ REPLICA_FEATURES = (LOOPBACK, GRPC_OPTIONS, REFLECTION, STAGE_ROUTER, SURGE)
 
 
 def check_ray(features: Iterable[Feature] = REPLICA_FEATURES) -> list[str]:
-    """Check every feature separately.
-
-    Returns:
-        A warning for each feature that is left out, and for an untested version.
+    """Return a warning for each feature that is left out, and for an untested version.
 
     Raises:
         ConfigError: Ray is too old, or lacks a required feature. The message has Ray's version, the
             expected one, and what to install.
-
     """
     untested = check_ray_version()
     warnings = [] if untested is None else [untested]
@@ -216,7 +193,6 @@ def check_ray_version() -> str | None:
 
     Raises:
         ConfigError: Ray is older than every tested version.
-
     """
     installed = _minor(version("ray"))
     if installed < _minor(TESTED_RAY[0]):

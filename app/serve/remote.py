@@ -48,13 +48,9 @@ hedge_budget = HedgeBudget()  # shared by all calls of this process
 class SharedCalls(Generic[A]):
     """Calls of one method of a deployment; each carries the questions of several requests.
 
-    Args:
-        handle: of the deployment.
-        method: the method, which takes and returns messages of :mod:`app.serve.shared_calls`.
-        read: decodes an answer into an entry for each question.
-        sizes: the preferred sizes of calls, in images.
-        channels: to replicas on this node; None: every call goes through Ray.
-
+    ``method`` takes and returns messages of :mod:`app.serve.shared_calls`. ``read`` decodes an
+    answer into an entry for each question. ``sizes`` are the preferred ones of calls, in images.
+    Without ``channels`` to replicas on this node every call goes through Ray.
     """
 
     def __init__(
@@ -83,7 +79,6 @@ class SharedCalls(Generic[A]):
         Raises:
             RayError, RayServeException: the replicas are gone or full.
             TandemError: the error that the stage raised.
-
         """
         expires = time.monotonic() + question.left_s
         asked = question, expires
@@ -134,10 +129,7 @@ class RemoteDecoder:
     """The Decoder deployment; a decoded image has ``image_bytes`` bytes."""
 
     def __init__(
-        self,
-        handle: StageHandle,
-        image_bytes: int = 0,
-        channels: ChannelPool | None = None,
+        self, handle: StageHandle, image_bytes: int = 0, channels: ChannelPool | None = None
     ) -> None:
         self._calls = SharedCalls(handle, "decode_many", read_decoded, channels=channels)
         self._image_bytes = image_bytes
@@ -153,10 +145,7 @@ class RemoteMember:
     """A Classifier deployment with batches of ``sizes`` images."""
 
     def __init__(
-        self,
-        handle: StageHandle,
-        sizes: Sequence[int] = SIZES,
-        channels: ChannelPool | None = None,
+        self, handle: StageHandle, sizes: Sequence[int] = SIZES, channels: ChannelPool | None = None
     ) -> None:
         self._calls = SharedCalls(handle, "classify_many", read_classified, sizes, channels)
 

@@ -236,10 +236,7 @@ def limit_unread(max_message_bytes: int | None = None) -> None:
     """Let gRPC servers made from now on read ahead no more than HTTP/2's own window.
 
     It has no effect if the installed Ray passes options to its servers in another way.
-
-    Args:
-        max_message_bytes: the limit of a message; None: RAY_SERVE_GRPC_MAX_MESSAGE_SIZE.
-
+    ``max_message_bytes`` limits a message; None: RAY_SERVE_GRPC_MAX_MESSAGE_SIZE does.
     """
     if not GRPC_OPTIONS.fits():
         return
@@ -265,10 +262,12 @@ def keep_to_loopback() -> None:
 
     Raises:
         ConfigError: the installed Ray or grpcio cannot be changed in this way.
-
     """
     check_ray((LOOPBACK,))
-    if ray.is_initialized() and _is_on_loopback():
+    if not ray.is_initialized():
+        return
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    if ipaddress.ip_address(address).is_loopback:
         # The class that grpc.aio.server() returns, and the base class of Serve's own.
         from grpc.aio._server import Server
 
@@ -284,8 +283,3 @@ def _on_loopback(add_insecure_port: Callable[[Any, str], int]) -> Callable[[Any,
         return int(add_insecure_port(server, address))
 
     return add
-
-
-def _is_on_loopback() -> bool:
-    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    return ipaddress.ip_address(address).is_loopback

@@ -182,11 +182,7 @@ class StageMeter:
     def update(self, reports: UsageReports, now: float, interval_s: float = 0.0) -> None:
         """Add new reports; drop replicas that are no longer in ``reports``.
 
-        Args:
-            reports: by replica, oldest first.
-            now: by the caller's clock, in s.
-            interval_s: between the reports of a replica.
-
+        ``now`` is by the caller's clock. A replica reports every ``interval_s``.
         """
         self._of = {replica: self._of.get(replica) or _Replica(now) for replica in reports}
         for replica, sent in reports.items():
@@ -363,15 +359,9 @@ class EnsemblePolicy:
         self._state = decision.state
         for name, replicas in decision.targets.items():
             if replicas != stages[name].target:
-                logger.info(
-                    "%s: %d -> %d replicas at %.1f images/s, %d under way, %.1f CPU-ms an image",
-                    name,
-                    stages[name].target,
-                    replicas,
-                    arriving.rate,
-                    arriving.backlog,
-                    stages[name].cpu_ms,
-                )
+                text = "%s: %d -> %d replicas at %.1f images/s, %d under way, %.1f CPU-ms an image"
+                figures = arriving.rate, arriving.backlog, stages[name].cpu_ms
+                logger.info(text, name, stages[name].target, replicas, *figures)
         return {
             deployment: decision.targets[context.deployment_name]
             for deployment, context in contexts.items()

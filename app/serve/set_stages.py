@@ -84,7 +84,6 @@ class StageBuilder:
 
         Raises:
             TandemError: a file or an answer is wrong; stages built so far are closed.
-
         """
         logger.info("serving model set %s, %s", model_set.name, settings.served_precision)
         threads = self._threads.apart() if self._threads and is_apart else self._threads
@@ -102,7 +101,11 @@ class StageBuilder:
             )
             own_members = tuple(members.values())
             decoding = self._decoding(settings, model_set)
-            remote = None if self._members is None else self._remote(self._members)
+            sizes = self._settings.batch_sizes
+            remote = {
+                name: RemoteMember(handle, sizes, self._channels(handle))
+                for name, handle in (self._members or {}).items()
+            }
             ensemble = Ensemble(settings, model_set, decoding, remote or members, combining)
             on_error.pop_all()
         return SetStages(
@@ -140,7 +143,6 @@ class StageBuilder:
 
         Raises:
             ConfigError: an unknown key or an invalid value; then nothing changes.
-
         """
         for member in self.members:
             member.reconfigure(user_config)
@@ -168,13 +170,6 @@ class StageBuilder:
             return Decoder(settings, model_set, queue, partial(scheduler.leaves_loop_time, share))
         image_bytes = model_set.manifest.inputs.num_bytes
         return RemoteDecoder(self._decoder, image_bytes, self._channels(self._decoder))
-
-    def _remote(self, members: Mapping[str, StageHandle]) -> dict[str, RemoteMember]:
-        sizes = self._settings.batch_sizes
-        return {
-            name: RemoteMember(handle, sizes, self._channels(handle))
-            for name, handle in members.items()
-        }
 
     def _channels(self, handle: StageHandle) -> ChannelPool | None:
         if not (self._settings.local_channels and IS_THERE):

@@ -91,7 +91,6 @@ class ServedSets:
             UnknownModelError: no set has that name.
             SetStateError: it is the default set and has changed; or stages are deployments.
             TandemError: it cannot be served; the service stays as it was.
-
         """
         self._check_stages()
         if (task := self._loads.get(name)) is None:
@@ -105,7 +104,6 @@ class ServedSets:
         Raises:
             UnknownModelError: no set of that name was ever served.
             SetStateError: it is the default set; or stages are deployments.
-
         """
         self._check_stages()
         if name == self.default.name:

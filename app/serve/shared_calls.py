@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -177,12 +178,8 @@ def _read_answers(
 
 
 def _packed(kind: bytes, head: Any, blobs: Sequence[Any], at_once: int = 0) -> bytes:
-    text = json.dumps(head, default=_fields_of).encode()
+    text = json.dumps(head, default=attrgetter("status", "code", "message")).encode()  # a fault's
     return b"".join((PREFIX.pack(kind, len(text), at_once), text, *blobs))
-
-
-def _fields_of(fault: Fault) -> tuple[Any, ...]:
-    return fault.status, fault.code, fault.message
 
 
 @contextmanager
@@ -265,7 +262,6 @@ class CallBatcher(Generic[Q, PartAnswer]):
         sizes: of calls, in images, ascending; images that fill the largest leave at once.
         num_replicas: returns how many replicas the stage has now.
         context: returns the context in which a call runs, which belongs to no request.
-
     """
 
     def __init__(

@@ -147,7 +147,6 @@ class Classifier:
         Raises:
             ModelSetError: a file is missing, damaged or unsuitable.
             GoldenMismatchError: its answers differ from the golden answers.
-
         """
         self._name, self._max_files = member, settings.max_files
         model_set = model_set or settings.load_set()
@@ -196,16 +195,10 @@ class Classifier:
         return load(model_set.network_path(self._name, settings.served_precision), options)
 
     def _log_network(self) -> None:
-        network = self._network
-        logger.info(
-            "%s runs on %s %s: %d threads, batches of %s, %.0f MB",
-            self._label,
-            network.runtime,
-            network.version,
-            network.num_threads,
-            ", ".join(map(str, network.batch_sizes)),
-            network.memory_bytes / 1e6,
-        )
+        network, sizes = self._network, ", ".join(map(str, self._network.batch_sizes))
+        text = "%s runs on %s %s: %d threads, batches of %s, %.0f MB"
+        runtime = network.runtime, network.version, network.num_threads
+        logger.info(text, self._label, *runtime, sizes, network.memory_bytes / 1e6)
 
     def _check_golden(self, model_set: ModelSet, served: Precision) -> None:
         """Raise unless answers here match the golden answers, recorded where the set was made."""
@@ -222,7 +215,6 @@ class Classifier:
 
         Raises:
             ConfigError: an unknown key or an invalid value; then nothing changes.
-
         """
         changed = QueueConfig.of(user_config or {}, self._max_files)
         if changed.max_queued_images is not None:
@@ -255,7 +247,6 @@ class Classifier:
             OverloadedError: the queue is full.
             DeadlineError: ``left_s`` passed before every image had been started.
             OtherSetError: the images have the input size of another model set.
-
         """
         call = MemberCall(self._spans, self.usage, len(images), self._fingerprint)
         if images.shape[1] != self._input_size:

@@ -21,7 +21,6 @@ class Combiner:
 
         Raises:
             ConfigError: the operator's function cannot be imported, or fails a test call.
-
         """
         model_set = model_set or settings.load_set()
         self._own = OwnCombine.of(settings, model_set.manifest)
@@ -46,18 +45,12 @@ class Combiner:
     ) -> list[Combined]:
         """Return an answer per image from float32 (K, C) of each member that answered.
 
-        Args:
-            members: the rows by member.
-            top_k: how many classes each answer lists.
-            left_s: ignored, since this takes microseconds.
-            threshold: for a multi-label set; None: the manifest's.
-            step: of the fast plan, from 0; None: the members were asked by the plan ``full``.
-            has_set: whether the answers have answer sets.
+        See :class:`app.graph.members.CombinerStage`. The time left is ignored, since this takes
+        microseconds.
 
         Raises:
             FunctionError: the operator's function raised, or did not return rows.
             OtherSetError: the members are of another model set.
-
         """
         if not members.keys() <= self._weights.keys():
             names = ", ".join(sorted(members))

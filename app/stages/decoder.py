@@ -107,7 +107,6 @@ class Decoder:
             DeadlineError: ``left_s`` passed before every file had been started.
             OverloadedError: too many pixels of heavy files wait or are decoded.
             TooManyPixelsError: the request's heavy files alone exceed the limit.
-
         """
         # Heavy files have no lanes: the shadow's would delay those of clients.
         takes_heavy = takes_heavy and lane != SHADOW

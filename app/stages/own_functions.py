@@ -63,16 +63,10 @@ class WrongAnswerError(ValueError):
 def as_pixels(
     answer: object, shape: tuple[int, ...], num_views: int | None = None
 ) -> tuple[Pixels, int]:
-    """Check the result of ``preprocess``; return it with its number of views per image.
+    """Check the result of ``preprocess``; return uint8 (V * N, H, W, 3), contiguous, and V.
 
-    Args:
-        answer: the function's result.
-        shape: of the function's argument, (N, H, W, 3).
-        num_views: the required number; None: any number from 1 to ``MAX_VIEWS``.
-
-    Returns:
-        uint8 (V * N, H, W, 3), contiguous, and V.
-
+    ``shape`` is that of the function's argument, (N, H, W, 3). ``num_views`` is the required number
+    of views per image, V; None: any number from 1 to ``MAX_VIEWS``.
     """
     num_images, *rest = shape
     views = f"{num_views} * {num_images}" if num_views else f"V * {num_images}"
@@ -118,7 +112,6 @@ def check_scores(rows: Probabilities) -> None:
 
     Raises:
         WrongAnswerError: a class has a low score, as if the classes excluded each other.
-
     """
     if (low := float(rows.min())) < SURELY_THERE:
         raise WrongAnswerError(
@@ -166,7 +159,6 @@ class FunctionCalls:
 
         Raises:
             FunctionError: the function raised, or ``check`` raised :class:`WrongAnswerError`.
-
         """
         parent, loop = current_parent(), asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._run, parent, check, arguments)
@@ -207,7 +199,6 @@ def load_function(name: str | None, stage: Stage) -> OwnFunction | None:
 
     Raises:
         ConfigError: it cannot be imported, or does not accept the stage's arguments.
-
     """
     if name is None:
         return None
@@ -316,7 +307,6 @@ class Preprocess(Protocol):
                 number in every call. Row ``v * N + i`` is view v of image i, the order of
                 ``np.concatenate([images, mirrored])``. Each member runs on every view. The mean of
                 an image's V rows is the member's result, for the fast plan and the combiner too.
-
         """
 
 
@@ -338,7 +328,6 @@ class Combine(Protocol):
                 multi-label set values are independent scores, and rows need not sum to one. A
                 function that gives a low score to a class that all members score highly is refused
                 at the start.
-
         """
 
 
@@ -413,7 +402,6 @@ def check_functions(settings: Settings, manifest: Manifest) -> None:
     Raises:
         ConfigError: a function cannot be imported, does not fit its signature, raises, or returns a
             wrong result.
-
     """
     OwnPreprocess.of(settings, manifest)
     OwnCombine.of(settings, manifest)
@@ -427,7 +415,6 @@ def try_preprocess(
     Raises:
         ConfigError: see :func:`check_functions`; or the members' queues are too short for the
             views.
-
     """
     views: int | None = None
     sizes = sorted({rule.input_size for rule in manifest.inputs.rules})

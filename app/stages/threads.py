@@ -69,12 +69,8 @@ def replica_inference_threads(streams: int, num_sharing: int = 1) -> InferenceTh
     whole = _whole_cpus()
     cores = min(whole, available_cpus()) if whole else max(1, available_cpus() // num_sharing)
     if whole > cores or streams > cores:
-        logger.warning(
-            "num_cpus %d, streams %d, but this replica has %d cores: it uses those",
-            whole,
-            streams,
-            cores,
-        )
+        text = "num_cpus %d, streams %d, but this replica has %d cores: it uses those"
+        logger.warning(text, whole, streams, cores)
     return inference_threads_for(cores, streams)
 
 
@@ -122,12 +118,8 @@ REPLACED = "Serve replaces the replica; its log has the errors"
 class Health:
     """Watches every run of some work, on any thread; Serve replaces an unhealthy replica.
 
-    Args:
-        work: its name in the singular, for errors: "batch of resnet50".
-        clock: returns seconds.
-        counts_failures: whether repeated failures are unhealthy; False if a client's file may cause
-            them.
-
+    Errors name the ``work`` in the singular: "batch of resnet50". Repeated failures are unhealthy,
+    unless a client's file may cause them (``counts_failures`` is False).
     """
 
     def __init__(

@@ -35,13 +35,7 @@ from app.environment import (
 from app.errors import ConfigError
 from app.queueing.overload import CircuitBreaker
 from app.settings import RecordSettings
-from app.telemetry.metric_table import (
-    CLOCK_STEPS,
-    DROPPED_SPANS,
-    PROCESS_CPU_MS,
-    PROCESS_MEMORY,
-    Metric,
-)
+from app.telemetry import metric_table as table
 from app.telemetry.metrics import Meter, meter
 from app.telemetry.spans import clock, orphans, outlets
 
@@ -245,7 +239,6 @@ class CountedExporter(SpanExporter):
     Attributes:
         num_done: spans that were exported or given up.
         num_failed: those given up.
-
     """
 
     def __init__(self, name: str, exporter: SpanExporter, endpoint: Endpoint | None) -> None:
@@ -386,7 +379,7 @@ def start_metrics() -> None:
         Feeder(meter).start()
 
 
-def ray_instrument(metric: Metric) -> Any:
+def ray_instrument(metric: table.Metric) -> Any:
     """Make Ray's counter or gauge; Serve's adds the tags deployment, replica and application."""
     tags: Any = metric.tags  # typed as 1-tuples
     kind = serve_metrics.Counter if metric.kind == "counter" else serve_metrics.Gauge
@@ -413,8 +406,8 @@ class Feeder(threading.Thread):
 
     def _record_process(self) -> None:
         before, self._cpu_s = self._cpu_s, time.process_time()
-        self._meter.count(PROCESS_CPU_MS, by=(self._cpu_s - before) * 1e3)
-        self._meter.set(PROCESS_MEMORY, self._process.memory_info().rss)
-        self._meter.set(CLOCK_STEPS, clock.num_steps)
+        self._meter.count(table.PROCESS_CPU_MS, by=(self._cpu_s - before) * 1e3)
+        self._meter.set(table.PROCESS_MEMORY, self._process.memory_info().rss)
+        self._meter.set(table.CLOCK_STEPS, clock.num_steps)
         for sink, num_dropped in pipeline.dropped.items():
-            self._meter.set(DROPPED_SPANS, num_dropped, sink=sink)
+            self._meter.set(table.DROPPED_SPANS, num_dropped, sink=sink)

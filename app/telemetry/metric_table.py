@@ -39,193 +39,168 @@ class Metric:
         return tuple(Metric(f"{self.name}_{part}", "gauge", self.text, tags[part]) for part in tags)
 
 
-REQUESTS = Metric(
+def _counter(name: str, text: str, tags: str = "", when: str = "") -> Metric:
+    return Metric(name, "counter", text, tuple(tags.split()), when)
+
+
+def _gauge(name: str, text: str, tags: str = "", when: str = "") -> Metric:
+    return Metric(name, "gauge", text, tuple(tags.split()), when)
+
+
+def _histogram(name: str, text: str, tags: str) -> Metric:
+    return Metric(name, "histogram", text, tuple(tags.split()))
+
+
+REQUESTS = _counter(
     "tandem_requests",
-    "counter",
     "requests by route and HTTP status, also over gRPC; 499: the client hung up; operation: "
     "classify on every route that classifies images, else other",
-    ("route", "status", "operation"),
+    "route status operation",
 )
-KEY_REQUESTS = Metric(
+KEY_REQUESTS = _counter(
     "tandem_key_requests",
-    "counter",
     "admitted requests by the name of their key; unnamed: the key has no name",
-    ("key",),
+    "key",
     when="there are keys",
 )
-REFUSED_BEFORE = Metric(
+REFUSED_BEFORE = _counter(
     "tandem_refused_before",
-    "counter",
     "requests to classify that HAProxy refused (429) before they reached a Gateway; reported when "
     "HAProxy next forwards a request",
     when="HAProxy refuses requests",
 )
-REQUEST_MS = Metric(
+REQUEST_MS = _histogram(
     "tandem_request_ms",
-    "histogram",
     "a request to classify, from its arrival at the Gateway to the answer's last byte",
-    ("status",),
+    "status",
 )
-STAGE_MS = Metric(
+STAGE_MS = _histogram(
     "tandem_stage_ms",
-    "histogram",
     "duration of a stage: read, cache, preprocess, combine and encode per request; decode per "
     "image; queue and infer per image and member",
-    ("stage", "member"),
+    "stage member",
 )
-ANSWERS = Metric(
+ANSWERS = _counter(
     "tandem_answers",
-    "counter",
     "classified images; agreed: yes, no, or alone if a single member answered; sure: yes, no, or "
     "unknown if the set has no threshold or a member is missing; model_version: the set's "
     "fingerprint",
-    ("agreed", "degraded", "sure", "model_version"),
+    "agreed degraded sure model_version",
 )
-ENTROPY = Metric(
+ENTROPY = _counter(
     "tandem_answer_entropy",
-    "counter",
     "entropy of the answers' probabilities, summed; each 0 (sure) to 1 (all classes alike)",
 )
-SKIPPED = Metric(
+SKIPPED = _counter(
     "tandem_skipped_members",
-    "counter",
     "images that the fast plan answered without this member",
-    ("member",),
+    "member",
     when="requests are answered by the fast plan",
 )
-PLAN_STEPS = Metric(
+PLAN_STEPS = _counter(
     "tandem_plan_answers",
-    "counter",
     "images by plan; asked: how many members; reason: load, if the service chose the plan itself "
     "(when_full), or none",
-    ("plan", "asked", "reason"),
+    "plan asked reason",
 )
-CACHE_LOOKUPS = Metric(
+CACHE_LOOKUPS = _counter(
     "tandem_cache_lookups",
-    "counter",
     "images looked up in the response cache; result: hit, miss, or shared (another request was "
     "computing it)",
-    ("result",),
+    "result",
     when="cache is set",
 )
-CACHE_REDIS = Metric(
+CACHE_REDIS = _counter(
     "tandem_cache_redis",
-    "counter",
     "images looked up in Redis (hit, miss, bad: damaged, failed, skipped: Redis failed lately) and "
     "written to Redis (written, unwritten)",
-    ("result",),
+    "result",
     when="cache is redis://",
 )
-CACHE_BYTES = Metric(
+CACHE_BYTES = _gauge(
     "tandem_cache_bytes",
-    "gauge",
     "memory of a Gateway's response cache, at most cache_mib; with several sets, of the set that "
     "was asked last",
     when="cache is set",
 )
-CACHE_EVICTIONS = Metric(
+CACHE_EVICTIONS = _counter(
     "tandem_cache_evictions",
-    "counter",
     "images that a Gateway's response cache evicted, least recently used first",
     when="cache is set",
 )
-TRAFFIC_SHARE = Metric(
+TRAFFIC_SHARE = _gauge(
     "tandem_traffic_share",
-    "gauge",
     "percent of requests that a version answers, by the plan that the Gateway serves",
-    ("model_version",),
+    "model_version",
     when="traffic or shadow is set",
 )
-TRAFFIC_COPIES = Metric(
+TRAFFIC_COPIES = _counter(
     "tandem_traffic_copies",
-    "counter",
     "copies of images sent to a version in the shadow lane; result: computed, failed, or dropped "
     "(the service was busy)",
-    ("model_version", "result"),
+    "model_version result",
     when="traffic or shadow is set",
 )
-TRAFFIC_COMPARED = Metric(
+TRAFFIC_COMPARED = _counter(
     "tandem_traffic_compared",
-    "counter",
     "images that both this version and the main version answered; agreed: yes if both have the "
     "same first choice (in a multi-label set the same labels), or no",
-    ("model_version", "agreed"),
+    "model_version agreed",
     when="traffic or shadow is set",
 )
-TRAFFIC_VARIATION = Metric(
+TRAFFIC_VARIATION = _counter(
     "tandem_traffic_variation",
-    "counter",
     "total variation between the probabilities of this and the main version, summed; 0 to 1 each",
-    ("model_version",),
+    "model_version",
     when="traffic or shadow is set",
 )
-FAILED_FUNCTIONS = Metric(
+FAILED_FUNCTIONS = _counter(
     "tandem_failed_functions",
-    "counter",
     "calls of the operator's own function (stage: preprocess, combine) that raised, or whose "
     "result did not fit; the request was answered 500",
-    ("stage",),
+    "stage",
     when="preprocess or combine fails",
 )
-MEMBER_IMAGES = Metric(
-    "tandem_member_images", "counter", "images that a member's network ran", ("member",)
-)
-BATCHES = Metric(
-    "tandem_batches", "counter", "batches that a member ran, by size", ("member", "size")
-)
-FAILED_BATCHES = Metric(
+MEMBER_IMAGES = _counter("tandem_member_images", "images that a member's network ran", "member")
+BATCHES = _counter("tandem_batches", "batches that a member ran, by size", "member size")
+FAILED_BATCHES = _counter(
     "tandem_failed_batches",
-    "counter",
     "batches that raised; their images were run again one by one",
-    ("member",),
+    "member",
     when="a batch fails",
 )
-QUEUE_LENGTH = Metric("tandem_queue_length", "gauge", "images that wait for a member", ("member",))
-QUEUE_AGE_MS = Metric(
-    "tandem_queue_age_ms", "gauge", "age of the oldest waiting image", ("member",)
+QUEUE_LENGTH = _gauge("tandem_queue_length", "images that wait for a member", "member")
+QUEUE_AGE_MS = _gauge("tandem_queue_age_ms", "age of the oldest waiting image", "member")
+GOLDEN_PASSED = _gauge(
+    "tandem_golden_passed", "1 if the last golden check passed, else 0", "member"
 )
-GOLDEN_PASSED = Metric(
-    "tandem_golden_passed",
-    "gauge",
-    "1 if the last golden check passed, else 0",
-    ("member",),
-)
-FAILED_GOLDEN_CHECKS = Metric(
+FAILED_GOLDEN_CHECKS = _counter(
     "tandem_failed_golden_checks",
-    "counter",
     "golden checks that failed: the replica ended, or refused a version that it was to load; Ray "
     "keeps the count when the replica is gone",
-    ("member",),
+    "member",
     when="a golden check fails",
 )
-GOLDEN_MS = Metric("tandem_golden_ms", "gauge", "duration of the golden check", ("member",))
-SAMPLES = Metric(
+GOLDEN_MS = _gauge("tandem_golden_ms", "duration of the golden check", "member")
+SAMPLES = _counter(
     "tandem_samples",
-    "counter",
     "images chosen by sample_ratio, or on which versions disagree; result: written, dropped (the "
     "queue was full, or sample_mib reached), or failed",
-    ("result",),
+    "result",
     when="sample_dir is set",
 )
-FEEDBACK = Metric(
+FEEDBACK = _counter(
     "tandem_feedback",
-    "counter",
     "labels that callers reported for their answers; right: yes, or no where the answer differed",
-    ("right", "model_version"),
+    "right model_version",
     when="feedback is reported",
 )
-DROPPED_SPANS = Metric(
-    "tandem_dropped_spans",
-    "gauge",
-    "spans lost since the replica began",
-    ("sink",),
-    when="tracing is on",
+DROPPED_SPANS = _gauge(
+    "tandem_dropped_spans", "spans lost since the replica began", "sink", when="tracing is on"
 )
-CLOCK_STEPS = Metric(
-    "tandem_clock_steps", "gauge", "how often the system clock was set since the replica began"
+CLOCK_STEPS = _gauge(
+    "tandem_clock_steps", "how often the system clock was set since the replica began"
 )
-PROCESS_CPU_MS = Metric("tandem_process_cpu_ms", "counter", "CPU time of the replica's process")
-PROCESS_MEMORY = Metric(
-    "tandem_process_memory_bytes", "gauge", "resident memory of the replica's process"
-)
+PROCESS_CPU_MS = _counter("tandem_process_cpu_ms", "CPU time of the replica's process")
+PROCESS_MEMORY = _gauge("tandem_process_memory_bytes", "resident memory of the replica's process")
 METRICS = tuple(value for value in dict(globals()).values() if isinstance(value, Metric))

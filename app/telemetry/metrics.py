@@ -17,31 +17,8 @@ from typing import Any
 
 from app.answers import Classified
 from app.queueing.scheduler import ExecutedBatch, QueueReport
-from app.telemetry.metric_table import (
-    ANSWERS,
-    BATCHES,
-    BUCKETS_MS,
-    CACHE_BYTES,
-    CACHE_EVICTIONS,
-    CACHE_LOOKUPS,
-    CACHE_REDIS,
-    ENTROPY,
-    FAILED_BATCHES,
-    FAILED_GOLDEN_CHECKS,
-    GOLDEN_MS,
-    GOLDEN_PASSED,
-    KEY_REQUESTS,
-    MEMBER_IMAGES,
-    METRICS,
-    PLAN_STEPS,
-    QUEUE_AGE_MS,
-    QUEUE_LENGTH,
-    REQUEST_MS,
-    REQUESTS,
-    SKIPPED,
-    STAGE_MS,
-    Metric,
-)
+from app.telemetry import metric_table as table
+from app.telemetry.metric_table import BUCKETS_MS, METRICS, Metric
 
 logger = logging.getLogger("ray.serve")
 Tags = tuple[tuple[str, str], ...]
@@ -139,11 +116,8 @@ class Meter:
         except Exception as error:
             if self.is_on:
                 self.is_on = False
-                logger.warning(
-                    "metrics are off from here on, requests are served as before: %s: %s",
-                    type(error).__name__,
-                    error,
-                )
+                text = "metrics are off from here on, requests are served as before: %s: %s"
+                logger.warning(text, type(error).__name__, error)
 
 
 class _Histogram:
@@ -189,11 +163,11 @@ class MemberMetrics:
         if not meter.is_on:
             return
         if batch.error is not None:
-            meter.count(FAILED_BATCHES, member=self._member)
+            meter.count(table.FAILED_BATCHES, member=self._member)
             return
         size = batch.size
-        meter.count(BATCHES, member=self._member, size=str(size))
-        meter.count(MEMBER_IMAGES, by=size, member=self._member)
+        meter.count(table.BATCHES, member=self._member, size=str(size))
+        meter.count(table.MEMBER_IMAGES, by=size, member=self._member)
         if self._watching is None and not self._is_closed:
             self._watch()
 
@@ -214,8 +188,8 @@ class MemberMetrics:
         reports = self._alike.values()
         oldest_s = max((report.oldest_age_s for report in reports), default=0.0)
         num_waiting = sum(report.num_waiting for report in reports)
-        meter.set(QUEUE_LENGTH, num_waiting, member=self._member)
-        meter.set(QUEUE_AGE_MS, oldest_s * 1e3, member=self._member)
+        meter.set(table.QUEUE_LENGTH, num_waiting, member=self._member)
+        meter.set(table.QUEUE_AGE_MS, oldest_s * 1e3, member=self._member)
 
 
 def recorded_golden_ms(member: str, check: Callable[[], None]) -> float:
@@ -228,50 +202,52 @@ def recorded_golden_ms(member: str, check: Callable[[], None]) -> float:
     try:
         check()
     except Exception:
-        meter.set(GOLDEN_PASSED, 0, member=member)
-        meter.count(FAILED_GOLDEN_CHECKS, member=member)
+        meter.set(table.GOLDEN_PASSED, 0, member=member)
+        meter.count(table.FAILED_GOLDEN_CHECKS, member=member)
         meter.flush()
         raise
-    meter.set(GOLDEN_PASSED, 1, member=member)
+    meter.set(table.GOLDEN_PASSED, 1, member=member)
     taken_ms = (time.perf_counter() - started) * 1e3
-    meter.set(GOLDEN_MS, taken_ms, member=member)
+    meter.set(table.GOLDEN_MS, taken_ms, member=member)
     return taken_ms
 
 
 def record_answered(route: str, status: int, duration_ms: float) -> None:
     """Count a request over HTTP or gRPC; gRPC requests get the corresponding HTTP status."""
     operation = "classify" if route in CLASSIFY else "other"
-    meter.count(REQUESTS, route=route, status=str(status), operation=operation)
+    meter.count(table.REQUESTS, route=route, status=str(status), operation=operation)
     if route in CLASSIFY:
-        meter.observe(REQUEST_MS, duration_ms, status=str(status))
+        meter.observe(table.REQUEST_MS, duration_ms, status=str(status))
 
 
 def record_key(name: str) -> None:
     """Count a request that was let in, by the name of its key."""
-    meter.count(KEY_REQUESTS, key=name)
+    meter.count(table.KEY_REQUESTS, key=name)
 
 
 def record_answers(
     answers: Sequence[Classified], entropy: float, durations: Iterable[StageDuration]
 ) -> None:
     """Record the images of a request; ``entropy`` is the sum over its images, 0..1 each."""
-    meter.observe_all(STAGE_MS, durations)
+    meter.observe_all(table.STAGE_MS, durations)
     for answer in answers:
         agreed = "yes" if answer.agreement else "no"
         agreed = "alone" if len(answer.members) == 1 else agreed
         degraded, sure = "yes" if answer.degraded else "no", SURE[answer.sure]
         version = answer.model_version
-        meter.count(ANSWERS, agreed=agreed, degraded=degraded, sure=sure, model_version=version)
+        meter.count(
+            table.ANSWERS, agreed=agreed, degraded=degraded, sure=sure, model_version=version
+        )
         asked = str(len(answer.asked or answer.members))
-        meter.count(PLAN_STEPS, plan=answer.plan, asked=asked, reason=answer.reason or "none")
+        meter.count(table.PLAN_STEPS, plan=answer.plan, asked=asked, reason=answer.reason or "none")
         for member in answer.skipped_members or ():
-            meter.count(SKIPPED, member=member)
-    meter.count(ENTROPY, by=entropy)
+            meter.count(table.SKIPPED, member=member)
+    meter.count(table.ENTROPY, by=entropy)
 
 
 def record_stage(tags: Tags, duration_ms: float) -> None:
     """Record the duration of a stage of a request or of an image."""
-    meter.observe_all(STAGE_MS, [(tags, duration_ms)])
+    meter.observe_all(table.STAGE_MS, [(tags, duration_ms)])
 
 
 @cache
@@ -283,15 +259,15 @@ def stage_tags(stage: str, member: str | None) -> Tags:
 def record_lookups(images: Mapping[str, int]) -> None:
     """Count a request's images by the result of the look-up."""
     for result, number in images.items():
-        meter.count(CACHE_LOOKUPS, number, result=result)
+        meter.count(table.CACHE_LOOKUPS, number, result=result)
 
 
 def record_redis(result: str, number: int) -> None:
     """Count images by the result of reading them from Redis or writing them there."""
-    meter.count(CACHE_REDIS, number, result=result)
+    meter.count(table.CACHE_REDIS, number, result=result)
 
 
 def record_state(num_bytes: int, num_evicted: int) -> None:
     """Record a cache's size, and the images that it evicted since the last call."""
-    meter.set(CACHE_BYTES, num_bytes)
-    meter.count(CACHE_EVICTIONS, num_evicted)
+    meter.set(table.CACHE_BYTES, num_bytes)
+    meter.count(table.CACHE_EVICTIONS, num_evicted)

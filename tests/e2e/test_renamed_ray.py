@@ -1,7 +1,7 @@
 """Real services with a Ray in which private names have other names: they warn, and classify.
 
-In the fast tier tests/unit/serve/test_ray_names.py and tests/unit/launch/test_ray_features.py take
-each name away by itself, without a cluster.
+In the fast tier tests/unit/serve/test_ray_compatibility.py and
+tests/unit/launch/test_ray_features.py take each name away by itself, without a cluster.
 """
 
 from pathlib import Path

@@ -124,8 +124,7 @@ def test_large_forms_get_no_larger_a_share():
 
 def test_a_form_that_is_larger_than_what_is_saved_is_asked_for_again():
     budget = HedgeBudget()
-    assert spent(budget, 64) == 64
-    assert spent(budget, 1) == 0
+    assert (spent(budget, 64), spent(budget, 1)) == (64, 0)
 
 
 class Dying:

@@ -20,14 +20,6 @@ from app.errors import (
     UnknownModelError,
 )
 from app.graph import availability
-from app.graph.availability import (
-    FAILED_FOR_S,
-    READY_FOR_S,
-    WARM_UP_IMAGE,
-    ForwardingGraph,
-    OnDemandGraph,
-    run_in_time,
-)
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
 from app.graph.service import EnsembleService
@@ -38,7 +30,6 @@ from app.stages.combiner import Combiner
 from app.stages.decoder import Decoder
 from app.telemetry.metric_table import ANSWERS, ENTROPY
 from models.errors import ModelSetError, TandemError
-from models.model_set import load_model_set
 from tests.support.fakes import (
     FakeCombiner,
     FakeDecoder,
@@ -99,9 +90,9 @@ def loads() -> Loads:
 
 
 @pytest.fixture
-def graph(loads: Loads, clock: HandClock) -> OnDemandGraph:
+def graph(loads: Loads, clock: HandClock) -> availability.OnDemandGraph:
     unload: Any = loads.unload  # of fake graphs
-    return OnDemandGraph("b", loads.loaded[0], loads.load, unload, AFTER_S, clock)
+    return availability.OnDemandGraph("b", loads.loaded[0], loads.load, unload, AFTER_S, clock)
 
 
 def request(timeout_s: float = 10.0, *, is_probe: bool = False) -> ClassifyRequest:
@@ -113,7 +104,7 @@ def request_of(*files: bytes, is_probe: bool = False) -> ClassifyRequest:
     return asked._replace(is_probe=is_probe)
 
 
-async def let_go(graph: OnDemandGraph, clock: HandClock) -> None:
+async def let_go(graph: availability.OnDemandGraph, clock: HandClock) -> None:
     clock.now += AFTER_S
     graph.unload_idle()
     await settle()
@@ -135,7 +126,7 @@ async def test_it_is_let_go_when_nobody_has_asked_for_long_enough(graph, loads, 
 
 
 async def test_it_is_never_let_go_without_a_time(loads, clock):
-    graph = OnDemandGraph("b", loads.loaded[0], loads.load, loads.unload, None, clock)
+    graph = availability.OnDemandGraph("b", loads.loaded[0], loads.load, loads.unload, None, clock)
     clock.now += 1e9
     graph.unload_idle()
     assert graph.is_loaded
@@ -175,7 +166,7 @@ async def test_one_that_cannot_wait_is_told_to_come_back_and_the_load_goes_on(gr
     with pytest.raises(
         NotReadyError, match=r"loading the model set 'b' takes longer .* 0\.05 s; try again"
     ):
-        await run_in_time(graph, hasty)
+        await availability.run_in_time(graph, hasty)
     loads.gate.set()
     assert await patient == []
     assert loads.num_begun == 1
@@ -185,7 +176,7 @@ async def test_a_loop_that_was_busy_until_the_end_says_the_same(graph, loads, cl
     """Both times are over when the loop comes to look: that for the load and the request's own."""
     await let_go(graph, clock)
     loads.gate.clear()
-    hasty = asyncio.create_task(run_in_time(graph, request(0.05)))
+    hasty = asyncio.create_task(availability.run_in_time(graph, request(0.05)))
     await settle()
     time.sleep(0.06)
     with pytest.raises(NotReadyError, match="loading the model set"):
@@ -220,7 +211,7 @@ async def test_a_load_that_fails_is_not_tried_by_every_request(graph, loads, clo
         await graph.run(request())
     assert loads.num_begun == 1
     loads.error = None
-    clock.now += FAILED_FOR_S
+    clock.now += availability.FAILED_FOR_S
     assert graph.problem is None
     assert await graph.run(request()) == []
     assert loads.num_begun == 2
@@ -309,7 +300,7 @@ def service(tiny_set, member, hand_clock) -> EnsembleService:
 
 
 def test_the_warm_up_image_is_one():
-    image = cv2.imdecode(np.frombuffer(WARM_UP_IMAGE, np.uint8), cv2.IMREAD_UNCHANGED)
+    image = cv2.imdecode(np.frombuffer(availability.WARM_UP_IMAGE, np.uint8), cv2.IMREAD_UNCHANGED)
     assert image.shape == (1, 1)
 
 
@@ -344,10 +335,10 @@ async def test_an_error_of_the_warm_up_image_is_not_ready(service, member, error
 async def test_the_answer_is_remembered_and_then_asked_again(service, member, hand_clock):
     answered_at = hand_clock.now
     await service.check_ready()
-    hand_clock.now = answered_at + READY_FOR_S - 0.001
+    hand_clock.now = answered_at + availability.READY_FOR_S - 0.001
     await service.check_ready()
     assert len(member.asked) == 1
-    hand_clock.now = answered_at + READY_FOR_S
+    hand_clock.now = answered_at + availability.READY_FOR_S
     await service.check_ready()
     assert len(member.asked) == 2
 
@@ -357,7 +348,7 @@ async def test_a_member_that_stops_answering_is_noticed_and_its_return_too(
 ):
     await service.check_ready()
     member.raises = NotReadyError("down")
-    hand_clock.now += READY_FOR_S + 1
+    hand_clock.now += availability.READY_FOR_S + 1
     for _ in range(2):  # a failure is not remembered
         with pytest.raises(NotReadyError, match="the warm-up image got no answer: down"):
             await service.check_ready()
@@ -370,7 +361,7 @@ async def test_a_service_that_is_merely_full_stays_ready(service, member, hand_c
     """Taken out by a balancer it would make the others' load worse, which is its own."""
     await service.check_ready()
     member.raises = OverloadedError("512 images are queued")
-    hand_clock.now += READY_FOR_S + 1
+    hand_clock.now += availability.READY_FOR_S + 1
     await service.check_ready()
     member.raises = DeadlineError("it hangs")
     with pytest.raises(NotReadyError, match="it hangs"):
@@ -381,7 +372,7 @@ async def test_requests_that_are_answered_are_probes_enough(service, member, han
     await service.classify(request_of(b"good"))
     await service.check_ready()
     assert len(member.asked) == 1
-    hand_clock.now += READY_FOR_S + 1
+    hand_clock.now += availability.READY_FOR_S + 1
     await service.classify(request_of(b"no image"))
     await service.check_ready()  # a bad file tells nothing of the members
     assert len(member.asked) == 2
@@ -400,12 +391,8 @@ async def test_answers_without_a_member_are_not(tiny_set, hand_clock):
 @pytest.mark.parametrize(
     ("policy", "num_down", "is_ready"),
     [
-        ("all", 0, True),
-        ("all", 1, False),
-        ("quorum", 1, True),
-        ("quorum", 2, False),
-        ("any", 2, True),
-        ("any", 3, False),
+        *(("all", 0, True), ("all", 1, False), ("quorum", 1, True), ("quorum", 2, False)),
+        *(("any", 2, True), ("any", 3, False)),
     ],
 )
 async def test_it_is_ready_while_as_many_members_answer_as_the_policy_wants(
@@ -474,8 +461,10 @@ class Mute(Scripted):
 MIXED = OtherSetError("mixed")
 
 
-def siblings(graph: Scripted, sibling: Scripted | None, monkeypatch) -> ForwardingGraph:
-    made = ForwardingGraph(cast("Any", graph))
+def siblings(
+    graph: Scripted, sibling: Scripted | None, monkeypatch
+) -> availability.ForwardingGraph:
+    made = availability.ForwardingGraph(cast("Any", graph))
     if sibling is not None:
         monkeypatch.setattr(made, "_peer", lambda: handle_of(sibling))
     return made
@@ -564,12 +553,6 @@ def two_sets(tmp_path) -> tuple[Settings, Settings]:
     )
     old, new = (Settings(model_set=str(f), batch_sizes=(1,), compile_cache=None) for f in folders)
     return old, new
-
-
-def test_fingerprints_tell_sets_apart(two_sets):
-    prints = [load_model_set(s.model_set).fingerprint() for s in (*two_sets, two_sets[0])]
-    assert prints[0] == prints[2] != prints[1]
-    assert all(len(p) == 12 for p in prints)
 
 
 @pytest.mark.parametrize("stage", ["decoder", "member", "combiner"])

@@ -13,13 +13,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from app.answers import Classified
-from app.errors import (
-    ConfigError,
-    DeadlineError,
-    NotReadyError,
-    OverloadedError,
-    UnhealthyError,
-)
+from app.errors import ConfigError, DeadlineError, NotReadyError, OverloadedError, UnhealthyError
 from app.graph.members import MEMBER_TRIAL_EVERY_S, enough_of, needed_of
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestOptions
@@ -88,15 +82,8 @@ async def test_one_image_through_the_graph(tiny_set, as_handles):
     assert answer.agreement
     assert not answer.degraded
     stages = [(s.stage, s.member) for s in answer.timings_ms.stages]
-    assert stages == [
-        ("read", None),
-        ("decode", None),
-        ("queue", "sure"),
-        ("infer", "sure"),
-        ("queue", "unsure"),
-        ("infer", "unsure"),
-        ("combine", None),
-    ]
+    of_members = [(stage, name) for name in ("sure", "unsure") for stage in ("queue", "infer")]
+    assert stages == [("read", None), ("decode", None), *of_members, ("combine", None)]
 
 
 async def test_members_that_disagree(graph):
@@ -105,14 +92,6 @@ async def test_members_that_disagree(graph):
     assert not answer.agreement
     assert answer.members["sure"].label == LABELS[0]
     assert answer.members["unsure"].label == LABELS[1]
-
-
-async def test_one_bad_file_among_good_ones(graph):
-    first, bad, last = await graph.classify(b"good", b"bad", b"good!")
-    assert isinstance(first, Classified)
-    assert bad == NOT_AN_IMAGE
-    assert isinstance(last, Classified)
-    assert graph.members["sure"].asked[0][0] == 2  # the bad one never reached a member
 
 
 async def test_when_all_are_bad_no_member_is_asked(graph):
@@ -131,12 +110,6 @@ async def test_members_are_asked_at_the_same_time(graph):
     for gate in gates.values():
         gate.set()
     await request
-
-
-async def test_a_member_gets_the_time_that_is_left(graph):
-    await graph.classify(b"good", timeout_s=3.0)
-    ((_, left),) = graph.members["sure"].asked
-    assert 0 < left <= 3.0
 
 
 async def test_when_a_member_fails_the_other_is_let_go(graph):
@@ -192,11 +165,7 @@ def remote(error: Exception) -> RayTaskError:
         (remote(RuntimeError("secret")), NotReadyError, r"\(RuntimeError\); try again"),
         (TaskCancelledError(), DeadlineError, "cancelled"),
         (ActorDiedError(), NotReadyError, "ActorDiedError"),
-        (
-            DeploymentUnavailableError(DeploymentID("gone")),
-            NotReadyError,
-            "DeploymentUnavailableError",
-        ),
+        (DeploymentUnavailableError(DeploymentID("a")), NotReadyError, "DeploymentUnavailableErr"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
@@ -286,20 +255,20 @@ class DegradedGraph:
         return answer
 
 
+def with_plan(folder: Path, stop_at: float) -> Path:
+    """Write a set of three members, with the plan to ask the first, and then the others."""
+    write_tiny_set(folder, gains={"first": 8.0, "second": -4.0, "third": 2.0})
+    return planned(folder, (("first",), stop_at), (("second", "third"), None))
+
+
 @pytest.fixture(scope="module")
 def three(tmp_path_factory) -> Path:
-    """A set of three members, with the plan to ask the first, and then the others."""
-    gains = {"first": 8.0, "second": -4.0, "third": 2.0}
-    folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny", gains=gains)
-    return planned(folder, (("first",), 0.7), (("second", "third"), None))
+    return with_plan(tmp_path_factory.mktemp("sets") / "tiny", 0.7)
 
 
 @pytest.fixture(scope="module")
-def unsure(tmp_path_factory) -> Path:
-    """A set of three members, with a plan whose first is never likely enough."""
-    gains = {"first": 8.0, "second": -4.0, "third": 2.0}
-    folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny", gains=gains)
-    return planned(folder, (("first",), 0.9), (("second", "third"), None))
+def unsure(tmp_path_factory) -> Path:  # the first is never likely enough
+    return with_plan(tmp_path_factory.mktemp("sets") / "tiny", 0.9)
 
 
 @pytest.mark.parametrize(
@@ -450,7 +419,9 @@ async def test_a_copys_error_is_told_and_opens_no_circuit(three, settings):
 def test_a_first_step_that_had_its_time_is_left_out(three):
     graph = DegradedGraph(three, plan="fast", member_patience_s=0.05)
     graph.first.gate = asyncio.Event()
-    assert (run_virtually(graph.classify(timeout_s=0.2))).missing_members == {"first": "deadline"}
+    answer = run_virtually(graph.classify(timeout_s=0.2))
+    assert list(answer.members) == ["second", "third"]
+    assert answer.missing_members == {"first": "deadline"}
     assert (run_virtually(graph.classify())).missing_members == {"first": "not_asked"}
 
 
@@ -479,14 +450,6 @@ async def test_a_plan_goes_on_without_its_first(three):
     assert list(answer.members) == ["second", "third"]
     assert answer.missing_members == {"first": "not_ready"}
     assert (await graph.classify()).missing_members == {"first": "not_asked"}
-
-
-def test_a_plan_whose_first_hangs_asks_the_others_in_time(three):
-    graph = DegradedGraph(three, plan="fast")
-    graph.first.gate = asyncio.Event()
-    answer = run_virtually(graph.classify(timeout_s=0.2))
-    assert list(answer.members) == ["second", "third"]
-    assert answer.missing_members == {"first": "deadline"}
 
 
 @pytest.mark.parametrize("policy", ["any", "quorum"])
@@ -560,8 +523,7 @@ async def test_a_hit_of_the_cache_is_listed_by_its_own_requests_threshold(scored
     first = await ask(asked, "cyan", 3)
     again, wide = await ask(asked, "cyan", 3), await ask(asked, "cyan", 3, threshold=0.001)
     assert (first.cached, again.cached, wide.cached) == (None, True, True)
-    assert first.predictions == again.predictions
-    assert len(wide.predictions) == 3
+    assert (first.predictions, len(wide.predictions)) == (again.predictions, 3)
     assert again.threshold == 0.5
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from app.answers import Classified, Fault, MemberAnswer
-from app.errors import ConfigError, DeadlineError, NotReadyError, OverloadedError
+from app.errors import ConfigError, NotReadyError, OverloadedError
 from app.graph.members import FastMembers, Members, needed_of
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, TensorRequest
@@ -167,33 +167,10 @@ async def test_the_others_are_asked_at_the_same_time(graph):
     await request
 
 
-async def test_off_all_are_asked_at_the_same_time(three):
-    graph = Graph(three, "full")
-    gate = asyncio.Event()
-    for member in graph.members.values():
-        member.gate = gate
-    request = asyncio.ensure_future(graph.classify(CLEAR))
-    while not all(member.asked for member in graph.members.values()):
-        await asyncio.sleep(0)
-    gate.set()
-    (answer,) = await request
-    assert answer.skipped_members is None
-    assert len(answer.members) == NUM_MEMBERS
-
-
 async def test_the_others_get_the_time_that_the_first_left(graph):
     await graph.classify(HARD, timeout_s=3.0)
     ((_, first),), ((_, second),) = graph.first.asked, graph.second.asked
     assert 0 < second < first <= 3.0
-
-
-@pytest.mark.parametrize("name", ["first", "second"])
-async def test_a_member_that_hangs_ends_with_the_deadline(graph, name):
-    graph.members[name].gate = asyncio.Event()
-    with pytest.raises(DeadlineError, match=r"no answer within 0\.02 s"):
-        await graph.classify(HARD, timeout_s=0.02)
-    await asyncio.sleep(0)
-    assert graph.members[name].was_cancelled
 
 
 async def test_a_member_that_fails_spoils_only_requests_that_need_it(graph):
@@ -206,32 +183,11 @@ async def test_a_member_that_fails_spoils_only_requests_that_need_it(graph):
     assert graph.third.was_cancelled
 
 
-async def test_without_the_first_the_others_answer_if_they_are_enough(three):
-    graph = Graph(three, policy="any")
-    graph.first.raises = OverloadedError("no place")
-    (answer,) = await graph.classify(CLEAR)
-    assert isinstance(answer, Classified)
-    assert list(answer.members) == ["second", "third"]
-    assert answer.missing_members == {"first": "overloaded"}
-
-
 async def test_where_all_must_answer_a_first_that_fails_ends_the_request(graph):
     graph.first.raises = OverloadedError("no place")
     with pytest.raises(OverloadedError, match="no place"):
         await graph.classify(CLEAR)
     assert graph.second.asked == graph.third.asked == []
-
-
-async def test_a_caller_that_leaves_lets_the_members_go(graph):
-    graph.second.gate = asyncio.Event()
-    request = asyncio.ensure_future(graph.classify(HARD))
-    while not graph.second.asked:
-        await asyncio.sleep(0)
-    request.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await request
-    await asyncio.sleep(0)
-    assert graph.second.was_cancelled
 
 
 async def test_probabilities_that_are_none_make_nobody_sure(graph):
@@ -263,11 +219,8 @@ async def test_three_steps_each_about_the_images_that_are_left(three, tmp_path):
     graph.second.rows = {4: SURE, 5: UNSURE, 6: UNSURE}
     graph.first.rows = {5: (0.1, 0.9, 0.0), 6: UNSURE}
     answers = await graph.classify(b"good", b"good1", b"good12")
-    assert [list(a.members) for a in answers] == [
-        ["second"],
-        ["second", "first"],
-        ["second", "first", "third"],
-    ]
+    order = ["second", "first", "third"]
+    assert [list(a.members) for a in answers] == [order[:1], order[:2], order]
     assert [a.asked for a in answers] == [list(a.members) for a in answers]
     assert [a.plan for a in answers] == ["fast"] * 3
     assert (graph.second.seen, graph.first.seen, graph.third.seen) == ([[4, 5, 6]], [[5, 6]], [[6]])
@@ -542,11 +495,8 @@ async def test_pixels_are_for_a_member_alone(folder):
     graph = service(folder)
     told = graph.served_models()
     assert told.resize_shorter == 16  # the largest of the three
-    assert {m.name: m.input_size for m in told.members} == {
-        "usual": 16,
-        "small": 8,
-        "stretched": 16,
-    }
+    sizes = {"usual": 16, "small": 8, "stretched": 16}
+    assert {m.name: m.input_size for m in told.members} == sizes
     models = Models(told)
     assert [t.name for t in models.find("tiny").metadata().inputs] == ["image"]
     assert models.find("tiny.small").metadata().inputs[1].shape == [-1, 8, 8, 3]

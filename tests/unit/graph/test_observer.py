@@ -107,5 +107,4 @@ def test_what_a_request_does_once_is_observed_once(told: Instruments) -> None:
 
 def test_a_request_of_bad_files_only(told: Instruments) -> None:
     arrived().answered()
-    assert told.observed(STAGE_MS) == {}
-    assert told.of(ANSWERS) == {}
+    assert (told.observed(STAGE_MS), told.of(ANSWERS)) == ({}, {})

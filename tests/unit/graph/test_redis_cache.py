@@ -49,10 +49,7 @@ def test_one_bit_makes_another_key(tiny_set):
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"max_pixels": 1000, "max_full_pixels": 1000},
-        {"max_full_pixels": 1000},
-    ],
+    [{"max_pixels": 1000, "max_full_pixels": 1000}, {"max_full_pixels": 1000}],
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_setting_that_changes_answers_changes_keys(tiny_set, changed):
@@ -179,8 +176,7 @@ async def test_gone_it_is_left_alone_and_told_of_once(shared, error, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             assert await shared.store.read(KEYS[:2]) == [None, None]
-    assert shared.redis.num_reads == 1
-    assert shared.told == {"failed": 2, "skipped": 8}
+    assert (shared.redis.num_reads, shared.told) == (1, {"failed": 2, "skipped": 8})
     (record,) = caplog.records
     assert "redis://cache:6379/1" in record.getMessage()
     assert "s3cret" not in record.getMessage()

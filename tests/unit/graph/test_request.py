@@ -11,18 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import BadParameterError
+from app.graph import request
 from app.graph.redis_cache import Outcome
-from app.graph.request import (
-    ENTRY_BYTES,
-    ImageFlight,
-    ResponseCache,
-    RowStore,
-    cache_use_of,
-    checked_threshold,
-    checked_top_k,
-    lane_of,
-    parse_timeout_s,
-)
 
 KIB = 2**10
 KEYS = [bytes([number]) * 32 for number in range(64)]
@@ -42,7 +32,7 @@ GETS = st.tuples(st.just("get"), st.integers(0, 30), st.just(0))
 @given(steps=st.lists(PUTS | GETS, max_size=200), max_bytes=st.integers(0, 20_000))
 def test_the_store_keeps_the_most_recently_used_that_fit(steps, max_bytes):
     """Compares the store with a list of (key, rows), the most recently used last."""
-    store, num_evicted = RowStore(max_bytes), 0
+    store, num_evicted = request.RowStore(max_bytes), 0
     kept: list[tuple[int, np.ndarray]] = []
     for what, number, size in steps:
         used = [rows for key, rows in kept if key == number]
@@ -53,21 +43,20 @@ def test_the_store_keeps_the_most_recently_used_that_fit(steps, max_bytes):
             continue
         rows = np.zeros((1, size), np.float32)
         store.put(KEYS[number], rows)
-        kept += [(number, rows)] if rows.nbytes + ENTRY_BYTES <= max_bytes else []
+        kept += [(number, rows)] if rows.nbytes + request.ENTRY_BYTES <= max_bytes else []
         while taken(kept) > max_bytes:
             del kept[0]
             num_evicted += 1
-        assert store.num_bytes == taken(kept)
-        assert store.num_evicted == num_evicted
+        assert (store.num_bytes, store.num_evicted) == (taken(kept), num_evicted)
     assert all(store.get(KEYS[number]) is rows for number, rows in kept)
 
 
 def taken(kept: list[tuple[int, np.ndarray]]) -> int:
-    return sum(rows.nbytes + ENTRY_BYTES for _, rows in kept)
+    return sum(rows.nbytes + request.ENTRY_BYTES for _, rows in kept)
 
 
 def test_rows_larger_than_the_store_take_the_old_ones_away_and_evict_nothing():
-    store = RowStore(2 * (rows().nbytes + ENTRY_BYTES))
+    store = request.RowStore(2 * (rows().nbytes + request.ENTRY_BYTES))
     for key in KEYS[:2]:
         store.put(key, rows())
     store.put(KEYS[1], np.zeros((2, 4096), np.float32))  # the old rows are no answer any more
@@ -77,18 +66,17 @@ def test_rows_larger_than_the_store_take_the_old_ones_away_and_evict_nothing():
 
 
 def test_each_eviction_is_counted_once():
-    cache = ResponseCache(8 * KIB)
+    cache = request.ResponseCache(8 * KIB)
     for key in KEYS:
         cache.keep(key, rows())
     left = sum(cache.read(key) is not None for key in KEYS)
     assert cache.num_bytes <= 8 * KIB
     assert 0 < left < len(KEYS)
-    assert cache.take_evicted() == len(KEYS) - left
-    assert cache.take_evicted() == 0
+    assert (cache.take_evicted(), cache.take_evicted()) == (len(KEYS) - left, 0)
 
 
 def test_interactive_does_not_wait_for_bulk():
-    cache = ResponseCache(SIZE)
+    cache = request.ResponseCache(SIZE)
     bulk, _ = cache.join(b"a", "bulk")
     interactive, is_new = cache.join(b"a", "interactive")
     assert is_new
@@ -109,7 +97,7 @@ def test_however_computations_end_everybody_ends(outcomes):
     """Each caller, if it must compute, ends as ``outcomes`` say; none waits for ever."""
 
     async def play() -> list[str]:
-        cache = ResponseCache(SIZE)
+        cache = request.ResponseCache(SIZE)
         computed: list[int] = []
 
         async def call(number: int) -> str:
@@ -123,7 +111,7 @@ def test_however_computations_end_everybody_ends(outcomes):
                 if flight.was_answered:
                     return "alone"
 
-        async def compute(number: int, flight: ImageFlight) -> str:
+        async def compute(number: int, flight: request.ImageFlight) -> str:
             computed.append(number)
             try:
                 await asyncio.sleep(0)
@@ -153,13 +141,13 @@ def test_however_computations_end_everybody_ends(outcomes):
 
 def test_an_endless_top_k_is_not_repeated_whole() -> None:
     with pytest.raises(BadParameterError) as caught:
-        checked_top_k(10**4000, 3)
+        request.checked_top_k(10**4000, 3)
     assert len(str(caught.value)) < 150
 
 
 @pytest.mark.parametrize(("given", "seconds"), [("2", 2.0), ("0.25", 0.25), (" 1e-3 ", 0.001)])
 def test_a_time(given: str, seconds: float) -> None:
-    assert parse_timeout_s(given) == seconds
+    assert request.parse_timeout_s(given) == seconds
 
 
 @pytest.mark.parametrize(
@@ -167,59 +155,53 @@ def test_a_time(given: str, seconds: float) -> None:
 )
 def test_a_time_that_is_none(given: str) -> None:
     with pytest.raises(BadParameterError, match="give seconds as a number above 0") as caught:
-        parse_timeout_s(given)
+        request.parse_timeout_s(given)
     assert len(str(caught.value)) < 150
 
 
 @pytest.mark.parametrize(
     ("priority", "num_images", "lane"),
     [
-        (None, 1, "interactive"),
-        (None, 2, "bulk"),
-        ("u=3", 5, "interactive"),
-        ("u=0, i", 5, "interactive"),
-        ("i, u=7", 1, "bulk"),
-        ("u = 4", 1, "bulk"),
-        ("i", 1, "interactive"),
-        ("", 3, "bulk"),
-        ("urgent", 1, "interactive"),
-        ("xu=7", 1, "interactive"),
+        *((asked, 1, "interactive") for asked in (None, "i", "urgent", "xu=7")),
+        *((asked, 5, "interactive") for asked in ("u=3", "u=0, i")),
+        *((asked, 1, "bulk") for asked in ("i, u=7", "u = 4")),
+        *((asked, 3, "bulk") for asked in (None, "")),
     ],
 )
 def test_who_gets_into_which_lane(priority, num_images, lane):
-    assert lane_of(priority, num_images) == lane
+    assert request.lane_of(priority, num_images) == lane
 
 
 @pytest.mark.parametrize("priority", ["u=8", "u=99999999999999999999999999"])
 def test_an_urgency_that_is_none(priority):
     with pytest.raises(BadParameterError, match="0 to 7"):
-        lane_of(priority, 1)
+        request.lane_of(priority, 1)
 
 
 @given(st.text(max_size=40), st.integers(1, 64))
 @settings(max_examples=300, deadline=None)
 def test_any_header_is_a_lane_or_refused(priority, num_images):
     try:
-        assert lane_of(priority, num_images) in ("interactive", "bulk")
+        assert request.lane_of(priority, num_images) in ("interactive", "bulk")
     except BadParameterError:
         assert "u" in priority
 
 
 @pytest.mark.parametrize("threshold", [None, 0.01, 0.5, 0.999])
 def test_a_threshold_of_a_multi_label_set(threshold: float | None) -> None:
-    assert checked_threshold(threshold, is_multi_label=True) == threshold
+    assert request.checked_threshold(threshold, is_multi_label=True) == threshold
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0, -3.0, math.nan, math.inf])
 def test_a_threshold_outside_of_the_scores(threshold: float) -> None:
     with pytest.raises(BadParameterError, match=r"threshold is .*above 0 and below 1"):
-        checked_threshold(threshold, is_multi_label=True)
+        request.checked_threshold(threshold, is_multi_label=True)
 
 
 def test_a_threshold_of_classes_that_exclude_each_other() -> None:
-    assert checked_threshold(None, is_multi_label=False) is None
+    assert request.checked_threshold(None, is_multi_label=False) is None
     with pytest.raises(BadParameterError, match=r"threshold is 0\.5; .* leave it out"):
-        checked_threshold(0.5, is_multi_label=False)
+        request.checked_threshold(0.5, is_multi_label=False)
 
 
 # Cache-Control of a request.
@@ -228,23 +210,16 @@ def test_a_threshold_of_classes_that_exclude_each_other() -> None:
 @pytest.mark.parametrize(
     ("header", "use"),
     [
-        (None, "use"),
-        ("", "use"),
-        ("max-age=0", "use"),
-        ("private, x-no-store", "use"),
-        ("no-cache", "renew"),
-        ("No-Cache", "renew"),
-        ("max-age=0,no-cache", "renew"),
-        ("no-cache=x", "renew"),
-        ("no-store", "off"),
-        (" no-store ", "off"),
-        ("no-cache, no-store", "off"),
-        ("no-store, no-cache", "off"),
+        *((header, "use") for header in (None, "", "max-age=0", "private, x-no-store")),
         (", ,NO-STORE;", "use"),  # no directive that there is
+        *((header, "renew") for header in ("no-cache", "No-Cache", "no-cache=x")),
+        ("max-age=0,no-cache", "renew"),
+        *((header, "off") for header in ("no-store", " no-store ")),
+        *((header, "off") for header in ("no-cache, no-store", "no-store, no-cache")),
     ],
 )
 def test_what_a_client_allows(header, use):
-    assert cache_use_of(header) == use
+    assert request.cache_use_of(header) == use
 
 
 # What the store says that it takes is what it takes.
@@ -257,7 +232,7 @@ MIB = 2**20
 @pytest.mark.parametrize("num_classes", [2, 10, 1000])
 def test_the_bound_is_of_memory_and_not_of_payload(num_classes):
     """A store that is full and has evicted as much again: keys, objects, tables and all."""
-    cache = ResponseCache(2 * MIB)
+    cache = request.ResponseCache(2 * MIB)
     gc.collect()
     tracemalloc.start()
     try:

@@ -14,10 +14,8 @@ from app.launch.serve import _checked_config
 from app.launch.serve_options import ServeOptions
 from app.main import build
 from app.settings import Settings
-from app.stages.classifier import Classifier
 from calibration.sets.transaction import write_manifest
 from models.errors import ModelSetError
-from models.golden import GoldenMismatchError
 from models.manifest import read_manifest
 from models.model_set import load_model_set
 from tests.support.spoilt_golden import both_precisions, spoil_int8
@@ -128,13 +126,6 @@ def test_the_default_is_this_machines_and_others_are_refused() -> None:
     content["applications"][0]["args"] = {"precision": "int8"}
     with pytest.raises(ConfigError, match="precision"):
         ServeConfig.of(content)
-
-
-def test_the_error_is_that_of_the_check(wrong: Path) -> None:
-    """It fails as in a replica, so both speak of the same thing."""
-    with pytest.raises(GoldenMismatchError, match="unsure INT8 does not answer"):
-        Classifier(of(wrong, precision="INT8"), "unsure")
-    assert Classifier(of(wrong, precision="FP16"), "unsure").calls_at_once
 
 
 # The gate before the graph: what is served, what only when told.

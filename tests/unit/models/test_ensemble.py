@@ -228,12 +228,9 @@ def test_members_agree_on_the_likeliest_class_or_on_all_labels():
 @pytest.mark.parametrize(
     ("threshold", "scores", "expected"),
     [
-        (0.5, (0.5, 0.5), 1.0),
-        (0.5, (0, 1), 0.0),
-        (0.5, (0.5, 1), 0.5),
+        *((0.5, *case) for case in (((0.5, 0.5), 1.0), ((0, 1), 0.0), ((0.5, 1), 0.5))),
         (0.5, (0.9, 0.9), 0.4689956),
-        (None, (0.5, 0.5), 1.0),
-        (None, (0.9, 0.1), 0.4689956),
+        *((None, *case) for case in (((0.5, 0.5), 1.0), ((0.9, 0.1), 0.4689956))),
     ],
 )
 def test_entropy_is_the_mean_of_each_class_or_of_a_distribution(threshold, scores, expected):

@@ -69,11 +69,6 @@ def test_damaged_exif_is_ignored(cut):
     assert read_header(data[:33] + chunk + data[33:]).orientation in (1, 6)
 
 
-def test_a_memoryview_is_read_without_a_copy():
-    whole = encode(make_scene(37, 21), "JPEG")
-    assert read_header(memoryview(b"..." + whole)[3:]) == read_header(whole)
-
-
 @pytest.mark.parametrize(
     ("data", "says"),
     [
@@ -85,10 +80,7 @@ def test_a_memoryview_is_read_without_a_copy():
         (b"RIFF\x10\0\0\0WAVEfmt ", "no image"),
         (b"\0\0\0\x20ftypisom", "no image"),
         (b"\0\0\2\0\0\0no cursor: it has none", "no image"),
-        (
-            b"# Tandem\n" * 99,
-            r"^The 891 bytes are no image \(they begin \"# Tandem\"\): send a JPEG, PNG",
-        ),
+        (b"# Tandem\n" * 99, r"^The 891 bytes are no image \(they begin \"# Tandem\"\): send a JP"),
         (b"a\n\tlist of", r"\(they begin \"a list\"\): "),
         (b"\x7fELF\x02\x01\x01\x00", r"\(they begin 7f 45 4c 46 02 01 01 00\): send a JPEG, PNG"),
     ],

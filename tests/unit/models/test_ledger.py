@@ -100,52 +100,30 @@ ASK = "tandem evaluate tiny --images DIR"
 VERDICTS: dict[str, tuple[Callable[[Manifest], Manifest], str, tuple[str, ...]]] = {
     "no record": (lambda m: m, "unmeasured", (ASK,)),
     "a drop within the limit": (lambda m: with_drop(m, 0.004), "verified", ()),
-    "a drop over the limit": (
-        lambda m: with_drop(m, 0.0123),
-        "dropped",
-        ("costs ensemble 1.23 points", "max_drop of 0.50 points", "--allow-unverified"),
-    ),
+    "a drop over the limit": (lambda m: with_drop(m, 0.0123), "dropped",
+        ("costs ensemble 1.23 points", "max_drop of 0.50 points", "--allow-unverified")),
     "the set's own limit": (lambda m: changed(with_drop(m, 0.0125), max_drop=0.02), "verified", ()),
     "one image": (
-        lambda m: with_accuracy(m, TOP1, dict.fromkeys(TOP1, 0.0), num_images=1),
-        "unknown",
-        (
-            "on 1 images of colours/eval; 2.00 points at most would verify it",
-            "About 260 images more would tell: tandem evaluate tiny",
-        ),
-    ),
+        lambda m: with_accuracy(m, TOP1, dict.fromkeys(TOP1, 0.0), num_images=1), "unknown",
+        ("on 1 images of colours/eval; 2.00 points at most would verify it",
+         "About 260 images more would tell: tandem evaluate tiny")),
     "verified, then fewer images": (
         lambda m: with_drop(with_drop(m, 0.0, images_sha256="1" * 64), 0.0, num_images=20),
-        "verified",
-        (),
-    ),
+        "verified", ()),
     "never compared": (lambda m: with_accuracy(m, TOP1), "unmeasured", ("never compared",)),
     "dropped, then the same images without float networks": (
         lambda m: with_record(with_drop(m, 0.1), with_accuracy(m, TOP1).accuracy[0]),
-        "dropped",
-        (),
-    ),
+        "dropped", ()),
     "refused, overruled, then not known": (
-        not_known_later,
-        "unknown",
-        ("whether INT8 costs sure more than max_drop",),
-    ),
+        not_known_later, "unknown", ("whether INT8 costs sure more than max_drop",)),
     "a change that no answer depends on": (
-        lambda m: changed(with_drop(m, 0.0), **UNIMPORTANT),
-        "verified",
-        (),
-    ),
+        lambda m: changed(with_drop(m, 0.0), **UNIMPORTANT), "verified", ()),
     "a record from before conditions were noted": (
-        lambda m: with_drop(m, 0.0, conditions=None),
-        "unmeasured",
-        ("which image rule, labels and weights it was measured with", ASK),
-    ),
+        lambda m: with_drop(m, 0.0, conditions=None), "unmeasured",
+        ("which image rule, labels and weights it was measured with", ASK)),
     "a drop from before conditions were noted": (
-        lambda m: with_drop(m, 0.1, conditions=None),
-        "dropped",
-        (),
-    ),
-}
+        lambda m: with_drop(m, 0.1, conditions=None), "dropped", ()),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", VERDICTS)
@@ -221,8 +199,7 @@ def test_a_record_says_nothing_of_a_set_that_has_changed_but_a_drop_refuses(mani
     assert verdict.status == "unmeasured"
     assert f"as the set is now: {what} changed since it was measured" in verdict.message
     assert ASK in verdict.message
-    assert current_records(other) == []
-    assert records_of_networks(other) == list(measured.accuracy)
+    assert (current_records(other), records_of_networks(other)) == ([], list(measured.accuracy))
     assert judge(CHANGES[what](with_drop(manifest, 0.1))).status == "dropped"
 
 
@@ -328,9 +305,7 @@ def test_few_images_verify_nothing_though_all_answers_are_the_same(num_images):
 
 def test_the_bound_is_tighter_with_more_images_and_never_lets_two_points_pass():
     bounds = [bound(LIMIT, n) for n in (1, 50, 112, 400, 1000, 1451, 10_000, 10**6)]
-    assert bounds == sorted(bounds, reverse=True)
-    assert bounds[0] == 0.02
-    assert bound(LIMIT, 1000) == 0.01
+    assert (bounds, bounds[0], bound(LIMIT, 1000)) == (sorted(bounds, reverse=True), 0.02, 0.01)
     assert bounds[-1] == pytest.approx(LIMIT, abs=2e-4)
 
 

@@ -44,8 +44,7 @@ def mapped(tmp_path):
         with path.open("r+b") as file:
             view = mmap.mmap(file.fileno(), SIZE, mmap.MAP_SHARED, prot)
         opened.append(view)
-        assert view[:] == content
-        assert resident_kib(path) == SIZE // 1024
+        assert (view[:], resident_kib(path)) == (content, SIZE // 1024)
         return path, view, content
 
     yield map_file
@@ -61,8 +60,7 @@ def test_pages_of_a_mapped_file_are_dropped_and_read_again(mapped, monkeypatch, 
         give_back_memory(path.parent)
     assert resident_kib(path) == SIZE // 1024
     give_back_memory(path.parent)
-    assert resident_kib(path) == 0
-    assert view[:] == content
+    assert (resident_kib(path), view[:]) == (0, content)
 
 
 @of_linux

@@ -82,26 +82,20 @@ def test_bundled_weights_state_their_license_and_what_they_were_trained_on():
         ("members.0.weight", 0, "members.0.weight"),
         ("members.0.weight", float("nan"), "members.0.weight"),
         ("members.0.weight", float("inf"), "members.0.weight"),
-        (
-            "members.0.weight",
-            1e308,
-            "members.0.weight: Input should be less than or equal to 1000000",
-        ),
+        ("members.0.weight", 1e308,
+         "members.0.weight: Input should be less than or equal to 1000000"),
         ("members.0.weight", True, "members.0.weight: "),
         ("max_drop", True, "max_drop: Value error, is true, which is no value of this field"),
         ("schema_version", True, "schema_version: Value error, is true"),
         ("image.input_size", True, "image.input_size: Value error, is true"),
-        (
-            "members.0.quantization",
-            {"subset_size": True},
-            "quantization.subset_size: Value error, is true",
-        ),
+        ("members.0.quantization", {"subset_size": True},
+         "quantization.subset_size: Value error, is true"),
         ("members.0.networks.FP8", {}, "members.0.networks.FP8"),
         ("image.resize_shorter", 15, "resize_shorter 15 is under input_size 16"),
         ("image.input_size", 0, "image.input_size"),
         ("name", "../x", "name"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_named_with_its_place(content, tmp_path, place, value, says):
     with pytest.raises(ModelSetError) as caught:
         read(tmp_path, changed(content, place, value))

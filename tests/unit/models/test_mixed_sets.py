@@ -27,7 +27,7 @@ from models.manifest import Network, read_manifest
 from models.model_set import ModelSet, load_model_set
 from models.network import RuntimeOptions, load
 from models.record import FileRecord, RuntimeName
-from tests.support.runtime_files import tiny_onnx, write_mixed_set
+from tests.support.runtime_files import write_mixed_set
 from tests.support.tiny_networks import SIZE, picture, take_golden, write_pictures, write_tiny_set
 
 ALL: tuple[RuntimeName, ...] = ("openvino", "onnxruntime")
@@ -112,8 +112,7 @@ def test_onnx_runtimes_threads_are_no_more_than_given(num_threads, num_streams, 
 
     options = RuntimeOptions(num_threads, num_streams=num_streams)
     chosen = _session_options(onnxruntime, options)
-    assert chosen.intra_op_num_threads == pool
-    assert num_streams + (pool - 1) == num_threads
+    assert (chosen.intra_op_num_threads, num_streams + (pool - 1)) == (pool, num_threads)
     assert chosen.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
@@ -150,17 +149,6 @@ def test_the_ledger_ties_a_record_to_every_runtimes_file(folder, pictures):
         m.model_copy(update=other) if m.name == "onnxruntime" else m for m in manifest.members
     )
     assert current_records(manifest.model_copy(update={"members": changed})) == []
-
-
-def test_what_a_set_is_changes_with_any_file_and_an_altered_one_is_not_loaded(mixed, tmp_path):
-    folder = write_mixed_set(tmp_path / "tiny", runtimes=ALL, gain=7.0)
-    other = load_model_set(str(folder))
-    assert other.fingerprint("FP16") != mixed.fingerprint("FP16")
-    for before, after in zip(mixed.manifest.members, other.manifest.members, strict=True):
-        assert before.networks["FP16"].fingerprint != after.networks["FP16"].fingerprint
-    (folder / "onnxruntime.onnx").write_bytes(tiny_onnx(gain=9.0))
-    with pytest.raises(Exception, match=r"onnxruntime\.onnx was altered"):
-        load_model_set(str(folder)).network_path("onnxruntime", "FP16")
 
 
 @pytest.mark.parametrize(

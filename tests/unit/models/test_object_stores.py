@@ -51,46 +51,26 @@ class Kind:
 
 KINDS = {
     "s3": Kind(
-        s3_server.local_s3,
-        s3_server.ENDPOINT,
-        no_set="NoSuchKey",
-        no_bucket="NoSuchBucket",
-        gone="Could not connect",
-        refused="403",
-        no_credentials="Unable to locate credentials",
+        s3_server.local_s3, s3_server.ENDPOINT, no_set="NoSuchKey", no_bucket="NoSuchBucket",
+        gone="Could not connect", refused="403", no_credentials="Unable to locate credentials",
         without_credentials=dict.fromkeys(s3_server.KEYS)
-        | {"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"},
-    ),
+        | {"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}),
     "gs": Kind(
-        google_store.local_google_store,
-        google_store.ENDPOINT,
+        google_store.local_google_store, google_store.ENDPOINT,
         no_set=r"NotFound: 404 blob \S+ not found in ",
         no_bucket="the store answered 404 Not Found",
-        gone="Connection refused",
-        refused="Forbidden: 403",
+        gone="Connection refused", refused="Forbidden: 403",
         no_credentials="Your default credentials were not found",
-        without_credentials={
-            google_store.ENDPOINT: None,
-            "GOOGLE_APPLICATION_CREDENTIALS": None,
-            "CLOUDSDK_CONFIG": "/nowhere",
-            "NO_GCE_CHECK": "true",
-        },
-    ),
+        without_credentials=dict.fromkeys((google_store.ENDPOINT, "GOOGLE_APPLICATION_CREDENTIALS"))
+        | {"CLOUDSDK_CONFIG": "/nowhere", "NO_GCE_CHECK": "true"}),
     "az": Kind(
-        azure_store.local_azure_store,
-        azure_store.ENDPOINT,
-        no_set="ResourceNotFoundError: ",
-        no_bucket="ResourceNotFoundError: ",
-        gone="Connection refused",
-        refused="HttpResponseError: .*Forbidden",
+        azure_store.local_azure_store, azure_store.ENDPOINT,
+        no_set="ResourceNotFoundError: ", no_bucket="ResourceNotFoundError: ",
+        gone="Connection refused", refused="HttpResponseError: .*Forbidden",
         no_credentials="DefaultAzureCredential failed to retrieve a token",
-        without_credentials={
-            azure_store.ENDPOINT: None,
-            "AZURE_STORAGE_ACCOUNT": "shop",
-            "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential",
-        },
-    ),
-}
+        without_credentials={azure_store.ENDPOINT: None, "AZURE_STORAGE_ACCOUNT": "shop",
+                             "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"}),
+}  # fmt: skip
 
 
 ANY = pytest.mark.parametrize("kind", ["az"], indirect=True)  # it is the same in each
@@ -143,8 +123,7 @@ def test_only_the_manifest_and_its_files_are_read_and_once(shop, store):
     version = load_model_set(store).fingerprint()  # again: no file
     assert contents_read(shop) == [MANIFEST_NAME]
     StoreRelay.asked.clear()
-    assert load_model_set(f"{store}@{version}").problems() == []
-    assert StoreRelay.asked == []
+    assert (load_model_set(f"{store}@{version}").problems(), StoreRelay.asked) == ([], [])
 
 
 def test_a_set_that_is_pushed_is_there_in_all_its_versions(shop, store):
@@ -226,8 +205,7 @@ def test_a_download_that_breaks_off_is_tried_again_and_at_last_leaves_nothing(sh
         load_model_set(store)
     assert cached() == []
     StoreRelay.num_broken = 2
-    assert load_model_set(store).problems() == []
-    assert StoreRelay.num_broken == 0
+    assert (load_model_set(store).problems(), StoreRelay.num_broken) == ([], 0)
 
 
 def test_a_store_that_refuses(shop, store, kind, waits):
@@ -259,8 +237,7 @@ def test_a_store_without_credentials(shop, store, kind, monkeypatch, waits):
     s3_server.forget_session(monkeypatch)
     with pytest.raises(StoreError, match=rf"^cannot read \S+: .*{kind.no_credentials}.*; this mac"):
         load_model_set(store)
-    assert own(waits) == []
-    assert cached() == []
+    assert (own(waits), cached()) == ([], [])
 
 
 def test_azures_account_must_be_named_and_takes_an_identity(shop, monkeypatch):

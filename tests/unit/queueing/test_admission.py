@@ -15,13 +15,7 @@ from app.environment import MIB
 from app.errors import OverloadedError, SlowBodyError
 from app.queueing import admission as module
 from app.queueing.admission import Admission, Uploads
-from app.queueing.overload import (
-    MAX_BACKLOG_S,
-    QUIET_ADMITTED,
-    QUIET_S,
-    ConcurrencyLimit,
-    limit_of,
-)
+from app.queueing.overload import MAX_BACKLOG_S, QUIET_ADMITTED, QUIET_S, ConcurrencyLimit, limit_of
 from app.settings import Settings
 from tests.support.hand_clock import HandClock
 from tests.support.virtual_loop import virtually
@@ -97,13 +91,6 @@ def test_under_overload_fewer_are_let_in(clock):
         first.close()
         enter(few, admission, 21)
         refusal_of(admission)
-
-
-def test_what_haproxy_refused_counts_as_refused_here(clock):
-    refused: list[float] = []
-    admission = Admission(100, clock, refused.append)
-    admission.refused_before(30)
-    assert refused == [30]
 
 
 def test_a_refused_request_counts_as_many_images_as_others_have(clock):
@@ -321,13 +308,6 @@ async def test_one_whose_time_is_over_already_gives_its_place_too(monkeypatch, s
     closed.set()
     with pytest.raises(SlowBodyError, match=r"had not arrived after 0 s, the request's time limit"):
         await task
-
-
-async def test_who_has_just_begun_is_not_cut():
-    uploads = Uploads()
-    task = await reading(uploads)
-    assert not uploads.cut_slowest()
-    task.cancel()
 
 
 @virtually

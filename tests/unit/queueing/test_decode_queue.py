@@ -263,8 +263,7 @@ async def test_the_end_of_every_file_is_told_after_its_result(threads):
         await photos[2]
     assert await photos[0] == "one"
     await until(lambda: len(ends) == 3)
-    assert ends[-1] == [True, True, True]
-    assert threads.queue.num_coming == 0
+    assert (ends[-1], threads.queue.num_coming) == ([True, True, True], 0)
 
 
 async def test_a_large_picture_waits_for_no_copies():
@@ -296,16 +295,6 @@ async def test_first_all_of_a_turn_are_asked_for_then_all_decoded_then_all_hande
     assert await asyncio.gather(request(b"a"), request(b"b")) == [b"A", b"B"]
     asked, decoded = ["ask b'a'", "ask b'b'"], ["decode b'a'", "decode b'b'"]
     assert happened == [*asked, *decoded, "got b'A'", "got b'B'"]
-
-
-async def test_a_turn_takes_so_many_and_the_next_one_as_many_again():
-    turn: LoopTurn[bytes] = LoopTurn(bytes, most=2)
-    for _ in range(2):
-        assert turn.has_room
-        futures = [turn.submit(b""), turn.submit(b"")]
-        assert (turn.has_room, turn.num_waiting) == (False, 2)
-        await asyncio.gather(*futures)
-        assert turn.num_waiting == 0
 
 
 async def test_an_error_is_its_own_files_and_who_went_away_is_not_decoded_for():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.scheduler import BatchScheduler, CoreShare, VirtualClock
+from app.queueing.scheduler import BatchScheduler, CoreShare
 from models.ensemble import Probabilities
 from models.network import Pixels
 from tests.support.queued_images import submit
@@ -124,28 +124,6 @@ async def test_a_set_whose_batches_fail_pays_for_them_too() -> None:
     await asyncio.sleep(100.5)
     assert begun == {"broken": pytest.approx(50, abs=3), "healthy": pytest.approx(50, abs=3)}
     await asyncio.gather(*futures, return_exceptions=True)
-
-
-def test_a_share_moves_by_seconds_over_weight() -> None:
-    clock, heavy, light = VirtualClock(), CoreShare(4.0), CoreShare()
-    clock.taken(heavy, 2.0)
-    clock.taken(light, 2.0)
-    assert (heavy.ends, light.ends) == (0.5, 2.0)
-    assert (clock.begins(heavy), clock.begins(light), clock.begins(None)) == (0.5, 2.0, 0.0)
-    clock.taken(heavy, 8.0)
-    assert heavy.ends == 2.5
-    assert clock.begins(CoreShare()) == 0.5  # where the others are
-
-
-def test_a_share_owes_nothing_after_an_idle_time() -> None:
-    clock, light, heavy = VirtualClock(), CoreShare(0.01), CoreShare(4.0)
-    clock.taken(light, 1.0)
-    clock.taken(heavy, 1.0)
-    assert clock.begins(light) == 100.0
-    clock.idle()
-    assert clock.begins(heavy) == clock.begins(light) == 100.0
-    clock.taken(heavy, 1.0)
-    assert clock.begins(light) == 100.0
 
 
 async def test_a_light_set_pays_nothing_for_a_busy_period_that_is_over() -> None:

@@ -39,15 +39,6 @@ async def test_a_shadow_waits_until_nobody_else_does() -> None:
     await played.finish_all()
 
 
-async def test_a_shadow_has_the_places_that_are_free() -> None:
-    played = SteppedQueues(2, 2)
-    answering, shadow = played.queues
-    submit(answering, [image(0)])
-    await begin(shadow, 9, lane=SHADOW)
-    assert played.batches == [[[0]], [[9]]]
-    await played.finish_all()
-
-
 async def test_a_canarys_own_copies_are_in_no_batch_of_its_answers() -> None:
     played = SteppedQueues()
     (queue,) = played.queues
@@ -59,17 +50,6 @@ async def test_a_canarys_own_copies_are_in_no_batch_of_its_answers() -> None:
     assert sorted(n for batch in batches for n in batch) == [0, 1, 2]
     # What comes waits for one copy alone.
     assert [eleventh, twelfth, thirteenth, last] == [[10], [11], [12], [13]]
-
-
-async def test_copies_take_no_places_of_others() -> None:
-    network = SteppedNetwork()
-    queue = make_queue(network, 1, 4)
-    await begin(queue, 9)
-    submit(queue, images(*range(10, 13)), lane=SHADOW)
-    for number in range(4):
-        submit(queue, [image(number)])
-    assert len(queue) == 4
-    await network.finish_all()
 
 
 async def test_copies_that_wait_make_no_queue_old() -> None:

@@ -17,23 +17,6 @@ from ray.exceptions import RayActorError
 
 from app.errors import NotReadyError, OverloadedError
 from app.serve import channels
-from app.serve.channels import (
-    FRAME_HEAD,
-    MAX_PAYLOAD_BYTES,
-    MAX_UNSENT_BYTES,
-    SUSPECT_AFTER_S,
-    VERSION,
-    Channel,
-    ChannelServer,
-    ConnectionLostError,
-    FrameKind,
-    FrameProtocol,
-    _Connection,
-    address_of,
-    connected,
-    is_silent,
-    note_silent,
-)
 from app.serve.remote import RemoteMember
 from app.serve.replica import classify_many
 from app.serve.shared_calls import read_call
@@ -65,7 +48,7 @@ class Transport(asyncio.Transport):
         self.is_aborted = True
 
 
-class Reader(FrameProtocol):
+class Reader(channels.FrameProtocol):
     def __init__(self) -> None:
         super().__init__()
         self.frames: list[tuple[int, int, bytes]] = []
@@ -76,15 +59,17 @@ class Reader(FrameProtocol):
 
 
 SENT = [
-    (FrameKind.HELLO, 0, b"TnS1"),
-    (FrameKind.CALL, 1, b""),
-    (FrameKind.CALL, 2**32 - 1, bytes(100_000)),
-    (FrameKind.ANSWER, 7, b"x" * 16),
-    (FrameKind.PONG, 0, b""),
+    (channels.FrameKind.HELLO, 0, b"TnS1"),
+    (channels.FrameKind.CALL, 1, b""),
+    (channels.FrameKind.CALL, 2**32 - 1, bytes(100_000)),
+    (channels.FrameKind.ANSWER, 7, b"x" * 16),
+    (channels.FrameKind.PONG, 0, b""),
 ]
 
 
-async def replica_of(node: Node, calls: int = 1) -> tuple[Waiting, Channel, list[asyncio.Task]]:
+async def replica_of(
+    node: Node, calls: int = 1
+) -> tuple[Waiting, channels.Channel, list[asyncio.Task]]:
     """Start a replica that is asked so many things at a time; return it, its channel, the calls."""
     replica = Waiting()
     await node.add(replica)
@@ -110,23 +95,26 @@ def test_frames_are_read_as_they_were_written(most: int) -> None:
 def test_what_is_too_long_ends_the_connection_before_it_is_there() -> None:
     reader = Reader()
     transport = reader.transport
-    reader.data_received(FRAME_HEAD.pack(FrameKind.CALL, 1, MAX_PAYLOAD_BYTES + 1) + b"and more")
+    reader.data_received(
+        channels.FRAME_HEAD.pack(channels.FrameKind.CALL, 1, channels.MAX_PAYLOAD_BYTES + 1)
+        + b"and more"
+    )
     assert transport.is_aborted
     assert reader.frames == []
     reader.data_received(b"still more")  # what was on its way
-    reader.send(FrameKind.PING)  # nothing is written on a connection that ends
+    reader.send(channels.FrameKind.PING)  # nothing is written on a connection that ends
     assert transport.written == b""
     reader.abort()
-    reader.send(FrameKind.PING)
+    reader.send(channels.FrameKind.PING)
 
 
 IMAGE = np.zeros((1, 2, 2, 3), np.uint8)
 
 
-def replica_end(server: ChannelServer) -> FrameProtocol:
+def replica_end(server: channels.ChannelServer) -> channels.FrameProtocol:
     """Return the replica's end of the only connection to it."""
     # By type, not isinstance: that asks every object of the process for its class, and some warn.
-    ends = [one for one in gc.get_objects() if type(one) is _Connection]
+    ends = [one for one in gc.get_objects() if type(one) is channels._Connection]
     (found,) = [one for one in ends if one._server is server and one.transport]
     return found
 
@@ -184,12 +172,12 @@ async def test_a_silent_one_is_not_chosen_and_the_router_is_told(node: Node) -> 
         await node.add(echo)
     await node.connected()
     hanging = node.pool._channels[node.ids[0]]
-    hanging._pinged_at = hanging._clock() - SUSPECT_AFTER_S - 1
+    hanging._pinged_at = hanging._clock() - channels.SUSPECT_AFTER_S - 1
     assert {node.pool.choose(1) for _ in range(9)} == {node.pool._channels[node.ids[1]]}
-    assert [is_silent(name) for name in node.ids] == [True, False]
+    assert [channels.is_silent(name) for name in node.ids] == [True, False]
     hanging.abort()  # it dies
     node.pool.choose(1)
-    assert not is_silent(node.ids[0])
+    assert not channels.is_silent(node.ids[0])
 
 
 async def test_one_that_does_not_read_what_it_is_sent_is_not_chosen(node: Node) -> None:
@@ -198,7 +186,7 @@ async def test_one_that_does_not_read_what_it_is_sent_is_not_chosen(node: Node) 
     channel = await node.channel()
     end = replica_end(server)
     end.transport.pause_reading()
-    call = asyncio.create_task(channel.call(bytes(MAX_UNSENT_BYTES + 2**20)))
+    call = asyncio.create_task(channel.call(bytes(channels.MAX_UNSENT_BYTES + 2**20)))
     await until(lambda: node.pool.choose(1) is None)
     end.transport.resume_reading()
     await until(lambda: node.pool.choose(1) is channel)
@@ -209,11 +197,11 @@ async def test_one_that_does_not_read_what_it_is_sent_is_not_chosen(node: Node) 
 async def test_one_that_leaves_is_let_go_when_it_has_answered(node: Node) -> None:
     replica, channel, (call,) = await replica_of(node)
     (name,) = node.ids
-    note_silent(name, is_silent=True)
+    channels.note_silent(name, is_silent=True)
     node.ids.clear()
     node.tell()
     assert node.pool.choose(1) is None
-    assert not is_silent(name)
+    assert not channels.is_silent(name)
     assert channel.transport is not None
     replica.go_on.set()
     assert await call == b"0"
@@ -278,7 +266,9 @@ async def test_a_request_whose_replica_dies_is_answered_by_ray(node: Node) -> No
 # One channel: calls and answers, errors, cancellation, and replicas that end or say nothing.
 
 
-HELLO = FRAME_HEAD.pack(FrameKind.HELLO, 0, len(VERSION)) + VERSION
+HELLO = (
+    channels.FRAME_HEAD.pack(channels.FrameKind.HELLO, 0, len(channels.VERSION)) + channels.VERSION
+)
 
 
 @pytest.mark.parametrize(
@@ -303,17 +293,6 @@ async def test_an_error_of_ours_comes_as_it_was_raised(node, caplog, error, rais
     assert ("a secret of the replica" in caplog.text) == isinstance(error, ZeroDivisionError)
 
 
-async def test_the_calls_of_a_replica_that_ends_are_made_elsewhere(node: Node) -> None:
-    replica, channel, (call,) = await replica_of(node)
-    channel.transport.abort()  # what either end sees when the other's process ends
-    with pytest.raises(ConnectionLostError):
-        await call
-    assert issubclass(ConnectionLostError, RayActorError)  # which app.graph.attempts calls again
-    await until(lambda: replica.cancelled == [b"0"])
-    with pytest.raises(ConnectionLostError):
-        await channel.call(b"more")
-
-
 async def test_a_replica_has_so_many_calls(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "MAX_CALLS", 2)
     replica, _, calls = await replica_of(node, calls=3)
@@ -325,15 +304,17 @@ async def test_a_replica_has_so_many_calls(node: Node, monkeypatch: pytest.Monke
 
 async def test_one_that_computes_says_that_it_is_there(node, monkeypatch):
     monkeypatch.setattr(channels, "PING_AFTER_S", 0.01)
-    pings, send = [], Channel.send
+    pings, send = [], channels.Channel.send
 
-    def noting(channel: Channel, kind: FrameKind, *args: Any) -> None:
+    def noting(channel: channels.Channel, kind: channels.FrameKind, *args: Any) -> None:
         pings.append(kind)
         send(channel, kind, *args)
 
-    monkeypatch.setattr(Channel, "send", noting)
+    monkeypatch.setattr(channels.Channel, "send", noting)
     replica, channel, (call,) = await replica_of(node)
-    await until(lambda: pings.count(FrameKind.PING) >= 3)  # each was answered before the next
+    await until(
+        lambda: pings.count(channels.FrameKind.PING) >= 3
+    )  # each was answered before the next
     assert not channel.is_silent
     replica.go_on.set()
     await call
@@ -354,17 +335,17 @@ async def test_one_that_says_nothing_is_silent_until_it_speaks(monkeypatch):
 
     async with listener(hang) as name:
         loop = asyncio.get_running_loop()
-        _, channel = await loop.create_unix_connection(lambda: Channel(clock), name)
+        _, channel = await loop.create_unix_connection(lambda: channels.Channel(clock), name)
         assert await channel.opened
         call = asyncio.create_task(channel.call(b"?"))
-        await until(lambda: heard.endswith(FRAME_HEAD.pack(FrameKind.PING, 0, 0)))
+        await until(lambda: heard.endswith(channels.FRAME_HEAD.pack(channels.FrameKind.PING, 0, 0)))
         assert not channel.is_silent
-        clock.now += SUSPECT_AFTER_S + 0.1
+        clock.now += channels.SUSPECT_AFTER_S + 0.1
         assert channel.is_silent
-        channel.frame_received(FrameKind.PONG, 0, b"")
+        channel.frame_received(channels.FrameKind.PONG, 0, b"")
         assert not channel.is_silent
         channel.abort()
-        with pytest.raises(ConnectionLostError):
+        with pytest.raises(channels.ConnectionLostError):
             await call
 
 
@@ -378,21 +359,23 @@ async def test_another_version_of_the_program_is_not_called(says, monkeypatch):
 
     async with listener(other) as name:
         with pytest.raises(ConnectionRefusedError, match="another version"):
-            await connected(name)
+            await channels.connected(name)
 
 
 async def test_neither_end_speaks_with_another_users_process(node, monkeypatch, caplog):
     replica = Waiting()
     replica.go_on.set()
     await node.add(replica)
-    address = address_of(APP, node.name, node.ids[0])
+    address = channels.address_of(APP, node.name, node.ids[0])
     monkeypatch.setattr(channels, "is_same_user", lambda _: False)
     with pytest.raises(ConnectionRefusedError, match="another user's"):
-        await connected(address)
+        await channels.connected(address)
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
     sock.connect(address)
-    sock.send(FRAME_HEAD.pack(FrameKind.CALL, 1, 2) + b"hi")  # without waiting to be greeted
+    sock.send(
+        channels.FRAME_HEAD.pack(channels.FrameKind.CALL, 1, 2) + b"hi"
+    )  # without waiting to be greeted
     reader, writer = await asyncio.open_unix_connection(sock=sock)
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
@@ -419,14 +402,14 @@ async def test_the_kernel_says_who_is_there(node: Node, monkeypatch: pytest.Monk
 async def test_what_is_no_frame_of_a_client_ends_the_connection(node: Node) -> None:
     await node.add(echo)
     channel = await node.channel()
-    channel.send(FrameKind.ANSWER, 5, b"an answer that nobody asked for")
+    channel.send(channels.FrameKind.ANSWER, 5, b"an answer that nobody asked for")
     await until(lambda: channel.transport is None)
 
 
 @pytest.mark.parametrize("payload", [b"no JSON", b"[1]", b'["OverloadedError", 5]'])
 async def test_what_is_no_error_of_ours_is_one_all_the_same(payload, node: Node) -> None:
     _, channel, (call,) = await replica_of(node)
-    channel.frame_received(FrameKind.ERROR, next(iter(channel._calls)), payload)
+    channel.frame_received(channels.FrameKind.ERROR, next(iter(channel._calls)), payload)
     with pytest.raises(NotReadyError):
         await call
 
@@ -434,7 +417,7 @@ async def test_what_is_no_error_of_ours_is_one_all_the_same(payload, node: Node)
 async def is_refused(address: str) -> bool:
     """Whether nobody listens; who accepts a connection and closes it still does."""
     try:
-        (await connected(address)).abort()
+        (await channels.connected(address)).abort()
     except ConnectionRefusedError:
         return True
     except OSError:
@@ -449,7 +432,7 @@ async def test_a_replica_that_ends_answers_what_is_under_way_first(node: Node) -
     await until(lambda: replica.asked)
     drained = asyncio.create_task(server.drain())
     async with asyncio.timeout(WITHIN_S):
-        while not await is_refused(address_of(APP, node.name, node.ids[0])):
+        while not await is_refused(channels.address_of(APP, node.name, node.ids[0])):
             await asyncio.sleep(0)
     assert not drained.done()
     replica.go_on.set()
@@ -458,7 +441,7 @@ async def test_a_replica_that_ends_answers_what_is_under_way_first(node: Node) -
 
 
 def test_names_of_any_length_are_addresses() -> None:
-    assert len(address_of("a" * 200, "é" * 200, "replica").encode()) <= 108
+    assert len(channels.address_of("a" * 200, "é" * 200, "replica").encode()) <= 108
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -486,12 +469,16 @@ def test_on_asyncio_and_on_uvloop_which_ray_takes_where_it_is_installed(run) -> 
         lost = asyncio.create_task(channel.call(b"lost"))
         await until(lambda: len(waiting.asked) == 3)
         channel.transport.abort()
-        with pytest.raises(ConnectionLostError):
-            await lost
+        for call in (lost, channel.call(b"more")):
+            with pytest.raises(channels.ConnectionLostError):
+                await call
+        assert issubclass(
+            channels.ConnectionLostError, RayActorError
+        )  # app.graph.attempts calls again
         await until(lambda: server.num_calls == 0)
         await server.drain()
         with pytest.raises(ConnectionRefusedError):
-            await connected(address_of(APP, node.name, node.ids[0]))
+            await channels.connected(channels.address_of(APP, node.name, node.ids[0]))
         await node.close()
 
     run(scenario())

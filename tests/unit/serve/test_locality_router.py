@@ -7,14 +7,8 @@ from typing import Any
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
+from app.serve import locality_router
 from app.serve.channels import SUSPECT_AFTER_S, known_replicas, note_silent
-from app.serve.locality_router import (
-    LOCALITY_SLACK,
-    PROBE_EVERY_S,
-    FailureDetector,
-    LocalityRouter,
-    rank_replicas,
-)
 from tests.support.hand_clock import HandClock
 
 
@@ -22,15 +16,15 @@ def ranks(queues: dict[str, int | None]) -> list[list[str]]:
     """Choose among replicas whose names say where they are."""
     near = [name for name in queues if name.startswith("near")]
     far = [name for name in queues if name.startswith("far")]
-    return rank_replicas(near, far, queues.__getitem__)
+    return locality_router.rank_replicas(near, far, queues.__getitem__)
 
 
 @pytest.mark.parametrize(
     ("near", "far", "ranked"),
     [
         *((queue, queue, [["near"], ["far"]]) for queue in (0, 3, 60)),
-        (4 + LOCALITY_SLACK, 4, [["near"], ["far"]]),
-        (5 + LOCALITY_SLACK, 4, [["far"], ["near"]]),  # beyond the slack
+        (4 + locality_router.LOCALITY_SLACK, 4, [["near"], ["far"]]),
+        (5 + locality_router.LOCALITY_SLACK, 4, [["far"], ["near"]]),  # beyond the slack
         (None, 0, [["near", "far"]]),  # not known: both are asked
         (0, None, [["near", "far"]]),
     ],
@@ -62,10 +56,10 @@ def test_of_many_near_ones_a_short_queue_is_likelier() -> None:
     assert counted["near1"] > counted["near2"] + counted["near3"]
 
 
-def router_of(app_name: str) -> LocalityRouter:
+def router_of(app_name: str) -> locality_router.LocalityRouter:
     """Made with the arguments that Serve gives: one that it does not take would hang every call."""
     deployment: Any = DeploymentID(name="member", app_name=app_name)
-    return LocalityRouter(
+    return locality_router.LocalityRouter(
         deployment_id=deployment,
         handle_source=DeploymentHandleSource.REPLICA,
         self_node_id="here",
@@ -79,7 +73,7 @@ def router_of(app_name: str) -> LocalityRouter:
     )
 
 
-def replicas_of(router: LocalityRouter, nodes: dict[str, str]) -> list[Any]:
+def replicas_of(router: locality_router.LocalityRouter, nodes: dict[str, str]) -> list[Any]:
     """Return replicas by their nodes, as the router is given them."""
     deployment: Any = router._called
     unused: dict[str, Any] = {"multiplexed_model_ids": set(), "availability_zone": None}
@@ -124,7 +118,7 @@ async def test_one_that_is_silent_on_its_channel_is_called_by_nobody() -> None:
 
 def test_one_that_does_not_answer_is_silent_after_a_while_until_it_does() -> None:
     clock = HandClock()
-    silence = FailureDetector(clock)
+    silence = locality_router.FailureDetector(clock)
     clock.now += 1000
     assert not silence.is_suspected("a")  # it was asked nothing
     silence.call_sent("a")
@@ -141,17 +135,17 @@ def test_one_that_does_not_answer_is_silent_after_a_while_until_it_does() -> Non
 
 def test_a_silent_one_is_asked_once_every_so_often() -> None:
     clock = HandClock()
-    silence = FailureDetector(clock)
+    silence = locality_router.FailureDetector(clock)
     assert silence.should_probe("a")
-    clock.now += PROBE_EVERY_S / 2
+    clock.now += locality_router.PROBE_EVERY_S / 2
     assert not silence.should_probe("a")
-    clock.now += PROBE_EVERY_S
+    clock.now += locality_router.PROBE_EVERY_S
     assert silence.should_probe("a")
 
 
 def test_replicas_that_are_gone_are_forgotten() -> None:
     clock = HandClock()
-    silence = FailureDetector(clock)
+    silence = locality_router.FailureDetector(clock)
     for name in "ab":
         silence.call_sent(name)
     silence.retain(["b"])

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from ray.exceptions import ActorDiedError
 
-from app.errors import NotReadyError
 from app.serve.remote import RemoteCombiner, RemoteDecoder, RemoteMember
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, handle_of
 
@@ -23,13 +22,6 @@ async def test_each_stage_gets_its_arguments_and_gives_its_answer():
         {"a": answer.probabilities}, 2, 60.0
     )
     assert [p.index for p in combined.predictions] == [1, 0]
-
-
-async def test_what_the_stage_raises_is_raised():
-    decoder = FakeDecoder()
-    decoder.raises = KeyError("inside")
-    with pytest.raises(NotReadyError, match="KeyError"):
-        await RemoteDecoder(handle_of(decoder)).decode([b"good"], 60.0, "interactive")
 
 
 class FailsOnce:

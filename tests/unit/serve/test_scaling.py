@@ -28,23 +28,12 @@ from ray.serve.schema import LoggingConfig
 from app.environment import write_to_stderr_as_to_files
 from app.launch.config import POLICY
 from app.queueing.admission import FIGURES, Usage
-from app.serve.scaling import (
-    ENOUGH_ARRIVALS,
-    WINDOWS_S,
-    Demand,
-    EnsemblePolicy,
-    ScalingOptions,
-    StageMeter,
-    StageState,
-    State,
-    decide,
-    demand,
-)
+from app.serve import scaling
 from tests.support.drawn_reports import reports
 
 
 def metered(*replicas):
-    meter = StageMeter()
+    meter = scaling.StageMeter()
     meter.update(dict(enumerate(replicas)), now=50.0)
     return meter
 
@@ -60,7 +49,7 @@ def test_rates_and_backlogs_of_replicas_add_up_whatever_their_clocks_say():
     gateway = metered(reports(100, waiting=3), reports(50, waiting=4, clock=-7e6))
     for demanded in (
         gateway.demand(),
-        demand({"Decoder": metered(reports(80)), "Gateway": gateway}),
+        scaling.demand({"Decoder": metered(reports(80)), "Gateway": gateway}),
     ):
         assert demanded.rate == pytest.approx(150)  # the stage that sees most tells it
         assert demanded.backlog == 7
@@ -69,28 +58,25 @@ def test_rates_and_backlogs_of_replicas_add_up_whatever_their_clocks_say():
 @pytest.mark.parametrize(("rate", "window_s"), [(400, 5), (50, 10), (25, 20), (3, 40)])
 def test_few_arrivals_are_counted_for_longer(rate, window_s):
     found = metered(reports(rate)).demand()
-    assert found.window_s == window_s
-    assert found.rate == pytest.approx(rate)
+    assert (found.window_s, found.rate) == (window_s, pytest.approx(rate))
 
 
 def test_a_step_shows_within_seconds():
     before = reports(10, 0, 50)
     after = reports(300, 50, 54, at_start=before[-1].images_arrived)
     meter = metered(before)
-    assert rate_of(meter) == 10
-    assert rate_of(meter, {0: after}, now=54.0) == (4 * 300 + 10) / 5
+    assert (rate_of(meter), rate_of(meter, {0: after}, now=54.0)) == (10, (4 * 300 + 10) / 5)
 
 
 def test_a_few_arrivals_are_enough_to_see_that_most_are_gone():
     before = reports(100, 0, 50)
     after = reports(3, 50, 56, at_start=before[-1].images_arrived)
     meter = metered(before)
-    assert rate_of(meter, {0: after}, now=56.0) == 3
-    assert meter.demand().window_s == 5
+    assert (rate_of(meter, {0: after}, now=56.0), meter.demand().window_s) == (3, 5)
 
 
 def test_reports_that_come_again_count_once_and_old_ones_are_forgotten():
-    meter = StageMeter()
+    meter = scaling.StageMeter()
     for now in range(1, 200):
         since = max(0, now - 10)
         meter.update({0: reports(100, since, now, at_start=100.0 * since)}, now)
@@ -117,7 +103,7 @@ def test_replicas_that_become_ready_do_not_add_to_what_arrives(rate, for_s):
     before = reports(rate, 0, 60)
     share = reports(rate / 3, 60, 60 + for_s, at_start=before[-1].images_arrived)
     new = [reports(rate / 3, 0, for_s, clock=clock) for clock in (-7e6, 3e6)]
-    meter = StageMeter()
+    meter = scaling.StageMeter()
     meter.update({0: before}, now=60.0)
     meter.update({0: before + share, **dict(enumerate(new, start=1))}, now=60.0 + for_s)
     assert meter.demand().rate == pytest.approx(rate)
@@ -129,8 +115,7 @@ def test_a_hung_replica_counts_no_more():
     assert rate_of(meter) == 160
     for now in range(51, 60):  # what was last known of it comes again and again
         meter.update({0: hung, 1: reports(60, 0, now, waiting=3)}, now)
-    assert rate_of(meter) == 60
-    assert meter.demand().backlog == 3
+    assert (rate_of(meter), meter.demand().backlog) == (60, 3)
     assert rate_of(meter, {0: reports(100, 0, 60), 1: reports(60, 0, 60)}, now=60.0) == 160
 
 
@@ -138,13 +123,13 @@ def test_replicas_that_report_rarely_do_not_hang():
     meter = metered(reports(100))
     assert rate_of(meter, {0: reports(100)}, now=60.0, interval_s=10.0) == 100  # Serve's default
     meter.update({0: reports(100)}, now=81.0, interval_s=10.0)
-    assert demand({"Gateway": meter}) is None  # all hang: nothing is known
+    assert scaling.demand({"Gateway": meter}) is None  # all hang: nothing is known
 
 
 def test_nothing_is_told_before_there_are_two_reports():
     meter = metered(reports(10, 0, 0))
     assert not meter.is_measured
-    assert demand({"Gateway": meter, "Decoder": StageMeter()}) is None
+    assert scaling.demand({"Gateway": meter, "Decoder": scaling.StageMeter()}) is None
 
 
 def test_the_cost_of_an_image_is_remembered_when_there_is_too_little_to_tell():
@@ -174,19 +159,21 @@ def test_usage_counts_what_came_what_is_there_and_what_was_done():
     assert all(isinstance(value, float) for value in figures.values())  # else Serve drops them
 
 
-OPTIONS = ScalingOptions()
+OPTIONS = scaling.ScalingOptions()
 WINDOW_S = 5.0
 TICK_S = 0.5
 ENSEMBLE = {
-    "Gateway": StageState(6.2, 1, 1, 1000, 1),
-    "Decoder": StageState(5.1, 2, 1, 1000, 1),
-    "resnet50": StageState(18.9, 4, 1, 1000, 1),
-    "densenet169": StageState(18.4, 4, 1, 1000, 1),
+    "Gateway": scaling.StageState(6.2, 1, 1, 1000, 1),
+    "Decoder": scaling.StageState(5.1, 2, 1, 1000, 1),
+    "resnet50": scaling.StageState(18.9, 4, 1, 1000, 1),
+    "densenet169": scaling.StageState(18.4, 4, 1, 1000, 1),
 }
 
 
 def decided(stages, rate, state=None, now=0.0, backlog=0.0, window_s=WINDOW_S):
-    return decide(stages, Demand(rate, window_s, backlog), state or State(), now, OPTIONS)
+    return scaling.decide(
+        stages, scaling.Demand(rate, window_s, backlog), state or scaling.State(), now, OPTIONS
+    )
 
 
 def at(stages, targets):
@@ -196,7 +183,7 @@ def at(stages, targets):
 
 def played(stages, rates, window_s=WINDOW_S) -> Iterator[dict[str, int]]:
     """Yield the targets of one decision after the other, a tick apart."""
-    state = State()
+    state = scaling.State()
     for step, rate in enumerate(rates):
         decision = decided(stages, rate, state, step * TICK_S, window_s=window_s)
         state, stages = decision.state, at(stages, decision.targets)
@@ -213,7 +200,9 @@ def limits(draw):
 def any_stage(draw):
     low, high = draw(limits())
     cpu_ms = draw(st.floats(0.1, 500))
-    return StageState(cpu_ms, draw(st.floats(0.5, 64)), low, high, draw(st.integers(low, high)))
+    return scaling.StageState(
+        cpu_ms, draw(st.floats(0.5, 64)), low, high, draw(st.integers(low, high))
+    )
 
 
 STAGES = st.dictionaries(st.sampled_from("abcdef"), any_stage(), min_size=1)
@@ -223,7 +212,7 @@ HISTORIES = st.lists(RATES, max_size=5)
 
 
 def after(stages, history):
-    state = State()
+    state = scaling.State()
     for step, rate in enumerate(history):
         state = decided(stages, rate, state, step * TICK_S).state
     return state
@@ -261,8 +250,7 @@ def test_never_below_what_the_rate_keeps_busy_unless_a_limit_is_in_the_way(
 def test_the_same_again_decides_the_same(stages, history, rate, backlog):
     first = decided(stages, rate, after(stages, history), 10, backlog)
     again = decided(at(stages, first.targets), rate, first.state, 10, backlog)
-    assert again.targets == first.targets
-    assert again.state == first.state
+    assert (again.targets, again.state) == (first.targets, first.state)
 
 
 @given(st.floats(5, 3000))
@@ -275,7 +263,7 @@ def test_every_stage_gets_cores_in_the_ratio_of_its_cost(rate):
 
 def test_a_fused_graph_is_sized_by_its_sum():
     cost = sum(stage.cpu_ms for stage in ENSEMBLE.values())
-    fused = {"Gateway": StageState(cost, 4, 1, 100, 1)}
+    fused = {"Gateway": scaling.StageState(cost, 4, 1, 100, 1)}
     assert decided(fused, 400).targets == {"Gateway": math.ceil(400 * cost / 4000 / 0.7)}
 
 
@@ -289,7 +277,7 @@ def test_a_stage_at_its_limit_bounds_what_the_others_get():
 @pytest.mark.parametrize("seed", range(3))
 def test_poisson_noise_moves_nothing_once_it_has_settled(rate, seed):
     """Ten minutes at one rate, wherever it lies between two numbers of replicas."""
-    window_s = next(w for w in WINDOWS_S if rate * w >= ENOUGH_ARRIVALS)
+    window_s = next(w for w in scaling.WINDOWS_S if rate * w >= scaling.ENOUGH_ARRIVALS)
     ticks = int(window_s / TICK_S)
     arrivals = np.random.default_rng(seed).poisson(rate * TICK_S, int(600 / TICK_S) + ticks)
     rates = np.convolve(arrivals, np.ones(ticks), "valid") / window_s
@@ -299,7 +287,7 @@ def test_poisson_noise_moves_nothing_once_it_has_settled(rate, seed):
 
 
 def test_costs_that_waver_move_nothing():
-    rng, state, seen = np.random.default_rng(0), State(), set()
+    rng, state, seen = np.random.default_rng(0), scaling.State(), set()
     for step in range(1000):
         wavering = {
             name: replace(stage, cpu_ms=stage.cpu_ms * rng.uniform(0.93, 1.07))
@@ -348,7 +336,7 @@ def test_a_backlog_asks_for_more_and_what_is_usually_under_way_does_not():
 )
 def test_options_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValidationError):
-        ScalingOptions.model_validate(wrong)
+        scaling.ScalingOptions.model_validate(wrong)
 
 
 # The policy in Serve's hands: its contexts in, its decisions out, and never an exception.
@@ -401,7 +389,7 @@ def asked(policy, *contexts):
 
 def test_all_stages_follow_one_rate():
     found = asked(
-        EnsemblePolicy(),
+        scaling.EnsemblePolicy(),
         context("Gateway", reports(400, cpu_ms=5), reports(200, cpu_ms=5)),
         context("resnet50", reports(500, cpu_ms=20)),  # behind: it does not see all of it yet
         context("densenet169", reports(500, cpu_ms=10)),
@@ -412,14 +400,14 @@ def test_all_stages_follow_one_rate():
 
 def test_what_is_given_or_expected_counts_until_it_is_measured():
     quiet = context("resnet50", reports(100, cpu_ms=0.0, idle_ms=10.0))
-    assert asked(EnsemblePolicy(), quiet) == {"resnet50": 1}  # 15 CPU-ms
-    assert asked(EnsemblePolicy(cpu_ms={"resnet50": 100}), quiet) == {"resnet50": 4}
+    assert asked(scaling.EnsemblePolicy(), quiet) == {"resnet50": 1}  # 15 CPU-ms
+    assert asked(scaling.EnsemblePolicy(cpu_ms={"resnet50": 100}), quiet) == {"resnet50": 4}
     idle = context("resnet50", reports(0), limits=(0, 20))
-    assert asked(EnsemblePolicy(), idle) == {"resnet50": 1}  # never nothing
+    assert asked(scaling.EnsemblePolicy(), idle) == {"resnet50": 1}  # never nothing
 
 
 def test_a_stage_that_was_taken_away_tells_nothing_any_more():
-    policy = EnsemblePolicy(scale_down_after_s=1)
+    policy = scaling.EnsemblePolicy(scale_down_after_s=1)
     one = context("resnet50", reports(50, cpu_ms=20), now=1)
     assert asked(policy, context("Gateway", reports(900, cpu_ms=2)), one)["resnet50"] == 7
     asked(policy, context("resnet50", reports(50, cpu_ms=20), now=2))
@@ -427,9 +415,9 @@ def test_a_stage_that_was_taken_away_tells_nothing_any_more():
 
 
 def test_without_reports_everything_stays(caplog):
-    assert asked(EnsemblePolicy(), context("Gateway"), context("resnet50", target=7)) == {}
+    assert asked(scaling.EnsemblePolicy(), context("Gateway"), context("resnet50", target=7)) == {}
     assert not caplog.records
-    policy = EnsemblePolicy(drain=3)  # wrong kwargs are told, and nothing scales
+    policy = scaling.EnsemblePolicy(drain=3)  # wrong kwargs are told, and nothing scales
     assert "drain" in caplog.text
     assert asked(policy, context("resnet50", reports(500))) == {}
 
@@ -444,7 +432,7 @@ def test_serve_can_import_it_pickle_it_and_make_it():
 
 
 def test_what_it_does_not_understand_changes_nothing_and_is_told_once_a_minute(caplog):
-    policy = EnsemblePolicy()
+    policy = scaling.EnsemblePolicy()
     broken = {name: {"replica": ["no point"]} for name in FIGURES}
     for now, num_told in ((0.0, 1), (1.0, 1), (59.0, 1), (61.0, 2)):
         assert asked(policy, context("Gateway", now=now, raw_metrics=broken)) == {}
@@ -455,7 +443,7 @@ def test_what_it_does_not_understand_changes_nothing_and_is_told_once_a_minute(c
 def test_a_replica_of_an_older_version_is_left_out(missing):
     deployment = context("resnet50", reports(500, cpu_ms=20))
     metrics = {name: of for name, of in deployment.raw_metrics.items() if name != missing}
-    assert asked(EnsemblePolicy(), context("resnet50", raw_metrics=metrics)) == {}
+    assert asked(scaling.EnsemblePolicy(), context("resnet50", raw_metrics=metrics)) == {}
 
 
 Configure = Callable[[str, bool], None]
@@ -532,5 +520,4 @@ def test_where_serve_logs_to_files_alone_stderr_stays_empty(
     configure("JSON", False)
     write_to_stderr_as_to_files()
     logger.info("a line")
-    assert json.loads(in_files(tmp_path))["message"] == "a line"
-    assert capfd.readouterr().err == ""
+    assert (json.loads(in_files(tmp_path))["message"], capfd.readouterr().err) == ("a line", "")

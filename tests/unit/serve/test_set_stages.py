@@ -2,6 +2,9 @@
 
 import asyncio
 import gc
+import json
+import subprocess
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -22,7 +25,7 @@ from models.errors import ModelSetError
 from models.model_set import load_model_set
 from tests.support.several_sets import FIRST, SECOND, labels_of, write_two_sets
 from tests.support.steps import settle
-from tests.support.tiny_networks import SIZE, picture
+from tests.support.tiny_networks import SIZE, picture, write_tiny_set
 
 
 @pytest.fixture
@@ -75,8 +78,7 @@ async def test_a_set_joins_and_is_taken_out_while_the_other_answers(graph, folde
     network = weakref.ref(second.members[0]._network)
     await graph.stages.remove(second)
     assert network() is None  # without a collection of cycles: its memory is free at once
-    assert threads.scheduler._queues == alone
-    assert graph.stages.members == [*first.members]
+    assert (threads.scheduler._queues, graph.stages.members) == (alone, [*first.members])
     assert told.of(QUEUE_LENGTH)["sure",] == 0
     assert await label_of(first, "blue") == labels_of("blue")[FIRST]
     await graph.check_health()
@@ -170,5 +172,21 @@ def test_a_set_with_a_broken_file_leaves_nothing_behind(graph, folders):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ModelSetError, match=f"{path} was altered"):
         graph.stages.build(settings_of(folders[0]), model_set)
-    assert graph.stages._threads.scheduler._queues == before
-    assert len(graph.stages.joined) == 1
+    assert (graph.stages._threads.scheduler._queues, len(graph.stages.joined)) == (before, 1)
+
+
+@pytest.mark.slow
+def test_most_of_what_a_set_took_is_given_back_each_time(tmp_path: Path) -> None:
+    """Of the bundled set, whose networks take hundreds of MB, beside a tiny one that stays.
+
+    The tests above cover that nothing keeps the networks.
+    """
+    default = write_tiny_set(tmp_path / "tiny")
+    program = [sys.executable, "-m", "tests.support.unloaded_memory", str(default), "imagenette"]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    pss_mb = json.loads(done.stdout.splitlines()[-1])
+    taken = [loaded - pss_mb["unloaded"][0] for loaded in pss_mb["loaded"]]
+    assert min(taken) > 50, pss_mb  # else there is nothing to show
+    for loaded, unloaded in zip(pss_mb["loaded"], pss_mb["unloaded"], strict=True):
+        assert unloaded - pss_mb["unloaded"][0] < 0.4 * taken[0], pss_mb
+        assert loaded < pss_mb["loaded"][0] + 0.4 * taken[0], pss_mb

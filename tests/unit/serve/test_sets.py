@@ -359,8 +359,7 @@ async def test_of_two_loads_at_once_that_are_called_alike_the_later_is_refused(
     again = await client.post(f"{MODELS}/{refused}/load")  # before it is built
     assert f"{alike} twice" in again.json()["error"]
     assert statuses[refused] == again.status_code == 422
-    assert list(graph.service.sets) == [FIRST, SECOND, served]
-    assert len(built) == 2
+    assert (list(graph.service.sets), len(built)) == ([FIRST, SECOND, served], 2)
     assert not any(hasattr(member, "_network") for member in built[1].members)
     assert (await classified(client, served)).status_code == 200
 

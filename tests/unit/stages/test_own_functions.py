@@ -8,18 +8,8 @@ import pytest
 
 from app.errors import ConfigError
 from app.settings import Settings
+from app.stages import own_functions
 from app.stages.combiner import Combiner
-from app.stages.own_functions import (
-    FunctionCalls,
-    OwnFunction,
-    OwnPreprocess,
-    WrongAnswerError,
-    as_rows,
-    check_functions,
-    identities,
-    load_function,
-    try_preprocess,
-)
 from models.image import ImageInputs, ImageRule
 from models.model_set import load_model_set
 from tests.support.scored_sets import write_scored_set
@@ -29,7 +19,7 @@ OWN = "tests.support.own_functions"
 
 def check(tiny_set, **changes: Any) -> None:
     settings = Settings(model_set=str(tiny_set), **changes)
-    check_functions(settings, load_model_set(str(tiny_set)).manifest)
+    own_functions.check_functions(settings, load_model_set(str(tiny_set)).manifest)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +105,11 @@ def test_a_fast_plan_averages():
 
 def test_the_trial_counts_the_views(tiny_set):
     settings = Settings(preprocess=f"{OWN}:with_negatives")
-    function = load_function(settings.preprocess, "preprocess")
+    function = own_functions.load_function(settings.preprocess, "preprocess")
     assert function is not None
-    assert try_preprocess(function, load_model_set(str(tiny_set)).manifest, 1, 64) == 2
+    assert (
+        own_functions.try_preprocess(function, load_model_set(str(tiny_set)).manifest, 1, 64) == 2
+    )
 
 
 def test_an_identity_changes_with_name_and_source(tmp_path, monkeypatch):
@@ -128,10 +120,10 @@ def test_an_identity_changes_with_name_and_source(tmp_path, monkeypatch):
         source.write_text(text)
         sys.modules.pop("own_changing", None)
         for name in ("f", "g"):
-            (identity,) = identities(Settings(combine=f"own_changing:{name}"))
+            (identity,) = own_functions.identities(Settings(combine=f"own_changing:{name}"))
             found.add(identity)
     assert len(found) == 4
-    assert identities(Settings()) == ()
+    assert own_functions.identities(Settings()) == ()
 
 
 def test_a_neighbour_of_the_module_in_its_package_counts_too(tmp_path, monkeypatch):
@@ -142,12 +134,12 @@ def test_a_neighbour_of_the_module_in_its_package_counts_too(tmp_path, monkeypat
     (package / "main.py").write_text("from own_package.other import f")
     settings = Settings(combine="own_package.main:f")
     (package / "other.py").write_text("def f(a, b): return a")
-    before = identities(settings)
+    before = own_functions.identities(settings)
     (package / "other.py").write_text("def f(a, b): return b")
-    assert identities(settings) == before  # of what was imported, which is what runs
+    assert own_functions.identities(settings) == before  # of what was imported, which is what runs
     for name in ("own_package", "own_package.main", "own_package.other"):
         del sys.modules[name]
-    assert identities(settings) != before
+    assert own_functions.identities(settings) != before
 
 
 # A function of the operator's where members take different inputs: a call for each of them.
@@ -157,9 +149,11 @@ INPUTS = ImageInputs({"large": ImageRule(8, 8), "small": ImageRule(4, 4)})
 BATCH = np.random.default_rng(3).integers(0, 256, (5, INPUTS.num_bytes), np.uint8)
 
 
-def own(function, num_views: int) -> OwnPreprocess:
-    calls = FunctionCalls(OwnFunction("preprocess", "tests:function", function, "0"), 2)
-    return OwnPreprocess(calls, num_views, INPUTS)
+def own(function, num_views: int) -> own_functions.OwnPreprocess:
+    calls = own_functions.FunctionCalls(
+        own_functions.OwnFunction("preprocess", "tests:function", function, "0"), 2
+    )
+    return own_functions.OwnPreprocess(calls, num_views, INPUTS)
 
 
 @pytest.mark.parametrize("member", ["large", "small"])
@@ -191,7 +185,7 @@ def scored_set(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def check_multi(folder: str, combine: str) -> None:
     settings = Settings(model_set=folder, combine=combine)
-    check_functions(settings, load_model_set(folder).manifest)
+    own_functions.check_functions(settings, load_model_set(folder).manifest)
 
 
 @pytest.mark.parametrize(
@@ -216,8 +210,8 @@ async def test_the_highest_score_is_a_combination(scored_set):
 
 def test_rows_that_sum_to_more_than_one_are_of_multi_label_sets_alone():
     rows = np.array([[0.9, 0.8, 0.1]], np.float32)
-    assert as_rows(rows, (1, 3), is_multi_label=True) is rows
-    with pytest.raises(WrongAnswerError, match=r"sums to 1\.8, not to 1"):
-        as_rows(rows, (1, 3))
-    with pytest.raises(WrongAnswerError, match="from 0 to 1"):
-        as_rows(rows * 2, (1, 3), is_multi_label=True)
+    assert own_functions.as_rows(rows, (1, 3), is_multi_label=True) is rows
+    with pytest.raises(own_functions.WrongAnswerError, match=r"sums to 1\.8, not to 1"):
+        own_functions.as_rows(rows, (1, 3))
+    with pytest.raises(own_functions.WrongAnswerError, match="from 0 to 1"):
+        own_functions.as_rows(rows * 2, (1, 3), is_multi_label=True)

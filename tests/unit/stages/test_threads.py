@@ -38,16 +38,14 @@ def files(tmp_path):
 
 def test_without_groups_there_is_no_limit(tmp_path, files):
     for proc in (files.proc, tmp_path / "none"):
-        assert cpu_quota(proc) == math.inf
-        assert memory_left(proc) == math.inf
+        assert (cpu_quota(proc), memory_left(proc)) == (math.inf, math.inf)
         assert tightest_pids_limit(proc) == Limit(math.inf, 0)
 
 
 def test_a_container_sees_its_own_group_as_the_root(files):
     files.mount_v2("/")
     files.set("v2", "/", cpu__max="150000 100000", memory__max=100 * MIB, memory__current=60 * MIB)
-    assert cpu_quota(files.proc) == 1.5
-    assert memory_left(files.proc) == 40 * MIB
+    assert (cpu_quota(files.proc), memory_left(files.proc)) == (1.5, 40 * MIB)
 
 
 @pytest.mark.parametrize("tight", ["/", "/system.slice", "/system.slice/tandem.service"])
@@ -57,8 +55,7 @@ def test_the_tightest_of_nested_groups_counts(files, tight):
         files.set("v2", group, cpu__max="max 100000", memory__max="max", memory__current=1)
     files.set("v2", tight, cpu__max="100000 100000", memory__max=10 * MIB, memory__current=MIB)
     files.set("v2", "/other.slice", cpu__max="1000 100000", memory__max=1, memory__current=1)
-    assert cpu_quota(files.proc) == 1
-    assert memory_left(files.proc) == 9 * MIB
+    assert (cpu_quota(files.proc), memory_left(files.proc)) == (1, 9 * MIB)
 
 
 def test_version_1(files):
@@ -76,8 +73,7 @@ def test_version_1(files):
         memory__usage_in_bytes=80 * MIB,
         memory__stat=f"inactive_file 1\nactive_file 7\ntotal_inactive_file {30 * MIB}",
     )
-    assert cpu_quota(files.proc) == 2.5
-    assert memory_left(files.proc) == 50 * MIB
+    assert (cpu_quota(files.proc), memory_left(files.proc)) == (2.5, 50 * MIB)
 
 
 def test_a_mount_that_begins_at_the_containers_group(files):
@@ -244,8 +240,7 @@ def test_what_is_taken_ahead_begins_when_a_thread_is_free_in_order() -> None:
         may_end.set()
         return await asyncio.gather(*runs)
 
-    assert asyncio.run(run()) == [0, 1, 2]
-    assert began == [0, 1, 2]
+    assert (asyncio.run(run()), began) == ([0, 1, 2], [0, 1, 2])
 
 
 async def ended(thread: threading.Thread) -> None:

@@ -10,21 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.telemetry.metric_table import (
-    ANSWERS,
-    BUCKETS_MS,
-    CLOCK_STEPS,
-    DROPPED_SPANS,
-    ENTROPY,
-    FAILED_GOLDEN_CHECKS,
-    GOLDEN_PASSED,
-    PROCESS_MEMORY,
-    QUEUE_AGE_MS,
-    REFUSED_BEFORE,
-    REQUEST_MS,
-    REQUESTS,
-    TRAFFIC_COMPARED,
-)
+from app.telemetry import metric_table as table
 from app.telemetry.metrics import CLASSIFY, record_answered
 from tests.support.exposed_metrics import exposed
 from tests.support.instruments import Instruments
@@ -38,7 +24,14 @@ CRITICAL, WARNING, INFO = ({"severity": name} for name in ("critical", "warning"
 # The golden check and the burn rates, below.
 PLAYED_BELOW = {"TandemGoldenFailed", *(f"{o}Burns{h}" for o in OBJECTIVES for h in PACES)}
 (COUNTED,), (REFUSED,), (ENTROPIES,), (ANSWERED,), (COMPARED,) = (
-    exposed(metric) for metric in (REQUESTS, REFUSED_BEFORE, ENTROPY, ANSWERS, TRAFFIC_COMPARED)
+    exposed(metric)
+    for metric in (
+        table.REQUESTS,
+        table.REFUSED_BEFORE,
+        table.ENTROPY,
+        table.ANSWERS,
+        table.TRAFFIC_COMPARED,
+    )
 )
 
 
@@ -99,7 +92,7 @@ class Case:
 
 
 def replicas(deployment: str, values: str) -> dict[str, str]:
-    return series(exposed(PROCESS_MEMORY)[0], {"deployment": deployment}, values)
+    return series(exposed(table.PROCESS_MEMORY)[0], {"deployment": deployment}, values)
 
 
 def drifting(later: int, quiet: int = 0) -> list[dict[str, str]]:
@@ -118,11 +111,11 @@ def drifting(later: int, quiet: int = 0) -> list[dict[str, str]]:
 
 
 def ages(member: str, values: str) -> dict[str, str]:
-    return series(exposed(QUEUE_AGE_MS)[0], {"member": member}, values)
+    return series(exposed(table.QUEUE_AGE_MS)[0], {"member": member}, values)
 
 
 def dropped(sink: str, values: str) -> dict[str, str]:
-    return series(exposed(DROPPED_SPANS)[0], {"sink": sink}, values)
+    return series(exposed(table.DROPPED_SPANS)[0], {"sink": sink}, values)
 
 
 def compared(version: str, yes: int, no: int) -> list[dict[str, str]]:
@@ -134,7 +127,7 @@ def compared(version: str, yes: int, no: int) -> list[dict[str, str]]:
     ]
 
 
-CLOCK_SET = [series(exposed(CLOCK_STEPS)[0], {}, "0x30 1x120")]
+CLOCK_SET = [series(exposed(table.CLOCK_STEPS)[0], {}, "0x30 1x120")]
 GONE, HUNG = CRITICAL | {"deployment": "Gateway"}, WARNING | {"member": "hung"}
 LOST, BAD = WARNING | {"sink": "otlp"}, WARNING | {"model_version": "bad"}
 DISAGREEING = compared("bad", yes=4, no=6) + compared("good", yes=19, no=1)
@@ -167,7 +160,9 @@ def counted(told: Instruments, rates: dict[tuple[str, int], int]) -> list[dict[s
     """Return what is counted of so many answers, by route and status, each 10 s for 15 minutes."""
     for route, status in rates:
         record_answered(route, status, 10.0)
-    by_tags = [dict(zip(REQUESTS.tags, values, strict=True)) for values in told.of(REQUESTS)]
+    by_tags = [
+        dict(zip(table.REQUESTS.tags, values, strict=True)) for values in told.of(table.REQUESTS)
+    ]
     return [
         series(COUNTED, tags, f"0+{rates[tags['route'], int(tags['status'])]}x90")
         for tags in by_tags
@@ -212,7 +207,7 @@ def test_no_alert_and_no_recorded_ratio_is_without_a_case() -> None:
 
 
 ALERT = "TandemGoldenFailed"
-(FAILED,), (PASSED,) = exposed(FAILED_GOLDEN_CHECKS), exposed(GOLDEN_PASSED)
+(FAILED,), (PASSED,) = exposed(table.FAILED_GOLDEN_CHECKS), exposed(table.GOLDEN_PASSED)
 
 
 def of_member(name: str, replica: str, values: str, member: str = "resnet50") -> dict[str, str]:
@@ -255,7 +250,7 @@ def test_without_failures_nothing_fires_nor_when_the_counts_end(tmp_path: Path) 
 # The alerts on burn rates: each window of each objective, when it fires and when it ends.
 
 
-BUCKET = exposed(REQUEST_MS)[0]
+BUCKET = exposed(table.REQUEST_MS)[0]
 MINUTE = 60
 WINDOWS_S = {"5m": 300, "30m": 1800, "1h": 3600, "2h": 7200, "6h": 21600}
 WINDOWS_S |= {"1d": 86400, "3d": 3 * 86400}
@@ -359,4 +354,4 @@ def test_without_requests_nothing_fires(tmp_path: Path, alert: str) -> None:
 def test_the_latency_objective_is_a_bucket() -> None:
     bounds = set(re.findall(r'le="(\d+)"', ALERTS.read_text("utf-8")))
     assert bounds == {"500"}
-    assert bounds <= {f"{bound:g}" for bound in BUCKETS_MS}
+    assert bounds <= {f"{bound:g}" for bound in table.BUCKETS_MS}

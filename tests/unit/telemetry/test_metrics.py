@@ -22,7 +22,6 @@ from app.telemetry.metrics import (
     record_answered,
     record_answers,
     recorded_golden_ms,
-    stage_tags,
 )
 from tests.support.answers import VERSION, answer_of
 from tests.support.instruments import Instruments
@@ -219,10 +218,8 @@ async def test_a_request_that_fails(told, client, service, error, status):
 async def test_paths_that_are_no_route_are_one(told, client):
     for path in ("/wp-admin", "/.env", "/v1/nothing", "/healthz"):
         await client.get(path)
-    assert told.of(table.REQUESTS) == {
-        ("other", "404", "other"): 3,
-        ("/healthz", "200", "other"): 1,
-    }
+    numbers = {("other", "404", "other"): 3, ("/healthz", "200", "other"): 1}
+    assert told.of(table.REQUESTS) == numbers
     assert told.observed(table.REQUEST_MS) == {}  # only photos are measured
 
 
@@ -240,22 +237,10 @@ async def test_without_metrics_no_loop_is_needed_and_requests_are_answered(clien
     assert (await client.post(URL, content=b"image")).status_code == 200
 
 
-def test_durations_are_observed_by_stage_and_member_and_entropy_is_summed(told: Instruments):
-    durations = [(stage_tags("read", None), 2.0), (stage_tags("infer", "a"), 3.0)]
-    record_answers([answer_of(), answer_of()], 0.75, durations)
-    assert told.observed(table.STAGE_MS) == {("read", "none"): 1, ("infer", "a"): 1}
-    assert told.of(table.ENTROPY) == {(): 0.75}
-
-
 def test_agreement_degraded_answers_and_skipped_members(told: Instruments) -> None:
-    answers = [
-        answer_of(),
-        answer_of(sure=True),
-        answer_of(agreement=False, sure=False),
-        answer_of("a", degraded=True),
-        answer_of("a", skipped="bc"),
-        answer_of("a", skipped="b"),
-    ]
+    answers = [answer_of(), answer_of(sure=True), answer_of(agreement=False, sure=False)]
+    answers += [answer_of("a", degraded=True)]
+    answers += [answer_of("a", skipped=names) for names in ("bc", "b")]
     record_answers(answers, 0.0, [])
     assert told.of(table.SKIPPED) == {("b",): 2, ("c",): 1}
     assert told.of(table.ANSWERS) == {
