@@ -17,9 +17,19 @@ from calibration.sets.versions import push
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import load_model_set
 from models.stores import StoreError, _azure_options, copy_file, smart_open_file
-from tests.support import azure_store, google_store, s3_server
 from tests.support.command_line import tandem
-from tests.support.store_relay import StoreRelay, store_relay
+from tests.support.object_stores import (
+    AZURE_ENDPOINT,
+    GOOGLE_ENDPOINT,
+    S3_ENDPOINT,
+    S3_KEYS,
+    StoreRelay,
+    forget_session,
+    local_azure_store,
+    local_google_store,
+    local_s3,
+    store_relay,
+)
 from tests.support.stored_sets import (
     cached,
     manifest_of,
@@ -51,44 +61,37 @@ class Kind:
 
 KINDS = {
     "s3": Kind(
-        s3_server.local_s3,
-        s3_server.ENDPOINT,
+        local_s3,
+        S3_ENDPOINT,
         no_set="NoSuchKey",
         no_bucket="NoSuchBucket",
         gone="Could not connect",
         refused="403",
         no_credentials="Unable to locate credentials",
-        without_credentials=dict.fromkeys(s3_server.KEYS)
+        without_credentials=dict.fromkeys(S3_KEYS)
         | {"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"},
     ),
     "gs": Kind(
-        google_store.local_google_store,
-        google_store.ENDPOINT,
+        local_google_store,
+        GOOGLE_ENDPOINT,
         no_set=r"NotFound: 404 blob \S+ not found in ",
         no_bucket="the store answered 404 Not Found",
         gone="Connection refused",
         refused="Forbidden: 403",
         no_credentials="Your default credentials were not found",
-        without_credentials={
-            google_store.ENDPOINT: None,
-            "GOOGLE_APPLICATION_CREDENTIALS": None,
-            "CLOUDSDK_CONFIG": "/nowhere",
-            "NO_GCE_CHECK": "true",
-        },
+        without_credentials=dict.fromkeys((GOOGLE_ENDPOINT, "GOOGLE_APPLICATION_CREDENTIALS"))
+        | {"CLOUDSDK_CONFIG": "/nowhere", "NO_GCE_CHECK": "true"},
     ),
     "az": Kind(
-        azure_store.local_azure_store,
-        azure_store.ENDPOINT,
+        local_azure_store,
+        AZURE_ENDPOINT,
         no_set="ResourceNotFoundError: ",
         no_bucket="ResourceNotFoundError: ",
         gone="Connection refused",
         refused="HttpResponseError: .*Forbidden",
         no_credentials="DefaultAzureCredential failed to retrieve a token",
-        without_credentials={
-            azure_store.ENDPOINT: None,
-            "AZURE_STORAGE_ACCOUNT": "shop",
-            "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential",
-        },
+        without_credentials={AZURE_ENDPOINT: None, "AZURE_STORAGE_ACCOUNT": "shop"}
+        | {"AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"},
     ),
 }
 
@@ -256,7 +259,7 @@ def test_a_store_without_credentials(shop, store, kind, monkeypatch, waits):
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    s3_server.forget_session(monkeypatch)
+    forget_session(monkeypatch)
     with pytest.raises(StoreError, match=rf"^cannot read \S+: .*{kind.no_credentials}.*; this mac"):
         load_model_set(store)
     assert own(waits) == []
@@ -264,7 +267,7 @@ def test_a_store_without_credentials(shop, store, kind, monkeypatch, waits):
 
 
 def test_azures_account_must_be_named_and_takes_an_identity(shop, monkeypatch):
-    for name in (azure_store.ENDPOINT, "AZURE_STORAGE_ACCOUNT"):
+    for name in (AZURE_ENDPOINT, "AZURE_STORAGE_ACCOUNT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(StoreError, match=r"names no account: set AZURE_STORAGE_CONNECTION_STRING"):
         load_model_set("az://container/tiny")
