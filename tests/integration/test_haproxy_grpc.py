@@ -1,7 +1,6 @@
 """The real HAProxy, started as Serve starts it, before a gRPC server that remembers metadata."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,41 +9,24 @@ import pytest
 
 from app.errors import DEADLINE_METADATA, INTERNAL_HEADERS
 from app.grpc.call import timeout_s_of
-from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
-from app.grpc.tandem_pb2_grpc import (
-    EnsembleServicer,
-    EnsembleStub,
-    add_EnsembleServicer_to_server,
-)
+from app.grpc.tandem_pb2 import ClassifyRequest
+from app.grpc.tandem_pb2_grpc import EnsembleStub
 from app.launch.deploy import grpc_reaches
 from app.launch.haproxy import HaproxyCommand
 from tests.support.haproxy_configs import APPLICATION, write_serves_config
-from tests.support.haproxy_process import running
-
-
-class Remembering(EnsembleServicer):
-    def __init__(self) -> None:
-        self.metadata: list[dict[str, str]] = []
-
-    def Classify(self, request: ClassifyRequest, context: grpc.ServicerContext) -> ClassifyReply:
-        self.metadata.append(dict(context.invocation_metadata()))
-        return ClassifyReply(request_id="seen")
+from tests.support.haproxy_process import Gated, running, serving
 
 
 @pytest.fixture
-def servicer() -> Remembering:
-    return Remembering()
+def servicer() -> Gated:
+    return Gated()
 
 
 @pytest.fixture
 def replica(servicer) -> Iterator[int]:
     """The port of a replica's server."""
-    server = grpc.server(ThreadPoolExecutor(2))
-    add_EnsembleServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield port
-    server.stop(None).wait()
+    with serving(servicer) as port:
+        yield port
 
 
 @contextmanager

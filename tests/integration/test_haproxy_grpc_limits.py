@@ -1,24 +1,18 @@
 """The real HAProxy before a gRPC server: what it refuses itself, and what it tells the Gateway."""
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from app.errors import PREFIX_METADATA
 from app.grpc.call import METHOD, SERVICE, announced_bytes
-from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
-from app.grpc.tandem_pb2_grpc import (
-    EnsembleServicer,
-    EnsembleStub,
-    add_EnsembleServicer_to_server,
-)
+from app.grpc.tandem_pb2 import ClassifyRequest
+from app.grpc.tandem_pb2_grpc import EnsembleStub
 from app.launch.haproxy_rules import FOLDER, RuleOptions
-from tests.support.haproxy_process import HTTP, MAX_REQUESTS, haproxy_before
+from tests.support.haproxy_process import HTTP, MAX_REQUESTS, Gated, haproxy_before, serving
 from tests.support.services.processes import EVENTUALLY_S
 from tests.support.slow_relay import slow_relay
 
@@ -41,48 +35,27 @@ backend grpc-tandem
 """
 
 
-class Gated(EnsembleServicer):
-    """Answers when the gate is open; counts calls, and remembers their metadata."""
-
-    def __init__(self) -> None:
-        self.metadata: list[dict[str, str]] = []
-        self.gate, self.arrived = threading.Event(), threading.Semaphore(0)
-        self.gate.set()
-
-    def Classify(self, request: ClassifyRequest, context: grpc.ServicerContext) -> ClassifyReply:
-        self.metadata.append(dict(context.invocation_metadata()))
-        self.arrived.release()
-        self.gate.wait(20)
-        return ClassifyReply()
-
-
 @pytest.fixture
-def gateway() -> Iterator[Gated]:
-    gateway = Gated()
-    yield gateway
-    gateway.gate.set()
+def gateway() -> Gated:
+    return Gated()
 
 
 @pytest.fixture(params=["grpc-tandem", "default_grpc_backend"], ids=["one", "several"])
 def port(gateway, request, free_port, tmp_path) -> Iterator[int]:
     """HAProxy's; the Gateway behind it takes twelve calls, and a message begins within a second."""
-    server = grpc.server(ThreadPoolExecutor(4 * MAX_REQUESTS))
-    add_EnsembleServicer_to_server(gateway, server)
     echo = grpc.stream_stream_rpc_method_handler(lambda messages, _: messages)
-    for path in (OTHER, REFLECTION):
-        service, method = path.strip("/").split("/")
-        handler = grpc.method_handlers_generic_handler(service, {method: echo})
-        server.add_generic_rpc_handlers((handler,))
-    front, back = free_port(), server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    of_http = HTTP.format(front=free_port(), back=back)
-    sections = of_http + GRPC.replace("DEFAULT", request.param)
-    with haproxy_before(front, back, tmp_path, OPTIONS, sections):
-        with grpc.insecure_channel(f"127.0.0.1:{front}") as channel:
-            grpc.channel_ready_future(channel).result(20)
-        yield front
-    gateway.gate.set()
-    server.stop(None).wait()
+    handlers = [
+        grpc.method_handlers_generic_handler(service, {method: echo})
+        for service, method in (path.strip("/").split("/") for path in (OTHER, REFLECTION))
+    ]
+    front = free_port()
+    with serving(gateway, 4 * MAX_REQUESTS, handlers) as back:
+        of_http = HTTP.format(front=free_port(), back=back)
+        sections = of_http + GRPC.replace("DEFAULT", request.param)
+        with haproxy_before(front, back, tmp_path, OPTIONS, sections):
+            with grpc.insecure_channel(f"127.0.0.1:{front}") as channel:
+                grpc.channel_ready_future(channel).result(20)
+            yield front
 
 
 def test_the_length_of_a_message_is_told_whatever_the_client_says(port, gateway):

@@ -18,7 +18,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from tests.support.command_line import tandem
-from tests.support.s3_server import local_s3
+from tests.support.object_stores import local_s3
 from tests.support.spoilt_golden import both_precisions, spoil_int8
 from tests.support.tiny_networks import write_pictures
 

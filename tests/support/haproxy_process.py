@@ -1,10 +1,16 @@
 """The real HAProxy, started as Serve starts it, with few of Serve's lines beside our rules."""
 
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
+
+from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
+from app.grpc.tandem_pb2_grpc import EnsembleServicer, add_EnsembleServicer_to_server
 from app.launch.checks import free_port
 from app.launch.haproxy import HaproxyCommand
 from app.launch.haproxy_rules import RuleOptions
@@ -71,3 +77,32 @@ def running(command: HaproxyCommand, config: Path) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(20)
+
+
+class Gated(EnsembleServicer):
+    """Answers when the gate is open; counts calls, and remembers their metadata."""
+
+    def __init__(self) -> None:
+        self.metadata: list[dict[str, str]] = []
+        self.gate, self.arrived = threading.Event(), threading.Semaphore(0)
+        self.gate.set()
+
+    def Classify(self, request: ClassifyRequest, context: grpc.ServicerContext) -> ClassifyReply:
+        self.metadata.append(dict(context.invocation_metadata()))
+        self.arrived.release()
+        self.gate.wait(20)
+        return ClassifyReply(request_id="seen")
+
+
+@contextmanager
+def serving(
+    servicer: Gated, num_threads: int = 2, handlers: Sequence[grpc.GenericRpcHandler] = ()
+) -> Iterator[int]:
+    """Serve while the block runs; yield the port of loopback."""
+    server = grpc.server(ThreadPoolExecutor(num_threads), handlers=handlers)
+    add_EnsembleServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield port
+    servicer.gate.set()
+    server.stop(None).wait()

@@ -5,6 +5,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
 import cv2
@@ -97,42 +98,26 @@ SVG = b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg" width="9"
 TEXT = b"this is a text about a cat, not a picture of one\n" * 40
 
 
-def _not_an_image(name: str, make: Callable[[], bytes], *, is_heavy: bool = False) -> Hostile:
-    says = rf"\d+ bytes.*send a {KINDS}"
-    return Hostile(name, make, 400, "not_an_image", says, is_heavy=is_heavy)
-
-
-def _corrupt(name: str, make: Callable[[], bytes], says: str = "send the whole file") -> Hostile:
-    return Hostile(name, make, 400, "corrupt_image", says)
-
-
-def _too_many_pixels(name: str, make: Callable[[], bytes]) -> Hostile:
-    says = r"65000 x 65000.*at most [\d,]+.*send a smaller picture"
-    return Hostile(name, make, 422, "too_many_pixels", says)
-
-
-def _not_decoded(name: str, make: Callable[[], bytes]) -> Hostile:
-    return Hostile(name, make, 415, "unsupported_format", f"{name}.*send {KINDS}")
-
-
-def _too_many_bytes(name: str, make: Callable[[], bytes | Iterator[bytes]]) -> Hostile:
-    says = r"the limit is \d+; send a smaller image"
-    return Hostile(name, make, 413, "too_many_bytes", says, is_heavy=True)
-
-
-def _bad_top_k(value: str, says: str) -> Hostile:
-    query = f"?top_k={value}"
-    return Hostile(f"top_k={value}", jpeg, 422, "bad_parameter", says, query=query)
-
-
-def _bad_time(value: str) -> Hostile:
-    headers = {"x-request-timeout-seconds": value}
-    says = f"'{value}'.*seconds as a number above 0"
-    return Hostile(f"a time of {value}", jpeg, 422, "bad_parameter", says, headers)
-
-
-def _bad_form(name: str, make: Callable[[], bytes], says: str = "curl -F files=@") -> Hostile:
-    return Hostile(name, make, 422, "bad_parameter", says, FORM)
+_not_an_image = partial(
+    Hostile, status=400, code="not_an_image", says=rf"\d+ bytes.*send a {KINDS}"
+)
+_corrupt = partial(Hostile, status=400, code="corrupt_image", says="send the whole file")
+_too_many_pixels = partial(
+    Hostile,
+    status=422,
+    code="too_many_pixels",
+    says=r"65000 x 65000.*at most [\d,]+.*send a smaller picture",
+)
+_not_decoded = partial(Hostile, status=415, code="unsupported_format")
+_too_many_bytes = partial(
+    Hostile,
+    status=413,
+    code="too_many_bytes",
+    says=r"the limit is \d+; send a smaller image",
+    is_heavy=True,
+)
+_bad_parameter = partial(Hostile, status=422, code="bad_parameter")
+_bad_form = partial(_bad_parameter, says="curl -F files=@", headers=FORM)
 
 
 PICTURES = (
@@ -141,13 +126,13 @@ PICTURES = (
     _corrupt("a truncated JPEG", lambda: jpeg()[:-300]),
     _corrupt("a truncated PNG", lambda: png()[:-300]),
     _corrupt("the header of a JPEG", lambda: jpeg()[:30]),
-    _corrupt("a JPEG of no pixels", lambda: announcing_jpeg(0, 16), "0 x 16.*send another"),
-    _corrupt("a PNG of no pixels", lambda: announcing_png(0, 0), "0 x 0.*send another"),
-    _corrupt("a PNG that announces more", lambda: announcing_png(900, 900), "send it again"),
+    _corrupt("a JPEG of no pixels", lambda: announcing_jpeg(0, 16), says="0 x 16.*send another"),
+    _corrupt("a PNG of no pixels", lambda: announcing_png(0, 0), says="0 x 0.*send another"),
+    _corrupt("a PNG that announces more", lambda: announcing_png(900, 900), says="send it again"),
     _too_many_pixels("a huge JPEG", lambda: announcing_jpeg(65_000, 65_000)),
     _too_many_pixels("a huge PNG", lambda: announcing_png(65_000, 65_000)),
-    _not_decoded("GIF", lambda: GIF),
-    _not_decoded("SVG", lambda: SVG),
+    _not_decoded("GIF", lambda: GIF, says=f"GIF.*send {KINDS}"),
+    _not_decoded("SVG", lambda: SVG, says=f"SVG.*send {KINDS}"),
     Hostile("a JPEG of one pixel", lambda: jpeg(1, 1), 200),
     Hostile("a PNG of one pixel", lambda: png(1, 1), 200),
     Hostile("a strip 1 wide", lambda: jpeg(1, 10_000), 200),
@@ -161,30 +146,35 @@ BODIES = (
     _not_an_image("19 MB of zeros", lambda: bytes(19 * MEGABYTE), is_heavy=True),
 )
 PARAMETERS = (
-    _bad_top_k("0", r"top_k is 0;.*ask for 1 to \d+"),
-    _bad_top_k("9999", r"top_k is 9999;.*ask for 1 to \d+"),
-    _bad_top_k("x", "top_k is 'x'.*see /docs"),
-    *(_bad_time(value) for value in ("nan", "-1", "0", "soon")),
-)
-FORMS = (
-    Hostile(
-        "too many files",
-        lambda: form(*[jpeg()] * 65),
-        413,
-        "too_many_files",
-        "more than 64 files.*several requests",
-        FORM,
+    *(
+        _bad_parameter(f"top_k={value}", jpeg, says=says, query=f"?top_k={value}")
+        for value, says in (
+            ("0", r"top_k is 0;.*ask for 1 to \d+"),
+            ("9999", r"top_k is 9999;.*ask for 1 to \d+"),
+            ("x", "top_k is 'x'.*see /docs"),
+        )
     ),
+    *(
+        _bad_parameter(
+            f"a time of {value}",
+            jpeg,
+            says=f"'{value}'.*seconds as a number above 0",
+            headers={"x-request-timeout-seconds": value},
+        )
+        for value in ("nan", "-1", "0", "soon")
+    ),
+)
+MANY = "more than 64 files.*several requests"
+UNBOUND = {"content-type": "multipart/form-data"}
+FORMS = (
+    Hostile("too many files", lambda: form(*[jpeg()] * 65), 413, "too_many_files", MANY, FORM),
     _bad_form("a form without a file", form),
-    _bad_form("a form that begins late", lambda: form(jpeg())[5:], "send the image itself"),
-    _bad_form("a form cut in its second file", lambda: form(jpeg(), jpeg())[:-60], "breaks off"),
-    Hostile(
-        "a form without a boundary",
-        lambda: form(jpeg()),
-        422,
-        "bad_parameter",
-        "boundary.*curl -F",
-        {"content-type": "multipart/form-data"},
+    _bad_form("a form that begins late", lambda: form(jpeg())[5:], says="send the image itself"),
+    _bad_form(
+        "a form cut in its second file", lambda: form(jpeg(), jpeg())[:-60], says="breaks off"
+    ),
+    _bad_form(
+        "a form without a boundary", lambda: form(jpeg()), says="boundary.*curl -F", headers=UNBOUND
     ),
 )
 CORPUS = (*PICTURES, *BODIES, *PARAMETERS, *FORMS)

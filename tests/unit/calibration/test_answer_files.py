@@ -13,7 +13,7 @@ from calibration import answer_files
 from models.errors import ModelSetError
 from models.image_files import opened_store
 from tests.support.command_line import classify_offline, tandem
-from tests.support.s3_server import local_s3
+from tests.support.object_stores import local_s3
 from tests.support.tiny_networks import write_tiny_set
 
 

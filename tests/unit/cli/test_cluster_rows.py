@@ -19,7 +19,7 @@ from app.errors import ConfigError
 from models import machine
 from models.model_set import load_model_set
 from tests.support.command_line import tandem
-from tests.support.s3_server import local_s3
+from tests.support.object_stores import local_s3
 from tests.support.tiny_networks import LABELS, picture, write_pictures
 
 Node = dict[str, Any]

@@ -11,7 +11,7 @@ from models.image_files import images_at, is_store, opened_store, read_image
 from models.image_formats import KINDS
 from models.machine import MissingExtraError
 from models.stores import StoreError
-from tests.support.s3_server import local_s3
+from tests.support.object_stores import local_s3
 
 KEYS = ("in/b.jpg", "in/a #1%.PNG", "in/deep/c.webp", "in/readme.txt", "in/.hidden/d.jpg", "e.jpg")
 

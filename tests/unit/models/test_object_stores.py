@@ -17,9 +17,19 @@ from calibration.sets.versions import push
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import load_model_set
 from models.stores import StoreError, _azure_options, copy_file, smart_open_file
-from tests.support import azure_store, google_store, s3_server
 from tests.support.command_line import tandem
-from tests.support.store_relay import StoreRelay, store_relay
+from tests.support.object_stores import (
+    AZURE_ENDPOINT,
+    GOOGLE_ENDPOINT,
+    S3_ENDPOINT,
+    S3_KEYS,
+    StoreRelay,
+    forget_session,
+    local_azure_store,
+    local_google_store,
+    local_s3,
+    store_relay,
+)
 from tests.support.stored_sets import (
     cached,
     manifest_of,
@@ -51,26 +61,39 @@ class Kind:
 
 KINDS = {
     "s3": Kind(
-        s3_server.local_s3, s3_server.ENDPOINT, no_set="NoSuchKey", no_bucket="NoSuchBucket",
-        gone="Could not connect", refused="403", no_credentials="Unable to locate credentials",
-        without_credentials=dict.fromkeys(s3_server.KEYS)
-        | {"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}),
+        local_s3,
+        S3_ENDPOINT,
+        no_set="NoSuchKey",
+        no_bucket="NoSuchBucket",
+        gone="Could not connect",
+        refused="403",
+        no_credentials="Unable to locate credentials",
+        without_credentials=dict.fromkeys(S3_KEYS)
+        | {"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"},
+    ),
     "gs": Kind(
-        google_store.local_google_store, google_store.ENDPOINT,
+        local_google_store,
+        GOOGLE_ENDPOINT,
         no_set=r"NotFound: 404 blob \S+ not found in ",
         no_bucket="the store answered 404 Not Found",
-        gone="Connection refused", refused="Forbidden: 403",
+        gone="Connection refused",
+        refused="Forbidden: 403",
         no_credentials="Your default credentials were not found",
-        without_credentials=dict.fromkeys((google_store.ENDPOINT, "GOOGLE_APPLICATION_CREDENTIALS"))
-        | {"CLOUDSDK_CONFIG": "/nowhere", "NO_GCE_CHECK": "true"}),
+        without_credentials=dict.fromkeys((GOOGLE_ENDPOINT, "GOOGLE_APPLICATION_CREDENTIALS"))
+        | {"CLOUDSDK_CONFIG": "/nowhere", "NO_GCE_CHECK": "true"},
+    ),
     "az": Kind(
-        azure_store.local_azure_store, azure_store.ENDPOINT,
-        no_set="ResourceNotFoundError: ", no_bucket="ResourceNotFoundError: ",
-        gone="Connection refused", refused="HttpResponseError: .*Forbidden",
+        local_azure_store,
+        AZURE_ENDPOINT,
+        no_set="ResourceNotFoundError: ",
+        no_bucket="ResourceNotFoundError: ",
+        gone="Connection refused",
+        refused="HttpResponseError: .*Forbidden",
         no_credentials="DefaultAzureCredential failed to retrieve a token",
-        without_credentials={azure_store.ENDPOINT: None, "AZURE_STORAGE_ACCOUNT": "shop",
-                             "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"}),
-}  # fmt: skip
+        without_credentials={AZURE_ENDPOINT: None, "AZURE_STORAGE_ACCOUNT": "shop"}
+        | {"AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"},
+    ),
+}
 
 
 ANY = pytest.mark.parametrize("kind", ["az"], indirect=True)  # it is the same in each
@@ -123,7 +146,8 @@ def test_only_the_manifest_and_its_files_are_read_and_once(shop, store):
     version = load_model_set(store).fingerprint()  # again: no file
     assert contents_read(shop) == [MANIFEST_NAME]
     StoreRelay.asked.clear()
-    assert (load_model_set(f"{store}@{version}").problems(), StoreRelay.asked) == ([], [])
+    assert load_model_set(f"{store}@{version}").problems() == []
+    assert StoreRelay.asked == []
 
 
 def test_a_set_that_is_pushed_is_there_in_all_its_versions(shop, store):
@@ -205,7 +229,8 @@ def test_a_download_that_breaks_off_is_tried_again_and_at_last_leaves_nothing(sh
         load_model_set(store)
     assert cached() == []
     StoreRelay.num_broken = 2
-    assert (load_model_set(store).problems(), StoreRelay.num_broken) == ([], 0)
+    assert load_model_set(store).problems() == []
+    assert StoreRelay.num_broken == 0
 
 
 def test_a_store_that_refuses(shop, store, kind, waits):
@@ -234,14 +259,15 @@ def test_a_store_without_credentials(shop, store, kind, monkeypatch, waits):
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    s3_server.forget_session(monkeypatch)
+    forget_session(monkeypatch)
     with pytest.raises(StoreError, match=rf"^cannot read \S+: .*{kind.no_credentials}.*; this mac"):
         load_model_set(store)
-    assert (own(waits), cached()) == ([], [])
+    assert own(waits) == []
+    assert cached() == []
 
 
 def test_azures_account_must_be_named_and_takes_an_identity(shop, monkeypatch):
-    for name in (azure_store.ENDPOINT, "AZURE_STORAGE_ACCOUNT"):
+    for name in (AZURE_ENDPOINT, "AZURE_STORAGE_ACCOUNT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(StoreError, match=r"names no account: set AZURE_STORAGE_CONNECTION_STRING"):
         load_model_set("az://container/tiny")

@@ -35,7 +35,7 @@ from models.stores import CLIENTS, StoreError, smart_open_file
 from tests.support.answers import answer_of
 from tests.support.full_disk import full_disk
 from tests.support.instruments import Instruments
-from tests.support.s3_server import local_s3
+from tests.support.object_stores import local_s3
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 START = datetime(2026, 11, 26, tzinfo=UTC)

@@ -373,8 +373,9 @@ async def test_the_call_ends_with_its_last_caller() -> None:
     member.gate = asyncio.Event()
     remote = member_of(Counting(member))
     tasks = [asyncio.create_task(classified(remote, value)) for value in (0, 1)]
-    while len(member.asked) < 2:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        while len(member.asked) < 2:
+            await asyncio.sleep(0)
     for task, was_cancelled in zip(tasks, (False, True), strict=True):
         task.cancel()
         await asyncio.wait([task])
