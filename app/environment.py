@@ -73,7 +73,7 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
         HA_PROXY: "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # By default Serve looks at everything, and every process flushes its metrics, ten times a
-        # second: most of what a service at rest costs (decision 0040).
+        # second: most of what a service at rest costs (tests/load/startup.py).
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
         # Throughput mode holds log lines back until there are a thousand; ours are few.

@@ -48,6 +48,19 @@ def process_tree(pid: int) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
+def pss_mb(processes: list[psutil.Process]) -> dict[str, float]:
+    """Return the proportional set size by process name, in MB (10^6 bytes)."""
+    sizes: dict[str, float] = {}
+    for process in processes:
+        try:
+            name = (process.cmdline() or [process.name()])[0].rsplit("/", 1)[-1]
+            size = process.memory_full_info().pss / 1e6
+        except psutil.NoSuchProcess:
+            continue
+        sizes[name] = round(sizes.get(name, 0.0) + size, 1)
+    return sizes
+
+
 def cpu_seconds(processes: list[psutil.Process]) -> float:
     """Return the CPU time used so far, user and system, of all that still run."""
     total = 0.0
