@@ -4,9 +4,9 @@ Candidates are every subset of the members by itself, cascades of two steps, and
 two and all members. Temperatures are fitted on one part of the images, thresholds chosen on
 another, and what was chosen is judged on the third (:mod:`calibration.evaluation.fitting`).
 
-The choice is the cheapest candidate whose loss of top-1 is small in two ways. The observed loss and
-one standard error stay within ``MAX_LOST``. The loss that all members' own probabilities expect
-stays within ``MAX_EXPECTED``: it varies less, since every image counts whose class would change.
+The choice is the cheapest candidate whose loss of top-1 is small in two ways, with one standard
+error each. The observed loss stays within ``MAX_LOST``. The loss that all members' probabilities
+expect stays within ``MAX_EXPECTED``: it varies less, since every image counts whose class changes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -265,14 +265,15 @@ class _Trial:
         return np.choose(at, [self._classes(step.members) for step in steps])
 
     def _cost_and_loss(self, steps: tuple[Step, ...]) -> tuple[float, float, float]:
-        """Return CPU-ms, the observed loss and one standard error, and the expected loss."""
+        """Return CPU-ms, the observed and the expected loss, each with one standard error."""
         choose, at = self._masks["choose"], self._step_of(steps)
         likeliest = self._class_of(steps, at)
         lost = self._full_right[choose].astype(np.int64) - (likeliest == self._truth)[choose]
         of_full = self._full[np.arange(len(at)), likeliest]
-        expected = (self._full.max(axis=1) - of_full)[choose].mean()
-        error = lost.std() / np.sqrt(len(lost))
-        return self._ms(steps, at[choose]), float(lost.mean() + error), float(expected)
+        expected = (self._full.max(axis=1) - of_full)[choose]
+        root = np.sqrt(len(lost))
+        high, high_expected = (each.mean() + each.std() / root for each in (lost, expected))
+        return self._ms(steps, at[choose]), float(high), float(high_expected)
 
     def _ms(self, steps: tuple[Step, ...], at: Places) -> float:
         return sum(

@@ -21,7 +21,9 @@ SHORT = {  # shorter files, and why each is one of its own
     "app/launch/fork_client.py": "a script that Ray starts; it imports nothing of ours",
     "models/errors.py": "every module of models imports it, and app/errors.py builds on it",
 }
-LONG: dict[str, str] = {}  # longer files, and why each is not two
+LONG = {  # longer files, and why each is not two
+    "calibration/offline.py": "answers without a service, and the bound of what they could be",
+}
 ONLY_IMPORTER = {  # modules with one importer, in their folder, and why each is a file of its own
     "app.cli.cluster_rows": "imports Ray Data, which classify needs with --address alone",
     "app.cli.main": "the commands; its importer becomes tandem/__init__.py in a wheel",
