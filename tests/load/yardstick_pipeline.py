@@ -43,22 +43,26 @@ class Pipeline:
 
     def __init__(self, model_set: ModelSet, networks: Sequence[Network]) -> None:
         manifest = model_set.manifest
-        self._size, self._shorter = manifest.image.input_size, manifest.image.resize_shorter
+        images = [manifest.image_of(member.name) for member in manifest.members]
+        self._inputs = [(image.input_size, image.resize_shorter) for image in images]
         self._labels, self._name = model_set.labels, model_set.name
         self._members = [member.name for member in manifest.members]
         weights = np.array([member.weight for member in manifest.members], np.float32)
         self._weights = (weights / weights.sum())[:, np.newaxis, np.newaxis]  # (M, 1, 1)
         self._requests = [network.requests() for network in networks]
-        self._pixels = {n: np.zeros((n, self._size, self._size, 3), np.uint8) for n in SIZES}
+        self._pixels = {
+            (n, own): np.zeros((n, own[0], own[0], 3), np.uint8)
+            for n in SIZES
+            for own in set(self._inputs)
+        }
         row = np.full(manifest.num_classes, 1 / manifest.num_classes, np.float32)
         self._constant = np.broadcast_to(row, (len(self._members), SIZES[-1], len(row)))
 
     def answer(self, batch: Sequence[tuple[bytes, int]]) -> list[bytes | None]:
         """Return JSON for each file and its top-k; None for what is no image."""
         size = next(size for size in SIZES if size >= len(batch))
-        pixels = self._pixels[size]
-        is_image = [self._decode(body, pixels[i]) for i, (body, _) in enumerate(batch)]
-        members = self._infer(pixels, size)  # (M, N, C)
+        is_image = [self._decode(body, size, i) for i, (body, _) in enumerate(batch)]
+        members = self._infer(size)  # (M, N, C)
         rows = (members * self._weights).sum(axis=0)  # (N, C)
         order = np.argsort(-rows, axis=1)[:, : max(top_k for _, top_k in batch)]
         firsts = members.argmax(axis=2)  # (M, N)
@@ -67,25 +71,26 @@ class Pipeline:
             for i, (good, (_, top_k)) in enumerate(zip(is_image, batch, strict=True))
         ]
 
-    def _decode(self, body: bytes, into: np.ndarray) -> bool:
-        """Resize the shorter side and take the central square."""
+    def _decode(self, body: bytes, batch_size: int, place: int) -> bool:
+        """Resize the shorter side and take the central square, for each kind of input."""
         image = cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR) if body else None
         if image is None:
             return False
-        height, width = image.shape[:2]
-        scale = self._shorter / min(height, width)
-        height, width = round(height * scale), round(width * scale)
-        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-        top, left = (height - self._size) // 2, (width - self._size) // 2
-        into[:] = image[top : top + self._size, left : left + self._size]
+        for side, shorter in set(self._inputs):
+            scale = shorter / min(image.shape[:2])
+            height, width = (round(length * scale) for length in image.shape[:2])
+            small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+            top, left = (height - side) // 2, (width - side) // 2
+            into = self._pixels[batch_size, (side, shorter)][place]
+            into[:] = small[top : top + side, left : left + side]
         return True
 
-    def _infer(self, pixels: np.ndarray, size: int) -> np.ndarray:
+    def _infer(self, size: int) -> np.ndarray:
         if not self._requests:
             return self._constant
         requests = [of_size[size] for of_size in self._requests]
-        for request in requests:
-            request.start_async([pixels], share_inputs=True)
+        for request, own in zip(requests, self._inputs, strict=True):
+            request.start_async([self._pixels[size, own]], share_inputs=True)
         for request in requests:
             request.wait()
         return np.stack([request.get_output_tensor(0).data for request in requests])
