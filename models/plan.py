@@ -98,7 +98,7 @@ class PlanFigures(Record):
 
 
 class PlanRecord(Record):
-    """The fast plan of a set, with the record of both halves of the images."""
+    """The fast plan of a set, with its figures on the images that chose it, and on others."""
 
     steps: Annotated[tuple[StepRecord, ...], Field(min_length=1, max_length=MAX_STEPS)]
     answer_set: AnswerSetRecord | None = None  # of the plan as a whole
@@ -108,8 +108,8 @@ class PlanRecord(Record):
     images_sha256: str
     measured: date
     cpu: str
-    chosen: PlanFigures  # on the half by which it was chosen
-    judged: PlanFigures  # on the other half
+    chosen: PlanFigures  # on the images by which it was chosen
+    judged: PlanFigures  # on those that neither fitted nor chose
 
     @model_validator(mode="after")
     def _steps_lead_to_an_answer(self) -> "PlanRecord":

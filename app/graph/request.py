@@ -49,6 +49,9 @@ class RequestOptions(NamedTuple):
     has_set: bool = False  # whether the answers have answer sets
 
 
+IN_BODY = ("top_k", "timeout_s", "priority", "threshold", "plan", "has_set")
+
+
 class RequestBody(NamedTuple):
     """The content of a request's body: the images, and options that override the headers'."""
 
@@ -64,11 +67,8 @@ class RequestBody(NamedTuple):
 
     def options(self, options: RequestOptions) -> RequestOptions:
         """Return ``options`` with those of the body in their place; unchanged if it has none."""
-        if self[1:4] == (None, None, None) and self[5:6] + self[7:] == (None, None, None):
-            return options
-        own = self._asdict()
-        names = ("top_k", "timeout_s", "priority", "threshold", "plan", "has_set")
-        return options._replace(**{name: own[name] for name in names if own[name] is not None})
+        sent = {name: value for name in IN_BODY if (value := getattr(self, name)) is not None}
+        return options._replace(**sent) if sent else options
 
 
 class AnswerListener(Protocol):

@@ -72,15 +72,7 @@ class EnsembleService:
         self.num_classes = model_set.manifest.num_classes
         manifest = model_set.manifest
         self._is_multi_label = manifest.is_multi_label
-        name = model_set.argument
-        self._no_plan = manifest.plan_problem(settings.served_precision, name)
-        if settings.combine is not None:
-            self._no_plan = "the operator's own combine needs every member"
-        self._no_set = (
-            None
-            if manifest.answer_set is not None and settings.combine is None
-            else f"tandem evaluate {name} --images DIR --sure-at 0.95 measures its bound"
-        )
+        self._no_plan, self._no_set = _not_offered(settings, model_set)
         is_fast_when_full = settings.when_full == "fast" and self._no_plan is None
         self._default_top_k = min(settings.default_top_k, self.num_classes)
         self._answer_timeout_s = answer_timeout_s(settings)
@@ -183,7 +175,8 @@ class EnsembleService:
             plan = checked_plan(options.plan, self.settings.allowed_plans, self._no_plan)
         if options.has_set and self._no_set is not None:
             raise NotOfferedError(
-                f"answer_set is asked for, and {self.name} has no answer sets here; {self._no_set}"
+                f"answer_set is asked for, and {self.name} has no answer sets here; "
+                f"{self._no_set}: leave it out"
             )
         return CheckedOptions(
             checked_top_k(top_k, self.num_classes),
@@ -387,6 +380,22 @@ def _has_whole(answers: RequestAnswers) -> bool:
         if not (answer.degraded or answer.skipped_members):
             return True
     return False
+
+
+def _not_offered(settings: Settings, model_set: ModelSet) -> tuple[str | None, str | None]:
+    """Return why no request gets a fast plan, and why none an answer set; None if it may."""
+    manifest, name = model_set.manifest, model_set.argument
+    if settings.combine is not None:
+        why = "the service's own combine makes its answers, from every member"
+        return why, why
+    no_plan = manifest.plan_problem(settings.served_precision, name)
+    no_set = f"tandem evaluate {name} --images DIR --sure-at 0.95 measures their bound"
+    if manifest.is_multi_label:
+        no_set = "its classes do not exclude each other"
+    elif settings.weights is not None:
+        no_plan = "the setting weights replaces the members that a plan is of"
+        no_set = "nothing was measured for the members and shares of the setting weights"
+    return no_plan, None if manifest.answer_set is not None else no_set
 
 
 def answer_timeout_s(settings: Settings) -> float:

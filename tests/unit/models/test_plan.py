@@ -10,7 +10,7 @@ from calibration.sets.transaction import write_manifest
 from models.errors import ModelSetError
 from models.manifest import read_manifest
 from models.model_set import load_model_set
-from models.plan import AverageRecord, PlanRecord, SubsetRecord, TrustTable
+from models.plan import AnswerSetRecord, AverageRecord, PlanRecord, SubsetRecord, TrustTable
 from tests.support.plans import plan_of, planned, sure_from
 from tests.support.scored_sets import write_scored_set
 from tests.support.tiny_networks import save_model, tiny_model, write_tiny_set
@@ -75,9 +75,16 @@ def test_a_plan_is_of_the_networks_weights_and_temperatures_that_it_was_made_for
 def test_a_multi_label_set_has_no_plan(tmp_path):
     manifest = read_manifest(write_scored_set(tmp_path / "scored"))
     assert "classes that exclude each other" in (manifest.plan_problem("INT8") or "")
-    for what in ("sure", "answer_set", "fast_plan"):
-        value: Any = sure_from(0.5).model_dump() if what == "sure" else {}
-        with pytest.raises(ValueError, match=f"{what}|fast_plan|answer_set"):
+    held = AnswerSetRecord(probability=0.1, target=0.95, num_images=9, coverage=0.9, mean_size=1)
+    (name, *_) = manifest.weights
+    values: dict[str, Any] = {
+        "sure": sure_from(0.5),
+        "answer_set": held,
+        "trust": (SubsetRecord(members=(name,)),),
+        "fast_plan": plan_of(manifest.plan_key("INT8"), (((name,), None),)),
+    }
+    for what, value in values.items():
+        with pytest.raises(ValueError, match=f"{what} is of classes that exclude each other"):
             type(manifest).model_validate(manifest.model_dump() | {what: value})
 
 
@@ -124,4 +131,5 @@ def test_a_plan_is_kept_as_it_was_written(folder):
     manifest = read_manifest(folder)
     write_manifest(folder, manifest)
     assert read_manifest(folder) == manifest
-    assert PlanRecord.model_validate(manifest.fast_plan.model_dump(mode="json"))
+    plan = manifest.fast_plan
+    assert PlanRecord.model_validate(plan.model_dump(mode="json")) == plan

@@ -72,6 +72,7 @@ async def test_large_messages_of_both_interfaces_share_one_room(tiny_set: Path) 
 # Whether an answer is sure: the same over every interface, from the cache too.
 
 
+OWN = "tests.support.own_functions"
 BOUND = 0.9  # a red picture's first class has more; a grey one's has a third
 SURE = SureRecord(
     probability=BOUND, target=0.9, num_images=9, share=0.5, right=1, right_interval=(0.7, 1)
@@ -163,6 +164,24 @@ async def test_a_degraded_answer_has_the_bound_of_those_who_answered(tmp_path, t
     service = fakes.service_of(settings, FakeDecoder(), members, Combiner(settings))
     answer = (await client_of(service).post("/v1/classify", content=RED)).json()
     assert (answer["degraded"], answer.get("sure"), answer.get("no_sure")) == (True, sure, why)
+
+
+@pytest.mark.parametrize(
+    ("settings", "plan", "sets"),
+    [
+        ({}, "tiny has no fast plan; tandem evaluate", "--sure-at 0.95 measures their bound"),
+        ({"weights": {"sure": 1.0}}, "the setting weights replaces", "of the setting weights"),
+        ({"combine": f"{OWN}:vote"}, "the service's own combine", "the service's own combine"),
+    ],
+)
+async def test_what_is_not_offered_says_why(tmp_path, settings, plan, sets):
+    folder = write_tiny_set(tmp_path / "tiny", gains={"sure": 8.0, "unsure": 4.0})
+    client = client_of(service_of(folder, **settings))
+    for query, why in (("plan=fast", plan), ("answer_set=true", sets)):
+        answer = await client.post(f"/v1/classify?{query}", content=RED)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "not_offered")
+        assert why in error["message"]
 
 
 async def test_an_answer_set_is_listed_where_it_is_asked_for(tmp_path):

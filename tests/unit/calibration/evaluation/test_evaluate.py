@@ -14,9 +14,9 @@ from models.errors import ModelSetError
 from models.ledger import judge
 from models.manifest import ENSEMBLE, read_manifest
 from models.model_set import load_model_set
-from models.plan import SureRecord
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.plans import planned
+from tests.support.plans import sure_from as bound_at
 from tests.support.tiny_networks import LABELS, picture, write_pictures, write_tiny_set
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -135,15 +135,7 @@ def test_sure_answers_and_how_many_are_right_are_in_the_tables(
 ) -> None:
     mixed = shutil.copytree(pictures, tmp_path / "mixed")
     (mixed / LABELS[0] / "wrong.png").write_bytes(picture("red"))
-    sure = SureRecord(
-        probability=sure_from,
-        target=0.95,
-        num_images=400,
-        share=0.5,
-        right=0.96,
-        right_interval=(0.9, 0.98),
-    )
-    folder = write_tiny_set(tmp_path / "tiny", sure=sure)
+    folder = write_tiny_set(tmp_path / "tiny", sure=bound_at(sure_from))
     planned(folder, (("sure",), 0.7), (("unsure",), None), bounds=(sure_from, sure_from))
     done = evaluated(folder, "--images", mixed, "--json", tmp_path / "r.json")
     modes = json.loads((tmp_path / "r.json").read_text())["modes"]["INT8"]
