@@ -45,6 +45,7 @@ from app.telemetry.metrics import meter, record_key
 from models.ledger import gateway_cpu_ms
 from models.model_set import ModelSet
 from models.plan import PlanName
+from models.record import Precision
 
 # The share of HAProxy's timeout within which a Gateway must answer: later, HAProxy asks another.
 OF_GATEWAY_TIMEOUT = 0.8
@@ -72,7 +73,12 @@ class EnsembleService:
         self.num_classes = model_set.manifest.num_classes
         manifest = model_set.manifest
         self._is_multi_label = manifest.is_multi_label
-        self._no_plan, self._no_set = _not_offered(settings, model_set)
+        self._no_plan, self._no_set = _not_offered(
+            model_set,
+            settings.served_precision,
+            has_combine=settings.combine is not None,
+            has_weights=settings.weights is not None,
+        )
         is_fast_when_full = settings.when_full == "fast" and self._no_plan is None
         self._default_top_k = min(settings.default_top_k, self.num_classes)
         self._answer_timeout_s = answer_timeout_s(settings)
@@ -382,17 +388,19 @@ def _has_whole(answers: RequestAnswers) -> bool:
     return False
 
 
-def _not_offered(settings: Settings, model_set: ModelSet) -> tuple[str | None, str | None]:
+def _not_offered(
+    model_set: ModelSet, precision: Precision, *, has_combine: bool, has_weights: bool
+) -> tuple[str | None, str | None]:
     """Return why no request gets a fast plan, and why none an answer set; None if it may."""
     manifest, name = model_set.manifest, model_set.argument
-    if settings.combine is not None:
+    if has_combine:
         why = "the service's own combine makes its answers, from every member"
         return why, why
-    no_plan = manifest.plan_problem(settings.served_precision, name)
+    no_plan = manifest.plan_problem(precision, name)
     no_set = f"tandem evaluate {name} --images DIR --sure-at 0.95 measures their bound"
     if manifest.is_multi_label:
         no_set = "its classes do not exclude each other"
-    elif settings.weights is not None:
+    elif has_weights:
         no_plan = "the setting weights replaces the members that a plan is of"
         no_set = "nothing was measured for the members and shares of the setting weights"
     return no_plan, None if manifest.answer_set is not None else no_set
