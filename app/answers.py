@@ -245,6 +245,25 @@ class Classified:
     probabilities: SkipJsonSchema[Any] = None
 
 
+OTHER_WORK = ("decode", "preprocess", "combine")  # stages of an image beside its members'
+
+
+def cpu_ms(answer: Classified, threads_each: int, num_images: int = 1) -> float:
+    """Estimate the CPU time of an image's stages, in ms.
+
+    A batch keeps ``threads_each`` cores busy, and its images share that time. So do the
+    ``num_images`` of a request share what it does once for all: preprocess and combine.
+    """
+
+    def share(stage: StageTiming) -> float:
+        if stage.batch_size:
+            return threads_each / stage.batch_size
+        return 1 if stage.stage == "decode" else 1 / num_images
+
+    stages = (s for s in answer.timings_ms.stages if s.stage in (*OTHER_WORK, "infer"))
+    return sum(stage.duration_ms * share(stage) for stage in stages)
+
+
 @dataclass(slots=True)
 class ErrorDetail:
     """What was wrong, the limit, and what to do next."""

@@ -15,10 +15,14 @@ PROJECT = Path(__file__).parents[1]  # has the packages, serve_config.yaml and c
 KIB, MIB = 2**10, 2**20
 KEYS_VARIABLE = "TANDEM_API_KEYS"
 CALLERS_KEY_VARIABLE = "TANDEM_API_KEY"
+PROGRAM = str(Path(__file__).parent) + os.sep
 # The folder of entries of shared memory's regions, where tandem serve listens on loopback alone.
 REGIONS_FOLDER = "TANDEM_REGIONS_FOLDER"
 # Set where tandem serve listens on loopback alone: whoever calls is on this machine, or a proxy is.
 ON_LOOPBACK = "TANDEM_ON_LOOPBACK"
+# By it Gateways know what HAProxy sent. tandem serve makes one for each run; on a cluster it is the
+# operator's. Other users cannot read a process's environment.
+HAPROXY_SECRET = "TANDEM_HAPROXY_SECRET"
 # Set after the fork server has started, and read when they are asked for, not when imported.
 SET_LATE = (REGIONS_FOLDER, ON_LOOPBACK)
 NICENESS = "RAY_worker_niceness"
@@ -30,9 +34,12 @@ HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve start
 # How long HAProxy waits for a Gateway that has the whole request: longer than any that lives takes.
 # It is our application's: what others wait for is theirs.
 GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "TANDEM_GATEWAY_TIMEOUT_S", 5
+UTF8 = "PYTHONUTF8"
 HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+DRAINING = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
 BUFFER_BYTES = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
-RETRIED_BYTES = MIB  # a request up to this size goes to another Gateway when its own dies
+# HAProxy's buffers. What fits in one, without HEADER_BYTES, is sent again when its Gateway dies.
+OWN_BUFFER_BYTES, NODE_BUFFER_BYTES, HEADER_BYTES = 128 * KIB, MIB, 16 * KIB
 # What HAProxy had under way when it was replaced; Serve's own default, which clusters have.
 HARD_STOP_AFTER_S = 120
 
@@ -57,7 +64,7 @@ AT_REST = {
     "RAY_local_fs_monitor_interval_ms": "5000",
     "RAY_object_manager_timer_freq_ms": "1000",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
-    # Ray's agent is told every 10 s, whatever the interval.
+    # Ray's agent is told every 3 s, whatever the interval (app/launch/fork_client.py).
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
     "REPORTER_UPDATE_INTERVAL_MS": "15000",  # the dashboard agent's look at all processes
 }
@@ -74,7 +81,7 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # By default Serve looks at everything, and every process flushes its metrics, ten times a
         # second: most of what a service at rest costs (tests/load/startup.py).
-        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
         # Throughput mode holds log lines back until there are a thousand; ours are few.
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
@@ -88,12 +95,18 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
         # HAProxy would tell Serve of each request in a datagram, for counters that replicas keep
         # as well, and then do: 0.07 CPU-ms and a process woken for each (decision 0039).
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-        # A photo takes two reads and writes, not seven (decision 0049); 16 KiB by default.
-        BUFFER_BYTES: str(64 * KIB),
+        # A photo takes one read and write, not seven (decision 0049); 16 KiB by default.
+        BUFFER_BYTES: str(OWN_BUFFER_BYTES),
+        # A server that cannot be reached is skipped at once, until a check, every 0.25 s, succeeds.
+        # With Serve's 3 a request's attempts are used up before (decision 0089).
+        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
+        # An HAProxy that died is found out by three of these, each in two of Serve's loops.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.1",
         # What a gRPC client sends before it waits for a word of HAProxy's: 64 KB by default, which
         # makes 1 MB/s of a connection with 50 ms to and fro.
         "RAY_SERVE_HAPROXY_H2_FE_INITIAL_WINDOW_SIZE": str(MIB),
         "RAY_USAGE_STATS_ENABLED": "0",
+        UTF8: "1",  # HAProxy's file, which Serve writes as its locale says, has an arrow
         # Ray's default is nice 15 for its workers, replicas and HAProxy among them: a busy program
         # leaves them 3 % of a core, and proxies do not start in time (decision 0041).
         NICENESS: "0",
@@ -110,14 +123,16 @@ def node_environment(haproxy: Path) -> dict[str, str]:
         GATEWAY_TIMEOUT: environment_value(GATEWAY_TIMEOUT) or str(GATEWAY_TIMEOUT_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
         # HAProxy prefers idle servers, and a dead one looks idle. So allow two failed attempts per
-        # node, which has two Gateways. A server that cannot be reached is skipped until a check,
-        # every 0.25 s, succeeds.
+        # node, which has two Gateways.
         "RAY_SERVE_HAPROXY_RETRIES": "3",
-        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
-        BUFFER_BYTES: str(RETRIED_BYTES),
-        # An HAProxy that died is found out by three of these: 30 s by default.
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        BUFFER_BYTES: str(NODE_BUFFER_BYTES),
+        # A Gateway that is silent or slow is left after two checks, each of so long at most:
+        # 5 s by default.
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",  # silence in the middle of a body
+        # How long a Gateway that is to end goes on, until each node's HAProxy has left it out: 30 s
+        # by default, for a slow load balancer. Whom it refuses then, another Gateway answers.
+        DRAINING: "2",
     }
 
 
@@ -149,7 +164,7 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         # a request's time (request_timeout_s). At the end of a run Serve kills both at once.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_AFTER_S),
         # Ctrl-C on a laptop should not wait for a load balancer to notice.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        DRAINING: "1",
     }
 
 
@@ -216,6 +231,17 @@ def replace_environment(values: Mapping[str, str]) -> None:
     """Take this environment instead."""
     os.environ.clear()
     os.environ.update(values)
+
+
+def mark_own_lines() -> None:
+    """Give each record of this program's own code, in the log that it shares with Serve, a mark."""
+    logging.getLogger("ray.serve").addFilter(_mark)
+
+
+def _mark(record: logging.LogRecord) -> bool:
+    if record.pathname.startswith(PROGRAM):
+        record.tandem = True  # Ray's formatter writes all that it does not know
+    return True
 
 
 def write_to_stderr_as_to_files() -> None:

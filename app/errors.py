@@ -27,6 +27,12 @@ class ConfigError(TandemError):
     code = "config"
 
 
+class ServiceEndedError(TandemError):
+    """``tandem serve`` cannot go on: a process has ended, or the service stays unready."""
+
+    code = "service_ended"
+
+
 class UnverifiedError(TandemError):
     """INT8 lost more accuracy than the set allows; ``allow_unverified`` serves it all the same."""
 
@@ -44,6 +50,31 @@ class UnauthorizedError(TandemError):
 
     status, code = 401, "unauthorized"
     is_given = False  # whether the caller sent something, be it not a key of this service
+
+
+class ForbiddenError(TandemError):
+    """The key does not allow the request: it changes the service, or asks another model set."""
+
+    status, code = 403, "forbidden"
+
+
+class RateLimitedError(TandemError):
+    """The key has sent more requests a second than it may (the answer carries Retry-After).
+
+    The second argument is when it may send again, in seconds; the third the headers that say so.
+    """
+
+    status, code = 429, "rate_limited"
+
+    @property
+    def retry_after_s(self) -> float:
+        """In how many seconds the key may send a request."""
+        return float(self.args[1])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the answer, besides Retry-After."""
+        return dict(self.args[2])
 
 
 class SlowBodyError(TandemError):
@@ -113,7 +144,7 @@ class BadRegionError(TandemError):
 
 
 class NotLocalError(TandemError):
-    """A caller that is not known to be on this machine asked for shared memory."""
+    """Only programs on this machine may ask for this, and a header or the address is another's."""
 
     status, code = 403, "not_local"
 
@@ -175,22 +206,28 @@ class TooManyFilesError(TandemError):
 class OverloadedError(TandemError):
     """Every queue place is taken: come back later (the answer carries Retry-After).
 
-    The second argument is the Gateway's present limit of requests under way. HAProxy refuses
-    requests beyond it.
+    The further arguments are for HAProxy, which refuses requests beyond them: how many requests may
+    be under way in the Gateway at present, how many of this caller, and how many of a new one.
     """
 
     status, code = 429, "overloaded"
 
     @property
-    def limit(self) -> int | None:
-        """The present limit of requests under way; None if it has not changed."""
-        return int(self.args[1]) if len(self.args) > 1 else None
+    def limits(self) -> tuple[int, ...]:
+        """The present limits: of all requests, this caller's, a new caller's; () if unknown."""
+        return tuple(map(int, self.args[1:]))
 
 
 class NotReadyError(TandemError):
     """A member has not answered yet, or does not answer any more."""
 
     status, code = 503, "not_ready"
+
+
+class NoMemoryError(NotReadyError):
+    """A set or a version cannot be loaded: its networks need more memory than is free."""
+
+    code = "no_memory"
 
 
 class OtherSetError(NotReadyError):
@@ -224,15 +261,18 @@ class DeadlineError(TandemError):
 LIMIT_HEADER = "x-tandem-limit"  # in an answer; HAProxy removes it
 CLOSE_HEADER = "x-tandem-close"  # in an answer sent before the body's end; HAProxy removes it
 REFUSED_HEADER = "x-tandem-refused"  # in a request, as the headers below
+ADDRESS_HEADER = "x-tandem-address"  # of the client, as HAProxy sees it
 TIMEOUT_COPY = "x-tandem-timeout-seconds"
 DEADLINE_METADATA = "x-grpc-timeout"  # grpcio does not pass on gRPC's own header
 # The prefix of a gRPC message on the wire, in hexadecimal: whether it is compressed (1 byte), and
 # its length (4 bytes). grpcio does not show it before the whole message has arrived.
 PREFIX_METADATA = "x-grpc-message-prefix"
-# HAProxy removes these headers from a client's request, over HTTP and gRPC.
+SECRET_HEADER = "x-tandem-secret"  # in a request: the run's, by which HAProxy is known
+# HAProxy removes these headers from a client's request, over HTTP and gRPC, and so does the Gateway
+# where no HAProxy sent them (app/graph/request.py).
 INTERNAL_HEADERS = (
     *(LIMIT_HEADER, CLOSE_HEADER, REFUSED_HEADER),
-    *(TIMEOUT_COPY, DEADLINE_METADATA, PREFIX_METADATA),
+    *(TIMEOUT_COPY, DEADLINE_METADATA, PREFIX_METADATA, ADDRESS_HEADER, SECRET_HEADER),
 )
 # The largest count that is accepted. Without HAProxy a client could send any, which the autoscaling
 # policy would take for demand.

@@ -1,4 +1,4 @@
-"""What a single setting may say: addresses, names of functions, paths, room in the queues."""
+"""What a single setting may say: addresses, names of functions, paths, room in queues, keys."""
 
 import re
 from collections.abc import Mapping
@@ -6,14 +6,25 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    IPvAnyNetwork,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from app.errors import ConfigError
+from models.errors import TandemError
 from models.files import with_home
 from models.machine import pip_install
+from models.record import YamlError, parse_yaml
 from models.stores import EXTRAS, OBJECT_STORES, split_version
 
 SCHEMES = ("redis:", "rediss:")  # the second one is over TLS
@@ -26,9 +37,10 @@ TRACE_ENDPOINTS = {
 
 # What a script of an allowed origin may read of an answer beside its body and the usual headers.
 EXPOSED = (
-    *("inference-header-content-length", "retry-after", "www-authenticate"),
-    *("x-request-id", "x-trace-id"),
+    *("inference-header-content-length", "ratelimit", "ratelimit-policy", "retry-after"),
+    *("www-authenticate", "x-request-id", "x-trace-id"),
 )
+Networks = tuple[IPvAnyNetwork, ...]
 # Scheme, host and port; a scheme's usual port is left out, and letters are small.
 ORIGIN = re.compile(
     r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://"
@@ -68,7 +80,6 @@ class RedisAddress:
 
         Raises:
             ValueError: it is none; the message repeats no password.
-
         """
         try:
             parts = urlsplit(address)
@@ -233,3 +244,124 @@ def check_form_fits(max_queued_images: int, max_files: int) -> None:
             f"fill {places}: larger ones would always be refused; raise max_queued_images to "
             f"{least}, or lower max_files"
         )
+
+
+MIN_LENGTH = 24  # 144 bits of base64, 96 of hexadecimal: nobody tries them all
+TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, section 2.1: what "Bearer" may carry
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+UNNAMED = "unnamed"  # the metric's label for a key without a name
+MAKE_ONE = "openssl rand -hex 32 makes one"
+OPTIONS = "rate, burst, share, lane, sets and admin"
+YAML_LIST = re.compile(r"-(\s|$)|\[|---")  # how the first line of the YAML form begins
+
+
+class ApiKeyError(TandemError):
+    """Keys that cannot be read, or that are none."""
+
+    code = "api_key"
+
+
+class KeyEntry(BaseModel):
+    """A key with its name and its options, as a line or an entry of the key file has them."""
+
+    # Values are in no message: one of them is a key.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    key: str
+    name: str = UNNAMED
+    rate: float | None = Field(None, gt=0, le=1e6)
+    burst: float | None = Field(None, ge=1, le=1e6)
+    share: float = Field(1.0, ge=0.01, le=100)
+    lane: Literal["interactive", "bulk"] = "interactive"
+    sets: frozenset[str] | None = Field(None, min_length=1)
+    admin: bool | None = None  # None: only a key without options is one
+
+    @field_validator("key", "name")
+    @classmethod
+    def _has_its_form(cls, text: str, of: ValidationInfo) -> str:
+        if of.field_name == "name":
+            if not NAME.fullmatch(text):
+                raise ValueError("a key's name is 1 to 64 letters, digits and ._- before the colon")
+        elif len(text) < MIN_LENGTH:
+            length = f"a key of {len(text)} characters"
+            raise ValueError(f"{length}, the least is {MIN_LENGTH}; {MAKE_ONE}")
+        elif not TOKEN.fullmatch(text):
+            raise ValueError(f"a key is letters, digits and ._~+/- with = at its end; {MAKE_ONE}")
+        return text
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that are there."""
+        return self.model_dump(include=self.model_fields_set - {"key", "name"}, exclude_none=True)
+
+    @classmethod
+    def of(cls, place: str, fields: Any) -> "KeyEntry":
+        """Check the fields of an entry; :class:`ApiKeyError` names ``place`` and the option."""
+        try:
+            entry = cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = first["loc"][0] if first["loc"] else None
+            if first["type"] == "value_error":
+                text = str(first["ctx"]["error"])
+            elif name in cls.model_fields:
+                text = f"{name}: {first['msg']}"
+            else:  # what stands there may be a key
+                text = f"an entry is key, name and the options {OPTIONS}; this has something else"
+            raise ApiKeyError(f"{place}: {text}") from None
+        if entry.name == UNNAMED and entry.options:
+            raise ApiKeyError(f"{place}: a key with options has a name, NAME:KEY:OPTIONS")
+        if entry.burst is not None and entry.rate is None:
+            raise ApiKeyError(f"{place}: burst is there and rate is not; give both")
+        return entry
+
+
+def keys_in(text: str, where: str) -> list[KeyEntry]:
+    """Return the keys of ``text``; # begins a comment.
+
+    A line is ``KEY``, ``NAME:KEY`` or ``NAME:KEY:OPTIONS``, such as ``rate=50,sets=a|b,admin``. Or
+    the text is a list of mappings in YAML, with the options as keys.
+
+    Raises:
+        ApiKeyError: no key, one that is too short or has other characters, a name that is none, or
+            an option that is none; named by its line or its place in the list.
+    """
+    numbered = ((num, line.strip()) for num, line in enumerate(text.splitlines(), 1))
+    lines = [(num, line) for num, line in numbered if line and not line.startswith("#")]
+    if lines and YAML_LIST.match(lines[0][1]):
+        entries = _entries_of_yaml(text, where)
+    else:
+        entries = [KeyEntry.of(f"{where}, line {num}", fields_of(line)) for num, line in lines]
+    if not entries:
+        raise ApiKeyError(f"{where} holds no key; {MAKE_ONE}, one a line")
+    options: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if options.setdefault(entry.name, entry.options) != entry.options:
+            raise ApiKeyError(f"{where}: the keys named {entry.name} differ in their options")
+    return entries
+
+
+def fields_of(line: str) -> dict[str, Any]:
+    """Return the fields of an entry in a line; admin without a value is true."""
+    name, *rest = line.split(":", 2)
+    if not rest:
+        return {"key": name}
+    fields: dict[str, Any] = {"name": name, "key": rest[0]}
+    for option in rest[1].split(",") if len(rest) > 1 else ():
+        title, _, value = (part.strip() for part in option.partition("="))
+        fields[title] = value.split("|") if title == "sets" and value else value
+        if title == "admin" and not value:
+            fields[title] = True
+    return fields
+
+
+def _entries_of_yaml(text: str, where: str) -> list[KeyEntry]:
+    try:
+        rows = parse_yaml(text, where)
+    except YamlError as error:  # its message quotes the line, which may hold a key
+        mark = getattr(error.__cause__, "problem_mark", None)
+        at = f"{where}, line {mark.line + 1}" if mark else where
+        raise ApiKeyError(f"{at}: this is not YAML") from None
+    if not isinstance(rows, list):
+        raise ApiKeyError(f"{where}: keys in YAML are a list of mappings, each with key and name")
+    return [KeyEntry.of(f"{where}, entry {number}", row) for number, row in enumerate(rows, 1)]

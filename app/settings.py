@@ -17,6 +17,7 @@ from app.setting_values import (
     RETIRED,
     CachePlace,
     FunctionName,
+    Networks,
     Origins,
     UserPath,
     UserPaths,
@@ -47,9 +48,7 @@ class LimitSettings(BaseModel):
         20 * MIB, description="largest body of a request with all its files, in bytes"
     )
     max_bytes_in_flight: Count = Field(
-        256 * MIB,
-        description="bytes of the bodies that a Gateway holds at a time, at most; further requests "
-        "get 429",
+        256 * MIB, description="bytes of bodies that a Gateway holds at a time; beyond it is 429"
     )
     max_pixels: Count = Field(DEFAULT_MAX_PIXELS, description="largest width x height of an image")
     max_full_pixels: Count = Field(
@@ -174,9 +173,7 @@ class SetSettings(BaseModel):
         "100 in sum; leave model_set out, or let it name the same set; null: model_set alone",
     )
     shadow: str | None = Field(
-        None,
-        description="another version of the set, NAME@VERSION, that gets copies of requests while "
-        "the service is not busy, and answers no client; null: none",
+        None, description="another version, NAME@VERSION, that gets copies of requests; null: none"
     )
     traffic_header: str | None = Field(
         None,
@@ -188,6 +185,9 @@ class SetSettings(BaseModel):
         0.1,
         description="share of requests that a second version also computes while several versions "
         "answer, to compare both on the same images",
+    )
+    copy_share: Annotated[Share, Field(le=0.1)] = Field(
+        0.02, description="compute guaranteed to copies, as a share of what answers take"
     )
     open_traffic: bool | None = Field(
         None,
@@ -404,9 +404,14 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
     )
     api_keys_file: UserPath = Field(
         None,
-        description="file of API keys, a KEY or NAME:KEY on each line; only requests with one of "
-        "them, or of the variable TANDEM_API_KEYS, are answered; it is read again when it changes; "
-        "null: no file",
+        description="file of API keys, NAME:KEY:OPTIONS on each line, or YAML; only requests with "
+        "one of them, or of TANDEM_API_KEYS, are answered; read again when it changes; null: none",
+    )
+    trusted_proxies: Networks = Field(
+        (), description="networks of proxies (10.0.0.0/8) whose X-Forwarded-For names callers"
+    )
+    key_names_in_metrics: bool = Field(
+        False, description="whether metrics name API keys; set where others cannot read them"
     )
     allowed_origins: Origins = Field(
         (),
@@ -441,16 +446,14 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
         fast = next((n for n in ("plan", "when_full") if getattr(self, n) == "fast"), None)
         if fast is None:
             return self
-        if self.combine is not None:
-            raise ValueError(
-                f"combine is {self.combine} and {fast} fast: a fast plan answers some images by a "
-                "few members, without combine; leave one of them out"
-            )
-        if self.weights is not None:
-            raise ValueError(
-                f"weights is set and {fast} fast: a fast plan is of the manifest's members and "
-                "weights; leave one of them out"
-            )
+        whys = {
+            f"combine is {self.combine}": self.combine
+            and "answers some images by a few members, without combine",
+            "weights is set": self.weights and "is of the manifest's members and weights",
+        }
+        for key, why in whys.items():
+            if why:
+                raise ValueError(f"{key} and {fast} fast: a fast plan {why}; leave one of them out")
         return self
 
     @field_validator("shared_memory", mode="before")
@@ -459,8 +462,7 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
         if value is True:
             raise ValueError(
                 "true is refused: clients of a proxy on this machine look local, and could read "
-                "and write shared memory; if there is no proxy in front, set shared_memory: "
-                "unproxied"
+                "and write shared memory; if no proxy is in front, set shared_memory: unproxied"
             )
         return value
 
@@ -477,8 +479,7 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
         """
         if not self.has_several_sets:
             return [self]
-        names = self.model_sets or ()
-        num = len(names)
+        num = len(names := self.model_sets or ())
         shares = {
             "cache_mib": max(1, self.cache_mib // num),
             "max_concurrent_requests": max(1, self.max_concurrent_requests // num),
@@ -488,8 +489,8 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
 
     def of_one_more(self, name: str) -> "Settings":
         """Return the settings of one more set, loaded at run time, with an even share."""
-        names = (*(self.model_sets or (self.model_set,)), name)
-        several = self.model_copy(update={"model_sets": names, "weights": None})
+        names = self.model_sets or (self.model_set,)
+        several = self.model_copy(update={"model_sets": (*names, name), "weights": None})
         return several.of_each_set()[-1]
 
     def load_set(self) -> ModelSet:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from models.class_names import class_indices, some
 from models.errors import ModelSetError
 from models.image_files import SUFFIXES, images_below, is_hidden, is_image
 from models.model_set import ModelSet
@@ -71,12 +72,10 @@ class LabelSets:
 def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
     """Read an ImageFolder (``source/<class>/<file>``) or a list with ``file,label`` lines.
 
-    A class is named by its id (``class_ids`` of the set), its label, or in a list its index; an
-    ImageFolder whose names say nothing must have one folder per class, in the sorted order.
-
-    Raises:
-        ModelSetError: no images, or labels that are no classes of the set.
-
+    A class is named by its id (``class_ids`` of the set), its label or its number. An ImageFolder
+    whose names say nothing must have one folder per class, in the sorted order. Raises
+    :class:`ModelSetError` if there are no images, labels that are no classes of the set, or folders
+    whose order differs as text and by their numbers.
     """
     if source.is_dir():
         named = folder_files(source)
@@ -85,10 +84,9 @@ def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
         named = _listed_files(source)
         names = sorted({label for _, label in named})
     else:
-        raise ModelSetError(
-            f"{source} is neither a folder nor a list; give an ImageFolder or a CSV"
-        )
-    index_of, note = _class_indices(names, model_set, source)
+        problem = f"{source} is neither a folder nor a list; give an ImageFolder or a CSV"
+        raise ModelSetError(problem)
+    index_of, note = class_indices(names, model_set, source)
     single = _each_once(named, source)
     images = tuple(LabelledImage(path, index_of[label]) for path, label in single)
     notes = [*note]
@@ -101,29 +99,29 @@ def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
 def read_label_sets(source: Path, model_set: ModelSet) -> LabelSets:
     """Read a list with ``file,labels`` lines, or an ImageFolder.
 
-    A class is named by its id, its label, or its number, as in :func:`read_dataset`.
-
-    Raises:
-        ModelSetError: no images, none with a label, a file twice, or labels that are no classes.
-
+    A class is named by its id, its label, or its number, as in :func:`read_dataset`. Raises
+    :class:`ModelSetError` if there are no images, none has a label, a file is there twice, or a
+    label is no class.
     """
     if not source.is_file():
         of_one = read_dataset(source, model_set)
-        images = tuple(
-            MultiLabelledImage(image.path, (image.class_index,)) for image in of_one.images
-        )
+        images = tuple(MultiLabelledImage(i.path, (i.class_index,)) for i in of_one.images)
         return LabelSets(of_one.name, images, of_one.notes)
     split = [
         (path, {label.strip() for label in text.split(SEPARATOR)} - {""})
         for path, text in _listed_files(source)
     ]
-    _check_once([path.resolve() for path, _ in split], source)
-    names = sorted({label for _, labels in split for label in labels})
-    if not names:
+    counts = Counter(path.resolve() for path, _ in split)
+    if doubled := sorted(str(path) for path, count in counts.items() if count > 1):
+        raise ModelSetError(
+            f"{source} lists {len(doubled)} files twice, as {doubled[0]}: write all labels of a "
+            f"file on one line, with {SEPARATOR} between them"
+        )
+    if not (names := sorted({label for _, labels in split for label in labels})):
         raise ModelSetError(
             f"{source}: no image has a label; each line is file,labels, as photo.jpg,cat;dog"
         )
-    index_of, note = _class_indices(names, model_set, source)
+    index_of, note = class_indices(names, model_set, source)
     images = tuple(
         MultiLabelledImage(path, tuple(sorted(index_of[label] for label in labels)))
         for path, labels in split
@@ -134,7 +132,6 @@ def read_label_sets(source: Path, model_set: ModelSet) -> LabelSets:
 
 
 def _absent(model_set: ModelSet, present: Container[int]) -> list[str]:
-    """Return a note that names the classes without images, if there are any."""
     absent = [label for index, label in enumerate(model_set.labels) if index not in present]
     return [f"no images of {len(absent)} classes: {some(absent)}"] if absent else []
 
@@ -155,15 +152,6 @@ def _each_once(named: list[tuple[Path, str]], source: Path) -> list[tuple[Path, 
     return single
 
 
-def _check_once(paths: list[Path], source: Path) -> None:
-    doubled = sorted(str(path) for path, count in Counter(paths).items() if count > 1)
-    if doubled:
-        raise ModelSetError(
-            f"{source} lists {len(doubled)} files twice, as {doubled[0]}: write all labels of a "
-            f"file on one line, with {SEPARATOR} between them"
-        )
-
-
 def truth_of(images: Iterable[LabelledImage]) -> npt.NDArray[np.int64]:
     """Return the class of each image: (N,)."""
     return np.array([image.class_index for image in images], np.int64)
@@ -181,8 +169,7 @@ def find_images(folder: Path) -> list[Path]:
     """Return every image below ``folder``, sorted, without hidden folders; raise without any."""
     if not folder.is_dir():
         raise ModelSetError(f"{folder} is not a folder; give one with images in it")
-    images = images_below(folder)
-    if not images:
+    if not (images := images_below(folder)):
         raise ModelSetError(f"no images in {folder}: expected {', '.join(SUFFIXES)} files")
     return images
 
@@ -219,58 +206,6 @@ def _listed_files(path: Path) -> list[tuple[Path, str]]:
     if not listed:
         raise ModelSetError(f"{path} lists no image; each line is file,label")
     return sorted(listed)
-
-
-def _class_indices(
-    names: list[str], model_set: ModelSet, source: Path
-) -> tuple[dict[str, int], list[str]]:
-    """Return the class index of each name, and a note if only the names' order decided."""
-    labels = model_set.labels
-    schemes = [model_set.class_ids or (), labels]
-    if source.is_file():
-        schemes.append(tuple(str(i) for i in range(len(labels))))
-    for known in schemes:
-        if set(names) <= set(known):
-            _check_unambiguous(names, known, model_set, source)
-            return {name: known.index(name) for name in names}, []
-    is_by_order = source.is_dir() and len(names) == len(labels) and model_set.class_ids is None
-    if is_by_order and not set(names) & set(labels):
-        note = "folder names are no classes of the set: taken as its classes in sorted order"
-        return {name: index for index, name in enumerate(names)}, [note]
-    strangers = sorted(set(names) - {name for known in schemes for name in known})
-    if not strangers:
-        raise ModelSetError(
-            f"{source} names classes in more than one way, as {some(names)}: name all of them by "
-            "id, all by label, or in a list all by number"
-        )
-    by_id = "; for names by id add the set again: tandem models add --class-ids FILE --replace"
-    raise ModelSetError(
-        f"{source}: {len(strangers)} labels are no classes of {model_set.name}, as "
-        f"{some(strangers)}; it has {len(labels)}: {some(list(model_set.class_ids or labels))}. "
-        f"Name folders (or labels) as the set does{'' if model_set.class_ids else by_id}"
-    )
-
-
-def _check_unambiguous(
-    names: list[str], known: tuple[str, ...], model_set: ModelSet, source: Path
-) -> None:
-    """Raise if a name in use belongs to several classes."""
-    counts = Counter(known)
-    for name in names:
-        if counts[name] > 1:
-            places = ", ".join(str(i) for i, other in enumerate(known) if other == name)
-            has_ids = known is model_set.labels and model_set.class_ids
-            how = "the class ids" if has_ids else "a list (CSV of file,label) with the numbers"
-            raise ModelSetError(
-                f"{source}: {name} is the name of {counts[name]} classes of {model_set.name} "
-                f"(numbers {places}): which is meant? Use {how} instead"
-            )
-
-
-def some(names: list[str], limit: int = 5) -> str:
-    """Return the first names as text, with the number of all."""
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"
 
 
 def file_hashes(images: Iterable[ImageFile]) -> dict[Path, str]:

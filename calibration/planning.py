@@ -99,14 +99,10 @@ class Costs:
     def cores(self, stage: str) -> float:
         """Return the cores of a replica."""
         if self.is_together and stage == "Gateway":
-            return self._cores_together
+            # An event loop can keep fewer cores busy if the networks are cheaper.
+            kept_busy = SERIAL_BUSY * self.cpu_ms["Gateway"] / SERIAL_CPU_MS
+            return float(max(1, min(self.replica_cores, math.floor(kept_busy))))
         return min(self.replica_cores, CORES_APART.get(stage, self.replica_cores))
-
-    @property
-    def _cores_together(self) -> float:
-        """The cores that an event loop can keep busy: fewer if the networks are cheaper."""
-        kept_busy = SERIAL_BUSY * self.cpu_ms["Gateway"] / SERIAL_CPU_MS
-        return float(max(1, min(self.replica_cores, math.floor(kept_busy))))
 
     @property
     def alone_ms(self) -> float:
@@ -121,9 +117,7 @@ class Costs:
 class Requirements:
     """The requirements on the service.
 
-    Raises:
-        PlanError: a value is outside of ``LIMITS``.
-
+    Raises :class:`PlanError` if a value is outside of ``LIMITS``.
     """
 
     rate: float  # images/s
@@ -155,9 +149,7 @@ class Plan:
 def plan(needs: Requirements, costs: Costs, seed: int = 20) -> Plan:
     """Return the plan with the fewest nodes that keep the p99.
 
-    Raises:
-        PlanError: no number of nodes does.
-
+    Raises :class:`PlanError` if no number of nodes does.
     """
     if needs.p99_ms < costs.alone_ms:
         raise PlanError(
@@ -262,11 +254,8 @@ def planned_costs(
 ) -> Costs:
     """Return the expected cost of each stage, for a plan with this form of the graph.
 
-    ``answers`` says whether all members are asked, or those of the set's fast plan.
-
-    Raises:
-        PlanError: the set has no fast plan.
-
+    ``answers`` says whether all members are asked, or those of the set's fast plan. Raises
+    :class:`PlanError` if the set has no fast plan.
     """
     problem = manifest.plan_problem(precision) if answers == "fast" else None
     if problem is not None:
@@ -300,11 +289,8 @@ def planned_costs(
 def read_costs(path: Path, members: tuple[str, ...]) -> Costs:
     """Read the CPU time by stage from the last run in a result of ``tandem bench --json``.
 
-    tests/load/results/share.json has the same times at its top level.
-
-    Raises:
-        PlanError: the result has no such times, or is of other members.
-
+    tests/load/results/share.json has the same times at its top level. Raises :class:`PlanError` if
+    the result has no such times, or is of other members.
     """
     try:
         content = json.loads(path.read_text("utf-8"))

@@ -95,7 +95,7 @@ class Simulation:
         self._num_events, self._now, self._under_way = 0, 0.0, 0
         self.outcome = SimulationOutcome()
         self._replicas = {
-            name: [self._made(name) for _ in range(stage.replicas)]
+            name: [SimReplica(name, max(1, int(stage.cores))) for _ in range(stage.replicas)]
             for name, stage in service.stages.items()
         }
 
@@ -113,20 +113,16 @@ class Simulation:
                 return self.outcome
             if event <= self._now:
                 heapq.heappop(self._events)[-1]()
-            else:
-                self._arrive()
-                arrival = next(coming)
-
-    def _arrive(self) -> None:
-        fronts = self._replicas[self._service.steps[0][0]]
-        if self._under_way >= self._service.max_under_way * len(fronts):
-            self.outcome.refused.append(self._now)
-            return
-        self._under_way += 1
-        self._advance(SimImage(self._now))
+                continue
+            arrival = next(coming)
+            fronts = self._replicas[self._service.steps[0][0]]
+            if self._under_way >= self._service.max_under_way * len(fronts):
+                self.outcome.refused.append(self._now)
+                continue
+            self._under_way += 1
+            self._advance(SimImage(self._now))
 
     def _advance(self, image: SimImage) -> None:
-        """Send an image to the next step's stages, or answer it."""
         image.step += 1
         if image.step == len(self._service.steps):
             self._under_way -= 1
@@ -135,34 +131,28 @@ class Simulation:
         names = self._service.steps[image.step]
         image.num_pending = len(names)
         for name in names:
-            replica = self._route(name)
+            drawn = (self._rng.choice(self._replicas[name]) for _ in range(2))
+            replica = min(drawn, key=lambda each: each.num_ongoing)  # the first of equals
             replica.queue.append(image)
             self._start(replica)
 
-    def _route(self, name: str) -> SimReplica:
-        replicas = self._replicas[name]
-        first, other = self._rng.choice(replicas), self._rng.choice(replicas)
-        return first if first.num_ongoing <= other.num_ongoing else other
-
     def _start(self, replica: SimReplica) -> None:
         """Let free cores take waiting images."""
-        most = self._service.stages[replica.stage].max_batch_size
+        stage = self._service.stages[replica.stage]
         while replica.queue and replica.num_busy < replica.num_cores:
             batch: list[SimImage] = []
-            while replica.queue and len(batch) < most:
+            while replica.queue and len(batch) < stage.max_batch_size:
                 image = replica.queue.popleft()
                 if self._is_wanted(image):
                     batch.append(image)
             if batch:
                 replica.num_busy += 1
                 replica.batch_images += len(batch)
-                work_ms = self._work_ms(replica, len(batch))
-                self._schedule(work_ms / 1e3, partial(self._finished, replica, batch))
-
-    def _work_ms(self, replica: SimReplica, num_images: int) -> float:
-        """Draw the CPU time of a batch."""
-        cpu_ms = num_images * self._service.stages[replica.stage].cpu_ms
-        return cpu_ms * max(0.5, self._rng.gauss(1.0, self._service.jitter))
+                drawn = max(0.5, self._rng.gauss(1.0, self._service.jitter))
+                ends_s = self._now + len(batch) * stage.cpu_ms * drawn / 1e3
+                self._num_events += 1
+                finished: Callable[[], None] = partial(self._finished, replica, batch)
+                heapq.heappush(self._events, (ends_s, self._num_events, finished))
 
     def _is_wanted(self, image: SimImage) -> bool:
         if self._now - image.arrived > self._service.timeout_s and not image.is_lost:
@@ -179,10 +169,3 @@ class Simulation:
             if image.num_pending == 0 and not image.is_lost:
                 self._advance(image)
         self._start(replica)
-
-    def _made(self, name: str) -> SimReplica:
-        return SimReplica(name, max(1, int(self._service.stages[name].cores)))
-
-    def _schedule(self, after_s: float, event: Callable[[], None]) -> None:
-        self._num_events += 1
-        heapq.heappush(self._events, (self._now + after_s, self._num_events, event))

@@ -212,9 +212,4 @@ class ModeTally:
                 "mean_size": round(self._num_listed / self.num_images, 3),
             }
         top1 = round(self.num_right / self.num_images, 4) if self.num_images else None
-        return {
-            "num_images": self.num_images,
-            "top1": top1,
-            "sure": sure,
-            "answer_set": answer_set,
-        }
+        return {"num_images": self.num_images, "top1": top1, "sure": sure, "answer_set": answer_set}

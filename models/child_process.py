@@ -32,10 +32,7 @@ class Child:
     """A running command; as a context manager it is killed at the end of the block.
 
     ``printed`` gets its standard error and its standard output. By default both are this process's,
-    as the environment is.
-
-    Raises:
-        OSError: it could not be started.
+    as the environment is. Raises :class:`OSError` if it could not be started.
     """
 
     def __init__(
@@ -194,6 +191,8 @@ def _run(descriptor: int, patience_s: float) -> None:
                 answer = "returned", function(*arguments, *send)
             except TandemError as error:
                 answer = "failed", error
+            # The parent goes on once it has the answer, which must not interrupt this end.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             pipe.send(answer)
     except (KeyboardInterrupt, BrokenPipeError):  # nobody waits for the result
         os.killpg(0, signal.SIGKILL)
@@ -204,10 +203,15 @@ def _run(descriptor: int, patience_s: float) -> None:
 
 
 def _end_with_parent(patience_s: float) -> None:
-    """Interrupt, then kill this process and its descendants once its standard input is closed."""
+    """Interrupt, then kill this process and its descendants once its standard input is closed.
+
+    Only the function is interrupted: what it returned or raised is sent without.
+    """
     while os.read(0, 1):
         pass
     if patience_s:
+        # Nobody reads what a library makes of the interrupt: 40 lines of it hid a refusal.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(patience_s)
     os.killpg(0, signal.SIGKILL)

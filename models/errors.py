@@ -5,6 +5,9 @@ arguments to ``Exception``: errors cross process borders by pickle, which calls 
 ``args`` again.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -54,3 +57,12 @@ class ModelSetError(TandemError):
     """A model set cannot be used: a file missing or altered, a manifest that does not fit."""
 
     code = "model_set"
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise :class:`ModelSetError` if the operating system cannot read the file."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pydantic import Field, ValidationError
 
 from models.ensemble import Probabilities
-from models.errors import ModelSetError
+from models.errors import ModelSetError, reading
 from models.machine import cpu_model, instructions_of
 from models.network import LoadedNetwork, Pixels
 from models.record import Precision, Record
@@ -55,9 +55,8 @@ class Golden(Record):
 def read_golden(path: Path) -> Golden:
     """Read a set's ``golden.json``; the caller must compare its hash."""
     try:
-        return Golden.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+        with reading(path):
+            return Golden.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise ModelSetError(f"{path}: {error.errors()[0]['msg']}; make the set again") from error
 
@@ -87,11 +86,11 @@ def golden_images(size: int, num_images: int = NUM_IMAGES) -> Pixels:
 
 def answer_of(network: LoadedNetwork) -> GoldenAnswer:
     """Record the answers of ``network`` on this machine."""
-    rows = []
-    for row in _run(network):
-        order = np.argsort(-row, kind="stable")[:NUM_KEPT]
-        rows.append([(int(i), round(float(row[i]), 4)) for i in order])
-    return GoldenAnswer(cpu=cpu_model(), float_type=network.float_type, rows=rows)
+    rows = _run(network)
+    orders = np.argsort(-rows, axis=1, kind="stable")[:, :NUM_KEPT].tolist()
+    pairs = zip(rows.tolist(), orders, strict=True)
+    kept = [[(i, round(row[i], 4)) for i in order] for row, order in pairs]
+    return GoldenAnswer(cpu=cpu_model(), float_type=network.float_type, rows=kept)
 
 
 def _run(network: LoadedNetwork) -> Probabilities:
@@ -152,8 +151,7 @@ def check(golden: Golden, member: str, precision: Precision, network: LoadedNetw
         GoldenMismatchError: the answers differ; the message names both machines.
         ModelSetError: ``golden.json`` has no answers for this network.
     """
-    expected = golden.answers.get(member, {}).get(precision)
-    if expected is None:
+    if (expected := golden.answers.get(member, {}).get(precision)) is None:
         raise ModelSetError(f"{GOLDEN_NAME} has no answers of {member} {precision}")
     tolerance = tolerance_of(expected, network.float_type)
     if problem := compare(expected, _run(network), tolerance):

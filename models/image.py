@@ -130,7 +130,11 @@ def check_image(
     view = memoryview(data)
     header = read_header(view)
     check_limits(header, max_pixels)
-    checked = CheckedImage(header, _choose_reduction(header, rule))
+    reduction = 1
+    if header.format == "jpeg":
+        shrink = min(header.width, header.height) / (rule.resize_shorter * _REDUCED_MARGIN)
+        reduction = 8 if shrink >= 8 else 4 if shrink >= 4 else 2 if shrink >= 2 else 1
+    checked = CheckedImage(header, reduction)
     check_full_pixels(header, checked.full_pixels, max_full_pixels)
     check_complete(view, header)
     return checked
@@ -182,14 +186,6 @@ def decode_images(
             out[...] = _upright(source.resize(y, x), header.orientation)
         start += out.size
     return flat
-
-
-def _choose_reduction(header: ImageHeader, rule: ImageRule) -> int:
-    """Return the divisor of the decoded size, 1, 2, 4 or 8; 1 for formats other than JPEG."""
-    if header.format != "jpeg":
-        return 1
-    shrink = min(header.width, header.height) / (rule.resize_shorter * _REDUCED_MARGIN)
-    return 8 if shrink >= 8 else 4 if shrink >= 4 else 2 if shrink >= 2 else 1
 
 
 def _decode(view: memoryview, header: ImageHeader, reduction: int) -> NDArray[np.uint8]:
@@ -274,22 +270,16 @@ def lay_over_white(region: Samples, header: ImageHeader) -> NDArray[np.uint8]:
 def _band_over_white(band: Samples, header: ImageHeader) -> NDArray[np.uint8]:
     samples = band if band.dtype == np.uint8 else (band >> 8).astype(np.uint8)
     if band.ndim == 2:
-        samples = np.where(band == _gray_level(header), np.uint8(255), samples)
+        if (level := header.transparent_gray) is not None:
+            largest = 2**header.bit_depth - 1  # decoding scales fewer bits to 0..255
+            level = level & largest if header.bit_depth >= 8 else (level & largest) * 255 // largest
+            samples = np.where(band == level, np.uint8(255), samples)
         return np.asarray(cv2.cvtColor(samples, cv2.COLOR_GRAY2BGR), np.uint8)
     if band.shape[2] == 3:
         return samples  # type: ignore[return-value]
     alpha = samples[..., 3:].astype(np.uint16)  # (rows, columns, 1)
     darkness = (255 - samples[..., :3]) * alpha  # (rows, columns, 3), at most 255 * 255
     return (255 - (darkness + 127) // 255).astype(np.uint8)
-
-
-def _gray_level(header: ImageHeader) -> int:
-    """Return the transparent grey level after decoding, which scales fewer bits to 0..255."""
-    if header.transparent_gray is None:
-        return -1
-    largest: int = 2**header.bit_depth - 1
-    level = header.transparent_gray & largest
-    return level if header.bit_depth >= 8 else level * 255 // largest
 
 
 Pixels = NDArray[np.uint8]

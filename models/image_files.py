@@ -1,7 +1,7 @@
 """Finds image files by their names, below a folder or an object store's URL."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,7 +21,9 @@ def images_below(folder: Path) -> list[Path]:
     paths: list[Path] = []
     for place, folders, names in os.walk(folder, followlinks=True):
         here = Path(place)
-        folders[:] = [name for name in folders if not (is_hidden(name) or _is_loop(here / name))]
+        seen = [here / name for name in folders if not is_hidden(name)]
+        loops = [p for p in seen if p.is_symlink() and here.resolve().is_relative_to(p.resolve())]
+        folders[:] = [path.name for path in seen if path not in loops]
         paths += [here / name for name in names if is_image(here / name)]
     return sorted(paths)
 
@@ -34,11 +36,6 @@ def is_image(path: Path) -> bool:
 def is_hidden(name: str) -> bool:
     """Whether a file or folder of this name is skipped when a whole folder is read."""
     return name.startswith(".") or name == _MACOS_FOLDER
-
-
-def _is_loop(folder: Path) -> bool:
-    """Whether a folder is a link to one of its own parents."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def first_not_utf8(names: Iterable[str]) -> bytes | None:
@@ -70,9 +67,8 @@ def opened_store(url: str) -> tuple[Any, str]:
     try:
         filesystem, _ = pyarrow.fs.FileSystem.from_uri(f"{scheme}{SEPARATOR}{host}")
     except (ValueError, OSError) as error:
-        raise StoreError(
-            f"cannot open {url}: {error}; write s3://BUCKET/FOLDER or gs://"
-        ) from error
+        problem = f"cannot open {url}: {error}; write s3://BUCKET/FOLDER or gs://"
+        raise StoreError(problem) from error
     return filesystem, path.rstrip("/")
 
 
@@ -86,11 +82,31 @@ def read_image(name: str) -> bytes:
     return content
 
 
+def file_stamps(names: Sequence[str]) -> list[tuple[int, int] | None]:
+    """Return the bytes and the time of change (ns) of files and objects; None of an absent one."""
+    stamps: dict[str, tuple[int, int] | None] = {}
+    stores: dict[str, list[str]] = {}
+    for name in names:
+        if is_store(name):
+            stores.setdefault("/".join(name.split("/")[:3]), []).append(name)
+            continue
+        try:
+            status = Path(name).stat()
+            stamps[name] = status.st_size, status.st_mtime_ns
+        except OSError:
+            stamps[name] = None
+    for host, urls in stores.items():
+        filesystem, _ = opened_store(host)
+        infos = filesystem.get_file_info([url.partition(SEPARATOR)[2] for url in urls])
+        for url, info in zip(urls, infos, strict=True):
+            stamps[url] = (info.size, info.mtime_ns or 0) if info.is_file else None
+    return [stamps[name] for name in names]
+
+
 def images_at(url: str) -> list[str]:
     """Return the URLs of all images below a store's folder, sorted; for an object its own URL.
 
-    Raises:
-        StoreError: there are no images, or the store cannot be listed.
+    Raises :class:`StoreError` if there are no images, or the store cannot be listed.
     """
     import pyarrow.fs
 

@@ -14,6 +14,7 @@ ignored in both.
 """
 
 import io
+import math
 import re
 import struct
 from collections.abc import Iterator
@@ -84,6 +85,57 @@ ORIENTATION_TAG = 0x0112  # of Exif
 # Of a file's boxes and announced sizes; libheif allows 1,000 items, one for each tile.
 _MAX_BOXES, _MAX_SIZES = 256, 4096
 _ERRORS = (ValueError, RuntimeError, SyntaxError, EOFError, OSError, LookupError)
+
+
+# What clients send in place of an image: how it begins, what it is, and what to send instead.
+_OWN_BYTES = (
+    "send the file's own bytes, as curl --data-binary @photo.jpg does, or "
+    '{"instances": [{"b64": ...}]} to /v1/models/SET:predict'
+)
+_AS_TENSOR = 'save it as PNG, or send its values to /v2/models/SET/infer as the input "pixels"'
+_WRAPPINGS = tuple(
+    (re.compile(rb"(?:\xef\xbb\xbf)?\s*" + begins, re.I), name, remedy)
+    for begins, name, remedy in (
+        (rb"[{\[]", "JSON", _OWN_BYTES),
+        (rb"data:", "a data URL", _OWN_BYTES),
+        (rb"/9j/|iVBORw0KGgo|UklGR", "base64", _OWN_BYTES),
+        (rb"b['\"](?:\\x|RIFF)", "the text that Python writes of bytes", _OWN_BYTES),
+        (
+            rb"[\w.\[\]-]{1,64}=(?:%2F9j|/9j/|iVBORw0K|UklGR|data(?::|%3A))",
+            "a form with base64 in its address (application/x-www-form-urlencoded)",
+            _OWN_BYTES,
+        ),
+        (
+            rb"--[^\r\n]{1,250}\r?\ncontent-",
+            "a form without its Content-Type",
+            "send multipart/form-data with its boundary, as curl -F files=@photo.jpg does",
+        ),
+        (rb"\x93NUMPY", "a NumPy array (.npy)", _AS_TENSOR),
+        (
+            rb"\x80(?:[\x04\x05]\x95|[\x02\x03][\]}cCBXUq(])",
+            "a pickle, which is never read",
+            _AS_TENSOR,
+        ),
+    )
+)
+_FILE_NAME = re.compile(rb"[^\r\n]{0,190}\.(?:jpe?g|png|webp|heic|avif)\s*", re.I)
+_SMALLEST_SIDE = 8  # of pixels without a format
+
+
+def name_wrapping(view: memoryview) -> tuple[str, str] | None:
+    """Return what an image is wrapped in, and what to send instead; None if that is unknown."""
+    start = bytes(view[:400])
+    if _FILE_NAME.fullmatch(start) and view.nbytes < len(b"." * 200):
+        name = start.decode("utf-8", "replace")
+        remedy = "send the file's own bytes, as curl --data-binary @photo.jpg does, with an @"
+        return f"the text {name!r}", remedy
+    for begins, name, remedy in _WRAPPINGS:
+        if begins.match(start):
+            return name, remedy
+    side = math.isqrt(view.nbytes // 3)
+    if side >= _SMALLEST_SIDE and 3 * side * side == view.nbytes:
+        return f"as many as {side} x {side} pixels without a format", _AS_TENSOR
+    return None
 
 
 def name_format(view: memoryview) -> str | None:
@@ -188,7 +240,16 @@ def read_size(view: memoryview, name: str) -> HeifSize:
             "send the whole file."
         )
     try:
-        size, num_pictures = _avif_size(view) if name == "AVIF" else _heic_size(view)
+        if name == "AVIF":
+            with _avif(view) as avif:
+                orientation = avif.getexif().get(ORIENTATION_TAG, 1)
+                size = HeifSize(avif.width, avif.height, orientation, "A" in avif.mode)
+                num_pictures = avif.n_frames
+        else:
+            heic = _heic(view)
+            primary = heic[heic.primary_index]
+            (wide, high), num_pictures = primary.size, len(heic)
+            size = HeifSize(wide, high, 1, primary.has_alpha)
     except _ERRORS:  # over the library's limit and ours; or decoding gives the reason
         size, num_pictures = HeifSize(width, height, 1, False), 1
     if num_pictures > _MAX_PICTURES:
@@ -210,7 +271,18 @@ def decode_heif(view: memoryview, format: str) -> NDArray[np.uint8]:
         TandemError: there is not enough memory.
     """
     try:
-        return _avif_pixels(view) if format == "avif" else _heic_pixels(view)
+        if format == "avif":
+            with _avif(view) as avif:
+                mode, code = "RGB", cv2.COLOR_RGB2BGR
+                if "A" in avif.mode:
+                    mode, code = "RGBA", cv2.COLOR_RGBA2BGRA
+                return np.asarray(cv2.cvtColor(np.asarray(avif.convert(mode)), code), np.uint8)
+        heic = _heic(view)
+        primary = heic[heic.primary_index]
+        pixels = np.asarray(primary)
+        if primary.premultiplied_alpha:
+            return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_mRGBA2RGBA), np.uint8)
+        return pixels
     except MemoryError as error:
         raise TandemError(f"No memory for the {format.upper()}'s pixels.") from error
     except _ERRORS as error:
@@ -229,41 +301,11 @@ def _heic(view: memoryview) -> "HeifFile":
     return pillow_heif.open_heif(bytes(view), bgr_mode=True)
 
 
-def _heic_size(view: memoryview) -> tuple[HeifSize, int]:
-    file = _heic(view)
-    primary = file[file.primary_index]
-    width, height = primary.size
-    return HeifSize(width, height, 1, primary.has_alpha), len(file)
-
-
-def _heic_pixels(view: memoryview) -> NDArray[np.uint8]:
-    file = _heic(view)
-    primary = file[file.primary_index]
-    pixels = np.asarray(primary)
-    if primary.premultiplied_alpha:
-        return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_mRGBA2RGBA), np.uint8)
-    return pixels
-
-
 def _avif(view: memoryview) -> "AvifImageFile":
     from PIL import AvifImagePlugin
 
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # pictures are decoded concurrently
     return AvifImagePlugin.AvifImageFile(io.BytesIO(view))
-
-
-def _avif_size(view: memoryview) -> tuple[HeifSize, int]:
-    with _avif(view) as file:
-        width, height = file.size
-        orientation = file.getexif().get(ORIENTATION_TAG, 1)
-        return HeifSize(width, height, orientation, "A" in file.mode), file.n_frames
-
-
-def _avif_pixels(view: memoryview) -> NDArray[np.uint8]:
-    with _avif(view) as file:
-        is_opaque = "A" not in file.mode
-        mode, code = ("RGB", cv2.COLOR_RGB2BGR) if is_opaque else ("RGBA", cv2.COLOR_RGBA2BGRA)
-        return np.asarray(cv2.cvtColor(np.asarray(file.convert(mode)), code), np.uint8)
 
 
 def _largest_announced(view: memoryview) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from models.image_formats import (
     PNG_SIGNATURE,
     has_png_end,
     name_format,
+    name_wrapping,
     png_chunks,
     read_size,
 )
@@ -81,8 +82,15 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
     if not view.nbytes:
         raise NotAnImageError(f"The body is empty (0 bytes): send a {KINDS} image.")
     name = name_format(view)
-    if name is None:
-        raise NotAnImageError(_no_image(view))
+    if name is None:  # its beginning as text, or in hex
+        begin = bytes(view[:8])
+        words = " ".join(begin.decode("latin-1").split())
+        shown = f'"{words}"' if begin.isascii() and words.isprintable() else begin.hex(" ")
+        if (wrapping := name_wrapping(view)) is not None:
+            what, remedy = wrapping
+            raise NotAnImageError(f"The {view.nbytes} bytes are {what}, not an image: {remedy}.")
+        problem = f"The {view.nbytes} bytes are no image (they begin {shown})"
+        raise NotAnImageError(f"{problem}: send a {KINDS} image.")
     if name in OF_THE_EXTRA:
         return ImageHeader(OF_THE_EXTRA[name], *read_size(view, name))
     if name not in DECODED:
@@ -104,14 +112,6 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
     return header
 
 
-def _no_image(view: memoryview) -> str:
-    """Return the message for bytes of no known format; their beginning as text, or in hex."""
-    begin = bytes(view[:8])
-    words = " ".join(begin.decode("latin-1").split())
-    shown = f'"{words}"' if begin.isascii() and words.isprintable() else begin.hex(" ")
-    return f"The {view.nbytes} bytes are no image (they begin {shown}): send a {KINDS} image."
-
-
 def jpeg_segments(view: memoryview, position: int = 2) -> Iterator[tuple[int, int, int]]:
     """Yield (marker, start, end) of each segment's body, up to the end of the image or the bytes.
 
@@ -120,11 +120,8 @@ def jpeg_segments(view: memoryview, position: int = 2) -> Iterator[tuple[int, in
     num_bytes = view.nbytes
     for _ in range(_MAX_SEGMENTS):
         # Nearly always a segment starts where the last one ended.
-        if (
-            position + 2 <= num_bytes
-            and view[position] == 0xFF
-            and view[position + 1] in _JPEG_MARKERS
-        ):
+        is_within = position + 2 <= num_bytes
+        if is_within and view[position] == 0xFF and view[position + 1] in _JPEG_MARKERS:
             start = position + 2
         elif (marker := _JPEG_MARKER.search(view, position)) is not None:
             start = marker.end()
@@ -243,7 +240,6 @@ def _has_vp8l_alpha(view: memoryview, start: int) -> bool:
 
 
 def _webp_chunks(view: memoryview, position: int = 12) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (kind, start, end) of each chunk's body."""
     while position + 8 <= view.nbytes:
         kind, length = struct.unpack_from("<4sI", view, position)
         yield kind, position + 8, position + 8 + length
@@ -258,8 +254,7 @@ def _read_orientation(exif: memoryview) -> int:
     """
     while bytes(exif[:6]) == _EXIF_START:
         exif = exif[6:]
-    order = {b"II": "<", b"MM": ">"}.get(bytes(exif[:2]))
-    if order is None:
+    if (order := {b"II": "<", b"MM": ">"}.get(bytes(exif[:2]))) is None:
         return 1
     try:
         (directory,) = struct.unpack_from(order + "I", exif, 4)
@@ -314,9 +309,8 @@ def check_complete(view: memoryview, header: ImageHeader) -> None:
         is_complete = has_png_end(view, header.data_offset - 8)
     else:  # nearly always the end comes last, so look there first
         near_end = max(header.data_offset, view.nbytes - 16)
-        is_complete = bool(
-            _JPEG_END.search(view, near_end) or _JPEG_END.search(view, header.data_offset)
-        )
+        ends = (_JPEG_END.search(view, start) for start in (near_end, header.data_offset))
+        is_complete = any(ends)
     if not is_complete:
         raise _truncated(view, header)
     if header.has_many_scans:

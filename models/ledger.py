@@ -97,24 +97,27 @@ def judge(
     how = f"tandem evaluate {manifest.name} --images DIR measures it"
     if not records:
         stale = _why_stale(manifest, precision)
+        problem = f"{manifest.name} has no accuracy record of {precision}{stale}; {how}"
+        return Verdict("unmeasured", problem)
+    if precision == "FP16" and manifest.float_type != "f32":
         return Verdict(
-            "unmeasured", f"{manifest.name} has no accuracy record of {precision}{stale}; {how}"
+            "unmeasured",
+            f"{manifest.name}: its float networks were measured in f32, but its manifest has them "
+            f"run in {manifest.float_type}; remove float_type there, or compare the served "
+            f"networks: tandem evaluate {manifest.name} --images DIR --url URL",
         )
     if precision == "FP16":
-        return _judge_float(manifest, records)
+        return _judge_alone(manifest, records)
     if all(member.imported_int8 for member in manifest.members):
         came = "its networks came quantised, without float ones to be compared with"
         return _judge_alone(manifest, records, f"; {came}")
-    compared = [record for record in records if record.drops]
-    if not compared:
-        return Verdict(
-            "unmeasured", f"{manifest.name}: INT8 was never compared with the float networks; {how}"
-        )
+    if not (compared := [record for record in records if record.drops]):
+        problem = f"{manifest.name}: INT8 was never compared with the float networks; {how}"
+        return Verdict("unmeasured", problem)
     return _judge_compared(manifest, compared)
 
 
 def _judge_compared(manifest: Manifest, records: Sequence[AccuracyRecord]) -> Verdict:
-    """Judge INT8 that no record refuses: verified by a record, or unknown."""
     for record in reversed(records):
         if outcome_of(_judgements(manifest, record)) == "verified":
             return _verified(manifest, record)
@@ -133,17 +136,6 @@ def _judge_compared(manifest: Manifest, records: Sequence[AccuracyRecord]) -> Ve
         f"{most.num_images} images of {most.dataset}; {limit} at most would verify it. "
         f"{more} images more would tell: tandem evaluate {manifest.name} --images DIR",
     )
-
-
-def _judge_float(manifest: Manifest, records: Sequence[AccuracyRecord]) -> Verdict:
-    if manifest.float_type != "f32":
-        return Verdict(
-            "unmeasured",
-            f"{manifest.name}: its float networks were measured in f32, but its manifest has them "
-            f"run in {manifest.float_type}; remove float_type there, or compare the served "
-            f"networks: tandem evaluate {manifest.name} --images DIR --url URL",
-        )
-    return _judge_alone(manifest, records)
 
 
 def _judge_alone(manifest: Manifest, records: Sequence[AccuracyRecord], note: str = "") -> Verdict:
@@ -165,17 +157,13 @@ def _verified(manifest: Manifest, record: AccuracyRecord, note: str = "") -> Ver
 
 
 def _why_stale(manifest: Manifest, precision: Precision) -> str:
-    """Return why no record counts, if there are records."""
     if not manifest.accuracy:
         return ""
-    stale = [r for r in records_of_networks(manifest) if precision in r.scores]
-    if not stale:
+    if not (stale := [r for r in records_of_networks(manifest) if precision in r.scores]):
         return " for the networks that are there now"
     if (before := stale[-1].conditions) is None:
-        return (
-            " that says which image rule, labels and weights it was measured with (older versions "
-            "of Tandem did not note them)"
-        )
+        noted = " that says which image rule, labels and weights it was measured with"
+        return f"{noted} (older versions of Tandem did not note them)"
     changed = ", ".join(before.changes(manifest.conditions))
     return f" as the set is now: {changed} changed since it was measured"
 
@@ -203,11 +191,12 @@ def _judgements(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
 
 def refused(manifest: Manifest, record: AccuracyRecord) -> list[Judgement]:
     """Return the judgements by which the record refuses the present INT8 networks."""
-    return [
-        judgement
-        for judgement in _judgements(manifest, record)
-        if judgement.outcome == "refused" and _is_of_int8(manifest, record, judgement.name)
-    ]
+    now = {m.name: m.networks["INT8"].fingerprint for m in manifest.members if "INT8" in m.networks}
+    then = {n: by["INT8"] for n, by in record.fingerprints.items() if "INT8" in by}
+    same = {name for name, fingerprint in now.items() if then.get(name) == fingerprint}
+    same |= {ENSEMBLE} if then == now else set()
+    every = _judgements(manifest, record)
+    return [each for each in every if each.outcome == "refused" and each.name in same]
 
 
 def standing_refusals(manifest: Manifest) -> Iterator[tuple[AccuracyRecord, Judgement]]:
@@ -216,15 +205,6 @@ def standing_refusals(manifest: Manifest) -> Iterator[tuple[AccuracyRecord, Judg
         for judgement in refused(manifest, record):
             if not _is_overruled(manifest, judgement, record, manifest.accuracy[place + 1 :]):
                 yield record, judgement
-
-
-def _is_of_int8(manifest: Manifest, record: AccuracyRecord, name: str) -> bool:
-    """Whether ``name``, a member or the ensemble, still has the measured INT8 networks."""
-    now = {m.name: m.networks["INT8"].fingerprint for m in manifest.members if "INT8" in m.networks}
-    measured = {n: by["INT8"] for n, by in record.fingerprints.items() if "INT8" in by}
-    if name == ENSEMBLE:
-        return measured == now
-    return name in now and measured.get(name) == now[name]
 
 
 def _refusal(manifest: Manifest) -> str | None:
@@ -236,12 +216,10 @@ def _refusal(manifest: Manifest) -> str | None:
         network = member.networks.get("INT8")
         if network is None or validation.fingerprint != network.fingerprint:
             continue
-        (judgement,) = judged(
-            {member.name: validation.drop}, validation.num_images, manifest.max_drop, len(kept)
-        )
-        if judgement.outcome == "refused" and not _is_overruled(
-            manifest, judgement, validation, manifest.accuracy
-        ):
+        drops, limit = {member.name: validation.drop}, manifest.max_drop
+        (judgement,) = judged(drops, validation.num_images, limit, len(kept))
+        is_refused = judgement.outcome == "refused"
+        if is_refused and not _is_overruled(manifest, judgement, validation, manifest.accuracy):
             return f"{_too_much(manifest, judgement, validation)}. So tandem quantize measured it"
     return None
 
@@ -261,11 +239,9 @@ def _is_overruled(
     for record in later:
         if record not in current or record.num_images < refusing.num_images:
             continue
-        outcomes = {
-            j.outcome
-            for j in _judgements(manifest, record)
-            if (j.name, j.loss.figure) == (judgement.name, judgement.loss.figure)
-        }
+        about = judgement.name, judgement.loss.figure
+        judgements = _judgements(manifest, record)
+        outcomes = {j.outcome for j in judgements if (j.name, j.loss.figure) == about}
         is_same = record.images_sha256 == refusing.images_sha256
         if outcomes == {"verified"} or (is_same and outcomes == {"unknown"}):
             return True

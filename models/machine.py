@@ -15,7 +15,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -89,7 +89,10 @@ def group_folders(controller: str, proc: Path) -> Iterator[Path]:
     for line in groups:
         _, controllers, path = line.split(":", 2)
         for mount in mounts:
-            if not _is_hierarchy(mount, controllers.split(","), controller):
+            kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
+            is_of = kind == "cgroup" and controller in controllers.split(",")
+            is_first = is_of and controller in options  # version 2 has a single hierarchy
+            if not (is_first if controllers else kind == "cgroup2"):
                 continue
             group, root = PurePosixPath(path), _text(mount[3])
             # The mount itself counts if the group is elsewhere.
@@ -97,14 +100,6 @@ def group_folders(controller: str, proc: Path) -> Iterator[Path]:
             for inner in (below, *below.parents):
                 if ".." not in inner.parts:  # outside of this process's namespace
                     yield Path(_text(mount[4])) / inner
-
-
-def _is_hierarchy(mount: list[str], controllers: list[str], controller: str) -> bool:
-    """Whether a line of mountinfo is the hierarchy that a line of cgroup names."""
-    kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
-    if controllers == [""]:  # version 2 has a single hierarchy
-        return kind == "cgroup2"
-    return kind == "cgroup" and controller in controllers and controller in options
 
 
 def _text(field: str) -> str:
@@ -117,13 +112,24 @@ def _quota(folder: Path) -> float:
         if (both := folder / "cpu.max").exists():
             quota, period = both.read_text("ascii").split()
         else:
-            quota, period = (
-                (folder / f"cpu.cfs_{name}_us").read_text("ascii").strip()
-                for name in ("quota", "period")
-            )
+            files = (folder / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+            quota, period = (file.read_text("ascii").strip() for file in files)
         return math.inf if quota in ("max", "-1") else int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return math.inf
+
+
+def num_oom_kills(proc: Path = PROC) -> int:
+    """Return how many processes of this one's memory group the kernel's OOM killer has ended.
+
+    The kernel counts them in their own group, whichever group's limit was reached.
+    """
+    for folder in group_folders("memory", proc):
+        for name in ("memory.events", "memory.oom_control"):  # versions 2 and 1
+            with suppress(OSError, ValueError, KeyError):
+                lines = (folder / name).read_text("ascii").splitlines()
+                return int(dict(line.split() for line in lines)["oom_kill"])
+    return 0
 
 
 def give_back_memory(*folders: Path) -> None:

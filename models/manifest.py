@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, Field, ValidationError, field_validator, mod
 
 from models.accuracy import AccuracyRecord, Conditions, ValidationDrop
 from models.ensemble import DEFAULT_THRESHOLD
-from models.errors import ModelSetError
+from models.errors import ModelSetError, reading
 from models.image import ImageInputs
 from models.plan import (
     AnswerSetRecord,
@@ -159,10 +159,8 @@ class MemberRecord(Record):
         precision = self.precision_of(precision)
         if precision not in self.networks:
             there = ", ".join(sorted(self.networks))
-            how = "; tandem quantize makes INT8 of a float network" if precision == "INT8" else ""
-            raise ModelSetError(
-                f"member {self.name} has no {precision} network; it has: {there}{how}"
-            )
+            there += "; tandem quantize makes INT8 of a float network" * (precision == "INT8")
+            raise ModelSetError(f"member {self.name} has no {precision} network; it has: {there}")
         return self.networks[precision]
 
 
@@ -320,10 +318,8 @@ class Manifest(Record):
         parts = [precision, self.image.key, self.labels.sha256, self.float_type]
         for member in self.members:
             parts += [member.name, repr(member.weight), repr(member.temperature)]
-            parts += [
-                member.network(precision).fingerprint,
-                member.image.key if member.image else "",
-            ]
+            parts += [member.network(precision).fingerprint]
+            parts += [member.image.key if member.image else ""]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     def plan_problem(self, precision: Precision, argument: str | None = None) -> str | None:
@@ -383,9 +379,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read ``folder/manifest.yaml``; the error lists every mistake with its place."""
     path = folder / MANIFEST_NAME
     try:
-        return Manifest.model_validate(read_yaml(path))
-    except OSError as error:
-        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+        with reading(path):
+            return Manifest.model_validate(read_yaml(path))
     except YamlError as error:
         raise ModelSetError(error.message) from error
     except ValidationError as error:

@@ -1,6 +1,7 @@
 """Finds, loads and verifies model sets on disk."""
 
 import logging
+import os
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,16 +12,18 @@ from pathlib import Path
 from platformdirs import user_data_path
 
 from models.ensemble import AnswerRule
-from models.errors import ModelSetError
+from models.errors import ModelSetError, reading
 from models.files import user_folder, with_home
 from models.golden import Golden, read_golden
 from models.machine import check_installed
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
+from models.network import memory_needed
 from models.plan import AverageRecord, TrustTable
-from models.record import FileRecord, Precision, sha256_of
+from models.record import PRECISIONS, FileRecord, Precision, sha256_of
 from models.stores import earlier_folders, fetch, is_url, split_version
 
 BUNDLED_DIR = Path(__file__).parent  # models/<set>/ next to this code
+PRECISION_VARIABLE = "TANDEM_PRECISION"  # the service's setting, which holds without one too
 PARTIAL_SUFFIX = ".partial"  # of a folder that is being made or removed
 REPLACED_SUFFIX = f".old{PARTIAL_SUFFIX}"
 logger = logging.getLogger(__name__)
@@ -85,16 +88,12 @@ class ModelSet:
     def weighted(self, weights: Mapping[str, float]) -> "ModelSet":
         """Return the set with only the members in ``weights``, and these weights.
 
-        Raises:
-            ModelSetError: the set lacks one of the members.
+        Raises :class:`ModelSetError` if the set lacks one of the members.
         """
         for name in weights:
             self.manifest.member(name)
-        members = tuple(
-            member.model_copy(update={"weight": weights[member.name]})
-            for member in self.manifest.members
-            if member.name in weights
-        )
+        kept = (member for member in self.manifest.members if member.name in weights)
+        members = tuple(m.model_copy(update={"weight": weights[m.name]}) for m in kept)
         trust = self._trust_of(weights)
         update = {"members": members, "temperature": trust.temperature, "sure": trust.sure}
         update |= {"answer_set": trust.answer_set, "trust": (), "fast_plan": None}
@@ -176,6 +175,17 @@ class ModelSet:
         opened, *_ = [self.verified(file) for file in network.files]
         return opened
 
+    def memory_needed(self, precision: Precision, num_sizes: int) -> dict[str, int]:
+        """Estimate each member's bytes of memory, compiled for ``num_sizes`` batch sizes."""
+        return {
+            member.name: memory_needed(
+                self.folder / member.network(precision).files[0].path,
+                member.precision_of(precision),
+                num_sizes,
+            )
+            for member in self.manifest.members
+        }
+
     def verified(self, record: FileRecord) -> Path:
         """Return the file's path after verifying its hash."""
         if problem := self.problem_with(record):
@@ -216,9 +226,8 @@ def read_lines(path: Path) -> tuple[str, ...]:
     Only line ends separate lines: a label may contain U+2028 or a form feed.
     """
     try:
-        text = path.read_text("utf-8-sig")
-    except OSError as error:
-        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+        with reading(path):
+            text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ModelSetError(f"{path} is not UTF-8: {error}; save it as UTF-8") from error
     return tuple(line.strip() for line in text.split("\n") if line.strip())
@@ -259,16 +268,14 @@ def earlier_sets(folder: Path) -> list[ModelSet]:
 def _load(name_or_path: str, search: tuple[Path, ...] | None) -> ModelSet:
     search = search_path() if search is None else search
     as_path = with_home(name_or_path)
-    candidates = [directory / name_or_path for directory in search]
-    if "/" in name_or_path or as_path.is_absolute():
-        candidates = [as_path]
+    is_path = "/" in name_or_path or as_path.is_absolute()
+    candidates = [as_path] if is_path else [directory / name_or_path for directory in search]
     for folder in candidates:
         if (place := _place_of(folder)) is not None:
             return ModelSet(place, read_manifest(place))
     there = ", ".join(sorted(s.name for s in list_folders(search))) or "none"
     places = ", ".join(map(str, candidates))
-    odd = "@" in name_or_path
-    hint = "; behind @ is a version, twelve hexadecimal digits" if odd else ""
+    hint = "; behind @ is a version, twelve hexadecimal digits" if "@" in name_or_path else ""
     raise ModelSetError(
         f"no model set {name_or_path!r}: no {MANIFEST_NAME} in {places}; sets found: {there}{hint}"
     )
@@ -284,22 +291,33 @@ def _place_of(folder: Path) -> Path | None:
     for place in (folder, replaced, folder):  # once more, since a command may just have finished
         if (place / MANIFEST_NAME).is_file():
             if place == replaced:
-                text = (
+                logger.warning(
                     "a command that replaced %s was interrupted: the set from before is used, from "
-                    "%s; run that command again, or rename the folder back"
+                    "%s; run that command again, or rename the folder back",
+                    *(folder, replaced),
                 )
-                logger.warning(text, folder, replaced)
             return place
     return None
+
+
+def offline_precision(of: ModelSet | Manifest, asked: str | None = None) -> Precision:
+    """Return which networks of a set run where no service's settings say it.
+
+    That is ``asked``, else the variable TANDEM_PRECISION; INT8, or else the float ones, if neither
+    is set or it is auto. Raises :class:`ModelSetError` if it is none of these.
+    """
+    wanted = asked or os.environ.get(PRECISION_VARIABLE) or "auto"
+    if wanted == "auto":
+        return next(iter(of.fingerprints), "INT8")  # none is whole: INT8's error says why
+    if (precision := next((p for p in PRECISIONS if p == wanted), None)) is None:
+        raise ModelSetError(f"precision {wanted!r}: INT8, FP16 or auto (also TANDEM_PRECISION)")
+    return precision
 
 
 def list_folders(search: tuple[Path, ...]) -> list[Path]:
     """Return the folders that :func:`load_model_set` finds below ``search``, sorted by name."""
     folders = {path.parent for place in search for path in place.glob(f"*/{MANIFEST_NAME}")}
     whole = {folder for folder in folders if not folder.name.endswith(PARTIAL_SUFFIX)}
-    replaced = {
-        folder.with_name(folder.name[1:].removesuffix(REPLACED_SUFFIX))
-        for folder in folders
-        if folder.name.startswith(".") and folder.name.endswith(REPLACED_SUFFIX)
-    }
+    aside = {p for p in folders if p.name.startswith(".") and p.name.endswith(REPLACED_SUFFIX)}
+    replaced = {p.with_name(p.name[1:].removesuffix(REPLACED_SUFFIX)) for p in aside}
     return sorted(whole | replaced)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from models.ensemble import Probabilities
-from models.errors import ModelSetError
+from models.errors import ModelSetError, reading
 from models.machine import needs_extra
 from models.network import LoadedNetwork, Pixels, RuntimeOptions, check_image
 from models.record import RuntimeName
@@ -50,8 +50,7 @@ class OnnxFacts:
 def onnx_facts(content: bytes | memoryview, where: str) -> OnnxFacts:
     """Walk the bytes of an ONNX file.
 
-    Raises:
-        ModelSetError: they are not an ONNX file, or it was cut short.
+    Raises :class:`ModelSetError` if they are not an ONNX file, or it was cut short.
     """
     facts = OnnxFacts()
     try:
@@ -66,16 +65,13 @@ def onnx_facts(content: bytes | memoryview, where: str) -> OnnxFacts:
 def read_onnx(path: Path) -> bytes:
     """Return the file's bytes after checking that it contains all its weights.
 
-    Raises:
-        ModelSetError: the file is unreadable, too large or not ONNX, or has weights in other files,
-            which the manifest's hash would not cover.
+    Raises :class:`ModelSetError` if the file is unreadable, too large or not ONNX, or has weights
+    in other files, which the manifest's hash would not cover.
     """
-    try:
+    with reading(path):
         if (size := path.stat().st_size) > MAX_BYTES:
             raise ModelSetError(f"{path} has {size} bytes; an ONNX file has at most {MAX_BYTES}")
         content = path.read_bytes()
-    except OSError as error:
-        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
     if external := onnx_facts(content, str(path)).external:
         first = ", ".join(map(repr, sorted(external)[:3])) + (", ..." if len(external) > 3 else "")
         raise ModelSetError(
@@ -94,18 +90,13 @@ def _walk(data: memoryview, kind: str, facts: OnnxFacts, depth: int) -> None:
             continue
         if kind == "node" and number == 4:
             facts.operators.add(str(value, "utf-8"))
-        elif (part := inner.get(number)) == "entry":
-            _add_entry(value, facts)
+        elif (part := inner.get(number)) == "entry":  # even if data_location does not use it
+            entry = dict(_fields(value))
+            place = entry.get(2, memoryview(b""))
+            if entry.get(1) == memoryview(b"location") and isinstance(place, memoryview):
+                facts.external.add(str(place, "utf-8"))
         elif part is not None:
             _walk(value, part, facts, depth + 1)
-
-
-def _add_entry(data: memoryview, facts: OnnxFacts) -> None:
-    """Add the location of external data, even if ``data_location`` does not use it."""
-    values = dict(_fields(data))
-    key, value = values.get(1), values.get(2, memoryview(b""))
-    if isinstance(key, memoryview) and isinstance(value, memoryview) and bytes(key) == b"location":
-        facts.external.add(str(value, "utf-8"))
 
 
 def _fields(data: memoryview) -> Iterator[Field]:
@@ -131,7 +122,6 @@ def _fields(data: memoryview) -> Iterator[Field]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the number at ``at``, and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -178,7 +168,6 @@ class OnnxNetwork(LoadedNetwork):
         self._sizes = tuple(sorted(sizes))
 
     def _ends(self) -> tuple[tuple[int, ...], int, int | None]:
-        """Return the images' shape, the number of classes, and the fixed batch size or None."""
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1:
             raise ModelSetError(
@@ -226,8 +215,7 @@ class OnnxNetwork(LoadedNetwork):
             problem = f"ONNX Runtime cannot run {self.path} on {len(batch)} images"
             raise ModelSetError(f"{problem}: {_first_line(error)}") from error
         if rows.shape != (len(batch), self.num_classes):
-            problem = f"{self.path} answers {rows.shape} to {len(batch)} images"
-            raise ModelSetError(problem)
+            raise ModelSetError(f"{self.path} answers {rows.shape} to {len(batch)} images")
         return np.asarray(rows, np.float32)[: len(images)]
 
 

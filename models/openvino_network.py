@@ -90,8 +90,7 @@ def last_line(error: Exception) -> str:
 def read_network(path: Path) -> ov.Model:
     """Read an IR or an ONNX file with the process's Core.
 
-    Raises:
-        ModelSetError: OpenVINO cannot read the file.
+    Raises :class:`ModelSetError` if OpenVINO cannot read the file.
     """
     try:
         return _core().read_model(path)

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from models.errors import ModelSetError, TandemError
+from models.errors import TandemError, reading
 from models.image import ImageRule, Resize
 from models.image_resize import Interpolation
 
@@ -81,11 +81,8 @@ class FileRecord(Record):
 
 def sha256_of(path: Path) -> str:
     """Return the file's SHA-256 in hexadecimal."""
-    try:
-        with path.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 class ImageRecord(Record):

@@ -10,7 +10,6 @@ Commands that make another version keep the earlier (:mod:`calibration.sets.tran
 """
 
 import contextlib
-import fcntl
 import hashlib
 import http.client
 import os
@@ -19,21 +18,18 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from platformdirs import user_cache_path
 
 from models.errors import ModelSetError, TandemError
-from models.files import needed_folder, user_folder
+from models.files import locked, make_folder, needed_folder, user_folder
 from models.machine import MissingExtraError, pip_install
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.record import sha256_of
-
-if TYPE_CHECKING:
-    import httpx
 
 OBJECT_STORES = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
 FORMS = f"{OBJECT_STORES}, hf://USER/REPOSITORY/FOLDER or https://HOST/FOLDER"
@@ -100,13 +96,15 @@ def fetch(url: str, version: str | None) -> Path:
             place, digest = _find(url, version, read)
             if kept := _kept(cache, digest):
                 return kept
-            cache.mkdir(parents=True, exist_ok=True)
-            with (cache / "lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            make_folder(cache)
+            with locked(cache / "lock", os.O_CREAT | os.O_RDWR):
                 if not (kept := _kept(cache, digest)):
                     kept = cache / digest
                     _download(url, place, read, kept)
-                    _prune(cache, kept)
+                    used = [folder / MANIFEST_NAME for folder in _names(cache) if folder != kept]
+                    used.sort(key=lambda manifest: manifest.stat().st_mtime_ns, reverse=True)
+                    for manifest in used[MAX_EARLIER:]:
+                        shutil.rmtree(manifest.parent, ignore_errors=True)
                 return kept
     except StoreError as error:
         names = dict.fromkeys(name for known in _names(cache).values() for name in known)
@@ -150,20 +148,18 @@ def _kept(cache: Path, version: str) -> Path | None:
     """Return the cached folder of a version if all its files are unaltered, else None."""
     named = _names(cache).items()
     folder = next((f for f, known in named if version in (f.name, *known)), None)
-    if folder is None or not _is_whole(folder):
+    if folder is None:
+        return None
+    try:
+        records = read_manifest(folder).files
+        is_whole = all(sha256_of(folder / record.path) == record.sha256 for record in records)
+        if not (is_whole and sha256_of(folder / MANIFEST_NAME).startswith(folder.name)):
+            return None
+    except ModelSetError:
         return None
     with contextlib.suppress(OSError):  # the cache may be read-only
         os.utime(folder / MANIFEST_NAME)  # marks it as used, so that others are removed first
     return folder
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        hashes = {record.path: record.sha256 for record in read_manifest(folder).files}
-        is_whole = all(sha256_of(folder / path) == sha256 for path, sha256 in hashes.items())
-        return is_whole and sha256_of(folder / MANIFEST_NAME).startswith(folder.name)
-    except ModelSetError:
-        return False
 
 
 def _find(url: str, version: str | None, read: Path) -> tuple[str, str]:
@@ -191,22 +187,15 @@ def _known(place: str, read: Path) -> list[str]:
         raise raised from error
 
 
-def _pushed(url: str, digest: str, read: Path) -> bool:
-    """Whether the store's folder ``url`` has the manifest with this hash."""
-    try:
-        digest_there = copy_file(f"{url}/{MANIFEST_NAME}", read / "pushed", MAX_MANIFEST_BYTES)
-    except StoreError as error:
-        if error.answered not in ABSENT:
-            raise
-        return False
-    return digest_there.startswith(digest)
-
-
 def _download(url: str, place: str, read: Path, kept: Path) -> None:
     """Make the cached folder ``kept`` from the manifest in ``read`` and the store's files."""
     pushed = f"{url}/{VERSIONS_NAME}/{kept.name}"
-    if _pushed(pushed, kept.name, read):
-        place = pushed
+    try:
+        there = copy_file(f"{pushed}/{MANIFEST_NAME}", read / "pushed", MAX_MANIFEST_BYTES)
+        place = pushed if there.startswith(kept.name) else place
+    except StoreError as error:
+        if error.answered not in ABSENT:
+            raise
     work = kept.with_name("partial")
     shutil.rmtree(work, ignore_errors=True)  # left by a killed process
     try:
@@ -225,21 +214,13 @@ def _download(url: str, place: str, read: Path, kept: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _prune(cache: Path, kept: Path) -> None:
-    """Remove the least recently used of the other cached sets."""
-    others = [folder for folder in _names(cache) if folder != kept]
-    others.sort(key=lambda folder: (folder / MANIFEST_NAME).stat().st_mtime_ns, reverse=True)
-    for folder in others[MAX_EARLIER:]:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def copy_file(url: str, target: Path, most: int) -> str:
     """Copy a file of the store and return its SHA-256; retries after temporary errors.
 
     Raises:
         StoreError: the file does not exist, is unreadable, or has more than ``most`` bytes.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     for attempt in range(NUM_TRIES):
         digest, num_bytes = hashlib.sha256(), 0
         try:
@@ -273,10 +254,18 @@ def _chunks(url: str) -> Iterator[bytes]:
             user, repository, path = rest.split("/", 2)
             url = f"{HUB}/{user}/{repository}/resolve/main/{path}"
         asked = {"accept-encoding": "identity"}  # the hash is of the uncompressed file
-        hooks = {"request": [_stays_safe(url)]}
+
+        def check_safe(request: httpx.Request) -> None:
+            to = request.url
+            if url.startswith("https:") and to.scheme != "https":
+                raise StoreError(f"{url} leads to {to.scheme}://{to.host}: not safe")
+
+        hooks, credentials = {"request": [check_safe]}, None
+        with contextlib.suppress(OSError):  # there is no home
+            credentials = httpx.NetRCAuth()
         with (
             httpx.Client(timeout=SILENCE_S, follow_redirects=True, event_hooks=hooks) as client,
-            client.stream("GET", url, headers=asked, auth=_credentials()) as answer,
+            client.stream("GET", url, headers=asked, auth=credentials) as answer,
         ):
             answer.raise_for_status()
             if (encoding := answer.headers.get("content-encoding", "identity")) != "identity":
@@ -284,25 +273,6 @@ def _chunks(url: str) -> Iterator[bytes]:
                     f"{url} comes as {encoding}: let the server send files as they are"
                 )
             yield from answer.iter_raw(CHUNK_BYTES)
-
-
-def _credentials() -> "httpx.NetRCAuth | None":
-    """Return the user's netrc credentials by host; None without a home."""
-    import httpx
-
-    with contextlib.suppress(OSError):
-        return httpx.NetRCAuth()
-    return None
-
-
-def _stays_safe(url: str) -> "Callable[[httpx.Request], None]":
-    """Return a hook that refuses redirects from https to http."""
-
-    def check(request: "httpx.Request") -> None:
-        if url.startswith("https:") and request.url.scheme != "https":
-            raise StoreError(f"{url} leads to {request.url.scheme}://{request.url.host}: not safe")
-
-    return check
 
 
 def smart_open_file(url: str, mode: str) -> Any:
@@ -322,7 +292,6 @@ def smart_open_file(url: str, mode: str) -> Any:
 
 
 def _google_options() -> dict[str, Any]:
-    """Limit how long Google's client retries."""
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     bounds = {"retry": DEFAULT_RETRY.with_timeout(RETRY_S), "timeout": SILENCE_S}
@@ -383,7 +352,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the store's HTTP status, or None."""
     response = getattr(error, "response", None)  # in boto3 a dictionary
     if isinstance(response, dict):
         response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -136,7 +135,7 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def free_port() -> Callable[[], int]:
+def free_port():
     """Find a port of the loopback interface that nobody listens on."""
 
     return checks.free_port

@@ -97,9 +97,7 @@ def run_load(
 ) -> Run:
     """Run ``load`` in a new process and return its result.
 
-    Raises:
-        ConfigError: the generator died, or did not end in time.
-
+    Raises :class:`ConfigError` if the generator died, or did not end in time.
     """
     before: dict[str, float] = {}
 
@@ -152,13 +150,10 @@ def _generate(load: Load, send: Send) -> Run:
 
 def session_for(target: Target, num_connections: int) -> aiohttp.ClientSession:
     """Return a session that reuses its connections, without a proxy."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            limit=num_connections, keepalive_timeout=60, ssl=target.tls.context() or True
-        ),
-        timeout=aiohttp.ClientTimeout(total=target.timeout_s),
-        headers=target.headers,
-    )
+    tls = target.tls.context() or True
+    connector = aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=60, ssl=tls)
+    timeout = aiohttp.ClientTimeout(total=target.timeout_s)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=target.headers)
 
 
 async def closed_loop(target: Target, clients: int, duration_s: float, hear: Heard) -> None:
@@ -242,10 +237,8 @@ class NothingToClassifyError(TandemError):
 def poisson_arrivals(rate: float, duration_s: float, seed: int) -> npt.NDArray[np.float64]:
     """Return arrival times of a Poisson process at ``rate`` per s, in s from the start, ascending.
 
-    Raises:
-        ConfigError: rate or duration is not a positive finite number, or there are too many
-            arrivals.
-
+    Raises :class:`ConfigError` if rate or duration is not a positive finite number, or there are
+    too many arrivals.
     """
     for name, value in (("rate", rate), ("duration", duration_s)):
         if not (math.isfinite(value) and value > 0):
@@ -259,8 +252,7 @@ def poisson_arrivals(rate: float, duration_s: float, seed: int) -> npt.NDArray[n
     rng = np.random.default_rng(seed)
     num_drawn = math.ceil(expected + 6 * math.sqrt(expected) + 10)
     times = np.cumsum(rng.exponential(1 / rate, num_drawn))
-    arrivals: npt.NDArray[np.float64] = times[times < duration_s]
-    return arrivals
+    return np.asarray(times[times < duration_s])
 
 
 def find_files(paths: list[str]) -> Iterator[Path]:
@@ -269,8 +261,7 @@ def find_files(paths: list[str]) -> Iterator[Path]:
     for text in paths:
         path = Path(text)
         if path.is_dir():
-            files = images_below(path)
-            if not files:
+            if not (files := images_below(path)):
                 raise NothingToClassifyError(f"no {KINDS} in {path}; name another folder")
         elif path.exists():
             files = [path]
@@ -289,7 +280,6 @@ def photos_in(folder: Path) -> list[bytes]:
     Raises:
         NothingToClassifyError: the folder has no images.
         ConfigError: an image cannot be read.
-
     """
     bodies: list[bytes] = []
     total = 0

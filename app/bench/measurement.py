@@ -120,10 +120,7 @@ def _shares_within(run: Run) -> npt.NDArray[np.float64]:
     until = run.began_s + run.duration_s
     if run.kind == "open":
         return (ended <= until).astype(np.float64)
-    shares: npt.NDArray[np.float64] = np.clip(
-        (until - began) / np.maximum(ended - began, 1e-9), 0, 1
-    )
-    return shares
+    return np.asarray(np.clip((until - began) / np.maximum(ended - began, 1e-9), 0, 1))
 
 
 def _is_saturated(run: Run, num_ok: int) -> bool:
@@ -135,12 +132,10 @@ def _is_saturated(run: Run, num_ok: int) -> bool:
     if num_ok < (1 - MAX_BEHIND) * len(run.samples):
         return True
     answered = sorted((s.scheduled, s.finished - s.scheduled) for s in run.samples if not s.error)
-    quarter = len(answered) // 4
-    if not quarter:
+    if not (quarter := len(answered) // 4):
         return False
-    (began, early_s), (ended, late_s) = (
-        np.median(part, axis=0) for part in (answered[:quarter], answered[-quarter:])
-    )
+    parts = answered[:quarter], answered[-quarter:]
+    (began, early_s), (ended, late_s) = (np.median(part, axis=0) for part in parts)
     behind = MAX_BEHIND + 1 / math.sqrt(len(answered))
     return bool(late_s - early_s > behind * (ended - began))
 
@@ -175,17 +170,14 @@ def service_root(url: str) -> psutil.Process | None:
             if connection.status != psutil.CONN_LISTEN or not address or not connection.pid:
                 continue
             if address.port == port:
-                return _root_of(psutil.Process(connection.pid))
+                process = psutil.Process(connection.pid)
+                for ancestor in (process, *process.parents()):
+                    words = ancestor.cmdline()
+                    if any(word.endswith("tandem") for word in words) and "serve" in words:
+                        return ancestor
+                return None
     except psutil.Error:
         return None
-    return None
-
-
-def _root_of(process: psutil.Process) -> psutil.Process | None:
-    for ancestor in (process, *process.parents()):
-        words = ancestor.cmdline()
-        if any(word.endswith("tandem") for word in words) and "serve" in words:
-            return ancestor
     return None
 
 

@@ -30,9 +30,7 @@ def run_loads(
 ) -> dict[str, Any]:
     """Run loads on one target, print them unless ``quiet``, and return the results for JSON.
 
-    Raises:
-        ConfigError: no service is ready at the target's address.
-
+    Raises :class:`ConfigError` if no service is ready at the target's address.
     """
     target = planned[0].target
     model_set, service = _served(target), service_root(target.url)

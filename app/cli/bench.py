@@ -47,7 +47,12 @@ def bench(
         bool, typer.Option("--limit", help="measure this machine's bound in one process, no server")
     ] = False,
     model_set: Annotated[str, typer.Option(help="with --limit: the set")] = "imagenette",
-    precision: Annotated[str, typer.Option(help="with --limit: INT8 or FP16")] = "INT8",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="with --limit: INT8 or FP16  (default: TANDEM_PRECISION, or what the set has)"
+        ),
+    ] = None,
     *,
     caller: Caller,
 ) -> None:
@@ -100,7 +105,6 @@ def _bodies(images: Path | None) -> tuple[list[bytes], dict[str, object]]:
 
 
 def _loads(like: Load, concurrency: str | None, rate: str | None) -> list[Load]:
-    """Return the closed loops, then the open loops."""
     if not (concurrency or rate):
         concurrency = "1,8,16"
     clients = numbers(concurrency, "--concurrency", whole=True) if concurrency else []

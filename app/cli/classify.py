@@ -95,7 +95,11 @@ def classify(
     else:
         files = list(find_files(paths))
         num_files = len(files)
-        with _client(url, caller) as client:
+        # It does not retry if nothing listens at the address: that would take time for every file.
+        policy = RetryPolicy(on=frozenset({"overloaded", "not_ready", "reset"}))
+        key, tls = sent_key(caller.key_file), caller.tls.context()
+        client = Client(service_url(url), api_key=key, timeout=TIMEOUT_S, retry=policy, tls=tls)
+        with client:
             rows = _rows(client, files, url, wanted)
             num_failed = _run(rows, num_files, wanted, as_json)
     if num_failed:
@@ -127,9 +131,10 @@ def _offline(
 ) -> tuple[int, int]:
     """Classify without a service; return how many files failed, and how many there are."""
     (entry,) = entry_points(group=OFFLINE, name="run")
+    asked = {"top_k": wanted.top_k, "threshold": wanted.threshold, "plan": wanted.plan or "full"}
     with (
         _source(wanted, address, paths) as (source, files),
-        entry.load()(source, out_file) as run,
+        entry.load()(source, out_file, paths, asked) as run,
     ):
         checked_top_k(wanted.top_k, source.manifest.num_classes)
         is_multi_label = source.manifest.task == "multi_label"
@@ -152,21 +157,6 @@ def _offline(
     return num_failed, len(files)
 
 
-def _client(url: str, caller: Caller) -> Client:
-    """Return a client that retries requests that were refused or broken off.
-
-    It does not retry if nothing listens at the address: that would take time for every file.
-    """
-    policy = RetryPolicy(on=frozenset({"overloaded", "not_ready", "reset"}))
-    return Client(
-        service_url(url),
-        api_key=sent_key(caller.key_file),
-        timeout=TIMEOUT_S,
-        retry=policy,
-        tls=caller.tls.context(),
-    )
-
-
 def _run(
     rows: Iterator[ClassifiedFile],
     num_files: int,
@@ -175,11 +165,11 @@ def _run(
     *,
     is_shown: bool = True,
 ) -> int:
-    lines, num_failed, is_cut = list[_Line](), 0, False
+    lines, num_failed, is_cut, reported = list[_Line](), 0, False, time.monotonic()
     progress = Progress(console=err, transient=True, disable=num_files < 2)
     with progress if err.is_terminal else nullcontext():
         task = progress.add_task("classifying", total=num_files)
-        for row in _reported(rows, num_files):
+        for number, row in enumerate(rows, start=1):
             num_failed += "error" in row
             is_cut |= "threshold" in row and len(row["predictions"]) == wanted.top_k
             progress.advance(task)
@@ -187,6 +177,9 @@ def _run(
                 out.out(json.dumps(row), highlight=False)
             elif is_shown:
                 lines += _lines(row)
+            if not err.is_terminal and time.monotonic() - reported >= LINE_EVERY_S:
+                reported = time.monotonic()  # a log, which has no bar, gets a line a minute
+                err.print(f"{number} of {num_files} classified")
     if is_shown and not as_json:
         out.print(_table(lines))
     if is_cut:
@@ -196,26 +189,14 @@ def _run(
     return num_failed
 
 
-def _reported(rows: Iterator[ClassifiedFile], num_files: int) -> Iterator[ClassifiedFile]:
-    """Yield the rows; a log, which has no bar, gets a line a minute."""
-    reported = time.monotonic()
-    for number, row in enumerate(rows, start=1):
-        yield row
-        if not err.is_terminal and time.monotonic() - reported >= LINE_EVERY_S:
-            reported = time.monotonic()
-            err.print(f"{number} of {num_files} classified")
-
-
 def _rows(client: Client, files: list[Path], url: str, wanted: Wanted) -> Iterator[ClassifiedFile]:
     """Yield a row per file, in order, with a few requests under way at a time."""
-    answers = client.classify_many(files, concurrency=CONCURRENCY, **wanted._asdict())
-    for result in answers:
+    for result in client.classify_many(files, concurrency=CONCURRENCY, **wanted._asdict()):
         outcome = {"error": _error(result.error, url)} if result.error else result.get().raw
         yield {"file": str(result.path), **outcome}
 
 
 def _error(error: TandemError, url: str) -> dict[str, str]:
-    """Return an error in the service's form, with advice if the service did not answer."""
     message = error.message
     if error.code == "unreachable":
         message += "; is the service running? tandem serve"
@@ -278,16 +259,13 @@ def _differing(row: ClassifiedFile) -> dict[str, str]:
     """
     if row["agreement"]:
         return {}
+    members = row["members"].items()
     if "threshold" in row:
-        return {name: _all_labels(member) for name, member in row["members"].items()}
+        listed = {name: map(_opinion, member["predictions"]) for name, member in members}
+        return {name: " + ".join(opinions) or "nothing" for name, opinions in listed.items()}
     first = row["predictions"][0]["label"]
-    return {
-        name: f"{member['label']} {member['probability']:.2f}"
-        for name, member in row["members"].items()
-        if member["label"] != first
-    }
+    return {name: _opinion(member) for name, member in members if member["label"] != first}
 
 
-def _all_labels(member: dict[str, Any]) -> str:
-    texts = (f"{label['label']} {label['probability']:.2f}" for label in member["predictions"])
-    return " + ".join(texts) or "nothing"
+def _opinion(said: dict[str, Any]) -> str:
+    return f"{said['label']} {said['probability']:.2f}"

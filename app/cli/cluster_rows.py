@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from app.errors import ConfigError, NotReadyError
 from models.errors import TandemError
-from models.image_files import first_not_utf8, images_at, is_store, read_image
+from models.image_files import file_stamps, first_not_utf8, images_at, is_store, read_image
 from models.machine import check_installed
 from models.manifest import Manifest
-from models.model_set import load_model_set
+from models.model_set import load_model_set, offline_precision
 from models.plan import PlanName
+from models.record import Precision
 
 if TYPE_CHECKING:
     import pyarrow
@@ -33,7 +34,6 @@ class ClusterRows:
 
     Raises:
         ConfigError: no node has CPUs, or one lacks Tandem, a package or the set; or they differ.
-
     """
 
     def __init__(self, model_set: str, plan: PlanName = "full") -> None:
@@ -46,22 +46,22 @@ class ClusterRows:
             raise ConfigError("the Ray cluster has no node with a CPU; start one: ray start")
         cpus = [int(node["Resources"]["CPU"]) for node in self._nodes]
         self._cores = min(CORES, *cpus)  # as many as fit every node
-        self._set = model_set, self._cores, plan
         self._pool = sum(count // self._cores for count in cpus)
         pending = [_on_node(node, _inspected, model_set) for node in self._nodes]
         held = [_answer(node, answer) for node, answer in zip(self._nodes, pending, strict=True)]
-        self.model_version, self.manifest = held[0]
+        self.manifest = held[0][1]
         if len(versions := sorted({version for version, _ in held})) > 1:
             raise ConfigError(
                 f"the nodes have {model_set} in versions {', '.join(versions)}; copy one to all"
             )
+        precision = offline_precision(self.manifest)
+        self.model_version = self.manifest.fingerprint(precision)
+        self._set = model_set, self._cores, plan, precision
 
     def find(self, paths: list[str]) -> list[str]:
         """Return the names of all images at URLs and paths, as a node sees them.
 
-        Raises:
-            ConfigError: a name is not UTF-8, as text in Ray Data's blocks is.
-
+        Raises :class:`ConfigError` if a name is not UTF-8, as text in Ray Data's blocks is.
         """
         names = list(_answer(self._nodes[0], _on_node(self._nodes[0], _file_names, paths)))
         if (name := first_not_utf8(names)) is not None:
@@ -69,6 +69,11 @@ class ClusterRows:
                 f"the name {name!r} is not UTF-8; rename the file, or classify without --address"
             )
         return names
+
+    def stamps(self, files: list[str]) -> list[tuple[int, int] | None]:
+        """Return the bytes and time of change of each file, as a node sees them."""
+        node = self._nodes[0]
+        return list(_answer(node, _on_node(node, file_stamps, files)))
 
     def rows(self, files: list[str], top_k: int, threshold: float | None) -> Iterator[Row]:
         """Yield one row a file, in the order in which they are done."""
@@ -119,10 +124,17 @@ class NodeClassifier:
     """Loads the networks once in a process, for some of its node's cores."""
 
     def __init__(
-        self, model_set: str, cores: int, plan: PlanName, top_k: int, threshold: float | None
+        self,
+        model_set: str,
+        cores: int,
+        plan: PlanName,
+        precision: Precision,
+        top_k: int,
+        threshold: float | None,
     ) -> None:
         (entry,) = entry_points(group="tandem.offline", name="rows")
-        self._source, self._asked = entry.load()(model_set, cores, plan), (top_k, threshold)
+        self._source = entry.load()(model_set, cores, plan, precision)
+        self._asked = top_k, threshold
 
     def __call__(self, batch: "pyarrow.Table") -> "pyarrow.Table":
         """Take the columns file, content and error; return row, as JSON."""
@@ -160,8 +172,8 @@ def _content(file: str) -> tuple[bytes | None, str | None]:
 def _inspected(model_set: str) -> tuple[str, Manifest]:
     for package in ("pandas", "pyarrow"):  # Ray Data's
         check_installed(package, "ray-data", "tandem classify --offline --address")
-    held = load_model_set(model_set)
-    return held.fingerprint("INT8"), held.manifest
+    manifest = load_model_set(model_set).manifest
+    return " ".join(manifest.fingerprints.values()), manifest
 
 
 def _file_names(paths: list[str]) -> list[str]:

@@ -31,36 +31,32 @@ def main() -> None:
 
 def load(
     name: str = "imagenette",
-    precision: Literal["INT8", "FP16"] = "INT8",
+    precision: Literal["INT8", "FP16", "auto"] | None = None,
     plan: Literal["full", "fast"] = "full",
 ) -> Any:
     """Load a model set's ensemble into this process: ``load().classify("photo.jpg").label``.
 
-    ``name`` is a set's name or its folder; ``plan`` fast asks fewer members, by the set's fast
-    plan. Returns a ``LocalEnsemble`` (``calibration/offline.py``). Modules of the program precede
-    those of the wheel.
+    ``name`` is a set's name or its folder. ``precision`` None is that of TANDEM_PRECISION; without
+    it INT8, or the float networks of a set that has no INT8. ``plan`` fast asks fewer members, by
+    the set's fast plan. Returns a ``LocalEnsemble`` (``calibration/offline.py``). Modules of the
+    program precede those of the wheel.
 
     Raises:
         ImportError: the program has its own module ``models`` or ``calibration``.
         models.errors.ModelSetError: no set has that name, it fails its checks, or it has no fast
             plan.
-
     """
     if (FOLDER / "app").is_dir():
         if str(FOLDER) not in sys.path:
             sys.path.append(str(FOLDER))
         for package in ("models", "calibration"):
-            _check_own(package)
+            spec = find_spec(package)  # Python prefers ours to a folder without __init__.py
+            origin = spec and spec.origin
+            if origin and not (FOLDER / package / "__init__.py").samefile(origin):
+                raise ImportError(
+                    f"tandem.load needs its own module {package}, but this program has another one "
+                    f"({origin}): run tandem classify --offline, or use tandem_client with a "
+                    "service"
+                )
     (entry,) = entry_points(group="tandem.offline", name="load")  # app never imports calibration
     return entry.load()(name, precision, plan)
-
-
-def _check_own(package: str) -> None:
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:  # Python prefers ours to a folder without __init__.py
-        return
-    if not (FOLDER / package / "__init__.py").samefile(spec.origin):
-        raise ImportError(
-            f"tandem.load needs its own module {package}, but this program has another one "
-            f"({spec.origin}): run tandem classify --offline, or use tandem_client with a service"
-        )

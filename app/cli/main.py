@@ -27,7 +27,9 @@ OWN_COMMANDS = {
     "classify": "app.cli.classify:classify",
     "bench": "app.cli.bench:bench",
     "traffic": "app.cli.traffic:traffic",
+    "keys": "app.cli.traffic:keys",
     "environment": "app.cli.serve:environment",
+    "doctor": "app.cli.doctor:doctor",
 }
 # Calibration adds commands by entry points, since app never imports it.
 ENTRY_POINTS = {"": "tandem.commands", "models": "tandem.models_commands"}
@@ -67,8 +69,8 @@ class ListedCommand(TyperCommand):
     def loaded(self) -> Command:
         """The command itself, with its parameters and whole help."""
         alone = typer.Typer(add_completion=False, **PLAIN)
-        # TANDEM_ is the settings' prefix, and serve reads settings from variables.
-        variables = {"auto_envvar_prefix": "TANDEM"} if self.name == "serve" else {}
+        # TANDEM_ is the settings' prefix, and these read settings from variables.
+        variables = {"auto_envvar_prefix": "TANDEM"} if self.name in ("serve", "doctor") else {}
         function = one_parameter_a_field(self._entry.load())
         alone.command(self.name, cls=Command, context_settings=variables)(function)
         command = get_command(alone)

@@ -31,8 +31,7 @@ class Caller:
     """The key and the certificates with which a command calls a service."""
 
     key_file: Annotated[
-        Path | None,
-        typer.Option(help="file with the service's API key  (default: TANDEM_API_KEY)"),
+        Path | None, typer.Option(help="file with the service's API key  (default: TANDEM_API_KEY)")
     ] = None
     ca: Annotated[
         Path | None,
@@ -58,9 +57,7 @@ class Caller:
 def service_url(text: str) -> str:
     """Return the address of a service without a slash at its end.
 
-    Raises:
-        ConfigError: it is not an ``http://`` or ``https://`` URL.
-
+    Raises :class:`ConfigError` if it is not an ``http://`` or ``https://`` URL.
     """
     from tandem_client.exchange import checked_url
 
@@ -77,7 +74,6 @@ def check_can_plot(path: Path | None, command: str) -> None:
         ResultFileError: the file cannot be written.
         ConfigError: it has another suffix than ``PLOTS``.
         MissingExtraError: matplotlib is not installed.
-
     """
     check_can_write(path)
     if path is None:

@@ -19,7 +19,7 @@ from app.launch.ray_features import check_protecting
 from app.launch.serve_options import ServeOptions, resolved, unknown_variables
 from app.serve.ray_compatibility import check_ray_version
 from app.setting_values import check_origins
-from models.files import needed_folder
+from models.files import make_folder, needed_folder
 
 
 def serve(
@@ -41,7 +41,8 @@ def serve(
 
     With --address it is deployed to a running cluster instead, and removed at the end. The
     cluster's nodes need the environment of docs/how-to/cluster.md to be fast. Every setting may
-    also be a variable, TANDEM_<SETTING>. A flag precedes a variable, and a variable the file.
+    also be a variable, TANDEM_<SETTING>. A flag precedes a variable, and a variable the file. Exit
+    code 1: the service could not go on (docs/faults.md).
     """
     sources = {name: context.get_parameter_source(name) for name in context.params}
     flags = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
@@ -56,7 +57,6 @@ def serve(
 
 
 def _print_config(options: ServeOptions, flags: set[str], *, as_json: bool) -> None:
-    """Print the settings with the source of each (flag, variable, file), as YAML or as JSON."""
     for line in unknown_variables():
         typer.echo(line, err=True)
     rows = resolved(options, flags)
@@ -106,7 +106,7 @@ def environment(
     if (untested := check_ray_version()) is not None:
         typer.echo(untested, err=True)
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place)
         options = RuleOptions(application=application, origins=origins)
         HaproxyCommand(place / HAPROXY_COMMAND, ports=None).write(options)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""``tandem traffic``: shows and changes how requests are split between versions of a set.
+"""``tandem traffic`` and ``tandem keys``: the requests of versions of a set, and of API keys.
 
-The table has a column for each version.
+The table of versions has a column for each, that of keys a row.
 """
 
 import json
@@ -75,34 +75,33 @@ def traffic(
     if action is Action.SHOW:
         _show(service, as_json=as_json)
         return
+    seen = service.status()
     if action is Action.ROLLBACK:
-        status = service.change({"rollback": True})
+        change: dict[str, Any] = {"rollback": True}
     elif action is Action.SET:
-        status = service.change(_asked(versions or [], shadow, service.status()))
+        change = _asked(versions or [], shadow, seen)
     else:
-        status = _promote(service, versions or [], min_compared, min_agreement)
-    _changed(status, as_json=as_json)
+        change = _promoted(seen, versions or [], min_compared, min_agreement)
+    # A change that somebody else made meanwhile is not undone: the service refuses this one.
+    _changed(service.change({**change, "revision": seen["revision"]}), as_json=as_json)
 
 
-def _promote(
-    service: "TrafficService", versions: list[str], min_compared: int, min_agreement: float
-) -> Status:
-    """Promote a version, or exit with code 1 if the gate refuses."""
+def _promoted(
+    status: Status, versions: list[str], min_compared: int, min_agreement: float
+) -> dict[str, Any]:
+    """Return the body that promotes a version, or exit with code 1 if the gate refuses."""
     if len(versions) > 1:
         raise ConfigError(f"promote takes one version, and these are {', '.join(versions)}")
-    status = service.status()
     version = candidate(status, versions[0] if versions else None)
     if reasons := refusals(status, version, min_compared, min_agreement):
         err.print(f"[red]not promoted:[/] {escape(version)}")
         for reason in reasons:
             err.print(f"- {escape(reason)}")
         raise typer.Exit(1)
-    split = Split.of(status).promoted(version)
-    return service.change({**split.as_dict(), "revision": status["revision"]})
+    return Split.of(status).promoted(version).as_dict()
 
 
 def _asked(texts: list[str], shadow: str | None, status: Status) -> dict[str, Any]:
-    """Return the body of the request that changes the shares as ``set`` asks."""
     shares: dict[str, float] = {}
     for text in texts:
         name, _, percent = text.rpartition("=")
@@ -143,7 +142,6 @@ def _print(status: Status) -> None:
 
 
 def _changed(status: Status, *, as_json: bool) -> None:
-    """Print the new plan, and the settings that keep it after a restart."""
     if as_json:
         typer.echo(json.dumps(status, indent=2))
     else:
@@ -156,7 +154,7 @@ def _changed(status: Status, *, as_json: bool) -> None:
 
 
 class TrafficService:
-    """A client of the traffic interface of a running service."""
+    """A client of a running service's interfaces for operators."""
 
     def __init__(self, url: str, caller: Caller) -> None:
         self._url = service_url(url)
@@ -169,14 +167,15 @@ class TrafficService:
         )
 
     def status(self) -> Status:
-        return self._ask("GET", None)
+        return self.ask("GET", PATH)
 
     def change(self, content: dict[str, Any]) -> Status:
-        return self._ask("PUT", content)
+        return self.ask("PUT", PATH, content)
 
-    def _ask(self, method: str, content: dict[str, Any] | None) -> Status:
+    def ask(self, method: str, path: str, content: dict[str, Any] | None = None) -> Status:
+        """Return the JSON of an answer; :class:`ConfigError` if there is none, or an error."""
         try:
-            answer = self._client.request(method, PATH, json=content)
+            answer = self._client.request(method, path, json=content)
         except httpx.HTTPError as error:
             raise ConfigError(
                 f"{self._url} does not answer: {error}; is the service running? tandem serve"
@@ -272,3 +271,36 @@ def settings_of(status: dict[str, Any]) -> str:
     if (shadow := status.get("shadow")) is not None:
         lines.append(f"shadow: {shadow}")
     return "\n".join(lines)
+
+
+KEYS_PATH = "/v1/keys"
+COLUMNS = ("key", "asked", "answered", "refused", "failed", "images", "CPU s", "CPU ms an image")
+
+
+def keys(
+    as_json: Annotated[bool, typer.Option("--json", help="print /v1/keys, as JSON")] = False,
+    url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000",
+    *,
+    caller: Caller,
+) -> None:
+    """Show what each API key used: requests, images and CPU time, by its name.
+
+    The figures are those of the Gateway that answers, since it began. Metrics have all of them.
+    """
+    used = TrafficService(url, caller).ask("GET", KEYS_PATH)
+    if as_json:
+        typer.echo(json.dumps(used, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "key" else "right")
+    for name, of in used.items():
+        num = [of[result] for result in ("answered", "refused", "failed")]
+        each = f"{of['cpu_ms'] / of['images']:.1f}" if of["images"] else "-"
+        row = (*map(str, (sum(num), *num, of["images"])), f"{of['cpu_ms'] / 1e3:.1f}", each)
+        table.add_row(escape(name), *row)
+    out.print(
+        table
+        if used
+        else "no key has been used yet; a service has keys by api_keys_file or TANDEM_API_KEYS"
+    )

@@ -22,6 +22,7 @@ from app.errors import (
     IN_A_SECOND,
     MORE_TIME,
     DeadlineError,
+    NoMemoryError,
     NotReadyError,
     OtherSetError,
     OverloadedError,
@@ -243,13 +244,16 @@ class OnDemandGraph:
     async def _load(self) -> None:
         started = self._clock()
         try:
+            if self._unloading is not None:  # its memory is free only then
+                await asyncio.wait([self._unloading])
             self._graph = await self._load_graph()
         except Exception as error:
             reason = error.message if isinstance(error, TandemError) else repr(error)
             logger.error("model set %s cannot be loaded: %s", self._name, reason)
             self._failed_at = self._clock()
+            why = reason if isinstance(error, NoMemoryError) else "the service's log says why"
             self._problem = (
-                f"the model set {self._name!r} cannot be loaded; the service's log says why; "
+                f"the model set {self._name!r} cannot be loaded; {why}; "
                 f"loading is tried again in {FAILED_FOR_S:g} s"
             )
         else:

@@ -1,24 +1,85 @@
-"""A classification request: its options, its body, their checks, and the cache in this process.
+"""A request: its headers' form, its options and body, their checks, the cache in this process.
 
 HTTP and gRPC make the same request, so that the checks are equal for both. The cache keeps answers,
 and shares computations under way: several requests with the same image compute it once.
 """
 
 import asyncio
+import hmac
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
+from app.access import ANYONE, Caller
 from app.answers import Classified, Fault
-from app.errors import MAX_SHOWN, BadParameterError, NotOfferedError
+from app.environment import HAPROXY_SECRET, environment_value, has_haproxy
+from app.errors import (
+    INTERNAL_HEADERS,
+    MAX_SHOWN,
+    SECRET_HEADER,
+    BadParameterError,
+    NotOfferedError,
+)
 from app.graph.observer import RequestObserver
 from app.graph.redis_cache import Outcome, RedisStore, Rows
 from app.queueing.scheduler import Lane
 from models.network import Pixels
 from models.plan import PlanName
+
+Text = TypeVar("Text", str, bytes)
+KEY_HEADER = "authorization"
+
+
+class NormalForm(Generic[Text]):
+    """The form of a request's headers, or of gRPC's metadata, before anything reads them.
+
+    Names are lower-case, as servers hand them over. Of a repeated header the first counts, unless
+    its values are a list. Trailers of a body are no headers (:mod:`app.serve.replica`).
+
+    Internal headers stay if HAProxy sent them, as the run's secret shows. Without HAProxy none
+    stays. A cluster's HAProxy may have no secret. There all stay: it removes the clients' own, and
+    the network must keep others from the Gateways' ports.
+
+    Args:
+        encode: makes a header's name of text, in the form in which this protocol has names.
+    """
+
+    def __init__(self, encode: Callable[[str], Text]) -> None:
+        self._key: Text = encode(KEY_HEADER)
+        self._secret_name: Text = encode(SECRET_HEADER)
+        self._special: set[Text] = {encode(name) for name in (KEY_HEADER, *INTERNAL_HEADERS)}
+        secret = environment_value(HAPROXY_SECRET) if has_haproxy() else None
+        self._secret = secret.encode() if secret else None
+        self._believes_all = has_haproxy() and not secret
+
+    def of(self, sent: Iterable[tuple[Text, Text]]) -> tuple[list[tuple[Text, Text]], list[Text]]:
+        """Return the headers to read, and the values of Authorization."""
+        kept: list[tuple[Text, Text]] = []
+        internal: list[tuple[Text, Text]] = []
+        keys: list[Text] = []
+        secrets: list[Text] = []
+        for pair in sent:
+            if (name := pair[0]) not in self._special:
+                kept.append(pair)
+            elif name == self._key:
+                keys.append(pair[1])
+            elif name == self._secret_name:
+                secrets.append(pair[1])
+            else:
+                internal.append(pair)
+        if internal and (self._believes_all or self._is_haproxys(secrets)):
+            kept += internal
+        return kept, keys
+
+    def _is_haproxys(self, secrets: list[Text]) -> bool:
+        if self._secret is None or len(secrets) != 1:
+            return False
+        (sent,) = secrets
+        return hmac.compare_digest(sent.encode() if isinstance(sent, str) else sent, self._secret)
+
 
 RequestAnswers = list[Classified | Fault]  # one per file, in order
 
@@ -47,6 +108,7 @@ class RequestOptions(NamedTuple):
     traffic_key: str | None = None  # the value of the setting traffic_header's header
     plan: str | None = None  # full or fast; None: the settings' plan
     has_set: bool = False  # whether the answers have answer sets
+    caller: Caller = ANYONE  # by its key, or by its address
 
 
 IN_BODY = ("top_k", "timeout_s", "priority", "threshold", "plan", "has_set")
@@ -101,6 +163,7 @@ class ClassifyRequest(NamedTuple):
     cache_use: CacheUse = "use"
     threshold: float | None = None  # of a multi-label set's scores; None: the set's own
     traffic_key: str | None = None  # the caller's, if a header chooses the version
+    caller: Caller = ANYONE
 
     @property
     def num_images(self) -> int:

@@ -114,6 +114,10 @@ class ServedModels:
         list[str] | SkipJsonSchema[None],
         Field(description="names of all sets, the default first, if several are served"),
     ] = None
+    models: Annotated[
+        list[str] | SkipJsonSchema[None],
+        Field(description="names of all sets, as KServe's V1 protocol has them"),
+    ] = None
 
 
 def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> ServedModels:
@@ -151,6 +155,7 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
         preprocess=settings.preprocess,
         combine=settings.combine,
         model_sets=all_sets if len(all_sets) > 1 else None,
+        models=all_sets,
     )
 
 

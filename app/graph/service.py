@@ -5,11 +5,11 @@ deadlines, the graph, readiness, and the description for ``/v1/models``.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
-from app.access import Keys, read_keys
-from app.answers import Fault
+from app.access import Caller, Keys, read_keys
+from app.answers import Classified, Fault, cpu_ms
 from app.environment import GATEWAY_TIMEOUT, gateway_timeout_s
 from app.errors import (
     MAX_SHOWN,
@@ -17,6 +17,7 @@ from app.errors import (
     ConfigError,
     NotOfferedError,
     NotReadyError,
+    SlowBodyError,
     UnknownModelError,
     refused_before,
 )
@@ -38,10 +39,12 @@ from app.graph.request import (
 )
 from app.graph.served_models import ServedModels, describe
 from app.queueing.admission import Admission, Arriving, ByteBudget, Share, Usage
+from app.queueing.fairness import CALLER
 from app.queueing.overload import PlanSwitch, limit_of
 from app.settings import Settings
 from app.telemetry.metric_table import REFUSED_BEFORE
 from app.telemetry.metrics import meter, record_key
+from models.class_names import class_named
 from models.ledger import gateway_cpu_ms
 from models.model_set import ModelSet
 from models.plan import PlanName
@@ -87,9 +90,14 @@ class EnsembleService:
         self.sets[self.name] = self
         # Notified of all sets' answers to files; the Gateway adds samples and feedback.
         self.listeners: list[AnswerListener] = first.listeners if first else []
-        # The labels of the loaded versions that share the traffic, by NAME@VERSION.
-        self.version_labels: Callable[[], Mapping[str, Sequence[str]]] = dict
-        self.keys: Keys = first.keys if first else read_keys(settings.api_keys_file, record_key)
+        # The loaded versions that share the traffic, by NAME@VERSION.
+        self.version_sets: Callable[[], Mapping[str, ModelSet]] = dict
+        self.keys: Keys = (
+            first.keys
+            if first
+            else read_keys(settings.api_keys_file, record_key, settings.trusted_proxies)
+        )
+        self.threads_each = 1  # cores that a batch keeps busy
         expected_ms = gateway_cpu_ms(
             model_set.manifest,
             settings.served_precision,
@@ -127,12 +135,14 @@ class EnsembleService:
             )
         return service
 
-    def sets_with(self, label: str) -> list[str]:
-        """Return the sets, and the versions as NAME@VERSION, that have ``label`` as a class."""
-        sets = {name: own.model_set.labels for name, own in self.sets.items()}
-        return [
-            name for name, labels in {**sets, **self.version_labels()}.items() if label in labels
-        ]
+    def labels_named(self, name: str | int) -> dict[str, str]:
+        """Return the label of the class that a label, class id or number means.
+
+        The keys are the sets, and the versions as NAME@VERSION, that have the class.
+        """
+        sets = {key: own.model_set for key, own in self.sets.items()} | dict(self.version_sets())
+        places = {key: class_named(name, own.labels, own.class_ids) for key, own in sets.items()}
+        return {key: sets[key].labels[n] for key, n in places.items() if n is not None}
 
     def admit(self, options: RequestOptions, observer: RequestObserver) -> "AdmittedRequest":
         """Return a context manager in which a request counts in the limits of its set.
@@ -145,6 +155,7 @@ class EnsembleService:
     async def classify(self, request: ClassifyRequest) -> RequestAnswers:
         """Send an admitted request, whose body has been read, through the graph."""
         num_images = request.num_images
+        CALLER.set(request.caller)
         self.usage.began(num_images)
         is_done = False
         try:
@@ -153,6 +164,8 @@ class EnsembleService:
         finally:
             self.usage.ended(num_images, done=is_done)
         request.observer.answered()
+        if request.caller.has_key:
+            self._count(request.caller, answers)
         if self.listeners and request.is_of_files:
             for listener in self.listeners:
                 listener.note(request.request_id, request.files, answers)
@@ -161,6 +174,14 @@ class EnsembleService:
             self._readiness.note_answer()
         return answers
 
+    def _count(self, caller: Caller, answers: RequestAnswers) -> None:
+        """Count the images of a key, and the CPU time that they took."""
+        images = [answer for answer in answers if isinstance(answer, Classified)]
+        self.keys.count(caller, "images", len(images))
+        computed = [image for image in images if not image.cached]
+        used = (cpu_ms(image, self.threads_each, len(computed)) for image in computed)
+        self.keys.count(caller, "cpu_ms", sum(used))
+
     async def handle_forwarded(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer a request that another Gateway forwarded because its members were replaced.
 
@@ -168,7 +189,8 @@ class EnsembleService:
             OtherSetError: this Gateway's members serve another set, too.
             TandemError: the whole request failed, as in :meth:`answer`.
         """
-        with self.admission.admit(), self.usage.under_way(request.num_images):
+        CALLER.set(request.caller)
+        with self.admission.admit(request.caller), self.usage.under_way(request.num_images):
             answers = await run_in_time(self._graph, request)
         request.observer.answered()
         return answers
@@ -199,10 +221,13 @@ class EnsembleService:
         observer: RequestObserver,
     ) -> ClassifyRequest:
         """Return the request for the graph, with its time limit or the settings' shorter one."""
+        if options.caller.sets is not None:
+            options.caller.check_set(self.name)
         control, tensors = options.cache_control, body.tensors
         has_pixels = tensors is not None and tensors.pixels is not None
         num_images = len(tensors.pixels) if has_pixels else len(body.files)  # type: ignore[union-attr, arg-type]
         self.admission.holds(num_images)
+        lane = lane_of(options.priority, num_images)
         plan, reason = checked.plan or self.settings.plan, None
         if plan == "full" and checked.plan is None and self.admission.is_nearly_full:
             plan, reason = "fast", "load"
@@ -212,7 +237,7 @@ class EnsembleService:
             min(checked.timeout_s, observer.elapsed_s() + self._answer_timeout_s),
             options.request_id,
             observer,
-            lane_of(options.priority, num_images),
+            "bulk" if options.caller.lane == "bulk" else lane,
             plan,
             reason,
             options.has_set,
@@ -220,6 +245,7 @@ class EnsembleService:
             cache_use="use" if control is None else cache_use_of(control),
             threshold=checked.threshold,
             traffic_key=options.traffic_key,
+            caller=options.caller,
         )
 
     async def wait_ready(self) -> None:
@@ -297,6 +323,8 @@ class AdmittedRequest:
         if options.refused_before and (number := refused_before(options.refused_before)):
             meter.count(REFUSED_BEFORE, number)
             service.admission.refused_before(number)
+        if options.caller.sets is not None and options.model_set is not None:  # or in the body
+            options.caller.check_set(service.name)
         self._checked = service.checked(options)
         self._begin(service)
         return self
@@ -305,7 +333,7 @@ class AdmittedRequest:
         self._end(is_answered=kind is None)
 
     def _begin(self, service: EnsembleService) -> None:
-        service.admission.begin()
+        service.admission.begin(self._options.caller)
         self._is_counted = True
         self._service, self.share = service, Share(service.byte_budget)
 
@@ -313,7 +341,7 @@ class AdmittedRequest:
         if self._is_counted:
             self._is_counted = False
             self.share.free()
-            self._service.admission.end(is_answered=is_answered)
+            self._service.admission.end(self._options.caller, is_answered=is_answered)
 
     def arriving(self) -> "ArrivingBody":
         """Return an asynchronous context manager that times and limits the body's arrival.
@@ -323,7 +351,7 @@ class AdmittedRequest:
                 another request needed its place.
         """
         arriving = self._service.admission.arriving(self._checked.timeout_s)
-        return ArrivingBody(arriving, self._observer)
+        return ArrivingBody(arriving, self._observer, self.share)
 
     async def answer(self, body: RequestBody) -> RequestAnswers:
         """Answer every file of the body, in order; a bad file is answered by a :class:`Fault`.
@@ -362,10 +390,10 @@ class AdmittedRequest:
 class ArrivingBody:
     """Times the arrival of a body, as the stage ``read``, and limits it (see ``Arriving``)."""
 
-    __slots__ = ("_arriving", "_observer", "_start_ms")
+    __slots__ = ("_arriving", "_observer", "_share", "_start_ms")
 
-    def __init__(self, arriving: Arriving, observer: RequestObserver) -> None:
-        self._arriving, self._observer = arriving, observer
+    def __init__(self, arriving: Arriving, observer: RequestObserver, share: Share) -> None:
+        self._arriving, self._observer, self._share = arriving, observer, share
         self._start_ms = observer.elapsed_ms()
 
     async def __aenter__(self) -> None:
@@ -374,6 +402,11 @@ class ArrivingBody:
     async def __aexit__(self, *error: Any) -> None:
         try:
             await self._arriving.__aexit__(*error)
+        except SlowBodyError as late:
+            if (came := self._share.num_held) and (announced := self._share.num_announced):
+                text = f"{late.message}; {came} of {announced} bytes had come"
+                raise SlowBodyError(text) from late
+            raise
         finally:
             self._observer.stage_ended("read", self._start_ms)
 

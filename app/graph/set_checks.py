@@ -62,6 +62,15 @@ def check_accuracy(model_set: ModelSet, settings: Settings) -> Verdict:
     return verdict
 
 
+def refused_by_gate(model_set: ModelSet, settings: Settings) -> str | None:
+    """Return why a version must not answer: its INT8 lost too much; None if it may."""
+    try:
+        check_accuracy(model_set, settings)
+    except UnverifiedError as error:
+        return error.message
+    return None
+
+
 def check_plan(settings: Settings, model_set: ModelSet) -> None:
     """Check that a set has the fast plan that the settings ask for.
 

@@ -7,6 +7,7 @@ a ``Watch`` call never ends, so it would delay a replica that stops. Reflection 
 equal on the wire, so v1alpha's servicer answers both.
 """
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,6 +39,7 @@ from app.grpc.call import (
 )
 from app.grpc.receiver import Receiver
 from app.queueing.admission import Share
+from app.settings import LimitSettings
 from models.errors import TandemError
 
 # A message that is still to come (:func:`app.grpc.call.add_servicer`), or with the generated
@@ -60,7 +62,7 @@ class GrpcInterface:
 
     async def _classify(self, incoming: Incoming, call: GrpcCall) -> messages.ClassifyReply:
         observer, service = RequestObserver(), self._service
-        service.keys.check(call.authorization)
+        call.check(service.keys)
         options = call.options(service.settings.traffic_header)
         with service.admit(options, observer) as admitted:
             async with admitted.arriving():
@@ -75,16 +77,21 @@ class GrpcInterface:
         """Read the message of a call, which may still be to come."""
         settings = self._service.settings
         if isinstance(incoming, messages.ClassifyRequest):
-            request = incoming
-            share.grow(request.ByteSize())
-        else:
-            data = await self._receiver.receive_into(share, incoming, call.announced_bytes)
-            request = parsed(data, messages.ClassifyRequest)
-        images = images_of(request, settings.max_files, settings.max_body_bytes)
-        names = ("top_k", "threshold", "model_set", "plan")
-        options = {name: getattr(request, name) for name in names if request.HasField(name)}
-        has_set = request.answer_set if request.HasField("answer_set") else None
-        return RequestBody(images, has_set=has_set, **options)
+            share.grow(incoming.ByteSize())
+            return classify_body(incoming, settings)
+        data = await self._receiver.receive_into(share, incoming, call.announced_bytes)
+        return await self._receiver.read(
+            data, lambda data: classify_body(parsed(data, messages.ClassifyRequest), settings)
+        )
+
+
+def classify_body(request: messages.ClassifyRequest, limits: LimitSettings) -> RequestBody:
+    """Return a message's images and options; raises as :func:`app.grpc.call.images_of` does."""
+    images = images_of(request, limits.max_files, limits.max_body_bytes)
+    names = ("top_k", "threshold", "model_set", "plan")
+    options = {name: getattr(request, name) for name in names if request.HasField(name)}
+    has_set = request.answer_set if request.HasField("answer_set") else None
+    return RequestBody(images, has_set=has_set, **options)
 
 
 def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages.ClassifyReply:
@@ -142,19 +149,53 @@ V1ALPHA = reflection.SERVICE_NAME
 V1, REFLECTION_METHOD = V1ALPHA.replace("v1alpha", "v1"), "ServerReflectionInfo"
 
 
-def add_reflection_v1(server: Any, services: Iterable[str]) -> None:
+MAX_REFLECTIONS, REFLECTION_LASTS_S = 8, 2.0
+
+
+class Reflection:
+    """Answers reflection about ``services``, for both versions.
+
+    It needs no key, and a client may keep its call open. So a call ends after
+    ``REFLECTION_LASTS_S``, and the oldest of ``MAX_REFLECTIONS`` as soon as one more begins.
+    """
+
+    def __init__(self, services: set[str]) -> None:
+        self._servicer = reflection.aio.ReflectionServicer(services)
+        self._limits: list[asyncio.Timeout] = []  # of the open calls, oldest first
+
+    async def answer(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Answer one call."""
+        if len(self._limits) >= MAX_REFLECTIONS and not (oldest := self._limits.pop(0)).expired():
+            oldest.reschedule(0)
+        try:
+            async with asyncio.timeout(REFLECTION_LASTS_S) as limit:
+                self._limits.append(limit)
+                async for reply in self._servicer.ServerReflectionInfo(requests, context):
+                    await context.write(reply)
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"a call of reflection is open for {REFLECTION_LASTS_S:g} s at most, and less "
+                "where others begin; call again",
+            )
+        finally:
+            if limit in self._limits:
+                self._limits.remove(limit)
+
+
+def add_reflection(server: Any, services: Iterable[str]) -> None:
     """Add the service to Serve's gRPC server; it describes ``services`` and both versions."""
     file = FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
     text = json_format.MessageToJson(file).replace("v1alpha", "v1")  # v1's own description
     described = json_format.Parse(text, FileDescriptorProto())
     descriptor_pool.Default().AddSerializedFile(described.SerializeToString())
-    servicer = reflection.aio.ReflectionServicer({*services, V1, V1ALPHA})
     handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
+        Reflection({*services, V1, V1ALPHA}).answer,
         reflection_pb2.ServerReflectionRequest.FromString,
         reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    server.add_passthrough_service(V1)  # answered in the server, without a deployment
-    handlers = grpc.method_handlers_generic_handler(V1, {REFLECTION_METHOD: handler})
-    server.add_generic_rpc_handlers((handlers,))
+    for version in (V1, V1ALPHA):
+        server.add_passthrough_service(version)  # answered in the server, without a deployment
+        handlers = grpc.method_handlers_generic_handler(version, {REFLECTION_METHOD: handler})
+        server.add_generic_rpc_handlers((handlers,))

@@ -4,13 +4,17 @@ It reads ``ModelInferRequest`` and renders ``ModelInferResponse``, with raw or t
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from app.answers import Fault
+from app.changes import check_change
 from app.errors import BadRegionError, BadTensorError
 from app.graph.observer import RequestObserver
 from app.grpc import open_inference_pb2 as messages
@@ -25,7 +29,7 @@ from app.grpc.call import (
 from app.grpc.receiver import Receiver
 from app.oip.bodies import MAX_TENSORS, InferAnswer, OutputTensor
 from app.oip.inference import Inference, ModelRequest
-from app.oip.models import server_metadata
+from app.oip.models import ServedModel, server_metadata
 from app.oip.regions import NO_CUDA, for_caller
 from app.oip.tensors import (
     InferRequest,
@@ -63,13 +67,20 @@ class OpenInferenceInterface:
     async def _describe(self, method: str, incoming: Stream, call: GrpcCall) -> Any:
         """Answer a question about the server, a model or a region."""
         if method not in OPEN_METHODS:
-            self._service.keys.check(call.authorization)
+            call.check(self._service.keys)
+        check_change(
+            f"{OPEN_INFERENCE} {method}",
+            call.sender,
+            call.caller,
+            has_keys=bool(self._service.keys),
+            origins=self._service.settings.allowed_origins,
+        )
         request = getattr(messages, f"{method}Request")()
         if method not in WITHOUT_MESSAGE:
             data = await self._receiver.receive_short(incoming, call.announced_bytes)
             request = parsed(data, type(request))
         if method.startswith("Repository"):
-            fields = await self._of_repository(method, request, call)
+            fields = await self._of_repository(method, request)
         elif "SharedMemory" in method:
             fields = self._of_region(method, request, call)
         elif method.startswith("Model"):
@@ -80,12 +91,13 @@ class OpenInferenceInterface:
 
     async def _infer(self, _: str, incoming: Stream, call: GrpcCall) -> messages.ModelInferResponse:
         observer, is_raw = RequestObserver(), False
-        self._service.keys.check(call.authorization)
+        call.check(self._service.keys)
 
         async def read(share: Share) -> ModelRequest:
             nonlocal is_raw  # answers are raw bytes if the tensors of the request are
             data = await self._receiver.receive_into(share, incoming, call.announced_bytes)
-            asked = self._asked(data, call)
+            model, version, request = await self._receiver.read(data, parsed_infer)
+            asked = self._asked(self._inference.models.find(model, version), request, call)
             is_raw = any(tensor.raw is not None or tensor.region for tensor in asked.request.inputs)
             return asked
 
@@ -99,13 +111,10 @@ class OpenInferenceInterface:
         observer.stage_ended("encode", start_ms)
         return response
 
-    def _asked(self, data: bytes, call: GrpcCall) -> ModelRequest:
-        """Return the request in a message, and the model that it names."""
-        message = parsed(data, messages.ModelInferRequest)
-        model = self._inference.models.find(message.model_name, message.model_version)
-        request, regions = infer_request_of(message), None
+    def _asked(self, model: ServedModel, request: InferRequest, call: GrpcCall) -> ModelRequest:
+        regions = None
         if request.uses_regions:
-            regions = for_caller(self._inference.regions, is_local=call.is_local)
+            regions = for_caller(self._inference.regions, is_local=call.sender.is_local)
         return ModelRequest(model, request, regions)
 
     async def _of_server(self, method: str) -> dict[str, Any]:
@@ -117,14 +126,14 @@ class OpenInferenceInterface:
         has_memory = self._inference.regions is not None
         return asdict(server_metadata(has_shared_memory=has_memory))
 
-    async def _of_repository(self, method: str, request: Any, call: GrpcCall) -> dict[str, Any]:
+    async def _of_repository(self, method: str, request: Any) -> dict[str, Any]:
         """Load or unload a set, or list the repository; return the reply's fields."""
         repository = self._inference.repository
         if method == "RepositoryIndex":
             entries = repository.index(self._inference.models, only_ready=request.ready)
             return {"models": [asdict(entry) for entry in entries]}
         change = repository.load if method == "RepositoryModelLoad" else repository.unload
-        await change(request.model_name, request.parameters, is_local=call.is_local)
+        await change(request.model_name, request.parameters)
         return {}
 
     async def _of_model(self, method: str, request: Any) -> dict[str, Any]:
@@ -144,7 +153,7 @@ class OpenInferenceInterface:
             if method == "CudaSharedMemoryRegister":
                 raise BadRegionError(NO_CUDA)
             return {}
-        regions = for_caller(self._inference.regions, is_local=call.is_local)
+        regions = for_caller(self._inference.regions, is_local=call.sender.is_local)
         if method == "SystemSharedMemoryStatus":
             region = messages.SystemSharedMemoryStatusResponse.RegionStatus
             return {"regions": {r.name: region(**asdict(r)) for r in regions.status(request.name)}}
@@ -189,8 +198,41 @@ CONTENTS |= dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents")
 CONTENTS |= dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents")
 
 
+def _with_packed_contents() -> type[messages.ModelInferRequest]:
+    """Return ``ModelInferRequest`` with typed contents as bytes, each packed field one entry.
+
+    Protobuf itself makes up to 8 bytes of a number in one, before anything can check the shape.
+    """
+    file, pool = FileDescriptorProto(), DescriptorPool()
+    messages.DESCRIPTOR.CopyToProto(file)
+    (contents,) = (each for each in file.message_type if each.name == "InferTensorContents")
+    for field in contents.field:
+        field.type = field.TYPE_BYTES
+    pool.Add(file)
+    name = messages.ModelInferRequest.DESCRIPTOR.full_name
+    kind: type[messages.ModelInferRequest] = GetMessageClass(pool.FindMessageTypeByName(name))
+    return kind
+
+
+REQUEST = _with_packed_contents()
+
+
+def parsed_infer(data: bytes) -> tuple[str, str, InferRequest]:
+    """Parse a ``ModelInferRequest``; return the model's name and version, and the request.
+
+    Raises:
+        BadParameterError: it does not parse, or has too many fields.
+        BadTensorError: its parts do not fit.
+    """
+    message = parsed(data, REQUEST)
+    return message.model_name, message.model_version, infer_request_of(message)
+
+
 def infer_request_of(message: messages.ModelInferRequest) -> InferRequest:
-    """Return a message's request; raise :class:`BadTensorError` if its parts do not fit."""
+    """Return the request of a :data:`REQUEST`.
+
+    Raises :class:`BadTensorError` if its parts do not fit.
+    """
     if max(len(message.inputs), len(message.outputs)) > MAX_TENSORS:
         raise BadTensorError(f"the request has too many tensors; the limit is {MAX_TENSORS} each")
     return InferRequest(
@@ -243,7 +285,9 @@ def _input(
     if wrong := [field for field in filled if field != expected]:
         raise BadTensorError(f"{where}: {datatype} goes into {expected}, and {wrong[0]} is filled")
     values = list(getattr(message.contents, expected))
-    return checked_tensor(name, datatype, tensor.shape, values=values, is_base64=is_base64)
+    if datatype == "BYTES":
+        return replace(tensor, values=values, is_base64=is_base64)
+    return replace(tensor, packed=b"".join(values))
 
 
 def _parameters(sent: Mapping[str, messages.InferParameter]) -> dict[str, Any]:

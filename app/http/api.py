@@ -7,7 +7,7 @@ They record each request, answer cross-origin requests of browsers (CORS), and c
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
@@ -17,18 +17,27 @@ from opentelemetry.trace import Span, format_trace_id
 from pydantic.json_schema import SkipJsonSchema
 from starlette.datastructures import Headers as RequestHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.access import Keys
+from app.access import ANYONE, Caller, Keys
 from app.answers import Classified, ErrorAnswer, Ready, Results
-from app.errors import MAX_SHOWN, OriginError, UnauthorizedError
+from app.changes import ROUTES, UNLISTED, check_change
+from app.errors import (
+    ADDRESS_HEADER,
+    MAX_SHOWN,
+    OriginError,
+    RateLimitedError,
+    UnauthorizedError,
+)
+from app.graph.request import NormalForm
 from app.graph.served_models import ServedModels
 from app.graph.service import EnsembleService
-from app.http.body import ClosedUnread
+from app.http.body import CALLER, ClosedUnread, Headers
 from app.http.classify import PATH, ClassifyRoute
 from app.http.errors import ERRORS, add_error_handlers, described, is_protocol, response_of
-from app.http.open_inference import LIVE, READY_SUMMARY, add_open_inference
-from app.http.other_routes import add_feedback, add_pages, add_traffic
+from app.http.open_inference import LIVE, READY_SUMMARY, add_open_inference, sender_of
+from app.http.other_routes import add_feedback, add_keys, add_pages, add_traffic
 from app.oip.inference import Inference
 from app.oip.models import ProtocolError
 from app.samples.feedback import Feedback
@@ -57,14 +66,21 @@ PROBES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"
 OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
 OPEN_BELOW = ("/page/", "/docs/assets/")
 SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
+ADDRESS = ADDRESS_HEADER.encode("ascii")
+FORWARDED = b"x-forwarded-for"
+SENT_KEYS = "tandem.keys"  # in a scope: the values of Authorization
+REFUSED = {"401": ERRORS[401]["description"], "403": "what the key may not do"}
 NO_ROUTE = "other"  # the name of unknown paths in metrics, so that a scanner adds no tags
 
 
 class ObservedRequests:
-    """ASGI middleware that records requests; Serve has begun the span of a sampled request."""
+    """ASGI middleware that records requests, and counts them for their keys.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    Serve has begun the span of a sampled request.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,6 +105,9 @@ class ObservedRequests:
         finally:
             route = _route_of(scope) or NO_ROUTE
             record_answered(route, status, (time.perf_counter() - started) * 1e3)
+            caller: Caller | None = scope.get(CALLER)
+            if caller is not None and caller.has_key:
+                self._keys.ended(caller, status)
 
 
 def _route_of(scope: Scope) -> str | None:
@@ -125,13 +144,16 @@ class TandemAPI(FastAPI):
         )
         self.openapi_version = "3.0.3"  # the version that the bundled Swagger UI reads
         self.classify = ClassifyRoute(service)
+        self._form = NormalForm(str.encode)
         self._keys = keys = service.keys
-        keyed = KeyedRequests(self._dispatch, keys) if keys else self._dispatch
+        keyed = KeyedRequests(self._dispatch, keys)
         origins = service.settings.allowed_origins
         front = AllowedOrigins(keyed, origins) if origins else keyed
-        self._front = ClosedUnread(ObservedRequests(front))
+        self._front = ClosedUnread(ObservedRequests(front, keys))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":  # no later code can log the key
+            scope["headers"], scope[SENT_KEYS] = self._form.of(scope["headers"])
         await self._front(scope, receive, send)  # a coroutine function: servers ask for that
 
     def openapi(self) -> dict[str, Any]:
@@ -169,9 +191,32 @@ def create_api(
     _add_state(api, service)
     add_feedback(api, service, feedback)
     add_traffic(api, service, traffic)
+    add_keys(api, service)
     add_open_inference(api, inference or Inference(service))
     add_pages(api)
+    for route in api.routes:
+        if isinstance(route, Route) and changes(route):
+            route.app = CheckedChange(route.app, route, service)
     return api
+
+
+def changes(route: Route) -> bool:
+    """Whether a route changes something; one that is not listed is taken for one that does."""
+    return any(ROUTES.get(f"{verb} {route.path}", UNLISTED) for verb in route.methods or ())
+
+
+class CheckedChange:
+    """ASGI middleware of a single route: refuses who may not change what the route changes."""
+
+    def __init__(self, app: ASGIApp, route: Route, service: EnsembleService) -> None:
+        self._app, self._path, self._service = app, route.path, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route, settings = f"{scope['method']} {self._path}", self._service.settings
+        origins, has_keys = settings.allowed_origins, bool(self._service.keys)
+        who = sender_of(scope), scope.get(CALLER, ANYONE)
+        check_change(route, *who, has_keys=has_keys, origins=origins)
+        await self._app(scope, receive, send)
 
 
 def _describe_classify(api: TandemAPI) -> None:
@@ -253,28 +298,56 @@ class AllowedOrigins(CORSMiddleware):
 
 
 class KeyedRequests:
-    """ASGI middleware that answers 401 before the body is read."""
+    """ASGI middleware that finds out whose request it is, before its body is read.
+
+    It answers 401 without a key, and 429 beyond the key's rate. Without keys, callers are known by
+    their addresses.
+    """
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app, self._keys = app, keys
+        self._app, self._keys, self._has_keys = app, keys, bool(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or _is_open(scope):
             await self._app(scope, receive, send)
             return
-        headers = scope["headers"]
-        sent = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
-        # So that no later code can log the key.
-        scope["headers"] = [(name, value) for name, value in headers if name != b"authorization"]
+        sent = [value.decode("latin-1") for value in scope[SENT_KEYS]]
+        limits: Mapping[str, str] = {}
         try:
-            self._keys.check(sent)
-        except UnauthorizedError as error:
+            caller = scope[CALLER] = self._caller(scope, sent)
+            if caller.rate is not None:
+                limits = self._keys.take(caller)
+        except (UnauthorizedError, RateLimitedError) as error:
             answer = response_of(scope, error)
-            problem = ', error="invalid_token"' if error.is_given else ""
-            answer.headers["www-authenticate"] = f'Bearer realm="tandem"{problem}'
+            if isinstance(error, UnauthorizedError):
+                problem = ', error="invalid_token"' if error.is_given else ""
+                answer.headers["www-authenticate"] = f'Bearer realm="tandem"{problem}'
             await answer(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, with_headers(send, limits) if limits else send)
+
+    def _caller(self, scope: Scope, sent: Sequence[str]) -> Caller:
+        if self._has_keys:
+            return self._keys.check(sent)
+        headers = Headers(scope)
+        if not (address := headers.text(ADDRESS)) and (client := scope.get("client")):
+            address = client[0]
+        forwarded = headers.joined(FORWARDED) or "" if self._keys.proxies else ""
+        # Known ones are found here: the way of a photo has as few files as possible.
+        known = self._keys.by_address.get((address, forwarded))
+        return known or self._keys.check(sent, address, forwarded)
+
+
+def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
+    """Return ``send`` for an answer that has further headers."""
+    more = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
+
+    async def send_more(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *more]
+        await send(message)
+
+    return send_more
 
 
 def _is_open(scope: Scope) -> bool:
@@ -290,6 +363,6 @@ def with_security(description: dict[str, Any]) -> dict[str, Any]:
             for operation in operations.values():
                 operation["security"] = [{"key": []}]
                 form = ProtocolError if is_protocol({"path": path}) else ErrorAnswer
-                refused = described(form, ERRORS[401]["description"])
-                operation["responses"].setdefault("401", refused)
+                for status, text in REFUSED.items():
+                    operation["responses"].setdefault(status, described(form, text))
     return description

@@ -18,6 +18,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.access import ANYONE, Caller
 from app.errors import (
     CLOSE_HEADER,
     MAX_SHOWN,
@@ -57,6 +58,7 @@ MAX_TEXTS, MAX_TEXT_BYTES = 16, 1024
 PARAMETERS = (b"top_k", b"threshold", b"model_set")
 MAX_BYTES = 64 * 2**10  # of a small JSON object
 REQUEST_ID = b"x-request-id"
+CALLER = "tandem.caller"  # in a scope: whose request it is
 MADE_ID = "tandem.request_id"  # in a scope without the header: all that read it see one id
 
 
@@ -82,6 +84,12 @@ class Headers:
 
     def text(self, name: bytes) -> str:
         return self._values.get(name, b"").decode("latin-1")
+
+    @property
+    def caller(self) -> Caller:
+        """Whose request it is, once its key was checked."""
+        caller: Caller = self._scope.get(CALLER, ANYONE)
+        return caller
 
     @cached_property
     def request_id(self) -> str:
@@ -126,7 +134,6 @@ async def read_chunks(
         BodyTooLargeError: the body has more than ``max_bytes``.
         ClientGoneError: the client hung up.
         OverloadedError: the bodies of all requests together are too large.
-
     """
     seen, announced = 0, announced_bytes(content_length)
     is_over = announced > max_bytes
@@ -172,7 +179,6 @@ async def read_coded_chunks(
             Continue" announces more.
         UnsupportedCodingError: another content coding.
         BadCodingError: the coded bytes are damaged.
-
     """
     length = headers.text(LENGTH)
     coding = headers.text(CODING).strip().lower() if CODING in headers else ""
@@ -257,10 +263,10 @@ class ClosedUnread:
 
 
 def _has_body(scope: Scope) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == LENGTH and value not in NO_BODY)
-        for name, value in scope["headers"]
-    )
+    for name, value in scope["headers"]:  # a generator would be a call for each
+        if name == b"transfer-encoding" or (name == LENGTH and value not in NO_BODY):
+            return True
+    return False
 
 
 class FileForm:
@@ -291,7 +297,6 @@ class FileForm:
         Raises:
             BadParameterError: the bytes are not a multipart form, or it has large or many texts.
             TooManyFilesError: there are more files than the limit.
-
         """
         try:
             self._parser.write(chunk)
@@ -306,8 +311,9 @@ class FileForm:
         if not self._parts.are_all:
             raise _broken("it breaks off before its closing boundary")
         if not self._parts.files:
+            empty = ", and a file field that is empty" if self._parts.num_unused else ""
             raise BadParameterError(
-                "the form has no file; send one as curl -F files=@photo.jpg does"
+                f"the form has no file{empty}; send one as curl -F files=@photo.jpg does"
             )
         return self._parts.files
 
@@ -326,6 +332,7 @@ class _Parts:
         self._headers: dict[str, str] = {}  # of the current part
         self._content = bytearray()  # of the current part
         self._is_file, self._num_texts = True, 0
+        self._is_unnamed, self.num_unused = False, 0  # file fields in which nobody chose a file
 
     def callbacks(self) -> "MultipartCallbacks":
         """Return the parser's callbacks."""
@@ -363,6 +370,7 @@ class _Parts:
             or EXTENDED_FILENAME.search(disposition) is not None
             or self._headers.get("content-type", "").lower().startswith("image/")
         )
+        self._is_unnamed = parameters.get(b"filename") == b""
         if self._is_file:
             self._check_file()
         else:
@@ -387,6 +395,14 @@ class _Parts:
                 f"a file has Content-Transfer-Encoding {encoding[:MAX_SHOWN]!r}, which "
                 "forms do not have (RFC 7578); send its bytes as they are"
             )
+        if not self._is_unnamed:
+            self._check_number()
+        elif self.num_unused == MAX_TEXTS:
+            raise BadParameterError(
+                f"the form has more than {MAX_TEXTS} empty file fields; leave them out"
+            )
+
+    def _check_number(self) -> None:
         if len(self.files) == self._max_files:
             raise TooManyFilesError(
                 f"more than {self._max_files} files in one request; send them in several requests"
@@ -401,7 +417,10 @@ class _Parts:
             )
 
     def _end_part(self) -> None:
-        if self._is_file:
+        if self._is_unnamed and not self._content:  # as browsers send it (HTML, "form data set")
+            self.num_unused += 1
+        elif self._is_file:
+            self._check_number()
             self.files.append(bytes(self._content))
         self._content = bytearray()
 
@@ -437,7 +456,6 @@ async def read_fields(
         TandemError: an error of the class ``wrong``: the body is not a JSON object.
         SlowBodyError, BodyTooLargeError: it does not arrive in time, or is too large.
         BadCodingError, UnsupportedCodingError: its coding is damaged, or another one.
-
     """
     try:
         async with asyncio.timeout(timeout_s):

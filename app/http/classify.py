@@ -30,18 +30,8 @@ from app.graph.request import (
 from app.graph.service import EnsembleService
 from app.http.body import FileForm, Headers, read_coded_body, read_coded_chunks
 from app.http.errors import error_response, response_of
-from app.queueing.admission import Share
-from models.errors import CorruptImageError, NotAnImageError, TandemError
+from models.errors import CorruptImageError, TandemError
 
-# The first bytes of texts that clients send in place of images: JSON, and base64 of JPEG, PNG and
-# WebP.
-WRAPPINGS = (
-    (b"{", "JSON"),
-    (b"[", "JSON"),
-    (b"data:", "a data URL"),
-    *((start, "base64") for start in (b"/9j/", b"iVBORw0KGgo", b"UklGR")),
-)
-MAX_NAME, NAMES = 200, (b".jpg", b".jpeg", b".png", b".webp", b".heic", b".avif")
 VERB, PATH = "POST", "/v1/classify"
 # Without HAProxy, which renames the header, Serve applies the same limit from a moment earlier and
 # would answer 408 in plain text. The answer also takes time to travel.
@@ -91,14 +81,13 @@ class ClassifyRoute:
         is_form = headers.text(CONTENT_TYPE)[:10].lower() == "multipart/"
         with WatchedRequest(receive) as watched, service.admit(options, observer) as admitted:
             async with admitted.arriving():
-                limits = service.settings
+                most, share = service.settings.max_body_bytes, admitted.share
                 if is_form:
-                    form = FileForm(headers.text(CONTENT_TYPE), limits.max_files)
-                    most = limits.max_body_bytes
-                    await read_coded_chunks(watched, headers, most, admitted.share, form.write)
+                    form = FileForm(headers.text(CONTENT_TYPE), service.settings.max_files)
+                    await read_coded_chunks(watched, headers, most, share, form.write)
                     body = RequestBody(form.files())
                 else:
-                    body = await read_image(watched, headers, limits.max_body_bytes, admitted.share)
+                    body = RequestBody([await read_coded_body(watched, headers, most, share)])
             answers = await admitted.answer(body)
         start_ms = observer.elapsed_ms()
         try:
@@ -110,27 +99,6 @@ class ClassifyRoute:
             return _with_hint(answer, headers) if isinstance(answer, Fault) else as_json(answer)
         finally:
             observer.stage_ended("encode", start_ms)
-
-
-async def read_image(
-    receive: Receive, headers: Headers, max_bytes: int, share: Share
-) -> RequestBody:
-    """Read a body that is an image; raise :class:`NotAnImageError` if it is a text about one."""
-    body = await read_coded_body(receive, headers, max_bytes, share)
-    if len(body) <= MAX_NAME and body.strip().lower().endswith(NAMES):
-        raise NotAnImageError(
-            f"The body is the text {body.decode('utf-8', 'replace')!r}: send the file's own bytes, "
-            "as curl --data-binary @photo.jpg does, with an @."
-        )
-    begins = body[:24].lstrip()
-    for start, wrapping in WRAPPINGS:
-        if begins.startswith(start):
-            raise NotAnImageError(
-                f"The body is {wrapping}: send the file's own bytes, as "
-                'curl --data-binary @photo.jpg does, or {"instances": [{"b64": ...}]} to '
-                "/v1/models/SET:predict."
-            )
-    return RequestBody([body])
 
 
 def _with_hint(fault: Fault, headers: Headers) -> Fault:
@@ -175,6 +143,7 @@ def request_options(
         refused_before=headers.get(REFUSED),
         cache_control=headers.joined(CACHE),
         traffic_key=headers.get(traffic_header.encode("ascii")) if traffic_header else None,
+        caller=headers.caller,
         **elsewhere,
     )
 
@@ -209,7 +178,6 @@ class WatchedRequest:
 
     Raises:
         ClientGoneError: in place of the cancellation, at the end of the block.
-
     """
 
     __slots__ = ("_is_cancelled", "_later", "_receive", "_task", "_waiting")

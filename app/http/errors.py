@@ -14,8 +14,16 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
 
+from app.access import seconds
 from app.answers import ErrorAnswer, Fault, as_json, error_answer, logged_fault
-from app.errors import LIMIT_HEADER, MAX_SHOWN, BadParameterError, OverloadedError, RouteError
+from app.errors import (
+    LIMIT_HEADER,
+    MAX_SHOWN,
+    BadParameterError,
+    OverloadedError,
+    RateLimitedError,
+    RouteError,
+)
 from app.http.body import Headers
 from app.oip.models import ProtocolError
 from models.errors import TandemError
@@ -138,6 +146,9 @@ def error_response(scope: Scope, fault: Fault) -> Response:
 def response_of(scope: Scope, error: Exception) -> Response:
     """Return the response for ``error``; errors of the service itself are logged."""
     answer = error_response(scope, logged_fault(error, Headers(scope).request_id))
-    if isinstance(error, OverloadedError) and error.limit is not None:
-        answer.headers[LIMIT_HEADER] = str(error.limit)
+    if isinstance(error, OverloadedError) and error.limits:
+        answer.headers[LIMIT_HEADER] = ";".join(map(str, error.limits))
+    if isinstance(error, RateLimitedError):
+        answer.headers["retry-after"] = str(seconds(error.retry_after_s))
+        answer.headers.update(error.headers)
     return answer

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from starlette.types import Scope
 
 from app.answers import Fault, Ready
+from app.changes import Sender, is_loopback
 from app.errors import BadRegionError, BadTensorError
 from app.graph.observer import RequestObserver
 from app.http.body import Headers, read_coded_body, read_fields
@@ -47,7 +48,7 @@ from app.oip.models import (
     ServerMetadata,
     server_metadata,
 )
-from app.oip.regions import NO_CUDA, Regions, asks_for_itself, for_caller, is_loopback
+from app.oip.regions import NO_CUDA, Regions, for_caller
 from app.oip.tensors import InferRequest
 from app.queueing.admission import Share
 from app.telemetry.metrics import INFER, INFER_VERSION, PREDICT, PREDICT_VERSION
@@ -105,15 +106,11 @@ ANSWERED = {
 }
 
 
-def is_local(scope: Scope) -> bool:
-    """Whether a request is known to come from a program on this machine.
-
-    The connection may be HAProxy's, which then listens on loopback (:mod:`app.launch.haproxy`).
-    """
+def sender_of(scope: Scope) -> Sender:
+    """Return who sent a request."""
     client, headers = scope.get("client"), Headers(scope)
-    if client is None or not is_loopback(client[0]):
-        return False
-    return asks_for_itself(lambda name: headers.joined(name.encode("ascii")))
+    is_here = client is not None and is_loopback(client[0])
+    return Sender(is_here, lambda name: headers.joined(name.encode("ascii")))
 
 
 def add_open_inference(api: FastAPI, inference: Inference) -> None:
@@ -191,7 +188,6 @@ async def _answered(
 
     Raises:
         TandemError: the request fails as a whole.
-
     """
     scope, observer = request.scope, RequestObserver()
     headers, model = Headers(scope), inference.models.find(*names)
@@ -203,7 +199,7 @@ async def _answered(
             body = await read_coded_body(watched, headers, limits.max_body_bytes, share)
             asked, regions = parse(body, headers.get(LENGTH)), None
             if asked.uses_regions:
-                regions = for_caller(inference.regions, is_local=is_local(scope))
+                regions = for_caller(inference.regions, is_local=sender_of(scope).is_local)
             return ModelRequest(model, asked, regions)
 
         answer = await inference.exchange(options, observer, read)
@@ -324,14 +320,12 @@ def add_repository(api: FastAPI, inference: Inference) -> None:
         **described,
     )
     async def load(request: Request, model_name: str) -> Response:
-        parameters, local = await parameters_of(request), is_local(request.scope)
-        await inference.repository.load(model_name, parameters, is_local=local)
+        await inference.repository.load(model_name, await parameters_of(request))
         return Response()
 
     @api.post(f"{REPOSITORY_PATH}/unload", responses=REFUSALS, summary="Unload a set", **described)
     async def unload(request: Request, model_name: str) -> Response:
-        parameters, local = await parameters_of(request), is_local(request.scope)
-        await inference.repository.unload(model_name, parameters, is_local=local)
+        await inference.repository.unload(model_name, await parameters_of(request))
         return Response()
 
 
@@ -356,7 +350,7 @@ def add_shared_memory(api: FastAPI, inference: Inference) -> None:
     empty = described | {"response_class": Response}
 
     def regions_for(request: Request) -> Regions:
-        return for_caller(inference.regions, is_local=is_local(request.scope))
+        return for_caller(inference.regions, is_local=sender_of(request.scope).is_local)
 
     @api.get(f"{SYSTEM}/status", summary="The registered regions", **described)
     async def all_regions(request: Request) -> list[RegionStatus]:

@@ -1,19 +1,22 @@
 """The routes next to those that classify: feedback, traffic between versions, and the web page.
 
 /v1/feedback takes the right labels of earlier answers, and shows live accuracy by version.
-/v1/traffic shows and changes the traffic between versions of a set. The page and the API
+/v1/traffic shows and changes the traffic between versions of a set, /v1/keys what each key used.
+The page and the API
 description are served with all their assets from this machine. They need no key, so they must be
-cheap: cached bytes, an ETag, and a limit on concurrent answers.
+cheap: cached bytes, an ETag, and limits on concurrent answers and on their time.
 """
 
+import asyncio
 import base64
 import hashlib
 import json
 import mimetypes
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 import swagger_ui_bundle
@@ -21,9 +24,11 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.json_schema import SkipJsonSchema
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from app.access import KeyFigures
 from app.answers import ErrorAnswer
+from app.environment import KIB
 from app.errors import (
     MAX_SHOWN,
     BadParameterError,
@@ -33,7 +38,7 @@ from app.errors import (
     UnknownRequestError,
 )
 from app.graph.service import EnsembleService
-from app.http.body import read_fields
+from app.http.body import Headers, read_fields
 from app.http.errors import CODED, ERRORS, Responses, described, json_body, object_of
 from app.samples.feedback import Feedback, FeedbackFigures
 from app.traffic.control import EXPECTED, TrafficControl, TrafficStatus
@@ -57,7 +62,7 @@ class FeedbackRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     request_id: str  # of its answer
-    label: str
+    label: str | int  # a label, class id or class number; a JSON number is always the last
     image: int | SkipJsonSchema[None] = None  # its place in a request of several files, from 0
 
 
@@ -93,11 +98,11 @@ def add_feedback(api: FastAPI, service: EnsembleService, feedback: Feedback | No
             where = str(first["loc"][0])[:MAX_SHOWN]
             raise BadParameterError(f"{where}: {first['msg']}; send {WANTED}") from error
         judgement = await book.judge(
-            said.request_id, said.label, said.image, service.sets_with(said.label)
+            said.request_id, str(said.label), said.image, service.labels_named(said.label)
         )
         version, labels = judgement.answer
         right = judgement.is_right
-        return FeedbackAnswer(said.request_id, said.label, list(labels), right, *version)
+        return FeedbackAnswer(said.request_id, judgement.label, list(labels), right, *version)
 
     @api.get(
         FEEDBACK_PATH,
@@ -117,7 +122,7 @@ def _on(feedback: Feedback | None) -> Feedback:
 TRAFFIC_PATH = "/v1/traffic"
 MISSING: Responses = {
     404: described(ErrorAnswer, "no traffic, or a version that is not loaded"),
-    503: described(ErrorAnswer, "the deployment Traffic does not answer"),
+    503: described(ErrorAnswer, "the deployment Traffic does not answer, or memory is too small"),
 }
 CHANGING: Responses = {
     **MISSING,
@@ -179,13 +184,36 @@ def add_traffic(api: FastAPI, service: EnsembleService, traffic: TrafficControl 
         )
 
 
+KEYS_PATH = "/v1/keys"
+NO_ADMIN: Responses = {
+    403: described(ErrorAnswer, "the key has options, and admin is none of them")
+}
+
+
+def add_keys(api: FastAPI, service: EnsembleService) -> None:
+    """Add the route of the keys' figures."""
+
+    @api.get(
+        KEYS_PATH,
+        responses=NO_ADMIN,
+        summary="What each key used, by name, of the Gateway that answers since its start",
+    )
+    async def figures(request: Request) -> dict[str, KeyFigures]:
+        Headers(request.scope).caller.check_admin()
+        return dict(sorted(service.keys.figures.items()))
+
+
 PAGE_DIR = Path(__file__).parent / "page"
 SWAGGER_DIR = Path(swagger_ui_bundle.swagger_ui_path)
 SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 INLINE_SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
-# Answers being sent: a slow client holds the unsent part of 1.4 MB.
-MAX_AT_ONCE = 32
+# Answers being sent: a slow client holds a part of this size, and the server's buffer.
+MAX_AT_ONCE, PART_BYTES = 32, 64 * KIB
+SENT_WITHIN_S = 20.0  # 1.4 MB at 70 KB/s; a slower client is cut off, and gives its place back
 ROUTES_KEPT = 4  # path prefixes for which the description is cached; Serve has one
+
+
+ALIVE, JSON = b'{"status":"alive"}', {"content-type": "application/json"}
 
 
 def _headers(scripts: str) -> dict[str, str]:
@@ -226,16 +254,30 @@ class BoundedResponse(Response):
     num_sending = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response; raise :class:`OverloadedError` before it if the limit is reached."""
+        """Send the response in parts; raise :class:`OverloadedError` if the limit is reached.
+
+        A server takes a part when most of those before it are sent. Later than
+        :data:`SENT_WITHIN_S` the response ends incomplete.
+        """
         if BoundedResponse.num_sending >= MAX_AT_ONCE:
             raise OverloadedError(
                 f"{MAX_AT_ONCE} pages and their files are being sent, the limit; ask again soon"
             )
         BoundedResponse.num_sending += 1
         try:
-            await super().__call__(scope, receive, send)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SENT_WITHIN_S):
+                    await super().__call__(scope, receive, partial(_in_parts, send))
         finally:
             BoundedResponse.num_sending -= 1
+
+
+async def _in_parts(send: Send, message: Message) -> None:
+    body = message.get("body", b"")
+    for start in range(0, len(body), PART_BYTES):
+        part = body[start : start + PART_BYTES]
+        await send({"type": message["type"], "body": part, "more_body": True})
+    await send({**message, "body": b""} if body else message)
 
 
 @cache
@@ -272,7 +314,18 @@ def add_pages(api: FastAPI) -> None:
 
     @api.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        return _page("index.html").answer(request)
+        accepted, by = (request.headers.get(name, "") for name in ("accept", "user-agent"))
+        # KServe's V1 client looks here for its status, and is httpx, which says that it takes all.
+        is_html = not accepted or "text/html" in accepted or "*/*" in accepted
+        if accepted == "*/*" and by.startswith("python-httpx/"):
+            is_html = False
+        answer = _page("index.html").answer(request) if is_html else Response(ALIVE, 200, JSON)
+        answer.headers["vary"] = "Accept, User-Agent"
+        return answer
+
+    @api.options("/", include_in_schema=False)
+    async def options() -> Response:
+        return Response(None, 204, {"allow": "GET, HEAD, OPTIONS"})  # HAProxy's default check
 
     @api.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:

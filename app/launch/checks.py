@@ -31,7 +31,11 @@ SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that
 SERVE_DEFAULT_CPUS = 1.0  # num_cpus of a deployment that sets none
 ALL_CORES = ("Gateway",)  # with less than one CPU, these use every core of the machine
 HUBS = ("Feedback", "Traffic", "Sets")  # deployments of one replica, without a CPU by default
-WITHOUT_USER_CONFIG = ("Decoder", "Combiner", *HUBS)
+WITHOUT_USER_CONFIG = WITHOUT_NETWORKS = ("Decoder", "Combiner", *HUBS)
+# PSS of a service with tiny networks, without the 70 MiB that tandem serve gives back once it is
+# ready.
+RAY_BYTES = 310 * 2**20  # of all processes but the replicas
+REPLICA_BYTES = 120 * 2**20  # of each replica, without its networks
 SSL_FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 SSL_OPTIONS = (*SSL_FILES, "ssl_keyfile_password")
 CHAIN = "tls.pem"  # the certificate's file name in the run's folder
@@ -157,6 +161,28 @@ def check_capacity(deployments: Sequence[Mapping[str, Any]], cpus: int) -> None:
         )
 
 
+def check_memory(
+    deployments: Sequence[Mapping[str, Any]], networks: Mapping[str, int], left: float
+) -> None:
+    """Raise :class:`ConfigError` if the initial replicas need more bytes than are ``left``.
+
+    ``networks`` are the bytes of each set's networks.
+    """
+    replicas = {d["name"]: _num_replicas(d) for d in deployments}
+    members = [num for name, num in replicas.items() if name not in ("Gateway", *WITHOUT_NETWORKS)]
+    copies = min(members, default=replicas.get("Gateway", 1))
+    total = sum(replicas.values())
+    needed = {"Ray and HAProxy": RAY_BYTES, f"replicas ({total})": total * REPLICA_BYTES}
+    needed |= {name: copies * size for name, size in networks.items()}
+    if (most := sum(needed.values())) > left:
+        shares = ", ".join(f"{name} {size / 1e6:.0f}" for name, size in needed.items())
+        raise ConfigError(
+            f"the service needs about {most / 1e6:.0f} MB of memory ({shares}), and its memory "
+            f"group gives {left / 1e6:.0f} MB: raise its limit (docker run --memory, MemoryMax "
+            "of a systemd unit, resources.limits of a pod), or set fewer batch_sizes or sets"
+        )
+
+
 def oversubscribed(deployments: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a sentence on replicas that would use the same cores; None if there are none."""
     for deployment in deployments:
@@ -199,7 +225,6 @@ class HttpOptions(BaseModel):
 
     Raises:
         ConfigError: the host is not a valid address or name.
-
     """
 
     model_config = ConfigDict(frozen=True)
@@ -266,7 +291,6 @@ def tls_of(http: HttpOptions) -> Tls | None:
     Raises:
         ConfigError: a file is missing or not PEM, the key is encrypted or does not match, or there
             are options of TLS without a certificate.
-
     """
     certificate, key, clients = http.ssl_certfile, http.ssl_keyfile, http.ssl_ca_certs
     if http.scheme == "http" and (clients or http.ssl_keyfile_password):
@@ -330,7 +354,6 @@ def metrics_port(asked: int | None, of_service: Collection[int | None] = ()) -> 
 
     Raises:
         ConfigError: the process cannot listen on the requested port.
-
     """
     if asked is not None:
         check_port("127.0.0.1", asked, "--metrics-port")

@@ -60,7 +60,6 @@ def read_content(path: Path) -> Any:
 
     Raises:
         ConfigError: it cannot be read, or is not YAML.
-
     """
     try:
         return read_yaml(path)
@@ -91,7 +90,6 @@ class ServeConfig:
 
         Raises:
             ConfigError: the file cannot be read, is not YAML, or has an unknown key or a bad value.
-
         """
         return cls.of(read_content(path), str(path))
 
@@ -123,7 +121,6 @@ class ServeConfig:
 
         Raises:
             ConfigError: the changed settings do not fit each other.
-
         """
         content = with_grpc(self.as_dict(), grpc_port)
         options = content["http_options"] | dict(http or {})
@@ -240,7 +237,6 @@ def _listeners(content: Mapping[str, Any]) -> tuple[HttpOptions, int | None]:
 
     Raises:
         ConfigError: a port is out of range, or the host is no address.
-
     """
     from ray.serve.schema import gRPCOptionsSchema
 
@@ -263,7 +259,6 @@ def checked_content(content: Mapping[str, Any], source: str) -> tuple[dict[str, 
     Raises:
         ConfigError: it names ``source`` and lists all unknown keys, moved import paths and bad
             values.
-
     """
     from ray.serve.schema import ServeDeploySchema
 

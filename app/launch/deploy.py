@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from app.errors import ConfigError
-from app.launch.config import ServeConfig
-from app.launch.ray_cluster import StopRequest
+from app.errors import ConfigError, NotReadyError
+from app.launch.checks import REACHED_AT, HttpOptions
+from app.launch.config import LOOPBACK_OPTIONS, ServeConfig
+from app.launch.ray_cluster import StopRequest, shut_down_serve
 from app.launch.ray_features import serve_client, serve_details
 
 if TYPE_CHECKING:
@@ -51,19 +52,27 @@ def start_serve(config: ServeConfig) -> tuple[Any, "ServeDeploySchema"]:
     """Start Serve with the configuration's options; return its client and the configuration.
 
     A Serve that already runs keeps its own options.
+
+    Raises:
+        NotReadyError: its controller died.
+
     """
     from ray import serve
+    from ray.exceptions import RayActorError
     from ray.serve.schema import ServeDeploySchema
 
     schema = ServeDeploySchema.model_validate(config.as_dict())
-    serve.start(
-        http_options=schema.http_options.model_dump(),
-        proxy_location=schema.proxy_location,
-        grpc_options=schema.grpc_options.model_dump(),
-        controller_options=schema.controller_options,
-        logging_config=schema.logging_config,
-    )
-    return serve_client(), schema
+    with contextlib.suppress(RayActorError):  # of a slow proxy, in whose place Serve starts another
+        serve.start(
+            http_options=schema.http_options.model_dump(),
+            proxy_location=schema.proxy_location,
+            grpc_options=schema.grpc_options.model_dump(),
+            controller_options=schema.controller_options,
+            logging_config=schema.logging_config,
+        )
+    if (client := serve_client()) is None:
+        raise NotReadyError("Serve's controller died at its start: try again; Ray's logs say why")
+    return client, schema
 
 
 def client_of(url: str, socket: Path | None = None) -> httpx.Client:
@@ -118,7 +127,6 @@ def wait_ready(
 
     Raises:
         ConfigError: a deployment of ours failed (the message says why), or ``timeout_s`` passed.
-
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -144,7 +152,6 @@ def _progress(applications: Collection[str]) -> str:
 
     Raises:
         ConfigError: one failed for good.
-
     """
     from ray import serve
 
@@ -168,14 +175,16 @@ def reason_in(message: str) -> str | None:
 
 
 @contextmanager
-def deployed_beside_others(config: ServeConfig) -> Iterator[None]:
+def deployed_beside_others(config: ServeConfig) -> Iterator[ServeConfig]:
     """Deploy during the block; at the end also shut Serve down if it was not running before.
+
+    Yields the configuration with the address at which the cluster answers.
 
     Raises:
         ConfigError: the cluster has an application of the same name or route, and nothing was
             changed; or its controller does not answer.
-
     """
+    import ray
     from ray import serve
 
     was_serving = serve_client() is not None
@@ -184,7 +193,7 @@ def deployed_beside_others(config: ServeConfig) -> Iterator[None]:
     check_free(config, details["applications"])
     try:
         client.deploy_apps(_schema(details, ours, config))
-        yield
+        yield as_served(config, details, ray.get_runtime_context().get_node_id())
     finally:
         details = _details(client)
         if was_serving or _others(details["applications"], ours):
@@ -192,7 +201,24 @@ def deployed_beside_others(config: ServeConfig) -> Iterator[None]:
             for name in ours:
                 serve.delete(name)  # waits until the application is deleted
         else:
-            serve.shutdown()  # type: ignore[no-untyped-call]
+            shut_down_serve(client)
+
+
+def as_served(config: ServeConfig, details: Mapping[str, Any], node_id: str) -> ServeConfig:
+    """Return the configuration with the address and the ports at which the cluster answers.
+
+    A Serve that already ran keeps its own options. A node without replicas, as this one with
+    ``node_id`` may be, has no proxy: then the address is that of a node that has one.
+    """
+    http = LOOPBACK_OPTIONS | details.get("http_options", {})
+    proxies = details.get("proxies", {})
+    if proxies and node_id not in proxies and http["host"] in REACHED_AT:
+        http["host"] = next(proxy["node_ip"] for proxy in proxies.values())
+    has_grpc = config.grpc_port is not None
+    return config.changed(
+        http={name: http.get(name) for name in HttpOptions.model_fields},
+        grpc_port=details.get("grpc_options", {}).get("port") if has_grpc else None,
+    )
 
 
 def check_free(config: ServeConfig, running: Applications) -> None:

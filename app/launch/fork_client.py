@@ -16,11 +16,16 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 SOCKET_VARIABLE = "TANDEM_FORK_SERVER"
+METRICS_SOCKET = "scrapes.sock"  # beside the fork server's
 WORKER_MODULE = "ray._private.workers.default_worker"
 FORKED_WITHIN_S = 30.0  # the server is still importing while Ray starts
 MAX_ANSWER_BYTES = 1024
+# How often workers publish their metrics. With Ray's 10 s a queue's figure would outlive the queue.
+# Ray's other processes keep the 10 s: their figures change slowly.
+PUBLISHING = {"RAY_metrics_report_interval_ms": "3000"}
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -61,7 +66,7 @@ def request(target: str | None, arguments: list[str]) -> dict[str, object]:
     return {
         "target": target,
         "arguments": arguments,
-        "environment": dict(os.environ),
+        "environment": {**(PUBLISHING if target is None else {}), **os.environ},
         "folder": str(Path.cwd()),
         "leads_group": os.getpgrp() == os.getpid(),
         "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
@@ -76,9 +81,39 @@ def run(target: str | None, arguments: list[str]) -> None:
         sys.modules.pop(WORKER_MODULE, None)  # it was imported for its imports
         runpy.run_module(WORKER_MODULE, run_name="__main__", alter_sys=True)
     else:
+        if server := os.environ.get(SOCKET_VARIABLE):
+            _show_metrics_at(Path(server).with_name(METRICS_SOCKET))
         sys.argv = [target, *arguments]
         sys.path.insert(0, str(Path(target).parent))
         runpy.run_path(target, run_name="__main__")
+
+
+def _show_metrics_at(path: Path) -> None:
+    """Let Ray's exporter listen on a Unix socket in place of a port.
+
+    Every user of the machine reaches a port. The exporter serves one connection at a time, so one
+    that sends nothing would block it.
+    """
+    from wsgiref import simple_server
+
+    class Server(simple_server.WSGIServer):
+        address_family = socket.AF_UNIX
+
+        def server_bind(self) -> None:
+            path.unlink(missing_ok=True)
+            self.socket.bind(str(path))
+            self.server_name, self.server_port = "localhost", 0
+            self.setup_environ()
+
+        def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
+            return self.socket.accept()[0], ("localhost", 0)
+
+    def make_server(_: str, port: int, app: Any, **__: Any) -> Server:
+        server = Server(("", port), simple_server.WSGIRequestHandler)
+        server.set_app(app)
+        return server
+
+    simple_server.make_server = make_server  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ CLIENT = Path(__file__).with_name("fork_client.py")
 SERVER_MODULE = "app.launch.forks"
 MAX_WAITING = 64
 ForkServerProcess = subprocess.Popen[bytes]
-ENDS_WITHIN_S = 10.0  # the server gives its forks 5 s
+ENDS_WITHIN_S = 10.0  # the server gives its forks 2 s
 # Modules that the agents, the controller, the proxies and the replicas import; their forks share
 # the memory of modules imported before. Ray must not be among them: its library seeds its random
 # numbers at import, so forks would draw equal task ids. Modules that are not installed (tqdm) are
@@ -49,7 +49,8 @@ MODULES = (
     *("tarfile", "tqdm.auto", "uvicorn", "uvloop", "yaml"),
     *("models.openvino_network", "app.settings", "models.image_files"),
 )
-FORKS_END_WITHIN_S = 5.0
+FORKS_END_WITHIN_S = 2.0  # Ray's agents outlive a raylet that was killed
+REQUEST_WITHIN_S = 5.0  # for a client to say what it wants
 FORKED = b"forked\n"
 # No module imported here reads variables with these prefixes.
 RAY_PREFIXES = ("RAY_", "SPT_NOENV")
@@ -78,7 +79,6 @@ def received(client: socket.socket) -> ForkRequest:
 
     Raises:
         OSError, ValueError: the message is incomplete, late or malformed.
-
     """
     _, streams, _, _ = socket.recv_fds(client, 1, NUM_STREAMS)
     try:
@@ -195,7 +195,7 @@ class ForkServer:
     def _accept(self) -> ForkRequest | None:
         client, _ = self._listener.accept()
         with contextlib.suppress(OSError, ValueError):  # the client then runs the script
-            client.settimeout(FORKS_END_WITHIN_S)
+            client.settimeout(REQUEST_WITHIN_S)
             asked = received(client)
             if not (others := self._others(asked.environment)):
                 return self._fork(client, asked)

@@ -11,17 +11,21 @@ import os
 import re
 import resource
 import shlex
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 
 import psutil
 
-from app.access import Stamp, file_stamp
+from app.access import LOOK_EVERY_S, Keys, Stamp, file_stamp, read_keys
 from app.environment import (
+    BUFFER_BYTES,
     GATEWAY_TIMEOUT_S,
     HAPROXY_LOG,
+    HEADER_BYTES,
     environment_value,
     gateway_timeout_s,
     has_haproxy,
@@ -30,7 +34,13 @@ from app.errors import ConfigError
 from app.launch import haproxy_rules
 from app.launch.checks import CHAIN, SSL_OPTIONS, HttpOptions, Tls, tls_of
 from app.launch.config import ServeConfig
-from app.launch.haproxy_rules import OwnService, RuleOptions, edits_of, unanchored
+from app.launch.haproxy_rules import (
+    OwnService,
+    RuleOptions,
+    backend_name,
+    edits_of,
+    unanchored,
+)
 from app.launch.ray_features import haproxy_template
 from app.oip.regions import FOLDER
 from app.serve.ray_compatibility import TESTED_RAY, mismatch
@@ -38,7 +48,9 @@ from app.serve.ray_compatibility import TESTED_RAY, mismatch
 STARTER = Path(__file__).with_name("haproxy_cfg") / "start.sh"
 HAPROXY = "haproxy"  # the program's name
 SILENT_S = 30  # for a client that pauses within a body
+LATE_MS = 500  # that a busy Gateway's answer to a request past its time limit may take
 MAX_CONNECTIONS = 4096
+MOST_CONNECTIONS = "RAY_SERVE_HAPROXY_MAXCONN"
 OTHER_FILES = 256  # files that HAProxy opens in addition to two for each connection
 GATEWAYS_HOST = "127.0.0.1"  # the address at which HAProxy on this machine reaches the Gateways
 # Protections of HAProxy that Serve's own proxy lacks.
@@ -56,14 +68,15 @@ ADMIN_SOCKETS = ("admin.sock", "*/admin.sock")  # Serve's HAProxy: a single one,
 class HaproxyCommand:
     """A shell script that edits HAProxy's configuration and starts it.
 
-    ``ports`` (metrics, statistics) are bound to loopback, and HAProxy also listens on
+    With ``ports`` (metrics, statistics), which become sockets, HAProxy also listens on
     ``local_socket`` and ``local_grpc_socket``. Without ``ports`` the command is for a cluster:
-    other machines may read both, and if a Gateway dies its requests go to a second one. HAProxy
+    each node shows both to itself, and if a Gateway dies its requests go to a second one. HAProxy
     logs requests if ``RAY_SERVE_HAPROXY_LOG_TARGET`` names a target.
     """
 
     def __init__(self, script: Path, ports: tuple[int, int] | None) -> None:
         self.path, self._ports = script, ports
+        self._map, self._keys = script.with_name("keys.map"), Keys(())
         self._job = script.with_name("edits.json")
         self._refusal = script.with_name("refused.txt")
         self.local_socket = script.with_name("local.sock")
@@ -74,6 +87,7 @@ class HaproxyCommand:
         options: RuleOptions | None = None,
         host: str = GATEWAYS_HOST,
         tls: Tls | None = None,
+        keys: Keys | None = None,
     ) -> None:
         """Write the script.
 
@@ -81,33 +95,77 @@ class HaproxyCommand:
             options: the values of the rules; those of the environment are added.
             host: the address that clients reach.
             tls: with it the service's ports accept TLS only.
+            keys: those that the service accepts; HAProxy refuses requests without one of them.
 
         Raises:
             ConfigError: HAProxy is not installed, or an edit does not fit Serve's template.
-
         """
         binary = haproxy_binary()
+        if keys:
+            self._keys = keys
+            self._write_keys()
         options = (options or RuleOptions())._replace(
+            max_connections=int(environment_value(MOST_CONNECTIONS) or max_connections()),
+            keys_map=str(self._map) if keys else "",
             gateway_timeout_ms=int(1e3 * (gateway_timeout_s() or GATEWAY_TIMEOUT_S)),
             is_logged=environment_value(HAPROXY_LOG) is not None,
+            whole_bytes=max(0, int(environment_value(BUFFER_BYTES) or 0) - HEADER_BYTES),
         )
         edits = edits_of(options, self._own(host, tls))
         if lost := unanchored(edits, haproxy_template()):
             raise mismatch(f"its template of HAProxy's configuration has no place for {lost[0]}")
         remedy = f"Ray {TESTED_RAY[-1]} is expected: pip install 'ray[serve]=={TESTED_RAY[-1]}.*'"
         paths = {"binary": str(binary), "refusal": str(self._refusal)}
-        self._job.write_text(json.dumps({"edits": edits, "remedy": remedy} | paths), "ascii")
+        backend = backend_name("http", options.application)
+        job = {"edits": edits, "remedy": remedy, "backend": backend} | paths
+        self._job.write_text(json.dumps(job), "ascii")
         # Python starts without what is installed, in 30 ms.
         words = (sys.executable, "-I", "-S", haproxy_rules.__file__, str(self._job))
         self._refusal.unlink(missing_ok=True)
         self.path.write_bytes(os.fsencode(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'))
         self.path.chmod(0o700)
 
+    def _hashes(self) -> frozenset[str]:
+        return frozenset(key.upper() for key in self._keys.hashes())  # as HAProxy's hex does
+
+    def _write_keys(self) -> frozenset[str]:
+        """Write the map of the accepted keys, which HAProxy reads as it starts; return them."""
+        new, keys = self._map.with_suffix(".new"), self._hashes()
+        new.touch(0o600)
+        new.write_text("".join(f"{key} 1\n" for key in sorted(keys)), "ascii")
+        new.replace(self._map)
+        return keys
+
+    def follow_keys(self, over: Event) -> None:
+        """Give HAProxy the accepted keys, as the key file changes, until ``over`` is set.
+
+        HAProxy itself is asked each time, since one that Serve starts meanwhile may have read the
+        map before it was written.
+        """
+        written = frozenset[str]()
+        while self._keys and not over.wait(LOOK_EVERY_S):
+            with contextlib.suppress(OSError):  # a full disk; the next look
+                if self._hashes() != written:
+                    written = self._write_keys()
+            for path in self._admin_sockets():
+                with contextlib.suppress(OSError):  # a dead one's, or busy; the next look
+                    known = frozenset(re.findall(r"\b[0-9A-F]{64}\b", self._of_map(path, "show")))
+                    for key in written - known:
+                        self._of_map(path, "add", f"{key} 1")
+                    for key in known - written:
+                        self._of_map(path, "del", key)
+
+    def _of_map(self, admin: Path, verb: str, words: str = "") -> str:
+        return _asked(admin, os.fsencode(f"{verb} map {self._map} {words}\n"))
+
+    def _admin_sockets(self) -> set[Path]:
+        return {path for pattern in ADMIN_SOCKETS for path in self.path.parent.glob(pattern)}
+
     def _own(self, host: str, tls: Tls | None) -> OwnService | None:
         if self._ports is None:
             return None
         sockets = (self.local_socket, self.local_grpc_socket)
-        return OwnService(host, self._ports, sockets, tls.link(self.path.parent) if tls else "")
+        return OwnService(host, sockets, tls.link(self.path.parent) if tls else "")
 
     def check_started(self) -> None:
         """Raise :class:`ConfigError` if the script refused to start HAProxy.
@@ -132,14 +190,28 @@ class HaproxyCommand:
         If a proxy dies during a reload, Serve loses track of the HAProxy process. Its command line
         names the folder of this run.
         """
-        folder, left = str(self.path.parent), []
-        for pid in psutil.pids():  # process_iter may keep the name of an earlier owner of a pid
+        self._signal(signal.SIGKILL, 5)
+
+    def drain(self, within_s: float) -> None:
+        """Let the HAProxy of this run accept no more, and answer what it has accepted."""
+        self._signal(signal.SIGUSR1, within_s)
+
+    def _signal(self, number: signal.Signals, within_s: float) -> None:
+        folder = str(self.path.parent)
+        ours = [process for process, line in haproxies() if folder in line]
+        for process in ours:
             with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                if process.name() == HAPROXY and any(folder in w for w in process.cmdline()):
-                    process.kill()
-                    left.append(process)
-        psutil.wait_procs(left, timeout=5)
+                process.send_signal(number)
+        psutil.wait_procs(ours, timeout=within_s)
+
+
+def haproxies() -> Iterator[tuple[psutil.Process, str]]:
+    """Yield this user's HAProxy processes, with their command lines."""
+    for pid in psutil.pids():  # process_iter may keep the name of an earlier owner of a pid
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.name() == HAPROXY and process.uids().real == os.getuid():
+                yield process, " ".join(process.cmdline())
 
 
 def haproxy_binary() -> Path:
@@ -172,7 +244,6 @@ def put_haproxy_in_front(
 
     Raises:
         ConfigError: http_options ask for TLS that neither HAProxy nor Serve would provide.
-
     """
     http, tls = config.http, tls_of(config.http)
     settings = config.settings
@@ -182,6 +253,7 @@ def put_haproxy_in_front(
         application=config.name,
         max_requests=settings.max_concurrent_requests * len(settings.of_each_set()),
         origins=settings.allowed_origins,
+        answer_timeout_ms=int(1e3 * settings.request_timeout_s) + LATE_MS,
     )
     if is_joining or not has_haproxy():
         if tls is not None:
@@ -189,7 +261,7 @@ def put_haproxy_in_front(
         if has_haproxy():
             haproxy.write(options)
         return config
-    haproxy.write(options, http.host, tls)
+    haproxy.write(options, http.host, tls, read_keys(settings.api_keys_file))
     # With ssl options Serve's replicas would speak TLS, and its HAProxy would not.
     return config.changed(http=dict.fromkeys(SSL_OPTIONS) | {"host": GATEWAYS_HOST})
 
@@ -219,7 +291,6 @@ def check_unprotected(config: ServeConfig) -> str | None:
 
     Raises:
         ConfigError: other machines could reach the service.
-
     """
     if has_haproxy():
         return None

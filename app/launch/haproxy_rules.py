@@ -6,12 +6,14 @@ So each edit names the lines of Serve's template that it needs, which are checke
 starts. It also says how often it must match, or HAProxy is not started.
 
 This file is also the program that edits and then starts HAProxy (:func:`main`). So it imports the
-standard library alone, and starts in 30 ms.
+standard library alone, as :mod:`models.files` does, and starts in 30 ms.
 """
 
+import ctypes
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -21,10 +23,12 @@ from typing import NamedTuple, NoReturn
 
 FOLDER = Path(__file__).with_name("haproxy_cfg")
 EX_CONFIG = 78  # sysexits.h: a configuration error
+PR_SET_PDEATHSIG = 1  # linux/prctl.h: a signal once the parent ends; it stays after execv
 APPLICATION = "tandem"  # the name in serve_config.yaml
 # The first line of an edited file. It names the file that Serve wrote, which is kept for the next
 # edit, and for an operator who compares the two.
 MARK, ORIGINAL = "# Edited by tandem. Serve wrote: ", ".serve"
+PREFIX = "@prefix@"  # in the texts: the application's route prefix, which Serve's file has
 ONCE, NEVER = r"\A", r"(?!)"  # values of Edit.per
 
 # Lines of Serve's template.
@@ -42,7 +46,7 @@ LINES = r"(?:(?!\w).*\n)*?"  # of one section, whose first line alone is not ind
 TEXTS = (
     ("global.cfg", "the size of kept buffers", ONCE),
     ("defaults.cfg", "the time limit of headers", ONCE),
-    ("http_frontend.cfg", "HTTP/1.1 alone", ONCE),
+    ("http_frontend.cfg", "rooms for connections, and HTTP/1.1 alone", ONCE),
     ("grpc_frontend.cfg", "the limits of gRPC connections", None),
     ("http_backend.cfg", "the limits of HTTP requests", None),
     ("grpc_backend.cfg", "the limits of gRPC calls", None),
@@ -55,9 +59,14 @@ class RuleOptions(NamedTuple):
     application: str = APPLICATION  # the only one to which the limits apply
     max_requests: int | None = None  # under way per Gateway; HAProxy refuses others; None: no limit
     origins: tuple[str, ...] = ()  # pages of these may read HAProxy's own answers; * allows all
-    begin_within_s: int = 10  # time limit of headers, and of a body's or message's first bytes
+    headers_within_s: int = 3  # time limit of HTTP's headers, from the connection's beginning
+    begin_within_s: int = 10  # time limit of a body's or message's first bytes, and gRPC's headers
+    max_connections: int = 4096  # of all clients; HTTP's have 3/4 of them, gRPC's 3/16
     max_calls: int = 4096  # gRPC calls under way in all places
     gateway_timeout_ms: int = 5000  # without an answer; then a cluster's HAProxy asks again
+    answer_timeout_ms: int = 10_500  # without an answer; then one machine's HAProxy answers 504
+    whole_bytes: int = 49_152  # a body up to this size fits in HAProxy's buffer beside its headers
+    keys_map: str = ""  # the file of the accepted keys' hashes; "" for a service without keys
     is_logged: bool = False  # whether HAProxy logs every request, as an operator asked it to
 
 
@@ -69,7 +78,6 @@ class OwnService(NamedTuple):
     """
 
     host: str
-    ports: tuple[int, int]  # of metrics and statistics; Serve's template binds all interfaces
     sockets: tuple[Path, Path]  # for HTTP and gRPC, in the run's folder, without TLS
     tls: str = ""  # the words after ``bind ADDRESS ssl``; "" without TLS
 
@@ -107,6 +115,15 @@ UNLOGGED = Edit(
     "",
     per=None,
 )
+# A node that is cut off acknowledges nothing: with the keepalive of the texts its connections end
+# within 3 s, and their requests go to others. default-server does not hand tcp-ut on.
+SILENCED = Edit(
+    "requests of a node that is cut off go to others within 3 s",
+    (r"^ *server \{\{ server\.name \}\} \{\{ server\.host \}\}:\{\{ server\.port \}\} check",),
+    r"^( *server \S+ \S+:\d+ check\b.*)$",
+    r"\1 tcp-ut 2s",
+    per=None,
+)
 # The texts are placed by the names that Serve gives to sections.
 NAMED = Edit(
     "backends named by protocol and application",
@@ -121,8 +138,7 @@ NAMED = Edit(
 def edits_of(options: RuleOptions, own: OwnService | None) -> list[Edit]:
     """Return all edits of Serve's file; ``own`` is None for a cluster.
 
-    On a cluster other machines may read metrics and statistics. If a Gateway dies there, or leaves
-    a request unanswered, a second Gateway is asked.
+    If a Gateway dies on a cluster, or leaves a request unanswered, a second Gateway is asked.
     """
     backend = f"backend {re.escape(backend_name('http', options.application))}"
     return [
@@ -138,7 +154,8 @@ def edits_of(options: RuleOptions, own: OwnService | None) -> list[Edit]:
             r"\1 safe",
             per=f"^{backend}$",
         ),
-        *([] if own is None else _addresses(own)),
+        *_statistics(own),
+        *([SILENCED] if own is None else _addresses(own, options.max_connections)),
         *_added(options, own),
     ]
 
@@ -149,39 +166,61 @@ def backend_name(protocol: str, application: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
 
 
-def _addresses(own: OwnService) -> Iterable[Edit]:
-    """Yield the edits of the addresses on which HAProxy of one machine listens."""
-    for name, port in zip(("metrics", "stats"), own.ports, strict=True):
+def _statistics(own: OwnService | None) -> Iterable[Edit]:
+    """Yield the edits that show metrics and statistics to this user, or to a cluster's node."""
+    wilds = ("frontend prometheus", "", "metrics"), ("listen stats", r"\*", "stats")
+    for first, wild, name in wilds:
+        place = r"127.0.0.1:\g<2>"
+        if own is not None:
+            place = f"unix@{own.sockets[0].with_name(name)}-page.sock mode 600"
         yield Edit(
-            "HAProxy's metrics and statistics on loopback alone",
-            (rf"^ *bind \*?:\{{\{{ config\.{name}_port \}}\}}$",),
-            rf"^( *bind )\S*:{port}$",
-            rf"\g<1>127.0.0.1:{port}",
+            "HAProxy's metrics and statistics away from other machines",
+            (rf"^{first}\n *bind {wild}:\{{\{{ config\.{name}_port \}}\}}$",),
+            rf"^({first}\n *bind ){wild}:(\d+)$",
+            rf"\g<1>{place}",
         )
+    yield Edit(
+        "HAProxy's control away from other users",
+        (r"^ *stats socket \{\{ config\.socket_path \}\} mode 666 ",),
+        r"^( *stats socket \S+ mode )666 ",
+        r"\g<1>600 ",
+        per="^ *stats socket ",
+    )
+
+
+def _addresses(own: OwnService, max_connections: int) -> Iterable[Edit]:
+    """Yield the edits of the addresses on which HAProxy of one machine listens.
+
+    The public ones do not take all connections, so that its sockets and the metrics answer.
+    """
     words = f" ssl {own.tls}" if own.tls else ""
     yield Edit(
         "the address and the TLS of HTTP",
         (HTTP_BIND,),
         r"^(frontend http_frontend\n *bind )127\.0\.0\.1:(\d+)$",
-        rf"\g<1>{own.host}:\g<2>" + _literal(words),
+        rf"\g<1>{own.host}:\g<2>" + _literal(words) + f" maxconn {http_rooms(max_connections)}",
     )
     words = words.replace("alpn http/1.1", "alpn h2") or " proto h2"
     yield Edit(
         "the address and the TLS of gRPC",
         (GRPC_BIND,),
         rf"^(frontend grpc_frontend\n{LINES} *bind )127\.0\.0\.1:(\d+) proto h2$",
-        rf"\g<1>{own.host}:\g<2>" + _literal(words),
+        rf"\g<1>{own.host}:\g<2>" + _literal(words) + f" maxconn {max_connections * 3 // 16}",
         per="^frontend grpc_frontend$",
     )
     if own.tls:
-        plain = "|".join(map(str, own.ports))
         yield Edit(
             "TLS on every port that others reach",
             (HTTP_BIND,),
-            rf"^ *bind (?!\S+ ssl crt |127\.0\.0\.1:({plain})$)",
+            r"^ *bind (?!\S+ ssl crt |unix@)",
             r"\g<0>",
             per=NEVER,
         )
+
+
+def http_rooms(max_connections: int) -> int:
+    """Return how many of the connections HTTP's clients may have."""
+    return max_connections * 3 // 4
 
 
 def _added(options: RuleOptions, own: OwnService | None) -> Iterable[Edit]:
@@ -190,15 +229,14 @@ def _added(options: RuleOptions, own: OwnService | None) -> Iterable[Edit]:
         first, lines = section_text(file, options, own)
         anchor = BACKEND if file.endswith("_backend.cfg") else f"^{first}$"
         yield Edit(purpose, (anchor,), f"^{re.escape(first)}\n", r"\g<0>" + _literal(lines), per)
-    if own is None:
-        first, lines = section_text("default_backend.cfg", options, own)
-        yield Edit(
-            "503 in place of 404 while no application is known",
-            (f"^{first}$", rf"^ *use_backend {NAME} if is_{NAME}$"),
-            rf"\A(?:(?! *use_backend http-).*\n)*{first}\n",
-            r"\g<0>" + _literal(lines),
-            per=None,
-        )
+    first, lines = section_text("default_backend.cfg", options, own)
+    yield Edit(
+        "503 in place of 404 while no application is known",
+        (f"^{first}$", rf"^ *use_backend {NAME} if is_{NAME}$"),
+        rf"\A(?:(?! *use_backend http-).*\n)*{first}\n",
+        r"\g<0>" + _literal(lines),
+        per=None,
+    )
 
 
 def _literal(text: str) -> str:
@@ -212,18 +250,29 @@ def section_text(file: str, options: RuleOptions, own: OwnService | None) -> tup
     """
     protocol = "grpc" if file.startswith("grpc") else "http"
     local, local_grpc = own.sockets if own else ("", "")
+    rooms = http_rooms(options.max_connections)
     values = {
         "backend": backend_name(protocol, options.application),
         "is_own": int(own is not None),
         "is_cluster": int(own is None),
+        "has_tls": int(own is not None and bool(own.tls)),
         "has_limit": int(options.max_requests is not None),
         "max_requests": options.max_requests,
+        "has_keys": int(bool(options.keys_map)),
+        "keys_map": options.keys_map,
         "has_origins": int(bool(options.origins)),
         "any_origin": int("*" in options.origins),
         "origins": " ".join(options.origins),
+        "headers_within_s": options.headers_within_s,
+        **{
+            f"rooms_{share}": max(1, rooms * share // 512)
+            for share in (1, 8, 32, 128, 256, 384, 480, 512)
+        },
         "begin_within_s": options.begin_within_s,
         "max_calls": options.max_calls,
         "gateway_timeout_ms": options.gateway_timeout_ms,
+        "answer_timeout_ms": options.answer_timeout_ms,
+        "whole_bytes": options.whole_bytes,
         "local_socket": local,
         "local_grpc_socket": local_grpc,
     }
@@ -257,7 +306,26 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
     return text
 
 
-def edit_file(path: str, edits: Iterable[Edit]) -> None:
+def with_unkept(text: str, backend: str) -> str:
+    """Return the configuration with a second entry for each Gateway, without reused connections.
+
+    Requests that HAProxy cannot repeat take one of these entries, each with the same probability.
+    As their weight is 0, no other request does, and they are not counted as Gateways.
+    """
+    section = re.compile(rf"^backend {re.escape(backend)}\n{LINES}(?=\w|\Z)", re.MULTILINE)
+    if (match := section.search(text)) is None:
+        return text
+    servers = re.findall(r"^ *server (\S+) (\S+) check(?! backup)", match[0], re.MULTILINE)
+    lines = "".join(
+        f"    server {name}-unkept {address} no-check track {backend}/{name} weight 0"
+        " pool-max-conn 0\n"
+        f"    use-server {name}-unkept if {{ var(txn.once) -m bool }} {{ rand({left}) eq 0 }}\n"
+        for left, (name, address) in zip(range(len(servers), 0, -1), servers, strict=True)
+    )
+    return f"{text[: match.end()]}{lines}{text[match.end() :]}"
+
+
+def edit_file(path: str, edits: Iterable[Edit], backend: str) -> None:
     """Edit the file at ``path`` in place; an edited file is made again of what Serve wrote."""
     encoding = {"encoding": "utf-8", "errors": "surrogateescape"}
     text = Path(path).read_text(**encoding)
@@ -266,25 +334,43 @@ def edit_file(path: str, edits: Iterable[Edit]) -> None:
     else:
         Path(path + ORIGINAL).write_text(text, **encoding)
     new = Path(f"{path}.{os.getpid()}")
-    new.write_text(f"{MARK}{path}{ORIGINAL}\n{edited(text, edits)}", **encoding)
+    text = with_unkept(edited(text, edits), backend).replace(PREFIX, _prefix(text, backend))
+    new.write_text(f"{MARK}{path}{ORIGINAL}\n{text}", **encoding)
     new.replace(path)
+
+
+def _prefix(text: str, backend: str) -> str:
+    """Return what the paths of our application begin with: "" for the route prefix /."""
+    match = re.search(rf"^ *acl is_{re.escape(backend)} path_beg (\S*)/$", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def main(job_file: str, *words: str) -> None:
     """Edit the configuration after ``-f``, then become HAProxy with these ``words``.
 
-    ``job_file`` is JSON: the edits, the file for the reason why HAProxy is not started, the text
-    that says what to do, and HAProxy's path.
+    ``job_file`` is JSON: the edits, our backend's name, the file for the reason why HAProxy is not
+    started, the text that says what to do, and HAProxy's path.
     """
+    sys.path.append(str(Path(__file__).parents[2]))
+    from models.files import ForeignError, check_place
+
+    parent = os.getppid()
     job = json.loads(Path(job_file).read_text("ascii"))
     try:
         for before, path in pairwise(words):
             if before == "-f":
-                edit_file(path, [Edit(*fields) for fields in job["edits"]])
+                check_place(path)  # a cluster's Serve writes it below /tmp
+                edit_file(path, [Edit(*fields) for fields in job["edits"]], job["backend"])
     except MissingEditError as error:
         _refuse(str(error), job)
+    except ForeignError as error:
+        _refuse(f"a folder of its own: {error.strerror}", job | {"remedy": "have it removed"})
     except (OSError, ValueError) as error:
         _refuse(f"every edit: {error}", job)
+    if sys.platform == "linux":  # or it would hold the ports after Serve's manager has ended
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before the signal was asked for
+            sys.exit(1)
     os.execv(job["binary"], [job["binary"], *words])
 
 

@@ -1,7 +1,7 @@
 """The log of ``tandem serve`` on stderr: text, or a JSON object per line as in Ray's logs.
 
-Stages and Serve's controller log only to Serve's files, which are followed here. JSON includes all
-their lines, text only warnings and errors.
+Stages and Serve's controller log only to Serve's files, which are followed here. Of Ray's and
+Serve's own lines only warnings and errors are shown, unless the level is debug.
 """
 
 import json
@@ -20,13 +20,21 @@ from rich.markup import escape
 from models.errors import TandemError
 
 LogFormat = Literal["json", "text"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 logger = logging.getLogger("tandem")
 # Silent when logging JSON.
 console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 LOOK_EVERY_S = 1.0
+SERVE, CONTROLLER = "ray.serve", "ray.serve.controller"  # whose lines are not this program's
 FILES = "session_[0-9]*/logs/serve/*.log*"  # rotated files too
 ASCTIME = logging.Formatter()
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
+
+
+def level_of(record: logging.LogRecord) -> int:
+    """Return how important a record is; Ray's own news are for who looks for a fault."""
+    is_rays = record.name == "ray" or record.name.startswith("ray.")
+    return logging.DEBUG if is_rays and record.levelno < logging.WARNING else record.levelno
 
 
 class JsonLines(logging.StreamHandler[TextIO]):
@@ -51,24 +59,29 @@ class JsonLines(logging.StreamHandler[TextIO]):
 
 
 class ConsoleLines(logging.Handler):
-    """Prints warnings and errors in colour."""
+    """Prints lines in colour, without the controller's warnings, which assume a cluster."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == CONTROLLER and record.levelno == logging.WARNING:
+            return
         with suppress(OSError):  # the terminal was closed
             console.print(escape(record.getMessage()), style=STYLES.get(record.levelno))
 
 
 @contextmanager
-def service_log(asked: LogFormat | None) -> Iterator[LogFormat]:
+def service_log(asked: LogFormat | None, level: LogLevel | None = None) -> Iterator[LogFormat]:
     """Configure the log during the block; an error that ends the block is the last line.
 
-    None stands for text in a terminal and JSON otherwise. Yields the format.
+    Without ``asked`` it is text in a terminal and JSON otherwise. Without ``level`` JSON has info,
+    and text has warnings, since the progress is shown too. Yields the format.
     """
     log_format: LogFormat = asked or ("text" if sys.stderr.isatty() else "json")
-    handler = JsonLines() if log_format == "json" else ConsoleLines(logging.WARNING)
+    handler = JsonLines() if log_format == "json" else ConsoleLines()
+    least = getattr(logging, (level or ("info" if log_format == "json" else "warning")).upper())
+    handler.addFilter(lambda record: level_of(record) >= least)
     console.quiet = log_format == "json"
     logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG)
     try:
         yield log_format
     except Exception as error:
@@ -144,10 +157,13 @@ def record_of(line: str) -> logging.LogRecord:
         content = {"levelname": line.partition(" ")[0], "message": line}
         line = json.dumps(content)
     level = logging.getLevelNamesMapping().get(str(content.get("levelname")), logging.INFO)
-    if level == logging.WARNING and "deployment" not in content:
-        level = logging.INFO  # for the controller's messages that assume a cluster
-        if "HTTPOptions.host=" in str(content.get("message")):  # it advises against loopback
-            line = json.dumps(content | {"levelname": "INFO"})
+    name = "tandem" if content.pop("tandem", False) else SERVE
+    said = str(content.get("message"))
+    # The controller advises against loopback; a replica takes the next port.
+    if level == logging.WARNING and ("HTTPOptions.host=" in said or "Retrying..." in said):
+        level = logging.INFO
+    elif "deployment" not in content and name == SERVE:
+        name = CONTROLLER
     who = content.get("deployment") or content.get("component_name") or "Serve"
     text = f"{who}: {content.get('message')}"
-    return logging.makeLogRecord({"levelno": level, "msg": text, "line": line})
+    return logging.makeLogRecord({"name": name, "levelno": level, "msg": text, "line": line})

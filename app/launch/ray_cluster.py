@@ -8,19 +8,23 @@ import io
 import logging
 import os
 import re
+import resource
 import signal
 import socket
+import ssl
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import wait
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import psutil
 
+from app.access import no_passphrase
 from app.environment import PROJECT, environment_value
-from app.errors import ConfigError, NotReadyError
+from app.errors import ConfigError, NotReadyError, ServiceEndedError
 from app.launch.checks import joined
 from app.launch.forks import CLIENT, ForkServerProcess, ask_to_end, end_server
 from app.launch.ray_features import (
@@ -32,8 +36,10 @@ from app.launch.ray_features import (
     serve_client,
     serve_details,
 )
+from app.oip.regions import FOLDER
 from app.stages.threads import tightest_pids_limit, user_limit
 from models.errors import TandemError
+from models.files import ForeignError, open_ours
 from models.machine import available_cpus
 
 # Serve waits 30 s for its controller, and hangs if that received the signal too, as from systemd.
@@ -41,6 +47,7 @@ STOP_PATIENCE_S = 12.0
 TIMED_OUT = re.compile(r"tim(ed|e) ?out|in time|seconds", re.IGNORECASE)
 # A service of 13 processes has 274 threads on two cores, and more on more cores.
 MIN_PROCESSES = 250
+MIN_FILES, MAX_FILES = 256, 65_536  # open ones, of each process
 DIED = re.compile(r"Worker PID: (\d+).*?Worker exit detail: ([^.]*)", re.DOTALL)
 LONGEST_LINE = 200
 # Workers that are started ahead belong to no job, so the fork server would not start them.
@@ -53,6 +60,8 @@ CLIENT_SCHEME = "ray://"
 HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 CONNECTS_WITHIN_S = 5.0
 MAX_ATTEMPTS, CLIENT_FAILED = 4, "Initialization failure from server"
+HTTP2_BEGINS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and no SETTINGS
+ANSWERS_HTTP2_WITHIN_S = 1.0
 CURRENT = "ray_current_cluster"  # the file in which Ray keeps the address of this machine's cluster
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -95,9 +104,30 @@ def check_processes() -> None:
             )
 
 
+def raise_file_limit() -> None:
+    """Let this process and those it starts open as many files as they may, as Ray does later.
+
+    Raises:
+        ConfigError: they are too few for Ray and HAProxy.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < MIN_FILES:
+        raise ConfigError(
+            f"Ray and the service need {MIN_FILES} open files or more, and ulimit -Hn is {hard}: "
+            "raise it (docker run --ulimit nofile=4096, LimitNOFILE of a systemd unit, ulimit -n)"
+        )
+    most = hard if 0 <= hard < MAX_FILES else MAX_FILES  # -1: as many as there are
+    if 0 <= soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 @contextlib.contextmanager
 def local_ray(
-    metrics_port: int, forks: ForkServerProcess | None, folder: Path, warn: Callable[[str], None]
+    metrics_port: int,
+    forks: ForkServerProcess | None,
+    folder: Path,
+    warn: Callable[[str], None],
+    titles: Mapping[int, str],
 ) -> Iterator[None]:
     """Start a local Ray, and stop all of it at the end, even after an error.
 
@@ -106,7 +136,7 @@ def local_ray(
         forks: the fork server that starts Ray's Python processes; None: Ray starts them.
         folder: for Ray's files.
         warn: called with a line for each of Ray's processes that dies.
-
+        titles: the names of processes for these lines, by pid.
     """
     try:
         has_forks = forks is not None and FORKS.fits()
@@ -119,19 +149,22 @@ def local_ray(
                 include_dashboard=False,
                 _temp_dir=str(folder),
                 _metrics_export_port=metrics_port,
+                # Of its object store, which no request uses. Without memory to share it is on disk.
+                **({} if os.access(FOLDER, os.W_OK) else {"_plasma_directory": str(folder.parent)}),
                 **(WITH_FORKS if has_forks else {}),
             )
-        with errors_passed_to(lambda text: warn(in_a_line(text))):
+        with errors_passed_to(lambda text: warn(in_a_line(text, titles))):
             yield
-    finally:
-        _stop_ray(forks)
+    finally:  # a Ray that has lost a process does not answer
+        _stop_ray(forks, in_order=not isinstance(sys.exception(), ServiceEndedError))
 
 
-def in_a_line(text: str) -> str:
+def in_a_line(text: str, titles: Mapping[int, str]) -> str:
     """Shorten Ray's report of a dead process, 900 characters and more, to a line."""
     if died := DIED.search(text):
         pid, why = died.groups()
-        return f"process {pid} of Ray died: {why}; of a replica Serve starts another one"
+        title = titles.get(int(pid), "a process")
+        return f"{title} of Ray, process {pid}, died: {why}; Serve starts another one"
     return " ".join(text.split()).partition(". ")[0][:LONGEST_LINE]
 
 
@@ -168,10 +201,10 @@ def joined_ray(address: str, may_be_client: bool = False) -> Iterator[None]:
     """Connect to a running cluster; with ``may_be_client`` an address ray:// is accepted too."""
     import ray
 
-    check_address(address, may_be_client)
+    where = check_address(address, may_be_client)
     try:
         with ending_on_signal("stopped; the cluster did not answer, and nothing was deployed"):
-            _connect(address)
+            _connect(where)
     except ConnectionError as error:
         why = str(error).strip().splitlines()[-1:] or [type(error).__name__]  # not a traceback
         raise ConfigError(
@@ -182,17 +215,18 @@ def joined_ray(address: str, may_be_client: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()
+        with contextlib.redirect_stdout(io.StringIO()):  # as in shut_down_serve
+            ray.shutdown()
 
 
-def check_address(address: str, may_be_client: bool = False) -> None:
+def check_address(address: str, may_be_client: bool = False) -> str:
     """Raise :class:`ConfigError` if an address is malformed, or nothing listens there.
 
     Ray itself waits minutes for a cluster that does not exist, and ignores signals meanwhile.
     """
     where = _of_auto() if address == AUTO else address
     if where is None:
-        return  # Ray searches the processes of this machine, and reports if there is no cluster
+        return address  # Ray searches this machine's processes, and reports if there is no cluster
     parts = HOST_AND_PORT.fullmatch(where.removeprefix(CLIENT_SCHEME) if may_be_client else where)
     if parts is None:
         outside = f", or {CLIENT_SCHEME}HOST:10001 from outside the cluster"
@@ -203,12 +237,42 @@ def check_address(address: str, may_be_client: bool = False) -> None:
         )
     try:
         host, port = parts["host"].strip("[]"), int(parts["port"])
-        socket.create_connection((host, port), CONNECTS_WITHIN_S).close()
+        with socket.create_connection((host, port), CONNECTS_WITHIN_S) as connection:
+            is_answered = _is_answered(connection)
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"no Ray cluster at {where}: {getattr(error, 'strerror', None) or error}; start one "
             "with ray start --head"
         ) from error
+    if not is_answered:
+        raise ConfigError(
+            f"what listens at {where} is no Ray head, or wants other TLS than this command's: give "
+            "the port of ray start --head (6379), not the dashboard's (8265); with TLS give the "
+            "command RAY_USE_TLS, RAY_TLS_CA_CERT, RAY_TLS_SERVER_CERT and RAY_TLS_SERVER_KEY as "
+            "the nodes have them"
+        )
+    return where
+
+
+def _is_answered(connection: socket.socket) -> bool:
+    """Whether a gRPC server answers, over TLS if Ray uses it; also if it says nothing yet."""
+    connection.settimeout(ANSWERS_HTTP2_WITHIN_S)
+    with contextlib.ExitStack() as stack:
+        try:
+            if (environment_value("RAY_USE_TLS") or "").lower() in ("1", "true"):
+                context = ssl.create_default_context(cafile=environment_value("RAY_TLS_CA_CERT"))
+                context.check_hostname = False  # Ray itself compares the addresses it goes on to
+                context.set_alpn_protocols(["h2"])
+                certificate = environment_value("RAY_TLS_SERVER_CERT") or ""
+                key = environment_value("RAY_TLS_SERVER_KEY")
+                context.load_cert_chain(certificate, key, no_passphrase)
+                connection = stack.enter_context(context.wrap_socket(connection))
+            connection.sendall(HTTP2_BEGINS)
+            return connection.recv(1) == b"\0"  # of SETTINGS; an alert of TLS begins with 21
+        except TimeoutError:
+            return True
+        except (OSError, ValueError):
+            return False
 
 
 def _of_auto() -> str | None:
@@ -216,9 +280,16 @@ def _of_auto() -> str | None:
     if (named := environment_value("RAY_ADDRESS")) not in (None, AUTO):
         return named
     place = environment_value("RAY_TMPDIR", "TMPDIR") or "/tmp"
-    with contextlib.suppress(OSError):
-        return Path(place, "ray", CURRENT).read_text("utf-8").strip() or None
-    return None
+    file = Path(place, "ray", CURRENT)
+    try:
+        with open(open_ours(file, os.O_RDONLY), encoding="utf-8") as opened:  # noqa: PTH123
+            return opened.read().strip() or None
+    except ForeignError as error:  # it would lead to a cluster of theirs
+        raise ConfigError(
+            f"--address auto: {file}: {error.strerror}; give HOST:PORT of your cluster's head node"
+        ) from error
+    except OSError:
+        return None
 
 
 def metrics_urls() -> list[str]:
@@ -230,27 +301,46 @@ def metrics_urls() -> list[str]:
     return [f"http://{place}/metrics" for place in places]
 
 
-def _stop_ray(forks: ForkServerProcess | None) -> None:
+def _stop_ray(forks: ForkServerProcess | None, *, in_order: bool) -> None:
     import ray
 
     ours = psutil.Process().children(recursive=True)
-    if ray.is_initialized():
+    if in_order and ray.is_initialized():
         # Ray prints to stdout that the controller, which was asked to end, has ended.
         with contextlib.redirect_stdout(io.StringIO()):
             with contextlib.suppress(Exception):  # a dead cluster cannot be shut down in order
-                client = serve_client()
-                # A controller that does not answer would not obey a shutdown either.
-                if client and CONTROLLER.fits() and drain(client, STOP_PATIENCE_S):
-                    client.shutdown(STOP_PATIENCE_S)
+                if (client := serve_client()) and CONTROLLER.fits():
+                    shut_down_serve(client)
             ours += psutil.Process().children(recursive=True)
             ray.shutdown()
     if forks is not None:
         ask_to_end(forks)  # it ends its forks during the wait for all
-    _, alive = psutil.wait_procs(set(ours), timeout=5)
-    for process in alive:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(alive, timeout=5)
+    _, alive = psutil.wait_procs(set(ours), timeout=5 if in_order else 0)
+    for _ in range(3):  # a process may start another one meanwhile
+        alive = [*alive, *psutil.Process().children(recursive=True)]
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        _, alive = psutil.wait_procs(alive, timeout=2)
+
+
+def has_starting_replica() -> bool:
+    """Whether Serve's controller says within :data:`ANSWERS_WITHIN_S` that a replica starts."""
+    with contextlib.suppress(Exception):  # the controller does not answer, or Ray is dead
+        applications = serve_details(serve_client(), ANSWERS_WITHIN_S)["applications"].values()
+        stages = [stage for app in applications for stage in app["deployments"].values()]
+        return any(r["state"] == "STARTING" for stage in stages for r in stage["replicas"])
+    return False
+
+
+def shut_down_serve(client: Any) -> None:
+    """End the applications, then Serve; do nothing if the controller does not answer."""
+    # Ray prints to stdout that the controller, which was asked to end, has ended.
+    with contextlib.redirect_stdout(io.StringIO()):
+        # A controller that does not answer would not obey a shutdown either.
+        ends = time.monotonic() + STOP_PATIENCE_S
+        if drain(client, STOP_PATIENCE_S):
+            client.shutdown(max(ANSWERS_WITHIN_S, ends - time.monotonic()))
 
 
 def drain(client: Any, timeout_s: float) -> bool:
@@ -266,7 +356,6 @@ def drain(client: Any, timeout_s: float) -> bool:
 
     Returns:
         Whether the controller answered.
-
     """
     ends = time.monotonic() + timeout_s
 
@@ -284,26 +373,33 @@ def drain(client: Any, timeout_s: float) -> bool:
 
 
 class StopRequest:
-    """An event that signal handlers may set.
+    """An event that signal handlers may set, and that can be waited for together with files.
 
     ``threading.Event`` could wait for itself: a handler runs in the main thread, which may hold
-    the event's lock at that moment. ``SimpleQueue.put`` is documented as reentrant.
+    the event's lock at that moment.
     """
 
     def __init__(self) -> None:
-        self._requests = SimpleQueue[None]()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+
+    def __del__(self) -> None:
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def fileno(self) -> int:
+        return self._reader
 
     def set(self) -> None:
-        self._requests.put(None)
+        with contextlib.suppress(BlockingIOError):  # it was set very often
+            os.write(self._writer, b"\0")
 
     def is_set(self) -> bool:
-        return not self._requests.empty()
+        return self.wait(0)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until it is set, for ``seconds`` at most; return whether it is."""
-        with contextlib.suppress(Empty):
-            self._requests.put(self._requests.get(timeout=seconds))  # it stays set
-        return self.is_set()
+        return bool(wait([self._reader], seconds))
 
 
 @contextlib.contextmanager

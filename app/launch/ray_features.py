@@ -82,7 +82,14 @@ FORKS = Feature(
         RayName("ray._private.workers.default_worker", "parser"),
     ),
 )
-LAUNCH_FEATURES = (DEPLOY, CONTROLLER, LOG_MONITOR, DEATHS, ONE_MACHINE, FORKS)
+# launch/fork_client.py
+EXPORTER = Feature(
+    "metrics that only this user's processes reach",
+    "every user of this machine can read Ray's port of metrics and block it; no name of a key is "
+    "in them",
+    (RayName("ray._private.prometheus_exporter", "make_server"),),
+)
+LAUNCH_FEATURES = (DEPLOY, CONTROLLER, LOG_MONITOR, DEATHS, ONE_MACHINE, FORKS, EXPORTER)
 # The files in which Ray reads the variables that protect.
 VARIABLES = ("serve/_private/constants.py", "_private/ray_constants.py")
 HAPROXY_TEMPLATE = "serve/_private/haproxy_templates.py"
@@ -95,7 +102,6 @@ def check_installed_ray(*, is_joining: bool = False) -> list[str]:
     Raises:
         ConfigError: as check_ray. With ``is_joining`` also if the controller's state cannot be
             read: deploying deletes applications that are not listed, so the others must be known.
-
     """
     others = [feature for feature in LAUNCH_FEATURES if feature is not CONTROLLER]
     asking = replace(CONTROLLER, is_required=is_joining)
@@ -109,7 +115,6 @@ def check_protecting(names: Collection[str]) -> None:
 
     Raises:
         ConfigError: it does not read one of them, or is too old.
-
     """
     check_ray_version()
     read = "".join(_source(file) or "" for file in VARIABLES)
@@ -133,6 +138,11 @@ def _source(file: str) -> str | None:
     with contextlib.suppress(OSError):
         return (Path(package.origin).parent / file).read_text("utf-8")
     return None
+
+
+def metrics_are_on_socket(forks: object | None) -> bool:
+    """Whether Ray's agent shows its metrics on a socket of the run's folder, not on a port."""
+    return forks is not None and FORKS.fits() and EXPORTER.fits()
 
 
 @contextlib.contextmanager
@@ -208,7 +218,6 @@ def only_what_one_machine_needs(client: Path | None) -> Iterator[None]:
     Args:
         client: a script that gets Ray's command as arguments (:mod:`app.launch.fork_client`);
             None: Ray starts its processes itself.
-
     """
     with contextlib.ExitStack() as stack:
         if client is not None and FORKS.fits():
@@ -275,7 +284,6 @@ def serve_details(client: Any, timeout_s: float) -> dict[str, Any]:
 
     Raises:
         RayError: the controller is dead, or did not answer in time.
-
     """
     import ray
 

@@ -1,33 +1,25 @@
 """The run of ``tandem serve``: checks the configuration, starts the service, waits, stops it.
 
-It also tells systemd the service's state (sd_notify), and relays metrics from Ray's agent on
-loopback to an address that other machines reach.
-
 OpenTelemetry raises when it reads an unusable variable, at import, in every process of Ray's, even
 without tracing. A tracing error must not keep the service from starting, so these variables are
 removed. Without a collector tracing is off.
 """
 
-import contextlib
+import os
 import re
-import socket
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
-import httpx
 from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
-from app.access import read_keys
+from app.access import KeyFile, Keys, read_key_file, read_keys
 from app.environment import (
     ON_LOOPBACK,
     environment_value,
@@ -36,7 +28,8 @@ from app.environment import (
     remove_from_environment,
     set_environment,
 )
-from app.launch import checks
+from app.errors import ConfigError, ServiceEndedError
+from app.launch import checks, supervisor
 from app.launch.config import EXPORTER, ServeConfig
 from app.launch.deploy import (
     client_of,
@@ -46,9 +39,9 @@ from app.launch.deploy import (
     wait_ready,
     wants_key,
 )
+from app.launch.fork_client import METRICS_SOCKET
 from app.launch.forks import ForkServerProcess, fork_server
 from app.launch.haproxy import (
-    RENEWAL_EVERY_S,
     CertificateRenewal,
     HaproxyCommand,
     check_shared_memory,
@@ -57,18 +50,22 @@ from app.launch.haproxy import (
     with_open_traffic,
 )
 from app.launch.log import console, followed, logger, service_log, take_over_rays_lines
+from app.launch.metrics_relay import metrics_relay
 from app.launch.ray_cluster import (
     LOCAL,
     MIN_CPUS,
     StopRequest,
+    check_address,
     check_processes,
+    has_starting_replica,
     joined_ray,
     local_ray,
     metrics_urls,
+    raise_file_limit,
     stop_signals,
 )
-from app.launch.ray_features import check_installed_ray
-from app.launch.run_folder import RAY, fast_serve, make_regions_folder
+from app.launch.ray_features import check_installed_ray, metrics_are_on_socket
+from app.launch.run_folder import LOGS, RAY, fast_serve, make_regions_folder
 from app.launch.serve_options import (
     OPTIONS,
     ServeOptions,
@@ -78,14 +75,13 @@ from app.launch.serve_options import (
 )
 from app.setting_values import check_redis_client
 from app.settings import Settings
+from app.stages.threads import memory_left
 from models.machine import DISTRIBUTION, available_cpus, give_back_memory
 from models.model_set import ModelSet
 
-SOCKET_VARIABLE = "NOTIFY_SOCKET"
+_warn = logger.warning
+LOOPBACK = "127.0.0.1"
 Reason = str | None  # why a value cannot be used
-METRICS_PATH = "/metrics"
-MAX_CONNECTIONS = 8  # enough for two Prometheus servers and some people
-TIMEOUT_S = 10.0  # the default of Prometheus
 
 
 def run_service(options: ServeOptions, flags: Collection[str] = OPTIONS) -> None:
@@ -93,8 +89,14 @@ def run_service(options: ServeOptions, flags: Collection[str] = OPTIONS) -> None
 
     ``flags`` are the options given as flags; the others come from variables.
     """
-    with service_log(options.log_format) as log_format:
-        _run(replace(options, log_format=log_format), flags)
+    with service_log(options.log_format, options.log_level) as log_format:
+        try:
+            _run(replace(options, log_format=log_format), flags)
+        except ServiceEndedError as error:
+            text = f"tandem serve ends: {error.message}; all of it was stopped, start it again"
+            text = ". ".join((text, *getattr(error, "__notes__", ())))
+            logger.critical(text, extra={"fields": {"code": error.code}})
+            os._exit(1)  # Ray's library would wait for its own processes, which are dead
 
 
 def _run(options: ServeOptions, flags: Collection[str]) -> None:
@@ -102,43 +104,85 @@ def _run(options: ServeOptions, flags: Collection[str]) -> None:
         options = replace(options, address=None)
     is_joining = options.address is not None
     is_portable = sys.platform != "linux" if options.portable is None else options.portable
-    logger.info("starting", extra={"fields": {"version": version(DISTRIBUTION)}})
-    for line in (*leave_out_unusable(), *unknown_variables()):
-        _warn(line)
+    supervisor.adopt_orphans()
+    noted = _noted()
     with (
         stop_signals() as stop,
         fast_serve(is_joining=is_joining, is_portable=is_portable) as haproxy,
         nullcontext() if is_joining or is_portable else fork_server(haproxy.path.parent) as forks,
     ):
-        for warning in check_installed_ray(is_joining=is_joining):
-            _warn(warning)
+        logs = None if is_joining else str(haproxy.path.parent / RAY / "session_latest" / LOGS)
+        about = {"version": version(DISTRIBUTION), "logs_of_ray": logs}
+        logger.info("starting", extra={"fields": about})
+        _warn_of_ray(noted, is_joining=is_joining)
         if options.log_format == "json":
             take_over_rays_lines()
         config = _checked_config(options, flags)
+        if options.metrics_key_file is not None and metrics_are_on_socket(forks):
+            config = config.changed(key_names_in_metrics=True)
         behind_haproxy = put_haproxy_in_front(config, haproxy, is_joining=is_joining)
         make_regions_folder(config, haproxy.path.parent)
         is_local = config.http.is_on_loopback and not is_joining
         set_environment({ON_LOOPBACK: str(int(is_local))}, ours=(ON_LOOPBACK,))
-        ray = _ray(options, config, forks, haproxy.path.parent)
-        with console.status("starting Ray") as status, ray as metrics, ExitStack() as stack:
+        titles: dict[int, str] = {}
+        ray = _ray(options, config, forks, haproxy.path.parent, titles)
+        progress = console.status("starting Ray", spinner="line")  # ASCII
+        with progress as status, ray as metrics, ExitStack() as stack:
             stack.enter_context(followed(haproxy.path.parent / RAY))  # with a cluster: no files
+            processes = None if is_joining else supervisor.Processes(titles, _warn)
             with haproxy.check_started_on_error():
                 if is_joining:
-                    stack.enter_context(deployed_beside_others(behind_haproxy))
+                    asked, config = config, stack.enter_context(deployed_beside_others(config))
+                    if asked.http != config.http or asked.grpc_port != config.grpc_port:
+                        _warn(f"the options of the cluster's own Serve hold: {config.url} answers")
                 else:
                     deploy(behind_haproxy)
             is_ours = has_haproxy() and not is_joining
-            if _is_ready(config, haproxy, stop, status, metrics, is_ours=is_ours):
+            if _is_ready(config, haproxy, stop, status, metrics, processes, is_ours=is_ours):
                 give_back_memory()  # from here on the process only waits
-                renewal = CertificateRenewal(config.http, haproxy.path.parent, _warn)
-                has_tls = is_ours and config.http.scheme == "https"
-                while not stop.wait(RENEWAL_EVERY_S if has_tls else None):
-                    renewal.look()
+                if processes is not None:
+                    readiness = _readiness(config, haproxy, is_ours=is_ours)
+                    supervisor.supervise(stop, processes, readiness, haproxy)
+                stop.wait()
             with suppress(OSError):  # the terminal was closed
                 status.stop()
-            notify_systemd("STOPPING=1")
+            supervisor.notify_systemd("STOPPING=1")
             _say("stopping")
     _say("stopped; nothing of it is left running")
+
+
+@contextmanager
+def checked_start(options: ServeOptions, flags: Collection[str]) -> Iterator[ServeConfig]:
+    """Make the checks of a start without starting anything; yield the configuration.
+
+    Warnings are logged, as by :func:`run_service`. Left-overs of killed runs are removed.
+
+    Raises:
+        TandemError: ``tandem serve`` would not start with these options.
+    """
+    is_joining = options.address not in (None, LOCAL)
+    is_portable = sys.platform != "linux" if options.portable is None else options.portable
+    noted = _noted()
+    with fast_serve(is_joining=is_joining, is_portable=is_portable) as haproxy:
+        _warn_of_ray(noted, is_joining=is_joining)
+        if is_joining:
+            check_address(str(options.address))
+        else:
+            options = replace(options, address=None)
+        config = _checked_config(options, flags)
+        put_haproxy_in_front(config, haproxy, is_joining=is_joining)
+        yield config
+
+
+def _noted() -> list[str]:
+    """Set the process's limits; return a line for each variable that cannot be used."""
+    raise_file_limit()
+    return [*leave_out_unusable(), *unknown_variables()]
+
+
+def _warn_of_ray(noted: Sequence[str], *, is_joining: bool) -> None:
+    for line in (*noted, *check_installed_ray(is_joining=is_joining)):
+        _warn(line)
 
 
 def _is_ready(
@@ -147,6 +191,7 @@ def _is_ready(
     stop: StopRequest,
     status: Status,
     metrics: list[str],
+    processes: supervisor.Processes | None,
     *,
     is_ours: bool,
 ) -> bool:
@@ -157,6 +202,8 @@ def _is_ready(
 
     def report(progress: str) -> None:
         haproxy.check_started()
+        if processes is not None:
+            processes.look(stop, 0)
         status.update(Text(progress))  # of a str rich takes brackets and ":a:" as markup
 
     grpc: Callable[[], bool] | None = None
@@ -169,28 +216,52 @@ def _is_ready(
         if is_ready := wait_ready(client, stop, report, applications=names, grpc=grpc):
             status.stop()
             _welcome(config, metrics, has_keys=wants_key(client))
-            notify_systemd("READY=1")
+            supervisor.notify_systemd("READY=1")
     return is_ready
+
+
+def _readiness(
+    config: ServeConfig, haproxy: HaproxyCommand, *, is_ours: bool
+) -> supervisor.Readiness:
+    """Return what asks the service; with TLS it also looks whether the certificate was renewed."""
+    client = client_of(config.url, haproxy.local_socket if is_ours else None)
+    renewal = CertificateRenewal(config.http, haproxy.path.parent, _warn)
+
+    def ask() -> str:
+        if is_ours and config.http.scheme == "https":
+            renewal.look()
+        return supervisor.ask_of(client)
+
+    return supervisor.Readiness(ask, has_starting_replica)
 
 
 @contextmanager
 def _ray(
-    options: ServeOptions, config: ServeConfig, forks: ForkServerProcess | None, run_dir: Path
+    options: ServeOptions,
+    config: ServeConfig,
+    forks: ForkServerProcess | None,
+    run_dir: Path,
+    titles: dict[int, str],
 ) -> Iterator[list[str]]:
     """Start Ray or join a running one; yield the URLs of the metrics for Prometheus."""
     if options.address is not None:
         with joined_ray(options.address):
             yield metrics_urls()
         return
+    host, of_ray, keys = (
+        options.metrics_host or LOOPBACK,
+        checks.free_port(),
+        options.metrics_key_file,
+    )
+    port = options.metrics_port or checks.METRICS_PORT
     if options.metrics_host is None:
         port = checks.metrics_port(options.metrics_port, (config.http.port, config.grpc_port))
-        with local_ray(port, forks, run_dir / RAY, _warn):
-            yield metrics_urls()
-        return
-    port, of_ray = options.metrics_port or checks.METRICS_PORT, checks.free_port()
+    source = run_dir / METRICS_SOCKET if metrics_are_on_socket(forks) else of_ray
     with (
-        metrics_relay(options.metrics_host, port, of_ray) as url,
-        local_ray(of_ray, forks, run_dir / RAY, _warn),
+        metrics_relay(
+            host, port, source, Keys((), KeyFile(keys.absolute()) if keys else None)
+        ) as url,
+        local_ray(of_ray, forks, run_dir / RAY, _warn, titles),
     ):
         yield [url]
 
@@ -202,6 +273,7 @@ def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> 
     from app.traffic.control import accuracy_warnings, loaded_sets
 
     config = read_config(options, flags)
+    _check_metrics_key(options)
     if options.address is None:  # on a cluster that already serves, the ports may be in use
         _check_ports(config, options)
         read_keys(config.settings.api_keys_file)  # on a cluster the nodes have the key files
@@ -225,6 +297,12 @@ def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> 
         deployments = config.all_deployments(manifest)
         checks.check_capacity(deployments, max(MIN_CPUS, available_cpus()))
         check_processes()
+        served, num_sizes = settings.served_precision, len(set(settings.batch_sizes))
+        networks = {}  # bytes of memory of each set's, or each version's
+        for of in model_sets:
+            name = f"{of.name}@{of.fingerprint(served)}" if settings.has_versions else of.name
+            networks[name] = sum(of.memory_needed(served, num_sizes).values())
+        checks.check_memory(deployments, networks, memory_left(at_most=True))
         config = without_unsent_traces(config)  # on a cluster the nodes have the variables
         config, warning = with_usable_paths(config)
         if warning is not None:
@@ -232,6 +310,16 @@ def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> 
     if crowded := checks.oversubscribed(config.deployments):
         _warn(crowded)
     return config
+
+
+def _check_metrics_key(options: ServeOptions) -> None:
+    if options.metrics_key_file is not None:
+        read_key_file(options.metrics_key_file)
+        if options.address is not None:
+            raise ConfigError(
+                "--metrics-key-file with --address: a cluster's nodes show their metrics without a "
+                "key; leave it out, and close the port (ray start --metrics-export-port) to others"
+            )
 
 
 def _check_set(model_set: ModelSet, settings: Settings) -> None:
@@ -244,10 +332,6 @@ def _check_set(model_set: ModelSet, settings: Settings) -> None:
         model_set.network_path(member.name, settings.served_precision)
     check_plan(settings, model_set)
     check_functions(settings, model_set.manifest)
-
-
-def _warn(text: str) -> None:
-    logger.warning(text)
 
 
 def _say(text: str) -> None:
@@ -302,21 +386,6 @@ def _exposure(host: str, has_keys: bool, url: str) -> str:
     if not url.startswith("https:"):
         text += "; others can read it on the way (http_options.ssl_certfile encrypts it)"
     return text
-
-
-def notify_systemd(state: str) -> None:
-    """Send a state like ``READY=1`` if systemd waits for it (``Type=notify``); else do nothing.
-
-    Failures need no report: systemd ends a service that is not ready within ``TimeoutStartSec``.
-    """
-    if address := environment_value(SOCKET_VARIABLE):
-        name = f"\0{address[1:]}" if address.startswith("@") else address  # Linux's abstract socket
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to_systemd,
-        ):
-            to_systemd.connect(name)
-            to_systemd.sendall(state.encode())
 
 
 def leave_out_unusable() -> list[str]:
@@ -377,6 +446,7 @@ _limit = partial(_matches, pattern=r"[0-9]+", wanted="a whole number")
 _compression = partial(_matches, pattern="gzip|deflate|none", wanted="gzip or deflate or none")
 _protocol = partial(_matches, pattern="grpc|http/protobuf", wanted="grpc or http/protobuf")
 CHECKS: dict[str, Callable[[str], Reason]] = {
+    "PYTHONOPTIMIZE": lambda _: "Ray's processes do not start without docstrings",
     "OTEL_PROPAGATORS": _propagators,
     "OTEL_PYTHON_CONTEXT": partial(_installed, "context"),
     "OTEL_ATTRIBUTE_COUNT_LIMIT": _limit,
@@ -394,72 +464,3 @@ CHECKS: dict[str, Callable[[str], Reason]] = {
     "OTEL_EXPORTER_OTLP_PROTOCOL": _protocol,
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": _protocol,
 }
-
-
-class _Server(ThreadingHTTPServer):
-    """Serves ``MAX_CONNECTIONS`` at a time, and closes further connections."""
-
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int, source: str) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.source = source
-        self.places = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        super().__init__((host, port), _Handler)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing: a client that hangs up is no matter for the log."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    timeout = TIMEOUT_S
-    server: _Server
-
-    def handle(self) -> None:
-        if self.server.places.acquire(blocking=False):
-            try:
-                super().handle()
-            finally:
-                self.server.places.release()
-
-    def do_GET(self) -> None:
-        if self.path != METRICS_PATH:
-            text = f"only {METRICS_PATH} is here\n"
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", text.encode())
-            return
-        try:
-            source = httpx.get(self.server.source, timeout=TIMEOUT_S, trust_env=False)
-            source.raise_for_status()
-        except httpx.HTTPError as error:
-            text = f"no metrics from {self.server.source}: {error}\n"
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", text.encode())
-        else:
-            self._answer(HTTPStatus.OK, source.headers["content-type"], source.content)
-
-    def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing, since scrapes come every few seconds."""
-
-
-@contextlib.contextmanager
-def metrics_relay(host: str, port: int, source_port: int) -> Iterator[str]:
-    """Relay ``GET /metrics`` of ``host:port`` to ``source_port`` on loopback; yield the address.
-
-    Raises:
-        OSError: the process cannot listen on ``host:port``.
-
-    """
-    with _Server(host, port, f"http://127.0.0.1:{source_port}{METRICS_PATH}") as server:
-        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-        thread.start()
-        try:
-            yield f"http://{checks.joined(host, port)}{METRICS_PATH}"
-        finally:
-            server.shutdown()
-            thread.join()

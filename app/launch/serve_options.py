@@ -18,6 +18,7 @@ import typer
 from app.environment import (
     CALLERS_KEY_VARIABLE,
     GATEWAY_TIMEOUT,
+    HAPROXY_SECRET,
     KEYS_VARIABLE,
     ON_LOOPBACK,
     REGIONS_FOLDER,
@@ -32,16 +33,16 @@ from app.launch.config import (
     read_content,
     with_grpc,
 )
-from app.launch.log import LogFormat
+from app.launch.log import LogFormat, LogLevel
 from app.setting_values import RETIRED
 from app.settings import Settings
-from models.files import with_home
+from models.files import why_not_written, with_home
 from models.plan import PlanName
 from models.record import parse_yaml
 from models.stores import is_url
 
 PREFIX = "TANDEM_"
-OURS = {REGIONS_FOLDER, ON_LOOPBACK, GATEWAY_TIMEOUT}
+OURS = {REGIONS_FOLDER, ON_LOOPBACK, GATEWAY_TIMEOUT, HAPROXY_SECRET}
 NO_SETTINGS = {KEYS_VARIABLE, CALLERS_KEY_VARIABLE, *OURS} | {
     "TANDEM_FORK_SERVER",  # and variables of tests:
     *("TANDEM_CHROMIUM", "TANDEM_REDIS_SERVER", "TANDEM_KSERVE_PYTHON", "TANDEM_TEST_DATA"),
@@ -90,6 +91,10 @@ class ServeOptions:
         str | None,
         typer.Option(help="0.0.0.0 admits a Prometheus elsewhere  (default: loopback)"),
     ] = None
+    metrics_key_file: Annotated[
+        Path | None,
+        typer.Option(help="show metrics, then with names of keys, only to those with its key"),
+    ] = None
     api_keys_file: Annotated[
         Path | None, typer.Option(help="answer only requests with a key of this file, one a line")
     ] = None
@@ -103,6 +108,10 @@ class ServeOptions:
     log_format: Annotated[
         LogFormat | None,
         typer.Option(help="format on stderr  (default: text in a terminal, otherwise json)"),
+    ] = None
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(help="debug: Ray's own lines too  (default: info, in a terminal warning)"),
     ] = None
 
 
@@ -118,7 +127,6 @@ def read_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> Serv
 
     Raises:
         ConfigError: the file, a variable or an option has a bad value; the message names them.
-
     """
     path = options.config or default_config()
     of_file = ServeConfig.of(raw := read_content(path), str(path))
@@ -256,7 +264,7 @@ def with_usable_paths(config: ServeConfig) -> tuple[ServeConfig, str | None]:
     paths = _absolute_paths(settings)
     cache = paths.get("compile_cache", settings.compile_cache)
     is_off = cache is None and "compile_cache" in settings.model_fields_set
-    if not is_off and (reason := _why_not_written(cache)) is not None:
+    if not is_off and (reason := why_not_written(cache)) is not None:
         paths["compile_cache"] = None
         warning = f"compile_cache: {reason}: networks are compiled at each start"
     files = {name: absolute(file) for name in SSL_FILES if (file := getattr(config.http, name))}
@@ -298,14 +306,3 @@ def absolute(path: str | Path) -> str:
     except FileNotFoundError as error:
         text = f"{path} is relative to a working folder that is gone; give an absolute path"
         raise ConfigError(text) from error
-
-
-def _why_not_written(folder: str | Path | None) -> str | None:
-    """Make a folder; return why it cannot be written to, or None if it can."""
-    if folder is None:
-        return "this account has no home folder"
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return f"cannot write to {folder} ({error.strerror})"
-    return None if os.access(folder, os.W_OK | os.X_OK) else f"cannot write to {folder}"

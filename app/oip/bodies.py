@@ -63,7 +63,6 @@ def parse_request(body: bytes, header_length: str | None) -> InferRequest:
     Raises:
         BadTensorError: the body is not a request of the protocol.
         BodyTooLargeError: its JSON is too long.
-
     """
     length = len(body) if header_length is None else _header_length(header_length, len(body))
     if header_length is not None and length == 0:
@@ -71,9 +70,9 @@ def parse_request(body: bytes, header_length: str | None) -> InferRequest:
         return InferRequest((image,), parameters={"binary_data_output": True})
     fields = parsed_object(parsed_json(body[:length]), "the request")
     parameters = parsed_object(fields.get("parameters", {}), "parameters")
-    is_binary = truth(parameters, "binary_data_output")
+    is_binary, inputs = truth(parameters, "binary_data_output"), memoryview(body)[length:]
     return InferRequest(
-        _inputs(fields, memoryview(body)[length:]),
+        _inputs(fields, inputs),
         tuple(_output(each, is_binary) for each in _list(fields, "outputs", [])),
         parameters,
         checked_id(fields.get("id", "")),
@@ -98,7 +97,6 @@ def parsed_json(text: bytes, hint: str = LENGTH_HINT) -> Any:
     Raises:
         BadTensorError: the text is not JSON.
         BodyTooLargeError: it is long and has many values.
-
     """
     if len(text) > MAX_JSON_BYTES and sum(map(text.count, BEFORE_VALUES)) > MAX_VALUES:
         raise BodyTooLargeError(
@@ -235,7 +233,6 @@ def check_outputs_fit(
 
     Raises:
         UnknownRegionError, BadRegionError: a region is not as it was registered, or too small.
-
     """
     if regions is None:
         return

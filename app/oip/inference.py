@@ -31,10 +31,10 @@ from app.graph.service import EnsembleService
 from app.oip.bodies import InferAnswer, OutputTensor, answer_of, check_outputs_fit
 from app.oip.models import IMAGE, AllStatistics, IndexEntry, Models, ModelStatistics, ServedModel
 from app.oip.regions import Regions
-from app.oip.tensors import InferRequest, Tensor, bytes_elements, shown, uint8_array
+from app.oip.tensors import Bytes, InferRequest, Tensor, bytes_elements, shown, uint8_array
 from app.queueing.admission import Share
 
-LONG_BYTES = 2**20  # longer reads run on a thread, to keep the event loop free
+LONG_BYTES = 2**20  # longer reads and conversions run on a thread, to keep the event loop free
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Inference:
         self.service = service
         self._sets: list[tuple[EnsembleService, str]] = []  # with the versions that they serve
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}  # by name and version
-        self.regions = regions
+        self.regions, self._converting = regions, asyncio.Lock()
         self.repository = Repository(service, loader)
 
     @property
@@ -108,7 +108,6 @@ class Inference:
 
         Raises:
             TandemError: the request fails as a whole, as in :meth:`EnsembleService.admit`.
-
         """
         asked: ModelRequest | None = None  # without its inputs, which the graph gets
         images: list[Classified] | None = None
@@ -155,7 +154,7 @@ class Inference:
         tensor = await loaded(tensor, asked.regions, limits.max_body_bytes, share)
         is_files = tensor.name == IMAGE
         version = model.version if model.is_asked_by_version else None
-        pixels = None if is_files else uint8_array(tensor)
+        pixels = None if is_files else await self._pixels_of(tensor)
         return RequestBody(
             bytes_elements(tensor) if is_files else [],
             1,
@@ -165,6 +164,13 @@ class Inference:
             model_set=model.model_set,
             plan=request.plan,
         )
+
+    async def _pixels_of(self, tensor: Tensor) -> Bytes:
+        """Return :func:`uint8_array` of a tensor; long ones are converted in turn, on a thread."""
+        if len(tensor.packed or ()) <= LONG_BYTES:
+            return uint8_array(tensor)
+        async with self._converting:
+            return await asyncio.to_thread(uint8_array, tensor)
 
 
 def _images_of(answers: RequestAnswers) -> tuple[list[Classified], Fault | None]:
@@ -187,7 +193,6 @@ async def loaded(tensor: Tensor, regions: Regions | None, max_bytes: int, share:
         BodyTooLargeError: the tensor is longer than a body may be; nothing was read.
         UnknownRegionError, BadRegionError: the region is not as it was registered.
         OverloadedError: the bodies of all requests together are too large.
-
     """
     if tensor.region is None or regions is None:
         return tensor
@@ -209,7 +214,6 @@ def placed(answer: InferAnswer, regions: Regions | None) -> InferAnswer:
 
     Raises:
         UnknownRegionError, BadRegionError: a region is not as it was registered, or too small.
-
     """
     if regions is None:
         return answer
@@ -239,16 +243,15 @@ class Repository:
         entries = self._entries(models)
         return [entry for entry in entries if not only_ready or entry.state == READY]
 
-    async def load(self, name: str, parameters: Mapping[str, Any], *, is_local: bool) -> None:
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Load a set by its name.
 
         Raises:
             NotLocalError: the service has no keys, and the caller may be on another machine.
             BadParameterError: a parameter would change the set, which is loaded as its folder is.
             TandemError: see :meth:`app.serve.sets.ServedSets.load`.
-
         """
-        loader = self._for_caller(is_local=is_local)
+        loader = self._checked_loader()
         if parameters:
             raise BadParameterError(
                 f"the parameter {shown(next(iter(parameters)))} is not taken: a set is served as "
@@ -256,9 +259,9 @@ class Repository:
             )
         await loader.load(name)
 
-    async def unload(self, name: str, parameters: Mapping[str, Any], *, is_local: bool) -> None:
+    async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Unload a set; raises as :meth:`load` does."""
-        loader = self._for_caller(is_local=is_local)
+        loader = self._checked_loader()
         if others := parameters.keys() - {DEPENDENTS}:
             raise BadParameterError(
                 f"the parameter {shown(min(others))} is not taken; {DEPENDENTS} is, and changes "
@@ -266,8 +269,8 @@ class Repository:
             )
         await loader.unload(name)
 
-    def _for_caller(self, *, is_local: bool) -> SetLoader:
-        if not self._service.keys and not (is_local and is_on_loopback()):
+    def _checked_loader(self) -> SetLoader:
+        if not self._service.keys and not is_on_loopback():
             raise NotLocalError(
                 "without keys only programs on the service's own machine may load and unload sets, "
                 "where tandem serve listens on loopback: give the service keys (api_keys_file)"

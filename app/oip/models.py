@@ -25,12 +25,8 @@ FIRST_VERSION = "1"  # the version number of every model, for clients that requi
 
 # Triton's extensions that are implemented here.
 EXTENSIONS = (
-    "binary_tensor_data",
-    "classification",
-    "model_repository",
-    "parameters",
-    "schedule_policy",
-    "statistics",
+    *("binary_tensor_data", "classification", "model_repository"),
+    *("parameters", "schedule_policy", "statistics"),
 )
 SHARED_MEMORY = "system_shared_memory"  # with the setting shared_memory
 
@@ -216,10 +212,8 @@ class ServedModel:
     def input_of(self, request: InferRequest) -> Tensor:
         """Return the only input of a request: encoded images, or pixels of the right size.
 
-        Raises:
-            BadTensorError: there are no inputs, or several, or its name, datatype or shape is
-                wrong.
-
+        Raises :class:`BadTensorError` if there are no inputs, or several, or its name, datatype or
+        shape is wrong.
         """
         names = [tensor.name for tensor in request.inputs]
         if unknown := next((name for name in names if name not in (IMAGE, PIXELS)), None):
@@ -297,7 +291,6 @@ class Models:
 
 
 def _models_of(served: ServedModels, model_set: str | None) -> Iterator[ServedModel]:
-    """Yield a set's ensemble, then its members."""
     name, labels = served.model_set, tuple(served.labels)
     version, least = served.model_version, served.threshold
     sizes = {member.name: member.input_size for member in served.members}

@@ -9,11 +9,10 @@ full, raises SIGBUS and ends the process. A system call returns an error instead
 """
 
 import hashlib
-import ipaddress
 import os
 import stat
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +73,6 @@ class Regions:
         Raises:
             BadRegionError: the file does not exist or is too short.
             RegionExistsError: the name is taken.
-
         """
         name, file = _checked_name(name), file_name(key)
         offset, byte_size = _number("offset", offset, 0), _number("byte_size", byte_size, 1)
@@ -114,7 +112,6 @@ class Regions:
         Raises:
             UnknownRegionError, BadRegionError: the part does not exist, has changed, or is too
                 small.
-
         """
         if len(data) > part.byte_size:
             raise BadRegionError(
@@ -244,6 +241,13 @@ def opened(folder: Path, name: str, *, is_writing: bool = False) -> Iterator[Ope
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise BadRegionError(f"shared memory {shown(name)} is no regular file")
+        # Permissions do not stop root, who would open another user's file for whoever names it.
+        needed = stat.S_IROTH | (stat.S_IWOTH if is_writing else 0)
+        if os.geteuid() == 0 != status.st_uid and status.st_mode & needed != needed:
+            raise BadRegionError(
+                f"shared memory {shown(name)} is private to another user (mode "
+                f"{stat.S_IMODE(status.st_mode):03o}); chmod 666, or run the service as that user"
+            )
         yield OpenFile(descriptor, (status.st_dev, status.st_ino), status.st_size)
     finally:
         os.close(descriptor)
@@ -284,8 +288,7 @@ def regions_of(*, is_on: bool) -> Regions | None:
     """
     if not is_on:
         return None
-    folder = environment_value(REGIONS_FOLDER)
-    if folder is None:
+    if (folder := environment_value(REGIONS_FOLDER)) is None:
         raise ConfigError(
             "shared_memory is for tandem serve, which knows that it listens on loopback "
             "alone; start the service with it, or leave the setting out"
@@ -299,7 +302,6 @@ def for_caller(regions: Regions | None, *, is_local: bool) -> Regions:
     Raises:
         BadRegionError: shared memory is off.
         NotLocalError: the caller is not known to be on this machine.
-
     """
     if regions is None:
         raise BadRegionError(OFF)
@@ -309,29 +311,3 @@ def for_caller(regions: Regions | None, *, is_local: bool) -> Regions:
             "send the data itself"
         )
     return regions
-
-
-def is_loopback(address: str) -> bool:
-    """Whether ``address`` is a loopback IP address."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return (mapped or parsed).is_loopback
-
-
-def asks_for_itself(header: Callable[[str], str | None]) -> bool:
-    """Whether no header says that a request was made for somebody else.
-
-    A proxy may name the client that it forwards for. A web page's requests have an origin, and are
-    the page's, wherever the browser runs.
-
-    Args:
-        header: returns a header's values, joined by commas; None if it is absent.
-
-    """
-    if header("origin") is not None or header("forwarded") is not None:
-        return False
-    forwarded = header("x-forwarded-for")
-    return forwarded is None or all(is_loopback(part.strip()) for part in forwarded.split(","))

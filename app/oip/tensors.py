@@ -24,6 +24,7 @@ DATATYPES = ("BOOL", *INTEGERS, "FP16", "BF16", "FP32", "FP64", "BYTES")
 LENGTH = struct.Struct("<I")  # before each BYTES element
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**31 - 1
+SLICE_BYTES = 2**16
 MICROSECONDS = 1e6
 # Triton's priorities begin at 1, the most urgent; RFC 9218's urgencies go from 0 to 7.
 MAX_URGENCY = 7
@@ -44,7 +45,7 @@ class RegionSlice:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input with unparsed contents: ``raw``, ``values``, or in a ``region``."""
+    """An input with unparsed contents: ``raw``, ``values``, ``packed`` or in a ``region``."""
 
     name: str
     datatype: str
@@ -53,6 +54,7 @@ class Tensor:
     values: Any = ()
     region: RegionSlice | None = None
     is_base64: bool = False  # whether values are base64 texts
+    packed: bytes | None = None  # numbers as protobuf packs them
 
     @property
     def num_elements(self) -> int:
@@ -111,21 +113,52 @@ def uint8_array(tensor: Tensor) -> Bytes:
 
     Raises:
         BadTensorError: their number differs from the shape's, or a value is not in 0..255.
-
     """
     if tensor.raw is not None:
         if len(tensor.raw) != tensor.num_elements:
             raise _miscounted(tensor, f"{len(tensor.raw)} bytes", tensor.num_elements)
         return np.frombuffer(tensor.raw, np.uint8).reshape(tensor.shape)
+    if tensor.packed is not None:
+        return _unpacked(tensor, tensor.packed).reshape(tensor.shape)
     values = _flat(tensor)
-    wrong = f"input {shown(tensor.name)}: UINT8 data are whole numbers from 0 to 255"
     if set(map(type, values)) - {int}:
-        raise BadTensorError(wrong)
+        raise _not_uint8(tensor)
     try:
         flat = bytes(values)
     except (ValueError, OverflowError) as error:
-        raise BadTensorError(wrong) from error
+        raise _not_uint8(tensor) from error
     return np.frombuffer(flat, np.uint8).reshape(tensor.shape)
+
+
+def _unpacked(tensor: Tensor, packed: bytes) -> Bytes:
+    """Return packed UINT8 values: each has one byte, or from 128 a second one that is 1.
+
+    In slices, which stay in the core's cache, and between which other threads run.
+    """
+    count, place = tensor.num_elements, 0
+    miscounted = _miscounted(tensor, f"{len(packed)} bytes of packed values", count)
+    if not count <= len(packed) <= 2 * count:
+        raise miscounted
+    data, values = np.frombuffer(packed, np.uint8), np.empty(count, np.uint8)
+    last: Bytes = np.zeros(1, np.uint8)
+    for start in range(0, len(packed), SLICE_BYTES):
+        part = data[start : start + SLICE_BYTES]
+        before = np.concatenate((last, part[:-1]))
+        is_second, last = before > 0x7F, part[-1:]
+        if (part[is_second] > 1).any():
+            raise _not_uint8(tensor)
+        whole = np.where(is_second, before & 0x7F | part << 7, part)[part <= 0x7F]
+        if place + whole.size > count:
+            raise miscounted
+        values[place : place + whole.size] = whole
+        place += whole.size
+    if place != count or last[0] > 0x7F:
+        raise miscounted
+    return values
+
+
+def _not_uint8(tensor: Tensor) -> BadTensorError:
+    return BadTensorError(f"input {shown(tensor.name)}: UINT8 data are whole numbers from 0 to 255")
 
 
 def bytes_elements(tensor: Tensor) -> list[bytes]:
@@ -334,7 +367,6 @@ def region_slice(where: str, parameters: Mapping[str, Any]) -> RegionSlice | Non
 
     Raises:
         BadTensorError: the parameters are incomplete, or their offset or size is impossible.
-
     """
     name, size = parameters.get(REGION), whole_number(parameters, REGION_SIZE)
     offset = whole_number(parameters, REGION_OFFSET)

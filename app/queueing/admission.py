@@ -3,6 +3,10 @@
 Three limits apply: requests under way, the bytes of bodies that a Gateway holds, and the time of an
 upload. When the places run out, the slowest upload is cancelled. :mod:`app.queueing.overload` sets
 the limit on requests during overload.
+
+Callers share the places. A caller who holds fewer than its share is admitted although they are
+taken; whoever holds more is refused until as many are free again. So twice the limit may be under
+way for a moment.
 """
 
 import asyncio
@@ -12,8 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
+from app.access import ANYONE, Caller
 from app.environment import MIB
 from app.errors import IN_A_SECOND, OverloadedError, SlowBodyError
+from app.queueing.fairness import CallerPlaces, Held
 from app.queueing.overload import ConcurrencyLimit, PlanSwitch
 
 IMAGES_GAIN = 1 / 32  # of the exponentially weighted mean of images per request
@@ -47,32 +53,37 @@ class Admission:
         self._num_answering = 0  # requests whose bodies have arrived
         self._images_per_request = 1.0  # a recent mean: that of a refused request is unknown
         self.uploads = Uploads()
+        self._callers = CallerPlaces()
 
     @property
     def num_under_way(self) -> int:
         return self._num_answering + self.uploads.num
 
-    def begin(self) -> None:
-        """Count a request from now until :meth:`end`, its body included.
+    def begin(self, caller: Caller = ANYONE) -> None:
+        """Count a caller's request from now until :meth:`end`, its body included.
 
         Raises:
-            OverloadedError: the limit is reached, and no slow upload can be cancelled instead.
+            OverloadedError: the limit is reached, no slow upload can be cancelled instead, and the
+                caller holds its share of the places.
         """
+        held = self._callers.of(caller, self._clock())
         if self._switch is not None:
             self._switch.arrived(self._clock(), self._num_answering)
         try:
             if self._limit is not None and self._limit.is_on:
-                self._check_limit(self._limit)
-            self._check_places()
+                self._check_limit(self._limit, caller, held)
+            self._check_places(caller, held)
         except OverloadedError:
             self._note_refusal()
             self._on_refused(self._images_per_request)
             raise
         self._num_answering += 1
+        held.num += 1
 
-    def end(self, *, is_answered: bool) -> None:
+    def end(self, caller: Caller = ANYONE, *, is_answered: bool) -> None:
         """Stop counting a request; the limit learns its rate from answered requests only."""
         self._num_answering -= 1
+        self._callers.give_back(caller)
         if is_answered and self._switch is not None:
             self._switch.answered()
         if is_answered and self._limit is not None and self._limit.crowd:
@@ -84,15 +95,15 @@ class Admission:
         return self._switch is not None and self._switch.is_fast
 
     @contextmanager
-    def admit(self) -> Iterator[None]:
+    def admit(self, caller: Caller = ANYONE) -> Iterator[None]:
         """Count a request during the block; raises as :meth:`begin` does."""
-        self.begin()
+        self.begin(caller)
         is_answered = False
         try:
             yield
             is_answered = True
         finally:
-            self.end(is_answered=is_answered)
+            self.end(caller, is_answered=is_answered)
 
     def arriving(self, within_s: float) -> "Arriving":
         """Return a context manager of the block in which an admitted request's body arrives."""
@@ -128,7 +139,7 @@ class Admission:
             if not self.uploads.cut_slowest():
                 return
 
-    def _check_limit(self, limit: ConcurrencyLimit) -> None:
+    def _check_limit(self, limit: ConcurrencyLimit, caller: Caller, held: Held) -> None:
         """Refuse a request beyond the present limit under overload.
 
         Uploads do not count: no core works on them.
@@ -137,20 +148,37 @@ class Admission:
         if not limit.is_on:
             return
         num, most = self._num_answering, limit.value
-        if num < most:
+        if num < most or self._has_own_place(held, most):
             limit.admitted(self._clock())
             return
         text = f"overload: {num} requests are under way, the limit while more come than it answers"
-        of_all = (min(self._max_requests, most + self.uploads.num),) if self.is_of_all else ()
-        raise OverloadedError(f"{text}; {IN_A_SECOND}", *of_all)
+        most = min(self._max_requests, most + self.uploads.num)
+        raise self._refusal(text, caller, held, most)
 
-    def _check_places(self) -> None:
+    def _check_places(self, caller: Caller, held: Held) -> None:
         # An upload is cancelled only for a request that is then admitted.
-        num_under_way = self._num_answering + len(self.uploads.under_way)
-        if num_under_way >= self._max_requests and not self.uploads.cut_slowest():
-            text = f"{num_under_way} requests are under way, the limit"
-            raise OverloadedError(f"{text}; {IN_A_SECOND}")
+        num, most = self._num_answering + len(self.uploads.under_way), self._max_requests
+        has_place = num < most or self._has_own_place(held, most)
+        if not has_place and not self.uploads.cut_slowest():
+            text = f"{num} requests are under way, the limit"
+            raise self._refusal(text, caller, held, most)
         self._make_room()
+
+    def _has_own_place(self, held: Held, most: int) -> bool:
+        """Whether a caller has less than its share of ``most`` places.
+
+        None has while twice the settings' limit are under way.
+        """
+        own, _ = self._callers.shares_of(held, most)
+        return held.num < own < most and self.num_under_way < 2 * self._max_requests
+
+    def _refusal(self, text: str, caller: Caller, held: Held, most: int) -> OverloadedError:
+        """Return the refusal of a caller, of whom ``most`` is the limit with all others."""
+        own, of_new = self._callers.shares_of(held, most)
+        if own < most:
+            text += f", {held.num} of them from {caller.name}, whose share is {own}"
+        limits = (most, max(own, most - self.num_under_way + held.num), of_new)
+        return OverloadedError(f"{text}; {IN_A_SECOND}", *(limits if self.is_of_all else ()))
 
 
 class Arriving:
@@ -297,6 +325,7 @@ class Share:
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget, self.num_held = budget, 0
+        self.num_announced = 0  # by the request; 0: it did not say
 
     def __enter__(self) -> Self:
         return self
@@ -311,7 +340,7 @@ class Share:
 
     def expect(self, num_bytes: int) -> None:
         """Raise :class:`OverloadedError` if ``num_bytes`` more would not fit now."""
-        budget = self._budget
+        budget, self.num_announced = self._budget, self.num_held + num_bytes
         if budget.num_held + num_bytes > budget.limit:
             raise OverloadedError(
                 f"the bodies of all requests hold {budget.num_held} bytes, of at most "
@@ -384,7 +413,7 @@ class Usage:
             self._num_done += num_images
 
     def copied(self, cpu_ms: float) -> None:
-        """Exclude a shadow's CPU time from the cost per image: copies only use idle cores."""
+        """Exclude a shadow's CPU time from the cost per image: most copies use idle cores."""
         self._copies_ms += cpu_ms
 
     def figures(self) -> dict[str, float]:

@@ -26,11 +26,11 @@ from app.errors import (
     OverloadedError,
     UnhealthyError,
 )
+from app.queueing.fairness import CALLER, LIGHT_S, CoreShare
 from app.queueing.scheduler import (
     SHADOW,
     BatchResult,
     BatchScheduler,
-    CoreShare,
     ExecutedBatch,
     Lane,
     PriorityQueue,
@@ -49,6 +49,9 @@ SHADOW_RUN_S = 5.0  # the time limit of a batch in the shadow lane, after which 
 SHADOW_RUNS = 20  # a shorter limit: this many times the mean time of a batch, but at least 1 s
 LAST_RUN_SHARE = 0.1  # the weight of the last run in the moving average of their times
 LAST_BATCH_SHARE = 0.05  # the weight of the last batch in the moving average of an image's time
+# With as many places one of them is free soon, so batches are whole in any case.
+WHOLE_FROM = 4
+TIGHT_BATCHES = 4  # a time limit of fewer whole batches is tight
 ALONE_S = 1.0  # without an interactive image, after which bulk images count as a backlog too
 
 
@@ -128,13 +131,14 @@ class BatchQueue:
         self.max_batch_size = self._sizes[-1]  # this and max_queued may be changed at any time
         self.max_queued = max_queued
         self._clock = clock
-        self.images: PriorityQueue[Waiting] = PriorityQueue()  # that wait
+        self._tight_at = -math.inf  # when the last image came that allowed less than ``_tight_s``
         self._interactive_at = -math.inf  # when the last interactive image arrived
         self.fastest_s = 0.0  # the shortest time of a batch so far
         self.mean_s = 0.0  # the moving average of the time of a batch
         self.image_s = 0.0  # that of the time of an image in a batch
         self.share = share
         self._scheduler = scheduler or BatchScheduler()
+        self.images = PriorityQueue[Waiting](self._scheduler.callers)  # that wait
         self._scheduler.join(self)
 
     def leave(self) -> list[asyncio.Task[None]]:
@@ -155,7 +159,7 @@ class BatchQueue:
         return max(0.0, self._clock() - min(arrived, default=math.inf))
 
     def report(self) -> QueueReport:
-        return QueueReport(self.images.num_answered, self.oldest_age_s)
+        return QueueReport(len(self.images), self.oldest_age_s)
 
     def submit(
         self,
@@ -177,19 +181,24 @@ class BatchQueue:
             raise DeadlineError(
                 f"timeout of {timeout_s} s: no time is left for this image; {MORE_TIME}"
             )
-        self._check_room(len(images), lane)
         now = self._clock()
-        added = [Waiting(image, call, now, now + timeout_s) for image in images]
+        caller = CALLER.get()
+        share = self._scheduler.callers.asks(caller, now)
+        self._check_room(len(images), lane, share)
+        added = [Waiting(image, call, now, now + timeout_s, share) for image in images]
         if lane == "interactive":
-            self.images.interactive.extend(added)
             self._interactive_at = now
+            # Not without a key, as of light callers: anybody could make all batches small.
+            if caller.has_key and timeout_s < self._tight_s:
+                self._tight_at = now
+            self.images.interactive.add(added)
         else:
-            self.images.extend(added, lane)
+            self.images.lane(lane).add(added)
         self._scheduler.call()
         return added
 
-    def _check_room(self, num_images: int, lane: Lane) -> None:
-        """Raise :class:`OverloadedError` if there is no room.
+    def _check_room(self, num_images: int, lane: Lane, share: CoreShare) -> None:
+        """Raise :class:`OverloadedError` if there is no room, nor any that is the caller's own.
 
         Images of the shadow lane do not take the room of images in other lanes.
         """
@@ -198,18 +207,23 @@ class BatchQueue:
             return
         self.images.forget_the_gone()
         if num_images > places - (num_queued := self._num_queued(lane)):
+            num_own = num_images + sum(entry.share is share for entry in self.images)
+            if num_own <= places * self._scheduler.callers.part_of(share):
+                return
             text = f"{num_queued} images are queued, and {num_images} more exceed the limit of"
             kept = " (the rest is kept for single images)" if places < self.max_queued else ""
             raise OverloadedError(f"{text} {places}{kept}; {IN_A_SECOND}")
 
     def _num_queued(self, lane: Lane) -> int:
-        return len(self.images) if lane == SHADOW else self.images.num_answered
+        return len(self.images.shadow if lane == SHADOW else self.images)
 
     def would_grow(self, num_more: int, within_s: float) -> bool:
         """Whether the next batch would be larger if ``num_more`` images arrived ``within_s``.
 
         False if a waiting image would miss its deadline by then.
         """
+        if self._is_hasty:
+            return False
         if self._size_for(len(self.images) + num_more) <= self._size_for(len(self.images)):
             return False
         ends = self._clock() + within_s + self.fastest_s
@@ -223,10 +237,12 @@ class BatchQueue:
         """
         num = len(self.images.interactive)
         is_one = num >= self.max_batch_size
-        return is_one and (self._backlog is None or num < 2 * self.max_batch_size)
+        if not is_one or (self._backlog is not None and num >= 2 * self.max_batch_size):
+            return False
+        return not self._is_hasty
 
-    def take(self) -> Coroutine[Any, Any, None] | None:
-        """Form a batch of the waiting images, and return its run.
+    def take(self, *, of_shadow: bool = False) -> Coroutine[Any, Any, None] | None:
+        """Form a batch of the waiting images, or of those ``of_shadow``, and return its run.
 
         None if none waits. Also None if the first image of a lane was cancelled: then another queue
         may be next.
@@ -235,12 +251,12 @@ class BatchQueue:
         images = self.images
         if images.forget_the_gone():
             return None
-        num_waiting, num_bulk = images.num_answered, len(images.bulk)
-        if not num_waiting and images.shadow:  # few: clients' images may have to wait for them
-            of_shadow = [images.pop() for _ in range(min(len(images.shadow), self._sizes[0]))]
-            return self._answer_shadow(of_shadow)
-        size = self._size_for(num_waiting)
-        if not (batch := [images.pop() for _ in range(size)]):
+        if of_shadow:  # few: clients' images may have to wait for them
+            num = min(len(images.shadow), self._sizes[0])
+            return self._answer_shadow([images.shadow.popleft() for _ in range(num)])
+        num_waiting, num_bulk = len(images), len(images.bulk)
+        size, image_s = self._size_for(num_waiting), self.image_s
+        if not (batch := [images.pop(image_s) for _ in range(size)]):
             return None
         if self._backlog is not None and num_waiting > size:
             self._backlog.waited(num_waiting - (num_bulk if self._is_beside_interactive() else 0))
@@ -257,12 +273,38 @@ class BatchQueue:
 
     def _size_for(self, num_waiting: int) -> int:
         """Return the largest size that ``num_waiting`` images fill, or their number if none."""
+        if self._is_hasty:
+            share = min(1.0, self._scheduler.num_at_once / WHOLE_FROM)
+            most = max(1, int(share * self.max_batch_size))
+            return self._filled(self._num_hasty or min(num_waiting, most))
         backlog = self._backlog
         if backlog and backlog.usual <= self.max_batch_size < num_waiting:
             num_beside = len(self.images.bulk) if self._is_beside_interactive() else 0
             if backlog.is_due(num_waiting - num_beside):
                 return backlog.size
-        most = min(num_waiting, self.max_batch_size)
+        return self._filled(num_waiting)
+
+    @property
+    def _tight_s(self) -> float:
+        """A time limit that an image would miss behind whole batches and in one."""
+        return TIGHT_BATCHES * self.max_batch_size * self.image_s
+
+    @property
+    def _is_hasty(self) -> bool:
+        """Whether images should not wait for whole batches: of a light caller, or with no time."""
+        callers, now = self._scheduler.callers, self._clock()
+        return now - self._tight_at < LIGHT_S or (callers.are_several and callers.has_light(now))
+
+    @property
+    def _num_hasty(self) -> int:
+        """How many of the images that wait in the next lane should not."""
+        if num := self.images.num_light:
+            return num
+        until = self._clock() + self._tight_s
+        return sum(entry.expires < until for entry in self.images.interactive)
+
+    def _filled(self, num_images: int) -> int:
+        most = min(num_images, self.max_batch_size)
         num_filled = bisect_right(self._sizes, most)
         return self._sizes[num_filled - 1] if num_filled else most
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 from app.errors import IN_A_SECOND, MORE_TIME, DeadlineError, OverloadedError
+from app.queueing.fairness import CALLER, FAR_S, CallerShares, CoreShare
 from app.queueing.scheduler import BULK_EVERY, Lane, PriorityQueue
 from models.errors import TandemError, TooManyPixelsError
 
@@ -46,6 +47,8 @@ class _Job(Generic[R]):
     call: FilesToDecode
     run: Callable[[], R | Heavy[R]]
     future: asyncio.Future[R]
+    share: CoreShare
+    due: float  # for the order among its caller's files
     pixels: int = 0  # of a heavy file
 
     def is_gone(self) -> bool:
@@ -75,9 +78,11 @@ class DecodeQueue(Generic[R]):
         self._clock, self._max_heavy_pixels = clock, max_heavy_pixels
         self._lock = threading.Lock()  # guards the attributes below
         self._max_heavy = self._num_heavy_free = max(1, num_threads - 1)
-        self._light: PriorityQueue[_Job[R]] = PriorityQueue()
+        self._callers = CallerShares()
+        self._light = PriorityQueue[_Job[R]](self._callers)
         self._heavy: deque[_Job[R]] = deque()
         self._since_heavy = 0  # light files taken since the last heavy file
+        self._since_copy = 0  # files taken since the last of the shadow lane
         self._heavy_pixels = 0  # of heavy files that are decoded
 
     @property
@@ -98,9 +103,11 @@ class DecodeQueue(Generic[R]):
             OverloadedError: the file is heavy, and too many pixels wait or are decoded.
             TooManyPixelsError: the request's heavy files alone exceed ``max_heavy_pixels``.
         """
-        job = _Job(call, run, asyncio.get_running_loop().create_future())
+        now, future = self._clock(), asyncio.get_running_loop().create_future()
         with self._lock:
-            self._light.extend([job], call.lane)
+            share = self._callers.asks(CALLER.get(), now)
+            job = _Job(call, run, future, share, min(call.expires, now + FAR_S))
+            self._light.lane(call.lane).add([job])
         self._num_open += 1
         self._call_thread()
         return job.future
@@ -142,17 +149,21 @@ class DecodeQueue(Generic[R]):
     def _next(self) -> _Job[R] | None:
         """Take the next job: every ``BULK_EVERY``-th is heavy, if any wait and may run."""
         may_be_heavy = self._heavy and self._num_heavy_free
-        no_other_waits = not len(self._light) or self._light.is_shadow_only
-        if may_be_heavy and (no_other_waits or self._since_heavy >= BULK_EVERY - 1):
+        if may_be_heavy and (not self._light or self._since_heavy >= BULK_EVERY - 1):
             self._since_heavy = 0
             self._num_heavy_free -= 1
             heavy = self._heavy.popleft()
             self._heavy_pixels += heavy.pixels
             return heavy
-        if not len(self._light):
+        self._since_copy += 1
+        # A copy that has begun may have a turn for which its version's share of compute was spent.
+        if self._light.shadow and (not self._light or self._since_copy >= BULK_EVERY):
+            self._since_copy = 0
+            return self._light.shadow.popleft()
+        if not self._light:
             return None
         self._since_heavy += 1
-        return self._light.pop()
+        return self._light.pop(1.0)
 
     def _queue_heavy(self, job: _Job[R], heavy: Heavy[R]) -> TandemError | None:
         """Queue a job again as heavy; return an error if there is no room for it."""
@@ -169,7 +180,7 @@ class DecodeQueue(Generic[R]):
                 f"{heavy.pixels:,} more exceed the limit of {most:,}; {IN_A_SECOND}"
             )
         job.call.heavy_pixels += heavy.pixels
-        self._heavy.append(_Job(job.call, heavy.run, job.future, heavy.pixels))
+        self._heavy.append(_Job(job.call, heavy.run, job.future, job.share, job.due, heavy.pixels))
         return None
 
     def _had_turn(self, turn: asyncio.Future[_Ended[R] | None]) -> None:

@@ -1,4 +1,4 @@
-"""Schedules the batches of several queues on the same cores, by lane, age and share.
+"""Schedules the batches of several queues on the same cores, by lane, share and deadline.
 
 Members in a process share its cores by taking turns. With cores of its own for each member, those
 of the faster member would be idle while images wait for the slower one.
@@ -11,20 +11,28 @@ it at once, without waiting for the event loop.
 
 Each queue has three lanes. A form of 64 files must not delay a single photo, so interactive images
 go first. Every ``BULK_EVERY``-th turn is for bulk images if any wait, so that they do not starve.
-No client waits for images of the shadow lane: they only get a turn while no others wait.
+Images of the shadow lane, which no client waits for, get a turn while no others wait, or when they
+are due (``copy_is_due``): :class:`app.traffic.graph.ShadowLane` decides that.
 
-Model sets may have weighted shares of the cores, by start-time fair queueing (Goyal, Vin and Cheng,
-1996). Each set has a virtual time, which a batch advances by its seconds divided by the set's
-weight. The set with the lowest virtual time runs the next batch. A set that was idle starts at the
-present virtual time, so that it gets no credit for being idle.
+Model sets have weighted shares of the cores, and callers of each lane
+(:mod:`app.queueing.fairness`).
 """
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import chain
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol
 
+from app.queueing.fairness import (
+    FAR_S,
+    CallerShares,
+    CoreShare,
+    FairLane,
+    T,
+    VirtualClock,
+)
 from models.ensemble import Probabilities
 from models.network import Pixels
 
@@ -34,111 +42,90 @@ MAX_HOLD_S = 0.05  # how long a batch waits; one core decodes eight photos in ha
 LOOP_IMAGES_PER_S = 250
 
 
-class CoreShare:
-    """The weight and virtual time of a model set, which all its queues share."""
-
-    def __init__(self, weight: float = 1.0) -> None:
-        self.weight = weight
-        self.ends = 0.0  # when the set's last batch ends, in virtual seconds
+NUM_PAUSES, MOST_PAUSES = 64, 0.8  # how many pauses are kept; the share that is most of them
 
 
-class VirtualClock:
-    """Computes when a batch of each share would begin, in virtual seconds of one scheduler."""
+class Pauses:
+    """The times that clients leave the machine idle: two of its places, or all if it has fewer."""
 
     def __init__(self) -> None:
-        self._now = 0.0  # when the last batch began
-        self._latest_end = 0.0  # the latest end of any batch
+        self._began: float | None = -math.inf  # of the present pause
+        self._lasted_s: deque[float] = deque(maxlen=NUM_PAUSES)
 
-    def begins(self, share: CoreShare | None) -> float:
-        """Return when the next batch of a share would begin; 0 without a share."""
-        return 0.0 if share is None else max(self._now, share.ends)
+    def note(self, now: float, *, is_busy: bool) -> None:
+        """Take note whether clients keep the machine busy from now on."""
+        if is_busy and self._began is not None:
+            self._lasted_s.append(now - self._began)
+            self._began = None
+        elif not is_busy and self._began is None:
+            self._began = now
 
-    def taken(self, share: CoreShare | None, seconds: float) -> None:
-        """Charge a share for a batch that takes about ``seconds``."""
-        if share is not None:
-            self._now = max(self._now, share.ends)
-            self.charged(share, seconds)
+    def has_room_for(self, seconds: float, now: float) -> bool:
+        """Whether a pause has lasted so long, and will probably last as long again.
 
-    def charged(self, share: CoreShare, seconds: float) -> None:
-        """Charge a share for time beyond its turns."""
-        share.ends = max(self._now, share.ends) + seconds / share.weight
-        self._latest_end = max(self._latest_end, share.ends)
-
-    def idle(self) -> None:
-        """End a busy period, so that no share's use in it counts later."""
-        self._now = self._latest_end
+        It will if most earlier pauses did that lasted as long as the present one has.
+        """
+        idle_s = 0.0 if self._began is None else now - self._began
+        if idle_s < seconds:
+            return False
+        longer = [lasted_s for lasted_s in self._lasted_s if lasted_s > idle_s]
+        num_enough = sum(lasted_s > idle_s + seconds for lasted_s in longer)
+        return num_enough >= MOST_PAUSES * len(longer)
 
 
 Lane = Literal["interactive", "bulk", "shadow"]
 
 
-class Entry(Protocol):
-    """An entry of a lane."""
-
-    def is_gone(self) -> bool:
-        """Whether nobody waits for the entry any more."""
-
-
-T = TypeVar("T", bound=Entry)
-
-
 class PriorityQueue(Generic[T]):
-    """A queue for each lane, in order of arrival; callers may read the lanes, not change them."""
+    """A queue for each lane, in which callers have turns; others may read the lanes alone."""
 
-    def __init__(self) -> None:
-        self.interactive: deque[T] = deque()
-        self.bulk: deque[T] = deque()
-        self.shadow: deque[T] = deque()
+    def __init__(self, shares: CallerShares | None = None) -> None:
+        self._shares = shares = shares or CallerShares()
+        self.interactive = FairLane[T](shares)
+        self.bulk = FairLane[T](shares)
+        self.shadow = FairLane[T](CallerShares())
         self._turns = LaneTurns()
 
-    def lane(self, name: Lane) -> deque[T]:
+    def lane(self, name: Lane) -> FairLane[T]:
         if name == "interactive":
             return self.interactive
         return self.bulk if name == "bulk" else self.shadow
 
     def __len__(self) -> int:
-        """How many entries compete for the next turns; the shadow lane's only if no others wait."""
-        return len(self.interactive) + len(self.bulk) or len(self.shadow)
-
-    @property
-    def num_answered(self) -> int:
         """How many entries wait outside of the shadow lane."""
         return len(self.interactive) + len(self.bulk)
+
+    @property
+    def num_light(self) -> int:
+        """How many entries of light callers wait in the lane that is next."""
+        return self.interactive.num_light or self.bulk.num_light
 
     @property
     def answered(self) -> Iterator[T]:
         """The entries outside of the shadow lane."""
         return chain(self.interactive, self.bulk)
 
-    @property
-    def is_shadow_only(self) -> bool:
-        """Whether entries wait in the shadow lane and in no other."""
-        return bool(self.shadow) and not self.interactive and not self.bulk
-
     def __iter__(self) -> Iterator[T]:
         return chain(self.interactive, self.bulk, self.shadow)
 
-    def extend(self, entries: Iterable[T], lane: Lane) -> None:
-        self.lane(lane).extend(entries)
-
-    def pop(self) -> T:
-        if not self.interactive and not self.bulk:
-            return self.shadow.popleft()
+    def pop(self, cost_s: float = 0.0) -> T:
+        """Take the next entry outside of the shadow lane; its caller is charged ``cost_s``."""
         lane = self._turns.next(interactive=bool(self.interactive), bulk=bool(self.bulk))
         self._turns.taken(lane)
-        return (self.bulk if lane == "bulk" else self.interactive).popleft()
+        entries = self.bulk if lane == "bulk" else self.interactive
+        return entries.take(cost_s) if self._shares.are_several else entries.popleft()
 
     def forget_the_gone(self) -> bool:
-        """Remove the entries whose callers have gone; return whether one was first in its lane."""
+        """Remove the entries whose callers have gone; return whether one was next in its lane."""
         lanes = (self.interactive, self.bulk, self.shadow)
-        is_first_gone = False
+        is_next_gone = False
         for entries in lanes:
             if entries and any(entry.is_gone() for entry in entries):
-                is_first_gone = is_first_gone or entries[0].is_gone()
+                is_next_gone = is_next_gone or entries.next.is_gone()
                 left = [entry for entry in entries if not entry.is_gone()]
                 entries.clear()
                 entries.extend(left)
-        return is_first_gone
+        return is_next_gone
 
 
 class ExecutedBatch:
@@ -182,10 +169,24 @@ class Waiting:
     ``call`` is notified once of its result or error, unless it has left the queue before.
     """
 
-    __slots__ = ("arrived", "call", "error", "expires", "image", "is_over", "result")
+    __slots__ = (
+        "arrived",
+        "call",
+        "due",
+        "error",
+        "expires",
+        "image",
+        "is_over",
+        "result",
+        "share",
+    )
 
-    def __init__(self, image: Pixels, call: QueueCall, arrived: float, expires: float) -> None:
+    def __init__(
+        self, image: Pixels, call: QueueCall, arrived: float, expires: float, share: CoreShare
+    ) -> None:
         self.image, self.call, self.arrived, self.expires = image, call, arrived, expires
+        self.share = share  # its caller's
+        self.due = expires if expires < arrived + FAR_S else arrived + FAR_S
         self.is_over = False  # answered, failed, or its caller has gone
         self.result: BatchResult | None = None
         self.error: BaseException | None = None
@@ -214,8 +215,8 @@ class Queue(Protocol):
     max_batch_size: int
     images: PriorityQueue[Waiting]  # that wait
 
-    def take(self) -> Coroutine[Any, Any, None] | None:
-        """Form the next batch and return its run, not yet started.
+    def take(self, *, of_shadow: bool) -> Coroutine[Any, Any, None] | None:
+        """Form the next batch, or one of the shadow lane, and return its run, not yet started.
 
         None if the next image was cancelled; call again.
         """
@@ -244,11 +245,11 @@ class ImageSource(Protocol):
 
 
 class BatchScheduler:
-    """Gives each free place to the queue whose image is next: by lane, by share, then by age.
+    """Gives each free place to the queue whose image is next: by lane, share, caller and deadline.
 
     Lanes have their turns across all queues, so that a form for one member does not delay a photo
-    for another. The shadow lane has a turn only while no others wait in any queue. Within a lane,
-    queues with a share take turns by their virtual times first.
+    for another. The shadow lane has a turn while no others wait in any queue, or before them if
+    ``copy_is_due``. Within a lane, queues with a share take turns by their virtual times first.
 
     ``num_at_once`` batches run at a time, each on ``threads_each`` cores. ``num_ahead`` may be
     formed while all places are busy, and must be run in the order in which they were formed.
@@ -256,13 +257,16 @@ class BatchScheduler:
 
     def __init__(self, num_at_once: int = 1, threads_each: int = 1, num_ahead: int = 0) -> None:
         self.num_ahead = num_ahead
-        self._num_at_once, self._threads_each = num_at_once, threads_each
+        self.num_at_once, self._threads_each = num_at_once, threads_each
         self._queues: list[Queue] = []
         self._turns, self._virtual = LaneTurns(), VirtualClock()
+        self.callers = CallerShares()  # of all queues
         self._source: ImageSource | None = None
         self._running: dict[asyncio.Task[None], Queue] = {}
         # One batch of the shadow at a time: a network that hangs must not take all places.
         self._of_shadow: asyncio.Task[None] | None = None
+        self.copy_is_due = self._was_copy = False  # the latter: of the batch that began last
+        self.pauses = Pauses()
         self._is_called = False
         # The queue whose batch would grow. The timer ends its wait, whatever other queues run;
         # from then on no queue waits until that one has been taken.
@@ -299,7 +303,7 @@ class BatchScheduler:
         It has none while images wait that fill a batch on each core, nor for networks so fast that
         decoding would take half of the loop's time.
         """
-        num_cores = self._num_at_once * self._threads_each
+        num_cores = self.num_at_once * self._threads_each
         num_waiting, image_s = 0, 0.0
         for queue in self._queues:
             num = len(queue.images.interactive) + len(queue.images.bulk)
@@ -311,7 +315,7 @@ class BatchScheduler:
                 image_s += queue.image_s
         if not num_waiting and not self._running:
             return True
-        return not image_s or self._num_at_once / image_s <= LOOP_IMAGES_PER_S
+        return not image_s or self.num_at_once / image_s <= LOOP_IMAGES_PER_S
 
     def call(self) -> None:
         """Request turns because images wait; they are given at the end of this turn of the loop.
@@ -326,7 +330,7 @@ class BatchScheduler:
         self._is_called = False
         while turn := self._next():
             lane, queue = turn
-            if (run := queue.take()) is None:
+            if (run := queue.take(of_shadow=lane == SHADOW)) is None:
                 continue
             task = asyncio.get_running_loop().create_task(run)
             if lane == SHADOW:
@@ -336,17 +340,26 @@ class BatchScheduler:
                 self._virtual.taken(queue.share, queue.mean_s)
             if queue is self._held:
                 self._end_hold()
+            self._was_copy = lane == SHADOW
             self._running[task] = queue
             task.add_done_callback(self._ended)
+        num_of_clients = len(self._running) - (self._of_shadow is not None)
+        is_busy = num_of_clients > max(0, self.num_at_once - 2) or bool(self._with_images())
+        self.pauses.note(asyncio.get_running_loop().time(), is_busy=is_busy)
 
     def _next(self) -> tuple[Lane, Queue] | None:
         """Return the lane and queue of the next batch; None if no place is free."""
-        num_over = len(self._running) - self._num_at_once
+        num_over = len(self._running) - self.num_at_once
         if num_over >= self.num_ahead and num_over >= 0:
             return None
         waiting = self._with_images()
         if num_over < 0:
-            return self._first(self._ready(waiting)) or self._first_shadow(waiting)
+            # A copy of a form is up to eight images: clients wait for one of them at a time.
+            is_due = self.copy_is_due and not (self._was_copy and waiting)
+            if is_due and (turn := self._first_shadow()):
+                return turn
+            turn = self._first(self._ready(waiting))
+            return turn if turn or waiting else self._first_shadow()
         # Only the queue that is next may form a batch ahead; otherwise one could delay all others.
         turn = self._first(waiting)
         return turn if turn and turn[1].has_whole_batch else None
@@ -368,13 +381,15 @@ class BatchScheduler:
             return lane, interactive[0]
         return lane, min(interactive, key=lambda each: self._order(each, each.images.interactive))
 
-    def _order(self, queue: Queue, images: Sequence[Waiting]) -> tuple[float, float]:
-        """Return the key by which queues take turns: the share's virtual time, then age."""
-        return self._virtual.begins(queue.share), images[0].arrived
+    def _order(self, queue: Queue, images: FairLane[Waiting]) -> tuple[float, ...]:
+        """Return the key by which queues take turns: virtual times of set and caller, deadline."""
+        if not self.callers.are_several:
+            return self._virtual.begins(queue.share), images[0].due
+        return self._virtual.begins(queue.share), *images.order
 
-    def _first_shadow(self, waiting: list[Queue]) -> tuple[Lane, Queue] | None:
-        """Return the queue of the oldest image in the shadow lane, if no other lane has images."""
-        if self._of_shadow is not None or waiting:
+    def _first_shadow(self) -> tuple[Lane, Queue] | None:
+        """Return the queue of the oldest image in the shadow lane, unless one of them runs."""
+        if self._of_shadow is not None:
             return None
         of_shadow = [queue for queue in self._queues if queue.images.shadow]
         if not of_shadow:
@@ -407,9 +422,9 @@ class BatchScheduler:
         """Return how many images are being decoded; 0 if a core would be idle until they are."""
         if self._source is None or self._is_hold_over:
             return 0
-        num_running = min(len(self._running), self._num_at_once)
+        num_running = min(len(self._running), self.num_at_once)
         num_busy = num_running * self._threads_each + self._source.num_busy
-        num_cores = self._num_at_once * self._threads_each
+        num_cores = self.num_at_once * self._threads_each
         return self._source.num_coming if num_busy >= num_cores else 0
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -420,6 +435,8 @@ class BatchScheduler:
         self._give_turns()
         if not self._running and not self._with_images():
             self._virtual.idle()
+            if self.callers.are_several:
+                self.callers.clock.idle()
 
 
 LANES: tuple[Lane, ...] = ("interactive", "bulk")  # of images that clients wait for

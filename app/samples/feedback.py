@@ -9,7 +9,7 @@ import hashlib
 import logging
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -66,6 +66,7 @@ class Judgement(NamedTuple):
     """Whether an answer was right by its feedback; ``is_new`` is False for repeated feedback."""
 
     answer: GivenAnswer
+    label: str
     is_right: bool
     is_new: bool
 
@@ -88,15 +89,14 @@ class Feedback(HubHandle):
             self._sending = untraced_task(self._send_soon())
 
     async def judge(
-        self, request_id: str, label: str, image: int | None, sets: Collection[str]
+        self, request_id: str, label: str, image: int | None, sets: Mapping[str, str]
     ) -> Judgement:
         """Report the right label of an image; see :meth:`FeedbackBook.judge`.
 
         Raises:
             TandemError: what that method raises, or the book's replica does not answer.
-
         """
-        asked = request_id, label, image, list(sets)
+        asked = request_id, label, image, sets
         async with self.in_time(ANSWERS_WITHIN_S):
             await self._send_now()
             try:
@@ -197,13 +197,13 @@ class FeedbackBook:
             self._num_answers -= len(oldest.images)
 
     def judge(
-        self, request_id: str, label: str, image: int | None, sets: Collection[str]
+        self, request_id: str, label: str, image: int | None, sets: Mapping[str, str]
     ) -> Judgement:
         """Record the right ``label`` of a request's image.
 
-        ``image`` is its place in the request, from 0. ``sets`` are the model sets that have the
-        label, and the versions as NAME@VERSION, whose labels may differ. Repeated feedback changes
-        nothing.
+        ``image`` is its place in the request, from 0. ``sets`` has the label that is meant in each
+        model set, and in versions as NAME@VERSION, whose labels may differ. Repeated feedback
+        changes nothing.
 
         Raises:
             UnknownRequestError: the request is not remembered.
@@ -211,7 +211,6 @@ class FeedbackBook:
                 or its set lacks the label.
             FeedbackExistsError: the image has another label already, or several requests with
                 different answers had this id.
-
         """
         if (request := self._requests.get(_key(request_id))) is None:
             raise UnknownRequestError(
@@ -227,11 +226,13 @@ class FeedbackBook:
         place = _place(image, len(request.images))
         if (answer := request.images[place]) is None:
             raise BadParameterError(f"image {place} of this request was answered with an error")
-        if {answer.version[0], "@".join(answer.version)}.isdisjoint(sets):
+        meant = sets.get("@".join(answer.version), sets.get(answer.version[0]))
+        if meant is None:
             raise BadParameterError(
-                f"{label[:MAX_SHOWN]!r} is no label of {answer.version[0]}; GET /v1/models lists "
-                "its labels"
+                f"{label[:MAX_SHOWN]!r} is no label of {answer.version[0]}, and no id or number of "
+                "its classes; GET /v1/models lists its labels"
             )
+        label = meant
         before = request.labels.get(place)
         if before not in (None, label):
             raise FeedbackExistsError(
@@ -241,7 +242,7 @@ class FeedbackBook:
         if before is None:
             request.labels[place] = label
             self._counts.setdefault(answer.version, Counter())[is_right] += 1
-        return Judgement(answer, is_right, is_new=before is None)
+        return Judgement(answer, label, is_right, is_new=before is None)
 
     def figures(self) -> FeedbackFigures:
         """Return the accuracy of each version that has feedback, and the book's size."""

@@ -24,7 +24,7 @@ from app.queueing.overload import CircuitBreaker
 from app.settings import RecordSettings
 from app.telemetry.metric_table import SAMPLES
 from app.telemetry.metrics import meter
-from models.files import write_whole
+from models.files import make_folder, write_whole
 from models.image_formats import name_format
 from models.machine import installed_version, pip_install
 from models.stores import CLIENTS, EXTRAS, is_url, said, smart_open_file
@@ -166,7 +166,6 @@ class Sampler:
             self._changed.notify()
 
     def _write_all(self) -> None:
-        """Write queued samples, for as long as the process lives."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
@@ -186,8 +185,7 @@ class Sampler:
                 logger.error(
                     "cannot write samples (%s: %s); requests are answered without, and writing is "
                     "retried from time to time",
-                    type(error).__name__,
-                    error,
+                    *(type(error).__name__, error),
                 )
             return "failed"
         if self._breaker.succeeded():
@@ -226,11 +224,8 @@ class SampleFolder:
     def write(self, sample: Sample) -> bool:
         """Write a sample, and remove the oldest ones to make room for it.
 
-        Return False if it is larger than the limit.
-
-        Raises:
-            OSError: the folder cannot be written, or the disk is full.
-
+        Return False if it is larger than the limit. Raises :class:`OSError` if the folder cannot be
+        written, or the disk is full.
         """
         if sample.num_bytes > self._max_bytes:
             return False
@@ -244,7 +239,7 @@ class SampleFolder:
 
     def _make_room(self, room: int) -> int:
         """Remove the oldest samples until ``room`` bytes are free; return ``room``."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private photos
+        make_folder(self._folder, mode=0o700)  # private photos
         sizes: dict[str, int] = {}
         files: dict[str, list[Path]] = {}
         for path in self._folder.iterdir():

@@ -14,12 +14,14 @@ from fastapi import FastAPI
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
+from app.answers import cpu_ms
 from app.environment import MIB
 from app.errors import MAX_SHOWN, BadParameterError, UnknownModelError
 from app.graph.availability import Graph
 from app.graph.cache import with_cache
 from app.graph.request import ClassifyRequest, RequestAnswers, RowStore
 from app.graph.service import EnsembleService
+from app.graph.set_checks import refused_by_gate
 from app.grpc.call import Message
 from app.grpc.interface import GrpcInterface, HealthInterface, Incoming
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
@@ -42,15 +44,16 @@ from app.traffic.control import (
     check_fits,
     class_places,
     first_split,
-    refused_by_gate,
     served_versions,
     version_name,
 )
-from app.traffic.graph import TrafficGraph
-from app.traffic.plan import Plan, cpu_ms
+from app.traffic.graph import ShadowLane, TrafficGraph
+from app.traffic.plan import Plan
 from models.errors import ModelSetError
+from models.model_set import ModelSet
 from models.stores import split_version
 
+FREED_WITHIN_S = 10.0  # how long a load waits for the memory of versions that are unloaded
 logger = logging.getLogger("ray.serve")
 
 
@@ -149,10 +152,12 @@ class Versions:
         """
         self._settings, self._stages = settings, stages
         self._built: dict[str, SetStages] = {}
+        self._sets: dict[str, ModelSet] = {}  # of unloaded versions too: copies are compared later
         self._cached = RowStore(settings.cache_mib * MIB)  # all versions' answers
         self._refused: dict[str, str | None] = {}
         self._loading = asyncio.Lock()
         self._loads: dict[tuple[str, bool], asyncio.Task[None]] = {}
+        self._unloads: set[asyncio.Task[None]] = set()
         sets = served_versions(settings)
         graphs = {}
         for own, model_set in zip(settings.of_each_version(), sets, strict=True):
@@ -163,8 +168,9 @@ class Versions:
             graphs,
             Plan.first(first_split(settings, sets)),
             settings.compare_ratio,
-            lambda name: self._built[name].model_set.answer_rule,
-            cache(lambda *pair: class_places(*(self._built[name].model_set for name in pair))),
+            lambda name: self._sets[name].answer_rule,
+            cache(lambda *pair: class_places(*(self._sets[name] for name in pair))),
+            ShadowLane(stages.scheduler, settings.copy_share),
         )
 
     @property
@@ -173,20 +179,20 @@ class Versions:
         return self._built[self.graph.plan.split.main]
 
     def describe_to(self, service: EnsembleService) -> None:
-        """Let a service describe itself as the main version, and know every version's labels.
+        """Let a service describe itself as the main version, and know every version's set.
 
         It leaves out the CPU time of copies.
         """
-        service.version_labels = lambda: {
-            name: built.model_set.labels for name, built in self._built.items()
+        service.version_sets = lambda: {
+            name: built.model_set for name, built in self._built.items()
         }
         self.graph.on_main = lambda: service.describes(self.main.model_set)
-        threads = self._stages.threads_each
+        threads = service.threads_each = self._stages.threads_each
         self.graph.on_copy = lambda copy: service.usage.copied(cpu_ms(copy, threads))
 
     def control(self, traffic: StageHandle) -> TrafficControl:
         """Return the control of the traffic; ``traffic`` is the handle of its deployment."""
-        return TrafficControl(traffic, self.graph, self._refused, self.load)
+        return TrafficControl(traffic, self.graph, self._refused, self.load, self.unload)
 
     async def load(self, name: str, is_to_answer: bool = False) -> None:
         """Build a version from the set's folder or store, on a thread of its own.
@@ -196,6 +202,7 @@ class Versions:
         Raises:
             UnknownModelError: no version has that name.
             BadParameterError: the version ``is_to_answer``, and the accuracy gate refuses it.
+            NoMemoryError: too little memory is free for its networks.
             TandemError: the version cannot be built, or does not fit the others.
         """
         key = name, is_to_answer
@@ -206,6 +213,19 @@ class Versions:
         await asyncio.shield(task)
         if is_to_answer and (reason := self._refused.get(name)) is not None:
             raise BadParameterError(f"{name} must not answer clients: {reason}")
+
+    def unload(self, name: str) -> None:
+        """Free a version that is in no plan, in the background: once no request uses it."""
+        graph, built = self.graph.versions.pop(name), self._built.pop(name)
+        del self._refused[name]
+        task = untraced_task(self._free(name, graph, built))
+        self._unloads.add(task)
+        task.add_done_callback(self._unloads.discard)
+
+    async def _free(self, name: str, graph: Graph, built: SetStages) -> None:
+        await self.graph.unused(graph)
+        await self._stages.remove(built)
+        logger.info("%s: unloaded, none of the last plans names it", name)
 
     def _load_ended(self, key: tuple[str, bool], task: asyncio.Task[None]) -> None:
         del self._loads[key]
@@ -225,6 +245,8 @@ class Versions:
                 )
             own = self._settings.model_copy(update={"model_set": f"{folder}@{version}"})
             try:
+                if self._unloads:  # their memory is free only then
+                    await asyncio.wait(self._unloads, timeout=FREED_WITHIN_S)
                 build = partial(self._build, own, name, is_to_answer=is_to_answer)
                 built = await on_own_thread("load", build)
             except ModelSetError as error:
@@ -241,13 +263,14 @@ class Versions:
             raise UnknownModelError(f"{name} is served as {is_now}: use that name")
         if is_to_answer and (reason := refused_by_gate(model_set, own)) is not None:
             raise BadParameterError(f"{name} must not answer clients: {reason}")
+        self._stages.check_memory(own.served_precision, model_set)
         return self._stages.build(own, model_set, is_apart=True)
 
     def _join(self, own: Settings, built: SetStages) -> Graph:
         """Add a version's stages to those of this process, and return its graph."""
         self._stages.join(built)
         name = version_name(built.model_set, own.served_precision)
-        self._built[name] = built
+        self._built[name], self._sets[name] = built, built.model_set
         self._refused[name] = refused_by_gate(built.model_set, own)
         return with_cache(built.ensemble, own, built.model_set, self._cached)
 

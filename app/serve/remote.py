@@ -19,9 +19,12 @@ from ray.serve.handle import DeploymentHandle
 from app.answers import Combined, Decoded, MemberAnswer
 from app.errors import UPDATING, HeavyFileError, OtherSetError
 from app.graph.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
+from app.queueing.fairness import CALLER
 from app.queueing.scheduler import Lane
 from app.serve.channels import ChannelPool, known_replicas
 from app.serve.shared_calls import (
+    CLASSIFIED,
+    DECODED,
     SIZES,
     CallBatcher,
     MessageError,
@@ -31,8 +34,6 @@ from app.serve.shared_calls import (
     calls_at_once,
     check,
     pack_call,
-    read_classified,
-    read_decoded,
 )
 from app.telemetry.spans import current_ids, untraced
 from models.ensemble import Probabilities
@@ -125,19 +126,24 @@ class SharedCalls(Generic[A]):
         return self._handle.options(method_name=self._name)
 
 
+def _caller() -> tuple[str, float, bool]:
+    caller = CALLER.get()
+    return caller.name, caller.share, caller.has_key
+
+
 class RemoteDecoder:
     """The Decoder deployment; a decoded image has ``image_bytes`` bytes."""
 
     def __init__(
         self, handle: StageHandle, image_bytes: int = 0, channels: ChannelPool | None = None
     ) -> None:
-        self._calls = SharedCalls(handle, "decode_many", read_decoded, channels=channels)
+        self._calls = SharedCalls(handle, "decode_many", DECODED.read, channels=channels)
         self._image_bytes = image_bytes
 
     async def decode(self, files: list[bytes], left_s: float, lane: Lane) -> Decoded:
         """Decode files; see :meth:`app.stages.decoder.Decoder.decode`."""
         num_bytes = max(sum(map(len, files)), len(files) * self._image_bytes)
-        question = Question(files, None, left_s, current_ids())
+        question = Question(files, None, left_s, current_ids(), _caller())
         return await self._calls.ask(question, len(files), num_bytes, lane)
 
 
@@ -147,11 +153,11 @@ class RemoteMember:
     def __init__(
         self, handle: StageHandle, sizes: Sequence[int] = SIZES, channels: ChannelPool | None = None
     ) -> None:
-        self._calls = SharedCalls(handle, "classify_many", read_classified, sizes, channels)
+        self._calls = SharedCalls(handle, "classify_many", CLASSIFIED.read, sizes, channels)
 
     async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
         """Run a member; see :meth:`app.stages.classifier.Classifier.classify`."""
-        question = Question((), images, left_s, current_ids())
+        question = Question((), images, left_s, current_ids(), _caller())
         return await self._calls.ask(question, len(images), images.nbytes, lane)
 
 

@@ -1,6 +1,6 @@
 """Replicas as Serve runs them: a process's set-up, the stages' deployments, and hubs.
 
-The set-up also changes the gRPC servers that Serve makes: address, read-ahead and reflection v1.
+The set-up also changes the gRPC servers that Serve makes: address, read-ahead and reflection.
 Unread bytes should stay with the client, and messages have a size limit. By default grpcio lets a
 client send 4 MB ahead on a fast connection, since it estimates the bandwidth-delay product (BDP).
 Without the estimate it is 64 KiB, HTTP/2's own window. A message that is being received is let in
@@ -14,24 +14,27 @@ import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import ray
 from ray import serve
 
+from app.access import Caller
 from app.answers import Decoded, MemberAnswer
-from app.environment import write_to_stderr_as_to_files
+from app.environment import mark_own_lines, write_to_stderr_as_to_files
 from app.errors import UPDATING, OtherSetError
 from app.grpc.receiver import max_message_bytes
 from app.queueing.admission import Usage
+from app.queueing.fairness import CALLER
 from app.serve.channels import IS_THERE, ChannelServer, address_of
 from app.serve.ray_compatibility import GRPC_OPTIONS, LOOPBACK, REFLECTION, check_ray
 from app.serve.shared_calls import (
+    CLASSIFIED,
+    DECODED,
     MessageError,
     Question,
     SharedCall,
-    pack_classified,
-    pack_decoded,
     read_call,
 )
 from app.settings import Settings
@@ -54,13 +57,15 @@ MAX_RECEIVE = "grpc.max_receive_message_length"
 
 def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
     """Set up a replica's process: log, loopback, tracing and metrics."""
+    mark_own_lines()
     write_to_stderr_as_to_files()
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     keep_to_loopback()
     if is_ingress:
+        drop_trailers()
         limit_unread(max_message_bytes(settings.max_body_bytes))
     pipeline.start(settings, is_ingress=is_ingress)
-    start_metrics()
+    start_metrics(has_key_names=settings.key_names_in_metrics)
 
 
 class StageReplica:
@@ -124,7 +129,7 @@ async def decode_many(decoder: Decoder, message: bytes) -> bytes:
         files, left_s = list(question.files), question.left_s
         return await decoder.decode(files, left_s, call.lane, takes_heavy=call.is_alone)
 
-    return pack_decoded(await _each(call, decode), decoder.calls_at_once)
+    return DECODED.pack(await _each(call, decode), decoder.calls_at_once)
 
 
 async def classify_many(member: Classifier, message: bytes) -> bytes:
@@ -136,7 +141,7 @@ async def classify_many(member: Classifier, message: bytes) -> bytes:
             raise OtherSetError(f"a member was sent files; {UPDATING}")
         return await member.classify(question.images, question.left_s, call.lane)
 
-    return pack_classified(await _each(call, classify), member.calls_at_once)
+    return CLASSIFIED.pack(await _each(call, classify), member.calls_at_once)
 
 
 def _call_of(message: bytes) -> SharedCall:
@@ -152,7 +157,9 @@ async def _each(
     """Return each part's answer or error; cancelling the call cancels all parts."""
 
     async def part(question: Question) -> A:
-        continue_below(question.span)  # in the part's own context
+        continue_below(question.span)  # in the part's own context, as the next line
+        name, share, has_key = question.caller
+        CALLER.set(Caller(name, share, has_key=has_key))
         return await answer(question)
 
     answers = await asyncio.gather(*map(part, call.questions), return_exceptions=True)
@@ -205,31 +212,56 @@ def prepare_proxy() -> list[Any]:
 
     Serve also calls it in replicas of the ingress (``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``).
     """
+    drop_trailers()
     limit_unread()
     keep_to_loopback()
-    answer_reflection_v1()
+    limit_reflection()
     return []
 
 
-def answer_reflection_v1() -> None:
-    """Let gRPC servers made from now on answer reflection v1 in addition to v1alpha."""
+def drop_trailers() -> None:
+    """Let uvicorn's servers of this process keep trailers of a chunked body out of the headers.
+
+    Its faster protocol adds both to one list, and often before the application reads it. So a
+    trailer would pass what HAProxy removes of headers. The other protocol (h11) drops trailers. An
+    uvicorn without these names ends the replica's start.
+    """
+    if find_spec("httptools") is None:
+        return
+    from uvicorn.protocols.http import httptools_impl
+
+    protocols: Any = httptools_impl.HttpToolsProtocol
+
+    complete = protocols.on_headers_complete
+    if hasattr(complete, "__wrapped__"):
+        return
+
+    @wraps(complete)
+    def complete_with_own_list(protocol: Any) -> None:
+        protocol.scope["headers"] = protocol.headers.copy()
+        complete(protocol)
+
+    protocols.on_headers_complete = complete_with_own_list
+
+
+def limit_reflection() -> None:
+    """Let gRPC servers made from now on answer both versions of reflection, with our limits."""
     if not REFLECTION.fits():
         return
     from ray.serve._private import grpc_util
 
-    from app.grpc.interface import add_reflection_v1  # Ray 2.59 does not install grpcio's own
+    from app.grpc.interface import add_reflection  # Ray 2.59 does not install grpcio's own
 
     enable = grpc_util.enable_server_reflection
     if hasattr(enable, "__wrapped__"):
         return
 
     @wraps(enable)
-    def enable_both(server: Any) -> None:
+    def enable_ours(server: Any) -> None:
         names = grpc_util.get_service_names(server.generic_rpc_handlers)
-        add_reflection_v1(server, {name for name in names if not name.startswith("ray.serve.")})
-        enable(server)
+        add_reflection(server, {name for name in names if not name.startswith("ray.serve.")})
 
-    grpc_util.enable_server_reflection = enable_both
+    grpc_util.enable_server_reflection = enable_ours
 
 
 def limit_unread(max_message_bytes: int | None = None) -> None:
@@ -271,15 +303,16 @@ def keep_to_loopback() -> None:
         # The class that grpc.aio.server() returns, and the base class of Serve's own.
         from grpc.aio._server import Server
 
-        if not hasattr(Server.add_insecure_port, "__wrapped__"):
-            Server.add_insecure_port = _on_loopback(Server.add_insecure_port)
+        for name in ("add_insecure_port", "add_secure_port"):  # the second with RAY_USE_TLS
+            if not hasattr(getattr(Server, name), "__wrapped__"):
+                setattr(Server, name, _on_loopback(getattr(Server, name)))
 
 
-def _on_loopback(add_insecure_port: Callable[[Any, str], int]) -> Callable[[Any, str], int]:
-    @wraps(add_insecure_port)
-    def add(server: Any, address: str) -> int:
+def _on_loopback(add_port: Callable[..., int]) -> Callable[..., int]:
+    @wraps(add_port)
+    def add(server: Any, address: str, *credentials: Any) -> int:
         if address.startswith(ALL_INTERFACES):
             address = "127.0.0.1:" + address.removeprefix(ALL_INTERFACES)
-        return int(add_insecure_port(server, address))
+        return int(add_port(server, address, *credentials))
 
     return add

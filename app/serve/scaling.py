@@ -7,14 +7,16 @@ clock, and times of two clocks are never compared.
 
 import logging
 import math
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
-from app.environment import write_to_stderr_as_to_files
+from app.environment import mark_own_lines, write_to_stderr_as_to_files
 from app.queueing.admission import FIGURES, UsageReport
 
 Replicas = Mapping[str, int]  # by stage
@@ -248,8 +250,14 @@ class StageMeter:
         return max((report.expected_cpu_ms for report in self.latest), default=None)
 
     def _spans(self, window_s: float) -> list["_Span"]:
-        """Return each replica's two reports that bound its last ``window_s``, as far as known."""
-        return [replica.span(window_s) for replica in self._speaking if len(replica.kept) > 1]
+        """Return each replica's two reports that bound ``window_s``, as far as known.
+
+        All windows end when the replica that is silent for longest was heard. Otherwise requests
+        that others get in place of a hanging one would add to its last rate.
+        """
+        replicas = [replica for replica in self._speaking if len(replica.kept) > 1]
+        until = min((replica.heard_at for replica in replicas), default=0.0)
+        return [replica.span(window_s, replica.heard_at - until) for replica in replicas]
 
 
 class _Span(NamedTuple):
@@ -279,15 +287,19 @@ class _Replica:
             if not self.kept or report.at > self.kept[-1].at:
                 self.kept.append(report)
                 self.heard_at = now
-        while len(self.kept) > 2 and self.kept[-1].at - self.kept[1].at >= WINDOWS_S[-1]:
+        while len(self.kept) > 2 and self.kept[-1].at - self.kept[1].at >= 2 * WINDOWS_S[-1]:
             self.kept.popleft()
 
-    def span(self, window_s: float) -> _Span:
-        """Return the reports that bound the last ``window_s``; there must be at least two."""
-        last, since = self.kept[-1], self.kept[-1].at - window_s - 1e-6
-        first = next(report for report in self.kept if report.at >= since)
-        is_whole = last.at - self.kept[0].at >= window_s - 1e-6
-        return _Span(first if first is not last else self.kept[-2], last, is_whole)
+    def span(self, window_s: float, before_s: float) -> _Span:
+        """Return the reports that bound ``window_s`` until ``before_s`` before the newest.
+
+        There must be at least two.
+        """
+        kept, at = self.kept, attrgetter("at")
+        end = max(1, bisect_right(kept, kept[-1].at - before_s + 1e-6, key=at) - 1)
+        since = kept[end].at - window_s
+        start = bisect_left(kept, since - 1e-6, hi=end - 1, key=at)
+        return _Span(kept[start], kept[end], is_whole=kept[0].at <= since + 1e-6)
 
 
 def demand(meters: Mapping[str, StageMeter]) -> Demand | None:
@@ -321,6 +333,7 @@ class EnsemblePolicy:
     """
 
     def __init__(self, **policy_kwargs: Any) -> None:
+        mark_own_lines()
         write_to_stderr_as_to_files()  # of Serve's controller, in which policies run
         self._options: ScalingOptions | None = None
         self._state = State()

@@ -8,20 +8,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from app.errors import NoMemoryError
 from app.graph.ensemble import Ensemble
-from app.queueing.scheduler import CoreShare
+from app.queueing.fairness import CoreShare
 from app.serve.channels import IS_THERE, ChannelPool
 from app.serve.remote import RemoteCombiner, RemoteDecoder, RemoteMember, StageHandle
 from app.settings import Settings
 from app.stages.classifier import Classifier
 from app.stages.combiner import Combiner
 from app.stages.decoder import Decoder
-from app.stages.threads import replica_inference_threads
+from app.stages.threads import free_memory, replica_inference_threads
 from app.telemetry.metrics import Reports
 from models.machine import give_back_memory
 from models.model_set import ModelSet
+from models.record import Precision
 
 logger = logging.getLogger("ray.serve")
+RESERVE_BYTES = 64 * 2**20  # memory that a load must leave free: requests took 30 MB under load
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,7 @@ class StageBuilder:
         self._settings = settings
         self._decoder, self._members, self._combiner = decoder, members, combiner
         self._threads = None if members is not None else replica_inference_threads(settings.streams)
+        self.scheduler = self._threads.scheduler if self._threads is not None else None
         self._shares: dict[str, CoreShare] = {}
         self._reports: dict[tuple[str, str], Reports] = {}  # by set and member
         self._user_config: dict[str, Any] = {}
@@ -116,6 +120,20 @@ class StageBuilder:
             combining if isinstance(combining, Combiner) else None,
         )
 
+    def check_memory(self, precision: Precision, model_set: ModelSet) -> None:
+        """Raise :class:`NoMemoryError` unless a further set's networks fit into free memory."""
+        sizes = len(set(self._settings.batch_sizes))
+        needed = sum(model_set.memory_needed(precision, sizes).values())
+        # Versions of the last revisions stay for rollbacks; after a start the plan's alone do.
+        remedy = "start the service anew" if self._settings.has_versions else "unload a set"
+        if (free := free_memory(with_files=True)) < needed + RESERVE_BYTES:
+            raise NoMemoryError(
+                f"loading {model_set.name} needs about {needed / 1e6:.0f} MB of memory, and "
+                f"{RESERVE_BYTES / 1e6:.0f} for requests; {free / 1e6:.0f} MB are free. What was "
+                f"served before still is: raise the memory limit, {remedy}, or set fewer "
+                "batch_sizes"
+            )
+
     def join(self, stages: SetStages) -> None:
         """Add built stages to those of this process, and apply its queue settings."""
         for member in stages.members:
@@ -159,6 +177,8 @@ class StageBuilder:
         if self._threads is not None:
             is_alone = len(self.joined) == 1
             self._threads.scheduler.share_cores_with(self.joined[0].decoder if is_alone else None)
+            if is_alone:  # no version's other threads take turns with these any more
+                self._threads.scheduler.num_ahead = self._threads.num
 
     def _decoding(self, settings: Settings, model_set: ModelSet) -> Decoder | RemoteDecoder:
         if self._decoder is None:

@@ -70,6 +70,7 @@ class ServedSets:
         self._own[model_set.name] = own
         cores, first = self._stages.cores, self._default
         service = EnsembleService(own, model_set, built.ensemble, cores, first, graph)
+        service.threads_each = self._stages.threads_each
         self._default = first or service
 
     def unload_idle(self) -> None:
@@ -90,6 +91,7 @@ class ServedSets:
         Raises:
             UnknownModelError: no set has that name.
             SetStateError: it is the default set and has changed; or stages are deployments.
+            NoMemoryError: too little memory is free for its networks.
             TandemError: it cannot be served; the service stays as it was.
         """
         self._check_stages()
@@ -198,7 +200,12 @@ class ServedSets:
 
     async def _build_stages(self, own: Settings, model_set: ModelSet) -> SetStages:
         async with self._building:
-            return await on_own_thread("load", partial(self._stages.build, own, model_set))
+
+            def build() -> SetStages:
+                self._stages.check_memory(own.served_precision, model_set)
+                return self._stages.build(own, model_set)
+
+            return await on_own_thread("load", build)
 
     async def _unload_graph(self, graph: Graph) -> None:
         await self._stages.remove(self._built.pop(graph))

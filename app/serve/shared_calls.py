@@ -27,6 +27,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from app.access import ANYONE
 from app.answers import Decoded, Fault, MemberAnswer
 from app.errors import NotReadyError
 from app.queueing.scheduler import LANES, Lane
@@ -35,7 +36,7 @@ from models.errors import TandemError
 from models.network import Pixels
 
 StageAnswer = TypeVar("StageAnswer", Decoded, MemberAnswer)
-CALL, DECODED, CLASSIFIED = b"TnC2", b"TnD2", b"TnM2"  # the digit is the version of the format
+CALL = b"TnC3"  # the digit is the version of the format
 # The kind, the bytes of the head, and in answers the calls that the replica wants at a time.
 PREFIX = struct.Struct("<4sII")
 Q = TypeVar("Q")
@@ -58,6 +59,7 @@ class Question(NamedTuple):
     images: Pixels | None  # (K, H, W, 3) uint8
     left_s: float
     span: SpanIds | None  # of the request, if traced
+    caller: tuple[str, float, bool] = (ANYONE.name, ANYONE.share, False)  # whether it has a key
 
 
 class SharedCall(NamedTuple):
@@ -72,12 +74,12 @@ def pack_call(call: SharedCall) -> bytes:
     """Encode a call."""
     parts: list[Any] = []
     blobs: list[Any] = []
-    for files, images, left_s, span in call.questions:
+    for files, images, left_s, span, caller in call.questions:
         if images is None:
-            parts.append((left_s, span, [len(file) for file in files], None))
+            parts.append((left_s, span, caller, [len(file) for file in files], None))
             blobs += files
         else:
-            parts.append((left_s, span, (), images.shape))
+            parts.append((left_s, span, caller, (), images.shape))
             blobs.append(np.ascontiguousarray(images))
     return _packed(CALL, (call.lane, call.is_alone, parts), blobs)
 
@@ -88,41 +90,12 @@ def read_call(message: bytes) -> SharedCall:
         lane, is_alone, parts = reader.head
         check(lane in LANES, f"there is no lane {lane!r}")
         questions = []
-        for left_s, span, sizes, shape in parts:
+        for left_s, span, (name, share, has_key), sizes, shape in parts:
             files = [bytes(reader.take(size)) for size in sizes]
             images = None if shape is None else reader.array(shape, "u1")
-            questions.append(Question(files, images, left_s, span and SpanIds(*span)))
+            ids, caller = span and SpanIds(*span), (str(name), float(share), bool(has_key))
+            questions.append(Question(files, images, left_s, ids, caller))
         return SharedCall(questions, lane, is_alone)
-
-
-def pack_decoded(answers: Sequence[Decoded | BaseException], at_once: int = 1) -> bytes:
-    """Return the Decoder's answer to a call; ``at_once`` is how many calls it wants at a time."""
-    return _packed_answers(DECODED, "u1", answers, at_once)
-
-
-def read_decoded(message: bytes) -> list[Decoded | TandemError]:
-    """Decode the Decoder's answer: an entry for each part; raise :class:`MessageError`."""
-
-    def decoded(images: Any, faults: Any, decode_ms: Any, fingerprint: str) -> Decoded:
-        by_place = {int(place): Fault(*fault) for place, fault in faults.items()}
-        return Decoded(images, by_place, tuple(decode_ms), fingerprint)
-
-    return _read_answers(DECODED, "u1", message, decoded)
-
-
-def pack_classified(answers: Sequence[MemberAnswer | BaseException], at_once: int = 1) -> bytes:
-    """Return a member's answer to a call; ``at_once`` is how many calls it wants at a time."""
-    return _packed_answers(CLASSIFIED, "<f4", answers, at_once)
-
-
-def read_classified(message: bytes) -> list[MemberAnswer | TandemError]:
-    """Decode a member's answer: an entry for each part; raise :class:`MessageError`."""
-
-    def classified(rows: Any, *rest: Any) -> MemberAnswer:
-        queue_ms, infer_ms, batch_size, fingerprint = rest
-        return MemberAnswer(rows, tuple(queue_ms), tuple(infer_ms), tuple(batch_size), fingerprint)
-
-    return _read_answers(CLASSIFIED, "<f4", message, classified)
 
 
 def calls_at_once(message: bytes) -> int:
@@ -151,30 +124,48 @@ def check(is_so: bool, problem: str) -> None:
         raise MessageError(problem)
 
 
-def _packed_answers(
-    kind: bytes, dtype: str, answers: Sequence[tuple[Any, ...] | BaseException], at_once: int
-) -> bytes:
-    """Encode answers: the first field of each is an array, the others are JSON."""
-    parts: list[Any] = []
-    blobs = []
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            parts.append((named_error(answer), None, ()))
-        else:
-            array, *fields = answer
-            parts.append((None, array.shape, fields))
-            blobs.append(np.ascontiguousarray(array, dtype))
-    return _packed(kind, parts, blobs, at_once)
+class AnswerFormat(Generic[StageAnswer]):
+    """A stage's answers as bytes: the first field of each is an array, the others are JSON."""
+
+    def __init__(self, kind: bytes, dtype: str, answer: Callable[..., StageAnswer]) -> None:
+        self._kind, self._dtype = kind, dtype
+        self._answer: Callable[..., StageAnswer] = answer
+
+    def pack(self, answers: Sequence[StageAnswer | BaseException], at_once: int = 1) -> bytes:
+        """Encode the answer to a call; ``at_once`` is how many calls the stage wants at a time."""
+        parts: list[Any] = []
+        blobs = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                parts.append((named_error(answer), None, ()))
+            else:
+                array, *fields = answer
+                parts.append((None, array.shape, fields))
+                blobs.append(np.ascontiguousarray(array, self._dtype))
+        return _packed(self._kind, parts, blobs, at_once)
+
+    def read(self, message: bytes) -> list[StageAnswer | TandemError]:
+        """Decode the answer to a call: an entry for each part; raise :class:`MessageError`."""
+        with _reading(message, self._kind) as reader:
+            return [
+                error_named(*error)
+                if error
+                else self._answer(reader.array(shape, self._dtype), *fields)
+                for error, shape, fields in reader.head
+            ]
 
 
-def _read_answers(
-    kind: bytes, dtype: str, message: bytes, answer: Callable[..., StageAnswer]
-) -> list[StageAnswer | TandemError]:
-    with _reading(message, kind) as reader:
-        return [
-            error_named(*error) if error else answer(reader.array(shape, dtype), *fields)
-            for error, shape, fields in reader.head
-        ]
+def _decoded(images: Any, faults: Any, decode_ms: Any, fingerprint: str) -> Decoded:
+    by_place = {int(place): Fault(*fault) for place, fault in faults.items()}
+    return Decoded(images, by_place, tuple(decode_ms), fingerprint)
+
+
+def _classified(rows: Any, queue: Any, infer: Any, size: Any, fingerprint: str) -> MemberAnswer:
+    return MemberAnswer(rows, tuple(queue), tuple(infer), tuple(size), fingerprint)
+
+
+DECODED = AnswerFormat(b"TnD2", "u1", _decoded)  # as in CALL the digit is the format's version
+CLASSIFIED = AnswerFormat(b"TnM2", "<f4", _classified)
 
 
 def _packed(kind: bytes, head: Any, blobs: Sequence[Any], at_once: int = 0) -> bytes:

@@ -13,9 +13,9 @@ from app.answers import MemberAnswer
 from app.errors import UPDATING, OtherSetError
 from app.queueing.admission import Usage
 from app.queueing.batch_queue import BacklogSize, BatchQueue
+from app.queueing.fairness import CoreShare
 from app.queueing.scheduler import (
     BatchResult,
-    CoreShare,
     ExecutedBatch,
     Lane,
     QueueReport,
@@ -213,8 +213,7 @@ class Classifier:
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Change queue settings while running; Serve calls this when ``user_config`` changes.
 
-        Raises:
-            ConfigError: an unknown key or an invalid value; then nothing changes.
+        Raises :class:`ConfigError` if a key is unknown or a value invalid; then nothing changes.
         """
         changed = QueueConfig.of(user_config or {}, self._max_files)
         if changed.max_queued_images is not None:

@@ -21,7 +21,7 @@ from app.stages.threads import Health, replica_cores
 from app.telemetry.spans import DecodedFile, record_decodes
 from models.errors import TandemError
 from models.image import CheckedImage
-from models.image_header import ImageHeader, read_header
+from models.image_header import read_header
 from models.ledger import decoder_cpu_ms
 from models.machine import give_back_memory, keep_freed_memory
 from models.model_set import ModelSet
@@ -184,7 +184,9 @@ class Decoder:
         try:
             checked = self._check(data)
         except TandemError as error:
-            ended, header = time.monotonic(), _header_of(data)
+            ended, header = time.monotonic(), None
+            with contextlib.suppress(TandemError):  # for the file's span, if it can be read
+                header = read_header(data)
             return _Outcome(None, DecodedFile(len(data), started, ended, header, Fault.of(error)))
         pixels, is_avif = checked.full_pixels, checked.header.format == "avif"
         if is_avif:
@@ -205,10 +207,3 @@ class Decoder:
             fault = Fault.of(error)
         ended = time.monotonic()
         return _Outcome(image, DecodedFile(len(data), started, ended, checked.header, fault))
-
-
-def _header_of(data: bytes) -> ImageHeader | None:
-    """Return a refused file's header for its span, or None if it cannot be read."""
-    with contextlib.suppress(TandemError):
-        return read_header(data)
-    return None

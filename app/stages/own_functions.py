@@ -13,7 +13,7 @@ import inspect
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,20 +107,6 @@ def as_rows(
     return rows
 
 
-def check_scores(rows: Probabilities) -> None:
-    """Check the result of ``combine`` for scores that were all 0.99 or more, in the trial.
-
-    Raises:
-        WrongAnswerError: a class has a low score, as if the classes excluded each other.
-    """
-    if (low := float(rows.min())) < SURELY_THERE:
-        raise WrongAnswerError(
-            f"{low:.3g} for a class that every member scores 0.99 or more: this set is "
-            "multi-label, and a function that shares one among the classes, or picks one, is none "
-            "for it"
-        )
-
-
 def _described(answer: object) -> str:
     if isinstance(answer, np.ndarray):
         return f"{answer.dtype} {answer.shape}"
@@ -182,7 +168,6 @@ class FunctionCalls:
                 record("function", parent, started, time.monotonic(), facts, error=error)
 
     def _logged(self, raised: BaseException) -> FunctionError:
-        """Log and count a failure; return the client's error."""
         stage, name = self.function.stage, self.function.name
         logger.error("%s (%s) failed", stage, name, exc_info=raised)
         meter.count(FAILED_FUNCTIONS, stage=stage)
@@ -197,15 +182,13 @@ class FunctionCalls:
 def load_function(name: str | None, stage: Stage) -> OwnFunction | None:
     """Import the function of a stage, MODULE:FUNCTION; None without a name.
 
-    Raises:
-        ConfigError: it cannot be imported, or does not accept the stage's arguments.
+    Raises :class:`ConfigError` if it cannot be imported, or does not accept the stage's arguments.
     """
     if name is None:
         return None
     module_name, _, attribute = name.partition(":")
     module = _imported(stage, name, module_name)
-    function = getattr(module, attribute, None)
-    if function is None:
+    if (function := getattr(module, attribute, None)) is None:
         raise ConfigError(f"{stage}: {name}: module {module_name} has no {attribute}")
     _check_callable(stage, name, function)
     return OwnFunction(stage, name, function, _digest(module_name, function))
@@ -264,31 +247,22 @@ def _check_callable(stage: Stage, name: str, function: object) -> None:
 
 
 def _digest(module_name: str, function: object) -> str:
-    """Return the hash of the files from which the function was imported.
+    """Return the hash of the files from which the function was imported, and of their packages.
 
-    Edits after import have no effect.
+    Edits after import have no effect. Modules that these import from elsewhere are not included.
     """
     names = (module_name, getattr(function, "__module__", None) or module_name)
     digests = _DIGESTS.setdefault(sys.modules[module_name], {})
-    if names not in digests:
-        digests[names] = _digest_of(names)
-    return digests[names]
-
-
-def _digest_of(names: Iterable[str]) -> str:
-    """Hash the files of the modules, and of their packages.
-
-    Modules that these import from elsewhere are not included.
-    """
-    files: dict[Path, None] = {}
-    for module in (sys.modules.get(name) for name in dict.fromkeys(names)):
+    if names in digests:
+        return digests[names]
+    files = set[Path]()
+    for module in map(sys.modules.get, names):
         path = Path(getattr(module, "__file__", None) or "")
         if path.is_file():
-            files[path] = None
-            if getattr(module, "__package__", None):
-                files |= dict.fromkeys(sorted(path.parent.glob("*.py")))
+            files |= {path, *(path.parent.glob("*.py") if module and module.__package__ else ())}
     hashes = (hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
-    return hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()[:16]
+    digests[names] = hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()[:16]
+    return digests[names]
 
 
 class Preprocess(Protocol):
@@ -340,8 +314,7 @@ class OwnPreprocess:
     @classmethod
     def of(cls, settings: Settings, manifest: Manifest) -> "OwnPreprocess | None":
         """Load and try the function; None without one; raises :class:`ConfigError` if it fails."""
-        function = load_function(settings.preprocess, "preprocess")
-        if function is None:
+        if (function := load_function(settings.preprocess, "preprocess")) is None:
             return None
         num_views = try_preprocess(
             function, manifest, settings.max_files, settings.max_queued_images
@@ -360,7 +333,6 @@ class OwnPreprocess:
         return self._inputs.joined(await asyncio.gather(*calls))
 
     def _grouped(self, shape: tuple[int, ...], answer: object) -> Pixels:
-        """Check the result, and group the views of each image."""
         pixels, num_views = as_pixels(answer, shape, self.num_views)
         if num_views == 1:
             return pixels
@@ -379,8 +351,7 @@ class OwnCombine:
     @classmethod
     def of(cls, settings: Settings, manifest: Manifest) -> "OwnCombine | None":
         """Load and try the function; None without one; raises :class:`ConfigError` if it fails."""
-        function = load_function(settings.combine, "combine")
-        if function is None:
+        if (function := load_function(settings.combine, "combine")) is None:
             return None
         try_combine(function, manifest, settings.answer_policy)
         calls = FunctionCalls(function, settings.decode_threads)
@@ -399,9 +370,8 @@ class OwnCombine:
 def check_functions(settings: Settings, manifest: Manifest) -> None:
     """Import and try the functions that the settings name.
 
-    Raises:
-        ConfigError: a function cannot be imported, does not fit its signature, raises, or returns a
-            wrong result.
+    Raises :class:`ConfigError` if a function cannot be imported, does not fit its signature,
+    raises, or returns a wrong result.
     """
     OwnPreprocess.of(settings, manifest)
     OwnCombine.of(settings, manifest)
@@ -444,8 +414,12 @@ def try_combine(function: OwnFunction, manifest: Manifest, policy: AnswerPolicy)
         with _failures_named(function, f"float32 {shape} of {', '.join(names)}"):
             answer = function.call(members, scaled(weights, names))
             rows = as_rows(answer, shape, is_multi_label=is_multi_label)
-            if is_multi_label:
-                check_scores(rows)
+            if is_multi_label and (low := float(rows.min())) < SURELY_THERE:
+                raise WrongAnswerError(
+                    f"{low:.3g} for a class that every member scores 0.99 or more: this set is "
+                    "multi-label, and a function that shares one among the classes, or picks one, "
+                    "is none for it"
+                )
 
 
 def scaled(weights: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
@@ -465,11 +439,9 @@ def _drawn(shape: tuple[int, int], seed: int, *, is_multi_label: bool) -> Probab
     """Return rows that sum to one; of a multi-label set scores of 0.99 or more for every label."""
     drawn: Probabilities = np.random.default_rng((SEED, seed)).random(shape, np.float32)
     if is_multi_label:
-        scores: Probabilities = np.float32(0.99) + np.float32(0.009) * drawn
-        return scores
+        return np.asarray(np.float32(0.99) + np.float32(0.009) * drawn)
     drawn += np.float32(1e-3)
-    rows: Probabilities = drawn / drawn.sum(axis=1, keepdims=True)
-    return rows
+    return np.asarray(drawn / drawn.sum(axis=1, keepdims=True))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -157,10 +157,8 @@ class Health:
             )
         since = min(list(self._running.values()), default=None)  # a copy: threads may change it
         if since is not None and (taken_s := self._clock() - since) > MAX_RUN_S:
-            raise UnhealthyError(
-                f"a {self._work} has run for {taken_s:.0f} s, the limit is "
-                f"{MAX_RUN_S:g}; {REPLACED}"
-            )
+            problem = f"a {self._work} has run for {taken_s:.0f} s, the limit is {MAX_RUN_S:g}"
+            raise UnhealthyError(f"{problem}; {REPLACED}")
 
 
 class Limit(NamedTuple):
@@ -174,14 +172,25 @@ class Limit(NamedTuple):
         return max(0.0, self.most - self.used)
 
 
-def memory_left(proc: Path = PROC) -> float:
-    """Return the bytes that the process may still allocate; infinite without a limit."""
-    return min((_memory(folder).left for folder in group_folders("memory", proc)), default=math.inf)
+def memory_left(proc: Path = PROC, *, at_most: bool = False) -> float:
+    """Return the bytes that the process may still allocate; infinite without a limit.
+
+    With ``at_most`` the groups' swap counts too, and the memory of cached files in use.
+    """
+    folders = list(group_folders("memory", proc))
+    left = min((_memory(folder, at_most=at_most).left for folder in folders), default=math.inf)
+    if math.isinf(left) or not at_most:
+        return left
+    return left + min((psutil.swap_memory().free, *map(_swap_left, folders)))
 
 
-def free_memory(proc: Path = PROC) -> int:
-    """Return the machine's free bytes, or what the tightest limit of a group leaves if less."""
-    return int(min(psutil.virtual_memory().available, memory_left(proc)))
+def free_memory(proc: Path = PROC, *, with_files: bool = False) -> int:
+    """Return the machine's free bytes, or what the tightest limit of a group leaves if less.
+
+    ``with_files``: cached files in use count as free. A load evicts them.
+    """
+    limits = (_memory(folder, at_most=with_files) for folder in group_folders("memory", proc))
+    return int(min((psutil.virtual_memory().available, *(limit.left for limit in limits))))
 
 
 def tightest_pids_limit(proc: Path = PROC) -> Limit:
@@ -203,25 +212,31 @@ def user_limit() -> Limit:
     return Limit(most, sum(info["num_threads"] or 1 for info in own))
 
 
-def _memory(folder: Path) -> Limit:
+def _memory(folder: Path, *, at_most: bool) -> Limit:
     if (folder / "memory.max").exists():
         most, used = (_number(folder, f"memory.{name}") for name in ("max", "current"))
     else:
         most, used = (_number(folder, f"memory.{name}_in_bytes") for name in ("limit", "usage"))
     if math.isinf(most) or math.isinf(used):
         return Limit(math.inf, 0)
-    return Limit(most, used - _inactive_files(folder))
+    files = _files(folder, "inactive_file") + at_most * _files(folder, "active_file")
+    return Limit(most, used - files)
 
 
-def _inactive_files(folder: Path) -> int:
+def _swap_left(folder: Path) -> float:
+    if not math.isinf(most := _number(folder, "memory.memsw.limit_in_bytes")):  # memory and swap
+        return max(0.0, most - _number(folder, "memory.limit_in_bytes"))
+    return max(0.0, _number(folder, "memory.swap.max") - _number(folder, "memory.swap.current", 0))
+
+
+def _files(folder: Path, kind: str) -> int:
     """Return bytes of cached files that count as used, but are freed when memory is needed."""
-    try:
+    words = list[str]()
+    with suppress(OSError, ValueError):
         words = (folder / "memory.stat").read_text("ascii").split()
-    except (OSError, ValueError):
-        return 0
     facts = dict(zip(words[::2], words[1::2], strict=False))
     # In version 1 the plain count omits child groups, the total includes them.
-    return int(facts.get("total_inactive_file", facts.get("inactive_file", "0")))
+    return int(facts.get(f"total_{kind}", facts.get(kind, "0")))
 
 
 def _number(folder: Path, file: str, otherwise: float = math.inf) -> float:

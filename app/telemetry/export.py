@@ -45,13 +45,8 @@ PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 logger = logging.getLogger("ray.serve")
 # Names that opentelemetry-exporter-jaeger-thrift 1.21 imports, and that the SDK removed in 1.40.
 JAEGER_NAMES = (
-    "AGENT_HOST",
-    "AGENT_PORT",
-    "AGENT_SPLIT_OVERSIZED_BATCHES",
-    "ENDPOINT",
-    "PASSWORD",
-    "TIMEOUT",
-    "USER",
+    *("AGENT_HOST", "AGENT_PORT", "AGENT_SPLIT_OVERSIZED_BATCHES"),
+    *("ENDPOINT", "PASSWORD", "TIMEOUT", "USER"),
 )
 # Health checks, which come every second: ours, KServe's and gRPC's.
 HEALTH_PATHS = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
@@ -67,7 +62,7 @@ BATCH = 512
 ENDPOINT_TRIAL_EVERY_S = 10.0  # after a failure
 EVERY_MS = 1000.0
 MAX_WAITING = 8192  # spans; about 10 MB
-FLUSH_EVERY_S = 5.0  # Ray exports every 10 s, and forgets a gauge that was not set for 20 s
+FLUSH_EVERY_S = 1.0  # Ray forgets a gauge that was not set for 20 s
 
 
 class Endpoint(NamedTuple):
@@ -254,9 +249,15 @@ class CountedExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export, and count failed spans; an exporter that failed is left alone for a while."""
-        is_tried, result, reason = self._breaker.allows(), SpanExportResult.FAILURE, "not taken"
-        if is_tried:
-            result, reason = self._tried(spans)
+        result, endpoint, reason = SpanExportResult.FAILURE, self._endpoint, "not taken"
+        if is_tried := self._breaker.allows():
+            try:
+                result = self._exporter.export(spans)
+                if result is not SpanExportResult.SUCCESS and endpoint is not None:
+                    refused = f"{endpoint.host}:{endpoint.port} refuses them"
+                    reason = endpoint.problem() or refused
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
         has_failed = result is not SpanExportResult.SUCCESS
         self.num_done += len(spans)
         self.num_failed += len(spans) if has_failed else 0
@@ -264,24 +265,12 @@ class CountedExporter(SpanExporter):
             self._log(failed=has_failed, reason=reason)
         return result
 
-    def _tried(self, spans: Sequence[ReadableSpan]) -> tuple[SpanExportResult, str]:
-        """Export; return the result and, for a failure, its reason."""
-        endpoint = self._endpoint
-        try:
-            result = self._exporter.export(spans)
-        except Exception as error:
-            return SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
-        if result is SpanExportResult.SUCCESS or endpoint is None:
-            return result, "not taken"
-        return result, endpoint.problem() or f"{endpoint.host}:{endpoint.port} refuses them"
-
     def shutdown(self) -> None:
         if not self._is_shut_down:
             self._is_shut_down = True
             self._exporter.shutdown()
 
     def _log(self, *, failed: bool, reason: str) -> None:
-        """Log when failures begin, and when they end."""
         if failed and self._breaker.failed():
             logger.warning(
                 "%s spans are lost (%s); requests are served as before, ray_tandem_dropped_spans "
@@ -352,7 +341,12 @@ def span_processors() -> list[SpanProcessor]:
     place = {"host.name": socket.gethostname()}
     if ray.is_initialized():
         context = ray.get_runtime_context()
-        place |= {"ray.node_id": context.get_node_id(), "service.instance.id": _replica_name()}
+        try:
+            replica = serve.get_replica_context().replica_id
+            name = f"{replica.deployment_id.name}#{replica.unique_id}"
+        except RayServeException:
+            name = context.get_worker_id()
+        place |= {"ray.node_id": context.get_node_id(), "service.instance.id": name}
     attributes = ",".join(f"{key}={value}" for key, value in place.items())
     set_environment({"OTEL_SERVICE_NAME": "tandem"})
     prepend_to_environment("OTEL_RESOURCE_ATTRIBUTES", attributes)
@@ -361,16 +355,9 @@ def span_processors() -> list[SpanProcessor]:
     return [pipeline]
 
 
-def _replica_name() -> str:
-    try:
-        replica = serve.get_replica_context().replica_id
-    except RayServeException:
-        return ray.get_runtime_context().get_worker_id()
-    return f"{replica.deployment_id.name}#{replica.unique_id}"
-
-
-def start_metrics() -> None:
+def start_metrics(*, has_key_names: bool = False) -> None:
     """Start the meter if this process is a replica of Serve; its stages share it."""
+    meter.has_key_names = has_key_names
     try:
         serve.get_replica_context()
     except RayServeException:

@@ -59,7 +59,17 @@ REQUESTS = _counter(
 )
 KEY_REQUESTS = _counter(
     "tandem_key_requests",
-    "admitted requests by the name of their key; unnamed: the key has no name",
+    "requests by the name of their key, but those that HAProxy refused; unnamed: the key has no "
+    "name; hidden: key_names_in_metrics is false; result: answered, refused (403, 429), or failed",
+    "key result",
+    when="there are keys",
+)
+KEY_IMAGES = _counter(
+    "tandem_key_images", "images answered, by the name of the key", "key", when="there are keys"
+)
+KEY_CPU_MS = _counter(
+    "tandem_key_cpu_ms",
+    "CPU time of decoding and of the networks, by the name of the key; a batch's images share its",
     "key",
     when="there are keys",
 )

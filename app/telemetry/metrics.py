@@ -15,6 +15,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
+from app.access import RESULTS
 from app.answers import Classified
 from app.queueing.scheduler import ExecutedBatch, QueueReport
 from app.telemetry import metric_table as table
@@ -32,18 +33,11 @@ PREDICT = "/v1/models/{model_name}:predict"
 PREDICT_VERSION = "/v1/models/{model_name}/versions/{model_version}:predict"
 # The routes that classify images, over HTTP and gRPC. Their latency is measured; alerts and
 # dashboard select them by the tag ``operation``.
-CLASSIFY = frozenset(
-    {
-        "/v1/classify",
-        "/tandem.v1.Ensemble/Classify",
-        INFER,
-        INFER_VERSION,
-        PREDICT,
-        PREDICT_VERSION,
-        "/inference.GRPCInferenceService/ModelInfer",
-    }
-)
+CLASSIFY = frozenset((INFER, INFER_VERSION, PREDICT, PREDICT_VERSION)) | {
+    *("/v1/classify", "/tandem.v1.Ensemble/Classify", "/inference.GRPCInferenceService/ModelInfer")
+}
 SURE = {True: "yes", False: "no", None: "unknown"}
+HIDDEN = "hidden"  # for the names of keys, which not everybody who reads metrics may know
 CLIENT_WENT = 499  # nginx's status for a client that hung up; it is never sent
 StageDuration = tuple[Tags, float]  # the tags of a stage (stage_tags), and ms
 
@@ -52,7 +46,7 @@ class Meter:
     """Collects metrics once :meth:`start` was called; before that, does nothing."""
 
     def __init__(self) -> None:
-        self.is_on = False
+        self.is_on = self.has_key_names = False
         self._instruments: dict[str, Any] = {}
         self._counts: dict[Series, float] = {}  # since the last flush
         self._levels: dict[Series, float] = {}
@@ -74,6 +68,8 @@ class Meter:
 
     def count(self, metric: Metric, by: float = 1.0, **tags: str) -> None:
         if self.is_on and by > 0:
+            if "key" in tags and not self.has_key_names:
+                tags["key"] = HIDDEN
             series = (metric.name, tuple(tags.items()))
             with self._lock:
                 self._counts[series] = self._counts.get(series, 0.0) + by
@@ -133,12 +129,10 @@ class _Histogram:
 
     def levels(self, name: str, tags: Tags) -> dict[Series, float]:
         """Return the values of the parts; as in Prometheus a bucket includes all lower ones."""
-        below = zip(BOUNDS, accumulate(self._counts), strict=True)
-        levels: dict[Series, float] = {
-            (f"{name}_bucket", (*tags, ("le", bound))): number for bound, number in below
-        }
-        levels[f"{name}_sum", tags] = self._sum
+        levels: dict[Series, float] = {(f"{name}_sum", tags): self._sum}
         levels[f"{name}_count", tags] = sum(self._counts)
+        for bound, number in zip(BOUNDS, accumulate(self._counts), strict=True):
+            levels[f"{name}_bucket", (*tags, ("le", bound))] = number
         return levels
 
 
@@ -220,9 +214,12 @@ def record_answered(route: str, status: int, duration_ms: float) -> None:
         meter.observe(table.REQUEST_MS, duration_ms, status=str(status))
 
 
-def record_key(name: str) -> None:
-    """Count a request that was let in, by the name of its key."""
-    meter.count(table.KEY_REQUESTS, key=name)
+def record_key(name: str, figure: str, by: float) -> None:
+    """Count what became of a request with a key, or what it used (app.access.KeyFigures)."""
+    if figure in RESULTS:
+        meter.count(table.KEY_REQUESTS, by, key=name, result=figure)
+    else:
+        meter.count(table.KEY_IMAGES if figure == "images" else table.KEY_CPU_MS, by, key=name)
 
 
 def record_answers(

@@ -220,10 +220,8 @@ def name_answerers(version: str, plan: str, num_asked: int) -> None:
 
     That is the version of the model set, the plan, and how many members the first image asked.
     """
-    facts: dict[str, str | int] = {"model_version": version, "plan": plan}
-    facts["members_asked"] = num_asked
-    span = trace.get_current_span()
-    span.set_attributes({f"tandem.{name}": value for name, value in facts.items()})
+    facts = {"tandem.model_version": version, "tandem.plan": plan}
+    trace.get_current_span().set_attributes({**facts, "tandem.members_asked": num_asked})
 
 
 def current_ids() -> SpanIds | None:

@@ -6,7 +6,8 @@ the newest plan.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from app.errors import BadParameterError, ConfigError, PlanChangedError, UnverifiedError
+from app.errors import BadParameterError, ConfigError, PlanChangedError
 from app.graph.hub_link import HubLink
 from app.graph.set_checks import check_accuracy, served_sets
 from app.settings import Settings
@@ -116,7 +117,7 @@ class TrafficControl(HubLink):
         refused: each loaded version with the reason why it must not answer, or None.
         load: loads a version by name. With True, for a version that is to answer clients, it
             refuses a version that lost too much accuracy.
-
+        unload: frees a version by name, once no request uses it.
     """
 
     def __init__(
@@ -125,9 +126,11 @@ class TrafficControl(HubLink):
         graph: "TrafficGraph",
         refused: Mapping[str, str | None],
         load: Callable[[str, bool], Awaitable[None]],
+        unload: Callable[[str], None],
     ) -> None:
         super().__init__(handle, "Traffic")
-        self._graph, self._refused, self._load = graph, refused, load
+        self._graph, self._refused, self._load, self._unload = graph, refused, load, unload
+        self._asked: Counter[str] = Counter()  # versions of the changes that are being made
 
     async def status(self) -> TrafficStatus:
         """Return the plan and the figures of all Gateways.
@@ -146,7 +149,6 @@ class TrafficControl(HubLink):
             PlanChangedError: the request was made from a plan that is no longer the newest; or
                 another plan replaced this one meanwhile.
             NotReadyError: the deployment Traffic does not answer.
-
         """
         if content.keys() - {"shares", "shadow", "rollback", "revision"}:
             raise BadParameterError(f"send {EXPECTED}; the revision that you saw is optional")
@@ -159,13 +161,26 @@ class TrafficControl(HubLink):
             split = Split.of(content)
             if revision is not None:  # checked first: building versions takes seconds
                 (await self._book()).plan.check_seen(revision)
-            # The loaded ones first: a refused one of them is known before others are built.
-            for name in sorted(split.versions, key=lambda name: name not in self._refused):
-                await self._load(name, name in split.answering)
-            await self._change(split, revision)
+            self._asked.update(split.versions)
+            kept_s = 0.0
+            try:
+                # The loaded ones first: a refused one of them is known before others are built.
+                for name in sorted(split.versions, key=lambda name: name not in self._refused):
+                    await self._load(name, name in split.answering)
+                await self._change(split, revision)
+            except asyncio.CancelledError:
+                kept_s = AGAIN_AFTER_S  # the client went; it may ask again for what is being built
+                raise
+            finally:
+                loop = asyncio.get_running_loop()
+                loop.call_later(kept_s, self._forget, split.versions)
         else:
             raise BadParameterError(f"rollback must be true, without shares: send {EXPECTED}")
         return await self.status()
+
+    def _forget(self, names: Iterable[str]) -> None:
+        self._asked.subtract(names)
+        self._asked = +self._asked
 
     async def _change(self, split: Split | None, revision: int | None) -> None:
         """Change the plan and wait for all Gateways; ``split`` None rolls the last change back."""
@@ -194,6 +209,10 @@ class TrafficControl(HubLink):
             self._graph.take(newest)
             # Reported at once: whoever changed the plan waits for all Gateways to have it.
             await self._report()
+        if newest is not None:
+            kept = self._graph.plan.named | newest.named | (+self._asked).keys()
+            for name in [name for name in self._graph.versions if name not in kept]:
+                self._unload(name)
 
     async def _report(self) -> Plan | None:
         """Report; return the newest plan, or None if the deployment belongs to a newer service."""
@@ -224,7 +243,6 @@ def status_of(book: BookStatus, loaded: Mapping[str, str | None]) -> TrafficStat
     Args:
         book: :meth:`app.traffic.plan.TrafficBook.status`.
         loaded: each loaded version with the reason why it must not answer, or None.
-
     """
     plan, figures, revisions = book.plan, book.figures, book.gateways
     split = plan.split
@@ -294,7 +312,6 @@ def candidate(status: Mapping[str, Any], asked: str | None) -> str:
     Raises:
         BadParameterError: ``asked`` is not loaded or answers every request already; or nothing
             was asked for and there are several candidates, or none.
-
     """
     shares: dict[str, float] = status["shares"]
     main: str = status["main"]
@@ -324,7 +341,6 @@ def refusals(
         version: NAME@VERSION.
         min_compared: how many photos both it and the main version must have answered.
         min_agreement: what the lower end of the agreement's 95 % interval must reach, 0 to 1.
-
     """
     main, figures = status["main"], status["versions"][version]
     reasons = []
@@ -373,7 +389,6 @@ def accuracy_warnings(settings: Settings, model_sets: list[ModelSet]) -> list[st
 
     Raises:
         UnverifiedError: a set that is to answer lost too much; for a shadow it is a warning.
-
     """
     shares = _shares(settings) if settings.has_versions else [100.0] * len(model_sets)
     warnings = []
@@ -398,7 +413,6 @@ def served_versions(settings: Settings) -> list[ModelSet]:
     Raises:
         ModelSetError: a version cannot be loaded.
         ConfigError: two versions are the same, or of different sets or classes.
-
     """
     served = settings.served_precision
     sets = [own.load_set() for own in settings.of_each_version()]
@@ -479,12 +493,3 @@ def first_split(settings: Settings, versions: list[ModelSet]) -> Split:
     shares = dict(zip(names, _shares(settings), strict=True))
     shadow = None if settings.shadow is None else names[of_settings.index(settings.shadow)]
     return Split(shares, shadow)
-
-
-def refused_by_gate(model_set: ModelSet, settings: Settings) -> str | None:
-    """Return why a version must not answer: its INT8 lost too much; None if it may."""
-    try:
-        check_accuracy(model_set, settings)
-    except UnverifiedError as error:
-        return error.message
-    return None

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple, Self
 import numpy as np
 from pydantic import Field
 
-from app.answers import Classified, Fault
+from app.answers import OTHER_WORK, Classified, Fault
 from app.errors import BadParameterError, PlanChangedError
 from app.graph.hub_link import Book
 from app.graph.request import RequestAnswers
@@ -30,11 +30,10 @@ from app.telemetry.metric_table import BUCKETS_MS
 from models.accuracy import Z95, wilson_interval
 from models.ensemble import AnswerRule, Probabilities
 
-MAX_EARLIER = 10  # splits that a plan keeps for rollbacks
+MAX_EARLIER = 10  # splits that a plan keeps: for rollbacks, and of the last revisions
 HASHED_BYTES = 64 * 2**10  # The beginning of a file and its length suffice to tell photos apart.
 Interval = tuple[float, float]
 MAX_DISAGREEMENTS = 20  # The newest of each pair of versions are kept.
-OTHER_WORK = ("decode", "preprocess", "combine")  # stages of an image beside its members'
 
 
 @dataclass(frozen=True)
@@ -80,13 +79,17 @@ class Split:
     def as_dict(self) -> dict[str, Any]:
         return {"shares": dict(self.shares), "shadow": self.shadow}
 
+    def __str__(self) -> str:
+        """Return the split as messages show it."""
+        shares = ", ".join(f"{name} {share:g} %" for name, share in self.shares.items() if share)
+        return shares if self.shadow is None else f"{shares}, shadow {self.shadow}"
+
     @classmethod
     def of(cls, content: Any) -> Self:
         """Read :meth:`as_dict`'s form; ``shadow`` may be left out.
 
         Raises:
             BadParameterError: ``content`` has another form, or the shares are invalid.
-
         """
         if not isinstance(content, dict) or not isinstance(shares := content.get("shares"), dict):
             raise BadParameterError('send {"shares": {"NAME@VERSION": 95, ...}, "shadow": null}')
@@ -102,6 +105,7 @@ class Split:
 class Plan:
     """A split, its revision, and the earlier splits, the newest first.
 
+    ``earlier`` are those that a rollback returns to, ``recent`` those of the revisions before.
     ``origin`` is a hash of the first split. While a new deploy replaces a service, it tells the
     plans of the two apart.
     """
@@ -110,6 +114,7 @@ class Plan:
     origin: str
     revision: int = 0
     earlier: tuple[Split, ...] = ()
+    recent: tuple[Split, ...] = ()
 
     @classmethod
     def first(cls, split: Split) -> Self:
@@ -132,16 +137,29 @@ class Plan:
 
     def check_seen(self, revision: int | None) -> None:
         """Raise :class:`PlanChangedError` if a change was made from another revision."""
-        if revision not in (None, self.revision):
-            raise PlanChangedError(
-                f"the plan is at revision {self.revision}, and yours was made from {revision}: "
-                "look at it again (tandem traffic), then change it"
-            )
+        if revision is None or (ago := self.revision - revision) == 0:
+            return
+        was = f" in place of {self.recent[ago - 1]}" if 0 < ago <= len(self.recent) else ""
+        raise PlanChangedError(
+            f"the plan is at revision {self.revision}, and yours was made from {revision}: it is "
+            f"{self.split}{was}; look at it again (tandem traffic), then change it"
+        )
+
+    @property
+    def named(self) -> set[str]:
+        """The versions of this split, of the splits before, and of those to roll back to."""
+        splits = (self.split, *self.earlier, *self.recent)
+        return {name for split in splits for name in split.versions}
 
     def changed(self, split: Split) -> Self:
         """Return the next plan, with this split."""
-        earlier = (self.split, *self.earlier)[:MAX_EARLIER]
-        return replace(self, split=split, revision=self.revision + 1, earlier=earlier)
+        return self._next(split, (self.split, *self.earlier)[:MAX_EARLIER])
+
+    def _next(self, split: Split, earlier: tuple[Split, ...]) -> Self:
+        recent = (self.split, *self.recent)[:MAX_EARLIER]
+        return replace(
+            self, split=split, revision=self.revision + 1, earlier=earlier, recent=recent
+        )
 
     def rolled_back(self) -> Self:
         """Return the next plan, with the split before this one.
@@ -153,8 +171,7 @@ class Plan:
                 "there is no earlier plan: this is the plan that the service began with; change it "
                 "with tandem traffic set"
             )
-        split, *earlier = self.earlier
-        return replace(self, split=split, revision=self.revision + 1, earlier=tuple(earlier))
+        return self._next(self.earlier[0], self.earlier[1:])
 
 
 def sticky_key(value: str | None, data: bytes) -> bytes:
@@ -176,18 +193,6 @@ def _draw(key: bytes, name: str) -> float:
     """Return an exponentially distributed number that the key and the name determine."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, key=key).digest()
     return -math.log((int.from_bytes(digest, "big") + 1) / 2**64)
-
-
-def cpu_ms(answer: Classified, threads_each: int) -> float:
-    """Estimate the CPU time of an image's stages, in ms.
-
-    A batch keeps ``threads_each`` cores busy, and its images share that time.
-    """
-    return sum(
-        stage.duration_ms * (threads_each / stage.batch_size if stage.batch_size else 1)
-        for stage in answer.timings_ms.stages
-        if stage.stage in (*OTHER_WORK, "infer")
-    )
 
 
 @dataclass(slots=True)
@@ -371,7 +376,6 @@ class TrafficBook(Book[Plan, Figures]):
         Raises:
             PlanChangedError: ``revision`` is not the newest plan's.
             BadParameterError: there is no earlier split.
-
         """
         self.facts.check_seen(revision)
         self.facts = self.facts.rolled_back() if split is None else self.facts.changed(split)

@@ -49,7 +49,12 @@ class AddOptions:
             "INT8 network; pypi:PACKAGE==VERSION:PATH is a file in a package, fetched by pip"
         ),
     ]
-    labels: Annotated[Path, typer.Option(help="one label per line, in the networks' order")]
+    labels: Annotated[
+        Path,
+        typer.Option(
+            help="one label per line, in the networks' order; or numbered lines, CSV, JSON, pbtxt"
+        ),
+    ]
     class_ids: Annotated[
         Path | None, typer.Option(help="the same, as datasets name their folders")
     ] = None
@@ -162,7 +167,6 @@ def add(options: AddOptions) -> None:
 
 
 def _new_set(options: AddOptions) -> "NewSet":
-    """Return the new set, with the values of all NAME=VALUE options by member."""
     from calibration.sets.add_set import NewSet
     from calibration.sets.options import MemberOptions, read_member_options
 
@@ -171,6 +175,8 @@ def _new_set(options: AddOptions) -> "NewSet":
     weights = pairs(options.weight or [], "--weight")
     class_ids = pairs(options.member_class_ids or [], "--member-class-ids")
     sources = {key: text for key, _, text in networks if text}
+    if (value := options.threshold) is not None and not 0 < value < 1:
+        raise ModelSetError(f"--threshold {value:g}: give a score above 0 and below 1")
     return NewSet(
         name=options.name,
         members=[(key, path) for key, path, _ in networks],
@@ -182,9 +188,7 @@ def _new_set(options: AddOptions) -> "NewSet":
             scale=triple(options.scale, "--scale"),
             **{name: getattr(options, name) for name in OF_ALL_MEMBERS},
         ),
-        member_options=read_member_options(options.member_options)
-        if options.member_options
-        else {},
+        member_options=read_member_options(own) if (own := options.member_options) else {},
         runtimes={key: _runtime(value) for key, value in runtimes},
         is_trusted=options.trust,
         architectures=dict(pairs(options.architecture or [], "--architecture")),
@@ -194,7 +198,7 @@ def _new_set(options: AddOptions) -> "NewSet":
         hint=options.hint,
         max_drop=options.max_drop,
         task=options.task,
-        threshold=None if options.threshold is None else _threshold(options.threshold),
+        threshold=options.threshold,
     )
 
 
@@ -205,12 +209,6 @@ def _network(text: str) -> tuple[Path, str]:
     from calibration.sets.packaged import WheelSource, packaged_file
 
     return packaged_file(text, WheelSource(needed_folder(user_cache_path, "weights")))
-
-
-def _threshold(value: float) -> float:
-    if not 0 < value < 1:
-        raise ModelSetError(f"--threshold {value:g}: give a score above 0 and below 1")
-    return value
 
 
 def _runtime(text: str) -> RuntimeName:

@@ -68,7 +68,14 @@ def drift(
     """
     check_can_write(json_file)
     check_file(html, "--html")
-    when = None if since is None else _time(since)
+    when: datetime | None = None
+    if since is not None:
+        try:
+            when = datetime.fromisoformat(since)
+        except ValueError:
+            problem = f"--since {since!r}: write a time as 2026-11-26 or 2026-11-26T08:00"
+            raise ModelSetError(problem) from None
+        when = when.replace(tzinfo=when.tzinfo or UTC)
     before = read_answers(reference, Wanted(model_set, until=when))
     now = read_answers(samples, Wanted(model_set, version, since=when))
     result = compare(before, now)
@@ -79,16 +86,6 @@ def drift(
         write_result(html, _page(f"Drift of {samples} from {reference}", result))
     if result.is_drift:
         raise typer.Exit(1)
-
-
-def _time(text: str) -> datetime:
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise ModelSetError(
-            f"--since {text!r}: write a time as 2026-11-26 or 2026-11-26T08:00"
-        ) from None
-    return when.replace(tzinfo=when.tzinfo or UTC)
 
 
 def as_json(result: Drift) -> dict[str, Any]:
@@ -111,9 +108,7 @@ def _side_as_json(side: Answers) -> dict[str, Any]:
 
 
 def _verdict(result: Drift) -> str:
-    """Return a sentence that says whether there is drift, and in which of the tests."""
-    named = [each.name for each in result.differences if each.is_drift]
-    if named:
+    if named := [each.name for each in result.differences if each.is_drift]:
         return f"drift: {', '.join(named)}"
     return (
         f"no drift: {result.samples.num} samples and {result.reference.num} references differ by "
@@ -126,14 +121,11 @@ def _notes(result: Drift) -> list[str]:
     if set(result.reference.versions) == set(result.samples.versions):
         return []
     versions = (f"{name} {', '.join(sorted(side.versions))}" for name, side in result.sides.items())
-    return [
-        "different versions answered, so a difference may come from the networks: "
-        + "; ".join(versions)
-    ]
+    note = "different versions answered, so a difference may come from the networks: "
+    return [note + "; ".join(versions)]
 
 
 def _show(result: Drift) -> None:
-    """Print the tests, the classes that changed most, and the verdict."""
     for name, side in result.sides.items():
         out.print(f"{name}: {_described(side)}", markup=False)
     table = Table("", "reference", "samples", "test", "p", "effect", "matters from", "drift")
@@ -174,7 +166,6 @@ def _cells(each: Difference) -> tuple[str, ...]:
 
 
 def _page(title: str, result: Drift) -> bytes:
-    """Return the HTML page, which loads nothing over the network."""
     with needs_extra("calibrate", "drift --html"):
         from markupsafe import Markup
 
@@ -197,7 +188,6 @@ def _page(title: str, result: Drift) -> bytes:
 
 
 def _class_plot(classes: Sequence[ClassShare]) -> str:
-    """Plot each class's share of the images on both sides, as bars, as inline SVG."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -6,11 +6,11 @@ sure, or searches the fast plan instead, and writes that into the manifest.
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from rich.markup import escape
@@ -36,7 +36,7 @@ from calibration.evaluation.record import (
     kept_aside,
     record_of,
 )
-from calibration.evaluation.report import as_json, multi_label_json, show, show_multi_label
+from calibration.evaluation.report import as_json, show
 from calibration.evaluation.report_plans import figures_table, plans_json, show_plans, verdict
 from calibration.sets.transaction import change
 from models.accuracy import AccuracyRecord
@@ -172,20 +172,19 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 def _check_drawn(options: EvaluateOptions) -> None:
-    """Refuse a plot of nothing, or a page or a plot that cannot be drawn."""
     if options.html is None and options.plot is None:
         return
     with needs_extra("calibrate", "evaluate --html and --plot"):
-        from calibration.evaluation.report_page import check_plot
+        from calibration.evaluation.report_page import SUFFIXES
 
     if options.plot is not None:
         if not options.plan:
             raise ModelSetError("--plot draws what --plan compares: give both")
-        check_plot(options.plot)
+        if options.plot.suffix.lower() not in SUFFIXES:
+            raise ModelSetError(f"--plot {options.plot}: give a name that ends in .svg or .png")
 
 
 def _is_well_evaluated(model_set: ModelSet, options: EvaluateOptions) -> bool:
-    """Return whether INT8 lost no more than it may and the live service answered the same."""
     is_recorded = options.record and not (options.max_images or options.url is not None)
     if is_recorded and is_fetched(model_set.folder):
         is_recorded = False
@@ -193,7 +192,15 @@ def _is_well_evaluated(model_set: ModelSet, options: EvaluateOptions) -> bool:
     if is_recorded:
         check_can_keep(model_set.folder)
     evaluated = _measured(model_set, options)
-    problem = _keep(model_set.folder, evaluated.record) if is_recorded else None
+    problem: ModelSetError | None = None
+    if is_recorded:
+        try:
+            keep(model_set.folder, evaluated.record)
+            err.print(f"recorded in {escape(str(model_set.folder))}/manifest.yaml")
+        except OutdatedRecordError as error:
+            problem = error
+        except ModelSetError as error:
+            problem = ModelSetError(f"{error.message}. {kept_aside(evaluated.record)}")
     _report(evaluated, options)
     if problem is not None:
         raise problem  # first what was measured, then why it is not kept
@@ -203,14 +210,19 @@ def _is_well_evaluated(model_set: ModelSet, options: EvaluateOptions) -> bool:
 def _measured(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
     """Measure every precision, or that of the running service together with its answers."""
     measure: Callable[..., Evaluation | MultiLabelEvaluation]
-    if model_set.manifest.task == "multi_label":
+    kind = MultiLabelLiveService if model_set.manifest.is_multi_label else LiveService
+    if model_set.manifest.is_multi_label:
         label_sets = _sampled(read_label_sets(options.images, model_set), options.max_images)
         measure = partial(evaluate_label_sets, model_set, label_sets)
     else:
         dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
         measure = partial(evaluate_set, model_set, dataset)
-    with _service(options, model_set) as service, _progress() as progress:
-        precisions = (service.precision,) if service else _precisions(model_set)
+    there = {p for member in model_set.manifest.members for p in member.networks}
+    url = options.url
+    live = nullcontext() if url is None else kind(url, model_set, options.key_file)
+    with live as service, _progress() as progress:
+        every = tuple(p for p in PRECISIONS if p in there)
+        precisions = (service.precision,) if service else every
         measured = measure(
             precisions,
             track=_Tracker(progress, f"{model_set.name} {' and '.join(precisions)}"),
@@ -218,18 +230,6 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
         )
     record = record_of(model_set, measured)
     return EvaluatedSet(model_set, record, measured, service.result if service else None)
-
-
-def _keep(folder: Path, record: AccuracyRecord) -> ModelSetError | None:
-    """Put the record into the set; return what was against it."""
-    try:
-        keep(folder, record)
-        err.print(f"recorded in {escape(str(folder))}/manifest.yaml")
-    except OutdatedRecordError as error:
-        return error
-    except ModelSetError as error:
-        return ModelSetError(f"{error.message}. {kept_aside(record)}")
-    return None
 
 
 def _is_well(evaluated: EvaluatedSet) -> bool:
@@ -255,15 +255,11 @@ def _is_refused(folder: Path) -> bool:
 
 
 def _report(evaluated: EvaluatedSet, options: EvaluateOptions) -> None:
-    """Print the tables or the JSON, and write the files that were asked for."""
     measured = evaluated.measured
     facts = (evaluated.model_set.manifest, evaluated.record, measured, evaluated.live)
-    is_multi_label = isinstance(measured, MultiLabelEvaluation)
-    json_of: Callable[..., dict[str, Any]] = multi_label_json if is_multi_label else as_json
-    show_tables: Callable[..., None] = show_multi_label if is_multi_label else show
-    content = json_of(*facts)
+    content = as_json(*facts)
     if options.has_tables:
-        show_tables(out, *facts)
+        show(out, *facts)
     write_json(options.json_file, content)
     if options.html is not None and isinstance(measured, Evaluation):
         from calibration.evaluation.report_page import write_page
@@ -273,12 +269,6 @@ def _report(evaluated: EvaluatedSet, options: EvaluateOptions) -> None:
 
 
 def _fit(model_set: ModelSet, options: EvaluateOptions) -> None:
-    """Fit temperatures, bounds or a plan, and write the result into the manifest.
-
-    Raises:
-        ModelSetError: too few images, no result, or the set was changed meanwhile.
-
-    """
     _check_fitting(options, model_set)
     if options.max_images and options.record:
         options = replace(options, record=False)
@@ -289,7 +279,12 @@ def _fit(model_set: ModelSet, options: EvaluateOptions) -> None:
     manifest = model_set.manifest
     if options.calibrate:  # rows without any temperature
         manifest = with_temperatures(manifest, dict.fromkeys([*manifest.weights, ENSEMBLE], 1.0))
-    rows = Rows(manifest, _whole_precision(model_set))
+    if not (whole := [*model_set.manifest.fingerprints]):
+        raise ModelSetError(
+            f"--calibrate, --sure-at and --plan take networks of one precision, and none of "
+            f"{model_set.name} has all members; tandem quantize makes the missing ones"
+        )
+    rows = Rows(manifest, whole[0])  # INT8 rather than a float one
     with _progress() as progress:
         track = _Tracker(progress, f"{model_set.name} {rows.precision}")
         plain = ModelSet(model_set.folder, manifest)
@@ -303,7 +298,6 @@ def _fit(model_set: ModelSet, options: EvaluateOptions) -> None:
 
 
 def _check_fitting(options: EvaluateOptions, model_set: ModelSet) -> None:
-    """Refuse what has no meaning with ``--calibrate``, ``--sure-at`` or ``--plan``."""
     option = options.fitting
     what = {
         "--calibrate": "fits temperatures",
@@ -329,7 +323,6 @@ def _check_fitting(options: EvaluateOptions, model_set: ModelSet) -> None:
 
 
 def _fit_temperatures(model_set: ModelSet, rows: Rows, options: EvaluateOptions) -> None:
-    """Fit temperatures, print them and write them."""
     fitted = fit_temperatures(rows)
     facts = {"set": model_set.name, "precision": rows.precision, **asdict(fitted)}
     write_json(options.json_file, facts)
@@ -342,14 +335,13 @@ def _fit_temperatures(model_set: ModelSet, rows: Rows, options: EvaluateOptions)
     if options.has_tables:
         again = f"tandem evaluate {escape(model_set.argument)} --images DIR"
         err.print(
-            f"written into {escape(str(model_set.folder))}/manifest.yaml; the accuracy record"
+            f"written into {escape(str(model_set.folder))}/manifest.yaml; the accuracy record\n"
+            f"is of before, bounds and plan are gone: {again} --sure-at 0.95, --plan, and\n"
+            "without either"
         )
-        err.print(f"is of before, bounds and plan are gone: {again} --sure-at 0.95, --plan, and")
-        err.print("without either")
 
 
 def _choose_sure(model_set: ModelSet, rows: Rows, options: EvaluateOptions) -> None:
-    """Choose when an answer is sure, for all members and some of them; print it and write it."""
     assert options.sure_at is not None
     manifest = fit_trust(model_set.manifest, rows, options.sure_at)
     sure, answer_set = manifest.sure, manifest.answer_set
@@ -386,12 +378,6 @@ def _show_sure(who: str, record: Manifest | SubsetRecord) -> None:
 def _fit_plan(
     model_set: ModelSet, rows: Rows, measured: Evaluation, options: EvaluateOptions
 ) -> None:
-    """Search the fast plan; print, draw and write it.
-
-    Raises:
-        ModelSetError: there is none, or it loses more on the images for judging than it may.
-
-    """
     manifest = model_set.manifest
     costs = {name: of[rows.precision] for name, of in measured.cpu_ms_per_image.items()}
     facts = (costs, measured.dataset.name, measured.images_sha256)
@@ -413,10 +399,9 @@ def _fit_plan(
 
 
 def _write(model_set: ModelSet, manifest: Manifest, option: str) -> None:
-    folder: Path = model_set.folder
+    folder = model_set.folder
     with change(folder, f"tandem evaluate {option}") as staging:
-        now = read_manifest(folder)
-        if now != model_set.manifest:
+        if read_manifest(folder) != model_set.manifest:
             raise ModelSetError(f"{folder} was changed meanwhile: nothing is written; fit again")
         staging.move_in(manifest)
 
@@ -454,20 +439,10 @@ class _Tracker:
 
 
 def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     return Progress(
         *columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
     )
-
-
-def _service(
-    options: EvaluateOptions, model_set: ModelSet
-) -> AbstractContextManager[LiveService | None]:
-    if options.url is None:
-        return nullcontext()
-    is_multi_label = model_set.manifest.task == "multi_label"
-    kind = MultiLabelLiveService if is_multi_label else LiveService
-    return kind(options.url, model_set, options.key_file)
 
 
 def _sampled(dataset: D, max_images: int) -> D:
@@ -478,21 +453,3 @@ def _sampled(dataset: D, max_images: int) -> D:
     note = f"a random sample of {max_images} of {len(dataset.images)} images"
     ordered = tuple(dataset.images[place] for place in sorted(chosen))
     return replace(dataset, images=ordered, notes=(*dataset.notes, note))
-
-
-def _precisions(model_set: ModelSet) -> tuple[Precision, ...]:
-    """Return the precisions that any member has, the float ones first."""
-    there = {p for member in model_set.manifest.members for p in member.networks}
-    return tuple(p for p in PRECISIONS if p in there)
-
-
-def _whole_precision(model_set: ModelSet) -> Precision:
-    """Return the precision that all members have, INT8 rather than a float one."""
-    members = model_set.manifest.members
-    for precision in reversed(PRECISIONS):
-        if all(m.precision_of(precision) in m.networks for m in members):
-            return precision
-    raise ModelSetError(
-        f"--calibrate, --sure-at and --plan take networks of one precision, and none of "
-        f"{model_set.name} has all members; tandem quantize makes the missing ones"
-    )

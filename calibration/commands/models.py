@@ -61,12 +61,15 @@ def _show_sets(sets: list[ModelSet]) -> None:
         is_name = column in ("set", "members")
         table.add_column(column, no_wrap=not is_name, overflow="fold")
     for model_set in sets:
-        content = set_as_json(model_set.manifest)
+        manifest = model_set.manifest
+        content = set_as_json(manifest)
         table.add_row(
             content["name"],
-            _classes(model_set.manifest),
+            f"{manifest.num_classes} labels\nfrom {manifest.threshold:g}"
+            if manifest.is_multi_label
+            else str(manifest.num_classes),
             f"{', '.join(map(str, content['input_sizes']))} px",
-            ", ".join(_member_text(member) for member in model_set.manifest.members),
+            ", ".join(_member_text(member) for member in manifest.members),
             _measured(content),
         )
     wrapped.print(table)
@@ -100,15 +103,7 @@ def set_as_json(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _classes(manifest: Manifest) -> str:
-    """Return the number of classes; of a multi-label set, and its threshold."""
-    if manifest.threshold is None:
-        return str(manifest.num_classes)
-    return f"{manifest.num_classes} labels\nfrom {manifest.threshold:g}"
-
-
 def _member_text(member: MemberRecord) -> str:
-    """Return a member's name, another runtime than OpenVINO, and a batch size that is built in."""
     facts = [str(runtime) for runtime in member.runtimes if runtime != "openvino"]
     if member.fixed_batch is not None:
         facts.append("one by one" if member.fixed_batch == 1 else str(member.fixed_batch))

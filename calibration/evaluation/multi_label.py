@@ -96,11 +96,8 @@ def evaluate_label_sets(
 ) -> MultiLabelEvaluation:
     """Run every image through every network; unreadable images are listed, without an error.
 
-    ``observe`` is called with each batch, in the thread that ran it.
-
-    Raises:
-        ModelSetError: an image was used for calibration, or none with a label can be read.
-
+    ``observe`` is called with each batch, in the thread that ran it. Raises :class:`ModelSetError`
+    if an image was used for calibration, or none with a label can be read.
     """
     threshold = model_set.manifest.threshold
     assert threshold is not None  # the set is multi-label
@@ -123,27 +120,19 @@ def evaluate_label_sets(
         for precision, by_name in answered.probabilities.items():
             for name, scores in by_name.items():
                 rows.setdefault(precision, {}).setdefault(name, []).append(scores)
-    _measure(result, rows, label_truth_of(images, model_set.manifest.num_classes))
-    return result
-
-
-def _measure(
-    result: MultiLabelEvaluation,
-    rows: dict[Precision, dict[str, list[Probabilities]]],
-    truth: Labels,
-) -> None:
-    """Add the figures of all rows to the result."""
+    truth = label_truth_of(images, model_set.manifest.num_classes)
     result.num_images, result.num_labels = len(truth), int(truth.sum())
     if not result.num_labels:
         why = f": {result.unreadable[0]}" if result.unreadable else ""
         raise ModelSetError(f"no image of {result.dataset.name} that has a label can be read{why}")
-    for precision, by_name in rows.items():
-        for name, parts in by_name.items():
+    for precision, of_network in rows.items():
+        for name, parts in of_network.items():
             scores = np.concatenate(parts)  # (N, C)
-            resampled = measured(scores, truth, result.threshold)
+            resampled = measured(scores, truth, threshold)
             result.figures.setdefault(precision, {})[name] = resampled
-            is_exact = (above(scores, result.threshold) == truth).all(axis=1)
+            is_exact = (above(scores, threshold) == truth).all(axis=1)
             result.num_exact.setdefault(precision, {})[name] = int(is_exact.sum())
+    return result
 
 
 def measured(scores: Probabilities, truth: Labels, threshold: float) -> Resampled:
@@ -151,11 +140,9 @@ def measured(scores: Probabilities, truth: Labels, threshold: float) -> Resample
 
     The resamples depend on N alone, so that two classifiers on the same images can be compared.
     """
-    num_images = len(scores)
-    ones = np.ones((1, num_images), np.float32)
-    parts = [_figures(scores, truth, threshold, counts) for counts in _resamples(num_images)]
-    figures = _figures(scores, truth, threshold, ones)
-    return Resampled(figures, np.concatenate(parts))
+    parts = [_figures(scores, truth, threshold, counts) for counts in _resamples(len(scores))]
+    once = np.ones((1, len(scores)), np.float32)
+    return Resampled(_figures(scores, truth, threshold, once), np.concatenate(parts))
 
 
 def drop_of(before: Resampled, after: Resampled) -> MultiLabelDrop:
@@ -171,7 +158,6 @@ def drop_of(before: Resampled, after: Resampled) -> MultiLabelDrop:
 
 
 def _resamples(num_images: int) -> Iterator[Counts]:
-    """Yield the counts of all resamples, a block at a time."""
     rng, step = np.random.RandomState(SEED), max(1, MAX_CELLS // num_images)
     for start in range(0, NUM_RESAMPLES, step):
         number = min(step, NUM_RESAMPLES - start)
@@ -186,9 +172,8 @@ def _figures(scores: Probabilities, truth: Labels, threshold: float, counts: Cou
     right = counts @ (answered & truth).astype(np.float32)  # (R, C)
     wrong = counts @ (answered != truth).astype(np.float32)
     with np.errstate(invalid="ignore", divide="ignore"):  # classes without an image
-        precisions = [
-            average_precision(scores[:, c], truth[:, c], counts) for c in range(scores.shape[1])
-        ]
+        columns = zip(scores.T, truth.T, strict=True)
+        precisions = [average_precision(*column, counts) for column in columns]
         of_class = np.where(counts @ truth.astype(np.float32) > 0, _f1(right, wrong), np.nan)
         micro = _f1(right.sum(axis=1), wrong.sum(axis=1))
         return np.stack([_mean(np.stack(precisions, 1)), micro, _mean(of_class)], 1)
@@ -203,25 +188,21 @@ def average_precision(scores: Probabilities, truth: Labels, counts: Counts) -> V
     right = (sorted_counts * truth[order]).cumsum(axis=1, dtype=np.float64)[:, ends]
     more = np.diff(right, axis=1, prepend=0.0)
     precision = np.divide(right, passed, out=np.zeros_like(right), where=passed > 0)
-    precisions: Values = (more * precision).sum(axis=1) / right[:, -1]
-    return precisions
+    return np.asarray((more * precision).sum(axis=1) / right[:, -1])
 
 
 def _f1(right: npt.NDArray[np.float32], wrong: npt.NDArray[np.float32]) -> Values:
-    f1: Values = 2 * right.astype(np.float64) / (2 * right + wrong)
-    return f1
+    return np.asarray(2 * right.astype(np.float64) / (2 * right + wrong))
 
 
 def _mean(of_classes: Values) -> Values:
     """Return the mean of (R, C) over the classes that have an image: (R,)."""
     is_there = ~np.isnan(of_classes)
-    mean: Values = np.where(is_there, of_classes, 0).sum(axis=1) / is_there.sum(axis=1)
-    return mean
+    return np.asarray(np.where(is_there, of_classes, 0).sum(axis=1) / is_there.sum(axis=1))
 
 
 def _standard_errors(resamples: Values) -> Values:
-    errors: Values = np.nanstd(resamples, axis=0, ddof=1)
-    return errors
+    return np.asarray(np.nanstd(resamples, axis=0, ddof=1))
 
 
 def _interval(value: float, error: float, least: float) -> tuple[float, float]:

@@ -125,7 +125,6 @@ def search(
     Raises:
         ModelSetError: the set has one member or too many, there are too few images, or no candidate
             keeps the accuracy.
-
     """
     names = tuple(manifest.weights)
     if not 1 < len(names) <= MAX_MEMBERS:

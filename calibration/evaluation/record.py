@@ -2,6 +2,7 @@
 
 import platform
 import tempfile
+from contextlib import suppress
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,13 +32,10 @@ def record_of(model_set: ModelSet, measured: Evaluation | MultiLabelEvaluation) 
     """Return the evaluation as a record, with the fingerprints of its networks."""
     scores = measured.scores
     precisions = tuple(scores)
-    members = model_set.manifest.members
-    fingerprints: dict[str, dict[Precision, str]] = {
-        m.name: {
-            p: m.networks[p].fingerprint for p in map(m.precision_of, precisions) if p in m.networks
-        }
-        for m in members
-    }
+    fingerprints: dict[str, dict[Precision, str]] = {}
+    for m in model_set.manifest.members:
+        own = [p for p in map(m.precision_of, precisions) if p in m.networks]
+        fingerprints[m.name] = {p: m.networks[p].fingerprint for p in own}
     return AccuracyRecord(
         dataset=measured.dataset.name,
         images_sha256=measured.images_sha256,
@@ -79,7 +77,6 @@ def check_can_keep(folder: Path, made_by: str | None = None) -> None:
 
     Raises:
         ModelSetError: another command changes the set, or its folder is not writable or full.
-
     """
     with change(folder, made_by) as staging:
         room = (folder / MANIFEST_NAME).stat().st_size + RECORD_BYTES
@@ -92,7 +89,6 @@ def keep(folder: Path, record: AccuracyRecord) -> None:
     Raises:
         OutdatedRecordError: the set has changed since it was measured.
         ModelSetError: another command changes the set, or its folder is not writable or full.
-
     """
     with change(folder):
         manifest = with_record(read_manifest(folder), record)  # the present one
@@ -122,10 +118,8 @@ def kept_aside(record: AccuracyRecord) -> str:
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return versions
 
 
@@ -139,8 +133,7 @@ def with_record(manifest: Manifest, record: AccuracyRecord) -> Manifest:
 
     def stays(old: AccuracyRecord) -> bool:
         is_same = (old.images_sha256, old.conditions) == (record.images_sha256, record.conditions)
-        names = {judgement.name for judgement in refused(strictest, old)}
-        if names:
+        if names := {judgement.name for judgement in refused(strictest, old)}:
             return not (is_same and names <= set(record.drops))
         return old in current and not is_same
 

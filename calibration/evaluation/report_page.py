@@ -20,7 +20,6 @@ from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.plans import PlanSearch
 from calibration.evaluation.report_plans import points
 from calibration.statistics import NUM_BINS, Tally
-from models.errors import ModelSetError
 from models.files import write_result
 from models.manifest import ENSEMBLE
 from models.model_set import ModelSet
@@ -168,12 +167,6 @@ def reliability(tallies: dict[str, Tally]) -> str:
         lower.set_xlabel("confidence (probability of the first class)")
         lower.set_ylabel("images")
         return svg_of(figure)
-
-
-def check_plot(path: Path) -> None:
-    """Raise :class:`ModelSetError` if the plot cannot be written to ``path``."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ModelSetError(f"--plot {path}: give a name that ends in .svg or .png")
 
 
 def write_plot(path: Path, result: PlanSearch) -> None:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.evaluation.plans import MAX_LOST, PlanScore, PlanSearch
+from calibration.evaluation.plans import MAX_LOST, PlanSearch
 from calibration.statistics import ModeTally
 from models.record import Precision
 
@@ -69,26 +69,20 @@ def show_plans(console: Console, result: PlanSearch) -> None:
     full = f"{figures.full_cpu_ms:.1f}", "", f"{figures.full_top1:.4f}", "", ""
     table.add_row(f"full: {' + '.join(result.cpu_ms)}", *full)
     for score in result.scores:
-        style = "bold" if score is result.best else None
-        table.add_row(escape(score.name), *_cells(score), style=style)
+        own = score.judged
+        table.add_row(
+            escape(score.name),
+            f"{own.cpu_ms:.1f}",
+            f"{score.speed:.2f}",
+            f"{own.top1:.4f}",
+            f"{points(own.lost)}\n({interval_of(own.lost_interval)})",
+            "\n".join(f"{share:.0%}" for share in score.shares),
+            style="bold" if score is result.best else None,
+        )
     console.print(table)
     console.print(f"fast: {result.best.name}; {verdict(result)}", markup=False)
-    console.print(
-        f"  CPU-ms: the networks alone, an image in batches of 8; p {figures.p_value:.2f} "
-        "(McNemar)",
-        markup=False,
-    )
-
-
-def _cells(score: PlanScore) -> tuple[str, ...]:
-    own = score.judged
-    return (
-        f"{own.cpu_ms:.1f}",
-        f"{score.speed:.2f}",
-        f"{own.top1:.4f}",
-        f"{points(own.lost)}\n({interval_of(own.lost_interval)})",
-        "\n".join(f"{share:.0%}" for share in score.shares),
-    )
+    how = "CPU-ms: the networks alone, an image in batches of 8"
+    console.print(f"  {how}; p {figures.p_value:.2f} (McNemar)", markup=False)
 
 
 def show_modes(console: Console, precision: Precision, modes: dict[str, ModeTally]) -> None:
@@ -105,9 +99,9 @@ def show_modes(console: Console, precision: Precision, modes: dict[str, ModeTall
         if sure is None:
             cells += ["", "", ""]
         else:
-            right = "" if sure["right"] is None else f"{sure['right']:.1%}"
-            ends = "" if sure["right"] is None else f"\n{range_of(sure['right_interval'])}"
-            cells += [f"{sure['from']:.3f}", f"{sure['share']:.1%}", f"{right}{ends}"]
+            cells += [f"{sure['from']:.3f}", f"{sure['share']:.1%}", ""]
+            if sure["right"] is not None:
+                cells[-1] = f"{sure['right']:.1%}\n{range_of(sure['right_interval'])}"
         held = answer_set and f"{answer_set['coverage']:.1%}\nin {answer_set['mean_size']:.2f}"
         table.add_row(escape(name), *cells, held or "")
     console.print(table)

@@ -151,10 +151,9 @@ def torch_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
     elif options.mode == "compile":
         network = torch.compile(network)  # compiles at the first call
     note = f"PyTorch's threads: {torch.get_num_threads()}"
+    calls = [partial(run, tensor) for tensor in inputs]
     return ReadyNetwork(
-        [partial(run, tensor) for tensor in inputs],
-        lambda pixels: run(tensor_of(pixels)).detach().float().numpy(),
-        lambda: note,
+        calls, lambda pixels: run(tensor_of(pixels)).detach().float().numpy(), lambda: note
     )
 
 
@@ -163,9 +162,8 @@ def check_possible(options: RungOptions) -> None:
     from calibration.training.train import has_bf16
 
     if options.float_type == "bf16" and not has_bf16():
-        raise SkippedError(
-            "this CPU has neither avx512_bf16 nor amx_bf16: PyTorch would emulate bfloat16"
-        )
+        reason = "this CPU has neither avx512_bf16 nor amx_bf16: PyTorch would emulate bfloat16"
+        raise SkippedError(reason)
     if options.mode == "compile" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         raise SkippedError("torch.compile needs a C++ compiler (apt-get install g++)")
 
@@ -189,18 +187,12 @@ def ensemble_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
         float_type=manifest.float_type,
     )
     members = manifest.weights if plan is None else plan.members
-    paths = {name: model_set.network_path(name, "INT8") for name in members}
-    networks = {name: load(path, compiled) for name, path in paths.items()}
+    networks = {name: load(model_set.network_path(name, "INT8"), compiled) for name in members}
     at_first = list[float]()  # the share of each batch that the first step answers
 
     def rows_of(names: Iterable[str], images: Pixels) -> dict[str, Probabilities]:
-        return {
-            name: tempered(
-                networks[name].predict(manifest.inputs.of(name, images)),
-                manifest.temperatures[name],
-            )
-            for name in names
-        }
+        rows = ((name, networks[name].predict(manifest.inputs.of(name, images))) for name in names)
+        return {name: tempered(row, manifest.temperatures[name]) for name, row in rows}
 
     def predict(images: Pixels) -> Probabilities:
         if plan is None:
@@ -233,9 +225,8 @@ def ensemble_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
 def _batches(job: LadderJob, inputs: ImageInputs, batch: int) -> list[Pixels]:
     """Return whole batches of the labelled images, or of random ones if there are none."""
     if job.has_images:
-        pixels: Pixels = np.load(job.work / prepared.INPUTS_NAME, allow_pickle=False)
-        number = max(1, len(pixels) // batch)
-        return list(np.resize(pixels, (number, batch, *pixels.shape[1:])))
+        pixels = np.load(job.work / prepared.INPUTS_NAME)
+        return [*np.resize(pixels, (max(1, len(pixels) // batch), batch, *pixels.shape[1:]))]
     seeds = range(prepared.SEED, prepared.SEED + 4)
     sizes = [rule.input_size for rule in inputs.rules]
     return [inputs.joined([random_pixels(batch, size, seed) for size in sizes]) for seed in seeds]
@@ -294,10 +285,9 @@ def _measured(job: LadderJob, engine: str, choices: Choices, say: Say) -> RungRe
 def _top1(
     job: LadderJob, ready: ReadyNetwork, batch: int, *, of_ensemble: bool
 ) -> dict[str, float]:
-    """Return the fields of :class:`Figures` on the labelled images."""
     name = prepared.INPUTS_NAME if of_ensemble else prepared.PIXELS_NAME
-    pixels = np.load(job.work / name, mmap_mode="r", allow_pickle=False)
-    truth, num_right = np.load(job.work / TRUTH, allow_pickle=False), 0
+    pixels = np.load(job.work / name, mmap_mode="r")
+    truth, num_right = np.load(job.work / TRUTH), 0
     for start in range(0, len(truth), batch):
         part = pixels[start : start + batch]
         whole = np.resize(part, (batch, *part.shape[1:]))  # the last is filled up with its own
@@ -309,9 +299,7 @@ def _top1(
 def best_choice(job: LadderJob, engine: str, choices: Choices) -> tuple[RungOptions, ReadyNetwork]:
     """Return the choice with the highest throughput in a short run.
 
-    Raises:
-        SkippedError: the machine can run none of them.
-
+    Raises :class:`SkippedError` if the machine can run none of them.
     """
     best: tuple[float, RungOptions, ReadyNetwork] | None = None  # frees the others' memory
     reasons: list[str] = []

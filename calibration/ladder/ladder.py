@@ -103,17 +103,14 @@ class Ladder:
     def run(self, *, is_resumed: bool) -> dict[str, RungResult]:
         """Return every rung's result, in the ladder's order; resumed, it keeps earlier results.
 
-        Raises:
-            LadderError: the network cannot be made, or the labelled images or the work folder
-                cannot be used.
-
+        Raises :class:`LadderError` if the network cannot be made, or the labelled images or the
+        work folder cannot be used.
         """
         with self._store.opened(self._job.facts, is_resumed=is_resumed):
             if self._num_pending(1):
                 self._prepare_network()
             for number, rung in enumerate(self._job.rungs, start=1):
-                result = self._store.read(rung.name)
-                if result is None:
+                if (result := self._store.read(rung.name)) is None:
                     result = self._measure(rung, number)
                     self._store.write(rung.name, result)
                 self._results[rung.name] = result
@@ -124,15 +121,15 @@ class Ladder:
     def _prepare_network(self) -> None:
         """Make the inputs of every rung: the network with random weights, the labelled pixels."""
         first = next(rung for rung in self._job.rungs if self._store.read(rung.name) is None)
-        whole: dict[Preparation, tuple[bool, str]] = {
-            "make_set": (self._job.network.is_random, "making the network"),
-            "labelled": (self._job.images is not None, "reading the labelled images"),
-        }
-        for preparation, (is_needed, doing) in whole.items():
-            if is_needed:
-                self._tell(first, 1, doing)
-                if reason := self._not_prepared(preparation, lambda _: None):
-                    raise LadderError(reason)
+        needed = dict[Preparation, str]()
+        if self._job.network.is_random:
+            needed["make_set"] = "making the network"
+        if self._job.images is not None:
+            needed["labelled"] = "reading the labelled images"
+        for preparation, doing in needed.items():
+            self._tell(first, 1, doing)
+            if reason := self._not_prepared(preparation, lambda _: None):
+                raise LadderError(reason)
 
     def _not_prepared(self, preparation: Preparation, say: Say) -> str:
         """Make a preparation unless it exists; return why it failed, or ""."""
@@ -146,26 +143,22 @@ class Ladder:
         return ""
 
     def _measure(self, rung: Rung, number: int) -> RungResult:
-        """Run a rung; an error becomes its result."""
         if why := self._job.impossible.get(rung.name):
             return RungResult(outcome="skipped", reason=why)
         started, say = self._clock(), partial(self._tell, rung, number)
         say("starting")
         try:
-            result = self._outcome(rung, say)
+            if rung.needs is not None:
+                say(f"preparing: {rung.needs}")
+                if reason := self._not_prepared(rung.needs, say):
+                    return RungResult(outcome="skipped", reason=reason)
+            choices = rung.choices(self._base(rung))
+            result = self._run(self._job, rung.name, rung.engine, choices, say)
         except TandemError as error:
             result = _failed(error.message)
         if result.outcome == "measured":
             self._took_s.append(self._clock() - started)
         return result
-
-    def _outcome(self, rung: Rung, say: Say) -> RungResult:
-        if rung.needs is not None:
-            say(f"preparing: {rung.needs}")
-            if reason := self._not_prepared(rung.needs, say):
-                return RungResult(outcome="skipped", reason=reason)
-        choices = rung.choices(self._base(rung))
-        return self._run(self._job, rung.name, rung.engine, choices, say)
 
     def _base(self, rung: Rung) -> RungOptions:
         """Return the options of the fastest earlier rung of the engine; the service's plan."""
@@ -235,7 +228,6 @@ def free_port() -> int:
 
 
 def _wait_ready(url: str, process: Child) -> str:
-    """Wait until the service is ready; return the problem if it is not."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if process.has_ended(SAMPLE_S):
@@ -247,12 +239,7 @@ def _wait_ready(url: str, process: Child) -> str:
 
 
 def _loaded(job: LadderJob, url: str, pid: int) -> Figures:
-    """Load the service for the time of a rung, and return the figures."""
-    seconds, result_file, log = (
-        job.seconds,
-        job.work / "bench.json",
-        Store(job.work).log("bench"),
-    )
+    seconds, result_file, log = job.seconds, job.work / "bench.json", Store(job.work).log("bench")
     result_file.unlink(missing_ok=True)
     line = [TANDEM, "bench", "--url", url, "--json", str(result_file)]
     line += ["--concurrency", str(CLIENTS_PER_CORE * job.cores), "--objective-ms", "1000"]
@@ -262,7 +249,7 @@ def _loaded(job: LadderJob, url: str, pid: int) -> Figures:
     with (
         log.open("wb") as printed,
         Child(line, printed) as bench,
-        sampled(SAMPLE_S, job.cores, lambda: _cpu_s(pid)) as samples,
+        sampled(SAMPLE_S, job.cores, lambda: sum(map(_cpu_s, _family(pid)))) as samples,
     ):
         bench.has_ended(seconds * (1 + WARM_UP) + END_LIMIT_S)
         how = bench.how_ended()
@@ -294,13 +281,10 @@ def _family(pid: int) -> list[psutil.Process]:
     return []
 
 
-def _cpu_s(pid: int) -> float:
-    """Return the CPU time so far of the service's processes, in s."""
-    spent_s = 0.0
-    for process in _family(pid):
-        with suppress(psutil.Error):
-            spent_s += sum(process.cpu_times()[:2])  # user and system
-    return spent_s
+def _cpu_s(process: psutil.Process) -> float:
+    with suppress(psutil.Error):
+        return sum(process.cpu_times()[:2])  # user and system
+    return 0.0
 
 
 def _top1(job: LadderJob, url: str) -> dict[str, float]:

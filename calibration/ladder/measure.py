@@ -36,7 +36,8 @@ class PackagePower:
         self, folder: Path = POWERCAP, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock, self._last = clock, dict[Path, tuple[int, float]]()  # microjoules and time
-        self._packages = [zone for zone in folder.glob("intel-rapl:*") if _is_package(zone)]
+        # Whole packages, not their parts or the platform.
+        self._packages = [zone for zone in folder.glob("intel-rapl:*") if zone.name.count(":") == 1]
         self.watts()
 
     def watts(self) -> float | None:
@@ -44,6 +45,8 @@ class PackagePower:
         total = 0.0
         for zone in self._packages:
             with suppress(OSError, ValueError):  # only root may read it
+                if not (zone / "name").read_bytes().startswith(b"package"):
+                    continue
                 energy, at_s = _number(zone / "energy_uj"), self._clock()
                 before, before_s = self._last.get(zone, (energy, at_s))
                 self._last[zone] = energy, at_s
@@ -52,13 +55,6 @@ class PackagePower:
                     turned = _number(zone / "max_energy_range_uj") if energy < before else 0
                     total += (energy - before + turned) / 1e6 / (at_s - before_s)
         return round(total, 2) or None
-
-
-def _is_package(zone: Path) -> bool:
-    """Whether a zone is a whole package, not a part or the platform."""
-    with suppress(OSError):
-        return zone.name.count(":") == 1 and (zone / "name").read_bytes().startswith(b"package")
-    return False
 
 
 def _number(file: Path) -> int:

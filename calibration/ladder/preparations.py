@@ -63,9 +63,7 @@ def normalised(pixels: Pixels) -> npt.NDArray[np.float32]:
 def member_ir(network: RungNetwork, precision: str, work: Path) -> Path:
     """Return the verified IR: the set's own, or the ladder's if the set has no INT8.
 
-    Raises:
-        SkippedError: the set's network is for another runtime.
-
+    Raises :class:`SkippedError` if the set's network is for another runtime.
     """
     model_set = ModelSet(network.model_set, read_manifest(network.model_set))
     if precision == "INT8" and "INT8" not in model_set.manifest.member(network.name).networks:
@@ -82,7 +80,6 @@ def torch_module(job: LadderJob) -> Any:
     Raises:
         SkippedError: the member has no PyTorch source.
         ModelSetError: torchvision has no classification network of that name.
-
     """
     network = job.network
     if network.torch_source == "random":
@@ -120,10 +117,8 @@ def random_module(network: RungNetwork) -> Any:
     models = torchvision_models()
     names = [name for name in models.list_models(module=models) if name not in AUXILIARY]
     if network.name not in names:
-        raise ModelSetError(
-            f"torchvision has no classification network {network.name!r}; it has: "
-            f"{', '.join(names)}"
-        )
+        problem = f"torchvision has no classification network {network.name!r}; it has: "
+        raise ModelSetError(problem + ", ".join(names))
     arguments: dict[str, Any] = {"weights": None, "num_classes": network.num_classes}
     if network.name.startswith("vit_"):  # its position embedding has a fixed size
         arguments["image_size"] = network.size
@@ -135,10 +130,7 @@ def unfold(network: Any, model: ov.Model, batch: Any) -> None:
     """Load the weights of ``model`` into ``network``.
 
     ``batch``, normalised float32 (N, 3, H, W) RGB, determines the statistics of normalisations.
-
-    Raises:
-        ModelSetError: the IR does not have the network's layers.
-
+    Raises :class:`ModelSetError` if the IR does not have the network's layers.
     """
     torch = import_torch()
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
@@ -161,7 +153,9 @@ def unfold(network: Any, model: ov.Model, batch: Any) -> None:
             _fill(module.bias, _constant(follower.get_node(), 1))
         if not isinstance(module, torch.nn.BatchNorm2d):
             continue
-        add, convolution = nodes.get(f"__module.{name}{BATCH_NORM}"), modules.get(_before(name))
+        # The convolution before it: conv1 of bn1, downsample.0 of .1.
+        before = name.replace("bn", "conv").replace("downsample.1", "downsample.0")
+        add, convolution = nodes.get(f"__module.{name}{BATCH_NORM}"), modules.get(before)
         folded = None if add is None else add.input_value(0).get_node()
         is_after = folded is not None and folded.get_type_name() == "Convolution"
         if not is_after or not isinstance(convolution, torch.nn.Conv2d):
@@ -179,13 +173,6 @@ def unfold(network: Any, model: ov.Model, batch: Any) -> None:
         network.eval()(batch)
     for hook in hooks:
         hook.remove()
-
-
-def _before(norm: str) -> str:
-    """Return the convolution before a normalisation: conv1 of bn1, downsample.0 of .1."""
-    if norm.endswith("downsample.1"):
-        return norm.removesuffix("1") + "0"
-    return norm.replace("bn", "conv")
 
 
 def _constant(node: ov.Node, number: int) -> np.ndarray:
@@ -258,8 +245,7 @@ def quantize(job: LadderJob) -> None:
     if "INT8" in read_manifest(job.network.model_set).member(job.network.name).networks:
         return
     model = read_network(member_ir(job.network, "FP16", job.work))
-    path = job.work / INT8_NAME
-    partial = path.with_name(f"partial-{path.name}")
+    path, partial = job.work / INT8_NAME, job.work / f"partial-{INT8_NAME}"
     ov.save_model(quantized_by_random_images(model, job.network), partial, compress_to_fp16=False)
     for suffix in (".bin", ".xml"):
         partial.with_suffix(suffix).replace(path.with_suffix(suffix))
@@ -269,8 +255,8 @@ def quantized_by_random_images(model: ov.Model, network: RungNetwork) -> ov.Mode
     """Quantise as ``tandem quantize`` does."""
     with needs_extra("calibrate", "ladder"):
         from calibration.quantization.quantize import quantize as quantized
-    images = random_pixels(CALIBRATION_IMAGES, network.size)
-    return quantized(model, list(images), QuantizationOptions())
+    images = list(random_pixels(CALIBRATION_IMAGES, network.size))
+    return quantized(model, images, QuantizationOptions())
 
 
 def keep_labelled(job: LadderJob) -> None:
@@ -278,7 +264,6 @@ def keep_labelled(job: LadderJob) -> None:
 
     Raises:
         ModelSetError: no image can be read, they are of other classes, or calibration used them.
-
     """
     assert job.images is not None
     model_set = ModelSet(job.network.model_set, read_manifest(job.network.model_set))
@@ -300,10 +285,9 @@ def keep_labelled(job: LadderJob) -> None:
     if not images:
         raise ModelSetError(f"none of {len(chosen)} images of {job.images} can be read")
     whole = np.stack(images)
-    np.save(job.work / INPUTS_NAME, whole, allow_pickle=False)
-    np.save(job.work / PIXELS_NAME, inputs.of(job.network.name, whole), allow_pickle=False)
-    # The last file: its presence shows that all files are complete.
-    np.save(job.work / TRUTH, np.array(classes, np.int64), allow_pickle=False)
+    np.save(job.work / INPUTS_NAME, whole)
+    np.save(job.work / PIXELS_NAME, inputs.of(job.network.name, whole))
+    np.save(job.work / TRUTH, np.array(classes, np.int64))  # last: all files are complete
 
 
 PREPARATIONS: dict[str, Callable[[LadderJob], None]] = {

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from models.errors import TandemError
-from models.files import write_result
+from models.files import make_folder, write_result
 from models.image_files import first_not_utf8
 from models.machine import available_cpus
 from models.plan import PlanName
@@ -205,13 +205,11 @@ class Store:
     def opened(self, facts: dict[str, Any], *, is_resumed: bool) -> Iterator[None]:
         """Make the folder, or continue its results of the same facts; lock it during the block.
 
-        Raises:
-            LadderError: another ladder uses the folder, its results have other facts, it is not
-                writable, or it is neither empty nor a ladder's.
-
+        Raises :class:`LadderError` if another ladder uses the folder, its results have other facts,
+        it is not writable, or it is neither empty nor a ladder's.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             held = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
             raise LadderError(
@@ -248,7 +246,7 @@ class Store:
             )
         write_result(job, json.dumps(facts))
         for name in (RESULTS, LOGS):
-            (self.folder / name).mkdir(exist_ok=True)
+            make_folder(self.folder / name)
 
     def read(self, name: str) -> RungResult | None:
         """Return the final result of a rung or preparation; failed ones are tried again."""

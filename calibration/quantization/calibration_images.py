@@ -9,7 +9,8 @@ activations' ranges, which are similar for all photographs.
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,7 @@ SEED = 20
 # With fewer held-out images, chance alone moves top-1 by more than half a percentage point.
 MIN_VALIDATION = 400
 MAX_VALIDATION = 2000
+MIN_COMPARED, MAX_COMPARED = 60, 400  # images without labels
 SOURCE = "packaged photographs"  # the name in manifests
 SCIKIT_IMAGE = Wheel(
     "scikit-image",
@@ -63,10 +65,8 @@ def draw_images(
 ) -> Chosen:
     """Draw ``num_images`` readable images at random, with seed 20, so that runs are repeatable.
 
-    Raises:
-        ModelSetError: the folder has fewer. With ``is_asked`` the message says that the user chose
-            the number.
-
+    Raises :class:`ModelSetError` if the folder has fewer. With ``is_asked`` the message says that
+    the user chose the number.
     """
     paths = find_images(folder)
     random.Random(SEED).shuffle(paths)
@@ -104,6 +104,7 @@ class HeldOut:
     labelled: Labelled | None = None
     hashes: tuple[str, ...] = ()
     dataset: str = ""
+    unlabelled: Pixels = field(default_factory=lambda: np.empty(0, np.uint8))  # if not labelled
 
 
 def held_out(
@@ -112,14 +113,16 @@ def held_out(
     """Read the images of ``validation``, or else those of ``images`` that calibration left.
 
     The latter are used only if they are labelled and enough, without copies of calibration images.
-    At most 2000 are used, since they are held in memory.
-
-    Raises:
-        ModelSetError: ``validation`` cannot be used, or has calibration images.
-
+    At most 2000 are used, since they are held in memory. Raises :class:`ModelSetError` if
+    ``validation`` cannot be used, or has calibration images.
     """
-    if model_set.manifest.task == "multi_label":
-        return _of_multi_label(model_set, validation)
+    if model_set.manifest.is_multi_label and validation is not None:
+        raise ModelSetError(
+            f"--validation: {model_set.name} is multi-label, and layers are taken back to float by "
+            "top-1, which it has not; leave it out, and let tandem evaluate measure what INT8 costs"
+        )
+    if model_set.manifest.is_multi_label:
+        return HeldOut(f"none: {model_set.name} is multi-label; tandem evaluate measures it")
     if validation is not None:
         dataset = read_dataset(validation, model_set)
         taken = set[Path]()
@@ -150,14 +153,23 @@ def held_out(
     return HeldOut(description, labelled, tuple(hashes), dataset.name)
 
 
-def _of_multi_label(model_set: ModelSet, validation: Path | None) -> HeldOut:
-    """Return no images: accuracy control needs top-1, which multi-label sets do not have."""
-    if validation is not None:
-        raise ModelSetError(
-            f"--validation: {model_set.name} is multi-label, and layers are taken back to float by "
-            "top-1, which it has not; leave it out, and let tandem evaluate measure what INT8 costs"
-        )
-    return HeldOut(f"none: {model_set.name} is multi-label; tandem evaluate measures it")
+def with_unlabelled(
+    held: HeldOut, images: Path | None, inputs: ImageInputs, calibration: Chosen
+) -> HeldOut:
+    """Return images to compare float and INT8 on without labels: a folder's that are left.
+
+    With few left, and of packaged photographs, they are those that calibrated INT8.
+    """
+    left = [] if images is None else sorted({*find_images(images)} - {*calibration.paths})
+    left = random.Random(SEED).sample(left, min(len(left), MAX_COMPARED))
+    pixels = []
+    for path in left if len(left) >= MIN_COMPARED else []:
+        with suppress(ImageError, OSError):
+            pixels.append(inputs.read(path.read_bytes()))
+    of = "photographs that calibration left" if pixels else "calibration images"
+    if images is None:
+        of = "crops of packaged photographs"
+    return replace(held, dataset=of, unlabelled=np.stack(pixels or calibration.pixels))
 
 
 def _read(images: Sequence[LabelledImage], inputs: ImageInputs) -> tuple[Labelled, list[str]]:
@@ -186,10 +198,15 @@ def packaged_images(
     Raises:
         DownloadError: scikit-image's wheel cannot be downloaded.
         ModelSetError: a photograph is missing or cannot be read.
-
     """
     files = list(_files(fetch_wheel(SCIKIT_IMAGE, source, report)))
-    photographs = [_decoded(data, name) for name, data in files]
+    photographs = list[Pixels]()
+    for name, data in files:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)  # (H, W, 3) BGR
+        if pixels is None:
+            problem = f"{name} is no picture: delete scikit-image's wheel, and fetch it again"
+            raise ModelSetError(problem)
+        photographs.append(np.asarray(pixels, np.uint8))
     chosen = Chosen(hashes=[sha256(data).hexdigest() for _, data in files])
     generator = np.random.default_rng(SEED)
     for place in range(num_images):
@@ -212,15 +229,6 @@ def _files(wheel: Path) -> Iterator[tuple[str, bytes]]:
                 f"scikit-learn's {name} cannot be read: {error.strerror}; NNCF installs it: pip "
                 "install --force-reinstall scikit-learn, or give --images"
             ) from error
-
-
-def _decoded(data: bytes, name: str) -> Pixels:
-    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)  # (H, W, 3) uint8 BGR
-    if pixels is None:
-        raise ModelSetError(
-            f"{name} is no picture: delete scikit-image's wheel, and fetch it again"
-        )
-    return np.asarray(pixels, np.uint8)
 
 
 def _square(photograph: Pixels, generator: np.random.Generator) -> Pixels:

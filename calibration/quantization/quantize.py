@@ -11,6 +11,8 @@ import numpy as np
 import openvino as ov
 
 from calibration.statistics import Paired, Rightness
+from models.accuracy import wilson_interval
+from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.ledger import judged, outcome_of
 from models.machine import available_cpus, cpu_model, instructions_of
@@ -31,6 +33,20 @@ class Labelled:
 
 
 @dataclass(frozen=True)
+class Changes:
+    """How often INT8 answers otherwise than float, where no labels say which is right.
+
+    ``interval`` is 95 %, of the share of images; ``mean_difference`` that of the probability (of a
+    multi-label network, of the largest difference of a score) of float's first class.
+    """
+
+    num_images: int
+    num_changed: int
+    interval: tuple[float, float]
+    mean_difference: float
+
+
+@dataclass(frozen=True)
 class Quantized:
     """An INT8 network and its measured loss."""
 
@@ -38,6 +54,7 @@ class Quantized:
     compared: Paired | None = None  # float and INT8 on the validation images; None: not measured
     first_drop: float | None = None  # before accuracy control, if that was used
     left_float: tuple[str, ...] = ()  # layers that accuracy control returned to float
+    changes: Changes | None = None  # without validation images
 
     @property
     def drop(self) -> float | None:
@@ -190,13 +207,29 @@ def _validate(
 
 def rightness(model: ov.Model, labelled: Labelled) -> Rightness:
     """Return for each image (N,) whether its likeliest class is right; float layers run in f32."""
+    right: Rightness = _rows(model, labelled).argmax(axis=1) == labelled.truth
+    return right
+
+
+def changes(before: ov.Model, after: ov.Model, pixels: Pixels, threshold: float | None) -> Changes:
+    """Compare two networks on images without labels; ``threshold`` is a multi-label set's."""
+    unlabelled = Labelled(pixels, np.zeros(len(pixels), np.int64))
+    was, now = (_rows(model, unlabelled) for model in (before, after))
+    if threshold is None:
+        first = was.argmax(axis=1)
+        places = np.arange(len(was)), first
+        is_other, differences = now.argmax(axis=1) != first, np.abs(was[places] - now[places])
+    else:
+        is_other = ((was >= threshold) != (now >= threshold)).any(axis=1)
+        differences = np.abs(was - now).max(axis=1)
+    num, total = int(is_other.sum()), len(was)
+    return Changes(total, num, wilson_interval(num, total), float(differences.mean()))
+
+
+def _rows(model: ov.Model, labelled: Labelled) -> Probabilities:
     options = RuntimeOptions(num_threads=available_cpus(), batch_sizes=(BATCH,))
     network = CompiledNetwork(model, options)
-    batches = [
-        network.predict(pixels).argmax(axis=1) == truth
-        for pixels, truth in _batched(labelled, None)
-    ]
-    return np.concatenate(batches)
+    return np.concatenate([network.predict(p) for p, _ in _batched(labelled, None)])
 
 
 def quantized_layers(model: ov.Model) -> set[str]:

@@ -15,7 +15,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
@@ -28,10 +28,12 @@ from calibration.quantization.calibration_images import (
     draw_images,
     held_out,
     packaged_images,
+    with_unlabelled,
 )
 from calibration.quantization.quantize import (
     Labelled,
     Quantized,
+    changes,
     check_ignored,
     nncf_errors,
     quantize_within,
@@ -83,9 +85,8 @@ class Request:
             return QuantizationOptions.model_validate(member.quantization.model_dump() | changed)
         except ValidationError as error:
             first = error.errors()[0]
-            raise ModelSetError(
-                f"--{first['loc'][0]} {first['input']!r}: {first['msg']}"
-            ) from error
+            problem = f"--{first['loc'][0]} {first['input']!r}: {first['msg']}"
+            raise ModelSetError(problem) from error
 
 
 @dataclass
@@ -94,6 +95,7 @@ class MemberQuantization:
 
     members: dict[str, Quantized] = field(default_factory=dict)
     validation: str = ""  # the images that measured the drop, or why there were none
+    compared_on: str = ""  # the images without labels that float and INT8 were compared on
     unreadable: list[str] = field(default_factory=list)
 
 
@@ -102,10 +104,8 @@ def quantize_set(
 ) -> MemberQuantization:
     """Quantise the set's float networks and add the INT8 ones to its folder, all or none.
 
-    Raises:
-        ModelSetError: a member has no float network, there are too few images, the disk is full, or
-            edits of the manifest changed the inputs of INT8. Then the set is unchanged.
-
+    Raises :class:`ModelSetError` if a member has no float network, there are too few images, the
+    disk is full, or edits of the manifest changed the inputs of INT8. Then the set is unchanged.
     """
     with change(model_set.folder, "tandem quantize") as staging:
         return quantize_staged(staging, request, say)
@@ -116,9 +116,10 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     folder = staging.folder
     model_set = ModelSet(folder, read_manifest(folder))  # only an editor may change it now
     manifest = model_set.manifest
-    records = [manifest.member(n) for n in request.members] or _with_float(manifest)
-    _check_runtimes(records)
-    hashes = _kept_hashes(model_set, records)
+    records = _to_quantise(manifest, request.members)
+    hashes, used = set[str](), manifest.calibration  # of images that calibrated other members
+    if used is not None and not all(member in records for member in manifest.members):
+        hashes = set(read_lines(model_set.verified(used)))
     floats = {m.name: model_set.network_path(m.name, "FP16") for m in records}
     options = {m.name: request.options_of(m) for m in records}
     for name, path in floats.items():
@@ -135,6 +136,9 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
         chosen = packaged_images(size, inputs, request.wheels)
     validation = held_out(request.images, request.validation, model_set, chosen)
     outcome = MemberQuantization(validation=validation.description, unreadable=chosen.unreadable)
+    if validation.labelled is None:
+        validation = with_unlabelled(validation, request.images, inputs, chosen)
+        outcome.compared_on = validation.dataset
     max_drop = manifest.max_drop if request.max_drop is None else request.max_drop
     for name, path in floats.items():
         model = read_network(path)
@@ -154,6 +158,11 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
                 lambda text, name=name: say(f"{name}: {text}"),  # type: ignore[misc]
                 len(floats),
             )
+        if labelled is None:
+            pixels = inputs.of(name, validation.unlabelled)
+            quantized = outcome.members[name]
+            of = changes(model, quantized.model, pixels, manifest.threshold)
+            outcome.members[name] = replace(quantized, changes=of)
     hashes |= set(chosen.hashes)
     if any(q.is_retried for q in outcome.members.values()):
         hashes |= set(validation.hashes)  # they chose float layers, so INT8 is fitted to them
@@ -167,20 +176,14 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     return outcome
 
 
-def _with_float(manifest: Manifest) -> list[MemberRecord]:
-    """Return the members that can be quantised.
+def _to_quantise(manifest: Manifest, names: Sequence[str]) -> Sequence[MemberRecord]:
+    """Return the members of these names, or all that can be quantised.
 
-    Members imported as INT8, or on another runtime than OpenVINO, stay unchanged.
+    Members imported as INT8, or on another runtime than OpenVINO, stay unchanged. If there are no
+    others, the error is that the first has no float network.
     """
-    with_float = [m for m in manifest.members if "FP16" in m.networks and _is_for_nncf(m)]
-    return with_float or list(manifest.members)  # for the error that the first has no float network
-
-
-def _is_for_nncf(member: MemberRecord) -> bool:
-    return member.networks["FP16"].runtime == "openvino"
-
-
-def _check_runtimes(records: Sequence[MemberRecord]) -> None:
+    can_be = [m for m in manifest.members if "FP16" in m.networks and _is_for_nncf(m)]
+    records = [manifest.member(n) for n in names] or can_be or list(manifest.members)
     for member in records:
         if "FP16" in member.networks and not _is_for_nncf(member):
             raise ModelSetError(
@@ -188,14 +191,11 @@ def _check_runtimes(records: Sequence[MemberRecord]) -> None:
                 "makes INT8 for OpenVINO. Add it without --runtime, or quantised already (an ONNX "
                 "with QuantizeLinear)"
             )
+    return records
 
 
-def _kept_hashes(model_set: ModelSet, records: Sequence[MemberRecord]) -> set[str]:
-    """Return the hashes of the images that calibrated the other members."""
-    record = model_set.manifest.calibration
-    if record is None or all(member in records for member in model_set.manifest.members):
-        return set()
-    return set(read_lines(model_set.verified(record)))
+def _is_for_nncf(member: MemberRecord) -> bool:
+    return member.networks["FP16"].runtime == "openvino"
 
 
 def _with_int8(
@@ -262,16 +262,9 @@ def merged(
 ) -> Manifest:
     """Return the present manifest with the ``quantized`` members' INT8 networks from ``made``.
 
-    Args:
-        folder: of the set.
-        before: the manifest at the start of quantising.
-        made: ``before`` with the results.
-        quantized: names of members.
-        is_validated: whether labels decided which images were right.
-
-    Raises:
-        ModelSetError: the manifest cannot be read, or inputs of INT8 have changed in it.
-
+    ``before`` is the manifest at the start of quantising, ``made`` the same with the results. With
+    ``is_validated`` labels decided which images were right. Raises :class:`ModelSetError` if the
+    manifest cannot be read, or inputs of INT8 have changed in it.
     """
     now = read_manifest(folder)
     then, today = (_basis(m, quantized, is_validated=is_validated) for m in (before, now))

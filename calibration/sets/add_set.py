@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from calibration.label_files import ClassNames, read_class_names
 from calibration.sets.ending import set_task
 from calibration.sets.import_network import Imported
 from calibration.sets.importing import STATE, import_member, import_weights
@@ -19,7 +20,7 @@ from models.child_process import OUT_OF_MEMORY, ChildDiedError, Send, run_apart
 from models.ensemble import DEFAULT_THRESHOLD
 from models.errors import ModelSetError
 from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_manifest
-from models.model_set import PARTIAL_SUFFIX, ModelSet, read_lines
+from models.model_set import PARTIAL_SUFFIX, ModelSet
 from models.record import FileRecord, Precision, RuntimeName, Task, sha256_of
 
 Say = Callable[[str, str, str | None], None]  # takes a member's name, facts and possible problem
@@ -75,19 +76,29 @@ def add_set(
     Raises:
         ModelSetError: a file is not a classifier of these kinds, or classes and labels differ.
         ValidationError: a name or number is not allowed in a manifest.
-
     """
     check_free(into / new.name, is_replaced=is_replaced)  # before networks are read and tried
-    labels = read_lines(new.labels)
     _check_members(new)
-    ids = _class_ids(new)
-    imported = [_imported(new, name, path, ids) for name, path in new.members]
+    classes = _read(new.labels, say)
+    labels, ids = classes.names, classes.ids
+    if new.class_ids is not None:
+        own = _read(new.class_ids, say)
+        ids = own.ids or own.names
+    imported = [_imported(new, name, path, len(labels), ids) for name, path in new.members]
     for added in imported:
         say(added.name, f"{added.imported.facts}; {_resizing(new, added)}", added.imported.doubt)
     task = set_task({f"{added.name} ({added.path})": added.imported.task for added in imported})
-    _check_threshold(new, task)
+    if new.threshold is not None and task != "multi_label":
+        raise ModelSetError(
+            f"--threshold {new.threshold:g} is of multi-label sets, and these networks' classes "
+            "exclude each other (none ends in a sigmoid): leave it out, or say --task multi_label"
+        )
     _check_alike(imported, len(labels), new.labels)
-    _check_ids(new, ids, len(labels))
+    if ids is not None and not len(ids) == (num_ids := len(set(ids))) == len(labels):
+        raise ModelSetError(
+            f"{new.class_ids or new.labels} has {len(ids)} class ids, {num_ids} different ones, "
+            f"for {len(labels)} classes"
+        )
     planned = _planned(new, imported, len(labels), task)
     folder = into / planned.name
     with create(folder, is_replaced=is_replaced, made_by="tandem models add") as staging:
@@ -110,8 +121,7 @@ def _check_members(new: NewSet) -> None:
     names = {name for name, _ in new.members}
     named = [*new.weights, *new.sources, *new.member_options, *new.member_class_ids]
     named += [*new.runtimes, *new.architectures]
-    strangers = sorted(set(named) - names)
-    if strangers:
+    if strangers := sorted(set(named) - names):
         raise ModelSetError(
             f"no --member {strangers[0]!r} that a weight, source, option, runtime or class ids are "
             "for"
@@ -120,40 +130,31 @@ def _check_members(new: NewSet) -> None:
         raise ModelSetError(
             f"{len(names)} members; a set has 1 to {MAX_MEMBERS}: leave some out, or make two sets"
         )
-
-
-def _check_threshold(new: NewSet, task: Task) -> None:
-    if new.threshold is not None and task != "multi_label":
-        raise ModelSetError(
-            f"--threshold {new.threshold:g} is of multi-label sets, and these networks' classes "
-            "exclude each other (none ends in a sigmoid): leave it out, or say --task multi_label"
-        )
-
-
-def _class_ids(new: NewSet) -> tuple[str, ...] | None:
-    if new.class_ids is not None:
-        return read_lines(new.class_ids)
-    if new.member_class_ids:
+    if new.member_class_ids and new.class_ids is None:
         raise ModelSetError(
             "--member-class-ids without --class-ids: classes are mapped to the set's by their ids, "
             "so give the set's too"
         )
-    return None
 
 
-def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -> _Member:
-    """Import a member's network from its file.
+def _read(path: Path, say: Say) -> ClassNames:
+    """Read class names; say how, if it is not a plain list."""
+    classes = read_class_names(path)
+    of_ids = () if classes.ids is None else (f"they have ids, as {classes.ids[0]}",)
+    if notes := (*classes.notes, *of_ids):
+        ends = f"{classes.names[0]} to {classes.names[-1]}"
+        say(path.name, f"{len(classes.names)} classes, {ends}; {'; '.join(notes)}", None)
+    return classes
 
-    Args:
-        new: the options of the new set.
-        name: the member's.
-        path: of the network, or of a state dict for an architecture of torchvision.
-        ids: the set's class ids, to which the member's own are mapped; None: there are none.
 
-    """
+def _imported(
+    new: NewSet, name: str, path: Path, num_labels: int, ids: Sequence[str] | None
+) -> _Member:
+    """Import a member's file; its class ids are mapped to the set's, ``ids``, if there are any."""
     options, classes = new.options_of(name), None
     if ids is not None and (own := new.member_class_ids.get(name)) is not None:
-        classes = ClassMap(read_lines(own), ids, str(own))
+        of_member = read_class_names(own)
+        classes = ClassMap(tuple(of_member.ids or of_member.names), tuple(ids), str(own))
     runtime = new.runtimes.get(name, "openvino")
     how = FileOptions(
         options.input_size,
@@ -165,10 +166,9 @@ def _imported(new: NewSet, name: str, path: Path, ids: tuple[str, ...] | None) -
         new.task,
     )
     if path.suffix == STATE:
-        num, whose = len(read_lines(new.labels)), new.architectures.get(name)
-        return _Member(name, path, import_weights(path, whose, num, runtime, how))
-    network = import_member(path, runtime, how, is_trusted=new.is_trusted)
-    return _Member(name, path, network)
+        whose = new.architectures.get(name)
+        return _Member(name, path, import_weights(path, whose, num_labels, runtime, how))
+    return _Member(name, path, import_member(path, runtime, how, is_trusted=new.is_trusted))
 
 
 def _resizing(new: NewSet, member: _Member) -> str:
@@ -191,6 +191,20 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: T
         for name, added in firsts.items()
     }
     image = images[imported[0].name]  # the set's; members that take another have their own
+
+    def record(name: str) -> MemberRecord:
+        first, own = firsts[name], [a.imported for a in imported if a.name == name]
+        source = new.sources.get(name) or f"{first.path.name}, sha256 {sha256_of(first.path)}"
+        return MemberRecord(
+            name=name,
+            weight=new.weights.get(name, 1.0),
+            source=source,
+            networks={},
+            image=None if images[name] == image else images[name],
+            fixed_batch=first.imported.fixed_batch,
+            imported_int8=all(file.precision == "INT8" for file in own),
+        )
+
     return Manifest(
         name=new.name,
         description=new.description or f"{num_classes} classes",
@@ -199,21 +213,7 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: T
         threshold=(new.threshold or DEFAULT_THRESHOLD) if task == "multi_label" else None,
         num_classes=num_classes,
         labels=NOT_YET,
-        members=tuple(
-            MemberRecord(
-                name=name,
-                weight=new.weights.get(name, 1.0),
-                source=new.sources.get(name)
-                or f"{firsts[name].path.name}, sha256 {sha256_of(firsts[name].path)}",
-                networks={},
-                image=None if images[name] == image else images[name],
-                fixed_batch=firsts[name].imported.fixed_batch,
-                imported_int8=all(
-                    added.imported.precision == "INT8" for added in imported if added.name == name
-                ),
-            )
-            for name in dict.fromkeys(added.name for added in imported)
-        ),
+        members=tuple(record(name) for name in dict.fromkeys(added.name for added in imported)),
         max_drop=new.max_drop,
         hint=new.hint,
     )
@@ -226,8 +226,14 @@ def _check_alike(imported: Sequence[_Member], num_labels: int, labels: Path) -> 
         for added in imported
     ]
     if any(added.imported.num_classes != num_labels for added in imported):
+        more = {added.imported.num_classes - num_labels for added in imported}
+        background = {
+            1: "Its one class more is often the background, first: then write it into the labels. ",
+            -1: "If the first label is the background, which the network has not, remove it. ",
+        }
         raise ModelSetError(
-            f"these do not make one set: {'; '.join(facts)}; {labels}: {num_labels} labels. The "
+            f"these do not make one set: {'; '.join(facts)}; {labels}: {num_labels} labels. "
+            f"{background.get(more.pop(), '') if len(more) == 1 else ''}The "
             "number of classes must be the same; a member whose classes are others, or more, is "
             "mapped by their ids: --class-ids and --member-class-ids"
         )
@@ -238,14 +244,6 @@ def _check_alike(imported: Sequence[_Member], num_labels: int, labels: Path) -> 
                 f"the networks of one member take different sizes: {'; '.join(facts)}; give each "
                 "a name of its own"
             )
-
-
-def _check_ids(new: NewSet, ids: tuple[str, ...] | None, num_classes: int) -> None:
-    if ids is not None and not len(ids) == len(set(ids)) == num_classes:
-        raise ModelSetError(
-            f"{new.class_ids} has {len(ids)} class ids, {len(set(ids))} different ones, for "
-            f"{num_classes} classes"
-        )
 
 
 def _members(
@@ -265,9 +263,7 @@ def _members(
             by[precision] = staging.file(network, stem)
         else:
             by[precision] = staging.network(network, stem, is_float=precision == "FP16")
-    return tuple(
-        record.model_copy(update={"networks": networks[record.name]}) for record in planned.members
-    )
+    return tuple(m.model_copy(update={"networks": networks[m.name]}) for m in planned.members)
 
 
 def add_set_apart(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> ModelSet:
@@ -275,7 +271,6 @@ def add_set_apart(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> Mo
 
     Raises:
         ModelSetError: what that function raises, or a file crashed the process.
-
     """
     try:
         made: Path = run_apart(
@@ -307,18 +302,11 @@ def add_set_here(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> Mod
 
     Raises:
         ModelSetError: as of :func:`add_set_apart`, except for a crash.
-
     """
     try:
         return add_set(new, into, is_replaced=is_replaced, say=say)
     except ValidationError as error:
-        raise ModelSetError(_in_a_line(error)) from None
-
-
-def _in_a_line(error: ValidationError) -> str:
-    """Return the first invalid value of a manifest, and why it is invalid, as one line."""
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "set"
-    value = first["input"]
-    shown = f" (given: {value!r})" if isinstance(value, str | int | float) else ""
-    return f"{where}: {first['msg']}{shown}"
+        first = error.errors()[0]
+        where, value = ".".join(map(str, first["loc"])) or "set", first["input"]
+        shown = f" (given: {value!r})" if isinstance(value, str | int | float) else ""
+        raise ModelSetError(f"{where}: {first['msg']}{shown}") from None

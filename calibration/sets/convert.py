@@ -46,11 +46,10 @@ def convert_module(
     A softmax is appended, or a sigmoid if ``task`` is multi_label.
     """
     module.eval()
-    example = torch.zeros(1, 3, input_size, input_size)
+    sides = [3, input_size, input_size]
     with torch.no_grad():  # otherwise attention takes a path that cannot be traced
-        model = ov.convert_model(
-            module, example_input=example, input=[-1, 3, input_size, input_size]
-        )
+        example = torch.zeros(1, *sides)
+        model = ov.convert_model(module, example_input=example, input=[-1, *sides])
     model.friendly_name = name
     chain_concats(model)
     ended = with_sigmoid(model) if task == "multi_label" else with_softmax(model)
@@ -113,14 +112,8 @@ def known_networks() -> list[str]:
 def build_network(name: str, num_classes: int, input_size: int | None = None) -> torch.nn.Module:
     """Return a new network of torchvision's: float32 (N, 3, H, W) RGB to logits (N, C).
 
-    Args:
-        name: torchvision's name of the network.
-        num_classes: the number of classes, C.
-        input_size: in pixels, for networks with a fixed size; None: torchvision's default.
-
-    Raises:
-        ModelSetError: torchvision has no network of that name.
-
+    ``input_size`` is in pixels, for networks with a fixed size; None: torchvision's default. Raises
+    :class:`ModelSetError` if torchvision has no network of that name.
     """
     if name not in NETWORKS and name not in (known := known_networks()):
         near = get_close_matches(name, known) or known[:5]
@@ -130,9 +123,8 @@ def build_network(name: str, num_classes: int, input_size: int | None = None) ->
     options: dict[str, Any] = dict(OPTIONS.get(name, {}))
     if name.startswith("vit_") and input_size is not None:
         options["image_size"] = input_size
-    network: torch.nn.Module = torchvision_models().get_model(
-        name, weights=None, num_classes=num_classes, **options
-    )
+    options |= {"weights": None, "num_classes": num_classes}
+    network: torch.nn.Module = torchvision_models().get_model(name, **options)
     return network
 
 
@@ -172,17 +164,11 @@ def half(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def import_state(path: Path, architecture: str, num_classes: int, options: FileOptions) -> Imported:
-    """Build torchvision's ``architecture``, load the weights, and convert it to IR.
+    """Build torchvision's ``architecture``, load the weights (safetensors), and convert it to IR.
 
-    Args:
-        path: safetensors, FP16 or FP32.
-        architecture: torchvision's name.
-        num_classes: of the set; a member with its own class ids has their number.
-        options: as for other files; the input size is 224 px by default.
-
-    Raises:
-        ModelSetError: torchvision has no such network, or the weights do not fit it.
-
+    ``num_classes`` are the set's; a member with its own class ids has their number. The input size
+    is 224 px by default. Raises :class:`ModelSetError` if torchvision has no such network, or the
+    weights do not fit it.
     """
     classes, size = options.classes, options.input_size or USUAL_SIZE
     num = num_classes if classes is None else len(classes.own)

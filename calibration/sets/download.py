@@ -21,6 +21,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 
 from models.errors import TandemError
+from models.files import make_folder
 
 TIMEOUT_S = 30.0
 NUM_TRIES = 4  # each resumes where the last one broke off
@@ -49,13 +50,12 @@ def download(
 
     Raises:
         DownloadError: unreachable, refused, too large, a full disk, or another hash.
-
     """
     part = path.with_name(f"{path.name}.part")
     try:
         if path.is_file() and _sha256_of(path).startswith(sha256_prefix):
             return path  # a damaged file is downloaded again
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         trying(url, lambda client: _once(client, url, part, report), what_next(path.name), wait)
         check_hash(part, sha256_prefix)
         part.replace(path)
@@ -94,9 +94,15 @@ def trying(
 
     Raises:
         DownloadError: all tries failed, or the status is another 4xx; ``hint`` ends its message.
-
     """
-    with _client() as client:
+    try:
+        opened = httpx.Client(timeout=TIMEOUT_S, follow_redirects=True)
+    except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
+        raise DownloadError(
+            f"the proxy or certificates that the environment names cannot be used: {error}; see "
+            "HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+        ) from error
+    with opened as client:
         for attempt in range(NUM_TRIES):
             is_last = attempt == NUM_TRIES - 1
             try:
@@ -112,16 +118,6 @@ def trying(
                     ) from error
             wait(2.0**attempt)
     raise AssertionError("the last try returns or raises")
-
-
-def _client() -> httpx.Client:
-    try:
-        return httpx.Client(timeout=TIMEOUT_S, follow_redirects=True)
-    except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
-        raise DownloadError(
-            f"the proxy or certificates that the environment names cannot be used: {error}; see "
-            "HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
-        ) from error
 
 
 def what_next(name: str) -> str:
@@ -147,8 +143,7 @@ def _once(client: httpx.Client, url: str, part: Path, report: ReportProgress) ->
             raise httpx.ReadError("the file there is another one now")
         answer.raise_for_status()
         is_resumed = answer.status_code == 206
-        if not is_resumed:
-            there = 0
+        there = there if is_resumed else 0
         length = _number(answer.headers.get("content-length"))
         total = None if length is None else there + length
         _check_size(url, part, total or 0)
@@ -184,18 +179,10 @@ class HubFile:
 def hub_file(
     hub: str, repository: str, name: str, hint: str, wait: Callable[[float], None] = time.sleep
 ) -> HubFile:
-    """Ask the hub for the newest version of a file.
+    """Ask the hub for the newest version of a file of a repository, ``owner/name``.
 
-    Args:
-        hub: base URL.
-        repository: ``owner/name``.
-        name: of the file.
-        hint: advice for a user who cannot reach the hub, or may not read the repository.
-        wait: sleeps between tries; seconds.
-
-    Raises:
-        DownloadError: the hub is unreachable, the file missing, private, or without a hash.
-
+    ``hint`` is advice for a user who cannot reach the hub, or may not read the repository. Raises
+    :class:`DownloadError` if the hub is unreachable, the file missing, private, or without a hash.
     """
     base = f"{hub.rstrip('/')}/{repository}"
     url = f"{base}/resolve/main/{name}"

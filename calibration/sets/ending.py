@@ -21,8 +21,16 @@ from models.record import Task
 
 # Operators that leave each class's value as it is.
 PASSING = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Convert")
+# Operators that scale or bound each class's value, by a constant.
+SCALING = ("Multiply", "Divide", "Add", "Subtract", "Clamp", "Minimum", "Maximum")
 Ending = Literal["softmax", "sigmoid"]
-OWN: dict[str, Ending] = {"Softmax": "softmax", "Sigmoid": "sigmoid"}
+Own = Literal["softmax", "sigmoid", "scores"]  # scores: bounded or scaled ones, which are no logits
+OWN: dict[str, Own] = {
+    "Softmax": "softmax",
+    "Sigmoid": "sigmoid",
+    "HardSigmoid": "scores",
+    "HSigmoid": "scores",
+}
 Outputs = Literal["auto", "logits", "probabilities"]
 SLACK = 1e-4  # how far a value may be outside of 0..1
 SUM_SLACK = 1e-2  # how far a row's sum may be from 1
@@ -53,7 +61,12 @@ def _before_rounding(end: ov.Output) -> ov.Output:
     """
     node = end.get_node()
     for kind in ("Multiply", "Subtract"):
-        if node.get_type_name() == kind and _is_constant(node.input_value(1).get_node()):
+        if node.get_type_name() != kind:
+            continue
+        number = node.input_value(1).get_node()
+        if number.get_type_name() == "Convert":
+            number = number.input_value(0).get_node()
+        if number.get_type_name() == "Constant":
             node = node.input_value(0).get_node()
     exact = None
     while node.get_type_name() in ("Convert", "FakeQuantize"):
@@ -65,21 +78,15 @@ def _before_rounding(end: ov.Output) -> ov.Output:
     return end if exact is None else exact
 
 
-def _is_constant(node: ov.Node) -> bool:
-    if node.get_type_name() == "Convert":
-        node = node.input_value(0).get_node()
-    return bool(node.get_type_name() == "Constant")
-
-
 def flatten_output(model: ov.Model, path: Path) -> None:
-    """Turn (N, C, 1, 1) and (N, 1, 1, C), as some networks end, into (N, C)."""
-    out = model.output().partial_shape
+    """Turn (N, C, 1, 1), (N, 1, 1, C) and (N), as some networks end, into (N, C)."""
+    out, number = model.output().partial_shape, model.input().partial_shape[0]
+    if out.rank.is_static and len(out) == 1 and (out[0].is_dynamic or out[0] == number):
+        _replace_end(model, ops.unsqueeze(_end(model), np.int64(1)))
+        out = model.output().partial_shape
     sides = [d.get_length() if d.is_static else None for d in out][1:]
     if len(sides) > 1 and None not in sides and sum(side != 1 for side in sides) <= 1:
-        result = model.output().get_node()
-        flat = ops.reshape(result.input_value(0), np.array([0, -1]), special_zero=True)
-        result.input(0).replace_source_output(flat.output(0))
-        model.validate_nodes_and_infer_types()
+        _replace_end(model, ops.reshape(_end(model), np.array([0, -1]), special_zero=True))
     elif len(sides) != 1:
         raise ModelSetError(
             f"{path} gives {out}; a member gives probabilities [?,C], one row an image: networks "
@@ -87,30 +94,55 @@ def flatten_output(model: ov.Model, path: Path) -> None:
         )
 
 
+def is_single(model: ov.Model) -> bool:
+    """Whether the network gives one number an image, (N, 1) or (N): a classifier of two classes."""
+    out = model.output().partial_shape
+    is_one = out.rank.is_static and all(d.is_static and d.get_length() == 1 for d in list(out)[1:])
+    return bool(is_one)
+
+
+def give_two_classes(model: ov.Model, outputs: Outputs) -> None:
+    """Turn one number an image, (N, 1), into rows of two classes: 1 - p and p.
+
+    A logit z becomes 0 and z, whose softmax is that of its sigmoid. Which of both it is, the end of
+    the graph or ``outputs`` says.
+    """
+    own, end = own_ending(model), _end(model)
+    is_score = outputs == "probabilities" or (outputs == "auto" and own is not None)
+    rest = ops.subtract(np.float32(1), end) if is_score else ops.multiply(end, np.float32(0))
+    _replace_end(model, ops.concat([rest, end], axis=1))
+
+
+def _end(model: ov.Model) -> ov.Output:
+    return model.output().get_node().input_value(0)
+
+
+def _replace_end(model: ov.Model, node: ov.Node) -> None:
+    model.output().get_node().input(0).replace_source_output(node.output(0))
+    model.validate_nodes_and_infer_types()
+
+
 def with_ending(
     model: ov.Model, path: Path, outputs: Outputs, task: Task
 ) -> tuple[ov.Model, Ending | None]:
     """Append the ending that the network lacks for its task, and return it: softmax or sigmoid.
 
-    Raises:
-        ModelSetError: its rows do not fit the task, or are not numbers.
-
+    Raises :class:`ModelSetError` if its rows do not fit the task, or are not numbers.
     """
     rows = _answers(model, path)
-    ending = missing_ending(rows, path, outputs, task, own_ending(model))
-    if ending is None:
+    if (ending := missing_ending(rows, path, outputs, task, own_ending(model))) is None:
         return model, None
     ended = with_softmax(model) if ending == "softmax" else with_sigmoid(model)
     check_numbers(_answers(ended, path), path)
     return ended, ending
 
 
-def own_ending(model: ov.Model) -> Ending | None:
-    """Return "softmax" or "sigmoid" if the network ends in one, else None.
+def own_ending(model: ov.Model) -> Own | None:
+    """Return "softmax" or "sigmoid" if the network ends in one; "scores" of others; else None.
 
     Reshapes and rounding may follow it.
     """
-    return _ending_of(model.output().get_node().input_value(0))
+    return _ending_of(_end(model))
 
 
 def check_weights(model: ov.Model, path: Path) -> None:
@@ -125,33 +157,57 @@ def check_weights(model: ov.Model, path: Path) -> None:
             )
 
 
-def _ending_of(end: ov.Output) -> Ending | None:
+def _ending_of(end: ov.Output) -> Own | None:
+    is_scaled = False
     while True:
         exact = _before_rounding(end)
-        node = exact.get_node()
-        if exact == end and node.get_type_name() not in PASSING:
-            return OWN.get(node.get_type_name())
-        end = node.input_value(0) if exact == end else exact
+        node, kind = exact.get_node(), exact.get_node().get_type_name()
+        if exact != end:
+            end = exact
+        elif kind in PASSING or (kind in SCALING and (source := _scaled(node)) is not None):
+            is_scaled |= kind in SCALING
+            end = node.input_value(0) if kind in PASSING else source
+        else:
+            own = OWN.get(kind)
+            return "scores" if own and is_scaled else own
+
+
+def _scaled(node: ov.Node) -> ov.Output | None:
+    """Return what constants scale or bound; None if it is not one value alone."""
+    inputs = [port.get_source_output() for port in node.inputs()]
+    is_constant = ("Constant", "Convert")
+    varying = [port for port in inputs if port.get_node().get_type_name() not in is_constant]
+    return varying[0] if len(varying) == 1 else None
 
 
 def _answers(model: ov.Model, path: Path) -> Probabilities:
-    """Return the rows of a few random images."""
     try:
         network = CompiledNetwork(model, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
         return network.predict(trial_images(NUM_TRIED, network.input_shape))
     except RuntimeError as error:
-        raise ModelSetError(
-            f"OpenVINO cannot run {path} on four images: {last_line(error)}"
-        ) from error
+        problem = f"OpenVINO cannot run {path} on four images: {last_line(error)}"
+        raise ModelSetError(problem) from error
 
 
-def task_of(path: Path, outputs: Outputs, asked: Task | None, own: Ending | None) -> Task:
+def task_of(
+    path: Path, outputs: Outputs, asked: Task | None, own: Own | None, *, is_single: bool = False
+) -> Task:
     """Return a network's task: the one asked for, or by default that of its ending (``own``).
 
-    Raises:
-        ModelSetError: classification was asked for, but the network ends in a sigmoid.
+    ``is_single``: it gives one number an image, so it has two classes that exclude each other.
 
+    Raises:
+        ModelSetError: classification was asked for, but the network ends in a sigmoid; or it is
+            single, and was asked for as multi-label or ends in a softmax.
     """
+    if is_single:
+        if asked == "multi_label" or own == "softmax":
+            why = "a softmax of which is always 1" if own == "softmax" else "which is two classes"
+            raise ModelSetError(
+                f"{path} gives one number an image, {why}: leave --task out, give two labels, and "
+                "end it in a sigmoid or a logit"
+            )
+        return "classification"
     is_scored = own == "sigmoid" and outputs != "logits"  # or what is in front of it is not meant
     if asked == "classification" and is_scored:
         raise ModelSetError(
@@ -162,16 +218,13 @@ def task_of(path: Path, outputs: Outputs, asked: Task | None, own: Ending | None
 
 
 def missing_ending(
-    rows: Probabilities, path: Path, outputs: Outputs, task: Task, own: Ending | None
+    rows: Probabilities, path: Path, outputs: Outputs, task: Task, own: Own | None
 ) -> Ending | None:
     """Return the layer to append to a network that answers ``rows``, float32 (N, C).
 
-    ``own`` is the ending of its graph; the rows decide only if that is unclear.
-
-    Raises:
-        ModelSetError: the rows are not numbers, or do not fit the task; or, with ``--outputs
-            auto``, it is unclear whether they are logits.
-
+    ``own`` is the ending of its graph; the rows decide only if that is unclear. Raises
+    :class:`ModelSetError` if the rows are not numbers, or do not fit the task; or, with ``--outputs
+    auto``, it is unclear whether they are logits.
     """
     check_numbers(rows, path)
     if outputs == "logits":
@@ -194,7 +247,7 @@ def missing_ending(
                 "ends in logits, say --outputs logits"
             )
         return None
-    if is_score:
+    if is_score or own is not None:
         raise ModelSetError(
             f"{path} answers {_range(rows)} to images, and no sigmoid ends it: these may be scores "
             "or logits; say --outputs probabilities, or --outputs logits"
@@ -213,7 +266,7 @@ def check_numbers(rows: Probabilities, path: Path) -> None:
 
 
 def _missing_softmax(
-    rows: Probabilities, path: Path, outputs: Outputs, own: Ending | None
+    rows: Probabilities, path: Path, outputs: Outputs, own: Own | None
 ) -> Ending | None:
     if is_distribution(rows):
         return None
@@ -229,13 +282,22 @@ def _missing_softmax(
             f"{path} does not give probabilities: rows must be 0..1 and sum to 1; if it ends in "
             "logits, say --outputs logits"
         )
+    sums, is_positive = rows.sum(axis=1), rows.min() >= -SLACK
+    is_same = np.allclose(rows, rows[0])  # whatever the image: says nothing
+    are_shares = is_positive and not is_same and np.allclose(sums, sums[0], rtol=SUM_SLACK)
+    is_one = np.allclose(sums, 1)  # 1 - p and p of a p in other units
+    if own == "scores" or are_shares or is_one or (is_positive and rows.max() <= 1 + SLACK):
+        raise ModelSetError(
+            f"{path} answers {_range(rows)} to images, and no softmax ends it: these may be scores "
+            "of each class, or shares in other units, rather than logits. Export it with a softmax "
+            "at its end; or say --outputs logits, which puts one there, or --task multi_label"
+        )
     return "softmax"
 
 
 def is_distribution(rows: Probabilities) -> bool:
     """Whether each row of (N, C) is 0..1 and sums to one."""
-    is_one = np.allclose(rows.sum(axis=1), 1, atol=SUM_SLACK)
-    return bool(rows.min() >= -SLACK and is_one)
+    return bool(rows.min() >= -SLACK and np.allclose(rows.sum(axis=1), 1, atol=SUM_SLACK))
 
 
 def gives(task: Task, added: Ending | None) -> str:
@@ -248,9 +310,7 @@ def gives(task: Task, added: Ending | None) -> str:
 def set_task(of_files: Mapping[str, Task]) -> Task:
     """Return the common task of a set's networks, by member and file.
 
-    Raises:
-        ModelSetError: they differ.
-
+    Raises :class:`ModelSetError` if they differ.
     """
     tasks = set(of_files.values())
     if len(tasks) == 1:

@@ -19,7 +19,7 @@ from typing import Literal
 
 from calibration.sets.input import TensorLayout
 from models.child_process import ChildDiedError, last_words, run_apart
-from models.errors import ModelSetError
+from models.errors import ModelSetError, reading
 from models.machine import check_installed
 from models.onnx_runtime import onnx_facts
 from models.record import SUFFIXES, RuntimeName
@@ -49,22 +49,28 @@ def check_file(path: Path) -> set[str]:
     Raises:
         ModelSetError: it is something else, its output is not a tensor, or weights are missing or
             outside of its folder.
-
     """
     _check_beginning(path)
     if path.suffix != ONNX or not path.is_file():
         return set()
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
-    facts = onnx_facts(content, str(path))
+    with reading(path):
+        facts = onnx_facts(path.read_bytes(), str(path))
     if ZIP_MAP in facts.operators:
         raise ModelSetError(
             f"{path} answers a list of dictionaries (ZipMap, as Custom Vision and scikit-learn "
             "export it): export it again without ZipMap, or cut it behind the softmax"
         )
-    _check_external(path, facts.external)
+    for location in sorted(facts.external):
+        weights = path.parent / location
+        if not weights.resolve().is_relative_to(path.parent.resolve()):
+            raise ModelSetError(
+                f"{path} keeps weights outside of its folder ({location}): export it again with "
+                "its weights inside, or next to it"
+            )
+        if not weights.is_file():
+            raise ModelSetError(
+                f"{path} keeps weights in {location}, which is missing: put it next to the file"
+            )
     return facts.operators
 
 
@@ -87,28 +93,11 @@ def _check_beginning(path: Path) -> None:
         )
 
 
-def _check_external(path: Path, locations: set[str]) -> None:
-    folder = path.parent.resolve()
-    for location in sorted(locations):
-        weights = path.parent / location
-        if not weights.resolve().is_relative_to(folder):
-            raise ModelSetError(
-                f"{path} keeps weights outside of its folder ({location}): export it again with "
-                "its weights inside, or next to it"
-            )
-        if not weights.is_file():
-            raise ModelSetError(
-                f"{path} keeps weights in {location}, which is missing: put it next to the file"
-            )
-
-
 def kind_of(path: Path) -> Kind:
     """Return the kind of network in a PyTorch file.
 
-    Raises:
-        ModelSetError: the file has no network: it is damaged, or a pickle of weights or of a
-            module.
-
+    Raises :class:`ModelSetError` if the file has no network: it is damaged, or a pickle of weights
+    or of a module.
     """
     try:
         with zipfile.ZipFile(path) as opened:
@@ -167,7 +156,6 @@ def converted(
     Raises:
         MissingExtraError: torch is not installed.
         ModelSetError: the file is not a network, not trusted, or cannot be converted.
-
     """
     kind = kind_of(path)
     check_trusted(path, is_trusted=is_trusted)

@@ -12,6 +12,7 @@ rounding and clipping cost least (decision 0026).
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from calibration.sets.ending import (
     check_weights,
     cut_rounding,
     flatten_output,
+    give_two_classes,
     gives,
+    is_single,
     own_ending,
     task_of,
     with_ending,
@@ -54,6 +57,7 @@ from models.record import Precision, Task
 
 # ONNX operators of INT8 with ranges computed per batch; OpenVINO's graph has none for them.
 DYNAMIC = {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"}
+TWO_CLASSES = ", the second label's; the first has the rest"  # behind what a single number is
 MAX_LEVELS = 256  # of a quantisation to 8 bits
 NUM_ASKED = 8  # images whose answers are compared with those of another runtime
 Weights = npt.NDArray[Any]
@@ -95,27 +99,22 @@ class _Reading:
 def import_network(path: Path, options: FileOptions, converted: Path | None = None) -> Imported:
     """Read an IR, ONNX or TFLite classifier and fold preprocessing and its ending into it.
 
-    Args:
-        path: the file.
-        options: for reading it.
-        converted: the IR that a file of PyTorch was converted to; ``path`` is what the user gave.
-
-    Raises:
-        ModelSetError: not one image in and one row of classes out; the message names the inputs and
-            outputs.
-
+    ``converted`` is the IR that a file of PyTorch was converted to; ``path`` is what the user gave.
+    Raises :class:`ModelSetError` unless one image goes in and one row of classes comes out; the
+    message names the inputs and outputs.
     """
     operators = check_file(converted or path)
     model = read_network(converted or path)
     check_ends(path, _names(model.inputs), _names(model.outputs))
     check_weights(model, path)
+    kind, shape = model.input().element_type, model.input().partial_shape
+    sides: Sides = ()
+    if shape.rank.is_static:
+        sides = tuple(side.get_length() if side.is_static else None for side in shape)
     layout, size, batch = layout_and_size(
-        _sides(model.input().partial_shape),
-        f"{path} takes {model.input().element_type} {model.input().partial_shape}",
-        options.input_size,
-        options.layout,
+        sides, f"{path} takes {kind} {shape}", options.input_size, options.layout
     )
-    is_folded = model.input().element_type == ov.Type.u8 and path.suffix != ".tflite"
+    is_folded = kind == ov.Type.u8 and path.suffix != ".tflite"
     usual: ColorOrder = "BGR" if is_folded else "RGB"
     reading = _Reading(
         path=path,
@@ -123,14 +122,18 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
         layout=layout,
         batch=batch,
         precision="INT8" if _is_quantized(model, operators, path) else "FP16",
-        task=task_of(path, options.outputs, options.task, own_ending(model)),
+        task=task_of(
+            path, options.outputs, options.task, own_ending(model), is_single=is_single(model)
+        ),
         pixel_order=options.pixel_order or usual,
         options=options,
     )
     if reading.precision == "INT8":
         make_weights_symmetric(model)
-    is_float = not model.input().element_type.is_integral()
-    doubt = options.normalisation.doubt if is_float else None
+    of_two = TWO_CLASSES if is_single(model) else ""
+    doubt, takes = None, f"{reading.pixel_order} pixels as they are"
+    if not kind.is_integral():
+        doubt, takes = options.normalisation.doubt, options.normalisation.formula
     if is_folded:
         name = model.input().any_name if model.input().names else ""
         doubt = order_doubt(name, options.pixel_order)
@@ -139,9 +142,6 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
     trial = CompiledNetwork(model, RuntimeOptions(batch_sizes=(1, NUM_TRIED)))
     check_independent(trial, path, reading.precision)
     images = trial_images(NUM_ASKED, trial.input_shape)
-    takes = (
-        options.normalisation.formula if is_float else f"{reading.pixel_order} pixels as they are"
-    )
     return Imported(
         model,
         size,
@@ -149,16 +149,10 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
         reading.precision,
         at_a_time,
         reading.task,
-        f"takes {takes}; {gives(reading.task, added)}",
+        f"takes {takes}; {gives(reading.task, added)}{of_two}",
         doubt,
         np.concatenate([trial.predict(image[None]) for image in images]),
     )
-
-
-def _sides(shape: ov.PartialShape) -> Sides:
-    if shape.rank.is_dynamic:
-        return ()
-    return tuple(side.get_length() if side.is_static else None for side in shape)
 
 
 def _folded_for_any(
@@ -167,29 +161,23 @@ def _folded_for_any(
     """Return the member, the added ending, and the batch size (None: any number of images)."""
     if reading.batch is None:
         return *_folded(model, reading), None
-    free = _freed(model.clone(), reading)
+    freed, free = model.clone(), None
+    with suppress(ModelSetError, RuntimeError):  # the graph may not allow any number
+        keep_images(freed, reading.batch)
+        free = _folded(freed, replace(reading, batch=None))
     fixed, added = _folded(model, reading)
     if free is not None and answers_alike(free[0], fixed):
         return *free, None
     return fixed, added, reading.batch
 
 
-def _freed(model: ov.Model, reading: _Reading) -> tuple[ov.Model, Ending | None] | None:
-    """Return the member for any number of images, or None if the graph does not allow that."""
-    assert reading.batch is not None
-    try:
-        keep_images(model, reading.batch)
-        return _folded(model, replace(reading, batch=None))
-    except (ModelSetError, RuntimeError):
-        return None
-
-
 def _folded(model: ov.Model, reading: _Reading) -> tuple[ov.Model, Ending | None]:
-    """Return the network as a member, and the added ending."""
     path, size, layout, batch = reading.path, reading.size, reading.layout, reading.batch
     set_shape(model, path, layout, size, batch)
     model = cut_rounding(model)
     flatten_output(model, path)
+    if is_single(model):
+        give_two_classes(model, reading.options.outputs)
     if model.input().element_type.is_integral():
         model = fold_integers(model, size, reading.pixel_order, layout, batch)
     else:
@@ -209,19 +197,14 @@ def _names(ports: Sequence[ov.Output]) -> list[str]:
 
 
 def _is_quantized(model: ov.Model, operators: set[str], path: Path) -> bool:
-    """Whether it computes in INT8; ``operators`` are of its ONNX file."""
-    levels = [
-        node.get_attributes()["levels"]
-        for node in model.get_ops()
-        if node.get_type_name() == "FakeQuantize"
-    ]
-    if any(number > MAX_LEVELS for number in levels):
+    rounding = [node for node in model.get_ops() if node.get_type_name() == "FakeQuantize"]
+    if any(node.get_attributes()["levels"] > MAX_LEVELS for node in rounding):
         raise ModelSetError(
             f"{path} is quantised to 16 bits, which OpenVINO computes wrongly: run it on ONNX "
             "Runtime (--runtime NAME=onnxruntime), or add the float network and let tandem "
             "quantize make INT8 of it"
         )
-    return bool(levels or DYNAMIC & operators)
+    return bool(rounding or DYNAMIC & operators)
 
 
 def chain_concats(model: ov.Model) -> int:
@@ -242,8 +225,7 @@ def chain_concats(model: ov.Model) -> int:
         sources = [port.get_source_output() for port in node.inputs()]
         key = tuple((s.get_node().get_friendly_name(), s.get_index()) for s in sources)
         axis = node.get_attributes()["axis"]
-        earlier = seen.get((axis, key[:-1]))
-        if earlier is None:
+        if (earlier := seen.get((axis, key[:-1]))) is None:
             seen[axis, key] = node
             continue
         chained = ops.concat([earlier.output(0), sources[-1]], axis)
@@ -272,8 +254,7 @@ def make_weights_symmetric(model: ov.Model) -> int:
         dimensions = CHANNEL_DIMENSIONS.get(node.get_type_name())
         if dimensions is None or not _has_zero_point(node.input_value(1).get_node()):
             continue
-        weights = _value(node.input_value(1).get_node())
-        if weights is None:
+        if (weights := _value(node.input_value(1).get_node())) is None:
             continue
         whole, scale = _as_int8(weights, tuple(range(dimensions, weights.ndim)))
         made = ops.multiply(ops.convert(ops.constant(whole), "f32"), ops.constant(scale))
@@ -314,10 +295,8 @@ def _has_zero_point(node: ov.Node) -> bool:
     while node.get_type_name() in ARITHMETIC:
         inner = node.input_value(0).get_node()
         if node.get_type_name() == "Subtract":
-            return bool(
-                inner.get_type_name() == "Convert"
-                and inner.input_value(0).get_element_type() == ov.Type.u8
-            )
+            is_converted = inner.get_type_name() == "Convert"
+            return bool(is_converted and inner.input_value(0).get_element_type() == ov.Type.u8)
         node = inner
     return False
 

@@ -6,14 +6,15 @@ accepted, and OpenVINO's answers to an ONNX file are compared with ONNX Runtime'
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from calibration.sets.ending import Ending, check_numbers, missing_ending, task_of
+from calibration.sets.ending import Ending, Own, check_numbers, missing_ending, task_of
 from calibration.sets.files import INSTEAD, ONNX, PYTORCH_SUFFIXES, converted
 from calibration.sets.import_network import NUM_ASKED, Imported, import_network
 from calibration.sets.input import NUM_TRIED, check_independent, trial_images
@@ -46,7 +47,6 @@ def import_member(
         MissingExtraError: the runtime, or PyTorch, is not installed.
         ModelSetError: the file is not a single classifier, is not trusted, or is of a kind that is
             never opened.
-
     """
     if path.suffix in REFUSED:
         raise ModelSetError(
@@ -61,11 +61,9 @@ def import_member(
     if runtime != "openvino":
         check_installed(runtime, runtime, f"models add of {path.name} for {runtime}")
     size, layout = options.input_size, options.layout
-    with (
-        converted(path, runtime, size, layout, is_trusted=is_trusted)
-        if path.suffix in PYTORCH_SUFFIXES
-        else nullcontext()
-    ) as made:
+    if path.suffix not in PYTORCH_SUFFIXES:
+        return _imported(path, runtime, options, None)
+    with converted(path, runtime, size, layout, is_trusted=is_trusted) as made:
         return _imported(path, runtime, options, made)
 
 
@@ -101,15 +99,12 @@ def import_weights(
     Raises:
         MissingExtraError: torch or torchvision is not installed.
         ModelSetError: ``architecture`` is None, or the weights do not fit it.
-
     """
     if runtime != "openvino":
         raise ModelSetError(f"{path} is weights alone: openvino takes it, not {runtime}")
     if architecture is None:
-        raise ModelSetError(
-            f"{path} is weights alone: say whose, --architecture NAME=resnet50 or another of "
-            "torchvision's"
-        )
+        how = "--architecture NAME=resnet50 or another of torchvision's"
+        raise ModelSetError(f"{path} is weights alone: say whose, {how}")
     with needs_extra("train", f"models add of {path.name}"):
         from calibration.sets.convert import import_state
     return import_state(path, architecture, num_classes, options)
@@ -122,6 +117,8 @@ class Finish:
     task: Task
     ending: Ending | None = None
     classes: ClassMap | None = None  # None: its own
+    # Of a network with one number an image: it is the probability of the second class, or a logit.
+    single: Literal["score", "logit"] | None = None
 
     @property
     def shares_one(self) -> bool:
@@ -132,28 +129,28 @@ class Finish:
 Make = Callable[[Finish], Imported]
 
 
-def tried(make: Make, path: Path, options: FileOptions, own: Ending | None) -> Imported:
+def tried(
+    make: Make, path: Path, options: FileOptions, own: Own | None, *, is_single: bool = False
+) -> Imported:
     """Make the file, run it on images, and append softmax or a sigmoid if it ends in logits.
 
-    ``own`` is what its graph ends in.
-
-    Raises:
-        ModelSetError: its runtime cannot run it, or its rows do not fit its task.
-
+    ``own`` is what its graph ends in. Raises :class:`ModelSetError` if its runtime cannot run it,
+    or its rows do not fit its task.
     """
-    task = task_of(path, options.outputs, options.task, own)
-    made = make(Finish(task))
-    rows = _answers(made, path)
-    ending = missing_ending(rows, path, options.outputs, task, own)
+    task = task_of(path, options.outputs, options.task, own, is_single=is_single)
+    plain = Finish(task)
+    if is_single:
+        is_score = options.outputs == "probabilities" or (options.outputs == "auto" and own)
+        plain, own = replace(plain, single="score" if is_score else "logit"), None
+    made = make(plain)
+    ending = missing_ending(_answers(made, path), path, options.outputs, task, own)
     if ending is not None:
-        made = make(Finish(task, ending))
-        check_numbers(_answers(made, path, is_probabilities=True), path)
-    else:
-        _answers(made, path, is_probabilities=True)
+        made = make(replace(plain, ending=ending))
+    check_numbers(_answers(made, path, is_probabilities=True), path)
     if (classes := options.classes) is None or classes.own == classes.wanted:
         return made
     classes.check_fits(made.num_classes, path)
-    return make(Finish(task, ending, classes))
+    return make(replace(plain, ending=ending, classes=classes))
 
 
 def answers_of(made: Imported, path: Path, images: Pixels) -> Probabilities:

@@ -85,17 +85,19 @@ def _numbers(values: Sequence[float]) -> str:
 
 def with_softmax(model: ov.Model) -> ov.Model:
     """Append softmax to a model that ends in logits (N, C)."""
-    logits = model.output().get_node().input_value(0)
-    probabilities = ops.softmax(logits, axis=1)
-    probabilities.get_output_tensor(0).set_names({"probabilities"})
-    return ov.Model([probabilities.output(0)], model.get_parameters(), model.friendly_name)
+    probabilities = ops.softmax(model.output().get_node().input_value(0), axis=1)
+    return named_output(model, probabilities, "probabilities")
 
 
 def with_sigmoid(model: ov.Model) -> ov.Model:
     """Append a sigmoid to a model that ends in logits (N, C)."""
-    scores = ops.sigmoid(model.output().get_node().input_value(0))
-    scores.get_output_tensor(0).set_names({"scores"})
-    return ov.Model([scores.output(0)], model.get_parameters(), model.friendly_name)
+    return named_output(model, ops.sigmoid(model.output().get_node().input_value(0)), "scores")
+
+
+def named_output(model: ov.Model, node: ov.Node, name: str) -> ov.Model:
+    """Return the model that answers ``node``, under this name."""
+    node.get_output_tensor(0).set_names({name})
+    return ov.Model([node.output(0)], model.get_parameters(), model.friendly_name)
 
 
 def fold(
@@ -146,7 +148,6 @@ def fold_integers(
 def _steps(
     model: ov.Model, input_size: int, layout: TensorLayout, batch: int | None
 ) -> PrePostProcessor:
-    """Return the first steps of the conversion from uint8 NHWC BGR."""
     steps = PrePostProcessor(model)
     tensor = steps.input().tensor()
     tensor.set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC"))
@@ -157,7 +158,6 @@ def _steps(
 
 
 def _built(steps: PrePostProcessor, *, is_reversed: bool) -> ov.Model:
-    """Prepend the steps, and a reversal of the colour order if ``is_reversed``."""
     folded = steps.build()
     if is_reversed:
         image = folded.input()
@@ -188,9 +188,7 @@ def set_shape(
 ) -> None:
     """Let the network take ``batch`` images (None: any number) of ``size`` pixels.
 
-    Raises:
-        ModelSetError: it cannot take them, or does not answer each of them.
-
+    Raises :class:`ModelSetError` if it cannot take them, or does not answer each of them.
     """
     number = -1 if batch is None else batch
     shape = [number, 3, size, size] if layout == "NCHW" else [number, size, size, 3]
@@ -214,9 +212,7 @@ def set_shape(
 def check_rows(model: ov.Model, path: Path) -> None:
     """Check that four images get four rows: a flatten to a fixed width makes more of larger images.
 
-    Raises:
-        ModelSetError: the number of rows differs.
-
+    Raises :class:`ModelSetError` if the number of rows differs.
     """
     number = fixed_batch(model) or NUM_TRIED
     count = "four" if number == NUM_TRIED else number
@@ -277,9 +273,7 @@ def rows_alike(
 def check_independent(network: LoadedNetwork, path: Path, precision: Precision) -> None:
     """Compare answers to images alone and in a batch of ``NUM_TRIED``.
 
-    Raises:
-        ModelSetError: the answer to an image depends on the others of its batch.
-
+    Raises :class:`ModelSetError` if the answer to an image depends on the others of its batch.
     """
     images = trial_images(NUM_TRIED, network.input_shape)
     together = network.predict(images)

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from calibration.sets.ending import Ending, gives
+from calibration.sets.ending import Own, gives
 from calibration.sets.files import check_file
-from calibration.sets.import_network import Imported
+from calibration.sets.import_network import TWO_CLASSES, Imported
 from calibration.sets.importing import Finish, tried
 from calibration.sets.input import ColorOrder, order_doubt
 from calibration.sets.options import FileOptions, Sides, check_ends, layout_and_size, num_classes_of
@@ -28,7 +28,9 @@ QUANTIZED = {
 }
 ROUNDING = ("DequantizeLinear", "QuantizeLinear")
 PASSING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Cast")
-OWN: dict[str, Ending] = {
+SCALING = ("Mul", "Div", "Add", "Sub", "Clip", "Min", "Max")  # by a constant
+OWN: dict[str, Own] = {
+    "HardSigmoid": "scores",
     "Softmax": "softmax",
     "QLinearSoftmax": "softmax",
     "Sigmoid": "sigmoid",
@@ -48,35 +50,25 @@ Graph = Any  # onnx.GraphProto; the package's types are generated
 def import_onnx(path: Path, options: FileOptions, converted: Path | None = None) -> Imported:
     """Read an ONNX classifier as a member's file for ONNX Runtime.
 
-    Args:
-        path: the user's file.
-        options: for reading it.
-        converted: the result of converting ``path`` from PyTorch; None: ``path`` is ONNX.
-
-    Raises:
-        ModelSetError: the graph does not map one image input to one row of classes, has weights
-            that are missing or outside of its folder, or needs operators that this ONNX Runtime
-            lacks.
-
+    ``converted`` is the result of converting ``path`` from PyTorch; None: ``path`` is ONNX. Raises
+    :class:`ModelSetError` if the graph does not map one image input to one row of classes, has
+    weights that are missing or outside of its folder, or needs operators that this ONNX Runtime
+    lacks.
     """
     check_file(converted or path)
     model = _read(converted or path, path)
     graph = model.graph
     inputs, outputs = _ends(graph, path)
-    input_facts = f"{path} takes {_kind(inputs)} {_shape_text(_sides(inputs))}"
-    layout, size, batch = layout_and_size(
-        _sides(inputs), input_facts, options.input_size, options.layout
-    )
-    taken = inputs.type.tensor_type.elem_type
+    sides, taken = _sides(inputs), inputs.type.tensor_type.elem_type
+    facts = f"{path} takes {TensorProto.DataType.Name(taken).lower()} {_shape_text(sides)}"
+    layout, size, batch = layout_and_size(sides, facts, options.input_size, options.layout)
     if taken != TensorProto.FLOAT and taken not in INTEGERS:
-        raise ModelSetError(
-            f"{input_facts}; a member takes float32 or uint8: export it again as that"
-        )
-    output_facts = f"{path} gives {_shape_text(_sides(outputs))}"
-    num_classes = num_classes_of(_sides(outputs), output_facts)
-    exact, kind = _exact_end(graph, outputs.name)
-    make = partial(_folded, model, options, layout, size, batch, num_classes, exact)
-    return tried(make, path, options, OWN.get(kind))
+        raise ModelSetError(f"{facts}; a member takes float32 or uint8: export it again as that")
+    sides = _sides(outputs)
+    num_classes = num_classes_of(sides, f"{path} gives {_shape_text(sides)}")
+    exact, own = _exact_end(graph, outputs.name)
+    make = partial(_folded, model, options, layout, size, batch, max(2, num_classes), exact)
+    return tried(make, path, options, own, is_single=num_classes == 1)
 
 
 def _read(file: Path, path: Path) -> Any:
@@ -93,19 +85,16 @@ def _read(file: Path, path: Path) -> Any:
         )
     _rename_ours(model.graph)
     for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT and np.isnan(_values(tensor, path)).any():
-            raise ModelSetError(
-                f"{path}: the weights {tensor.name} have NaN; its training failed, or the file is "
-                "damaged"
-            )
+        if tensor.data_type != TensorProto.FLOAT:
+            continue
+        weights = f"{path}: the weights {tensor.name}"
+        try:
+            values = numpy_helper.to_array(tensor)
+        except Exception as error:  # NumPy's and onnx's own kinds
+            raise ModelSetError(f"{weights} are damaged: {error}") from error
+        if np.isnan(values).any():
+            raise ModelSetError(f"{weights} have NaN; its training failed, or the file is damaged")
     return model
-
-
-def _values(tensor: Any, path: Path) -> np.ndarray:
-    try:
-        return np.asarray(numpy_helper.to_array(tensor))
-    except Exception as error:  # NumPy's and onnx's own kinds
-        raise ModelSetError(f"{path}: the weights {tensor.name} are damaged: {error}") from error
 
 
 def _rename_ours(graph: Graph) -> None:
@@ -137,12 +126,8 @@ def _shape_text(sides: Sides) -> str:
     return "[" + ",".join("?" if side is None else str(side) for side in sides) + "]"
 
 
-def _kind(port: Any) -> str:
-    return str(TensorProto.DataType.Name(port.type.tensor_type.elem_type)).lower()
-
-
-def _exact_end(graph: Graph, output: str) -> tuple[str, str]:
-    """Return the tensor to use as output, and the operator that computes it, without reshapes.
+def _exact_end(graph: Graph, output: str) -> tuple[str, Own | None]:
+    """Return the tensor to use as output, and what computes it, without reshapes.
 
     Rounded probabilities of many classes need not sum to one. So after a softmax or sigmoid it is
     the tensor before rounding.
@@ -156,8 +141,19 @@ def _exact_end(graph: Graph, output: str) -> tuple[str, str]:
 
     exact = before(output, ROUNDING)
     last = by_output.get(before(exact, (*PASSING, *ROUNDING)))
-    kind = "" if last is None else str(last.op_type)
-    return (exact if kind in ("Softmax", "Sigmoid") else output), kind
+    if last is not None and last.op_type in ("Softmax", "Sigmoid"):
+        return exact, OWN[last.op_type]
+    constants = {tensor.name for tensor in graph.initializer} | {
+        name for name, node in by_output.items() if node.op_type == "Constant"
+    }
+    is_scaled = False
+    while last is not None and last.op_type in SCALING:
+        varying = [name for name in last.input if name and name not in constants]
+        if len(varying) != 1:
+            break
+        is_scaled, last = True, by_output.get(before(varying[0], (*PASSING, *ROUNDING)))
+    own = None if last is None else OWN.get(last.op_type)
+    return output, "scores" if own and is_scaled else own
 
 
 def _folded(
@@ -175,22 +171,20 @@ def _folded(
     graph = model.graph
     inputs, _ = _ends(graph, Path())
     is_quantized = any(node.op_type in QUANTIZED for node in graph.node)
+    precision: Precision = "INT8" if is_quantized else "FP16"
     number = "N" if batch is None else batch
     taken = inputs.type.tensor_type.elem_type
     front = _front(graph, inputs.name, taken, options, layout)
-    back = _back(graph, end, finish)
-    kept = list(graph.node)
-    del graph.node[:], graph.output[:]
-    graph.node.extend([*front, *kept, *back])
+    nodes = [*front, *graph.node, *_back(graph, end, finish)]
     shape = [number, size, size, 3]
     pixels = helper.make_tensor_value_info(f"{OURS}pixels", TensorProto.UINT8, shape)
-    others = [value for value in graph.input if value.name != inputs.name]
-    del graph.input[:]
-    graph.input.extend([pixels, *others])
+    ports = [pixels, *(value for value in graph.input if value.name != inputs.name)]
     num = num_classes if finish.classes is None else len(finish.classes.wanted)
     rows = helper.make_tensor_value_info(f"{OURS}rows", TensorProto.FLOAT, [number, num])
+    del graph.node[:], graph.output[:], graph.input[:]
+    graph.node.extend(nodes)
+    graph.input.extend(ports)
     graph.output.append(rows)
-    precision: Precision = "INT8" if is_quantized else "FP16"
     try:
         content = bytes(model.SerializeToString())
     except Exception as error:  # protobuf's own kind: 2 GiB are its limit
@@ -207,7 +201,7 @@ def _folded(
         precision,
         batch,
         finish.task,
-        f"takes {takes}; {gives(finish.task, finish.ending)}",
+        f"takes {takes}; {gives(finish.task, finish.ending)}{TWO_CLASSES * bool(finish.single)}",
         doubt,
     )
 
@@ -248,6 +242,13 @@ def _back(graph: Graph, output: str, finish: Finish) -> list[Any]:
     """Return the nodes from the network's own output to float (N, C) rows of its task."""
     nodes = [helper.make_node("Flatten", [output], [f"{OURS}flat"], axis=1)]
     last, ending = f"{OURS}flat", finish.ending
+    if finish.single is not None:  # 1 - p and p; or 0 and z
+        is_score = finish.single == "score"
+        number = _constant(graph, "one", np.array([is_score], np.float32))
+        kind = "Sub" if is_score else "Mul"
+        nodes.append(helper.make_node(kind, [number, last], [f"{OURS}rest"]))
+        nodes.append(helper.make_node("Concat", [f"{OURS}rest", last], [f"{OURS}two"], axis=1))
+        last = f"{OURS}two"
     if finish.classes is not None:
         places = _constant(graph, "places", np.array(finish.classes.positions, np.int64))
         nodes.append(helper.make_node("Gather", [last, places], [f"{OURS}picked"], axis=1))

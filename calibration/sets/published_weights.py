@@ -134,8 +134,7 @@ class TorchvisionWeights:
         """Return the file, its hash checked: from a folder, the cache, or the network."""
         url = str(self.entry.url)
         name = PurePosixPath(url).name
-        match = HASH_IN_NAME.search(name)
-        if match is None:
+        if (match := HASH_IN_NAME.search(name)) is None:
             raise ModelSetError(f"{name} does not carry its hash: it cannot be checked")
         origin = f"torchvision {self.entry!s}, {url}, sha256 {match[1]}..."
         if source.weights_dir is not None:
@@ -176,9 +175,7 @@ def usual_weights(resnet50: str = "IMAGENET1K_V1") -> list[TorchvisionWeights]:
 def torchvision_weights(name: str, version: str = "") -> TorchvisionWeights:
     """Return torchvision's entry ``version``, or its best one if that is empty.
 
-    Raises:
-        ModelSetError: torchvision has no such network or weights.
-
+    Raises :class:`ModelSetError` if torchvision has no such network or weights.
     """
     if name not in (known := known_networks()):
         near = get_close_matches(name, known) or known[:5]
@@ -262,7 +259,6 @@ def timm_weights(model: str, name: str | None = None) -> TimmWeights:
     Raises:
         MissingExtraError: timm is not installed.
         ModelSetError: timm has no such network or weights, or they do not classify ImageNet-1k.
-
     """
     with needs_extra("timm", f"models fetch of {PREFIX}{model}"):
         timm = timm_module()
@@ -290,8 +286,7 @@ def timm_weights(model: str, name: str | None = None) -> TimmWeights:
 
 def _config(timm: Any, architecture: str, tag: str) -> dict[str, Any]:
     published = timm.list_pretrained(f"{architecture}.*") or timm.list_pretrained(architecture)
-    tags = [name.partition(".")[2] for name in published]
-    if not tags:
+    if not (tags := [name.partition(".")[2] for name in published]):
         raise ModelSetError(f"timm has no published weights of {architecture}: choose another")
     if tag and tag not in tags:
         raise ModelSetError(f"no {architecture} weights {tag!r}; there are: {', '.join(tags)}")
@@ -328,11 +323,8 @@ def _image(model: str, data: dict[str, Any]) -> ImageRecord:
     """Convert timm's data configuration to an image rule of the manifest.
 
     timm resizes the shorter side to floor(size / crop_pct) and crops the middle (``center``), or
-    resizes each side to that (``squash``), with Pillow's filters, as torchvision does.
-
-    Raises:
-        ModelSetError: another number of channels, different sides, or an unsupported rule.
-
+    resizes each side to that (``squash``), with Pillow's filters, as torchvision does. Raises
+    :class:`ModelSetError` if channels or sides do not fit, or a rule is not supported.
     """
     channels, height, width = data["input_size"]
     if channels != NUM_CHANNELS or height != width:
@@ -380,7 +372,6 @@ def fetch_set(
         DownloadError: a file could not be had, or is not the published one.
         ModelSetError: the networks do not make one set, one does not answer as its original, or
             the disk is full.
-
     """
     labels, *others = {network.labels for network in networks}
     if others:
@@ -440,9 +431,7 @@ def _check_answers(
 ) -> None:
     """Compare the converted network with its original on images of noise.
 
-    Raises:
-        ModelSetError: it does not run, or does not answer the same.
-
+    Raises :class:`ModelSetError` if it does not run, or does not answer the same.
     """
     try:
         compiled = CompiledNetwork(model, RuntimeOptions(batch_sizes=(NUM_TRIED,)))
@@ -470,11 +459,17 @@ def read_members(texts: Sequence[str]) -> list[Published]:
     Raises:
         MissingExtraError: timm is not installed, but a network is timm's.
         ModelSetError: unknown network or weights, too many networks, or a repeated name.
-
     """
     members: dict[str, Published] = {}
     for text in texts:
-        network = _network(text)
+        name, _, version = text.partition("=")
+        network: Published
+        if text.startswith(PREFIX):
+            network = timm_weights(text.removeprefix(PREFIX))
+        elif version.startswith(PREFIX):
+            network = timm_weights(version.removeprefix(PREFIX), name)
+        else:
+            network = torchvision_weights(name, version)
         if network.name in members:
             raise ModelSetError(
                 f"--member {network.name} is given twice; a set has a name once. One of timm's "
@@ -484,12 +479,3 @@ def read_members(texts: Sequence[str]) -> list[Published]:
     if len(members) > MAX_MEMBERS:
         raise ModelSetError(f"{len(members)} members; a set has 1 to {MAX_MEMBERS}: leave some out")
     return list(members.values())
-
-
-def _network(text: str) -> Published:
-    if text.startswith(PREFIX):
-        return timm_weights(text.removeprefix(PREFIX))
-    name, _, version = text.partition("=")
-    if version.startswith(PREFIX):
-        return timm_weights(version.removeprefix(PREFIX), name)
-    return torchvision_weights(name, version)

@@ -36,17 +36,13 @@ SLACK = 1e-3  # of the largest value, between two runs and between batches
 def convert(task: ConversionTask) -> None:
     """Load the file, and write it as IR or ONNX, by the suffix of ``task.made``.
 
-    Raises:
-        ModelSetError: the file is not a classifier, or cannot be converted.
-
+    Raises :class:`ModelSetError` if the file is not a classifier, or cannot be converted.
     """
     try:
         module = _program(task) if task.kind == "program" else _script(task)
         expected = module.checked_rows()
-        if task.made.suffix == ".xml":
-            answers = _to_ir(module, task)
-        else:
-            answers = _to_onnx(module, task, expected.shape)
+        is_ir = task.made.suffix == ".xml"
+        answers = _to_ir(module, task) if is_ir else _to_onnx(module, task, expected.shape)
     except ModelSetError:
         raise
     except Exception as error:  # torch and OpenVINO raise many kinds; all mean the same here
@@ -70,7 +66,6 @@ class LoadedModule:
 
         Raises:
             ModelSetError: the rows change between runs, or with the other images of the batch.
-
         """
         with torch.inference_mode():
             rows, again = self.run(self.example), self.run(self.example)
@@ -84,13 +79,10 @@ class LoadedModule:
 
 
 def _to_ir(module: LoadedModule, task: ConversionTask) -> np.ndarray:
-    """Write an IR; return its answers to the module's example."""
     kind = ov.Type.u8 if module.is_uint8 else ov.Type.f32
-    sides = [-1 if side is None else side for side in module.sides]
-    model = ov.convert_model(
-        module.source, example_input=module.example, input=[(ov.PartialShape(sides), kind)]
-    )
-    model.reshape(ov.PartialShape(sides))
+    shape = ov.PartialShape([-1 if side is None else side for side in module.sides])
+    model = ov.convert_model(module.source, example_input=module.example, input=[(shape, kind)])
+    model.reshape(shape)
     ov.save_model(model, task.made, compress_to_fp16=False)
     return np.asarray(compile_with(model, F32)(module.example.numpy())[0])
 
@@ -122,11 +114,8 @@ def _to_onnx(module: LoadedModule, task: ConversionTask, sides: tuple[int, ...])
 def _check_alike(expected: np.ndarray, answers: np.ndarray, task: ConversionTask) -> None:
     if not np.isfinite(expected).all():  # models add reports NaN with a reason
         return
-    largest = float(np.abs(expected).max())
-    is_alike = expected.shape == answers.shape and np.allclose(
-        expected, answers, rtol=0, atol=ALIKE * max(largest, 1e-6)
-    )
-    if not is_alike:
+    slack, is_shaped = ALIKE * max(np.abs(expected).max(), 1e-6), expected.shape == answers.shape
+    if not (is_shaped and np.allclose(expected, answers, rtol=0, atol=slack)):
         raise ModelSetError(
             f"{task.path} answers otherwise once it is converted: it was made for another PyTorch, "
             "or has operators that are converted wrongly. Export ONNX, and give that"
@@ -152,8 +141,8 @@ def _program(task: ConversionTask) -> LoadedModule:
         raise ModelSetError(
             f"{task.path} takes {value.dtype}; a member takes float32: export it again as that"
         )
-    module = program.module()
-    return LoadedModule(task.path, program, module, sides, is_uint8, _noise(sides, 2, is_uint8))
+    example = _noise(sides, 2, is_uint8)
+    return LoadedModule(task.path, program, program.module(), sides, is_uint8, example)
 
 
 def _script(task: ConversionTask) -> LoadedModule:
@@ -184,7 +173,6 @@ def _sides(task: ConversionTask, sides: Sides, kind: str) -> Sides:
 def _batch_of(
     path: Path, module: Any, sides: Sides, is_uint8: bool
 ) -> tuple[int | None, torch.Tensor]:
-    """Return the fixed batch size, or None, and example images."""
     taken: dict[int, torch.Tensor] = {}
     first: Exception | None = None
     for batch in (*ANY_BATCH, *BUILT_IN):

@@ -42,6 +42,7 @@ from calibration.sets.versions import (
 )
 from models import golden
 from models.errors import ModelSetError
+from models.files import make_folder
 from models.golden import GOLDEN_NAME, Golden, GoldenAnswer
 from models.manifest import MANIFEST_NAME, Manifest, Network, read_manifest
 from models.model_set import PARTIAL_SUFFIX, ModelSet, replaced_folder
@@ -184,7 +185,7 @@ def create(
     building = folder.with_name(f".{folder.name}{PARTIAL_SUFFIX}")
     aside = replaced_folder(folder)
     with writing(building):
-        building.mkdir(parents=True, exist_ok=True)
+        make_folder(building)
     with ExitStack() as locks:
         locks.enter_context(_locked(building))
         try:
@@ -201,7 +202,13 @@ def create(
                 _remove(work)
                 if made_by is not None:
                     keep_replaced(folder, building)
-                _swap(building, folder, aside)
+                try:
+                    if folder.exists():
+                        folder.replace(aside)
+                    building.replace(folder)
+                    flush(folder.parent)  # before the old one goes
+                finally:
+                    _put_back(aside, folder)  # if that failed
         except BaseException:
             _remove(building)
             raise
@@ -210,10 +217,8 @@ def create(
 def pin(model_set: ModelSet, version: str) -> ModelSet:
     """Replace the set by an earlier version, in one step; the replaced set is kept as a version.
 
-    Raises:
-        ModelSetError: the set has no such version, a file of it was altered, the set is bundled, or
-            another command changes it.
-
+    Raises :class:`ModelSetError` if the set has no such version, a file of it was altered, the set
+    is bundled, or another command changes it.
     """
     folder = model_set.folder
     if is_bundled(folder):
@@ -263,17 +268,6 @@ def check_free(folder: Path, *, is_replaced: bool, other: str = "name") -> None:
         )
 
 
-def _swap(building: Path, folder: Path, aside: Path) -> None:
-    """Replace the old set by the new one, and restore the old one if that fails."""
-    try:
-        if folder.exists():
-            folder.replace(aside)
-        building.replace(folder)
-        flush(folder.parent)  # before the old one goes
-    finally:
-        _put_back(aside, folder)
-
-
 def _put_back(aside: Path, folder: Path) -> None:
     """Restore the set that was put aside, unless another is in its place."""
     if aside.exists() and not folder.exists():
@@ -298,7 +292,6 @@ def _tidy(folder: Path, work: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove the file or folder, if it can be."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from models.errors import ModelSetError
+from models.files import make_folder
 from models.manifest import MANIFEST_NAME, Made, Manifest, read_manifest
 from models.model_set import BUNDLED_DIR, PARTIAL_SUFFIX, ModelSet
 from models.record import sha256_of
@@ -73,7 +74,7 @@ def link(source: Path, target: Path) -> None:
     """Link a file, or copy it if the disk has no hard links; an existing target stays."""
     if target.exists():
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     try:
         os.link(source.resolve(), target)
     except OSError:
@@ -82,7 +83,6 @@ def link(source: Path, target: Path) -> None:
 
 
 def _keep(old: ModelSet, folder: Path, new: ModelSet) -> None:
-    """Keep a set as an earlier version in ``folder``, unless the new set has the same version."""
     known = tuple(old.fingerprints.values())
     if set(known) <= set(new.fingerprints.values()):
         return
@@ -122,11 +122,8 @@ def flush(path: Path) -> None:
 def push(folder: Path, versions: list[str], url: str) -> None:
     """Copy a set to a store; its manifest comes last, so that readers never see a part.
 
-    Earlier pushed versions stay. ``versions`` are the set's fingerprints.
-
-    Raises:
-        StoreError: the store cannot be written, is a web server, or a file is missing here.
-
+    Earlier pushed versions stay. ``versions`` are the set's fingerprints. Raises
+    :class:`StoreError` if the store cannot be written, is a web server, or a file is missing here.
     """
     url = store_url(url, OBJECT_STORES)
     if url.partition("://")[0] not in EXTRAS:

@@ -24,9 +24,7 @@ def average_weights(
 ) -> None:
     """Load the mean of two state dicts into ``network``, with statistics from crops of ``data``.
 
-    Raises:
-        ModelSetError: the state dicts are of different networks.
-
+    Raises :class:`ModelSetError` if the state dicts are of different networks.
     """
     of_first, of_second = load_file(first), load_file(second)
     if of_first.keys() != of_second.keys() or of_first.keys() != network.state_dict().keys():

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import cv2
 import numpy as np
@@ -31,6 +31,7 @@ from calibration.sets.convert import (
 )
 from calibration.sets.input import MEAN_RGB, SCALE_RGB
 from models.errors import ModelSetError, TandemError
+from models.files import make_folder
 from models.machine import available_cpus
 from models.openvino_network import CompiledNetwork, Pixels, RuntimeOptions, read_network
 
@@ -106,8 +107,7 @@ def read_folders(folders: list[Path]) -> LabelledImages:
     classes = tuple(sorted({name for _, name in files}))  # the order of the network's outputs
     images = []
     for path, _ in files:
-        image = cv2.imread(str(path), cv2.IMREAD_COLOR_RGB)
-        if image is None:
+        if (image := cv2.imread(str(path), cv2.IMREAD_COLOR_RGB)) is None:
             raise ModelSetError(f"{path} cannot be decoded; remove it and start again")
         images.append(np.asarray(image, np.uint8))
     labels = np.array([classes.index(name) for _, name in files], np.int64)
@@ -311,19 +311,13 @@ class Trainer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.max_gradient_norm)
         self.optimizer.step()
-        self._update_average()
-        return float(loss.item())
-
-    def _update_average(self) -> None:
-        """Move the average's weights, and its batch-norm statistics, towards the network's."""
+        # Move the average's weights, and its batch-norm statistics, towards the network's.
         mine, theirs = self.average.state_dict(), self.network.state_dict()
         floats = [key for key, value in mine.items() if value.is_floating_point()]
+        own, others = ([of[key] for key in floats] for of in (mine, theirs))
         with torch.no_grad():
-            torch._foreach_lerp_(
-                [mine[key] for key in floats],
-                [theirs[key] for key in floats],
-                1 - self.recipe.ema_decay,
-            )
+            torch._foreach_lerp_(own, others, 1 - recipe.ema_decay)
+        return float(loss.item())
 
 
 def has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
@@ -350,7 +344,7 @@ def train(
 ) -> None:
     """Train one float network; run again with the same --run-dir to resume."""
     data = read_folders(images)
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     recipe = Recipe(sizes=parse_sizes(sizes), peak_rate=peak_rate)
     distilled_from = Teacher(teacher) if teacher else None
     trainer = Trainer(network, len(data.classes), recipe, run_dir, distilled_from)
@@ -360,21 +354,17 @@ def train(
     elif init is not None:
         trainer.start_from(init)
     while trainer.epoch < recipe.num_epochs:
-        line = _train_one_epoch(trainer, data)
+        started, epoch, size = time.perf_counter(), trainer.epoch + 1, recipe.size_at(trainer.epoch)
+        what = f"epoch {epoch}/{recipe.num_epochs} at {size} px"
+        steps, total = trainer.run_epoch(data), trainer.num_steps(data)
+        losses = list(track(steps, what, total, console=console, transient=True))
+        seconds = round(time.perf_counter() - started, 1)
+        loss = round(float(np.mean(losses)), 4)
+        line = {"epoch": epoch, "px": size, "loss": loss, "seconds": seconds}
         trainer.save()
         with (run_dir / f"{network}.jsonl").open("a") as log:
             log.write(json.dumps(line) + "\n")
         console.print(json.dumps(line), soft_wrap=True)
-
-
-def _train_one_epoch(trainer: Trainer, data: LabelledImages) -> dict[str, Any]:
-    started, epoch, size = time.perf_counter(), trainer.epoch, trainer.recipe.size_at(trainer.epoch)
-    what = f"epoch {epoch + 1}/{trainer.recipe.num_epochs} at {size} px"
-    steps, total = trainer.run_epoch(data), trainer.num_steps(data)
-    shown = track(steps, what, total, console=console, transient=True)
-    loss = float(np.mean(list(shown)))
-    seconds = round(time.perf_counter() - started, 1)
-    return {"epoch": epoch + 1, "px": size, "loss": round(loss, 4), "seconds": seconds}
 
 
 if __name__ == "__main__":

@@ -73,7 +73,6 @@ class Classification:
         no_sure: why there is no bound, in a set that has one in general.
         answer_set: the classes that hold the right one in 95 % of cases, if asked for.
         raw: the answer as received.
-
     """
 
     model_set: str
@@ -176,7 +175,6 @@ class TandemError(Exception):
         status: the HTTP status; None in the same cases. Over gRPC it is that of the gRPC status:
             400 also for 413, 415 and 422, which gRPC does not tell apart.
         retry_after_s: when the service suggests to try again, in s.
-
     """
 
     reason: Reason | None = None  # why it may be retried; None: never
@@ -208,11 +206,11 @@ class BadRequest(TandemError):
 
 
 class Unauthorized(TandemError):
-    """The service requires a key, and the request had none or a wrong one."""
+    """The service requires a key, and the request had none, a wrong one, or one without right."""
 
 
 class Overloaded(TandemError):
-    """All places are taken (429), even after the retries that the time allowed."""
+    """All places are taken, or the key's rate is (429), even after the retries in time."""
 
     reason = "overloaded"
 
@@ -264,15 +262,12 @@ class Degraded(TandemError):
 
 _KINDS: Mapping[type[TandemError], tuple[str, ...]] = {
     BadImage: (
-        "not_an_image",
-        "corrupt_image",
-        "unsupported_format",
-        "too_many_pixels",
-        "too_many_bytes",
+        *("not_an_image", "corrupt_image", "unsupported_format"),
+        *("too_many_pixels", "too_many_bytes"),
     ),
     BadRequest: ("bad_parameter", "too_many_files"),
-    Unauthorized: ("unauthorized",),
-    Overloaded: ("overloaded",),
+    Unauthorized: ("unauthorized", "forbidden"),
+    Overloaded: ("overloaded", "rate_limited"),
     NotReady: ("not_ready", "other_set", "unhealthy"),
     BrokenOff: ("broken_off",),
     DeadlineExceeded: ("slow_body", "deadline"),
@@ -308,7 +303,6 @@ def classification_of(fields: Mapping[str, Any]) -> Classification:
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the object is not an answer of Tandem.
-
     """
     predictions, threshold = _predictions(fields["predictions"]), fields.get("threshold")
     if not predictions and threshold is None:
@@ -337,9 +331,8 @@ def classification_of(fields: Mapping[str, Any]) -> Classification:
 
 
 def _predictions(rows: Sequence[Mapping[str, Any]]) -> tuple[Prediction, ...]:
-    return tuple(
-        Prediction(int(row["index"]), str(row["label"]), float(row["probability"])) for row in rows
-    )
+    facts = ((row["index"], row["label"], row["probability"]) for row in rows)
+    return tuple(Prediction(int(i), str(label), float(p)) for i, label, p in facts)
 
 
 def _opinion(fields: Mapping[str, Any]) -> MemberOpinion:

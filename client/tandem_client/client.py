@@ -103,7 +103,6 @@ class BlockingClient(ServiceClient, ABC):
 
         Raises:
             TandemError: there is no answer; see :mod:`tandem_client.answers`.
-
         """
         wanted = CallOptions(**options)
         call = Call.of(image, wanted, self._shorter(wanted))
@@ -151,7 +150,6 @@ class Client(HttpClient, BlockingClient):
             raise :class:`Degraded`.
         max_connections: the limit of open connections.
         transport: replaces the network, for tests.
-
     """
 
     def close(self) -> None:
@@ -189,7 +187,6 @@ class Client(HttpClient, BlockingClient):
 
         Raises:
             TandemError: with ``raise_errors``.
-
         """
         stream = Stream(CallOptions(**options), concurrency, ordered, raise_errors)
         return stream.blocking(images, self._calls)
@@ -231,7 +228,6 @@ class AsyncClient(HttpClient):
 
         Raises:
             TandemError: there is no answer; see :mod:`tandem_client.answers`.
-
         """
         call = await self._calls.call_of(image, CallOptions(**options))
         return answer_of(call, await self._calls.ask(call), self._options)
@@ -253,7 +249,6 @@ class AsyncClient(HttpClient):
 
         Raises:
             TandemError: with ``raise_errors``.
-
         """
         if concurrency > self._options.max_connections:
             raise ValueError(
@@ -323,7 +318,6 @@ class AsyncCalls:
 
         Raises:
             TandemError: there is no answer; see :mod:`tandem_client.answers`.
-
         """
         if not call.files:
             return []
@@ -439,9 +433,9 @@ class Stream:
             for index, image in enumerate(images):
                 begun.append(thread.submit(self._result, calls, slots, index, image))
                 while len(begun) >= self.window or any(f.done() for f in self._next_of(begun)):
-                    yield self._taken(self._next(begun).result())
+                    yield self._next(begun)
             while begun:
-                yield self._taken(self._next(begun).result())
+                yield self._next(begun)
 
     async def on_loop(self, images: Iterable[Image], calls: AsyncCalls) -> AsyncIterator[Result]:
         """Yield results; the requests are tasks of the running loop."""
@@ -451,9 +445,9 @@ class Stream:
             for index, image in enumerate(images):
                 begun.append(asyncio.create_task(self._result(calls, slots, index, image)))
                 while len(begun) >= self.window:
-                    yield self._taken(await self._next_task(begun))
+                    yield await self._next_task(begun)
             while begun:
-                yield self._taken(await self._next_task(begun))
+                yield await self._next_task(begun)
         finally:
             for task in begun:
                 task.cancel()
@@ -462,7 +456,6 @@ class Stream:
     async def _result(
         self, calls: AsyncCalls, slots: asyncio.Semaphore, index: int, image: Image
     ) -> Result:
-        """Return an image's result, once a place is free."""
         outcome: Outcome
         async with slots:
             try:
@@ -480,15 +473,13 @@ class Stream:
         """Return the started images of which one may be the next result."""
         return list(begun)[:1] if self.ordered else list(begun)
 
-    def _next(
-        self, begun: "deque[concurrent.futures.Future[Result]]"
-    ) -> "concurrent.futures.Future[Result]":
-        """Remove and return the future of the next result, once it is done."""
+    def _next(self, begun: "deque[concurrent.futures.Future[Result]]") -> Result:
+        """Wait for the next result, and remove its future."""
         futures = self._next_of(begun)
         wait_for_any(futures)
         done = next(future for future in futures if future.done())
         begun.remove(done)
-        return done
+        return self._taken(done.result())
 
     async def _next_task(self, begun: "deque[asyncio.Task[Result]]") -> Result:
         """Wait for the next result; its task stays in ``begun`` to be cancelled until then."""
@@ -496,4 +487,4 @@ class Stream:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         done = next(task for task in tasks if task.done())
         begun.remove(done)
-        return done.result()
+        return self._taken(done.result())

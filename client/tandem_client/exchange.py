@@ -97,9 +97,7 @@ class Tls:
     def context(self) -> ssl.SSLContext:
         """Return the TLS context for connections.
 
-        Raises:
-            OSError: a file is unreadable or invalid (ssl.SSLError).
-
+        Raises :class:`OSError` if a file is unreadable or invalid (ssl.SSLError).
         """
         context = ssl.create_default_context(cafile=self.roots)
         if self.certificate is not None:
@@ -170,7 +168,6 @@ class CallArguments(TypedDict, total=False):
         plan: "full" asks every member, "fast" fewer where fewer suffice; None: the service's own.
         answer_set: whether to list the classes that hold the right one in 95 % of cases.
         shrink: whether to scale large pictures down before they are sent (extra ``images``).
-
     """
 
     top_k: int | None
@@ -236,7 +233,6 @@ class Call:
         Raises:
             BadImage: the only image cannot be sent.
             ValueError: there are no images.
-
         """
         images, is_form = images_of(image)
         if not images:
@@ -256,14 +252,10 @@ class Call:
 
 def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float) -> httpx.Request:
     """Return the request for an attempt that may take ``left_s``."""
-    body: dict[str, Any] = {}
-    if not call.is_form:
-        body["content"] = call.files[0].data
-    else:
-        body["files"] = [
-            ("files", (str(number), file.data, "application/octet-stream"))
-            for number, file in enumerate(call.files)
-        ]
+    body: dict[str, Any] = {"content": call.files[0].data}
+    if call.is_form:
+        parts = [(str(n), f.data, "application/octet-stream") for n, f in enumerate(call.files)]
+        body = {"files": [("files", part) for part in parts]}
     return client.build_request(
         "POST",
         f"{options.url}/v1/classify",
@@ -277,9 +269,7 @@ def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float
 def outcomes(options: Options, call: Call, response: httpx.Response) -> list[Outcome]:
     """Return the outcome of each file, in order.
 
-    Raises:
-        TandemError: the request failed as a whole, or the answer is not Tandem's.
-
+    Raises :class:`TandemError` if the request failed as a whole, or the answer is not Tandem's.
     """
     status = response.status_code
     try:
@@ -302,9 +292,8 @@ def outcomes(options: Options, call: Call, response: httpx.Response) -> list[Out
 
 
 def _error_of(fields: Mapping[str, Any], response: httpx.Response) -> TandemError:
-    return error_of(
-        fields, response.status_code, retry_after_s(response.headers.get("retry-after"))
-    )
+    after_s = retry_after_s(response.headers.get("retry-after"))
+    return error_of(fields, response.status_code, after_s)
 
 
 def failure(
@@ -351,16 +340,13 @@ def answer_of(
 ) -> Classification | list[Result]:
     """Return the caller's result: the answer, or a result for each image of a form.
 
-    Raises:
-        TandemError: the only image has no answer.
-
+    Raises :class:`TandemError` if the only image has no answer.
     """
     if not call.is_form:
         return checked(received[0], allow_degraded=options.allow_degraded)
-    of_files = iter(received)
+    files, numbered = iter(received), enumerate(call.images)
     return [
-        result_of(index, image, call.errors.get(index) or next(of_files), options)
-        for index, image in enumerate(call.images)
+        result_of(n, image, call.errors.get(n) or next(files), options) for n, image in numbered
     ]
 
 
@@ -392,9 +378,7 @@ class Attempts:
     def begin(self) -> float:
         """Count an attempt; return how many seconds it may take.
 
-        Raises:
-            DeadlineExceeded: none are left.
-
+        Raises :class:`DeadlineExceeded` if none are left.
         """
         self._num += 1
         left_s = self._ends_at - self._now()
@@ -414,7 +398,6 @@ class Attempts:
 
         Raises:
             TandemError: ``error`` itself, if it must not be retried.
-
         """
         policy = self._policy
         if error.reason not in policy.on or self._num >= policy.max_attempts:
@@ -433,9 +416,7 @@ class Attempts:
 def checked_timeout_s(timeout_s: float) -> float:
     """Return a call's time after checking it.
 
-    Raises:
-        ValueError: it is not a number of seconds above 0.
-
+    Raises :class:`ValueError` if it is not a number of seconds above 0.
     """
     if not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise ValueError(f"timeout is {timeout_s!r}: give seconds, a number above 0")
@@ -445,9 +426,7 @@ def checked_timeout_s(timeout_s: float) -> float:
 def checked_url(url: str) -> str:
     """Return a service's URL without slashes at its end.
 
-    Raises:
-        ValueError: it is not an ``http://`` or ``https://`` URL.
-
+    Raises :class:`ValueError` if it is not an ``http://`` or ``https://`` URL.
     """
     shown = without_user(url)
     if not _IS_HTTP.match(url):

@@ -77,7 +77,6 @@ class GrpcClient(BlockingClient):
         allow_degraded: whether to return answers of fewer members than were asked.
         shrink_to: the shorter side of pictures sent with ``shrink=True``, px; best twice the
             network's side.
-
     """
 
     def __init__(
@@ -124,10 +123,9 @@ class GrpcClient(BlockingClient):
         request = _request(call)
         while True:
             left_s = attempts.begin()
+            metadata = _metadata(self._options, call, left_s)
             try:
-                reply = self._method(
-                    request, timeout=left_s, metadata=_metadata(self._options, call, left_s)
-                )
+                reply = self._method(request, timeout=left_s, metadata=metadata)
                 return _outcomes(reply, len(call.files), self._options)
             except grpc.RpcError as error:
                 failed = _failure(error, attempts, self._options)
@@ -139,14 +137,11 @@ class GrpcClient(BlockingClient):
 def _request(call: Call) -> ClassifyRequest:
     """Return a call's message.
 
-    Raises:
-        BadRequest: a parameter has a value that the message cannot carry.
-
+    Raises :class:`BadRequest` if a parameter has a value that the message cannot carry.
     """
+    files = [file.data for file in call.files]
     try:
-        return ClassifyRequest(
-            images=[file.data for file in call.files], **call.options.query or {}
-        )
+        return ClassifyRequest(images=files, **call.options.query or {})
     except (TypeError, ValueError) as error:  # protobuf's own
         raise BadRequest(f"a parameter cannot be sent: {error}", "bad_parameter") from error
 

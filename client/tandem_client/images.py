@@ -66,7 +66,6 @@ def encoded(image: Image, channels: Channels | None) -> bytes:
         BadImage: the file cannot be read, or the array is not (H, W, 3) uint8.
         ValueError: an array without ``channels``.
         TypeError: not a type of image.
-
     """
     if isinstance(image, bytes):
         return image
@@ -91,11 +90,8 @@ def files_of(
 ) -> tuple[list[ShrunkFile], dict[int, BadImage]]:
     """Return the files of a request's images, and the errors of those without, by index.
 
-    With ``shorter`` they are :func:`shrunk`, with None :func:`encoded`.
-
-    Raises:
-        BadImage: the only image cannot be sent.
-
+    With ``shorter`` they are :func:`shrunk`, with None :func:`encoded`. Raises :class:`BadImage` if
+    the only image cannot be sent.
     """
     files, errors = [], {}
     for index, image in enumerate(images):
@@ -131,7 +127,6 @@ def shrunk(image: Image, channels: Channels | None, shorter: int) -> ShrunkFile:
     Raises:
         ImportError: Pillow is not installed.
         BadImage, ValueError, TypeError: as :func:`encoded`.
-
     """
     pillow = _pillow()
     if not isinstance(image, str | os.PathLike | Encoded):

@@ -20,7 +20,6 @@ def majority_vote(members: Mapping[str, Rows], weights: Mapping[str, float]) -> 
 
     Returns:
         float32 (N, C) of rows that sum to one.
-
     """
     some = next(iter(members.values()))
     votes = np.zeros(some.shape, np.float32)  # (N, C)

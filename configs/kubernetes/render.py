@@ -25,7 +25,8 @@ GENERATED = "# Written by configs/kubernetes/render.py from {}: change that.\n"
 def serve_config() -> ServeConfig:
     """Return what the RayService serves: whole graphs, over gRPC too, to callers with a key."""
     config = ServeConfig.read(CONFIGS / "cluster-whole.yaml")
-    return config.changed(grpc_port=GRPC_PORT, api_keys_file=KEYS)
+    # The NetworkPolicy shows the metrics to Prometheus alone.
+    return config.changed(grpc_port=GRPC_PORT, api_keys_file=KEYS, key_names_in_metrics=True)
 
 
 def environment() -> dict[str, str]:

@@ -14,10 +14,8 @@ pages ask, as ``service_url``.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -50,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+def pytest_xdist_make_scheduler(config, log):
     """Give one process all files of a folder, so that their service starts once."""
     # Here: only where tests run in several processes.
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
@@ -65,7 +63,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def temp() -> Iterator[Path]:
+def temp():
     """Return the services' own /tmp, short enough for them (app/launch/run_folder.py)."""
     with tempfile.TemporaryDirectory(prefix="", dir="/tmp", ignore_cleanup_errors=True) as path:
         yield Path(path)
@@ -78,7 +76,7 @@ def start_process(tmp_path_factory, free_port, temp) -> Start:
     ``changes`` of serve_config.yaml: ``args`` of the application, ``http`` options, ``gateways``.
     """
 
-    def start(*arguments: str, port: int | None = None, **changes: Any) -> Service:
+    def start(*arguments, port=None, **changes):
         folder = tmp_path_factory.mktemp("serve")
         if changes:
             with changed_config(folder) as content:
@@ -94,11 +92,11 @@ def start_process(tmp_path_factory, free_port, temp) -> Start:
 
 
 @pytest.fixture(scope="module")
-def start_service(start_process) -> Iterator[Start]:
+def start_service(start_process):
     """Start a service; all are stopped after the file: each takes a tenth of a core at rest."""
     with ExitStack() as stack:
 
-        def start(*arguments: str, is_awaited: bool = True, **options: Any) -> Service:
+        def start(*arguments, is_awaited=True, **options):
             service = start_process(*arguments, **options)
             stack.callback(service.stop)
             if is_awaited:
@@ -124,7 +122,7 @@ def signed(root) -> Signed:
 
 
 @pytest.fixture
-def client(service_url) -> Iterator[httpx.Client]:
+def client(service_url):
     with httpx.Client(base_url=service_url, timeout=60) as client:
         yield client
 
@@ -135,7 +133,7 @@ def photo() -> bytes:
 
 
 @pytest.fixture(scope="session")
-def in_process() -> Callable[[bytes], np.ndarray]:
+def in_process():
     """Classify without any server: bytes to the ensemble's probabilities (C,)."""
     from models.openvino_network import (  # here: one process needs OpenVINO
         CompiledNetwork,
@@ -155,8 +153,7 @@ def in_process() -> Callable[[bytes], np.ndarray]:
             name: tempered(network.predict(image), manifest.member(name).temperature)
             for name, network in networks.items()
         }
-        weights = {m.name: m.weight for m in manifest.members}
-        return average(rows, weights, manifest.temperature)[0]
+        return average(rows, {m.name: m.weight for m in manifest.members}, manifest.temperature)[0]
 
     return classify
 

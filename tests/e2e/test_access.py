@@ -9,10 +9,7 @@ import signal
 import ssl
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
@@ -25,20 +22,10 @@ from playwright.sync_api import expect
 
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
-from tests.support.certificates import Root
 from tests.support.http_server import QuietRequest, ThreadedServer
 from tests.support.reflection_v1 import reflection_v1
-from tests.support.services.live_service import Service
+from tests.support.services import processes
 from tests.support.services.page_driver import drop, watched
-from tests.support.services.processes import (
-    EVENTUALLY_S,
-    descendants,
-    reachable_ports,
-    replicas,
-    serve_logs,
-    title,
-    wait_until,
-)
 from tests.support.services.stopping import lent
 
 pytestmark = pytest.mark.slow
@@ -62,7 +49,7 @@ NEW = "new-e2e-key.0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
-def key_file(tmp_path_factory) -> Path:
+def key_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(f"# of the test\n{KEY}\n")
     path.chmod(0o600)
@@ -70,7 +57,7 @@ def key_file(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shop() -> Iterator[ThreadedServer]:
+def shop():
     """Another site; by the names 127.0.0.1 and localhost it is two origins for a browser."""
 
     class Page(QuietRequest):
@@ -82,7 +69,7 @@ def shop() -> Iterator[ThreadedServer]:
 
 
 @pytest.fixture(scope="module")
-def guarded(start_process, shop, signed, key_file, grpc_port) -> Iterator[Service]:
+def guarded(start_process, shop, signed, key_file, grpc_port):
     """Start a service that has both; one key is in the file, the other in the environment."""
     tls = {"ssl_certfile": str(signed.certificate), "ssl_keyfile": str(signed.key)}
     options = ("--api-keys-file", str(key_file), "--grpc-port", str(grpc_port))
@@ -105,7 +92,7 @@ def service_url(url) -> str:
 
 
 @pytest.fixture
-def trusting(url, root) -> Iterator[httpx.Client]:
+def trusting(url, root):
     """A client that knows the root, and verifies."""
     context = ssl.create_default_context(cafile=root.path)
     with httpx.Client(base_url=url, verify=context, timeout=60) as client:
@@ -146,9 +133,7 @@ def test_grpc_has_the_same_keys_and_tls(guarded, grpc_port, root, photo, photo_l
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def called(
-    where: str, root: Root, request: ClassifyRequest, key: str = "", **options: Any
-) -> tuple[grpc.StatusCode, str]:
+def called(where, root, request, key="", **options):
     """Return a call's status and error code, on a connection of its own."""
     trusted = grpc.ssl_channel_credentials(root.path.read_bytes())
     metadata = [*bearer(key).items()] if key else []
@@ -162,7 +147,7 @@ def called(
 
 def test_large_messages_without_a_key_take_no_memory(guarded, grpc_port, root, photo):
     """In the fast tier: the Gateway's part in tests/unit/grpc/test_receiver.py."""
-    gateway = psutil.Process(replicas(guarded.process.pid)["Gateway"])
+    gateway = psutil.Process(processes.replicas(guarded.process.pid)["Gateway"])
     where = f"127.0.0.1:{grpc_port}"
     called(where, root, ClassifyRequest(images=[photo]), KEY)
     before = most = gateway.memory_info().rss
@@ -195,25 +180,24 @@ def test_a_key_is_in_no_log_and_no_command_line(guarded, trusting, photo):
         assert answer.status_code == status
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
     assert KEY not in guarded.log.read_text()
-    logs = [p for p in serve_logs(guarded.process.pid).parent.rglob("*") if p.is_file()]
+    logs = [p for p in processes.serve_logs(guarded.process.pid).parent.rglob("*") if p.is_file()]
     assert any("Gateway" in path.name for path in logs)
     for path in logs:
         text = path.read_bytes()
         assert KEY.encode() not in text, path
         assert OTHER.encode() not in text, path
-    for process in descendants(guarded.process.pid):
-        assert KEY not in title(process)
-        assert OTHER not in title(process)
+    for process in processes.descendants(guarded.process.pid):
+        assert KEY not in processes.title(process)
+        assert OTHER not in processes.title(process)
 
 
 def test_nothing_listens_beyond_loopback(guarded):
-    assert reachable_ports(guarded.process.pid) == set()
+    assert processes.reachable_ports(guarded.process.pid) == set()
 
 
 @pytest.mark.browser
 def test_the_page_asks_for_a_key_and_keeps_it(browser, url, photo_file, photo_label):
-    refused = ("/v1/models", "/v1/classify")
-    with watched(browser, url, refused, ignore_https_errors=True) as page:
+    with watched(browser, url, ("/v1/models", "/v1/classify"), ignore_https_errors=True) as page:
         page.goto(f"{url}/")
         field = page.get_by_label("Key", exact=True)
         expect(field).to_be_focused()
@@ -271,10 +255,14 @@ def test_keys_and_certificate_are_renewed_while_it_serves(
         httpx.get(f"{guarded.url}/healthz")
     key_file.unlink()  # then the old one holds
     key_file.write_text(f"team-a:{NEW}\n{KEY}\n")
-    wait_until(lambda: status(NEW) == 200, EVENTUALLY_S, "the new key is not taken")
+    processes.wait_until(
+        lambda: status(NEW) == 200, processes.EVENTUALLY_S, "the new key is not taken"
+    )
     assert status(KEY) == status(OTHER) == 200
     key_file.write_text(f"{KEY}\n")
-    wait_until(lambda: status(NEW) == 401, EVENTUALLY_S, "the key that went is still taken")
+    processes.wait_until(
+        lambda: status(NEW) == 401, processes.EVENTUALLY_S, "the key that went is still taken"
+    )
     before = signed.certificate.read_text()
     root.sign(signed.certificate.stem)
 
@@ -282,7 +270,7 @@ def test_keys_and_certificate_are_renewed_while_it_serves(
         served = ssl.get_server_certificate(("127.0.0.1", guarded.port))
         return served.split() == signed.certificate.read_text().split()
 
-    wait_until(is_renewed, EVENTUALLY_S, "the renewed certificate is not shown")
+    processes.wait_until(is_renewed, processes.EVENTUALLY_S, "the renewed certificate is not shown")
     assert before != signed.certificate.read_text()
     with httpx.Client(verify=ssl.create_default_context(cafile=root.path)) as client:
         assert client.get(f"{url}/readyz").status_code == 200

@@ -3,19 +3,17 @@
 In the fast tier, over gRPC too: tests/unit/http/test_response_cache.py, on tiny networks.
 """
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import running_redis
 from tests.support.services.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory) -> Iterator[RedisServer]:
+def redis(tmp_path_factory):
     with running_redis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
@@ -36,8 +34,7 @@ def test_with_redis_that_goes_away(start_service, redis, photo_label, photo):
 
 
 def test_a_photo_that_was_seen_before(start_service, photo_label, photo):
-    cached = start_service(args={"cache": "local"})
-    with httpx.Client(base_url=cached.url, timeout=60) as client:
+    with httpx.Client(base_url=start_service(args={"cache": "local"}).url, timeout=60) as client:
         first, second = [client.post("/v1/classify", content=photo).json() for _ in range(2)]
         no_store = {"Cache-Control": "no-store"}
         fresh = client.post("/v1/classify", content=photo, headers=no_store).json()

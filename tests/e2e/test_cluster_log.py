@@ -6,9 +6,7 @@ test_kubernetes.py the pods' environment and the options of ``ray start``.
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,13 +15,13 @@ from app.launch.config import ServeConfig
 from models.manifest import read_manifest
 from tests.support.services.live_service import READY_WITHIN_S, ROOT
 from tests.support.services.processes import wait_until
-from tests.support.services.ray_head import RayHead, haproxy_environment, ray_head
+from tests.support.services.ray_head import haproxy_environment, ray_head
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def pod(free_port) -> Iterator[RayHead]:
+def pod(free_port):
     """A head that runs replicas too: one pod for all."""
     with tempfile.TemporaryDirectory("", "tl-", "/tmp", ignore_cleanup_errors=True) as name:
         environment = haproxy_environment(Path(name)) | {
@@ -35,7 +33,7 @@ def pod(free_port) -> Iterator[RayHead]:
             yield head
 
 
-def lines(pod: RayHead) -> list[dict[str, Any]]:
+def lines(pod):
     """Return what is JSON of the log so far."""
     whole = pod.log.read_text("utf-8").rpartition("\n")[0].splitlines()
     return [json.loads(line) for line in whole if line.startswith("{")]

@@ -1,7 +1,6 @@
 """The image: built from the Dockerfile, run read-only as its own user, asked over HTTP."""
 
 import subprocess
-from collections.abc import Iterator
 
 import httpx
 import psutil
@@ -15,7 +14,7 @@ UID = 10001
 
 
 @pytest.fixture(scope="module")
-def image() -> Iterator[Image]:
+def image():
     with built_image("localhost/tandem-test") as image:
         yield image
 
@@ -32,8 +31,7 @@ def test_it_serves_from_a_read_only_root_as_its_own_user(image, free_port, photo
         assert {p.uids().real for p in started if p.is_running()} == {UID}
         answer = httpx.post(f"{service.url}/v1/classify", content=photo, timeout=60)
         assert answer.status_code == 200, answer.text
-        shown = httpx.get(f"http://127.0.0.2:{metrics}/metrics", timeout=60)
-        assert shown.status_code == 200
+        assert httpx.get(f"http://127.0.0.2:{metrics}/metrics", timeout=60).status_code == 200
         assert healthy(image, port)
         assert not healthy(image, free_port())
     finally:

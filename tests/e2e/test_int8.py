@@ -3,7 +3,7 @@
 What is slow here starts services of its own, or looks at many photographs. In the fast tier each
 step is covered by itself: adding in tests/unit/calibration/sets/test_add_set.py, quantising in
 tests/unit/calibration/quantization/test_quantize_set.py, evaluating and ``--url`` in
-tests/unit/calibration/evaluation/test_evaluate.py, test_record.py and test_live.py, and
+tests/unit/calibration/evaluation/test_evaluate.py and test_live.py, and
 the others as they say.
 """
 
@@ -20,17 +20,10 @@ import pytest
 from app.telemetry.metric_table import FAILED_GOLDEN_CHECKS
 from models.ledger import judge
 from models.manifest import read_manifest
+from tests.support import tiny_networks
 from tests.support.exposed_metrics import exposed
 from tests.support.services.live_service import TANDEM, live_report, tandem_of
 from tests.support.services.processes import wait_until
-from tests.support.tiny_networks import (
-    LABELS,
-    take_golden,
-    tiny_model,
-    write_opposite_sets,
-    write_pictures,
-    write_tiny_set,
-)
 
 NUM_MEMBERS = 8  # as many as a set may have
 
@@ -39,8 +32,8 @@ NUM_MEMBERS = 8  # as many as a set may have
 def pictures(tmp_path_factory) -> Path:
     """Three colours: ``calibration`` and ``eval``, no picture in both."""
     folder = tmp_path_factory.mktemp("pictures")
-    write_pictures(folder / "calibration", num_per_color=8, side=70)
-    write_pictures(folder / "eval", num_per_color=90, side=90)  # enough to verify
+    tiny_networks.write_pictures(folder / "calibration", num_per_color=8, side=70)
+    tiny_networks.write_pictures(folder / "eval", num_per_color=90, side=90)  # enough to verify
     return folder
 
 
@@ -52,10 +45,12 @@ def test_quantise_evaluate_serve(pictures, tmp_path, start_service):
     """
     home = tmp_path / "home"
     labels = tmp_path / "labels.txt"
-    labels.write_text("\n".join(LABELS))
+    labels.write_text("\n".join(tiny_networks.LABELS))
     for name, gain in (("sure", 8.0), ("unsure", 3.0)):
-        model = tiny_model(size=64, gain=gain, num_convolutions=3)
-        ov.save_model(model, tmp_path / f"{name}.xml")
+        ov.save_model(
+            tiny_networks.tiny_model(size=64, gain=gain, num_convolutions=3),
+            tmp_path / f"{name}.xml",
+        )
     members = [f"--member={name}={tmp_path / name}.xml" for name in ("sure", "unsure")]
     said = tandem_of(home, "models", "add", "colours", *members, "--labels", labels)
     assert "next: tandem quantize colours" in said
@@ -70,8 +65,7 @@ def test_quantise_evaluate_serve(pictures, tmp_path, start_service):
     tandem_of(home, "models", "verify", "colours")
 
     service = start_service("--model-set", str(folder))
-    log = service.log.read_text()
-    assert "no accuracy record" not in log
+    assert "no accuracy record" not in service.log.read_text()
     served = httpx.get(f"{service.url}/v1/models", timeout=60).json()
     assert served["verified"] == "verified"
     assert served["accuracy"][0]["scores"]["INT8"]["ensemble"]["top1"] == 1.0
@@ -85,7 +79,7 @@ def test_quantise_evaluate_serve(pictures, tmp_path, start_service):
 def test_ctrl_c_while_quantising_leaves_the_set_as_it_was(pictures, tmp_path):
     """Nothing is moved in before the last of many members is done: the second has begun here."""
     gains = {f"member{n}": 2.0 + n for n in range(NUM_MEMBERS)}
-    folder = write_tiny_set(
+    folder = tiny_networks.write_tiny_set(
         tmp_path / "slow", gains=gains, precision="FP16", num_convolutions=30, size=64
     )
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
@@ -114,8 +108,8 @@ def test_a_network_that_answers_otherwise_does_not_get_ready(tmp_path, start_ser
     In the fast tier: tests/unit/stages/test_classifier.py and tests/unit/models/test_golden.py
     refuse it, and tests/unit/launch/test_deploy.py ends the wait with a failed deployment's words.
     """
-    one, two = write_opposite_sets(tmp_path)
-    take_golden(one, two)
+    one, two = tiny_networks.write_opposite_sets(tmp_path)
+    tiny_networks.take_golden(one, two)
     metrics = free_port()
     service = start_service(
         "--model-set", str(one), "--metrics-port", str(metrics), is_awaited=False

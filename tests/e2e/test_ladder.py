@@ -22,8 +22,7 @@ RUNGS = "eager,int8,ensemble,fast,service"
 @pytest.fixture
 def images(tmp_path) -> Path:
     """Two drawn photos of every class; what they show is none of them."""
-    class_ids = load_model_set("imagenette").class_ids or ()
-    for number, name in enumerate(class_ids):
+    for number, name in enumerate(load_model_set("imagenette").class_ids or ()):
         folder = tmp_path / "images" / name
         folder.mkdir(parents=True)
         for index in range(2):

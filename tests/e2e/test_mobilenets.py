@@ -4,8 +4,6 @@ In the fast tier: tests/unit/calibration/sets/test_tflite.py, fifty photographs 
 tests/unit/graph/test_members.py, every stage with drawn pictures.
 """
 
-from pathlib import Path
-
 import httpx
 import pytest
 
@@ -18,7 +16,7 @@ NUM_IMAGES = 200
 
 
 @pytest.fixture(scope="module")
-def mobilenets(shared_data, tmp_path_factory) -> Path:
+def mobilenets(shared_data, tmp_path_factory):
     """Return the folder of the set, as the command makes it."""
     folder, into = shared_data / "imagenet-small", tmp_path_factory.mktemp("sets")
     members = [f"{name}={folder / 'tflite' / file}" for name, file in MEMBERS.items()]

@@ -25,8 +25,7 @@ def test_a_majority_vote(start_service, photo):
     rows = row_of(answer["predictions"])
     assert sum(rows.values()) == pytest.approx(1, abs=1e-3)
     for index in set(firsts):
-        share = firsts.count(index) / len(firsts)
-        assert rows[index] == pytest.approx(share, abs=0.011)
+        assert rows[index] == pytest.approx(firsts.count(index) / len(firsts), abs=0.011)
 
 
 def test_mirroring_and_a_failing_vote_in_a_combiner_of_its_own(start_service, tmp_path):

@@ -4,7 +4,6 @@
 """
 
 import signal
-from collections.abc import Iterator
 
 import grpc
 import httpx
@@ -12,14 +11,7 @@ import pytest
 
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
-from tests.support.services.live_service import Service
-from tests.support.services.processes import (
-    EVENTUALLY_S,
-    descendants,
-    reachable_ports,
-    title,
-    wait_until,
-)
+from tests.support.services import processes
 from tests.support.services.stopping import stop_and_check
 
 pytestmark = pytest.mark.slow
@@ -28,7 +20,7 @@ REFUSED_WITHIN_S = 60
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _portable() -> Iterator[None]:
+def _portable():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_PORTABLE", "1")
         yield
@@ -40,10 +32,9 @@ def metrics_port(free_port) -> int:
 
 
 @pytest.fixture(scope="module")
-def portable(start_process, grpc_port, metrics_port) -> Iterator[Service]:
+def portable(start_process, grpc_port, metrics_port):
     """The service, which is stopped by Ctrl-C, and leaves nothing."""
-    ports = ("--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port))
-    started = start_process(*ports)
+    started = start_process("--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port))
     try:
         started.wait_ready()
         yield started
@@ -53,7 +44,7 @@ def portable(start_process, grpc_port, metrics_port) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
-def client(portable) -> Iterator[httpx.Client]:
+def client(portable):
     with httpx.Client(base_url=portable.url, timeout=60, trust_env=False) as client:
         yield client
 
@@ -81,22 +72,27 @@ def test_what_is_no_request_is_refused(client):
 def test_ready_page_and_metrics(client, metrics_port):
     assert client.get("/readyz").json() == {"ready": True}
     assert client.get("/v1/models").json()["model_set"] == "imagenette"
-    page = client.get("/")
-    assert page.headers["content-type"].startswith("text/html")
+    assert (
+        client.get("/", headers={"accept": "text/html"})
+        .headers["content-type"]
+        .startswith("text/html")
+    )
     assert client.get("/page/draw.js").status_code == 200
     assert client.get("/docs").status_code == 200
 
     def figures() -> str:
         return httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", trust_env=False).text
 
-    wait_until(lambda: "ray_tandem_requests_total{" in figures(), EVENTUALLY_S, "metrics")
+    processes.wait_until(
+        lambda: "ray_tandem_requests_total{" in figures(), processes.EVENTUALLY_S, "metrics"
+    )
 
 
 def test_there_is_no_haproxy_and_nobody_else_reaches_it(portable):
-    titles = [title(process) for process in descendants(portable.process.pid)]
+    titles = [processes.title(process) for process in processes.descendants(portable.process.pid)]
     assert any("ProxyActor" in each for each in titles), titles
     assert not any("haproxy" in each for each in titles), titles
-    assert reachable_ports(portable.process.pid) == set()
+    assert processes.reachable_ports(portable.process.pid) == set()
     log = portable.log.read_text()
     assert "without HAProxy (portable mode) nothing limits connections" in log
     assert "is no setting" not in log

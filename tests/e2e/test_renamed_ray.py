@@ -4,16 +4,46 @@ In the fast tier tests/unit/serve/test_ray_compatibility.py and
 tests/unit/launch/test_ray_features.py take each name away by itself, without a cluster.
 """
 
+import os
+import re
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import httpx
 import pytest
+import ray
 
 from app.launch.ray_features import CONTROLLER, DEPLOY, FORKS, LOG_MONITOR, ONE_MACHINE
 from app.serve.ray_compatibility import GRPC_OPTIONS, STAGE_ROUTER
-from tests.support.renamed_ray import renamed_ray
+from tests.support.cases import cases
 from tests.support.services.live_service import Service, changed_config
 from tests.support.tiny_networks import picture, write_tiny_set
+
+SUFFIX = "_of_another_version"
+
+
+def renamed_ray(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Make the copy in ``folder``; return the environment with which Python imports it."""
+    installed = Path(ray.__file__).parent
+    copy = folder / "ray"
+    shutil.copytree(installed, copy, copy_function=_linked, symlinks=True)
+    word = re.compile(rf"\b({'|'.join(names)})\b")
+    for path in copy.rglob("*.py"):
+        text = path.read_text("utf-8")
+        renamed = word.sub(rf"\1{SUFFIX}", text)
+        if renamed != text:
+            path.unlink()  # the installed one has the same inode
+            path.write_text(renamed, "utf-8")
+    return {"PYTHONPATH": str(folder)}
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
 
 pytestmark = pytest.mark.slow
 # One name that nothing else has, of each feature.
@@ -31,7 +61,7 @@ OF_LAUNCH = ((FORKS, LOG_MONITOR), (ONE_MACHINE, CONTROLLER))
 
 
 @pytest.fixture
-def config(tmp_path) -> Path:
+def config(tmp_path):
     """A service of tiny networks, the members deployments of their own."""
     write_tiny_set(tmp_path / "tiny")
     with changed_config(tmp_path) as content:
@@ -53,20 +83,16 @@ def config(tmp_path) -> Path:
     return tmp_path / "serve_config.yaml"
 
 
-def serve(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, config: Path, port: int, *names: str
-) -> Service:
+def serve(monkeypatch, folder, config, port, *names):
     for variable, value in renamed_ray(folder / "lib", names).items():
         monkeypatch.setenv(variable, value)
     return Service(port, "--config", str(config), log=folder / "log.txt")
 
 
-@pytest.mark.parametrize(
+@cases(
     "features",
-    [
-        *(pytest.param(both, id=" and ".join(f.name for f in both)) for both in OF_LAUNCH),
-        pytest.param(tuple(NAMES), id="all"),
-    ],
+    *(pytest.param(both, id=" and ".join(f.name for f in both)) for both in OF_LAUNCH),
+    pytest.param(tuple(NAMES), id="all"),
 )
 def test_what_leans_on_a_renamed_name_is_left_out(
     monkeypatch, tmp_path, config, free_port, features

@@ -4,8 +4,6 @@ In the fast tier: each runtime and a mixed set within one process in tests/unit/
 ``models add`` in tests/unit/calibration/sets/test_add_runtimes.py.
 """
 
-from pathlib import Path
-
 import httpx
 import openvino as ov
 import pytest
@@ -24,7 +22,7 @@ PLAIN = ("--mean", "0,0,0", "--scale", "255,255,255", "--color-order", "BGR")
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
+def home(tmp_path_factory):
     """Add a set of four members that compute the same: IR, ONNX, PyTorch's two."""
     folder = tmp_path_factory.mktemp("runtimes")
     (folder / "labels.txt").write_text("\n".join(LABELS), "utf-8")
@@ -50,8 +48,7 @@ def test_the_live_service_answers_as_in_process(home, start_service):
     assert "onnxruntime" in tandem_of(home, "models", "list")
     tandem_of(home, "models", "verify", "mixed")
     pictures = write_pictures(home / "pictures", num_per_color=10)
-    said = tandem_of(home, "evaluate", "mixed", "--images", pictures)
-    assert "1.0000" in said
+    assert "1.0000" in tandem_of(home, "evaluate", "mixed", "--images", pictures)
     service = start_service("--model-set", str(folder), args={"precision": "FP16"})
     assert live_report(service.url, "mixed", "--images", pictures, home=home)["num_images"] == 30
     picture = next(pictures.glob("*/*.png")).read_bytes()

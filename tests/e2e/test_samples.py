@@ -5,7 +5,6 @@ In the fast tier: tests/unit/samples, and tests/unit/calibration/test_drift.py.
 
 import json
 from functools import partial
-from pathlib import Path
 
 import httpx
 import pytest
@@ -23,7 +22,7 @@ LABELS = load_model_set("imagenette").labels
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory) -> Path:
+def samples(tmp_path_factory):
     return tmp_path_factory.mktemp("kept") / "samples"
 
 
@@ -46,7 +45,7 @@ def answers(sampled) -> dict[str, str]:
     return given
 
 
-def kept(samples: Path) -> list[Path]:
+def kept(samples):
     return sorted(samples.glob("*.json"))
 
 

@@ -86,8 +86,7 @@ def load(service: Service) -> list[TimedRequest]:
     samples: list[TimedRequest] = []
     step = poisson_arrivals(20, STEP_S, seed=1).tolist()
     after = [STEP_S + at for at in poisson_arrivals(3, TRICKLE_S, seed=2)]
-    target = Target(service.url, [picture("green")])
-    asyncio.run(open_loop(target, step + after, samples.append))
+    asyncio.run(open_loop(Target(service.url, [picture("green")]), step + after, samples.append))
     return samples
 
 

@@ -7,12 +7,10 @@ tested where the shared ones end (conftest.py) and in test_stopping.py.
 import signal
 import socket
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.services.live_service import Service
 from tests.support.services.processes import descendants, title, wait_until
 from tests.support.services.stopping import stop_and_check
 
@@ -20,7 +18,7 @@ from tests.support.services.stopping import stop_and_check
 REFUSED_WITHIN_S = 20
 
 
-def refused(service: Service, temp: Path) -> str:
+def refused(service, temp):
     """Wait for exit code 2; return what was said."""
     runs = set(temp.iterdir())
     assert service.process.wait(REFUSED_WITHIN_S) == 2, service.log.read_text()
@@ -42,7 +40,7 @@ def test_a_port_that_is_taken(start_service, temp):
     assert "--port" in said
 
 
-def is_there(name: str, service: Service) -> bool:
+def is_there(name, service):
     return any(name in title(process) for process in descendants(service.process.pid))
 
 

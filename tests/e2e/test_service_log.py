@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -40,7 +40,7 @@ def lines_of(service: Service) -> list[Line]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_format() -> Iterator[None]:
+def _no_format():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TANDEM_LOG_FORMAT")
         yield
@@ -53,7 +53,8 @@ def test_every_line_is_json(start_service, photo, tmp_path):
         content["logging_config"]["encoding"] = "TEXT"  # JSON is asked of Serve all the same
         args = {"combine": "tests.support.own_functions:vote_on_few"}  # which fails on four
         content["applications"][0]["args"] |= args
-    service = start_service("--config", str(tmp_path / "serve_config.yaml"))
+    config = str(tmp_path / "serve_config.yaml")
+    service = start_service("--log-level", "debug", "--config", config)
 
     def wait_for(text: str, number: int = 1) -> Line:
         def lines() -> list[Line]:
@@ -63,8 +64,7 @@ def test_every_line_is_json(start_service, photo, tmp_path):
         return lines()[number - 1]
 
     ready = wait_for("ready at")
-    assert ready["url"] == service.url
-    assert ready["model_set"] == "imagenette"
+    assert (ready["url"], ready["model_set"]) == (service.url, "imagenette")
     wait_for("golden check of resnet50 passed")
     first = wait_for(STARTED)
     assert first["component_name"] == "controller"
@@ -73,16 +73,14 @@ def test_every_line_is_json(start_service, photo, tmp_path):
     asked = {"x-request-id": "of-this-test"}
     answer = httpx.post(f"{service.url}/v1/classify", files=form, headers=asked, timeout=60)
     assert answer.status_code == 500
-    failed = wait_for("vote_on_few) failed")
-    assert "own words" in failed["exc_text"]
+    assert "own words" in wait_for("vote_on_few) failed")["exc_text"]
     error = wait_for("request of-this-test:")
     assert (error["levelname"], error["request_id"]) == ("ERROR", "of-this-test")
     assert error["deployment"].endswith("Gateway")
 
     os.kill(replicas(service.process.pid)["Gateway"], signal.SIGKILL)
-    assert wait_for("of Ray died")["levelname"] == "WARNING"
-    second = wait_for(STARTED, 2)
-    assert second["message"] != first["message"]
+    assert wait_for("; Serve starts another one")["levelname"] == "WARNING"
+    assert wait_for(STARTED, 2)["message"] != first["message"]
 
     assert service.stop() == 0
     lines = lines_of(service)
@@ -97,7 +95,7 @@ def test_a_set_that_changes_is_a_line(start_service, tmp_path, monkeypatch):
     first, second = both_precisions(tmp_path / "first"), write_tiny_set(tmp_path / "second")
     spoil_int8(first, "unsure")
     monkeypatch.setenv("TANDEM_PRECISION", "auto")
-    service = start_service("--model-set", str(first))
+    service = start_service("--model-set", str(first), "--log-level", "debug")
 
     def said(text: str) -> list[Line]:
         return [line for line in lines_of(service) if text in line["message"]]
@@ -121,6 +119,15 @@ def test_a_set_that_changes_is_a_line(start_service, tmp_path, monkeypatch):
     assert changed["deployment"].endswith("Gateway")
     assert said("Deploying new version of Deployment(name='Gateway', app='tandem')")
     assert service.stop() == 0
+
+
+@pytest.mark.slow  # as above
+def test_a_start_is_twelve_lines_at_most(start_service):
+    service = start_service()
+    lines = lines_of(service)
+    assert lines[0]["message"] == "starting"
+    assert any(Path(lines[0]["logs_of_ray"]).glob("serve/*.log"))
+    assert len(lines) <= 12, [line["message"] for line in lines]
 
 
 def test_a_refused_start_is_a_line(start_service):

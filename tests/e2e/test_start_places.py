@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +22,7 @@ BIN = Path(sys.executable).parent
 
 
 @contextmanager
-def stopped_after(service: Service, number: signal.Signals) -> Iterator[None]:
+def stopped_after(service, number):
     """Stop the service, as a terminal does, and check that nothing of it is left running."""
     try:
         service.wait_ready()
@@ -117,6 +116,35 @@ def test_a_limit_of_processes_that_is_too_low_is_a_line_before_ray_starts(tmp_pa
     assert done.returncode == 2
     assert "ulimit -u, 250, leaves" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_a_line_before_ray_starts(free_port):
+    serve = ["prlimit", "--nofile=64", str(BIN / "tandem"), "serve", "--port", str(free_port())]
+    done = subprocess.run(serve, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 2
+    assert "need 256 open files or more, and ulimit -Hn is 64: raise it" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_shell_of_few_files_and_characters_without_memory_to_share(
+    tmp_path, free_port, photo, photo_label
+):
+    """Each of these ended the start with a reason that was none, or with none for a minute."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    unusual = {"PYTHONOPTIMIZE": "2", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    script = 'mount -t tmpfs -o ro tmpfs /dev/shm; ulimit -Sn 64; exec "$@"'
+    port, log = free_port(), tmp_path / "log.txt"
+    private = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script, "sh"]
+    service = Service(
+        port,
+        log=log,
+        command=[*private, BIN / "tandem", "serve", "--port", str(port)],
+        environment=os.environ | unusual | {"PYTHONIOENCODING": "ascii"},
+    )
+    with stopped_after(service, signal.SIGTERM):
+        assert service.label(photo) == photo_label
+    assert "PYTHONOPTIMIZE=2 is left out: Ray's processes do" in log.read_text()
 
 
 def test_with_standard_error_closed(tmp_path, free_port, photo, photo_label):

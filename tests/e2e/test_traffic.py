@@ -4,20 +4,28 @@ In the fast tier: tests/unit/traffic, and test_traffic.py of tests/unit/http and
 """
 
 import json
-import subprocess
+import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from app.traffic.plan import MAX_EARLIER
+from models.stores import VERSIONS_NAME
 from tests.support.services.live_service import Service, changed_config, run_tandem
 from tests.support.services.processes import wait_until
 from tests.support.tiny_networks import expected_label
-from tests.support.tiny_versions import GOOD, SURER, WRONG, name_of, pictures, write_versions
+from tests.support.tiny_versions import (
+    GOOD,
+    SURER,
+    WRONG,
+    add_version,
+    name_of,
+    pictures,
+    write_versions,
+)
 
 pytestmark = pytest.mark.slow
 WITHIN_S = 60.0  # a loaded machine; each step takes about a second
@@ -35,7 +43,7 @@ def names(paths) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory) -> Path:
+def samples(tmp_path_factory):
     return tmp_path_factory.mktemp("samples")
 
 
@@ -48,6 +56,7 @@ def traffic_service(start_service, paths, samples, tmp_path_factory) -> Service:
         arguments.pop("model_set", None)
         arguments |= {"traffic": {good: 100, surer: 0, wrong: 0}, "shadow": surer}
         arguments |= {"compare_ratio": 0.5, "cache": "none", "sample_dir": str(samples)}
+        arguments["copy_share"] = 0.1  # clients leave no pause: comparisons come by the share
     return start_service("--config", str(folder / "serve_config.yaml"))
 
 
@@ -85,7 +94,7 @@ class Load:
                     if self._ends.is_set():
                         return
 
-    def _note(self, color: str, answer: dict[str, Any]) -> None:
+    def _note(self, color, answer):
         version, label = answer["model_version"], answer["predictions"][0]["label"]
         with self._lock:
             self._versions[version] += 1
@@ -101,12 +110,12 @@ class Load:
             return Counter(self._versions)
 
 
-def eventually(holds: Callable[[], bool]) -> None:
+def eventually(holds):
     wait_until(holds, WITHIN_S, "what is expected of the versions")
 
 
 @pytest.fixture
-def load(traffic_service, names) -> Iterator[Load]:
+def load(traffic_service, names):
     with Load(traffic_service.url, names[2][-12:]) as load:
         yield load
 
@@ -117,7 +126,7 @@ class Command:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments):
         return run_tandem("traffic", *arguments, "--url", self._url, exit_code=None)
 
     def good(self, *arguments: str) -> str:
@@ -125,7 +134,7 @@ class Command:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def status(self) -> dict[str, Any]:
+    def status(self):
         return dict(json.loads(self.good("--json")))
 
     def compared(self, reference: str, version: str) -> int:
@@ -186,3 +195,37 @@ def test_shadow_canary_promotion_and_rollback_with_no_failed_request(
         assert (row["model_version"], row["predictions"][0]["label"]) == (good[-12:], label)
         assert row["disagrees"]["model_version"] == wrong[-12:]
         assert row["disagrees"]["predictions"][0]["label"] != label
+
+
+def test_old_versions_go_and_stale_or_too_large_changes_are_refused(traffic_service, names, paths):
+    good, surer, _ = names
+    with httpx.Client(base_url=traffic_service.url, timeout=60, trust_env=False) as client:
+
+        def status():
+            return dict(client.get("/v1/traffic").json())
+
+        def change(name: str, code: int, **more: int) -> str:
+            answer = client.put("/v1/traffic", json={"shares": {name: 100}, **more})
+            assert answer.status_code == code, answer.text
+            return answer.text
+
+        seen = status()["revision"]
+        for _ in range(MAX_EARLIER + 1):
+            change(good, 200)
+        eventually(lambda: list(status()["versions"]) == [good])
+        assert f"it is {good} 100 %" in change(surer, 409, revision=seen)
+        # A network of more bytes than any machine's memory; the file has no blocks.
+        folder = Path(paths[0].rpartition("@")[0])
+        large = add_version(folder, gains={"sure": 7.0})
+        os.truncate(folder / VERSIONS_NAME / large[-12:] / "sure.bin", 2**42)
+        refused = change(name_of(large), 503)
+        assert "no_memory" in refused
+        assert "MB are free" in refused
+        assert list(status()["versions"]) == [good]
+        change(surer, 200)  # loaded again
+        (color, data), *_ = pictures(1)
+        answer = client.post("/v1/classify", content=data).json()
+        assert (answer["model_version"], answer["predictions"][0]["label"]) == (
+            surer[-12:],
+            expected_label(color),
+        )

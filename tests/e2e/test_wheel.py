@@ -8,7 +8,6 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ FETCH = ("models", "fetch", "imagenette-float")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
-def run(*command: object, cwd: Path, environment: Mapping[str, str] | None = None) -> str:
+def run(*command, cwd, environment=None):
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -96,8 +95,7 @@ def test_the_client_alone_brings_nothing_of_the_service(tmp_path):
     run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source, cwd=tmp_path)
     (wheel,) = tmp_path.glob("tandem_serve_client-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert tops == {"tandem_client"}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"tandem_client"}
     assert "tandem_client/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     venv.create(tmp_path / "environment", symlinks=True)

@@ -4,11 +4,9 @@ One cluster and one application for all tests, in Serve's default mode (its envi
 ray is imported); the fast mode, HAProxy and the bundled networks are e2e's.
 """
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 import ray
 from ray import serve
@@ -28,7 +26,7 @@ NUM_CONVOLUTIONS = 24  # makes one image take some 10 ms: others arrive meanwhil
 
 
 @pytest.fixture(scope="session")
-def cluster(spans) -> Iterator[None]:
+def cluster(spans):
     """Start a Ray of our own: ``address="local"`` never joins one that is already there."""
     with pytest.MonkeyPatch.context() as patch:  # for Ray's processes, and no later test's
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -54,7 +52,7 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
 
 
 @pytest.fixture(scope="session")
-def spans() -> Iterator[OtlpHttp]:
+def spans():
     """Where the application's traces go."""
     with OtlpHttp() as receiver:
         yield receiver
@@ -88,6 +86,6 @@ def served(cluster, spans, tmp_path_factory, free_port) -> Served:
 
 
 @pytest.fixture
-def client(served) -> Iterator[httpx.Client]:
+def client(served):
     with served.client() as client:
         yield client

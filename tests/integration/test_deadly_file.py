@@ -6,8 +6,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from ray import serve
@@ -27,7 +25,7 @@ NUM_GOOD = 7
 
 
 @pytest.fixture
-def decoder(served, tmp_path) -> Iterator[Any]:  # served has started Serve
+def decoder(served, tmp_path):  # served has started Serve
     class Fragile(DecoderReplica):  # defined here, so that the replicas need not find this file
         async def decode_many(self, message: bytes) -> bytes:
             if b"deadly" in message:
@@ -61,7 +59,7 @@ def test_the_other_files_of_its_call_are_answered(decoder, tmp_path, monkeypatch
     monkeypatch.setattr(remote._calls, "_call", counted)
     files = [picture()] * (NUM_GOOD // 2) + [DEADLY] + [picture()] * (NUM_GOOD - NUM_GOOD // 2)
 
-    async def decode_all() -> list[Any]:
+    async def decode_all():
         calls = [remote.decode([file], EVENTUALLY_S, "interactive") for file in files]
         return await asyncio.gather(*calls, return_exceptions=True)
 

@@ -8,6 +8,7 @@ import pytest
 import ray
 
 from app.launch import ray_cluster
+from tests.support.cases import cases
 
 LIMIT_S = 0.5
 LONG_S = 600.0  # until who waits that long is given up
@@ -62,14 +63,12 @@ def drained(controller: Any, timeout_s: float) -> tuple[bool, float]:
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(
-    ("takes_s", "is_silent", "answers_within_s", "timeout_s", "least_s"),
-    [
-        # On a busy machine a controller that is well may take longer than its three seconds.
-        pytest.param(0.5, False, SOON_S, LONG_S, 0.5, id="until the applications are gone"),
-        pytest.param(3600, False, SOON_S, 1, 1, id="no longer than it may"),
-        pytest.param(0, True, LIMIT_S, LONG_S, LIMIT_S, id="a silent controller is given up"),
-    ],
+@cases(
+    "takes_s, is_silent, answers_within_s, timeout_s, least_s",
+    # On a busy machine a controller that is well may take longer than its three seconds.
+    pytest.param(0.5, False, SOON_S, LONG_S, 0.5, id="until the applications are gone"),
+    pytest.param(3600, False, SOON_S, 1, 1, id="no longer than it may"),
+    pytest.param(0, True, LIMIT_S, LONG_S, LIMIT_S, id="a silent controller is given up"),
 )
 def test_it_waits(monkeypatch, takes_s, is_silent, answers_within_s, timeout_s, least_s):
     monkeypatch.setattr(ray_cluster, "ANSWERS_WITHIN_S", answers_within_s)

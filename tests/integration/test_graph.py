@@ -5,7 +5,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
-import httpx
 import numpy as np
 import pytest
 
@@ -49,7 +48,7 @@ def test_the_members_run_at_the_same_time(client):
     wait_until(overlap, EVENTUALLY_S, "members that run at the same time")
 
 
-def let_in(client: httpx.Client, photo: bytes) -> dict:
+def let_in(client, photo):
     """Post a photo, again when the service says so: a machine that is busy takes fewer at once."""
     while (answer := client.post(CLASSIFY, content=photo)).status_code == 429:
         time.sleep(float(answer.headers["retry-after"]))

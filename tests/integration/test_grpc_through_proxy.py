@@ -1,7 +1,6 @@
 """gRPC in Serve's default mode, through its proxy, with every stage a deployment of its own."""
 
 import asyncio
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -17,7 +16,7 @@ METHOD = "tandem.v1.Ensemble/Classify"
 
 
 @pytest.fixture
-def ensemble(served) -> Iterator[EnsembleStub]:
+def ensemble(served):
     with grpc.insecure_channel(f"127.0.0.1:{served.config.grpc_port}") as channel:
         yield EnsembleStub(channel)
 

@@ -5,9 +5,9 @@ from contextlib import suppress
 from functools import partial
 
 import httpx
-import pytest
 
 from app.environment import GATEWAY_TIMEOUT
+from tests.support.cases import cases
 from tests.support.haproxy_configs import haproxys_errors
 from tests.support.haproxy_process import HTTP, haproxy_before
 
@@ -31,9 +31,7 @@ class Gateways:
         self.delay_s = delay_s
         self.asked: list[int] = []  # the Gateway of each request that arrived whole
 
-    async def serve(
-        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def serve(self, number, reader, writer):
         with suppress(asyncio.CancelledError):  # at the end of the test
             await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(len(BODY))
@@ -53,14 +51,12 @@ async def ask(port: int, path: str) -> httpx.Response:
         return await client.post(f"http://127.0.0.1:{port}{path}", content=BODY)
 
 
-@pytest.mark.parametrize(
-    ("path", "delay_s", "num_asked"),
-    [
-        ("/v1/classify", 0.0, 1),
-        ("/v1/classify", None, 2),  # it died
-        ("/v1/classify", 20.0, 2),  # it is silent
-        (LOAD, 3 * TIMEOUT_S, 1),  # it takes its time: no other may load meanwhile
-    ],
+@cases(
+    "path, delay_s, num_asked",
+    ("/v1/classify", 0.0, 1),
+    ("/v1/classify", None, 2),  # it died
+    ("/v1/classify", 20.0, 2),  # it is silent
+    (LOAD, 3 * TIMEOUT_S, 1),  # it takes its time: no other may load meanwhile
 )
 async def test_a_second_gateway_is_asked_but_never_to_load(
     free_port, tmp_path, monkeypatch, path, delay_s, num_asked
@@ -83,5 +79,5 @@ async def test_a_node_that_knows_no_application_is_not_ready(free_port, tmp_path
     with haproxy_before(front, 0, tmp_path, sections=NO_APPLICATION, is_cluster=True):
         answer = await ask(front, "/v1/classify")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    code, message = haproxys_errors()[503]
+    message = haproxys_errors()[503, code := "not_ready"]
     assert answer.json()["error"] == {"code": code, "message": message, "request_id": ""}

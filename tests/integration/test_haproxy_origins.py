@@ -1,11 +1,10 @@
 """The real HAProxy's own answers, as pages of other origins see them."""
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 
 from app.setting_values import EXPOSED
+from tests.support.cases import cases
 from tests.support.haproxy_process import ORIGIN, haproxy_before
 
 ALLOWED = "access-control-allow-origin"
@@ -13,7 +12,7 @@ OTHER = "https://other.example"
 
 
 @pytest.fixture(scope="module")
-def client(free_port, tmp_path_factory) -> Iterator[httpx.Client]:
+def client(free_port, tmp_path_factory):
     """A client of an HAProxy with nobody behind it."""
     front = free_port()
     url, patient = f"http://127.0.0.1:{front}", httpx.HTTPTransport(retries=9)
@@ -25,13 +24,11 @@ def client(free_port, tmp_path_factory) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.parametrize(
-    ("status", "method", "path", "headers"),
-    [
-        (503, "POST", "/v1/classify", {}),  # there is no Gateway
-        (405, "BREW", "/v1/classify", {}),
-        (400, "GET", "/v1/models", {"x-long": "x" * 15_500}),
-    ],
+@cases(
+    "status, method, path, headers",
+    (503, "POST", "/v1/classify", {}),  # there is no Gateway
+    (405, "BREW", "/v1/classify", {}),
+    (400, "GET", "/v1/models", {"x-long": "x" * 15_500}),
 )
 def test_a_page_that_may_call_reads_haproxys_errors(client, status, method, path, headers):
     answer = client.request(method, path, headers=headers | {"origin": ORIGIN})

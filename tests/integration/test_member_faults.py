@@ -3,10 +3,8 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +12,9 @@ import ray
 from ray import serve
 from ray.exceptions import RayTaskError
 
-from app.answers import MemberAnswer
 from app.launch.deploy import deploy
 from app.settings import Settings
 from app.stages.classifier import Classifier
-from models.network import Pixels
 from tests.support.services.deployed import replica_pids
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import SIZE, picture, write_tiny_set
@@ -34,16 +30,16 @@ class Breakable(Classifier):
         super().__init__(settings, member)
         self._broken = Path(settings.model_set) / "broken"
 
-    def _run(self, batch: Sequence[Pixels]) -> np.ndarray:
+    def _run(self, batch):
         if self._broken.exists():
             raise RuntimeError("no memory")
         return self._network.predict(batch)
 
-    async def _infer(self, batch: Sequence[Pixels]) -> Any:
+    async def _infer(self, batch):
         with self._health.run():
             return await self._inference_threads.run(self._run, batch)
 
-    async def answer(self, images: Pixels) -> MemberAnswer:
+    async def answer(self, images):
         return await self.classify(images, 10.0)
 
     async def pid(self) -> int:
@@ -76,7 +72,7 @@ def test_a_replica_whose_inference_fails_is_replaced(served, tmp_path):
 
 
 @pytest.fixture
-def content_with_less(served) -> Iterator[None]:
+def content_with_less(served):
     """Let the running application be content with any member, for a test."""
     deploy(served.config.changed(answer_policy="any", member_patience_s=1.0))
     wait_until(is_running, EVENTUALLY_S, "the policy")
@@ -94,7 +90,7 @@ def is_running() -> bool:
 
 
 @contextmanager
-def stopped(pid: int) -> Iterator[None]:
+def stopped(pid):
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from ray.cluster_utils import Cluster
 
+from calibration.answer_files import key_of
 from tests.support.command_line import tandem
 from tests.support.object_stores import local_s3
 from tests.support.spoilt_golden import both_precisions, spoil_int8
@@ -40,7 +40,7 @@ class Running(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def running(free_port) -> Iterator[Running]:
+def running(free_port):
     with pytest.MonkeyPatch.context() as patch:  # for the nodes and the commands
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         with local_s3(patch) as bucket:
@@ -85,13 +85,17 @@ def test_from_a_store_to_a_store_by_a_client(running, tiny_set, pictures):
     client.put_object(Bucket=bucket, Key="in/readme.txt", Body=b"no image")
     source, out = f"{running.bucket}/in", f"{running.bucket}/out"
     asked = ("--address", running.client, "--out", out)
-    some = sorted(names)[:5]
-    classify(tiny_set, *asked, *some)
+    classify(tiny_set, *asked, *sorted(names)[:5])
     done = classify(tiny_set, *asked, source)
     assert f"{len(names) - 5} images classified, 5 before: {out}" in done.stderr
+    (changed, *_) = sorted(names)
+    client.put_object(Bucket=bucket, Key=changed.split("/", 3)[3], Body=b"no image any more")
+    done = classify(tiny_set, *asked, source, exit_code=1)
+    assert f"1 images classified, {len(names) - 1} before: {out}" in done.stderr
+    names.pop(changed)
     filesystem, folder = pyarrow.fs.FileSystem.from_uri(out)
     table = pyarrow.parquet.read_table(folder, filesystem=filesystem)
-    labels = {row["file"]: row["label"] for row in table.to_pylist()}
+    labels = {key_of(row): row["label"] for row in table.to_pylist() if row["label"]}
     assert labels == {name: file.parent.name for name, file in names.items()}
 
 
@@ -104,8 +108,7 @@ def test_networks_that_must_not_answer(running, pictures, tmp_path):
     spoilt = both_precisions(tmp_path / "spoilt")
     spoil_int8(spoilt, "sure")
     out = tmp_path / "answers.jsonl"
-    asked = ("--address", running.address, "--out", out, pictures)
-    done = classify(spoilt, *asked, exit_code=2)
+    done = classify(spoilt, "--address", running.address, "--out", out, pictures, exit_code=2)
     assert "tandem: the cluster stopped: " in done.stderr
     assert "golden" in done.stderr
     assert out.read_bytes() == b""

@@ -55,8 +55,7 @@ def test_encoded_and_decoded_images(client, model):
         assert answer.status_code == 200, answer.text
         found = outputs_of(answer)
         assert found["label"] == expected
-        rows = np.array(found["probabilities"]).reshape(3, -1)
-        assert rows.sum(1) == pytest.approx(1, abs=1e-5)
+        assert np.array(found["probabilities"]).reshape(3, -1).sum(1) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("member", MEMBERS)

@@ -4,8 +4,6 @@ The service is the real one, in this process, on fakes of the stages, without Ra
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,7 @@ from app.graph.service import EnsembleService
 from app.settings import Settings
 from app.stages.combiner import Combiner
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import running_redis
 from tests.support.tiny_networks import LABELS, write_tiny_set
 
 pytestmark = pytest.mark.redis
@@ -41,7 +39,7 @@ def check(answer: Classified, number: int) -> None:
 
 
 @pytest.fixture
-def redis(tmp_path) -> Iterator[RedisServer]:
+def redis(tmp_path):
     with running_redis(tmp_path) as server:
         yield server
 
@@ -57,13 +55,12 @@ def patient(request, monkeypatch) -> None:
 class Gateways:
     """Services of the same settings, each with a memory of its own."""
 
-    def __init__(self, url: str, model_set: Path) -> None:
+    def __init__(self, url, model_set):
         self._url, self._model_set = url, model_set
         self._services: list[EnsembleService] = []
 
-    def another(self, model_set: Path | None = None) -> EnsembleService:
-        folder = model_set or self._model_set
-        settings = Settings(model_set=str(folder), cache=self._url)
+    def another(self, model_set=None):
+        settings = Settings(model_set=str(model_set or self._model_set), cache=self._url)
         members = {"sure": FakeMember(), "unsure": FakeMember()}
         for member in members.values():
             member.rows.update(ROWS)
@@ -77,7 +74,7 @@ class Gateways:
 
 
 @pytest.fixture
-async def gateways(redis, tiny_set) -> AsyncIterator[Gateways]:
+async def gateways(redis, tiny_set):
     made = Gateways(redis.url, tiny_set)
     yield made
     redis.thaw()
@@ -109,8 +106,7 @@ async def test_what_one_computed_another_has(gateways):
     (computed,) = await classify(one, known)
     shared, fresh = await classify(other, known, new)
     assert (computed.cached, shared.cached, fresh.cached) == (None, True, None)
-    assert shared.predictions == computed.predictions
-    assert shared.members == computed.members
+    assert (shared.predictions, shared.members) == (computed.predictions, computed.members)
     assert await was_cached(one, new) == [True]
 
 

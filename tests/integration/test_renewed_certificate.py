@@ -1,7 +1,6 @@
 """A renewed certificate: HAProxy, as Serve configures it, shows the new one without a restart."""
 
 import ssl
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +51,7 @@ def root(tmp_path) -> Root:
 
 
 @pytest.fixture
-def front(root, free_port, tmp_path) -> Iterator[Front]:
+def front(root, free_port, tmp_path):
     run = tmp_path / "run"
     (run / "node").mkdir(parents=True)  # Serve has its files in a folder for each node
     front = Front(free_port(), root.sign("service"), run)

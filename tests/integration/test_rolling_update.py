@@ -5,10 +5,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +14,7 @@ from ray import serve
 from app.launch.config import ServeConfig
 from app.launch.deploy import deploy
 from models.manifest import read_manifest
-from tests.support.services.deployed import Served, own_application
+from tests.support.services.deployed import own_application
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import picture, write_tiny_set
 
@@ -36,7 +33,7 @@ class Load:
         self._url, self._is_over = url, threading.Event()
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self):
         threads = [threading.Thread(target=self._send) for _ in range(CLIENTS)]
         for thread in threads:
             thread.start()
@@ -63,7 +60,7 @@ class Load:
                     self.answers[answer.json()["model_set"]] += 1
 
 
-def application(folder: Path, place: str) -> dict[str, Any]:
+def application(folder, place):
     """Return an application beside the session's own."""
     options = {
         "max_surge_percent": 100,
@@ -105,7 +102,7 @@ def test_no_request_fails_while_the_model_set_changes(served, tmp_path, place):
     assert set(load.answers) == {"before", "after"}, load.answers
 
 
-def roll_out(served: Served, application: dict[str, Any]) -> None:
+def roll_out(served, application):
     content = served.config.as_dict()
     content["applications"].append(application)
     deploy(ServeConfig.of(content))

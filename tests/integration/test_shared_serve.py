@@ -1,8 +1,5 @@
 """A Serve that others use too: they stay as they are, while ours comes and goes."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import httpx
 import pytest
 from ray import serve
@@ -12,14 +9,15 @@ from app.launch.config import ServeConfig
 from app.launch.deploy import client_of, deployed_beside_others, wait_ready
 from app.launch.ray_cluster import StopRequest
 from app.launch.ray_features import serve_client, serve_details
-from tests.support.services.deployed import Served, own_application, replica_pids
+from tests.support.cases import cases
+from tests.support.services.deployed import own_application, replica_pids
 from tests.support.tiny_networks import picture, write_tiny_set
 
 STAGES = ("Gateway", "Decoder", "sure", "unsure")
 
 
 @pytest.fixture
-def imperative(served) -> Iterator[str]:
+def imperative(served):
     """An application that somebody put there by ``serve.run``."""
 
     class Who:
@@ -32,7 +30,7 @@ def imperative(served) -> Iterator[str]:
     serve.delete("who")
 
 
-def beside(folder: Path, served: Served, **changes: str) -> ServeConfig:
+def beside(folder, served, **changes):
     """Return a configuration of our own: another model set, in one process."""
     gateway = {"name": "Gateway", "ray_actor_options": {"num_cpus": 0.1}}
     tiny = write_tiny_set(folder / "other", name="other")
@@ -47,8 +45,8 @@ def replicas() -> dict[str, set[int]]:
 
 @pytest.mark.slow  # make test starts and ends the service alone
 def test_the_applications_of_others_stay_as_they_are(served, imperative, client, tmp_path):
-    before, config = replicas(), beside(tmp_path, served)
-    with deployed_beside_others(config), client_of(config.url) as asking:
+    before, config = replicas(), beside(tmp_path, served).changed(http={"port": 1})
+    with deployed_beside_others(config) as config, client_of(config.url) as asking:
         assert wait_ready(asking, StopRequest(), lambda _: None, 120, applications=["beside"])
         answer = httpx.post(f"{config.url}/v1/classify", content=picture("red"), timeout=60)
         assert answer.json()["model_set"] == "other"
@@ -59,18 +57,15 @@ def test_the_applications_of_others_stay_as_they_are(served, imperative, client,
     assert client.post("/v1/classify", content=picture("red")).status_code == 200
     assert client.get("/who").text == "me"
     # What a controller that is started anew would apply.
-    details = serve_details(serve_client(), 30)["applications"]
-    assert details["tandem"]["deployed_app_config"]["args"] == dict(
-        served.config.as_dict()["applications"][0]["args"]
-    )
+    assert serve_details(serve_client(), 30)["applications"]["tandem"]["deployed_app_config"][
+        "args"
+    ] == dict(served.config.as_dict()["applications"][0]["args"])
 
 
-@pytest.mark.parametrize(
-    ("own", "told"),
-    [
-        ({"name": "tandem"}, "'tandem' at /, which has the name of 'tandem' at /beside"),
-        ({"route_prefix": "/"}, "'tandem' at /, which has the route of 'beside' at /"),
-    ],
+@cases(
+    "own, told",
+    ({"name": "tandem"}, "'tandem' at /, which has the name of 'tandem' at /beside"),
+    ({"route_prefix": "/"}, "'tandem' at /, which has the route of 'beside' at /"),
 )
 def test_an_application_in_the_place_of_anothers_is_refused(served, client, tmp_path, own, told):
     before = replicas()

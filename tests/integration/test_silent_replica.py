@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
-from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +18,7 @@ LIMIT_S = 300
 
 
 @pytest.fixture
-def handle(served) -> Iterator[Any]:  # who has started Serve
+def handle(served):  # who has started Serve
     class Who:  # defined here, so that the replicas need not find this file
         async def pid(self) -> int:
             await asyncio.sleep(0.2)  # the others come meanwhile
@@ -40,7 +38,7 @@ def handle(served) -> Iterator[Any]:  # who has started Serve
         serve.delete("who")
 
 
-def answering(handle: Any) -> tuple[set[int], int]:
+def answering(handle):
     """Return who answers a stream of calls, and how many had to be made a second time."""
     made = 0
 

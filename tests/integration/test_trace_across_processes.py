@@ -2,18 +2,15 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
-
 from tests.support.services.deployed import MEMBERS
 from tests.support.tiny_networks import picture
 from tests.support.trace_checks import by_trace, check_batches, check_whole, num_whole, one
-from tests.support.trace_receivers import Received
 
 NUM_REQUESTS = 8
 
 
 def test_the_stages_of_other_processes_are_in_the_requests_trace(client, spans):
-    def send(index: int) -> httpx.Response:
+    def send(index):
         body = picture(("red", "green", "blue")[index % 3])
         return client.post("/v1/classify", content=body, headers={"x-request-id": f"t{index}"})
 
@@ -42,6 +39,6 @@ def test_the_stages_of_other_processes_are_in_the_requests_trace(client, spans):
         check_batches(found, member, NUM_REQUESTS)
 
 
-def own(spans: list[Received], identities: set[str]) -> list[Received]:
+def own(spans, identities):
     """Return the spans of these traces, and all batches."""
     return [span for span in spans if span.trace_id in identities or span.name == "batch"]

@@ -14,6 +14,7 @@ from drawn_classes import Picture
 
 TOLERANCE = 1e-3  # of a probability: batches of other sizes round otherwise
 TIMEOUT_S = 30.0
+RETRY = "Retry-After"
 # Never accepted: HAProxy is not there, or says itself, without a request id, that it is not ready.
 REFUSED = ("http_429", "not_connected", "not_ready")
 
@@ -24,7 +25,7 @@ class Outcome:
 
     sent: float
     ended: float
-    kind: str  # right, wrong, http_STATUS, broken (after it was sent), timeout, not_connected
+    kind: str  # right, wrong, http_STATUS, broken (after it was sent), timeout, ...
 
     @property
     def is_lost(self) -> bool:
@@ -34,12 +35,21 @@ class Outcome:
 class CheckedLoad:
     """``burst`` requests at once every ``every_s``, from a thread of its own, until it is left."""
 
-    def __init__(self, url: str, pictures: Sequence[Picture], burst: int, every_s: float) -> None:
-        self.url, self.burst, self.every_s = url, burst, every_s
+    def __init__(
+        self,
+        url: str,
+        pictures: Sequence[Picture],
+        burst: int,
+        every_s: float,
+        *,
+        is_kept: bool = False,
+    ) -> None:
+        """``is_kept``: connections are used again, in place of one for each request."""
+        self.url, self.burst, self.every_s, self.is_kept = url, burst, every_s, is_kept
         self.outcomes: list[Outcome] = []
         self.num_under_way = 0
-        self._pictures = itertools.cycle(pictures)
         self._is_over = threading.Event()
+        self._pictures = itertools.cycle(pictures)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
     def __enter__(self) -> "CheckedLoad":
@@ -63,7 +73,7 @@ class CheckedLoad:
             time.sleep(0.001)
 
     async def _run(self) -> None:
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a connection each
+        connector = aiohttp.TCPConnector(limit=0, force_close=not self.is_kept)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             tasks: set[asyncio.Task[None]] = set()
@@ -88,11 +98,15 @@ class CheckedLoad:
 
     async def _send(self, session: aiohttp.ClientSession, picture: Picture) -> str:
         try:
-            async with session.post(f"{self.url}/v1/classify", data=picture.data) as answer:
+            url = f"{self.url}/v1/classify?top_k={len(picture.probabilities)}"
+            async with session.post(url, data=picture.data) as answer:
+                if answer.content_type != "application/json":
+                    return f"text_{answer.status}"  # none of our own answers
                 if answer.status == 503 and not (await answer.json())["error"]["request_id"]:
                     return "not_ready"
                 if answer.status != 200:
-                    return f"http_{answer.status}"
+                    later = "_later" if answer.status > 500 and RETRY in answer.headers else ""
+                    return f"http_{answer.status}{later}"
                 return "right" if is_right(await answer.json(), picture) else "wrong"
         except TimeoutError:
             return "timeout"

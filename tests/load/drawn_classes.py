@@ -7,7 +7,7 @@ import cv2
 import machine  # noqa: F401 (makes tests.support importable)
 import numpy as np
 
-from models.ensemble import average
+from models.ensemble import average, tempered
 from models.image import read_image
 from models.model_set import load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions
@@ -30,19 +30,21 @@ def tiny_set(folder: Path, size: int = 64, num_convolutions: int = 8) -> Path:
     return write_tiny_set(folder, size=size, num_convolutions=num_convolutions)
 
 
-def draw(model_set: Path, number: int) -> list[Picture]:
+def draw(model_set: Path, number: int, side: int = SIDE) -> list[Picture]:
     loaded = load_model_set(str(model_set))
     manifest = loaded.manifest
     weights = {member.name: member.weight for member in manifest.members}
     options = RuntimeOptions(batch_sizes=(1,))
     networks = {n: CompiledNetwork(loaded.network_path(n), options) for n in weights}
+    own = manifest.temperatures
     rng = np.random.default_rng(5)
     pictures = []
     for _ in range(number):
-        noise = rng.integers(0, 128, (SIDE, SIDE, 3)) + rng.integers(0, 128, 3)  # (H, W, 3) BGR
+        noise = rng.integers(0, 128, (side, side, 3)) + rng.integers(0, 128, 3)  # (H, W, 3) BGR
         data = cv2.imencode(".jpg", noise.astype(np.uint8))[1].tobytes()
         image = read_image(data, manifest.image.rule)[np.newaxis]
-        row = average({n: net.predict(image) for n, net in networks.items()}, weights)[0]
+        rows = {n: tempered(net.predict(image), own[n]) for n, net in networks.items()}
+        row = average(rows, weights, manifest.temperature)[0]
         named = dict(zip(loaded.labels, map(float, row), strict=True))
         pictures.append(Picture(data, named, tuple(weights)))
     return pictures

@@ -1,6 +1,5 @@
-"""What can die or be cut off. What is killed is killed by pid, and at once."""
+"""What can die. What is killed is killed by pid, and at once."""
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +7,6 @@ from dataclasses import dataclass
 import psutil
 from ray_nodes import RayCluster, RayNode
 from serve_state import ServeState, titled
-
-BLINK_S = 3.0
 
 
 @dataclass
@@ -63,20 +60,6 @@ def _node(setting: Setting) -> frozenset[int]:
     return pids
 
 
-def _blink(setting: Setting) -> frozenset[int]:
-    setting.other.place.set_link(is_up=False)
-    time.sleep(BLINK_S)
-    setting.other.place.set_link(is_up=True)
-    return frozenset()
-
-
-def _cut(setting: Setting) -> frozenset[int]:
-    pids = frozenset(process.pid for process in setting.other.processes())
-    setting.other.cut_off()
-    setting.other = setting.cluster.add_worker()
-    return pids
-
-
 def _haproxy(is_entry: bool) -> Callable[[Setting], frozenset[int]]:
     def strike(setting: Setting) -> frozenset[int]:
         return _killed(titled(setting.entry if is_entry else setting.other, "haproxy.cfg"))
@@ -113,9 +96,4 @@ FAULTS = {
     "haproxy": Fault("HAProxy of a node that the load does not come in through", _haproxy(False)),
     "entry": Fault("HAProxy of the node that the load comes in through", _haproxy(True)),
     "node": Fault("a worker node, all of it", _node),
-}
-# These need a network of their own (tests/support/services/network.py).
-CUTS = {
-    "blink": Fault(f"a worker node's link, for {BLINK_S:g} s", _blink),
-    "cut": Fault("a worker node's link, for good", _cut),
 }

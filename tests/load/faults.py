@@ -3,10 +3,8 @@
 Three nodes on this machine (a head without replicas, two workers) serve configs/cluster.yaml, or
 another cluster's configuration, with networks so small that two cores suffice. A steady load comes
 in through one worker; every answer is compared with the networks' own. Each fault is a kill -9
-while requests are under way, or the cut of a link. For links every node has a network namespace
-(tests/support/services/network.py), which needs root; the kills alone do without (--kills). With
-``head`` among them the head's state is in a redis-server of ours. The result goes to
-tests/load/results/faults.json.
+while requests are under way. With ``head`` among them its state is in a redis-server of ours. The
+result goes to tests/load/results/faults.json. network_faults.py has what needs a network.
 """
 
 import contextlib
@@ -20,38 +18,30 @@ from typing import Annotated, Any
 import typer
 from checked_load import CheckedLoad, summary
 from drawn_classes import draw, tiny_set
-from fault_kinds import CUTS, FAULTS, Setting
+from fault_kinds import FAULTS, Setting
 from machine import ROOT, describe, write_result
 from ray_nodes import RayCluster
 from serve_state import ServeState
 from small_cluster import CLUSTER, WORKER_CPUS, configuration, wait_whole
 
 from tests.support.redis_server import REDIS, running_redis
-from tests.support.services import network
 from tests.support.services.ray_head import haproxy_environment
 
 BURST, EVERY_S = 6, 0.5
 BEFORE_S, AFTER_S = 2.0, 2.0  # of load without a fault, around it
 READY_WITHIN_S, RECOVERED_WITHIN_S = 180.0, 200.0
-ALL = {**FAULTS, **CUTS}
 RESULT = ROOT / "tests" / "load" / "results" / "faults.json"
 
 
 def main(
-    fault: Annotated[list[str] | None, typer.Option(help=f"{', '.join(ALL)}; else all")] = None,
-    kills: Annotated[bool, typer.Option("--kills", help="all but the cut links")] = False,
+    fault: Annotated[list[str] | None, typer.Option(help=f"{', '.join(FAULTS)}; else all")] = None,
     config: Annotated[Path, typer.Option(help="of the cluster")] = CLUSTER,
     json_file: Annotated[Path, typer.Option("--json", help="write the result here")] = RESULT,
 ) -> None:
     """Break one thing after the other on a cluster of our own; count what is lost."""
-    names = fault or list(FAULTS if kills else ALL)
-    if unknown := set(names) - set(ALL):
-        raise SystemExit(f"no such fault: {', '.join(unknown)}; there are {', '.join(ALL)}")
-    is_on_network = bool(set(names) & set(CUTS))
-    if is_on_network:
-        if reason := network.why_not():
-            raise SystemExit(f"no link can be cut here: {reason}; --kills does without")
-        network.enter()
+    names = fault or list(FAULTS)
+    if unknown := set(names) - set(FAULTS):
+        raise SystemExit(f"no such fault: {', '.join(unknown)}; there are {', '.join(FAULTS)}")
     if "head" in names and REDIS is None:
         raise SystemExit("no head can come back here: install redis-server, or choose with --fault")
     # Told to end (timeout does), it must not leave its cluster behind.
@@ -59,9 +49,8 @@ def main(
     with contextlib.ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory("", "tf-", "/tmp", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(temporary))
-        net = network.Network() if is_on_network else None
         redis = stack.enter_context(running_redis(folder)) if "head" in names else None
-        cluster = RayCluster(folder, haproxy_environment(folder), WORKER_CPUS, net, redis)
+        cluster = RayCluster(folder, haproxy_environment(folder), WORKER_CPUS, redis=redis)
         stack.callback(cluster.stop)
         result = {**describe(), **run(cluster, folder, names, config)}
     write_result(result, json_file)
@@ -82,7 +71,7 @@ def run(cluster: RayCluster, folder: Path, names: list[str], config: Path) -> di
     setting = Setting(cluster, state, entry=workers[0], other=workers[1])
     faults = {}
     for name in names:
-        one = ALL[name]
+        one = FAULTS[name]
         if one.deployment is not None and one.deployment not in there:
             typer.echo(f"{name}: {config.name} has no such deployment", err=True)
             continue

@@ -28,10 +28,13 @@ class LostError(Exception):
 
 
 @asynccontextmanager
-async def over_http(url: str) -> AsyncIterator[Ask]:
+async def over_http(url: str, key: str = "") -> AsyncIterator[Ask]:
     """Yield a function that sends a photo as a body."""
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as session:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(
+        timeout=timeout, raise_for_status=True, headers=headers
+    ) as session:
 
         async def ask(photo: bytes) -> tuple[str, float]:
             try:
@@ -47,14 +50,16 @@ async def over_http(url: str) -> AsyncIterator[Ask]:
 
 
 @asynccontextmanager
-async def over_grpc(port: int) -> AsyncIterator[Ask]:
+async def over_grpc(port: int, key: str = "") -> AsyncIterator[Ask]:
     """Yield a function that sends a photo in a message."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         classify = EnsembleStub(channel).Classify
+        metadata = (("authorization", f"Bearer {key}"),) if key else ()
 
         async def ask(photo: bytes) -> tuple[str, float]:
             try:
-                reply = await classify(ClassifyRequest(images=[photo], top_k=1), timeout=TIMEOUT_S)
+                request = ClassifyRequest(images=[photo], top_k=1)
+                reply = await classify(request, timeout=TIMEOUT_S, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise LostError(error.code().name) from error
             first = reply.results[0].classified.predictions[0]

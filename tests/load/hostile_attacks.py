@@ -6,6 +6,7 @@ An attack goes on until it is cancelled, and counts in ``ends`` how its requests
 import asyncio
 import itertools
 import multiprocessing
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -43,6 +44,8 @@ LARGE = {"large": None, "stops half-way": LARGE_BYTES // 2, "does not begin": 5_
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
 STALLED_METHODS = ("ServerLive", "ModelReady")  # nothing is to be read of the first one
 NUM_CONNECTIONS, NUM_CALLS, STALLED_BYTES, SENT_BYTES, EVERY_S = 6, 100, 200_000, 16_000, 8.0
+NUM_TRICKLING, NUM_CROWDED, NUM_HEADERS, IDLE_AGAIN_S = 150, 4096, 42, 10.0
+PROBE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 NUM_CROWD, CROWD_MEMBER = 40, "imagenette.resnet50"
 
 
@@ -68,6 +71,101 @@ def attacks_on(url: str, grpc_port: int, photos: Sequence[bytes]) -> dict[str, A
         "header": partial(false_headers, grpc_port),
         "crowd": partial(crowd, url, photos),
     }
+
+
+def keyless_attacks_on(url: str, grpc_port: int, photo: bytes) -> dict[str, Attack]:
+    """Return the attacks on a service with keys of a caller who has none, by their names.
+
+    ``trickle``: 150 connections that begin a body; ``probes``: 150 that ask /readyz without a
+    pause; ``idle``: 4,096 of eight addresses, half of which say nothing and half were answered
+    once; ``idle_here``: the same of the good load's own address; ``trailers``: a chunked body whose
+    trailers are a key and HAProxy's count of refusals, five times a second; ``headers``: 42
+    connections of gRPC, each with 100 calls without a message.
+    """
+    where = urlsplit(url)
+    host, port = str(where.hostname), where.port or 80
+    return {
+        "trickle": partial(connections, url, [("late body", "", NUM_TRICKLING)]),
+        "probes": partial(probes, url),
+        "idle": partial(idle, host, port, [f"127.0.0.{number}" for number in range(2, 10)]),
+        "idle_here": partial(idle, host, port, ["127.0.0.1"]),
+        "trailers": partial(trailers, host, port, photo),
+        "headers": partial(headers_alone, host, grpc_port),
+    }
+
+
+async def probes(url: str, ends: Ends) -> None:
+    async def client(session: aiohttp.ClientSession) -> None:
+        while True:
+            async with session.get(f"{url}/readyz") as answer:
+                await answer.read()
+            ends[str(answer.status)] += 1
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(client(session) for _ in range(NUM_TRICKLING)))
+
+
+async def idle(host: str, port: int, addresses: Sequence[str], ends: Ends) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    async def client(address: str, sent: bytes) -> None:
+        while True:
+            started = time.monotonic()
+            with suppress(OSError):
+                here = (address, 0)
+                reader, writer = await asyncio.open_connection(host, port, local_addr=here)
+                writer.write(sent)
+                with suppress(OSError):
+                    while await reader.read(4096):
+                        pass
+                writer.close()
+            ends[f"{len(sent)} bytes: cut after {time.monotonic() - started:.0f} s"] += 1
+            await asyncio.sleep(IDLE_AGAIN_S)
+
+    each = [(address, sent) for address in addresses for sent in (b"", PROBE)]
+    await asyncio.gather(*(client(*each[n % len(each)]) for n in range(NUM_CROWDED)))
+
+
+async def trailers(host: str, port: int, photo: bytes, ends: Ends) -> None:
+    head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    said = f"Authorization: Bearer {'k' * 40}\r\n{REFUSED_HEADER}: 999\r\n\r\n".encode()
+    while True:
+        reader, writer = await asyncio.open_connection(host, port)
+        with suppress(OSError):
+            writer.write(head + b"%x\r\n%b\r\n0\r\n" % (len(photo), photo) + said)
+            ends[(await reader.readline())[9:12].decode()] += 1
+        writer.close()
+        await asyncio.sleep(0.2)
+
+
+async def headers_alone(host: str, port: int, ends: Ends) -> None:
+    """Write HTTP/2 by hand (RFC 9113, RFC 7541): no client sends headers without a message."""
+    fields = {":method": "POST", ":scheme": "http", ":path": "/tandem.v1.Ensemble/Classify"}
+    fields |= {":authority": "x", "content-type": "application/grpc", "te": "trailers"}
+    block = b"".join(
+        b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in field)
+        for field in fields.items()
+    )
+
+    async def connection() -> None:
+        with suppress(OSError, TimeoutError):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            for number in range(NUM_CALLS):
+                head = len(block).to_bytes(3, "big") + b"\1\4" + (2 * number + 1).to_bytes(4, "big")
+                writer.write(head + block)
+            async with asyncio.timeout(EVERY_S):
+                while answer := await reader.read(65536):
+                    ends["bytes of answers"] += len(answer)
+            writer.close()
+        ends["connections"] += 1
+
+    async def again() -> None:
+        while True:
+            await connection()
+
+    await asyncio.gather(*(again() for _ in range(NUM_HEADERS)))
 
 
 @contextmanager

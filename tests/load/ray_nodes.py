@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import psutil
@@ -26,8 +27,17 @@ from tests.support.services.network import Network, Place
 
 RAY = Path(sys.executable).with_name("ray")
 STORE_BYTES = 80 * 2**20  # of each node's object store; the graph uses none
-JOINED_WITHIN_S = 60.0
+JOINED_WITHIN_S = 180.0
 LAST = 19  # of a process's niceness
+DISK_MB = 96
+# What Ray and HAProxy write there is on a small disk, and no node sees another's.
+SUPERVISED = """
+mkdir -p {folder}/ray {folder}/serve
+mount -t tmpfs -o size={megabytes}m none {folder}/ray
+mkdir {folder}/ray/serve
+mount --bind {folder}/ray/serve {folder}/serve
+while :; do rm -f {folder}/ray/ray_current_cluster; "$@" || :; sleep 1; done
+"""
 BEHIND = ("dashboard/dashboard.py", "monitor.py", "client.server")  # of a head's processes
 PORT_OPTIONS = (
     "node-manager-port",
@@ -58,8 +68,10 @@ class RayNode:
         environment: Mapping[str, str],
         http_port: int | None = None,
         supervisor: tuple[str, ...] = (),  # a command that runs the command behind it
+        disk: Path | None = None,  # what is mounted there is this node's alone
     ) -> None:
-        self.name, self.place, self.is_cut_off = name, place, False
+        self._disk = disk
+        self.name, self.place = name, place
         self.http_port, haproxy = http_port or free_port(), (free_port(), free_port())
         ports = [f"--{option}={free_port()}" for option in PORT_OPTIONS]
         own = {
@@ -86,6 +98,11 @@ class RayNode:
         return f"http://{self.place.address}:{self.http_port}"
 
     @property
+    def disk(self) -> Path:
+        """Where others find this node's own disk."""
+        return Path(f"/proc/{self._process.pid}/root{self._disk}")
+
+    @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
@@ -95,11 +112,6 @@ class RayNode:
             return []
         root = psutil.Process(self._process.pid)
         return [root, *root.children(recursive=True)]
-
-    def cut_off(self) -> None:
-        """Take the node's link, for good: it lives on, alone."""
-        self.place.set_link(is_up=False)
-        self.is_cut_off = True
 
     def kill(self) -> None:
         """Kill every process of the node, all of them before any can take leave."""
@@ -121,15 +133,18 @@ class RayCluster:
         worker_cpus: int,
         network: Network | None = None,
         redis: RedisServer | None = None,  # where the head keeps what outlives it
+        *,
+        is_supervised: bool = False,  # workers, each with a disk of its own, start again for ever
     ) -> None:
-        self._network = network
+        self._network, self._is_supervised, self._folder = network, is_supervised, folder
+        self.has_redis = redis is not None
         # A Ray that starts here listens on all interfaces: nobody else may join it.
         self.token = secrets.token_hex(32)
         (file := folder / "token").write_text(self.token)
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
         self._environment, self._worker_cpus = {**environment, **token}, worker_cpus
         self._port, self._num_started = free_port(), 0
-        self._temp_dir = folder / "ray"
+        self._temp_dir, self.clock = folder / "ray", folder / "clock"
         self.dashboard = f"http://127.0.0.1:{(dashboard := free_port())}"
         self._head_arguments = [
             "--head",
@@ -185,7 +200,7 @@ class RayCluster:
     @property
     def nodes(self) -> list[RayNode]:
         nodes = (self.head, *self.workers)
-        return [node for node in nodes if node.is_alive and not node.is_cut_off]
+        return [node for node in nodes if node.is_alive]
 
     def wait_for_head(self, within_s: float = 120) -> None:
         """Wait until others can join."""
@@ -200,7 +215,7 @@ class RayCluster:
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.token}"}
 
-    def add_worker(self) -> RayNode:
+    def add_worker(self, environment: Mapping[str, str] = MappingProxyType({})) -> RayNode:
         """Start a worker and wait until it has joined: two at once would take the same socket."""
         self._num_started += 1
         name = f"worker {self._num_started}"
@@ -208,7 +223,11 @@ class RayCluster:
         arguments = [f"--address={head}", f"--num-cpus={self._worker_cpus}"]
         known = self._alive()
         place = self._network.add() if self._network else Place()
-        node = RayNode(name, place, arguments, self._environment)
+        own = SUPERVISED.format(folder=self._folder, megabytes=DISK_MB)
+        supervisor = ("unshare", "--mount", "sh", "-ec", own, "sh") if self._is_supervised else ()
+        environment = {**self._environment, **environment}
+        disk = self._temp_dir
+        node = RayNode(name, place, arguments, environment, supervisor=supervisor, disk=disk)
         self.workers.append(node)
         deadline = time.monotonic() + JOINED_WITHIN_S
         while not self._alive() - known:
@@ -217,12 +236,22 @@ class RayCluster:
             time.sleep(0.2)
         return node
 
-    def _alive(self) -> set[str]:
-        """Return the ids of the nodes that Ray says are alive."""
+    def drain(self, node: RayNode) -> None:
+        """Tell Ray to send nothing new to the node, and to move what it runs."""
+        (node_id,) = self._alive(node.place.address)
+        head = f"--address={self.head.place.address}:{self._port}"
+        why = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test")
+        words = [str(RAY), "drain-node", head, "--node-id", node_id, *why]
+        words.append("--deadline-remaining-seconds=60")
+        subprocess.run(words, env={**os.environ, **self._environment}, check=True, timeout=60)
+
+    def _alive(self, address: str = "") -> set[str]:
+        """Return the ids of the nodes that Ray says are alive, there or anywhere."""
         url = f"{self.dashboard}/nodes?view=summary"
         answer = httpx.get(url, headers=self.headers, timeout=10, trust_env=False)
         rows = [row["raylet"] for row in answer.raise_for_status().json()["data"]["summary"]]
-        return {row["nodeId"] for row in rows if row.get("state") == "ALIVE"}
+        there = [row for row in rows if address in ("", row.get("nodeManagerAddress"))]
+        return {row["nodeId"] for row in there if row.get("state") == "ALIVE"}
 
     def stop(self) -> None:
         """End everything, workers first: none looks for a head that is gone."""

@@ -68,7 +68,7 @@ def recorded(settings: Settings, photo: bytes) -> list[Call]:
 
 
 async def _post(transport: httpx.ASGITransport, photo: bytes, recorder: Recorder) -> None:
-    async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for _ in range(NUM_WARM):
             (await client.post("/v1/classify", content=photo)).raise_for_status()
         sys.setprofile(recorder)

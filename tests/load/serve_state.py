@@ -26,7 +26,7 @@ class ServeState:
     def deploy(self, config: dict[str, Any]) -> None:
         """Hand over the configuration, as ``serve deploy`` and KubeRay do."""
         headers = self._cluster.headers
-        answer = httpx.put(self._url, json=config, headers=headers, timeout=60, trust_env=False)
+        answer = httpx.put(self._url, json=config, headers=headers, timeout=180, trust_env=False)
         if answer.is_error:
             raise SystemExit(f"not deployed: {answer.status_code} {answer.text}")
 
@@ -35,12 +35,19 @@ class ServeState:
         return self._running(self._deployments())
 
     def is_whole(self) -> bool:
-        """Return whether all replicas run, and every node's ingress answers."""
+        """Return whether all replicas run, and the ingress of their nodes and the head answers."""
         deployments = self._deployments()
         wanted = sum(one["target_num_replicas"] for one in deployments.values())
         running = [one for one in self._running(deployments) if psutil.pid_exists(one.pid)]
         healthy = all(one["status"] == "HEALTHY" for one in deployments.values())
-        return healthy and 0 < wanted == len(running) and all(map(answers, self._cluster.nodes))
+        # Serve gives no other node one: a node that came back waits for a replica.
+        pids = {one.pid for one in running}
+        holding = (
+            node
+            for node in self._cluster.nodes
+            if node is self._cluster.head or pids & {one.pid for one in node.processes()}
+        )
+        return healthy and 0 < wanted == len(running) and all(map(answers, holding))
 
     def told(self) -> str:
         """Return the application as Serve tells of it, to be read when something goes wrong."""

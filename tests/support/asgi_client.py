@@ -11,7 +11,9 @@ KEY = "k" * 32
 def asgi_client(api: Any, **transport: Any) -> httpx.AsyncClient:
     """Return a client of an ASGI application; an error that it raises is the caller's."""
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(api, **transport), base_url="http://tandem"
+        transport=httpx.ASGITransport(api, **transport),
+        base_url="http://localhost",
+        headers={"accept": "text/html,*/*"},  # as a browser has it
     )
 
 

@@ -38,11 +38,12 @@ class Root:
         )
         self.path.write_bytes(_pem(made.sign(self._key, hashes.SHA256())))
 
-    def sign(self, name: str, passphrase: bytes | None = None) -> Signed:
-        """Make a key and a certificate for localhost and 127.0.0.1."""
+    def sign(self, name: str, passphrase: bytes | None = None, *others: str) -> Signed:
+        """Make a key and a certificate for localhost, 127.0.0.1 and other addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        addresses = map(ipaddress.ip_address, ("127.0.0.1", *others))
+        names = [x509.DNSName("localhost"), *map(x509.IPAddress, addresses)]
         made = self._certificate(subject, key.public_key()).add_extension(
             x509.SubjectAlternativeName(names), critical=False
         )

@@ -7,14 +7,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 
-from app.serve.channels import (
-    Channel,
-    ChannelPool,
-    ChannelServer,
-    KnownReplicas,
-    address_of,
-    note_replicas,
-)
+from app.serve import channels
 
 APP = "of_channels"
 WITHIN_S = 30.0
@@ -26,15 +19,15 @@ class Node:
 
     def __init__(self) -> None:
         self.name = f"stage{next(_numbers)}"
-        self.pool = ChannelPool(APP, self.name)
+        self.pool = channels.ChannelPool(APP, self.name)
         self.ids: list[str] = []
         self._servers: list[asyncio.Server] = []
         self.num_elsewhere = 0
 
-    async def add(self, answer: Callable[[bytes], Awaitable[bytes]]) -> ChannelServer:
+    async def add(self, answer: Callable[[bytes], Awaitable[bytes]]) -> channels.ChannelServer:
         """Start a replica, and tell of it as the router does."""
         self.ids.append(f"r{next(_numbers)}-{time.time_ns()}")
-        server = ChannelServer(address_of(APP, self.name, self.ids[-1]), answer)
+        server = channels.ChannelServer(channels.address_of(APP, self.name, self.ids[-1]), answer)
         await server.start()
         assert server._server is not None
         self._servers.append(server._server)
@@ -42,10 +35,10 @@ class Node:
         return server
 
     def tell(self) -> None:
-        known = KnownReplicas(len(self.ids) + self.num_elsewhere, tuple(self.ids))
-        note_replicas(APP, self.name, known)
+        known = channels.KnownReplicas(len(self.ids) + self.num_elsewhere, tuple(self.ids))
+        channels.note_replicas(APP, self.name, known)
 
-    async def channel(self, num_at_once: int = 1) -> Channel:
+    async def channel(self, num_at_once: int = 1) -> channels.Channel:
         """Return the pool's choice once it has connected."""
         await self.connected()
         await until(lambda: self.pool.choose(num_at_once) is not None)
@@ -79,7 +72,7 @@ async def listener(talk):
         finally:
             writer.close()
 
-    name = address_of(APP, "another", f"r{next(_numbers)}-{time.time_ns()}")
+    name = channels.address_of(APP, "another", f"r{next(_numbers)}-{time.time_ns()}")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(name)
     server = await asyncio.start_unix_server(told, sock=sock)

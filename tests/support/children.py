@@ -27,6 +27,18 @@ def refuses(message: str) -> None:
     raise ModelSetError(message)
 
 
+def refuses_and_ends_slowly(message: str) -> None:
+    """Refuse; the process takes a while to end after that was sent, as beside busy ones."""
+    end = os._exit
+
+    def late(code: int) -> None:
+        time.sleep(0.5)
+        end(code)
+
+    os._exit = late  # type: ignore[assignment]
+    raise ModelSetError(message)
+
+
 def runs(code: str, *arguments: object) -> object:
     """Run ``code``, which may use ``arguments`` and set ``result``."""
     names = {"arguments": arguments, "result": None}
@@ -47,6 +59,14 @@ def cleans_up(folder: Path, send: Send) -> None:
         tells_and_hangs(send)
     finally:
         (folder / "cleaned-up").touch()
+
+
+def makes_an_error_of_ctrl_c(send: Send) -> None:
+    """Do as libraries with callbacks do."""
+    try:
+        tells_and_hangs(send)
+    except KeyboardInterrupt as error:
+        raise RuntimeError("a callback failed") from error
 
 
 def ignores_ctrl_c(send: Send) -> None:

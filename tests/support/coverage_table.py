@@ -85,8 +85,7 @@ def table_of(measured: dict[str, list[int]], floors: dict[str, list[int]]) -> st
 
 def package_of(name: str) -> str:
     """Return the package that a file counts for: app/queueing, or app for its own modules."""
-    folders = Path(name).parts[:-1]
-    return "/".join(folders[:2])
+    return "/".join(Path(name).parts[:-1][:2])
 
 
 def packages_below(measured: dict[str, list[int]], floors: dict[str, list[int]]) -> list[str]:

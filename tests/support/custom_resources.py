@@ -40,6 +40,7 @@ FAULT_TOLERANCE = of(
 AUTOSCALER = of(
     "AutoscalerOptions",
     securityContext=Spec,
+    volumeMounts=list[Spec] | None,  # type: ignore[valid-type]
     idleTimeoutSeconds=int | None,
     upscalingMode=Literal["Default", "Aggressive", "Conservative"] | None,
 )
@@ -115,12 +116,11 @@ def kubernetes_parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     if document["kind"] == "RayService":
         cluster = document["spec"]["rayClusterConfig"]
-        password = cluster["gcsFaultToleranceOptions"]["redisPassword"]
         container = {
             "name": "rest",
             "image": "none",
-            "env": [{"name": "PASSWORD", **password}],
-            "securityContext": cluster["autoscalerOptions"]["securityContext"],
+            "env": [{"name": "PASSWORD", **cluster["gcsFaultToleranceOptions"]["redisPassword"]}],
+            **{k: cluster["autoscalerOptions"][k] for k in ("securityContext", "volumeMounts")},
         }
         pod = {"metadata": {"name": "rest"}, "spec": {"containers": [container]}}
         yield {"apiVersion": "v1", "kind": "Pod", **pod}

@@ -41,10 +41,6 @@ def pages() -> list[Path]:
 
 
 def index() -> str:
-    rows = [
-        f"| {d.number} | [{d.title}]({d.path.name}) | {_linked(d.status)} | {d.package} |"
-        for d in map(Decision.read, pages())
-    ]
     return "\n".join(
         [
             "# Decisions",
@@ -57,7 +53,10 @@ def index() -> str:
             "",
             "| number | decision | status | package |",
             "| --- | --- | --- | --- |",
-            *rows,
+            *[
+                f"| {d.number} | [{d.title}]({d.path.name}) | {_linked(d.status)} | {d.package} |"
+                for d in map(Decision.read, pages())
+            ],
             "",
         ]
     )

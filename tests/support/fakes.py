@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from ray.serve.handle import DeploymentHandle
 
-from app.access import read_keys
+from app.access import ANYONE, Caller, read_keys
 from app.answers import Classified, Combined, Decoded, Fault, MemberAnswer, MemberOpinion, Timings
 from app.errors import OverloadedError
 from app.graph.ensemble import Ensemble
@@ -43,11 +43,11 @@ class FakeAdmission(Admission):
     def refused_before(self, num: int) -> None:
         self.num_refused_before += num
 
-    def begin(self) -> None:
+    def begin(self, caller: Caller = ANYONE) -> None:
         if self.is_full:
             limit = () if self.limit is None else (self.limit,)
             raise OverloadedError("as many as the limit are under way", *limit)
-        super().begin()
+        super().begin(caller)
 
 
 class FakeService(EnsembleService):
@@ -58,7 +58,7 @@ class FakeService(EnsembleService):
 
     def __init__(self, settings: Settings | None = None, num_classes: int = 10) -> None:
         self.settings = settings or Settings(max_body_bytes=1000, max_files=3)
-        self.num_classes = num_classes
+        self.name, self.num_classes = "fake", num_classes
         self._graph: Any = None  # its networks are always there
         self.sets, self.version = {"fake": self}, "0123456789ab"
         self.model_set: Any = SimpleNamespace(name="fake")
@@ -67,7 +67,8 @@ class FakeService(EnsembleService):
         self._answer_timeout_s = self.settings.request_timeout_s
         self.raises: BaseException | None = None
         self.not_ready: Exception | None = None
-        self.keys = read_keys(self.settings.api_keys_file, record_key)
+        settings = self.settings
+        self.keys = read_keys(settings.api_keys_file, record_key, settings.trusted_proxies)
         self.skipped: list[str] | None = None
         self.requests: list[ClassifyRequest] = []
         self.admission = FakeAdmission(self.settings.max_concurrent_requests)
@@ -87,12 +88,11 @@ class FakeService(EnsembleService):
         if not data.startswith(b"image"):
             return NOT_AN_IMAGE
         row = Prediction(index=0, label=data.decode(), probability=0.75)
-        opinion = MemberOpinion(label=row.label, probability=0.75, predictions=[row])
         return Classified(
             model_set="fake",
             model_version="0123456789ab",
             predictions=[row],
-            members={"a": opinion},
+            members={"a": MemberOpinion(label=row.label, probability=0.75, predictions=[row])},
             agreement=True,
             degraded=False,
             skipped_members=self.skipped,

@@ -83,8 +83,7 @@ class ManifestFuzz:
 
     def __init__(self, folder: Path) -> None:
         self._folder = write_tiny_set(folder, gains={"sure": 8.0})
-        whole = with_accuracy(read_manifest(folder), {"sure": 0.9}, {"sure": 0.001})
-        write_manifest(folder, whole)
+        write_manifest(folder, with_accuracy(read_manifest(folder), {"sure": 0.9}, {"sure": 0.001}))
         self._text = (folder / MANIFEST_NAME).read_bytes()
         self._tree = yaml.safe_load(self._text)
 

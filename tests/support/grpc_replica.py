@@ -15,8 +15,11 @@ from app.launch.config import ADD_SERVICER
 
 
 @asynccontextmanager
-async def grpc_replica(interface, add_servicer=ADD_SERVICER):
-    """Serve ``interface`` on a port of this machine, in this process; yield the port."""
+async def grpc_replica(interface, add_servicer=ADD_SERVICER, grace_s=None):
+    """Serve ``interface`` on a port of this machine, in this process; yield the port.
+
+    When it stops, calls have ``grace_s`` to end.
+    """
 
     def handler_of(service_method: str, streaming_type: gRPCStreamingType) -> Callable[..., Any]:
         # replica.py: _direct_ingress_stream_unary and _direct_ingress_unary_unary
@@ -40,5 +43,5 @@ async def grpc_replica(interface, add_servicer=ADD_SERVICER):
     try:
         yield port
     finally:
-        await server.stop(None)
+        await server.stop(grace_s)
         await ended

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from ray.serve._private.common import RequestProtocol
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
@@ -14,11 +15,12 @@ from app.launch.haproxy_rules import RuleOptions, section_text
 
 APPLICATION, OTHER = "tandem", "other"
 PORTS = (9101, 8404)  # of the metrics and the statistics
+PROXY = "SERVE_PROXY_ACTOR-1"  # as Serve names it
 # Every line that an edit of a service on one machine looks for, and some that look like them.
 CONFIG = """\
 global
     log 127.0.0.1:514 local0 info
-    stats socket /tmp/x/admin.sock
+    stats socket /tmp/x/admin.sock mode 666 level admin
 defaults
     mode http
     option splice-request
@@ -60,12 +62,15 @@ def write_serves_config(
     replicas: dict[str, int] | None = None,
     others: dict[str, int] | None = None,
     log_target: str = "127.0.0.1:514",
+    fallback: int | None = None,
+    **changes: Any,
 ) -> Path:
     """Write what Serve writes.
 
     ``ports`` are those of the metrics and the statistics, ``replicas`` are ports by protocol
     ("http", "grpc"): one of each, none by default. ``others`` are those of another application,
-    below /other. ``log_target`` is RAY_SERVE_HAPROXY_LOG_TARGET.
+    below /other. ``log_target`` is RAY_SERVE_HAPROXY_LOG_TARGET, ``fallback``
+    the port of Serve's own proxy, and ``changes`` are other fields of its HAProxyConfig.
     """
     config = HAProxyConfig(
         log_target=log_target,
@@ -81,6 +86,7 @@ def write_serves_config(
             port=grpc_port or 9000, grpc_servicer_functions=[ADD_SERVICER] if grpc_port else []
         ),
         is_head=True,
+        **changes,
     )
     backends = {
         f"{protocol}-{application}": BackendConfig(
@@ -89,6 +95,7 @@ def write_serves_config(
             app_name=application,
             protocol=RequestProtocol[protocol.upper()],
             servers=[ServerConfig("one", "127.0.0.1", port)],
+            fallback_server=ServerConfig(PROXY, "127.0.0.1", fallback) if fallback else None,
         )
         for application, prefix, servers in (
             (APPLICATION, "/", replicas),
@@ -100,13 +107,14 @@ def write_serves_config(
     return path
 
 
-def haproxys_errors() -> dict[int, tuple[str, str]]:
-    """Return code and message of each error that HAProxy answers itself, by status."""
+def haproxys_errors() -> dict[tuple[int, str], str]:
+    """Return the message of each error that HAProxy answers itself, by status and code."""
     texts = [section_text(f, RuleOptions(), None)[1] for f in ("defaults.cfg", "http_backend.cfg")]
     text = "".join(texts)
     set_unless = r"set-var-fmt\((\S+)\) '(.*)' unless tandem_protocol$"
     for name, value in re.findall(set_unless, text, re.MULTILINE):
         text = text.replace(f"%[var({name})]", value)
+    text = text.replace("%[req.body_len] of %[req.body_size]", "N of M")
     forms = re.findall(r"http-error status (\d+) .*string '(.*)'", text)
-    errors = {int(status): json.loads(form)["error"] for status, form in forms}
-    return {status: (error["code"], error["message"]) for status, error in errors.items()}
+    errors = [(int(status), json.loads(form)["error"]) for status, form in forms]
+    return {(status, error["code"]): error["message"] for status, error in errors}

@@ -2,7 +2,7 @@
 
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,9 +95,7 @@ class Gated(EnsembleServicer):
 
 
 @contextmanager
-def serving(
-    servicer: Gated, num_threads: int = 2, handlers: Sequence[grpc.GenericRpcHandler] = ()
-) -> Iterator[int]:
+def serving(servicer, num_threads=2, handlers=()):
     """Serve while the block runs; yield the port of loopback."""
     server = grpc.server(ThreadPoolExecutor(num_threads), handlers=handlers)
     add_EnsembleServicer_to_server(servicer, server)

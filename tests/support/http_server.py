@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 Answer = tuple[int, bytes]
+PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
 def classified(label: str = "tench", probability: float = 0.9) -> dict[str, Any]:
@@ -66,9 +67,6 @@ class ThreadedServer:
         self._http.shutdown()
         self._thread.join()
         self._http.server_close()
-
-
-PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
 class FakeServer(ThreadedServer):

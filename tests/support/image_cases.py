@@ -45,8 +45,7 @@ def tiff(orientation: int | None, *, is_big: bool = False, is_long: bool = False
     if orientation is None:
         return head + struct.pack(order + "HI", 0, 0)
     value = struct.pack(order + ("I" if is_long else "H"), orientation).ljust(4, b"\0")
-    kind = 4 if is_long else 3
-    return head + struct.pack(order + "HHHI", 1, 0x0112, kind, 1) + value + bytes(4)
+    return head + struct.pack(order + "HHHI", 1, 0x0112, 4 if is_long else 3, 1) + value + bytes(4)
 
 
 def jpeg_with(*bodies: bytes) -> bytes:
@@ -99,10 +98,7 @@ def apng(num_frames: int) -> bytes:
     """Return an animation of red frames whose default picture, grey, is none of its frames."""
     rows = [zlib.compress((b"\0" + bytes(colour) * 16) * 16) for colour in (GRAY, (200, 0, 0))]
     control = struct.pack(">IIIIIHHBB", 0, 16, 16, 0, 0, 1, 10, 0, 0)
-    chunks = [
-        png_chunk(b"acTL", struct.pack(">II", num_frames, 0)),
-        png_chunk(b"IDAT", rows[0]),
-    ]
+    chunks = [png_chunk(b"acTL", struct.pack(">II", num_frames, 0)), png_chunk(b"IDAT", rows[0])]
     for number in range(num_frames):
         chunks.append(png_chunk(b"fcTL", struct.pack(">I", 2 * number) + control[4:]))
         chunks.append(png_chunk(b"fdAT", struct.pack(">I", 2 * number + 1) + rows[1]))

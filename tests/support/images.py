@@ -75,8 +75,7 @@ def as_pillow_reads(data: bytes) -> Image.Image:
     picture = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
-        white = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(white, picture)
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
     return picture.convert("RGB")
 
 
@@ -92,8 +91,7 @@ def reference_crop(picture: Image.Image, rule: ImageRule) -> RGB:
         resized = int(shorter * width / height), shorter
     picture = picture.resize(resized, Image.Resampling[rule.interpolation.upper()])
     left, top = round((resized[0] - size) / 2.0), round((resized[1] - size) / 2.0)
-    crop = picture.crop((left, top, left + size, top + size))
-    return np.asarray(crop)[..., ::-1]
+    return np.asarray(picture.crop((left, top, left + size, top + size)))[..., ::-1]
 
 
 def reference(data: bytes, rule: ImageRule) -> RGB:

@@ -45,7 +45,8 @@ def tests_of(module: str) -> list[str]:
 
 
 def _importing(module: Path, folder: Path) -> list[Path]:
-    dotted = _dotted(module)
+    parts = module.relative_to("client") if module.parts[0] == "client" else module
+    dotted = ".".join(parts.with_suffix("").parts).removesuffix(".__init__")
     return [test for test in sorted(folder.rglob("test_*.py")) if dotted in _imports(test)]
 
 
@@ -58,11 +59,6 @@ def _folder(module: Path) -> str:
         case ("app" | "models" | "calibration" as package, _, *_):
             return package
     raise ValueError(f"{module} is in no package: name it from the project's root")
-
-
-def _dotted(module: Path) -> str:
-    parts = module.relative_to("client") if module.parts[0] == "client" else module
-    return ".".join(parts.with_suffix("").parts).removesuffix(".__init__")
 
 
 @cache

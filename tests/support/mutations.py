@@ -54,8 +54,7 @@ def spoilt_tree(rng: Random, tree: Any, values: list[Any]) -> Any:
 
 def _places(tree: Any) -> Any:
     """Yield (mapping or list, key or index) of every node."""
-    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    for key, value in list(pairs):
+    for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
         yield tree, key
         if isinstance(value, dict | list):
             yield from _places(value)

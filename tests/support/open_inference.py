@@ -82,7 +82,7 @@ def client_of(graph, regions=None, address="127.0.0.1"):
     """Return a client of the HTTP interface at ``address``; with ``regions`` of shared memory."""
     api = create_api(graph.service, Inference(graph.service, regions))
     transport = httpx.ASGITransport(api, raise_app_exceptions=False, client=(address, 9))
-    return httpx.AsyncClient(transport=transport, base_url="http://tandem")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 async def infer(client: httpx.AsyncClient, sent: Sent, path: str = MODEL, **headers: str) -> Any:

@@ -123,8 +123,7 @@ def of_two(members, weights):
 
 
 def negative(members, weights):
-    row = np.array([2, -1, 0], np.float32)
-    return np.tile(row, (len(next(iter(members.values()))), 1))
+    return np.tile(np.array([2, -1, 0], np.float32), (len(next(iter(members.values()))), 1))
 
 
 def double(members, weights):

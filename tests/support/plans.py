@@ -6,7 +6,6 @@ from pathlib import Path
 from calibration.sets.transaction import write_manifest
 from models.manifest import read_manifest
 from models.plan import PlanFigures, PlanRecord, StepRecord, SureRecord
-from models.record import Precision
 
 FIGURES = PlanFigures(
     num_images=100,
@@ -34,14 +33,7 @@ def sure_from(probability: float) -> SureRecord:
     )
 
 
-def plan_of(
-    made_for: str,
-    asks: Asks,
-    *,
-    bounds: tuple[float | None, ...] = (),
-    temperatures: tuple[float, ...] = (),
-    precision: Precision = "INT8",
-) -> PlanRecord:
+def plan_of(made_for, asks, *, bounds=(), temperatures=(), precision="INT8"):
     """Return a plan for networks by their key; ``bounds`` are of sure answers, by step."""
     steps = []
     for number, (ask, stop_at) in enumerate(asks):
@@ -71,6 +63,6 @@ def plan_of(
 def planned(folder: Path, *asks: tuple[tuple[str, ...], float | None], **facts: object) -> Path:
     """Give a set a plan; return its folder."""
     manifest = read_manifest(folder)
-    plan = plan_of(manifest.plan_key("INT8"), asks, **facts)  # type: ignore[arg-type]
+    plan = plan_of(manifest.plan_key("INT8"), asks, **facts)
     write_manifest(folder, manifest.model_copy(update={"fast_plan": plan}))
     return folder

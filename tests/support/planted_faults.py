@@ -102,9 +102,7 @@ def _found_before(file: Path | None) -> dict[Fault, str]:
     }
 
 
-def _report(
-    seed: int, machine: dict[str, Any], faults: list[Fault], outcomes: dict[Fault, str]
-) -> str:
+def _report(seed, machine, faults, outcomes):
     rows = [{**asdict(f), "outcome": outcomes[f]} for f in faults if f in outcomes]
     num_found = sum(row["outcome"] in FOUND for row in rows)
     figures = {"seed": seed, "planted": len(rows), "found": num_found, "faults": rows}

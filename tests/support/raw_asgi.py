@@ -40,8 +40,7 @@ async def _ask(app: Any, asked: Asked) -> Told:
         if not chunks:
             return {"type": "http.disconnect"}
         body = chunks.pop(0)
-        more = bool(chunks) or asked.hangs_up
-        return {"type": "http.request", "body": body, "more_body": more}
+        return {"type": "http.request", "body": body, "more_body": bool(chunks) or asked.hangs_up}
 
     async def send(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":

@@ -1,7 +1,7 @@
 """Writes docs/reference from the code: make reference.
 
-Settings, autoscaling, metrics, the command line, errors, the HTTP interface and gRPC's. A test
-compares the pages with what this writes.
+Settings, autoscaling, metrics, the command line, errors, the HTTP interface and gRPC's, and what
+protects a service. A test compares the pages with what this writes.
 """
 
 import inspect
@@ -24,6 +24,7 @@ from app.telemetry.metric_table import METRICS
 from models.errors import ImageError, TandemError
 from tests.support.command_line import all_commands
 from tests.support.haproxy_configs import haproxys_errors
+from tests.support.protections import tables_of_protections
 from tests.support.wrapped import wrapped
 
 ROOT = Path(__file__).parents[2]
@@ -31,9 +32,7 @@ FOLDER = ROOT / "docs" / "reference"
 MADE = "<!-- Written by make reference. Change the code, not this page. -->\n"
 # Roots of the tree, and an error that only stages send to the Gateway.
 NOT_LISTED = (TandemError, ImageError, HeavyFileError)
-PER_USER = {
-    "compile_cache": "in the user's cache folder",
-}
+PER_USER = {"compile_cache": "in the user's cache folder"}
 
 
 def main() -> None:
@@ -51,6 +50,7 @@ def pages() -> dict[str, str]:
         "errors.md": errors_page,
         "http.md": http_page,
         "grpc.md": grpc_page,
+        "protections.md": protections_page,
     }
     return {name: wrapped(MADE + write().rstrip() + "\n") for name, write in writers.items()}
 
@@ -129,15 +129,15 @@ def command_line_page() -> str:
 def errors_page() -> str:
     """Return every error that a caller can get, by status."""
     ours = {(e.status, e.code, _plain((e.__doc__ or "").split("\n\n")[0])) for e in _errors()}
-    of_haproxy = {(s, code, f"HAProxy: {text}.") for s, (code, text) in haproxys_errors().items()}
+    of_haproxy = {(*which, f"HAProxy: {text}.") for which, text in haproxys_errors().items()}
     rows = [(str(status), f"`{code}`", when) for status, code, when in sorted(ours | of_haproxy)]
     return (
         "# Errors\n\n"
         'An error is JSON: `{"error": {"code", "message", "request_id"}}`. The message names\n'
         "the value, the limit and what to do next. Below `/v2` and `/v1/models/` the error is\n"
         'the message alone, as in KServe\'s protocols: `{"error": "..."}`. HAProxy answers some\n'
-        "errors itself, with an empty `request_id`; its 400 and 408 have the first form\n"
-        "everywhere.\n\n"
+        "errors itself, with an empty `request_id`; its 400 and `slow_request` have the first\n"
+        "form everywhere.\n\n"
         "Status 500 marks errors of a configuration or of the operator's functions; commands\n"
         "print those. The code `internal` is a fault of Tandem's: please report it.\n\n"
         + _table(("status", "code", "when"), rows)
@@ -150,14 +150,14 @@ def http_page() -> str:
     from tests.support.fakes import FakeService
 
     service = FakeService()
-    service.keys = Keys(["KEY"])
+    service.keys = Keys(["KEY" * 8])
     paths: dict[str, dict[str, Any]] = create_api(service).openapi()["paths"]
     rows = [
         (
             f"`{method.upper()} {path}`",
             _plain(call.get("summary", "")),
-            _parameters(call),
-            _statuses(call),
+            (", ".join(f"`{p['name']}` ({p['in']})" for p in call.get("parameters", [])) or "none"),
+            ", ".join(sorted(call.get("responses", {}))),
         )
         for path, methods in sorted(paths.items())
         for method, call in methods.items()
@@ -178,6 +178,18 @@ def grpc_page() -> str:
         "and the Open Inference Protocol's `inference.GRPCInferenceService`\n"
         "(`app/grpc/open_inference.proto`). It has server reflection and the health protocol.\n\n"
         f"```proto\n{proto}\n```\n"
+    )
+
+
+def protections_page() -> str:
+    values, rules, outside = (_table(head, rows) for head, *rows in tables_of_protections())
+    return (
+        "# What protects a service\n\n"
+        "Read from the configurations, the environment that `tandem` asks for, Serve's defaults\n"
+        "and HAProxy's rules. `-` is a protection that is not there. `serve run` without\n"
+        "`tandem environment` has no HAProxy, and none of its protections. A pod of\n"
+        f"`configs/kubernetes/base` runs `tandem serve`.\n\n{values}\n"
+        f"## Rules of HAProxy\n\n{rules}\n## Started again from outside\n\n{outside}"
     )
 
 
@@ -242,14 +254,6 @@ def _errors(base: type[TandemError] = TandemError) -> set[type[TandemError]]:
     is_ours = base.__module__ in ("app.errors", "models.errors") and base not in NOT_LISTED
     ours = {base} if is_ours else set()
     return ours.union(*(_errors(error) for error in base.__subclasses__()))
-
-
-def _parameters(call: dict[str, Any]) -> str:
-    return ", ".join(f"`{p['name']}` ({p['in']})" for p in call.get("parameters", [])) or "none"
-
-
-def _statuses(call: dict[str, Any]) -> str:
-    return ", ".join(sorted(call.get("responses", {})))
 
 
 def _plain(text: str) -> str:

@@ -45,15 +45,8 @@ def tensor(name: str, sides: tuple[int, ...], values: list[float], external: str
 
 
 def tiny_onnx(
-    gain: float = 4.0,
-    batch: int | str = BATCH,
-    *,
-    size: int = SIZE,
-    opset: int = 17,
-    external: str = "",
-    operator: str = "Cast",
-    num_outputs: int = 1,
-) -> bytes:
+    gain=4.0, batch=BATCH, *, size=SIZE, opset=17, external="", operator="Cast", num_outputs=1
+):
     """u8 [N,size,size,3] -> softmax of ``gain`` x mean colour (0..1), as a folded ONNX graph."""
     nodes = (
         node(operator, "pixels", "floats", attributes=integer("to", FLOAT)),
@@ -107,8 +100,7 @@ def export_module(module: Any, path: Path, example: Any, batch: int | None = Non
     import torch
 
     shapes = None if batch else ({0: torch.export.Dim("batch", min=1, max=1024)},)
-    program = torch.export.export(module.eval(), (example,), dynamic_shapes=shapes)
-    torch.export.save(program, path)
+    torch.export.save(torch.export.export(module.eval(), (example,), dynamic_shapes=shapes), path)
 
 
 def publish(content: object, folder: Path, name: str) -> Path:
@@ -128,8 +120,7 @@ def torch_rows(module: Any, pixels: np.ndarray) -> np.ndarray:
     from calibration.training.train import normalised
 
     with torch.inference_mode():
-        batch = normalised(np.ascontiguousarray(pixels[..., ::-1]))
-        return module(batch).softmax(1).numpy()
+        return module(normalised(np.ascontiguousarray(pixels[..., ::-1]))).softmax(1).numpy()
 
 
 def write_mixed_set(folder: Path, *, runtimes: tuple[RuntimeName, ...], gain: float = 8.0) -> Path:
@@ -145,8 +136,7 @@ def write_mixed_set(folder: Path, *, runtimes: tuple[RuntimeName, ...], gain: fl
         if runtime == "onnxruntime":
             path.write_bytes(tiny_onnx(gain))
         if runtime != "openvino":
-            file = FileRecord.of(folder, path.name)
-            networks[runtime] = Network(runtime=runtime, file=file)
+            networks[runtime] = Network(runtime=runtime, file=FileRecord.of(folder, path.name))
     made = {
         name: {"FP16": network} | ({"INT8": network} if name == "openvino" else {})
         for name, network in networks.items()

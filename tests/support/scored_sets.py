@@ -60,8 +60,7 @@ def average_score(colour: tuple[int, int, int], weights: Mapping[str, float]) ->
 
 
 def scored_picture(name: str, side: int = 24) -> bytes:
-    pixels = np.full((side, side, 3), PICTURES[name][0], np.uint8)
-    return cv2.imencode(".png", pixels)[1].tobytes()
+    return cv2.imencode(".png", np.full((side, side, 3), PICTURES[name][0], np.uint8))[1].tobytes()
 
 
 def write_scored_set(folder, precision="INT8", weights=None, **manifest):

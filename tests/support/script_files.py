@@ -62,13 +62,10 @@ def write_tiny_script(path: Path, gain: float = 4.0, batch: int | None = None) -
             self.register_buffer("gain", torch.full((3,), gain / 255))
 
         def forward(self, pixels: Any) -> Any:
-            means = pixels.float().mean((1, 2))
-            rows = means.reshape(batch or -1, 3) * self.gain
-            return torch.softmax(rows, 1)
+            return torch.softmax(pixels.float().mean((1, 2)).reshape(batch or -1, 3) * self.gain, 1)
 
     made = traced(Tiny().eval(), (batch or 2, SIZE, SIZE, 3))
-    facts = {"input": [batch, SIZE, SIZE, 3], "num_classes": 3}
-    return save_script(made, path, facts)
+    return save_script(made, path, {"input": [batch, SIZE, SIZE, 3], "num_classes": 3})
 
 
 def write_float_script(path: Path, gain: float = 4.0, how: str = "trace", batch: int = 0) -> Path:

@@ -49,8 +49,7 @@ class Proxy:
 
     def refuses(self, now: float, num_under_way: int) -> bool:
         is_valid = self.said is not None and now - self.said_at < VALID_MS / 1e3
-        said = self.said if is_valid and self.said is not None else MAX_REQUESTS
-        if num_under_way < said:
+        if num_under_way < (self.said if is_valid and self.said is not None else MAX_REQUESTS):
             return False
         if now - self.asked_at < ASK_EVERY_MS / 1e3:
             self.num_refused += 1
@@ -125,8 +124,7 @@ class SimulatedGateway:
         try:
             admitted.__enter__()
         except OverloadedError as error:
-            if error.limit is not None:
-                self._proxy.said, self._proxy.said_at = error.limit, self.clock.now
+            self._proxy.said, self._proxy.said_at = error.limits[0], self.clock.now
             self.refused.append(self.clock.now)
             on_end(False)
             return
@@ -145,8 +143,7 @@ class SimulatedGateway:
             self._num_free -= 1
             costs = sum(1 / (self.fast_times or 1) if one.is_fast else 1 for one in batch)
             took_s = self.machine.base_s + costs * self.machine.each_s
-            ends = max(self.clock.now, self.stalled_until) + took_s
-            self.at(ends, partial(self._ended, batch))
+            self.at(max(self.clock.now, self.stalled_until) + took_s, partial(self._ended, batch))
 
     def _ended(self, batch: list[_Request]) -> None:
         self._num_free += 1
@@ -161,8 +158,7 @@ class SimulatedGateway:
     def open_loop(self, rate, since, until, sizes=None):
         draw, when = random.Random(7), since
         while (when := when + draw.expovariate(rate)) < until:
-            size = next(sizes) if sizes else 1
-            self.at(when, partial(self.come, size))
+            self.at(when, partial(self.come, next(sizes) if sizes else 1))
 
     def closed_loop(self, num_clients: int, since: float, until: float, retry_s: float) -> None:
         """Let so many clients send one request after another; who is refused waits that long."""

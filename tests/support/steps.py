@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.scheduler import BatchResult, BatchScheduler, CoreShare
+from app.queueing.scheduler import BatchResult, BatchScheduler
 from tests.support.queued_images import ImageFuture, submit
 
 
@@ -99,15 +99,8 @@ class SteppedQueues:
     """Queues of one scheduler, each with a network of its own; all by the first one's clock."""
 
     def __init__(
-        self,
-        num: int = 1,
-        num_places: int = 1,
-        *,
-        num_ahead: int = 0,
-        threads_each: int = 1,
-        sizes: Sequence[int] = (1, 2, 4),
-        shares: Sequence[CoreShare | None] | None = None,
-    ) -> None:
+        self, num=1, num_places=1, *, num_ahead=0, threads_each=1, sizes=(1, 2, 4), shares=None
+    ):
         self.scheduler = BatchScheduler(num_places, threads_each, num_ahead)
         self.networks = [SteppedNetwork(max_running=99) for _ in range(num)]
         self.taken: list[int] = []  # the queue of each batch, in order

@@ -90,11 +90,10 @@ def write_tiny_set(
         image = (images or {}).get(name)
         own = image.input_size if image else size
         network = save_model(tiny_model(own, gain, num_convolutions, order), folder, name)
-        weight = (weights or {}).get(name, 1.0)
         members.append(
             MemberRecord(
                 name=name,
-                weight=weight,
+                weight=(weights or {}).get(name, 1.0),
                 source="made in code",
                 networks={precision: network},
                 image=image,

@@ -184,7 +184,6 @@ def _value(value: Any) -> Any:
 
 def jaeger_spans(batch: Any) -> Iterable[Received]:
     for span in batch.spans:
-        tags = {t.key: t.vStr or t.vLong or t.vDouble or t.vBool for t in span.tags or ()}
         yield Received(
             span.operationName,
             f"{span.traceIdHigh % 2**64:016x}{span.traceIdLow % 2**64:016x}",
@@ -192,7 +191,7 @@ def jaeger_spans(batch: Any) -> Iterable[Received]:
             f"{span.parentSpanId % 2**64:016x}" if span.parentSpanId else None,
             span.startTime,
             span.startTime + span.duration,
-            tags,
+            {t.key: t.vStr or t.vLong or t.vDouble or t.vBool for t in span.tags or ()},
             tuple(
                 (
                     f"{r.traceIdHigh % 2**64:016x}{r.traceIdLow % 2**64:016x}",

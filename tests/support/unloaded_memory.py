@@ -25,10 +25,7 @@ def pss_mb() -> float:
 
 async def measured(default: str, other: str) -> dict[str, list[float]]:
     settings = Settings(
-        model_sets=(default, other),
-        batch_sizes=(1,),
-        compile_cache=None,
-        unload_after_s=1e-9,
+        model_sets=(default, other), batch_sizes=(1,), compile_cache=None, unload_after_s=1e-9
     )
     graph = assemble(settings)
     service = graph.service.sets[other]

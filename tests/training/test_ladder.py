@@ -1,7 +1,6 @@
 """The rungs that need torch and ONNX Runtime: each answers as OpenVINO's float network does."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,15 +8,11 @@ import torch
 
 from calibration.ladder import engines, preparations
 from calibration.ladder.preparations import random_module, random_pixels, torch_module
-from calibration.ladder.rungs import (
-    LadderJob,
-    RungNetwork,
-    RungOptions,
-    SkippedError,
-)
+from calibration.ladder.rungs import LadderJob, RungNetwork, RungOptions, SkippedError
 from calibration.sets.convert import torchvision_models
 from models.errors import ModelSetError
 from models.model_set import BUNDLED_DIR, load_model_set
+from tests.support.cases import cases
 
 # OpenVINO and the rungs trace with torch.jit, which torch deprecates; NNCF's imports warn as well.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -28,7 +23,7 @@ def job_of(network: RungNetwork, work: Path) -> LadderJob:
     return LadderJob(network, (), work, {}, seconds=0.2, cores=2)
 
 
-def network_of(model_set: Path, name: str, size: int, classes: int, source: Any) -> RungNetwork:
+def network_of(model_set, name, size, classes, source):
     return RungNetwork(
         name=name,
         size=size,
@@ -68,14 +63,12 @@ def test_the_set_of_random_weights_is_whole_and_has_int8(made: LadderJob) -> Non
     assert set(model_set.manifest.members[0].networks) == {"FP16", "INT8"}
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        {},
-        {"is_inference_mode": True},
-        {"is_inference_mode": True, "is_channels_last": True},
-        {"is_inference_mode": True, "mode": "script", "threads": 1, "callers": 2},
-    ],
+    {},
+    {"is_inference_mode": True},
+    {"is_inference_mode": True, "is_channels_last": True},
+    {"is_inference_mode": True, "mode": "script", "threads": 1, "callers": 2},
 )
 def test_pytorch_in_every_way_answers_as_openvino_does(made: LadderJob, change: dict) -> None:
     options = RungOptions(batch=4, **change)
@@ -99,8 +92,7 @@ def test_bfloat16_only_where_the_cpu_has_it(made: LadderJob, monkeypatch) -> Non
     with pytest.raises(SkippedError, match="avx512_bf16"):
         engines.check_possible(bf16)
     monkeypatch.setattr("calibration.training.train.has_bf16", lambda: True)
-    network = engines.torch_network(made, bf16)
-    assert network.predict(random_pixels(1, SIZE)).dtype == np.float32
+    assert engines.torch_network(made, bf16).predict(random_pixels(1, SIZE)).dtype == np.float32
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(SkippedError, match="C\\+\\+ compiler"):
         engines.check_possible(RungOptions(mode="compile"))

@@ -12,35 +12,31 @@ from calibration.sets.convert import timm_module
 from calibration.sets.published_weights import read_members
 from models.errors import ModelSetError
 from models.machine import MissingExtraError
+from tests.support.cases import cases
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("mobilenetv3_small_100.lamb_in1k", (224, 256, "crop", "bicubic")),
-        ("vit_base_patch16_384.augreg_in21k_ft_in1k", (384, 384, "crop", "bicubic")),
-        ("resnet18.tv_in1k", (224, 256, "crop", "bilinear")),
-        ("beitv2_base_patch16_224.in1k_ft_in22k_in1k", (224, 248, "crop", "bicubic")),
-        ("efficientnet_b1.ft_in1k", (224, 256, "crop", "bicubic")),  # at the size of training
-        ("eva02_base_patch14_448.mim_in22k_ft_in22k_in1k", (448, 448, "stretch", "bicubic")),
-    ],
+@cases(
+    "model, expected",
+    ("mobilenetv3_small_100.lamb_in1k", (224, 256, "crop", "bicubic")),
+    ("vit_base_patch16_384.augreg_in21k_ft_in1k", (384, 384, "crop", "bicubic")),
+    ("resnet18.tv_in1k", (224, 256, "crop", "bilinear")),
+    ("beitv2_base_patch16_224.in1k_ft_in22k_in1k", (224, 248, "crop", "bicubic")),
+    ("efficientnet_b1.ft_in1k", (224, 256, "crop", "bicubic")),  # at the size of training
+    ("eva02_base_patch14_448.mim_in22k_ft_in22k_in1k", (448, 448, "stretch", "bicubic")),
 )
 def test_preprocessing_is_what_timm_does(model, expected) -> None:
     """In a cropped, a stretched, a bilinear and an uncropped one, each by timm's own transform."""
     timm = timm_module()
     (network,) = read_members([f"timm:{model}"])
     image = network.input.image
-    rule = (image.input_size, image.resize_shorter, image.resize, image.interpolation)
-    assert rule == expected
+    assert ((image.input_size, image.resize_shorter, image.resize, image.interpolation)) == expected
     config = timm.models.get_pretrained_cfg(model).to_dict()
     data = timm.data.resolve_data_config(pretrained_cfg=config)
-    transform = timm.data.create_transform(**data, is_training=False)
-    resize, crop, _, normalise = transform.transforms
+    resize, crop, _, normalise = timm.data.create_transform(**data, is_training=False).transforms
     assert crop.size == (image.input_size, image.input_size)
-    by_timm = resize.size if isinstance(resize.size, int) else resize.size[0]
-    assert by_timm == image.resize_shorter
+    assert (resize.size if isinstance(resize.size, int) else resize.size[0]) == image.resize_shorter
     assert (isinstance(resize.size, int)) == (image.resize == "crop")
     assert resize.interpolation.value == image.interpolation
     for ours, theirs in (("mean", normalise.mean), ("scale", normalise.std)):
@@ -48,35 +44,31 @@ def test_preprocessing_is_what_timm_does(model, expected) -> None:
         np.testing.assert_allclose(values, 255 * theirs.numpy(), atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("member", "says"),
-    [
-        ("timm:vit_tiny_patch16_224.augreg_in21k", "has 21843 classes; imagenet1k has 1000"),
-        ("timm:vit_base_patch14_dinov2.lvd142m", r"without a classifier \(0 classes\)"),
-        ("timm:mobilenetv3_smal_100", "has no network 'mobilenetv3_smal_100'.* mobilenetv3_small"),
-        ("timm:resnet18.nothing", "no resnet18 weights 'nothing'; there are: .*a1_in1k"),
-        ("timm:coatnet_0_224", "no published weights of coatnet_0_224"),
-        ("timm:gcvit_tiny.in1k", "not on the Hugging Face hub.* a pickle, which is never opened"),
-        ("timm:dm_nfnet_f0.dm_in1k", "crop_mode squash with crop_pct 0.9; tandem"),
-        ("Big=timm:resnet18", "a member's name has small letters"),
-        ("=timm:resnet18", "a member's name has small letters"),
-        ("resnet18d", "no network 'resnet18d'; .*timm's is written timm:NAME"),
-    ],
+@cases(
+    "member, says",
+    ("timm:vit_tiny_patch16_224.augreg_in21k", "has 21843 classes; imagenet1k has 1000"),
+    ("timm:vit_base_patch14_dinov2.lvd142m", r"without a classifier \(0 classes\)"),
+    ("timm:mobilenetv3_smal_100", "has no network 'mobilenetv3_smal_100'.* mobilenetv3_small"),
+    ("timm:resnet18.nothing", "no resnet18 weights 'nothing'; there are: .*a1_in1k"),
+    ("timm:coatnet_0_224", "no published weights of coatnet_0_224"),
+    ("timm:gcvit_tiny.in1k", "not on the Hugging Face hub.* a pickle, which is never opened"),
+    ("timm:dm_nfnet_f0.dm_in1k", "crop_mode squash with crop_pct 0.9; tandem"),
+    ("Big=timm:resnet18", "a member's name has small letters"),
+    ("=timm:resnet18", "a member's name has small letters"),
+    ("resnet18d", "no network 'resnet18d'; .*timm's is written timm:NAME"),
 )
 def test_members_that_cannot_be_fetched(member: str, says: str) -> None:
     with pytest.raises(ModelSetError, match=says):
         read_members([member])
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"input_size": (1, 224, 224)}, "takes 1 channels of 224 x 224"),
-        ({"input_size": (3, 224, 160)}, "takes 3 channels of 224 x 160"),
-        ({"interpolation": "lanczos"}, "wants lanczos resizing; tandem has bilinear and bicubic"),
-        ({"crop_mode": "border"}, "crop_mode border with crop_pct 0.875"),
-        ({"crop_pct": 1.25}, "a picture resized to 179 px with a border to 224"),
-    ],
+@cases(
+    "changed, says",
+    ({"input_size": (1, 224, 224)}, "takes 1 channels of 224 x 224"),
+    ({"input_size": (3, 224, 160)}, "takes 3 channels of 224 x 160"),
+    ({"interpolation": "lanczos"}, "wants lanczos resizing; tandem has bilinear and bicubic"),
+    ({"crop_mode": "border"}, "crop_mode border with crop_pct 0.875"),
+    ({"crop_pct": 1.25}, "a picture resized to 179 px with a border to 224"),
 )
 def test_preprocessing_that_tandem_has_not(changed, says, monkeypatch):
     config = published_weights._config

@@ -25,6 +25,7 @@ from models.model_set import ModelSet, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions, read_network
 from models.record import ImageRecord
 from tests.support.calibration.hub_server import COMMIT, HubServer
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.runtime_files import publish
 
@@ -166,13 +167,11 @@ def test_weights_altered_on_their_way_leave_nothing(files, tmp_path):
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (lambda: b"\x80\x04not tensors", f"are no weights of {VIT}"),
-        (lambda: save({"head.weight": torch.zeros(2, 2)}), f"are no weights of {VIT}"),
-        (lambda: save(nan_of(VIT)), "test_vit answers no numbers"),
-    ],
+@cases(
+    "content, says",
+    (lambda: b"\x80\x04not tensors", f"are no weights of {VIT}"),
+    (lambda: save({"head.weight": torch.zeros(2, 2)}), f"are no weights of {VIT}"),
+    (lambda: save(nan_of(VIT)), "test_vit answers no numbers"),
     ids=["a pickle", "other tensors", "no numbers"],
 )
 def test_what_are_no_weights_leave_nothing(content, says: str, tmp_path: Path) -> None:
@@ -194,8 +193,7 @@ def test_a_conversion_that_answers_otherwise_is_refused(files, tmp_path, monkeyp
 def test_a_network_that_cannot_be_converted_is_refused(files, tmp_path, monkeypatch):
     of_four_channels = torch.nn.Sequential(torch.nn.Conv2d(4, 1000, 1))
     monkeypatch.setattr(published_weights.TimmWeights, "build", lambda *_: of_four_channels)
-    says = "test_vit cannot be converted to OpenVINO: .*Choose another"
-    is_refused(says, files, tmp_path)
+    is_refused("test_vit cannot be converted to OpenVINO: .*Choose another", files, tmp_path)
 
 
 def test_the_command_says_what_to_do_offline(tmp_path: Path, monkeypatch) -> None:

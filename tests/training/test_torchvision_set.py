@@ -3,7 +3,6 @@
 import http.server
 import re
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from models.errors import ModelSetError
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from models.record import ImageRecord
 from tests.support.calibration.drawn_images import CLASSES
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.runtime_files import publish, torch_rows
 
@@ -74,7 +74,7 @@ def entries(folder: Path, base: str) -> list[TorchvisionWeights]:
 
 
 @contextmanager
-def served_folder(folder: Path) -> Iterator[str]:
+def served_folder(folder):
     handler = partial(QuietHandler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
@@ -180,15 +180,13 @@ def test_any_network_with_published_weights_and_its_own_preprocessing() -> None:
     assert networks[2].entry.name == "IMAGENET1K_V2"  # the best
 
 
-@pytest.mark.parametrize(
-    ("members", "says"),
-    [
-        (["efficientnet_b99"], r"no network 'efficientnet_b99'; .*efficientnet_b"),
-        (["fasterrcnn_resnet50_fpn"], "no network 'fasterrcnn"),
-        (["vit_b_16=V9"], "no vit_b_16 weights 'V9'; there are: IMAGENET1K_V1"),
-        (["resnet18", "resnet18"], "resnet18 is given twice"),
-        ([f"efficientnet_b{i}" for i in range(8)] + ["resnet18"], "9 members; a set has 1 to 8"),
-    ],
+@cases(
+    "members, says",
+    (["efficientnet_b99"], r"no network 'efficientnet_b99'; .*efficientnet_b"),
+    (["fasterrcnn_resnet50_fpn"], "no network 'fasterrcnn"),
+    (["vit_b_16=V9"], "no vit_b_16 weights 'V9'; there are: IMAGENET1K_V1"),
+    (["resnet18", "resnet18"], "resnet18 is given twice"),
+    ([f"efficientnet_b{i}" for i in range(8)] + ["resnet18"], "9 members; a set has 1 to 8"),
 )
 def test_members_that_cannot_be_fetched(members: list[str], says: str) -> None:
     with pytest.raises(ModelSetError, match=says):

@@ -52,8 +52,7 @@ def test_a_mistake_is_a_line(tmp_path: Path) -> None:
 def test_the_script_trains_and_resumes(training_images: Path, tmp_path: Path) -> None:
     common = ["resnet50", "--images", str(training_images), "--run-dir", str(tmp_path)]
     run(*common, "--sizes", "1x32")
-    resumed = run(*common, "--sizes", "2x32")
-    assert "resumed after epoch 1 of 2" in resumed
+    assert "resumed after epoch 1 of 2" in run(*common, "--sizes", "2x32")
     lines = [json.loads(line) for line in (tmp_path / "resnet50.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
     assert all(np.isfinite(line["loss"]) for line in lines)
@@ -87,8 +86,7 @@ def test_training_learns_to_tell_colours_apart(training_images: Path, tmp_path: 
 
 
 def test_starting_from_weights_of_another_network_is_refused(training_images, tmp_path):
-    trainer = Trainer("resnet50", 3, RECIPE, tmp_path)
-    trainer.save()
+    Trainer("resnet50", 3, RECIPE, tmp_path).save()
     other = Trainer("densenet169", 3, RECIPE, tmp_path)
     with pytest.raises(ModelSetError, match="does not fit this network"):
         other.start_from(tmp_path / "resnet50.safetensors")
@@ -134,8 +132,7 @@ def xml(network: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.mark.parametrize("size", [SIZE, 32])
 def test_the_teacher_answers_as_its_network_at_any_size(network, xml: Path, size: int) -> None:
-    pixels = np.random.default_rng(1).integers(0, 256, (18, size, size, 3), np.uint8)
-    batch = normalised(pixels)
+    batch = normalised(np.random.default_rng(1).integers(0, 256, (18, size, size, 3), np.uint8))
     with torch.no_grad():
         expected = network(batch).softmax(1)
     np.testing.assert_allclose(Teacher(xml).probabilities(batch), expected, atol=0.02)

@@ -1,7 +1,5 @@
 """From a float IR back to torch weights: the same network, ready to be trained on."""
 
-from pathlib import Path
-
 import numpy as np
 import openvino as ov
 import pytest
@@ -35,7 +33,7 @@ def batch() -> torch.Tensor:
     return torch.from_numpy(normalised(pixels))
 
 
-def test_the_unfolded_network_answers_as_the_ir(batch: torch.Tensor, tmp_path: Path) -> None:
+def test_the_unfolded_network_answers_as_the_ir(batch, tmp_path):
     original = trained("resnet50")
     ov.save_model(convert_module(original, "resnet50", SIZE), tmp_path / "x.xml")
     again = build_network("resnet50", 3)

@@ -6,7 +6,6 @@ test_stopping.py.
 
 import signal
 import uuid
-from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -18,7 +17,7 @@ from tests.support.trace_receivers import OtlpGrpc
 
 
 @pytest.fixture(scope="package")
-def receiver() -> Iterator[OtlpGrpc]:
+def receiver():
     """Where the service sends its spans."""
     with OtlpGrpc() as receiver:
         yield receiver
@@ -30,7 +29,7 @@ def grpc_port(free_port) -> int:
 
 
 @pytest.fixture(scope="package")
-def service(start_process, tmp_path_factory, receiver, grpc_port) -> Iterator[Service]:
+def service(start_process, tmp_path_factory, receiver, grpc_port):
     """The running service that the tests share."""
     config = traced_config(tmp_path_factory.mktemp("config"), receiver.url)
     started = start_process("--config", str(config), "--grpc-port", str(grpc_port))
@@ -53,7 +52,7 @@ def continues_traces(service: Service) -> bool:
 
 
 @pytest.fixture
-def wait_for_spans(service, receiver) -> Callable[[], None]:
+def wait_for_spans(service, receiver):
     """Wait until the spans of all that was asked so far have arrived.
 
     They leave the service in the order in which they ended: a request made now has the last ones.

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.slow
 
 def test_load_on_the_service_is_told_with_its_cost(service):
     arguments = ["--concurrency", "2", "--rate", "5", "--duration", "3", "--warm-up", "1"]
-    done = run_tandem("bench", "--url", service.url, *arguments, "--json", "-")
-    result = json.loads(done.stdout)
+    result = json.loads(run_tandem("bench", "--url", service.url, *arguments, "--json", "-").stdout)
     assert result["model_set"] == "imagenette"
     closed, opened = result["runs"]
     for run in (closed, opened):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import cases
 from tests.support.services.live_service import TANDEM, drawn_photo
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -46,12 +47,10 @@ def test_a_file_becomes_a_table(classify, photo_label):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("paths", "files"),
-    [
-        (["**/*.jpg"], ["b.jpg", "deep/c.jpg"]),
-        (["deep", "b.jpg", "deep/c.jpg"], ["deep/c.jpg", "b.jpg"]),
-    ],
+@cases(
+    "paths, files",
+    (["**/*.jpg"], ["b.jpg", "deep/c.jpg"]),
+    (["deep", "b.jpg", "deep/c.jpg"], ["deep/c.jpg", "b.jpg"]),
 )
 def test_paths_become_lines_of_json_in_order(classify, paths, files):
     done = classify("--json", *paths)

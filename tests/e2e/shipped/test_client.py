@@ -1,6 +1,5 @@
 """tandem_client against the real service: every kind of image, many at a time, errors, gRPC."""
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import cv2
@@ -13,7 +12,7 @@ from tests.support.services.live_service import drawn_photo
 
 
 @pytest.fixture(scope="module")
-def tandem(service_url) -> Iterator[Client]:
+def tandem(service_url):
     with Client(service_url, timeout=60) as client:
         yield client
 

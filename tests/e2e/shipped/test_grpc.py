@@ -15,10 +15,10 @@ from ray.serve._private.haproxy import build_grpc_healthcheck_request_hex
 
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
+from tests.support.cases import cases
 from tests.support.services.live_service import drawn_photo
 from tests.support.services.processes import descendants, listening, reachable_ports, wait_until
 from tests.support.trace_checks import by_trace, check_whole, num_whole
-from tests.support.trace_receivers import Received
 
 MEMBERS = ("resnet50", "densenet169")
 METHOD = "tandem.v1.Ensemble/Classify"
@@ -47,9 +47,7 @@ def classify(channel) -> Classify:
     return classify
 
 
-def refused(
-    classify: Classify, *images: bytes, **options
-) -> tuple[grpc.StatusCode, str, dict[str, str]]:
+def refused(classify, *images, **options):
     with pytest.raises(grpc.RpcError) as caught:
         classify(*images, **options)
     error = caught.value
@@ -133,8 +131,7 @@ def test_the_clients_trace_is_continued(classify, receiver):
         lambda spans: num_whole((s for s in spans if s.trace_id == TRACE), MEMBERS, METHOD) == 1
     )
     root = check_whole(by_trace(receiver.spans)[TRACE], METHOD)
-    assert root.parent_id == SPAN
-    assert root.attributes["request_id"] == "mine"
+    assert (root.parent_id, root.attributes["request_id"]) == (SPAN, "mine")
     assert root.attributes["rpc.response.status_code"] == "OK"
 
 
@@ -143,9 +140,7 @@ def test_a_client_that_does_not_sample_is_not_traced(classify):
     assert "x-trace-id" not in trailing
 
 
-@pytest.mark.parametrize(
-    "traceparent", ["", "00", "00-zz-zz-01", f"00-{'0' * 32}-{SPAN}-01", "x" * 5000]
-)
+@cases("traceparent", "", "00", "00-zz-zz-01", f"00-{'0' * 32}-{SPAN}-01", "x" * 5000)
 def test_a_malformed_traceparent_begins_a_new_trace(classify, traceparent):
     reply, trailing = classify(drawn_photo(), traceparent=traceparent)
     assert reply.results[0].HasField("classified")
@@ -160,7 +155,7 @@ def test_a_traceparent_that_is_no_text(service, grpc_port, receiver):
     end = start + 9 + int.from_bytes(call[start : start + 3], "big")
     header = b"\x00\x0btraceparent\x04\xff\xfe-\x80\x00\x0arequest_id\x03raw"
 
-    def roots() -> list[Received]:
+    def roots():
         return [s for s in receiver.spans if s.attributes.get("request_id") == "raw"]
 
     frame = (end - start - 9 + len(header)).to_bytes(3, "big") + call[start + 3 : end] + header

@@ -41,8 +41,7 @@ def test_the_answer_is_that_of_the_networks_without_a_service(client, in_process
     assert by_index(answer) == pytest.approx(in_process(data), abs=SAME_PROBABILITY)
     members = [by_index(member) for member in answer["members"].values()]
     mean = np.asarray(members, np.float32).mean(axis=0, keepdims=True)
-    temperature = load_model_set("imagenette").manifest.temperature
-    averaged = tempered(mean, temperature)[0]
+    averaged = tempered(mean, load_model_set("imagenette").manifest.temperature)[0]
     assert averaged == pytest.approx(in_process(data), abs=SAME_PROBABILITY)
     firsts = {member["label"] for member in answer["members"].values()}
     assert answer["agreement"] == (len(firsts) == 1)
@@ -60,8 +59,7 @@ def test_kserves_v1_has_the_same_answer(client, photo, in_process, photo_label):
     assert answer.status_code == 200, answer.text
     for prediction in answer.json()["predictions"]:
         assert prediction["label"] == photo_label
-        expected = pytest.approx(in_process(photo), abs=SAME_PROBABILITY)
-        assert prediction["probabilities"] == expected
+        assert prediction["probabilities"] == pytest.approx(in_process(photo), abs=SAME_PROBABILITY)
     nothing = client.post("/v1/models/imagenette:predict", content=photo)
     assert (nothing.status_code, "no JSON" in nothing.json()["error"]) == (400, True)
 
@@ -110,8 +108,7 @@ def test_the_models_are_described(client, labels):
     assert members == {member.name: "INT8" for member in manifest.members}
     for record, expected in zip(served["accuracy"], manifest.accuracy, strict=True):
         assert record == expected.model_dump(mode="json")
-    assert served["verified"] == "verified"
-    assert served["max_drop"] == manifest.max_drop
+    assert (served["verified"], served["max_drop"]) == ("verified", manifest.max_drop)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
@@ -138,8 +135,7 @@ def test_every_request_has_an_id_its_own_or_the_clients(client, photo):
         answer = client.post("/v1/classify", content=content, headers=headers)
         ids.append(answer.headers["x-request-id"])
         assert answer.json().get("error", answer.json())["request_id"] == ids[-1]
-    assert ids[:2] == ["1", "1"]
-    assert len(set(ids)) == 3
+    assert (ids[:2], len(set(ids))) == (["1", "1"], 3)
 
 
 def test_the_times_add_up(client, photo):

@@ -7,18 +7,17 @@ models/image.py reads, which tests/unit/models/test_image.py compares with the r
 import re
 from collections.abc import Callable
 
-import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.image_cases import CASES, FURTHER, Case
+from tests.support.image_cases import CASES, FURTHER
 from tests.support.services.live_service import SAME_PROBABILITY
 
 InProcess = Callable[[bytes], NDArray[np.float32]]
 
 
-def check(client: httpx.Client, in_process: InProcess, case: Case, data: bytes) -> None:
+def check(client, in_process, case, data):
     answer = client.post("/v1/classify?top_k=10", content=data)
     assert answer.status_code == case.status, answer.text
     if case.code:

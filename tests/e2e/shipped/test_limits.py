@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from app.graph.request import TIMEOUT_HEADER
-from tests.support.services.live_service import Service
+from tests.support.cases import cases
 from tests.support.slow_clients import KINDS, Cut, linger
 
 NUM_IDLE = 1000
@@ -23,6 +23,18 @@ NUM_SLOW = 20  # of each kind
 # app/launch/haproxy_cfg gives headers and a body's beginning 10 s, the Gateway a body 10 s.
 CUT_WITHIN_S = 10 + 10 + 5
 NUM_GOOD = 30
+SLOW_ROUTES = (
+    "/nothing /healthz /v1/models /v2/models/nothing/infer /docs/assets/x /v1/classify?top_k=x"
+)
+NUM_SLOW_EVERYWHERE = 140  # the requests that may be under way are 128
+UPGRADE = (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+NAMES = (
+    "x-request-id x-request-timeout-seconds x-session-id X_Session_Id serve_multiplexed_model_id "
+    "Serve-Multiplexed-Model-Id x-request-disconnect-disabled traceparent tracestate priority "
+    "content-type authorization"
+)
 
 
 @pytest.mark.slow
@@ -54,15 +66,6 @@ async def _good_ones(port: int, photo: bytes) -> Counter[tuple[int, str]]:
     return good
 
 
-SLOW_ROUTES = (
-    "/nothing /healthz /v1/models /v2/models/nothing/infer /docs/assets/x /v1/classify?top_k=x"
-)
-NUM_SLOW_EVERYWHERE = 140  # the requests that may be under way are 128
-UPGRADE = (
-    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-)
-
-
 def test_slow_bodies_that_nobody_reads_harm_nobody(service, photo, photo_label):
     """Their connections end once they send more; till then they are no requests under way."""
     good, ends = asyncio.run(_beside_unread_bodies(service.port, photo))
@@ -70,9 +73,7 @@ def test_slow_bodies_that_nobody_reads_harm_nobody(service, photo, photo_label):
     assert ends == {404, 405, 422}
 
 
-async def _beside_unread_bodies(
-    port: int, photo: bytes
-) -> tuple[Counter[tuple[int, str]], set[int]]:
+async def _beside_unread_bodies(port, photo):
     paths = itertools.islice(itertools.cycle(SLOW_ROUTES.split()), NUM_SLOW_EVERYWHERE)
     started = [await _begun(port, path.encode()) for path in paths]
     good = await _good_ones(port, photo)
@@ -101,7 +102,7 @@ async def _until_it_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWri
     return int(head.split(b" ", 2)[1])
 
 
-def _answer_to(service: Service, request: bytes) -> bytes:
+def _answer_to(service, request):
     with socket.create_connection(("127.0.0.1", service.port), 60) as connection:
         with suppress(OSError):  # it may have answered and closed before all was sent
             connection.sendall(request)
@@ -120,23 +121,20 @@ def test_who_is_answered_before_the_body_is_there_is_not_left_waiting(service, p
         with ThreadPoolExecutor(8) as threads:
             answers = list(threads.map(ask, range(800)))
         assert client.post("/v1/classify", content=body).is_success
-    statuses = {answer.status_code for answer in answers}
-    assert statuses <= {408, 504}
+    assert {answer.status_code for answer in answers} <= {408, 504}
     for answer in answers:
         if answer.status_code == 408:  # a 504 may have come before all of its body, too
             assert answer.headers["connection"] == "close"
 
 
-@pytest.mark.parametrize(
-    ("status", "path", "lines"),
-    [
-        (200, b"/healthz?" + b"a" * 14_000, b""),
-        (200, b"/healthz", b"X-Long: " + b"a" * 14_000 + b"\r\n"),
-        (400, b"/healthz", b"X-Long: " + b"a" * 16_000 + b"\r\n"),
-        (400, b"/healthz", b"X-Long: " + b"a" * 100_000 + b"\r\n"),  # more than HAProxy's buffer
-        (400, b"/healthz", b"".join(b"X-%d: a\r\n" % i for i in range(200))),
-        (400, b"/healthz?" + b"a" * 16_000, b""),
-    ],
+@cases(
+    "status, path, lines",
+    (200, b"/healthz?" + b"a" * 14_000, b""),
+    (200, b"/healthz", b"X-Long: " + b"a" * 14_000 + b"\r\n"),
+    (400, b"/healthz", b"X-Long: " + b"a" * 16_000 + b"\r\n"),
+    (400, b"/healthz", b"X-Long: " + b"a" * 100_000 + b"\r\n"),  # more than HAProxy's buffer
+    (400, b"/healthz", b"".join(b"X-%d: a\r\n" % i for i in range(200))),
+    (400, b"/healthz?" + b"a" * 16_000, b""),
     ids=["address", "header", "16 KB", "100 KB", "200 lines", "an address of 16 KB"],
 )
 def test_headers_have_a_limit(service, status, path, lines):
@@ -145,18 +143,10 @@ def test_headers_have_a_limit(service, status, path, lines):
     assert answer.startswith(b"HTTP/1.1 %d " % status)
 
 
-NAMES = (
-    "x-request-id x-request-timeout-seconds x-session-id X_Session_Id serve_multiplexed_model_id "
-    "Serve-Multiplexed-Model-Id x-request-disconnect-disabled traceparent tracestate priority "
-    "content-type authorization"
-)
-
-
 @pytest.mark.parametrize("name", NAMES.split())
 @pytest.mark.parametrize("value", [b"\xff\xfe", b"\x80 text"])
 def test_a_header_that_is_no_text_breaks_nothing(service, photo, name, value):
     head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     size = b"Content-Length: %d\r\n\r\n" % len(photo)
     answer = _answer_to(service, head + name.encode() + b": " + value + b"\r\n" + size + photo)
-    status = int(answer.split(b" ", 2)[1])
-    assert status in (200, 400, 422), answer[:300]
+    assert int(answer.split(b" ", 2)[1]) in (200, 400, 422), answer[:300]

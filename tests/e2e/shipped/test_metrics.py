@@ -2,9 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -49,7 +47,7 @@ def metrics_address(service: Service) -> str:
     return urlsplit(service.metrics_url).netloc
 
 
-def shipped_config(folder: Path, target: str) -> Path:
+def shipped_config(folder, target):
     """Return the project's own configuration, but for the target and the pace."""
     config = yaml.safe_load((CONFIGS / "prometheus.yaml").read_text("utf-8"))
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -61,7 +59,7 @@ def shipped_config(folder: Path, target: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prometheus(service, free_port, tmp_path_factory) -> Iterator[Prometheus]:
+def prometheus(service, free_port, tmp_path_factory):
     folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     command = [
         str(PROMETHEUS),
@@ -69,8 +67,7 @@ def prometheus(service, free_port, tmp_path_factory) -> Iterator[Prometheus]:
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
     ]
-    log = folder / "log.txt"
-    with log.open("wb") as output:
+    with (folder / "log.txt").open("wb") as output:
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
     running = Prometheus(f"http://127.0.0.1:{port}")
     try:
@@ -103,8 +100,7 @@ def test_a_metric_has_a_value(used, metric):
         samples = used.ask(name)
         assert samples, name
         for labels, _ in samples:
-            assert labels["application"] == "tandem"
-            assert labels["deployment"] == "Gateway"
+            assert (labels["application"], labels["deployment"]) == ("tandem", "Gateway")
             assert labels.keys() >= {*metric.tags, "replica"}
         if "member" in metric.tags:
             assert {labels["member"] for labels, _ in samples} >= MEMBERS
@@ -128,8 +124,7 @@ def test_an_image_takes_as_long_as_its_stages_say(used):
 def test_the_rules_are_evaluated_and_none_fires(used):
     rules = [rule for group in used.get("rules")["groups"] for rule in group["rules"]]
     assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
-    firing = [r["name"] for r in rules if r["type"] == "alerting" and r["state"] == "firing"]
-    assert firing == []
+    assert [r["name"] for r in rules if r["type"] == "alerting" and r["state"] == "firing"] == []
 
 
 def test_the_address_is_the_services_own(service):

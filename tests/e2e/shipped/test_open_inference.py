@@ -58,9 +58,7 @@ def told(service, grpc_port, folder) -> dict[str, Any]:
     return run_client("triton.py", *addresses, folder)
 
 
-def run_client(
-    name: str, *arguments: str | Path, python: str | Path = sys.executable
-) -> dict[str, Any]:
+def run_client(name, *arguments, python=sys.executable):
     """Run one of the programs, and return what it prints."""
     command = [python, CLIENTS / name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

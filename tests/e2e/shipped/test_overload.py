@@ -8,14 +8,14 @@ import contextlib
 import re
 import time
 from collections import Counter
+from itertools import pairwise
 
 import httpx
 import pytest
 
 from app.queueing.overload import MAX_BACKLOG_S
-from app.telemetry.metric_table import REFUSED_BEFORE, REQUESTS
+from app.telemetry.metric_table import PROCESS_CPU_MS, REFUSED_BEFORE, REQUESTS
 from models.machine import available_cpus
-from tests.support.services.live_service import Service
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
 LIMIT = 128  # max_concurrent_requests
@@ -24,14 +24,12 @@ HURRIED_S = "0.008"  # less than what waits takes on any CPU
 QUIET_S = 2 * MAX_BACKLOG_S  # nobody comes for this long: no overload, whatever the rate was
 
 
-def classify(service: Service, photo: bytes, **headers: str) -> httpx.Response:
+def classify(service, photo, **headers):
     url = f"{service.url}/v1/classify?top_k=1"
     return httpx.post(url, content=photo, headers=headers, timeout=60)
 
 
-async def all_at_once(
-    service: Service, photo: bytes, num: int, **headers: str
-) -> list[httpx.Response]:
+async def all_at_once(service, photo, num, **headers):
     limits = httpx.Limits(max_connections=num)
     async with httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as client:
         url = f"{service.url}/v1/classify?top_k=1"
@@ -39,7 +37,7 @@ async def all_at_once(
         return await asyncio.gather(*sent)
 
 
-def counted(service: Service, metric: str, *labels: str) -> float:
+def counted(service, metric, *labels):
     """Return a metric of the service, the sum of all that have these labels (``name="value"``)."""
     text = httpx.get(service.metrics_url, timeout=10).text
     found = re.findall(rf"^{metric}(?:_total)?\{{(.*)\}} (\S+)$", text, re.MULTILINE)
@@ -70,12 +68,28 @@ def test_too_much_is_refused_early_counted_and_the_rest_is_answered(service, pho
     assert refused() - before <= told[429]
 
 
+@pytest.mark.slow  # make test: unit/launch/test_forks.py
+def test_a_figure_is_a_few_seconds_old(service):
+    """The queues of a load that is over are soon shown as empty; Ray's own pace is 10 s."""
+
+    def figure() -> str:
+        text = httpx.get(service.metrics_url, timeout=10).text
+        of_a_process = re.search(rf"^ray_{PROCESS_CPU_MS.name}_total{{.*", text, re.MULTILINE)
+        return of_a_process[0] if of_a_process else ""
+
+    seen = [(0.0, figure())]
+    while len(seen) < 4:
+        time.sleep(0.1)
+        if (now := figure()) != seen[-1][1]:
+            seen.append((time.monotonic(), now))
+    assert min(later - before for (before, _), (later, _) in pairwise(seen[1:])) < 7
+
+
 @pytest.mark.slow  # make test: the first test here; unit/queueing/test_concurrency_limit.py
 @pytest.mark.skipif(IN_BATCHES >= LIMIT, reason="the batches of all cores fill all places")
 def test_who_is_let_in_does_not_wait_behind_all_the_places(service, photo):
     """While more come than are answered HAProxy lets fewer in; then all places are there again."""
-    fewest = asyncio.run(_fewest_places(service, photo))
-    assert IN_BATCHES <= fewest < LIMIT
+    assert IN_BATCHES <= asyncio.run(_fewest_places(service, photo)) < LIMIT
 
     def all_places() -> bool:
         time.sleep(1)  # as Retry-After says: who comes at once keeps the overload going
@@ -88,7 +102,7 @@ def test_who_is_let_in_does_not_wait_behind_all_the_places(service, photo):
     assert {answer.status_code for answer in answers} == {200}
 
 
-async def _fewest_places(service: Service, photo: bytes) -> int:
+async def _fewest_places(service, photo):
     """Send more than can be answered until a refusal tells of fewer places than the limit.
 
     On bare connections: a client library would take more of busy cores than the service, and

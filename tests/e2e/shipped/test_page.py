@@ -243,7 +243,8 @@ def visit_with_an_inline_script(browser: Browser, url: str) -> None:
 
 
 def test_the_content_security_policy_is_in_force_and_watched(browser, service_url):
-    policy = httpx.get(f"{service_url}/", timeout=60).headers["content-security-policy"]
+    answer = httpx.get(f"{service_url}/", timeout=60, headers={"accept": "text/html"})
+    policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     with pytest.raises(AssertionError, match="script-src-elem inline"):

@@ -4,7 +4,6 @@
 """
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -48,7 +47,7 @@ def prefixed(start_service, tmp_path_factory) -> Service:
 
 
 @pytest.fixture(scope="module")
-def proxy(service, prefixed, free_port, tmp_path_factory) -> Iterator[str]:
+def proxy(service, prefixed, free_port, tmp_path_factory):
     port, config = free_port(), Path(tmp_path_factory.mktemp("proxy")) / "haproxy.cfg"
     config.write_text(PROXY.format(port=port, plain=service.port, prefixed=prefixed.port))
     process = subprocess.Popen([haproxy_binary(), "-db", "-f", config])

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from models.accuracy import AccuracyRecord
 from models.ledger import current_records
 from models.manifest import ENSEMBLE
 from models.model_set import load_model_set
-from models.record import Precision
 from tests.support.services.live_service import ROOT, Service, drawn_photo
 
 LADDER = (ROOT / "docs/decisions/0036-one-machine-one-process.md").read_text("utf-8")
@@ -135,7 +133,7 @@ def test_the_bundled_int8_networks_keep_their_accuracy():
         assert scores[ENSEMBLE].top1 >= best
 
 
-def accuracy_rows(record: AccuracyRecord) -> list[str]:
+def accuracy_rows(record):
     """Return the rows of the table as README and the card have them."""
     rows = []
     for name in (*record.fingerprints, ENSEMBLE):
@@ -152,7 +150,7 @@ def accuracy_rows(record: AccuracyRecord) -> list[str]:
     return rows
 
 
-def cost(table: dict[str, dict[Precision, float]], name: str, which: Precision, n: int) -> str:
+def cost(table, name, which, n):
     """Return a network's cost; the ensemble's is the sum of its members'."""
     names = list(table) if name == ENSEMBLE else [name]
     return f"{sum(table[member][which] for member in names):.{n}f}"

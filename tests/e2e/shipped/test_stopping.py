@@ -7,21 +7,12 @@ and the ports of two services (tests/unit/launch/test_checks.py).
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 
 import httpx
 import psutil
 import pytest
 
-from tests.support.services.live_service import Service
-from tests.support.services.processes import (
-    EVENTUALLY_S,
-    descendants,
-    fork_server,
-    listening,
-    replicas,
-    wait_until,
-)
+from tests.support.services import processes
 from tests.support.services.stopping import leaving_nothing
 
 pytestmark = pytest.mark.slow
@@ -30,7 +21,7 @@ NUM_SIGNALS, SIGNAL_EVERY_S = 5, 0.2  # as fast as fingers are
 
 
 @pytest.fixture(scope="module")
-def second(service, start_process) -> Iterator[Service]:
+def second(service, start_process):
     """Another service beside the one that the tests share, started alike."""
     started = start_process()
     try:
@@ -41,9 +32,10 @@ def second(service, start_process) -> Iterator[Service]:
 
 
 def test_two_services_at_once(service, second, photo, photo_label):
-    ports = [listening(descendants(one.process.pid)) for one in (service, second)]
     # Serve's proxies set SO_REUSEPORT: a port of both would answer with either's networks.
-    assert not set.intersection(*ports)
+    assert not set.intersection(
+        *[processes.listening(processes.descendants(one.process.pid)) for one in (service, second)]
+    )
     assert service.label(photo) == second.label(photo) == photo_label
 
 
@@ -60,17 +52,17 @@ def test_without_a_collector_nothing_is_traced(second, photo):
 def test_a_gateway_that_dies_is_replaced(second, photo):
     """By another fork. What the server and its clients do is in tests/unit/launch/test_forks.py."""
     pid = second.process.pid
-    gateway = replicas(pid)["Gateway"]
+    gateway = processes.replicas(pid)["Gateway"]
     os.kill(gateway, signal.SIGKILL)
 
     def answers_again() -> bool:
-        if replicas(pid).get("Gateway", gateway) == gateway:
+        if processes.replicas(pid).get("Gateway", gateway) == gateway:
             return False
         with httpx.Client(base_url=second.url, timeout=60) as client:
             return client.post("/v1/classify", content=photo).status_code == 200
 
-    wait_until(answers_again, EVENTUALLY_S, "another Gateway")
-    assert psutil.Process(replicas(pid)["Gateway"]).parent() == fork_server(pid)
+    processes.wait_until(answers_again, processes.EVENTUALLY_S, "another Gateway")
+    assert psutil.Process(processes.replicas(pid)["Gateway"]).parent() == processes.fork_server(pid)
 
 
 def test_what_is_under_way_is_answered_and_nothing_is_left(service, second, photo, photo_label):

@@ -1,6 +1,5 @@
 """Sets made of networks in files, as ``tandem models add`` makes them, and what they answer."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +28,11 @@ def content(path: Path, data: bytes) -> Path:
     return path
 
 
-def added(
-    folder: Path,
-    *paths: Path,
-    runtime: RuntimeName | None = None,
-    labels: Sequence[str] = LABELS,
-    say: Callable[..., None] = lambda *_: None,
-    **facts: Any,
-) -> ModelSet:
+def added(folder, *paths, runtime=None, labels=LABELS, say=lambda *_: None, **facts):
     """Add a set whose members, ``m0`` and on, are these files; ``facts``: more of NewSet's."""
     members = [(f"m{number}", path) for number, path in enumerate(paths)]
     runtimes = {name: runtime for name, _ in members} if runtime else {}
-    listed = text(folder / "labels.txt", *labels)
-    new = NewSet("made", members, listed, runtimes=runtimes, **facts)
+    new = NewSet("made", members, text(folder / "labels.txt", *labels), runtimes=runtimes, **facts)
     return add_set(new, folder / "sets", is_replaced=True, say=say)
 
 

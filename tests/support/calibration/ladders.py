@@ -1,17 +1,11 @@
 """Ladders for tests: jobs of tiny sets, results as short as they can be written, fake processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from calibration.commands.ladder import LadderOptions, plan
-from calibration.ladder.rungs import (
-    Figures,
-    LadderJob,
-    RungNetwork,
-    RungOptions,
-    RungResult,
-)
+from calibration.ladder.rungs import Figures, LadderJob, RungNetwork, RungOptions, RungResult
 from tests.support.tiny_networks import SIZE
 
 
@@ -57,14 +51,7 @@ class FakeProcesses:
         self.answers = answers or {}
         self.tasks: dict[str, Sequence[RungOptions]] = {}
 
-    def __call__(
-        self,
-        job: LadderJob,
-        name: str,
-        engine: str,
-        choices: Sequence[RungOptions],
-        say: Callable[[str], None],
-    ) -> RungResult:
+    def __call__(self, job, name, engine, choices, say):
         self.tasks[name] = choices
         say("measuring")
         answer = self.answers.get(name)

@@ -27,18 +27,12 @@ HOSTILE = (
 )
 
 
-def model_set_of(
-    folder: Path,
-    labels: tuple[str, ...] = LABELS,
-    members: tuple[str, ...] = ("sure", "unsure"),
-    precisions: tuple[Precision, ...] = ("FP16", "INT8"),
-) -> ModelSet:
+def model_set_of(folder, labels=LABELS, members=("sure", "unsure"), precisions=("FP16", "INT8")):
     """Return a tiny set with these classes; its float and INT8 networks are the same files."""
     folder.mkdir()
     (folder / "names.txt").write_text("\n".join(labels), "utf-8")
     names = FileRecord.of(folder, "names.txt")
-    gains = dict.fromkeys(members, 4.0)
-    write_tiny_set(folder, gains=gains, labels=names, num_classes=len(labels))
+    write_tiny_set(folder, gains=dict.fromkeys(members, 4.0), labels=names, num_classes=len(labels))
     manifest = read_manifest(folder)
     records = tuple(
         m.model_copy(update={"networks": dict.fromkeys(precisions, m.networks["INT8"])})

@@ -2,31 +2,23 @@
 
 import io
 from html.parser import HTMLParser
-from pathlib import Path
 
 from rich.console import Console
 
-from calibration.evaluation.evaluate import Evaluation
-from calibration.evaluation.live import LiveResult
 from calibration.evaluation.record import record_of
 from calibration.evaluation.report import show
 from calibration.evaluation.report_page import write_page
-from models.model_set import ModelSet
 from tests.support.calibration.made_evaluations import content_of
 
 
-def shown(
-    model_set: ModelSet, measured: Evaluation, live: LiveResult | None = None, width: int = 200
-) -> str:
+def shown(model_set, measured, live=None, width=200):
     out = io.StringIO()
     console = Console(file=out, width=width, soft_wrap=True, highlight=False)
     show(console, model_set.manifest, record_of(model_set, measured), measured, live)
     return out.getvalue()
 
 
-def page_of(
-    folder: Path, model_set: ModelSet, measured: Evaluation, live: LiveResult | None = None
-) -> str:
+def page_of(folder, model_set, measured, live=None):
     path = folder / "page.html"
     write_page(path, model_set, content_of(model_set, measured, live), measured)
     return path.read_text("utf-8")

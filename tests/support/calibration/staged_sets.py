@@ -1,7 +1,6 @@
 """Changes to stage, from two texts to a whole new set, and what a folder has before and after."""
 
 import os
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -78,9 +77,7 @@ def refused(match: str, begun: AbstractContextManager[Staging]) -> None:
 
 
 @contextmanager
-def failing(
-    owner: object, name: str, code: int, when: Callable[..., bool] = lambda *_: True
-) -> Iterator[None]:
+def failing(owner, name, code, when=lambda *_: True):
     """Have calls of a function fail with an error of the system; ``when``: which of them."""
     real = getattr(owner, name)
 

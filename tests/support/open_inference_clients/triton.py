@@ -85,10 +85,6 @@ def strings_of(result: Any) -> list[str]:
     return texts_of(result.as_numpy("probabilities"))
 
 
-def bad_of(module: Any) -> Told:
-    return {"inputs": inputs_of(module, np.array([b"no image"], np.object_))}
-
-
 def ask(module: Any, address: str, model: str, folder: Path) -> Told:
     client = module.InferenceServerClient(address)
     ways = requests_of(module, folder)
@@ -98,7 +94,7 @@ def ask(module: Any, address: str, model: str, folder: Path) -> Told:
     told["classes"] = strings_of(client.infer(model, **classes_of(module, folder)))
     told["member"] = told_by(client.infer(f"{model}.resnet50", **ways["image"], model_version="1"))
     try:
-        client.infer(model, **bad_of(module))
+        client.infer(model, **{"inputs": inputs_of(module, np.array([b"no image"], np.object_))})
     except module.InferenceServerException as error:
         told["error"] = [error.status(), error.message()]
     assert client.is_server_live()

@@ -121,8 +121,7 @@ def ask(module: Any, address: str, folder: Path) -> Told:
 
 def main(http: str, grpc: str, given: str) -> None:
     folder = Path(given)
-    told = {"http": ask(over_http, http, folder), "grpc": ask(over_grpc, grpc, folder)}
-    print(json.dumps(told))
+    print(json.dumps({"http": ask(over_http, http, folder), "grpc": ask(over_grpc, grpc, folder)}))
 
 
 if __name__ == "__main__":

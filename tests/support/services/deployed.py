@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -26,9 +25,7 @@ class Served:
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
 
 
-def own_application(
-    name: str, folder: Path, deployments: list[dict[str, Any]], **args: object
-) -> dict[str, Any]:
+def own_application(name, folder, deployments, **args):
     """Return an application at a route of its name, with another model set."""
     quiet = {"compile_cache": None, "trace_exporter": "none"}
     return {

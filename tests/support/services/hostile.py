@@ -49,8 +49,7 @@ def png(width: int = 64, height: int = 48) -> bytes:
 
 
 def _encoded(suffix: str, width: int, height: int) -> bytes:
-    rng = np.random.default_rng(width + height)
-    image = rng.integers(0, 256, (height, width, 3), np.uint8)
+    image = np.random.default_rng(width + height).integers(0, 256, (height, width, 3), np.uint8)
     return cv2.imencode(suffix, image)[1].tobytes()
 
 

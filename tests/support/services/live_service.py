@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +36,7 @@ Start = Callable[..., "Service"]  # with the arguments of the command
 class Service:
     """A ``tandem serve`` of our own; stopped by its pid, or when this process ends."""
 
-    def __init__(
-        self,
-        port: int,
-        *arguments: str,
-        log: Path,
-        temp: Path | None = None,
-        command: Sequence[str | os.PathLike[str]] = (),
-        folder: Path = ROOT,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, port, *arguments, log, temp=None, command=(), folder=ROOT, environment=None):
         """Start it: by another ``command`` if one is named, which knows the port by itself."""
         self.port, self.url, self.log = port, f"http://127.0.0.1:{port}", log
         self.ready_after_s = 0.0
@@ -111,9 +102,7 @@ def label_at(url: str, photo: bytes) -> str:
     return str(answer.raise_for_status().json()["predictions"][0]["label"])
 
 
-def run_tandem(
-    *arguments: object, exit_code: int | None = 0, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run_tandem(*arguments, exit_code=0, **variables):
     """Run a command in a process of its own; it must end with ``exit_code``, if there is one."""
     done = subprocess.run(
         [TANDEM, *map(str, arguments)],

@@ -80,9 +80,7 @@ def browser(service_url: str) -> Iterator[Browser]:
 
 
 @contextmanager
-def watched(
-    browser: Browser, url: str, expected_failures: tuple[str, ...], **options
-) -> Iterator[Page]:
+def watched(browser, url, expected_failures, **options):
     """Yields a fresh page that must see no trouble but the error responses that a test provokes."""
     troubles: list[str] = []
     origin = "/".join(url.split("/")[:3])  # all that a blob's address has of its page's
@@ -118,11 +116,7 @@ def open_page(browser: Browser, service_url: str) -> Iterator[OpenPage]:
     """Opens the page; ``expected_failures`` are paths whose error responses the test provokes."""
     with ExitStack() as stack:
 
-        def open_page(
-            expected_failures: tuple[str, ...] = (),
-            prepare: Callable[[Page], object] = lambda page: None,
-            **options,
-        ) -> Page:
+        def open_page(expected_failures=(), prepare=lambda page: None, **options):
             page = stack.enter_context(watched(browser, service_url, expected_failures, **options))
             prepare(page)
             page.goto(f"{service_url}/")
@@ -163,7 +157,7 @@ def an_answer(label: str = "tench", **changes) -> dict:
     ]
     member = {"label": label, "probability": 0.75, "predictions": predictions}
     timings = {"total": 10.0, "stages": [{"stage": "decode", "start_ms": 1.0, "duration_ms": 2.5}]}
-    answer = {
+    return {
         "model_set": "a-set",
         "predictions": predictions,
         "members": {"resnet50": member, "densenet169": member},
@@ -171,8 +165,7 @@ def an_answer(label: str = "tench", **changes) -> dict:
         "degraded": False,
         "request_id": "an-id",
         "timings_ms": timings,
-    }
-    return answer | changes
+    } | changes
 
 
 @pytest.fixture

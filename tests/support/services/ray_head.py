@@ -4,16 +4,17 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
+from ray.util import get_node_ip_address
 
 from app.environment import HAPROXY_COMMAND, node_environment
 from app.launch.haproxy import HaproxyCommand
+from tests.support.certificates import Root
 from tests.support.services.ends_with_parent import ending_with_parent
 from tests.support.services.live_service import READY_WITHIN_S, ROOT
 from tests.support.services.processes import descendants, title, wait_until
@@ -51,9 +52,7 @@ class RayHead:
 
 
 @contextmanager
-def ray_head(
-    folder: Path, free_port: Callable[[], int], *options: str, **environment: str
-) -> Iterator[RayHead]:
+def ray_head(folder, free_port, *options, **environment):
     """Start it with its files in ``folder``, whose path must be short; yield it when it is up."""
     (folder / "token").write_text(token := secrets.token_hex(32))
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{folder}/token"}
@@ -71,10 +70,17 @@ def ray_head(
     address, dashboard = (f"127.0.0.1:{ports[name]}" for name in PORTS[:2])
     headers = {"authorization": f"Bearer {token}"}
     head = RayHead(root, address, f"http://{dashboard}", own, headers, folder / "stderr.txt")
-    try:
+    with _killed_after(process):
         health = f"{head.dashboard}/api/gcs_healthz"
         wait_until(lambda: head.is_ok(health), READY_WITHIN_S, "the head")
         yield head
+
+
+@contextmanager
+def _killed_after(process):
+    root = psutil.Process(process.pid)
+    try:
+        yield
     finally:
         family = root.children(recursive=True)
         for child in (*family, root):
@@ -82,6 +88,39 @@ def ray_head(
                 child.kill()
         psutil.wait_procs(family, timeout=10)
         process.wait(10)
+
+
+@contextmanager
+def second_node(head: RayHead, free_port):
+    """Start another node of two CPUs on this machine, and wait until it has joined."""
+    names = ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "runtime-env-agent-port")
+    ports = [f"--{name}={free_port()}" for name in (*names, "metrics-export-port")]
+    command = [str(BIN / "ray"), "start", "--block", f"--address={head.address}", "--num-cpus=2"]
+    of_proxies = ("RAY_SERVE_WORKER_PROXY_HTTP_PORT", "RAY_SERVE_WORKER_PROXY_GRPC_PORT")
+    own = head.environment | {name: str(free_port()) for name in of_proxies}
+    process = subprocess.Popen(
+        ending_with_parent([*command, "--node-ip-address=127.0.0.1", *ports]), cwd=ROOT, env=own,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    nodes = f"{head.dashboard}/nodes?view=summary"
+
+    def has_joined() -> bool:
+        answer = httpx.get(nodes, headers=head.headers, timeout=5)
+        return answer.is_success and len(answer.json()["data"]["summary"]) == 2
+
+    with _killed_after(process):
+        wait_until(has_joined, READY_WITHIN_S, "the second node")
+        yield
+
+
+def tls_environment(root: Root) -> dict[str, str]:
+    """Return Ray's variables for TLS between nodes, all with one certificate of this root.
+
+    It has the machine's own address too, which Ray takes in place of 127.0.0.1.
+    """
+    node = root.sign("node", None, get_node_ip_address())
+    files = {"CA_CERT": root.path, "SERVER_CERT": node.certificate, "SERVER_KEY": node.key}
+    return {"RAY_USE_TLS": "1"} | {f"RAY_TLS_{name}": str(path) for name, path in files.items()}
 
 
 def haproxy_environment(folder: Path) -> dict[str, str]:

@@ -23,11 +23,17 @@ from app.answers import (
 )
 from models.ensemble import Prediction
 from models.errors import TandemError, TooManyPixelsError
+from tests.support.cases import cases
+
+STAGES = [
+    StageTiming("decode", 0.5, 1.5),
+    StageTiming("queue", 2.0, 0.25, "resnet50"),
+    StageTiming("infer", 2.25, 9.0, "resnet50", 8),
+]
 
 
 def test_a_fault_is_its_error_as_a_value():
-    fault = Fault.of(TooManyPixelsError("too large"))
-    assert fault == Fault(422, "too_many_pixels", "too large")
+    assert Fault.of(TooManyPixelsError("too large")) == Fault(422, "too_many_pixels", "too large")
     assert Fault.of(TandemError()).message == "TandemError"
 
 
@@ -37,14 +43,12 @@ def same(a: object, b: object) -> bool:
     return a == b
 
 
-@pytest.mark.parametrize(
+@cases(
     "value",
-    [
-        Fault(400, "not_an_image", "text"),
-        Decoded(np.ones((2, 4, 4, 3), np.uint8), {1: Fault(400, "c", "m")}, (0.5, 0.25), "f"),
-        MemberAnswer(np.ones((1, 3), np.float32), (0.1,), (0.2,), (1,), "f"),
-        Combined([Prediction(0, "a", 0.5)], {"m": [Prediction(0, "a", 0.5)]}, True, 0.5, "f"),
-    ],
+    Fault(400, "not_an_image", "text"),
+    Decoded(np.ones((2, 4, 4, 3), np.uint8), {1: Fault(400, "c", "m")}, (0.5, 0.25), "f"),
+    MemberAnswer(np.ones((1, 3), np.float32), (0.1,), (0.2,), (1,), "f"),
+    Combined([Prediction(0, "a", 0.5)], {"m": [Prediction(0, "a", 0.5)]}, True, 0.5, "f"),
     ids=lambda value: type(value).__name__,
 )
 def test_what_travels_survives_the_way(value):
@@ -55,18 +59,10 @@ def test_what_travels_survives_the_way(value):
 
 def test_an_answer_for_some_of_the_images():
     rows = np.arange(9, dtype=np.float32).reshape(3, 3)
-    answer = MemberAnswer(rows, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (1, 2, 2), "f")
-    part = answer.rows([2, 0])
+    part = MemberAnswer(rows, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (1, 2, 2), "f").rows([2, 0])
     assert np.array_equal(part.probabilities, rows[[2, 0]])
     assert (part.queue_ms, part.infer_ms) == ((3.0, 1.0), (6.0, 4.0))
     assert (part.batch_size, part.model_set_fingerprint) == ((2, 1), "f")
-
-
-STAGES = [
-    StageTiming("decode", 0.5, 1.5),
-    StageTiming("queue", 2.0, 0.25, "resnet50"),
-    StageTiming("infer", 2.25, 9.0, "resnet50", 8),
-]
 
 
 def answer_with(stage: StageTiming) -> Classified:

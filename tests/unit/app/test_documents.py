@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.support.cases import cases
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,23 +20,20 @@ def test_the_files_that_documents_name_are_there():
     pages = [path for path in ROOT.glob("*.md") if path.name not in HISTORY]
     for folder in (*FOLDERS.split("|"), "docs"):
         pages += [path for path in (ROOT / folder).rglob("*.md") if path.name not in HISTORY]
-    missing = {
+    assert {
         f"{page.relative_to(ROOT)}: {name}"
         for page in pages
         for name in NAMED.findall(OF_A_COMMIT.sub("", page.read_text("utf-8")))
         if not (ROOT / name).exists()
-    }
-    assert missing == set()
+    } == set()
 
 
-@pytest.mark.parametrize(
-    ("network", "linked"),
-    [
-        ("resnet50", "[resnet50](../docs/ladder/resnet50.html)"),
-        ("densenet169", "[densenet169](../docs/ladder/densenet169.html)"),
-        ("vit_b_16", "[vit_b_16](../docs/ladder/vit_b_16.html)"),
-        ("resnet50-vnni", "[resnet50](../docs/ladder/resnet50-vnni.json), EPYC without AMX"),
-    ],
+@cases(
+    "network, linked",
+    ("resnet50", "[resnet50](../docs/ladder/resnet50.html)"),
+    ("densenet169", "[densenet169](../docs/ladder/densenet169.html)"),
+    ("vit_b_16", "[vit_b_16](../docs/ladder/vit_b_16.html)"),
+    ("resnet50-vnni", "[resnet50](../docs/ladder/resnet50-vnni.json), EPYC without AMX"),
 )
 def test_what_is_said_of_the_ladder_is_in_its_result(network, linked):
     told = (ROOT / "calibration/README.md").read_text("utf-8")

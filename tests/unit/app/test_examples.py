@@ -10,19 +10,18 @@ from app.launch.serve_options import ServeOptions
 from configs.functions.geometric_mean import geometric_mean
 from configs.functions.majority_vote import majority_vote
 from configs.functions.mirroring import with_mirror_images
+from tests.support.cases import cases
 from tests.support.configurations import ROOT
 
 FIRST, SECOND, THIRD = ([0.6, 0.4, 0], [0.4, 0.6, 0], [0, 0.51, 0.49])
 
 
-@pytest.mark.parametrize(
-    ("rows", "weights", "winner"),
-    [
-        (([0.9, 0.1, 0], SECOND, THIRD), (1 / 3, 1 / 3, 1 / 3), 1),  # the average's is class 0's
-        ((FIRST, SECOND, THIRD), (0.6, 0.2, 0.2), 0),  # weights are votes
-        (([0.9, 0.1, 0], SECOND), (0.5, 0.5), 0),  # a tie is the average's
-        ((FIRST, [0.1, 0.9, 0]), (0.5, 0.5), 1),
-    ],
+@cases(
+    "rows, weights, winner",
+    (([0.9, 0.1, 0], SECOND, THIRD), (1 / 3, 1 / 3, 1 / 3), 1),  # the average's is class 0's
+    ((FIRST, SECOND, THIRD), (0.6, 0.2, 0.2), 0),  # weights are votes
+    (([0.9, 0.1, 0], SECOND), (0.5, 0.5), 0),  # a tie is the average's
+    ((FIRST, [0.1, 0.9, 0]), (0.5, 0.5), 1),
 )
 def test_the_class_with_most_votes_wins(rows, weights, winner):
     members = {str(i): np.array([row], np.float32) for i, row in enumerate(rows)}

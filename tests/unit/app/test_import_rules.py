@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,7 +52,7 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def contracts() -> dict[str, dict[str, Any]]:
+def contracts():
     """The contracts by their ids."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     return {each["id"]: each for each in config["tool"]["importlinter"]["contracts"]}
@@ -98,6 +97,5 @@ def test_every_package_of_app_has_its_layer():
     assert layers["exhaustive"] is True
     named = {name.strip() for row in layers["layers"] for name in row.replace(":", "|").split("|")}
     modules = {p.stem for p in (ROOT / "app").glob("*.py")} - {"__init__"}
-    packages = {p.parent.name for p in (ROOT / "app").glob("*/__init__.py")}
-    assert named == modules | packages
+    assert named == modules | {p.parent.name for p in (ROOT / "app").glob("*/__init__.py")}
     assert len(modules) <= 8

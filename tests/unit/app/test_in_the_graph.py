@@ -16,6 +16,7 @@ from app.settings import Settings
 from app.stages.combiner import Combiner
 from app.telemetry.metric_table import FAILED_FUNCTIONS
 from tests.support import own_functions
+from tests.support.cases import cases
 from tests.support.fakes import FakeDecoder, FakeMember, arrived, service_of
 from tests.support.plans import planned
 from tests.support.tiny_networks import picture, write_tiny_set
@@ -76,8 +77,7 @@ async def test_a_plan_decides_by_the_mean_of_the_views(tmp_path):
 
 
 async def test_a_vote_instead_of_the_average(tiny_set):
-    graph = Graph(tiny_set, combine=f"{OWN}:vote")
-    (answer,) = await graph.classify(b"good")
+    (answer,) = await Graph(tiny_set, combine=f"{OWN}:vote").classify(b"good")
     assert row_of(answer) == [0, 0.5, 0.5]
     assert answer.members["sure"].label == "mostly green"
 
@@ -116,13 +116,11 @@ def test_no_answer_of_another_function_is_found_in_a_cache(tiny_set):
     assert len({graph.ensemble.keys.key(b"a") for graph in graphs}) == len(graphs)
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"preprocess": f"{OWN}:raises_when_served"}, "raises_when_served.* raised RuntimeError;"),
-        ({"preprocess": f"{OWN}:leaves_when_served"}, "leaves_when_served.* raised SystemExit;"),
-        ({"preprocess": f"{OWN}:fewer_when_served"}, r"returned uint8 \(0, 2, 2, 3\), not uint8"),
-    ],
+@cases(
+    "settings, says",
+    ({"preprocess": f"{OWN}:raises_when_served"}, "raises_when_served.* raised RuntimeError;"),
+    ({"preprocess": f"{OWN}:leaves_when_served"}, "leaves_when_served.* raised SystemExit;"),
+    ({"preprocess": f"{OWN}:fewer_when_served"}, r"returned uint8 \(0, 2, 2, 3\), not uint8"),
 )
 async def test_a_failure_is_the_requests_error(tiny_set, told, caplog, settings, says):
     graph = Graph(tiny_set, **settings)
@@ -168,7 +166,7 @@ async def test_a_whole_graph_over_http(tiny_set):
     settings = Settings(model_set=str(tiny_set), compile_cache=None, **own)
     graph = assemble(settings)
     transport = httpx.ASGITransport(create_api(graph.service), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://tandem") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = (await client.post("/v1/classify", content=picture("red"))).json()
         models = (await client.get("/v1/models")).json()
         await graph.check_health()
@@ -177,8 +175,7 @@ async def test_a_whole_graph_over_http(tiny_set):
         assert (models["preprocess"], models["combine"]) == (settings.preprocess, f"{OWN}:vote")
         own_functions.in_place_of_vote.append(lambda members: 1 / 0)
         failed = await client.post("/v1/classify", content=picture("red"))
-        form = [("files", ("a.png", picture("red")))]
-        of_form = await client.post("/v1/classify", files=form)
+        of_form = await client.post("/v1/classify", files=[("files", ("a.png", picture("red")))])
     assert (failed.status_code, of_form.status_code) == (500, 500)
     assert failed.json()["error"]["code"] == "function"
     assert f"combine ({OWN}:vote)" in failed.json()["error"]["message"]

@@ -45,15 +45,14 @@ def test_every_dependency_is_pinned_to_a_version_that_is_allowed(name: str, extr
     for extra in extras:
         wanted += PROJECT["optional-dependencies"][extra]
     pinned = dict(pins(name))
-    wrong = {
+    assert {
         str(requirement): pinned.get(canonicalize_name(requirement.name))
         for requirement in map(Requirement, wanted)
         if requirement.name != PROJECT["name"]
         and not requirement.specifier.contains(
             pinned.get(canonicalize_name(requirement.name), "0"), prereleases=True
         )
-    }
-    assert wrong == {}
+    } == {}
 
 
 def test_development_has_the_versions_of_serving():

@@ -3,7 +3,6 @@
 import ast
 import math
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,18 @@ from app.stages.combiner import Combiner
 from calibration.commands.models import user_sets_dir
 from models.errors import ModelSetError
 from models.model_set import BUNDLED_DIR
+from tests.support.cases import cases
 from tests.support.configurations import ROOT
 from tests.support.tiny_networks import picture
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 GROUPS = ("Settings", "LimitSettings", "RecordSettings", "SetSettings")
 MOST_WITH_ALL = 49  # functions of app that take all settings; only lower it
+TRACES = [
+    ("otlp", "http://jaeger:4317"), ("otlp", "https://[::1]:4318/v1/traces"), ("otlp", None),
+    ("jaeger", "udp://agent"), ("jaeger", "http://collector:14268"), ("none", "whatever"),
+]  # fmt: skip
+CACHES = ("none", "local", "redis://10.0.0.5:6379/1", "rediss://c:1")
 
 
 def reads_one(function: Function, name: str) -> bool:
@@ -38,7 +43,7 @@ def reads_one(function: Function, name: str) -> bool:
     return len(uses) == len(fields) and len(set(fields)) == 1 and fields[0] != "model_copy"
 
 
-def taking(source: str, *groups: str) -> Iterator[tuple[Function, str]]:
+def taking(source, *groups):
     """Yield the functions that take an argument of these groups of settings, and its name."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -47,7 +52,7 @@ def taking(source: str, *groups: str) -> Iterator[tuple[Function, str]]:
                     yield node, argument.arg
 
 
-def too_wide(source: str) -> Iterator[str]:
+def too_wide(source):
     for function, argument in taking(source, *GROUPS):
         if reads_one(function, argument):
             yield function.name
@@ -56,8 +61,7 @@ def too_wide(source: str) -> Iterator[str]:
 def test_a_function_gets_the_setting_that_it_reads() -> None:
     files = sorted((ROOT / "app").rglob("*.py"))
     assert len(files) > 100
-    wide = {f"{path}: {name}" for path in files for name in too_wide(path.read_text("utf-8"))}
-    assert not wide
+    assert not {f"{path}: {name}" for path in files for name in too_wide(path.read_text("utf-8"))}
 
 
 def test_no_more_functions_take_all_settings() -> None:
@@ -162,21 +166,12 @@ def test_what_serve_prints_of_a_bad_address_has_no_password(cache):
     assert "s3cret" not in str(raised.value)
 
 
-TRACES = [
-    ("otlp", "http://jaeger:4317"), ("otlp", "https://[::1]:4318/v1/traces"), ("otlp", None),
-    ("jaeger", "udp://agent"), ("jaeger", "http://collector:14268"), ("none", "whatever"),
-]  # fmt: skip
-CACHES = ("none", "local", "redis://10.0.0.5:6379/1", "rediss://c:1")
-
-
-@pytest.mark.parametrize(
+@cases(
     "values",
-    [
-        *({"cache": cache} for cache in CACHES),
-        *({"trace_exporter": exporter, "trace_endpoint": where} for exporter, where in TRACES),
-        {"max_body_bytes": 10, "max_bytes_in_flight": 10},
-        *({"model_sets": ("a",), stage: "deployment"} for stage in STAGES),
-    ],
+    *({"cache": cache} for cache in CACHES),
+    *({"trace_exporter": exporter, "trace_endpoint": where} for exporter, where in TRACES),
+    {"max_body_bytes": 10, "max_bytes_in_flight": 10},
+    *({"model_sets": ("a",), stage: "deployment"} for stage in STAGES),
 )
 def test_what_is_taken(values):
     settings = Settings(**values)
@@ -225,8 +220,7 @@ def test_two_services_on_one_machine_share_no_file_and_no_port(tmp_path):
 
 def test_a_busy_machine_is_not_given_up_by_its_own_ray(tmp_path):
     """Ray's default is 5: beside two busy loops on two cores a node was declared dead once."""
-    threshold = serve_environment(tmp_path, (1, 2))["RAY_health_check_failure_threshold"]
-    assert int(threshold) >= 100
+    assert int(serve_environment(tmp_path, (1, 2))["RAY_health_check_failure_threshold"]) >= 100
     assert "RAY_health_check_failure_threshold" not in node_environment(tmp_path)  # a cluster
 
 
@@ -259,8 +253,7 @@ def test_one_way_of_naming_sets_takes_the_place_of_the_other():
 
 
 def test_a_set_that_is_loaded_later_has_the_share_of_one_more():
-    settings = Settings(model_sets=("a", "b"), max_concurrent_requests=9, weights=None)
-    own = settings.of_one_more("c")
+    own = Settings(model_sets=("a", "b"), max_concurrent_requests=9, weights=None).of_one_more("c")
     assert (own.model_set, own.max_concurrent_requests) == ("c", 3)
     assert own.has_several_sets
     alone = Settings(model_set="a", max_concurrent_requests=8, weights={"m": 2.0}).of_one_more("c")

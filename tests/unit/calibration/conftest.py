@@ -1,14 +1,12 @@
 """What tests of classifying offline share."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.tiny_networks import write_pictures
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(tmp_path_factory):
     """Nine pictures, and one file that is none."""
     folder = write_pictures(tmp_path_factory.mktemp("pictures"), 3)
     (folder / "bad.jpg").write_text("no image")

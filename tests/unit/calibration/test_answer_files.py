@@ -10,14 +10,16 @@ import pyarrow.parquet
 import pytest
 
 from calibration import answer_files
+from calibration.answer_files import key_of
 from models.errors import ModelSetError
 from models.image_files import opened_store
+from tests.support.cases import cases
 from tests.support.command_line import classify_offline, tandem
 from tests.support.object_stores import local_s3
 from tests.support.tiny_networks import write_tiny_set
 
 
-def lines(path: Path) -> list[dict]:
+def lines(path):
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
@@ -32,14 +34,14 @@ def test_a_run_goes_on_where_another_ended(tiny_set, pictures, tmp_path, name):
     if out.is_dir():
         table = pyarrow.parquet.read_table(out)
         assert table.num_rows == 10
-        by_file = {row["file"]: row for row in table.to_pylist()}
+        by_file = {key_of(row): row for row in table.to_pylist()}
         labels = {file: row["label"] for file, row in by_file.items() if row["error"] is None}
         assert "image" in by_file[str(pictures / "bad.jpg")]["error"]
         assert dict(by_file[str(files[0])]["members"])["sure"][0]["label"] == files[0].parent.name
     else:
         rows = lines(out)
         assert len(rows) == 10
-        labels = {r["file"]: r["predictions"][0]["label"] for r in rows if "error" not in r}
+        labels = {key_of(r): r["predictions"][0]["label"] for r in rows if "error" not in r}
         (bad,) = [row["error"]["code"] for row in rows if "error" in row]
         assert bad == "not_an_image"
     assert labels == {str(file): file.parent.name for file in files}
@@ -54,7 +56,7 @@ def test_answers_are_kept_in_a_store(tiny_set, pictures, monkeypatch):
         assert f"6 images classified, 4 before: {out}" in said
         filesystem, folder = opened_store(out)
         table = pyarrow.parquet.read_table(folder, filesystem=filesystem)
-        labels = {row["file"]: row["label"] for row in table.to_pylist() if row["label"]}
+        labels = {key_of(row): row["label"] for row in table.to_pylist() if row["label"]}
         assert labels == {str(file): file.parent.name for file in files}
         assert "1 images classified" in classify_offline(tiny_set, "--out", bucket, files[0])
         out = f"{bucket}-absent/answers"
@@ -89,13 +91,59 @@ def test_answers_of_another_version_are_not_mixed(tiny_set, pictures, tmp_path, 
     assert "has answers of the model set's version" in str(done.exception)
 
 
-@pytest.mark.parametrize(
-    ("out", "said"),
-    [
-        ("answers.csv", "end it in .jsonl"),
-        ("nowhere/answers.jsonl", "No such file or directory; name another place"),
-        ("labels.jsonl", "line 1 is no answer"),
-    ],
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet"])
+def test_a_folder_that_is_classified_again(tiny_set, pictures, tmp_path, monkeypatch, name):
+    """Each picture has one row, of the file as it is now, however its folder is named."""
+    photos = tmp_path / "photos"
+    shutil.copytree(pictures, photos)
+    (photos / "bad.jpg").unlink()
+    files = sorted(photos.rglob("*.png"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*paths: object) -> str:
+        return classify_offline(tiny_set, "--out", name, *paths)
+
+    def labels() -> dict[str, str]:
+        is_folder = Path(name).is_dir()
+        rows = pyarrow.parquet.read_table(name).to_pylist() if is_folder else lines(Path(name))
+        assert len(rows) == len(files)
+        first = str(files[0].parent)
+        assert {row["folder"] for row in rows} == {str(photos), first}
+        assert {row["file"].count("/") for row in rows if row["folder"] != first} == {1}
+        return {key_of(row): (row.get("label") or row["predictions"][0]["label"]) for row in rows}
+
+    run("photos/mostly blue/0.png")
+    run(photos)
+    expected = {str(file): file.parent.name for file in files}
+    assert labels() == expected
+    for again in ("photos", "./photos/", ".", photos, f"{photos}/../photos", files[0]):
+        assert "0 images classified" in run(again)
+    shutil.copy(files[-1], files[1])  # another picture takes its place
+    os.utime(files[2])  # the same picture, copied again
+    assert f"2 images classified, {len(files) - 2} before" in run("photos")
+    assert labels() == expected | {str(files[1]): files[-1].parent.name}
+    files[1].write_text("no image")
+    classify_offline(tiny_set, "--out", name, "photos", exit_code=1)
+    shutil.copy(files[-1], files[1])
+    run("photos")
+    assert labels() == expected | {str(files[1]): files[-1].parent.name}
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet"])
+def test_answers_of_other_options_are_not_mixed(tiny_set, pictures, tmp_path, name):
+    file, out = sorted(pictures.rglob("*.png"))[0], tmp_path / name
+    classify_offline(tiny_set, "--out", out, file)
+    asked = ("classify", "--offline", "--model-set", tiny_set, "--out", out, "--top-k", 3, file)
+    said = str(tandem(*asked).exception)
+    assert f"--out {out}" in said
+    assert "has answers with top_k 1, this run has 3; name another place, or remove it" in said
+
+
+@cases(
+    "out, said",
+    ("answers.csv", "end it in .jsonl"),
+    ("nowhere/answers.jsonl", "No such file or directory; name another place"),
+    ("labels.jsonl", "line 1 is no answer"),
 )
 def test_where_nothing_can_be_kept(tiny_set, pictures, tmp_path, out, said):
     (tmp_path / "labels.jsonl").write_text("[1, 2]\n")
@@ -132,19 +180,18 @@ def test_a_name_that_is_not_utf8(tiny_set, pictures, tmp_path):
     assert "caf\\xe9.png' is not UTF-8" in str(done.exception)
     assert list((tmp_path / "a.parquet").iterdir()) == []
     classify_offline(tiny_set, "--out", tmp_path / "a.jsonl", odd)
-    assert [row["file"] for row in lines(tmp_path / "a.jsonl")] == [str(odd)]
+    assert [row["file"] for row in lines(tmp_path / "a.jsonl")] == [odd.name]
 
 
-def test_a_last_row_that_an_editor_left_without_a_line_feed_is_kept(tmp_path):
+def test_a_last_row_without_a_line_feed_is_kept_and_a_foreign_file_not_cut(
+    tmp_path, tiny_set, pictures
+):
     (out := tmp_path / "a.jsonl").write_text('{"model_version": "v", "file": "a"}')
     with answer_files.opened(out, "v") as kept:
-        assert kept.done == {"a"}
+        assert kept.done == {"a": None}
         kept.add({"file": "b"})
     assert [row["file"] for row in lines(out)] == ["a", "b"]
-
-
-def test_a_file_of_somebody_else_is_not_cut(tiny_set, pictures, tmp_path):
-    """Its last line ends without a line feed, as one that was cut does."""
+    # Its last line ends without a line feed, as one that was cut does.
     (out := tmp_path / "notes.jsonl").write_text('{"my": "notes"}')
     done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, pictures)
     assert "line 1 is no answer" in str(done.exception)

@@ -1,11 +1,13 @@
 """Datasets: folders per class, lists of files and labels, images with any number of labels."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from calibration.datasets import (
+    Dataset,
     LabelledImage,
     find_images,
     label_truth_of,
@@ -13,10 +15,56 @@ from calibration.datasets import (
     read_label_sets,
 )
 from models.errors import ModelSetError
+from models.manifest import read_manifest
 from models.model_set import ModelSet, load_model_set
-from tests.support.calibration.labelled_files import IDS, listed, pairs, touch, with_names
+from models.record import FileRecord
+from tests.support.cases import cases
 from tests.support.scored_sets import write_scored_images, write_scored_set
-from tests.support.tiny_networks import LABELS, write_pictures
+from tests.support.tiny_networks import LABELS, write_pictures, write_tiny_set
+
+IDS = ("n01", "n02", "n03")
+
+
+def with_names(folder, labels=LABELS, ids=None):
+    """Return a tiny set whose classes have these names."""
+    folder.mkdir()
+    facts: dict[str, Any] = {"num_classes": len(labels)}
+    for what, names in (("labels", labels), ("class_ids", ids)):
+        if names is not None:
+            (folder / f"{what}.names").write_text("\n".join(names), "utf-8")
+            facts[what] = FileRecord.of(folder, f"{what}.names")
+    write_tiny_set(folder, gains={"only": 4.0}, **facts)
+    return ModelSet(folder, read_manifest(folder))
+
+
+def touch(folder: Path, *paths: str) -> Path:
+    """Make empty files; only their names are read here."""
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    return folder
+
+
+def listed(folder: Path, text: str | bytes, name: str = "list.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def pairs(found: Dataset, below: Path) -> list[tuple[str, int]]:
+    return [(str(i.path.relative_to(below)), i.class_index) for i in found.images]
+
+
+NO_IMAGES = r"no images in .*<class>/<name>\.jpg"
+STRANGE = (
+    "are no classes of tiny, as a, b.*it has 3: mostly blue, mostly green, mostly red.*"
+    "for names by id add the set again: tandem models add --class-ids"
+)
+SORTED = r"3 labels are no classes.*it has 3: n03, n01, n02.* as the set does$"  # not guessed
+NOT_THREE = "list.csv, line 3: 3 columns; file,label"
+NO_LINES = r"list\.csv lists no image; each line is file,label"
+NO_TEXT = "is not a UTF-8 text of file,label lines"
+NO_CLASS = ("3", "-1", "1.0", "Mostly Red", "")
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +81,7 @@ def by_id(tmp_path_factory: pytest.TempPathFactory) -> ModelSet:
 def test_folders_called_as_the_labels(tmp_path, by_label):
     source = write_pictures(tmp_path / "colours" / "eval", num_per_color=2)
     dataset = read_dataset(source, by_label)
-    assert dataset.name == "colours/eval"
-    assert dataset.notes == ()
+    assert (dataset.name, dataset.notes) == ("colours/eval", ())
     assert pairs(dataset, source) == [
         (f"{label}/{number}.png", index) for index, label in enumerate(LABELS) for number in (0, 1)
     ]
@@ -48,17 +95,15 @@ NONE_OF_TWO = ("no images of 2 classes: mostly blue, mostly red",)
 NO_BLUE = ("no images of 1 classes: mostly blue",)
 
 
-@pytest.mark.parametrize(
-    ("of_set", "files", "indices", "notes"),
-    [
-        (BY_ID, ("n01/a.jpg", "n02/a.jpg", "n03/a.jpg"), [1, 2, 0], ()),  # in the set's order
-        (BY_ID, EVERY, [0, 1, 2], ()),  # labels, though the set has ids
-        ((("a", "b", "c"), ("c", "a", "b")), ("a/x.jpg", "b/x.jpg"), [1, 2], None),  # ids first
-        (BY_LABEL, ("mostly green/a.jpg",), [1], NONE_OF_TWO),
-        (BY_LABEL, (*EVERY[1:], "mostly blue/notes.txt"), [1, 2], NO_BLUE),
-        (BY_LABEL, (*EVERY, ".ipynb_checkpoints/a.jpg", ".git/b.png"), [0, 1, 2], ()),
-        (CRANES, ("duck/a.jpg",), [1], None),  # another label of two classes is not used
-    ],
+@cases(
+    "of_set, files, indices, notes",
+    (BY_ID, ("n01/a.jpg", "n02/a.jpg", "n03/a.jpg"), [1, 2, 0], ()),  # in the set's order
+    (BY_ID, EVERY, [0, 1, 2], ()),  # labels, though the set has ids
+    ((("a", "b", "c"), ("c", "a", "b")), ("a/x.jpg", "b/x.jpg"), [1, 2], None),  # ids first
+    (BY_LABEL, ("mostly green/a.jpg",), [1], NONE_OF_TWO),
+    (BY_LABEL, (*EVERY[1:], "mostly blue/notes.txt"), [1, 2], NO_BLUE),
+    (BY_LABEL, (*EVERY, ".ipynb_checkpoints/a.jpg", ".git/b.png"), [0, 1, 2], ()),
+    (CRANES, ("duck/a.jpg",), [1], None),  # another label of two classes is not used
     ids=["ids", "labels", "both", "absent", "empty", "hidden", "unused"],
 )
 def test_folders_of_classes(tmp_path, of_set, files, indices, notes):
@@ -71,10 +116,76 @@ def test_folders_of_classes(tmp_path, of_set, files, indices, notes):
 
 def test_many_classes_without_images_are_not_all_listed(tmp_path):
     model_set = with_names(tmp_path / "set", tuple(f"class {i:03}" for i in range(40)))
-    source = touch(tmp_path / "images", "class 039/a.jpg")
-    (note,) = read_dataset(source, model_set).notes
+    (note,) = read_dataset(touch(tmp_path / "images", "class 039/a.jpg"), model_set).notes
     assert note.startswith("no images of 39 classes: class 000, class 001")
     assert "class 004, ... (39 in all)" in note
+
+
+TWELVE = tuple(f"colour {letter}" for letter in "abcdefghijkl")
+PADDED = tuple(f"{k:02}" for k in range(12))
+COUNT = tuple(map(str, range(12)))
+FROM_1 = tuple(map(str, range(1, 13)))
+
+
+@cases(
+    "names, folders, indices",
+    (TWELVE, COUNT, range(12)),  # as text 10 would be class 2
+    (TWELVE, ("0", "10", "3"), [0, 10, 3]),
+    (TWELVE, PADDED, range(12)),
+    (TWELVE, ("07", "11"), [7, 11]),
+    (TWELVE, PADDED[1:], range(1, 12)),
+    (TWELVE[:9], FROM_1[:9], range(9)),  # no number of the first nine means anything else
+    (TWELVE, (*PADDED[1:], "12"), range(12)),
+    (COUNT, COUNT, range(12)),
+    (COUNT, PADDED, range(12)),
+    (sorted(COUNT), COUNT, [sorted(COUNT).index(name) for name in COUNT]),  # labels say it
+    (FROM_1, ("2", "10"), [1, 9]),
+    (("10", "7", "4 o'clock"), ("7", "4 o'clock"), [1, 2]),
+    (TWELVE, ("\u0667", "2"), [7, 2]),
+)
+def test_folders_of_class_numbers(tmp_path, names, folders, indices):
+    model_set = with_names(tmp_path / "set", tuple(names))
+    source = touch(tmp_path / "images", *(f"{name}/a.jpg" for name in (*folders, ".3", "__MACOSX")))
+    found = {i.path.parent.name: i.class_index for i in read_dataset(source, model_set).images}
+    assert found == dict(zip(folders, indices, strict=True))
+    text = "".join(f"{name}/a.jpg,{name}\n" for name in folders)
+    if len(folders) < 9 or folders in (COUNT, PADDED):  # a list is never taken in sorted order
+        images = read_dataset(listed(source, text), model_set).images
+        assert {i.path.parent.name: i.class_index for i in images} == found
+
+
+@cases(
+    "names, folders, says",
+    (
+        TWELVE,
+        FROM_1,
+        r"folder 10 is: in sorted order it is class 1 of tiny \(colour b\), counted by "
+        "number class 9. Name the folders as the labels, or as class numbers from 0 to 11",
+    ),
+    (TWELVE, tuple(f"class_{k}" for k in range(12)), "class_10 is: in sorted order it is class 2"),
+    (TWELVE, tuple(f"{k} o'clock" for k in FROM_1), "nothing tells which class the folder 10 o'c"),
+    (TWELVE[:5], ("0", "1", "2", "3", "5"), "folder 5 is: in sorted order it is class 4 of tiny"),
+    (TWELVE[:3], ("-1", "0", "1"), "nothing tells"),
+    (TWELVE, ("3", "12"), "1 labels are no classes of tiny, as 12;"),
+    (TWELVE, ("3", "-1", "1.0"), "2 labels are no classes of tiny, as -1, 1.0;"),
+    (TWELVE, ("3", "colour b"), "more than one way, as 3, colour b"),
+    (("5", "7", "9"), ("1", "2"), "2 labels are no classes"),  # these labels are not counted
+    (("1", "two", "three"), ("0", "1"), "more than one way"),
+)
+def test_folders_whose_numbers_can_be_read_in_two_ways(tmp_path, names, folders, says):
+    model_set = with_names(tmp_path / "set", names)
+    with pytest.raises(ModelSetError, match=says):
+        read_dataset(touch(tmp_path / "images", *(f"{n}/a.jpg" for n in folders)), model_set)
+
+
+def test_numbers_that_could_be_read_otherwise_are_noted(tmp_path):
+    images = touch(tmp_path / "images", *(f"{name}/a.jpg" for name in COUNT))
+    (note,) = read_dataset(images, with_names(tmp_path / "named", TWELVE)).notes
+    assert note.startswith("folder names are class numbers: a network trained on these folders")
+    ids = with_names(tmp_path / "ids", TWELVE, ids=sorted(COUNT))
+    (note,) = read_dataset(images, ids).notes
+    assert note == "names are the set's ids, which are numbers, and not class numbers"
+    assert read_dataset(images, ids).images[3].class_index == 3  # "11"
 
 
 def test_strange_folders_are_taken_in_sorted_order_and_that_is_noted(tmp_path, by_label):
@@ -85,30 +196,20 @@ def test_strange_folders_are_taken_in_sorted_order_and_that_is_noted(tmp_path, b
     assert "in sorted order" in dataset.notes[0]
 
 
-NO_IMAGES = r"no images in .*<class>/<name>\.jpg"
-STRANGE = (
-    "are no classes of tiny, as a, b.*it has 3: mostly blue, mostly green, mostly red.*"
-    "for names by id add the set again: tandem models add --class-ids"
-)
-SORTED = r"3 labels are no classes.*it has 3: n03, n01, n02.* as the set does$"  # not guessed
-
-
-@pytest.mark.parametrize(
-    ("of_set", "files", "says"),
-    [
-        (BY_LABEL, ("a/a.jpg", "b/a.jpg"), STRANGE),  # one too few
-        (BY_LABEL, ("a/a.jpg", "b/a.jpg", "c/a.jpg", "d/a.jpg"), STRANGE),
-        (BY_LABEL, ("a/a.jpg", "b/a.jpg", "mostly red/a.jpg"), STRANGE),  # one is a class by name
-        (BY_ID, ("a/a.jpg", "b/a.jpg", "c/a.jpg"), SORTED),
-        (BY_LABEL, (*EVERY, "pink/a.jpg"), "1 labels are no classes of tiny, as pink;"),
-        (BY_ID, ("n01/a.jpg", "mostly red/a.jpg"), "more than one way, as mostly red, n01"),
-        (CRANES, ("crane/a.jpg", "duck/a.jpg"), "crane is the name of 2 classes .*numbers 0, 2"),
-        (BY_LABEL, (), NO_IMAGES),
-        (BY_LABEL, ("a.jpg",), NO_IMAGES),
-        (BY_LABEL, ("mostly red/a.txt",), NO_IMAGES),
-        (BY_LABEL, (".hidden/a.jpg",), NO_IMAGES),
-        (BY_LABEL, None, "images is neither a folder nor a list"),
-    ],
+@cases(
+    "of_set, files, says",
+    (BY_LABEL, ("a/a.jpg", "b/a.jpg"), STRANGE),  # one too few
+    (BY_LABEL, ("a/a.jpg", "b/a.jpg", "c/a.jpg", "d/a.jpg"), STRANGE),
+    (BY_LABEL, ("a/a.jpg", "b/a.jpg", "mostly red/a.jpg"), STRANGE),  # one is a class by name
+    (BY_ID, ("a/a.jpg", "b/a.jpg", "c/a.jpg"), SORTED),
+    (BY_LABEL, (*EVERY, "pink/a.jpg"), "1 labels are no classes of tiny, as pink;"),
+    (BY_ID, ("n01/a.jpg", "mostly red/a.jpg"), "more than one way, as mostly red, n01"),
+    (CRANES, ("crane/a.jpg", "duck/a.jpg"), "crane is the name of 2 classes .*numbers 0, 2"),
+    (BY_LABEL, (), NO_IMAGES),
+    (BY_LABEL, ("a.jpg",), NO_IMAGES),
+    (BY_LABEL, ("mostly red/a.txt",), NO_IMAGES),
+    (BY_LABEL, (".hidden/a.jpg",), NO_IMAGES),
+    (BY_LABEL, None, "images is neither a folder nor a list"),
 )
 def test_folders_that_are_refused(tmp_path, of_set, files, says):
     labels, ids = of_set
@@ -160,16 +261,14 @@ def test_only_image_files_of_a_class_folder_are_taken(tmp_path, by_label):
     assert [i.path.name for i in read_dataset(source, by_label).images] == wanted
 
 
-def test_the_name_of_a_dataset_does_not_depend_on_how_it_is_given(tmp_path, by_label, monkeypatch):
+def test_a_datasets_name_is_the_same_however_given_and_can_be_written(
+    tmp_path, by_label, monkeypatch
+):
     source = touch(tmp_path / "photos" / "val", "mostly red/a.jpg")
     monkeypatch.chdir(source)
     paths = [source, Path(), Path("../val"), Path("mostly red/..")]
     assert {read_dataset(path, by_label).name for path in paths} == {"photos/val"}
-
-
-def test_a_folder_whose_name_is_not_utf8_gives_a_name_that_can_be_written(tmp_path, by_label):
-    source = touch(tmp_path / "photos\udcff", "mostly red/a.jpg")
-    name = read_dataset(source, by_label).name
+    name = read_dataset(touch(tmp_path / "photos\udcff", "mostly red/a.jpg"), by_label).name
     assert name.encode().endswith(b"/photos?")
 
 
@@ -203,30 +302,22 @@ def test_labels_that_are_digits_are_labels_before_they_are_numbers(tmp_path):
     assert [i.class_index for i in read_dataset(source, model_set).images] == [0, 1]
 
 
-NOT_THREE = "list.csv, line 3: 3 columns; file,label"
-NO_LINES = r"list\.csv lists no image; each line is file,label"
-NO_TEXT = "is not a UTF-8 text of file,label lines"
-NO_CLASS = ("3", "-1", "02", "1.0", "Mostly Red", "")
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        *((f"a.jpg,0\nb.jpg,{n}\n", f"1 labels are no classes of tiny, as {n};") for n in NO_CLASS),
-        ("a.jpg,x\nb.jpg,y\nc.jpg,z\n", "3 labels are no classes"),  # never in sorted order
-        ("file,label\nb.jpg,1\na.jpg\n", "list.csv, line 3: 1 columns; file,label"),
-        ("file,label\nb.jpg,1\na.jpg,0,0.9\n", NOT_THREE),
-        ("file,label\nb.jpg,1\na,b.jpg,0\n", NOT_THREE),
-        ("", NO_LINES),
-        ("\n\n", NO_LINES),
-        ("file,label\n", NO_LINES),
-        ("größe.jpg,0\n".encode("latin-1"), NO_TEXT),
-        (b"\x89PNG\r\n\x1a\n", NO_TEXT),
-        (b"x" * 200_000, NO_TEXT),  # a field that is too long
-        ("a.jpg,0\n".encode("utf-16-le"), NO_TEXT),
-        (b"a\0.jpg,0\n", NO_TEXT),
-        ("a.jpg,0\n./a.jpg,1\na.jpg,2\n", r"a\.jpg stands under the labels 0 and 1; an image of"),
-    ],
+@cases(
+    "content, says",
+    *((f"a.jpg,0\nb.jpg,{n}\n", f"1 labels are no classes of tiny, as {n};") for n in NO_CLASS),
+    ("a.jpg,x\nb.jpg,y\nc.jpg,z\n", "3 labels are no classes"),  # never in sorted order
+    ("file,label\nb.jpg,1\na.jpg\n", "list.csv, line 3: 1 columns; file,label"),
+    ("file,label\nb.jpg,1\na.jpg,0,0.9\n", NOT_THREE),
+    ("file,label\nb.jpg,1\na,b.jpg,0\n", NOT_THREE),
+    ("", NO_LINES),
+    ("\n\n", NO_LINES),
+    ("file,label\n", NO_LINES),
+    ("größe.jpg,0\n".encode("latin-1"), NO_TEXT),
+    (b"\x89PNG\r\n\x1a\n", NO_TEXT),
+    (b"x" * 200_000, NO_TEXT),  # a field that is too long
+    ("a.jpg,0\n".encode("utf-16-le"), NO_TEXT),
+    (b"a\0.jpg,0\n", NO_TEXT),
+    ("a.jpg,0\n./a.jpg,1\na.jpg,2\n", r"a\.jpg stands under the labels 0 and 1; an image of"),
     ids=lambda value: str(value)[:40],
 )
 def test_lists_that_are_refused(tmp_path, by_label, content, says):
@@ -234,18 +325,12 @@ def test_lists_that_are_refused(tmp_path, by_label, content, says):
         read_dataset(listed(tmp_path, content), by_label)
 
 
-def test_a_comma_in_a_files_name_is_quoted(tmp_path, by_label):
+def test_a_list_may_quote_commas_and_name_what_is_absent_or_twice(tmp_path, by_label):
     source = listed(tmp_path, '"a, b.jpg",0\n')
     assert read_dataset(source, by_label).images[0].path == tmp_path / "a, b.jpg"
-
-
-def test_files_that_are_not_there_are_left_to_the_evaluation(tmp_path, by_label):
-    """It lists them as unreadable; one absent file must not stop a list of thousands."""
+    # It lists them as unreadable; one absent file must not stop a list of thousands.
     dataset = read_dataset(listed(tmp_path, "none.jpg,0\n"), by_label)
     assert pairs(dataset, tmp_path) == [("none.jpg", 0)]
-
-
-def test_a_file_that_is_listed_twice_counts_once(tmp_path, by_label):
     dataset = read_dataset(listed(tmp_path, "a.jpg,0\nb.jpg,1\na.jpg,0\nc.jpg,2\n"), by_label)
     assert [image.path.name for image in dataset.images] == ["a.jpg", "b.jpg", "c.jpg"]
     assert dataset.notes == ("1 entries name a file that stands before them: it counts once",)
@@ -300,13 +385,10 @@ def test_a_list_of_files_and_their_labels(tmp_path, scored_set):
     np.testing.assert_array_equal(label_truth_of(list(dataset.images), 3), expected)
 
 
-def test_labels_by_number_with_spaces_and_twice(tmp_path, scored_set):
+def test_label_sets_by_a_list_of_numbers_and_by_folders(tmp_path, scored_set):
     dataset = read_label_sets(listed(tmp_path, "b.png, 2 ; 0;2\na.png,;\n"), scored_set)
     assert [image.classes for image in dataset.images] == [(), (0, 2)]
     assert dataset.notes == ("no images of 1 classes: has green; not in the means",)
-
-
-def test_folders_give_each_image_one_label(tmp_path, scored_set):
     for label in scored_set.labels[:2]:
         (tmp_path / label).mkdir()
         (tmp_path / label / "x.png").write_bytes(b"")
@@ -314,16 +396,14 @@ def test_folders_give_each_image_one_label(tmp_path, scored_set):
     assert [image.classes for image in dataset.images] == [(0,), (1,)]
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("a.png,\nb.png,;\n", "no image has a label; each line is file,labels"),
-        ("a.png,has blue;has yellow\n", "1 labels are no classes of scored, as has yellow"),
-        ("a.png,has blue;1\n", "names classes in more than one way"),
-        ("a.png,0\nb.png,1\na.png,1\n", r"lists 1 files twice, as .*a\.png.*with ; between"),
-        ("a.png\n", "1 columns; file,label"),
-        ("", "lists no image"),
-    ],
+@cases(
+    "text, says",
+    ("a.png,\nb.png,;\n", "no image has a label; each line is file,labels"),
+    ("a.png,has blue;has yellow\n", "1 labels are no classes of scored, as has yellow"),
+    ("a.png,has blue;1\n", "names classes in more than one way"),
+    ("a.png,0\nb.png,1\na.png,1\n", r"lists 1 files twice, as .*a\.png.*with ; between"),
+    ("a.png\n", "1 columns; file,label"),
+    ("", "lists no image"),
 )
 def test_a_list_that_is_none(tmp_path, scored_set, text, says):
     with pytest.raises(ModelSetError, match=says):

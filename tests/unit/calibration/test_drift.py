@@ -1,13 +1,10 @@
 """Records of answers, whoever wrote them; drift is shown where there is some, and only there."""
 
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from app.samples.samples import SampleFolder, sample_of
@@ -15,9 +12,11 @@ from calibration.answer_files import opened
 from calibration.drift import NO_LABEL, Answers, Drift, Wanted, class_shares, compare, read_answers
 from models.errors import ModelSetError
 from tests.support.answers import answer_of
+from tests.support.cases import cases
 
 START = datetime(2026, 11, 26, 8, tzinfo=UTC)
 ALL = Wanted()
+ERROR = {"file": "bad.jpg", "error": {"code": "not_an_image", "message": "no image"}}
 
 
 def row(label: str = "x", *, model_set: str = "tiny", agreement: bool = True) -> dict:
@@ -32,15 +31,12 @@ def row(label: str = "x", *, model_set: str = "tiny", agreement: bool = True) ->
     }
 
 
-ERROR = {"file": "bad.jpg", "error": {"code": "not_an_image", "message": "no image"}}
-
-
-def written(path: Path, *rows: dict) -> Path:
+def written(path, *rows):
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     return path
 
 
-def sampled(folder: Path, *names: str) -> Path:
+def sampled(folder, *names):
     """Write samples as a service does, one an hour, of the sets ``names``."""
     place = SampleFolder(folder, 2**20)
     for hour, name in enumerate(names):
@@ -56,8 +52,7 @@ def test_what_classify_offline_wrote(tmp_path, name):
         for each in (row("a"), ERROR, row("b", agreement=False)):
             file.add(each)
     answers = read_answers(tmp_path / name, ALL)
-    assert answers.labels == ("a", "b")
-    assert answers.confidence.tolist() == [0.75, 0.75]
+    assert (answers.labels, answers.confidence.tolist()) == (("a", "b"), [0.75, 0.75])
     assert answers.agreement.tolist() == [True, False]
     assert answers.versions == {"0123456789ab": 2}
     assert (answers.first, answers.last) == (None, None)
@@ -65,19 +60,17 @@ def test_what_classify_offline_wrote(tmp_path, name):
 
 def test_what_a_service_sampled(tmp_path):
     answers = read_answers(sampled(tmp_path, "fake", "fake", "fake"), ALL)
-    assert answers.labels == ("x", "x", "x")
-    assert answers.confidence.tolist() == [0.9] * 3
+    assert (answers.labels, answers.confidence.tolist()) == (("x", "x", "x"), [0.9] * 3)
     assert (answers.first, answers.last) == (START, START + timedelta(hours=2))
 
 
-def test_a_folder_below_for_each_day(tmp_path):
-    """So a store has them, and what copies it."""
-    sampled(tmp_path / "20261126", "fake")
-    sampled(tmp_path / "20261127", "fake")
-    assert read_answers(tmp_path, ALL).num == 2
-
-
-def test_photos_that_versions_disagree_on_are_no_samples_of_the_traffic(tmp_path):
+def test_samples_of_any_folder_but_not_those_that_versions_disagree_on(tmp_path):
+    days = tmp_path / "days"  # so a store has them, and what copies it
+    sampled(days / "20261126", "fake")
+    sampled(days / "20261127", "fake")
+    assert read_answers(days, ALL).num == 2
+    tmp_path = tmp_path / "versions"
+    tmp_path.mkdir()
     folder = tmp_path / "disagreements"
     folder.mkdir()
     written(tmp_path / "a.json", row())
@@ -108,23 +101,18 @@ def test_answers_without_a_label():
     assert answers.confidence.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"file": "a"', "line 2: not JSON"),
-        ("[1]", "line 2: not an answer of tandem"),
-        ('{"file": "a"}', "line 2: not an answer of tandem: it has no predictions"),
-        ('{"predictions": [{"label": "x"}]}', "a row is not an answer of tandem"),
-        ('{"predictions": 3, "agreement": true}', "a row is not an answer of tandem"),
-        (
-            json.dumps(row() | {"time": "noon"}),
-            "time is 'noon', not like .*; remove the row, or write",
-        ),
-        (json.dumps(row() | {"time": 5}), "time is 5, not like"),
-        (json.dumps(row() | {"predictions": [{"label": "x", "probability": None}]}), "is None, no"),
-        (json.dumps(row() | {"predictions": [{"label": "x", "probability": 2}]}), "is 2, not a n"),
-        (json.dumps(row() | {"predictions": [{"label": 3, "probability": 1}]}), "is 3, not a s"),
-    ],
+@cases(
+    "content, message",
+    ('{"file": "a"', "line 2: not JSON"),
+    ("[1]", "line 2: not an answer of tandem"),
+    ('{"file": "a"}', "line 2: not an answer of tandem: it has no predictions"),
+    ('{"predictions": [{"label": "x"}]}', "a row is not an answer of tandem"),
+    ('{"predictions": 3, "agreement": true}', "a row is not an answer of tandem"),
+    (json.dumps(row() | {"time": "noon"}), "time is 'noon', not like .*; remove the row, or write"),
+    (json.dumps(row() | {"time": 5}), "time is 5, not like"),
+    (json.dumps(row() | {"predictions": [{"label": "x", "probability": None}]}), "is None, no"),
+    (json.dumps(row() | {"predictions": [{"label": "x", "probability": 2}]}), "is 2, not a n"),
+    (json.dumps(row() | {"predictions": [{"label": 3, "probability": 1}]}), "is 3, not a s"),
 )
 def test_what_is_no_answer(tmp_path, content, message):
     path = written(tmp_path / "answers.jsonl", row())
@@ -149,19 +137,13 @@ CLASSES = [f"class {number}" for number in range(10)]
 EVEN = [0.1] * 10
 
 
-def drawn(
-    num: int,
-    seed: int,
-    shares: Sequence[float] = EVEN,
-    confidence: tuple[float, float] = (8.0, 2.0),
-    agreement: float = 0.9,
-) -> Answers:
+def drawn(num, seed, shares=EVEN, confidence: tuple[float, float] = (8.0, 2.0), agreement=0.9):
     """Draw answers: classes by ``shares``, confidence of a beta distribution."""
     rng = np.random.default_rng(seed)
     labels = [CLASSES[i] for i in rng.choice(len(shares), num, p=shares)]
-    return Answers(
-        tuple(labels), rng.beta(*confidence, num), rng.random(num) < agreement, {"a": num}
-    )
+    right, wrong = confidence
+    sure = rng.beta(right, wrong, num)
+    return Answers(tuple(labels), sure, rng.random(num) < agreement, {"a": num})
 
 
 def drifted(drift: Drift) -> list[str]:
@@ -174,13 +156,11 @@ def test_answers_of_the_same_kind_rarely_differ():
     assert shown <= 15
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"shares": [0.4, 0.0, 0.0, *[0.6 / 7] * 7]}, ["classes"]),
-        ({"confidence": (4.0, 3.0)}, ["confidence"]),
-        ({"agreement": 0.7}, ["agreement"]),
-    ],
+@cases(
+    "changed, expected",
+    ({"shares": [0.4, 0.0, 0.0, *[0.6 / 7] * 7]}, ["classes"]),
+    ({"confidence": (4.0, 3.0)}, ["confidence"]),
+    ({"agreement": 0.7}, ["agreement"]),
 )
 def test_each_kind_of_drift_is_shown_alone(changed, expected):
     assert drifted(compare(drawn(1000, 1), drawn(500, 2, **changed))) == expected
@@ -235,31 +215,34 @@ def test_rare_classes_are_tested_together():
     assert compare(*sides).differences[0].p_value > 0.01
 
 
-def of_classes(classes: npt.NDArray[np.int64], model_set: str | None = None) -> Answers:
+def of_classes(classes, model_set=None):
     """Answers that differ in their classes alone."""
     num, rng = len(classes), np.random.default_rng(7)
     labels = tuple(f"class {number}" for number in classes)
-    confidence = rng.random(num)
-    return Answers(labels, confidence, np.ones(num, bool), {"a": num}, model_set=model_set)
+    return Answers(labels, rng.random(num), np.ones(num, bool), {"a": num}, model_set=model_set)
 
 
 @pytest.mark.parametrize("num_reference", [300, 5_000, 50_000])
 def test_drift_among_a_thousand_classes_is_shown(num_reference):
     rng = np.random.default_rng(3)
     reference = of_classes(rng.integers(0, 1000, num_reference))
-    last = of_classes(rng.integers(900, 1000, 200))
-    classes = compare(reference, last).differences[0]
+    classes = compare(reference, of_classes(rng.integers(900, 1000, 200))).differences[0]
     assert classes.is_drift
     assert classes.effect > 0.5
     assert not compare(reference, of_classes(rng.integers(0, 1000, 200))).differences[0].is_drift
 
 
-def test_a_thousand_classes_that_exclude_each_other():
+def test_classes_that_exclude_each_other_and_one_class_alone():
     rng = np.random.default_rng(3)
     sides = [of_classes(rng.integers(low, low + 500, 200)) for low in (0, 500)]
     classes = compare(*sides).differences[0]
     assert classes.is_drift
     assert classes.effect == pytest.approx(1.0, abs=0.02)
+    drift = compare(drawn(60, 1, [1.0], agreement=1.0), drawn(60, 2, [1.0], agreement=1.0))
+    classes, _, agreement = drift.differences
+    assert (classes.p_value, classes.effect) == (1.0, 0.0)
+    assert (agreement.p_value, agreement.effect) == (1.0, 0.0)
+    assert not drift.is_drift
 
 
 def test_answers_of_two_sets_are_not_compared():
@@ -267,14 +250,6 @@ def test_answers_of_two_sets_are_not_compared():
     with pytest.raises(ModelSetError, match="of a, and the samples of b: choose with --model-set"):
         compare(first, second)
     assert not compare(first, of_classes(np.arange(60))).is_drift  # a record that does not say
-
-
-def test_one_class_and_members_that_always_agree():
-    drift = compare(drawn(60, 1, [1.0], agreement=1.0), drawn(60, 2, [1.0], agreement=1.0))
-    classes, _, agreement = drift.differences
-    assert (classes.p_value, classes.effect) == (1.0, 0.0)
-    assert (agreement.p_value, agreement.effect) == (1.0, 0.0)
-    assert not drift.is_drift
 
 
 def test_shares_of_classes_the_largest_change_first():
@@ -288,8 +263,7 @@ def test_shares_of_classes_the_largest_change_first():
 
 
 def test_figures_of_both_sides():
-    drift = compare(drawn(2000, 1), drawn(2000, 2, agreement=0.5))
-    _, confidence, agreement = drift.differences
+    _, confidence, agreement = compare(drawn(2000, 1), drawn(2000, 2, agreement=0.5)).differences
     assert confidence.reference == pytest.approx(0.8, abs=0.01)
     assert agreement.reference == pytest.approx(0.9, abs=0.03)
     assert agreement.samples == pytest.approx(0.5, abs=0.04)

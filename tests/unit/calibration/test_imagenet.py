@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -28,6 +27,7 @@ from models.network import RuntimeOptions, load
 from models.record import ImageRecord
 from tests.support.calibration.lite_weights import lite_tensors, old_file
 from tests.support.calibration.package_index import PackageIndex
+from tests.support.cases import cases
 from tests.support.full_disk import full_disk
 
 SIZES = (33, 40, 48)
@@ -45,7 +45,7 @@ def photographs() -> dict[str, bytes]:
 
 
 @pytest.fixture
-def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+def index(monkeypatch):
     """Packages of tiny networks and of drawn photographs, in place of the real ones."""
     with PackageIndex() as served:
         served.set_for_pip(monkeypatch)
@@ -65,8 +65,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
         monkeypatch.setattr(recipe, "NETWORKS", tuple(networks))
         monkeypatch.setattr(recipe, "Request", partial(Request, subset_size=4))
         for module in (recipe, calibration_images):
-            wheel = Wheel("scikit-image", "1", sha256, 100_000)
-            monkeypatch.setattr(module, "SCIKIT_IMAGE", wheel)
+            monkeypatch.setattr(module, "SCIKIT_IMAGE", Wheel("scikit-image", "1", sha256, 100_000))
         yield served
 
 
@@ -139,14 +138,11 @@ def test_one_command_makes_the_set_and_says_how_it_is_served(index, home):
     assert sets_in(home) == ["imagenet"]
 
 
-def test_another_set_of_that_name_is_kept(home, tiny_set):
+def test_another_set_of_that_name_is_kept_and_an_unknown_name_is_usage(home, tiny_set):
     shutil.copytree(tiny_set, home / "imagenet")
     code, said = fetch("--into", str(home))
     assert code != 0
     assert "imagenet exists; give another folder (--into), or --replace it" in said
-
-
-def test_a_set_that_nobody_publishes_is_a_matter_of_usage():
     result = CliRunner().invoke(app, ["models", "fetch", "imagenet2"], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert "is not one of 'imagenet', 'imagenet1k', 'imagenette-float'" in result.output
@@ -184,15 +180,13 @@ def interrupt(*_: object, **__: object) -> NoReturn:
 
 
 @pytest.mark.slow  # make test fills the disk and breaks off downloads, below
-@pytest.mark.parametrize(
-    ("owner", "step"),
-    [
-        (recipe, "fetch_wheel"),
-        (recipe, "efficientnet_lite"),
-        (quantize_set, "packaged_images"),
-        (quantize_set, "quantize_within"),
-        (Staging, "golden"),
-    ],
+@cases(
+    "owner, step",
+    (recipe, "fetch_wheel"),
+    (recipe, "efficientnet_lite"),
+    (quantize_set, "packaged_images"),
+    (quantize_set, "quantize_within"),
+    (Staging, "golden"),
 )
 def test_ctrl_c_at_any_step_leaves_nothing_half_made(wheels, home, monkeypatch, owner, step):
     with monkeypatch.context() as patched:
@@ -231,8 +225,7 @@ def test_a_foreign_class_in_the_weights_is_named_and_nothing_is_made(index, home
     written = home / "written"
     command = f"touch {written}".encode()
     run = b"cposix\nsystem\n(X" + len(command).to_bytes(4, "little") + command + b"tR0"
-    bad = {"lite1/net.pth": old_file(lite_tensors(1000), run)}
-    sha256 = index.add("lite1", "1", bad)
+    sha256 = index.add("lite1", "1", {"lite1/net.pth": old_file(lite_tensors(1000), run)})
     networks: Any = recipe
     first, second, _ = networks.NETWORKS
     networks.NETWORKS = (first, replace(second, wheel=Wheel("lite1", "1", sha256)))
@@ -255,8 +248,7 @@ def test_quantize_without_images_takes_the_photographs(index, home):
     assert made.manifest.calibration_source == "packaged photographs"
     assert made.manifest.members[0].quantization.subset_size == 6
     assert made.fingerprint() != before.fingerprint()
-    path = made.network_path("lite0")
-    assert load(path, RuntimeOptions(batch_sizes=(1,))).num_classes == 1000
+    assert load(made.network_path("lite0"), RuntimeOptions(batch_sizes=(1,))).num_classes == 1000
 
 
 def test_what_is_of_other_sets_is_refused(index, home):

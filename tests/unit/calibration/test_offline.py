@@ -4,37 +4,36 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from calibration.offline import Answer, LocalEnsemble, load
+from calibration.offline import Answer, load
 from calibration.sets.transaction import write_manifest
 from models.errors import ImageError, ModelSetError, NotAnImageError
 from models.golden import GoldenMismatchError
 from models.manifest import read_manifest
 from models.model_set import load_model_set
 from models.plan import NO_BOUND
+from models.record import PRECISIONS, FileRecord
+from tests.support import tiny_networks
+from tests.support.calibration.evaluated_sets import two_precisions
 from tests.support.command_line import classify_offline, tandem
 from tests.support.plans import planned
 from tests.support.scored_sets import scored_picture, write_scored_set
-from tests.support.tiny_networks import (
-    take_golden,
-    with_accuracy,
-    write_opposite_sets,
-    write_pictures,
-    write_tiny_set,
-)
+
+STOP_AT = 0.669  # the tiny network ``unsure`` answers 0.667 to 0.671
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def files(tmp_path_factory):
     """Pictures of three colours, more than a batch."""
-    return sorted(write_pictures(tmp_path_factory.mktemp("pictures"), 7).rglob("*.png"))
+    return sorted(
+        tiny_networks.write_pictures(tmp_path_factory.mktemp("pictures"), 7).rglob("*.png")
+    )
 
 
 @pytest.fixture(scope="module")
-def ensemble(tiny_set: Path) -> LocalEnsemble:
+def ensemble(tiny_set):
     return load(str(tiny_set))
 
 
@@ -49,11 +48,13 @@ def test_a_path_and_its_bytes_have_the_same_answer(ensemble, files, tiny_set):
     assert answer.model_version == load_model_set(str(tiny_set)).fingerprint()
 
 
-def test_files_in_memory_are_answered_as_those_on_disk(ensemble, files):
+def test_files_in_memory_are_answered_as_those_on_disk_and_no_image_raises(ensemble, files):
     mixed = [file.read_bytes() if place % 2 else file for place, file in enumerate(files)]
     answers = list(ensemble.classify_many([*mixed, b"no image"]))
     assert isinstance(answers.pop(), NotAnImageError)
     assert answers == list(ensemble.classify_many(files))
+    with pytest.raises(ImageError, match="image"):
+        ensemble.classify(b"no image")
 
 
 def test_compiled_networks_are_kept_for_the_next_time(tiny_set, files, tmp_path, monkeypatch):
@@ -74,8 +75,7 @@ def test_a_start_does_not_wait_for_statistics():
 
 def test_many_files_are_answered_in_order_as_each_alone(ensemble, files, tmp_path):
     (bad := tmp_path / "bad.png").write_text("no image")
-    mixed = [*files[:5], bad, *files[5:], tmp_path / "gone.png"]
-    answers = list(ensemble.classify_many(mixed))
+    answers = list(ensemble.classify_many([*files[:5], bad, *files[5:], tmp_path / "gone.png"]))
     assert isinstance(answers.pop(5), NotAnImageError)
     assert isinstance(answers.pop(), FileNotFoundError)
     for file, answer in zip(files, answers, strict=True):
@@ -86,13 +86,10 @@ def test_many_files_are_answered_in_order_as_each_alone(ensemble, files, tmp_pat
         assert answer.predictions[0].probability == pytest.approx(probability, abs=1e-6)
 
 
-STOP_AT = 0.669  # the tiny network ``unsure`` answers 0.667 to 0.671
-
-
 @pytest.fixture(scope="module")
-def fast_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fast_set(tmp_path_factory):
     """A set whose fast plan lets ``unsure`` answer some of the pictures alone."""
-    folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny")
+    folder = tiny_networks.write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny")
     return planned(folder, (("unsure",), STOP_AT), (("sure",), None), bounds=(0.3, None))
 
 
@@ -145,11 +142,6 @@ def test_the_command_answers_by_the_plan(fast_set, files):
     assert {tuple(row["asked"]) for row in rows} == {("unsure",), ("unsure", "sure")}
 
 
-def test_what_is_no_image_raises(ensemble):
-    with pytest.raises(ImageError, match="image"):
-        ensemble.classify(b"no image")
-
-
 def test_a_multi_label_set_lists_what_is_above_the_threshold(tmp_path):
     scored = load(str(write_scored_set(tmp_path / "scored")))
     low, high = (scored.classify(scored_picture("black"), 3, at) for at in (0.001, 0.999))
@@ -158,25 +150,68 @@ def test_a_multi_label_set_lists_what_is_above_the_threshold(tmp_path):
     assert high.fields()["members"] == {name: {"predictions": []} for name in high.members}
 
 
-def test_a_set_whose_int8_lost_too_much_is_refused(tmp_path):
-    folder = write_tiny_set(tmp_path / "dropped", name="dropped")
+def test_a_set_that_lost_too_much_or_answers_otherwise_is_refused(tmp_path):
+    folder = tiny_networks.write_tiny_set(tmp_path / "dropped", name="dropped")
     top1 = {"sure": 0.9, "unsure": 0.9, "ensemble": 0.9}
-    write_manifest(folder, with_accuracy(read_manifest(folder), top1, {"sure": 0.1}))
+    write_manifest(folder, tiny_networks.with_accuracy(read_manifest(folder), top1, {"sure": 0.1}))
     with pytest.raises(ModelSetError, match=r"costs sure 10\.00 points.*Only tandem serve has"):
         load(str(folder))
-
-
-def test_a_network_that_answers_otherwise_here_is_refused(tmp_path):
-    folder, other = write_opposite_sets(tmp_path)
-    take_golden(folder, other)
+    folder, other = tiny_networks.write_opposite_sets(tmp_path)
+    tiny_networks.take_golden(folder, other)
     with pytest.raises(GoldenMismatchError, match="does not answer as where the set was made"):
         load(str(folder))
 
 
-def test_a_table(tiny_set, pictures):
+@pytest.mark.parametrize("asked", [None, "auto", "FP16"])
+def test_a_float_set_answers(tmp_path, files, asked):
+    folder = tiny_networks.write_tiny_set(tmp_path / "floats", precision="FP16")
+    ensemble = load(str(folder), asked)
+    assert (ensemble.precision, ensemble.classify(files[0]).label) == ("FP16", "mostly blue")
+    with pytest.raises(ModelSetError, match="has no INT8 network"):
+        load(str(folder), "INT8")
+    with pytest.raises(ModelSetError, match="precision 'FP32': INT8, FP16 or auto"):
+        load(str(folder), "FP32")
+
+
+def test_the_variable_chooses_the_networks(tmp_path, files, monkeypatch):
+    folder = two_precisions(tmp_path / "both")
+    of = load_model_set(str(folder)).fingerprints
+    versions = []
+    for value in (None, "auto", "INT8", "FP16"):
+        if value is not None:
+            monkeypatch.setenv("TANDEM_PRECISION", value)
+        (row,) = map(json.loads, classify_offline(folder, "--json", files[0]).splitlines())
+        versions.append(row["model_version"])
+    assert versions == [of["INT8"]] * 3 + [of["FP16"]]
+    assert load(str(folder), "INT8").model_version == of["INT8"]  # what is said counts first
+
+
+def test_auto_is_float_where_int8_answers_otherwise(tmp_path, monkeypatch, capsys):
+    folder, other = tiny_networks.write_opposite_sets(tmp_path)
+    wrong, right = (json.loads((f / "golden.json").read_text()) for f in (other, folder))
+    for name, answers in wrong["answers"].items():
+        answers["FP16"] = right["answers"][name]["INT8"]
+    (folder / "golden.json").write_text(json.dumps(wrong))
+    of_int8 = read_manifest(folder)
+    members = tuple(
+        member.model_copy(update={"networks": dict.fromkeys(PRECISIONS, member.networks["INT8"])})
+        for member in of_int8.members
+    )
+    update = {"members": members, "golden": FileRecord.of(folder, "golden.json")}
+    write_manifest(folder, of_int8.model_copy(update=update))
+    with pytest.raises(GoldenMismatchError):
+        load(str(folder))
+    monkeypatch.setenv("TANDEM_PRECISION", "auto")
+    assert load(str(folder)).precision == "FP16"
+    assert "FP16 answers, not INT8" in capsys.readouterr().err
+
+
+def test_a_table_and_more_classes_than_there_are(tiny_set, pictures):
     said = classify_offline(tiny_set, pictures, exit_code=1)
     assert "1 of 10 failed" in said
     assert all(folder.name in said for folder in pictures.iterdir() if folder.is_dir())
+    done = tandem("classify", "--offline", "--model-set", tiny_set, "--top-k", 4, pictures)
+    assert "this model set has 3 classes" in str(done.exception)
 
 
 def test_json_is_that_of_a_service(tiny_set, pictures):
@@ -197,11 +232,6 @@ def test_a_log_gets_a_line_now_and_then(tiny_set, pictures, tmp_path, monkeypatc
     monkeypatch.setattr("app.cli.classify.LINE_EVERY_S", 0)
     said = classify_offline(tiny_set, "--out", out, *files)
     assert re.findall(r"^(\d) of 9 classified$", said, re.M) == list("123456789")
-
-
-def test_more_classes_than_there_are(tiny_set, pictures):
-    done = tandem("classify", "--offline", "--model-set", tiny_set, "--top-k", 4, pictures)
-    assert "this model set has 3 classes" in str(done.exception)
 
 
 def test_without_ray(tiny_set, pictures):

@@ -21,6 +21,7 @@ from calibration.planning import (
 )
 from calibration.simulator import Simulation
 from models.model_set import load_model_set
+from tests.support.cases import cases
 from tests.support.tiny_networks import write_tiny_set
 
 APART = Costs(
@@ -28,6 +29,7 @@ APART = Costs(
 )
 TOGETHER = Costs({"Gateway": 34.0}, ("one", "other"), 1.4, "test")
 WISH = Requirements(rate=200, p99_ms=100, node_cores=16, survive_nodes=1)
+RESULTS = Path(__file__).parents[2] / "load" / "results"
 
 
 @pytest.mark.parametrize("costs", [APART, TOGETHER], ids=["apart", "together"])
@@ -73,13 +75,9 @@ def test_nodes_are_used(cores):
     assert planned.nodes <= math.ceil(cores * 200 * (34.0 + 1.4) / 1e3 / 0.7 / (0.75 * (cores - 1)))
 
 
-def test_stages_apart_fit_nodes_of_eight_cores():
+def test_apart_fits_nodes_of_eight_cores_and_a_tighter_p99_takes_more():
     planned = plan(Requirements(20, 500, 8, survive_nodes=0), APART)
-    assert planned.nodes == 1
-    assert planned.costs.cores("one") == 2
-
-
-def test_a_tighter_p99_takes_more():
+    assert (planned.nodes, planned.costs.cores("one")) == (1, 2)
     loose = plan(replace(WISH, p99_ms=500), TOGETHER)
     tight = plan(replace(WISH, p99_ms=50), TOGETHER)
     assert tight.p99_ms <= 50
@@ -87,13 +85,11 @@ def test_a_tighter_p99_takes_more():
     assert tight.utilization_survived["Gateway"] < loose.utilization_survived["Gateway"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"p99_ms": 30}, "one image alone takes 36.8 ms"),
-        ({"p99_ms": 38.3}, "a p99 of 38.3 ms is not kept even by"),
-        ({"node_cores": 1}, "--node-cores 1: Ray and HAProxy take one core or more"),
-    ],
+@cases(
+    "changes, says",
+    ({"p99_ms": 30}, "one image alone takes 36.8 ms"),
+    ({"p99_ms": 38.3}, "a p99 of 38.3 ms is not kept even by"),
+    ({"node_cores": 1}, "--node-cores 1: Ray and HAProxy take one core or more"),
 )
 def test_what_cannot_be_is_said(changes, says):
     with pytest.raises(PlanError, match=says):
@@ -110,15 +106,13 @@ class Bounded(Simulation):
 
 
 @pytest.mark.parametrize("costs", [APART, TOGETHER], ids=["apart", "together"])
-@pytest.mark.parametrize(
+@cases(
     "changes",
-    [
-        {"rate": 0.001},
-        {"rate": 1e5},
-        {"rate": 1e5, "node_cores": 1024},
-        {"p99_ms": 1e5},
-        {"survive_nodes": 100},
-    ],
+    {"rate": 0.001},
+    {"rate": 1e5},
+    {"rate": 1e5, "node_cores": 1024},
+    {"p99_ms": 1e5},
+    {"survive_nodes": 100},
     ids=str,
 )
 def test_extreme_wishes_take_no_longer(monkeypatch, changes, costs):
@@ -139,19 +133,17 @@ def test_a_part_of_many_nodes_waits_as_long_as_all_do(monkeypatch):
     assert whole.p99_ms < part.p99_ms < 1.1 * whole.p99_ms
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"rate": 1e-6}, "--rate is 1e-06; it must be from 0.001 to 100000 images/s"),
-        ({"rate": 1e9}, "--rate is 1000000000"),
-        ({"rate": math.nan}, "--rate is nan"),
-        ({"p99_ms": 1e9}, "--p99-ms is 1000000000"),
-        ({"p99_ms": 0.0}, "--p99-ms is 0"),
-        ({"node_cores": 0}, "--node-cores is 0; it must be from 1 to 1024 cores"),
-        ({"node_cores": 100_000}, "--node-cores is 100000"),
-        ({"survive_nodes": -1}, "--survive-nodes is -1; it must be from 0 to 100 nodes"),
-        ({"survive_nodes": 1000}, "--survive-nodes is 1000"),
-    ],
+@cases(
+    "changes, says",
+    ({"rate": 1e-6}, "--rate is 1e-06; it must be from 0.001 to 100000 images/s"),
+    ({"rate": 1e9}, "--rate is 1000000000"),
+    ({"rate": math.nan}, "--rate is nan"),
+    ({"p99_ms": 1e9}, "--p99-ms is 1000000000"),
+    ({"p99_ms": 0.0}, "--p99-ms is 0"),
+    ({"node_cores": 0}, "--node-cores is 0; it must be from 1 to 1024 cores"),
+    ({"node_cores": 100_000}, "--node-cores is 100000"),
+    ({"survive_nodes": -1}, "--survive-nodes is -1; it must be from 0 to 100 nodes"),
+    ({"survive_nodes": 1000}, "--survive-nodes is 1000"),
     ids=str,
 )
 def test_a_wish_without_sense_is_refused(changes, says):
@@ -171,14 +163,11 @@ def test_costs_of_the_bundled_set_come_from_its_record():
     assert str(manifest.accuracy[-1].measured) in together.source
 
 
-def test_other_labels_change_no_costs():
+def test_costs_are_the_networks_and_a_guess_where_never_measured(tmp_path):
     manifest = load_model_set("imagenette").manifest
     renamed = manifest.labels.model_copy(update={"sha256": "0" * 64})
     changed = manifest.model_copy(update={"labels": renamed})
     assert planned_costs(changed, "INT8", "stages") == planned_costs(manifest, "INT8", "stages")
-
-
-def test_a_set_that_was_never_measured_says_so(tmp_path):
     manifest = load_model_set(str(write_tiny_set(tmp_path / "tiny"))).manifest
     assert "none: a guess" in planned_costs(manifest, "INT8", "stages").source
 
@@ -193,13 +182,9 @@ def bench_result(**by_stage):
 def test_costs_from_a_bench(tmp_path):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(bench_result(Gateway=30.0, Ray=1.0, HAProxy=0.5)))
-    costs = read_costs(path, ("one", "other"))
-    assert costs == Costs(
+    assert read_costs(path, ("one", "other")) == Costs(
         {"Gateway": 30.0}, ("one", "other"), 1.5, "costs.json, on Some CPU, 8 cores"
     )
-
-
-RESULTS = Path(__file__).parents[2] / "load" / "results"
 
 
 def test_costs_from_the_projects_own_measurement():
@@ -228,20 +213,18 @@ def test_what_is_expected_beside_the_networks_was_measured():
     assert costs.cpu_ms["Decoder"] == pytest.approx(decoder_ms, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("no JSON", "has no CPU time by stage"),
-        ("[]", "has no CPU time by stage"),
-        ('{"runs": []}', "tandem bench --concurrency 16 --json costs.json"),
-        (json.dumps(bench_result()), "has the stages none"),
-        (json.dumps(bench_result(Gateway=1, one=2)), "all or none"),
-        (json.dumps(bench_result(Gateway=1, cats=2)), "cats"),
-        (json.dumps(bench_result(Gateway=0)), "has the stages Gateway"),
-        (json.dumps(bench_result(Gateway=float("nan"))), "Gateway: nan ms"),
-        (json.dumps(bench_result(Gateway=float("inf"))), "Gateway: inf ms"),
-        (json.dumps(bench_result(Gateway=9, Ray=-1, HAProxy=2e6)), "Ray: -1 ms, HAProxy: 2e"),
-    ],
+@cases(
+    "content, says",
+    ("no JSON", "has no CPU time by stage"),
+    ("[]", "has no CPU time by stage"),
+    ('{"runs": []}', "tandem bench --concurrency 16 --json costs.json"),
+    (json.dumps(bench_result()), "has the stages none"),
+    (json.dumps(bench_result(Gateway=1, one=2)), "all or none"),
+    (json.dumps(bench_result(Gateway=1, cats=2)), "cats"),
+    (json.dumps(bench_result(Gateway=0)), "has the stages Gateway"),
+    (json.dumps(bench_result(Gateway=float("nan"))), "Gateway: nan ms"),
+    (json.dumps(bench_result(Gateway=float("inf"))), "Gateway: inf ms"),
+    (json.dumps(bench_result(Gateway=9, Ray=-1, HAProxy=2e6)), "Ray: -1 ms, HAProxy: 2e"),
 )
 def test_a_file_without_costs_is_refused(tmp_path, content, says):
     path = tmp_path / "costs.json"
@@ -250,13 +233,11 @@ def test_a_file_without_costs_is_refused(tmp_path, content, says):
         read_costs(path, ("one", "other"))
 
 
-def test_members_of_one_process_run_side_by_side_where_it_has_cores():
+def test_a_process_uses_cores_for_members_and_fewer_the_cheaper_they_are():
     known = replace(TOGETHER, member_ms={"one": 20.0, "other": 10.0})
     assert known.alone_ms == pytest.approx(TOGETHER.alone_ms - 10.0)
     assert replace(known, cpu_ms={"Gateway": 2.0}).cores("Gateway") == 1
 
-
-def test_the_cheaper_the_networks_the_fewer_cores_a_gateway_can_use():
     def cores(ms: float) -> float:
         return replace(TOGETHER, cpu_ms={"Gateway": ms}).cores("Gateway")
 

@@ -62,8 +62,7 @@ def test_every_image_is_answered_refused_or_late_and_the_same_seed_plays_the_sam
     arrivals = poisson_arrivals(rate, 10, seed).tolist()
     service = Service(stages, STEPS, max_under_way=most, timeout_s=1)
     outcome, again = (Simulation(service, seed).run(arrivals) for _ in "ab")
-    ended = [at for at, _ in outcome.answered] + outcome.refused + outcome.late
-    assert sorted(ended) == arrivals
+    assert sorted([at for at, _ in outcome.answered] + outcome.refused + outcome.late) == arrivals
     assert outcome == again
 
 

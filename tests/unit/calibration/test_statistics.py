@@ -1,7 +1,4 @@
-"""Paired tests and the calibration error, against published values and plain loops.
-
-A classifier's counts against a loop over the images that sorts as serving does.
-"""
+"""Paired tests, calibration error and counts, against published values and plain loops."""
 
 import json
 from math import comb
@@ -19,6 +16,10 @@ from models.ensemble import top_k
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
 RIGHT = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
+NUM_CLASSES = 7
+LABELS = tuple("abcdefg")
+# Few different values: rows full of ties.
+TIED = st.sampled_from([0.0, 0.125, 0.25, 0.5])
 
 
 def paired(only_first: int, only_second: int, num_images: int) -> Paired:
@@ -105,8 +106,7 @@ def test_no_differences_leave_room_for_what_so_few_images_would_not_show(num_ima
 def test_the_other_way_round_is_mirrored(only_first, only_second, num_same):
     n = max(1, only_first + only_second + num_same)
     low, high = paired(only_first, only_second, n).interval
-    mirrored = paired(only_second, only_first, n).interval
-    assert mirrored == pytest.approx((-high, -low), abs=1e-9)
+    assert paired(only_second, only_first, n).interval == pytest.approx((-high, -low), abs=1e-9)
 
 
 def test_an_interval_stays_within_what_a_difference_can_be():
@@ -142,20 +142,11 @@ def test_the_calibration_error_is_that_of_a_plain_loop(data, num_images, num_bat
     assert found.expected_calibration_error == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_softmax_that_rounds_to_more_than_one_is_in_the_last_bin():
+def test_the_last_bin_has_what_rounds_above_one_and_no_images_no_error():
     found = Reliability()
     found.add(np.array([1.0000001], np.float32), np.array([True]))
     assert found.counts[-1] == 1
-
-
-def test_no_images_are_no_error():
     assert Reliability().expected_calibration_error == 0
-
-
-NUM_CLASSES = 7
-LABELS = tuple("abcdefg")
-# Few different values: rows full of ties.
-TIED = st.sampled_from([0.0, 0.125, 0.25, 0.5])
 
 
 @st.composite
@@ -163,8 +154,7 @@ def answers(draw, max_images: int = 12) -> tuple[np.ndarray, np.ndarray]:
     num_images = draw(st.integers(1, max_images))
     elements = draw(st.sampled_from([TIED, st.floats(0, 1, width=32)]))
     rows = draw(hnp.arrays(np.float32, (num_images, NUM_CLASSES), elements=elements))
-    truth = draw(hnp.arrays(np.int64, num_images, elements=st.integers(0, NUM_CLASSES - 1)))
-    return rows, truth
+    return rows, draw(hnp.arrays(np.int64, num_images, elements=st.integers(0, NUM_CLASSES - 1)))
 
 
 def tally_of(rows: list[list[float]], truth: list[int]) -> Tally:
@@ -205,37 +195,28 @@ def test_how_the_images_are_cut_into_batches_changes_nothing_tally(batch, cut):
     assert parts.class_accuracy() == whole.class_accuracy()
 
 
-def test_of_seven_equal_classes_the_first_five_are_the_top_five():
-    rows = [[1 / 7] * 7] * 7
-    found = tally_of(rows, list(range(7)))
-    assert found.num_right_top5 == 5
-    assert found.num_right == 1
-
-
-def test_with_three_classes_the_top_five_are_all():
+def test_the_top_five_are_the_first_of_equals_or_all_there_are():
+    found = tally_of([[1 / 7] * 7] * 7, list(range(7)))
+    assert (found.num_right_top5, found.num_right) == (5, 1)
     assert tally_of([[0.9, 0.1, 0.0]], [2]).score.top5 == 1
 
 
-def test_confidence_is_that_of_the_answer_right_or_wrong():
+def test_confidence_is_of_any_answer_and_no_images_are_no_accuracy():
     found = tally_of([[0.9, 0.1], [0.2, 0.8]], [0, 0])
     assert found.reliability.confidence.sum() == pytest.approx(1.7)
     assert found.reliability.right.sum() == 1
+    found = tally_of([[0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.1, 0.8, 0.1]], [0, 0, 2])
+    assert found.class_accuracy() == [0.5, None, 0.0]
+    assert all(type(v) is float for v in found.class_accuracy() if v is not None)
 
 
 def test_the_score_is_rounded_and_fit_for_json():
-    rows = [[0.9, 0.1], [0.9, 0.1], [0.9, 0.1]]
-    score = tally_of(rows, [0, 0, 1]).score
+    score = tally_of([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1]], [0, 0, 1]).score
     assert score.top1 == 0.6667
     assert score.top1_interval == tuple(round(v, 4) for v in wilson_interval(2, 3))
     assert score.top5 == 1
     assert score.calibration_error == pytest.approx(0.9 - 2 / 3, abs=1e-4)
     assert json.loads(json.dumps(score.model_dump(mode="json")))["top1"] == 0.6667
-
-
-def test_a_class_without_images_has_no_accuracy():
-    found = tally_of([[0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.1, 0.8, 0.1]], [0, 0, 2])
-    assert found.class_accuracy() == [0.5, None, 0.0]
-    assert all(type(v) is float for v in found.class_accuracy() if v is not None)
 
 
 def test_a_mode_counts_sure_answers_from_its_bound_on_and_what_its_sets_hold():

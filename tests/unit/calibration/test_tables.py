@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ LONG = "convnext_" + "x" * 54  # as long as a member's name may be
 RULES = dict.fromkeys(map(ord, "┏━┳┓┃┡╇┩│└─┴┘"), " ")
 
 
-def printed(show: Callable[[Console], None]) -> str:
+def printed(show):
     out = io.StringIO()
     show(Console(file=out, width=WIDTH, soft_wrap=True, highlight=False))
     return out.getvalue()
@@ -70,22 +69,16 @@ def summary(kind: str, offered: float, factor: float = 1.0) -> Summary:
     )
 
 
-def test_bench():
+def test_bench_of_any_size_and_its_limit():
     runs = [summary("closed", 8), summary("open", 12.5)]
     text = printed(lambda console: show_runs(console, runs, 100))
     headings = ("load", "ok", "images", "/s", "<100", "p50", "p90", "p99", "max", "errors", "CPU")
     figures = ("8", "12.5/s", "45.7", "182.7", "44.4", "41", "88", "123", "346", "23", "43.9")
     assert_whole(text, *headings, *figures)
-
-
-def test_bench_of_a_large_service_and_of_one_that_is_overrun():
     runs = [summary("closed", 1024, 1000.0), summary("open", 123456.5, 1000.0)]
     text = printed(lambda console: show_runs(console, runs, 1234.5))
-    figures = ("1024", "123456/s", "45670", "182680", "44400", "41200", "88100", "123400")
-    assert_whole(text, "<1234.5", *figures, "345600", "23000")
-
-
-def test_bench_limit():
+    large = ("1024", "123456/s", "45670", "182680", "44400", "41200", "88100", "123400")
+    assert_whole(text, "<1234.5", *large, "345600", "23000")
     best = Setup(batch_size=16, streams=128, threads=1)
     found = UpperBound("INT8", 4, best, 12345.6, 40.1, {best: 12345.6})
     text = printed(lambda console: show_bound(console, found))

@@ -2,32 +2,32 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 
 import pytest
-from typer.testing import Result
 
 from app.bench.load import NothingToClassifyError
 from app.cli.bench import numbers
 from app.errors import ConfigError
 from calibration.offline import Setup, setups
 from models.files import ResultFileError
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.http_server import FakeServer
 from tests.support.tiny_networks import picture, write_tiny_set
 
+TOO_LARGE = "give a number below a million"
+
 
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
+def server():
     with FakeServer() as fake:
         fake.get = (200, b'{"ready": true, "model_set": "fake"}')
         yield fake
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
     for color in ("red", "green", "blue"):
@@ -35,7 +35,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def bench(*arguments: object) -> Result:
+def bench(*arguments):
     return tandem("bench", *arguments)
 
 
@@ -128,8 +128,7 @@ def test_a_rate_that_nothing_can_serve_ends_and_says_so(server):
         return 200, b"{}"
 
     server.answer = one_at_a_time
-    load = ("--rate", "300", "--duration", "0.4", "--warm-up", "0")
-    done = bench("--url", server.url, *load)
+    done = bench("--url", server.url, "--rate", "300", "--duration", "0.4", "--warm-up", "0")
     assert done.exit_code == 0
     assert "300/s is more than the service can do" in done.stdout
 
@@ -140,27 +139,22 @@ def test_the_plot_is_drawn(server, tmp_path):
     assert "offered requests/s" in (tmp_path / "x.svg").read_text()
 
 
-TOO_LARGE = "give a number below a million"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind", "says"),
-    [
-        ("--plot x.txt", ConfigError, "a name that ends with .png or .svg"),
-        ("--limit --plot x.png", ConfigError, "--limit has none"),
-        ("--json /no/such/folder/x.json", ResultFileError, "cannot write"),
-        ("--images .", NothingToClassifyError, ""),
-        ("--url 127.0.0.1:8790", ConfigError, "write http://127.0.0.1:8790"),
-        ("--rate nan", ConfigError, "--rate 'nan': give numbers above 0"),
-        ("--rate 0", ConfigError, "--rate '0': give numbers above 0"),
-        ("--concurrency x", ConfigError, "--concurrency 'x' is not a list of numbers"),
-        ("--duration inf", ConfigError, f"--duration is inf: {TOO_LARGE}"),
-        ("--duration 1e300", ConfigError, f"--duration is 1e+300: {TOO_LARGE}"),
-        ("--warm-up inf", ConfigError, f"--warm-up is inf: {TOO_LARGE}"),
-        ("--warm-up 1e300", ConfigError, f"--warm-up is 1e+300: {TOO_LARGE}"),
-        ("--objective-ms inf", ConfigError, f"--objective-ms is inf: {TOO_LARGE}"),
-        ("--objective-ms 1e300", ConfigError, f"--objective-ms is 1e+300: {TOO_LARGE}"),
-    ],
+@cases(
+    "arguments, kind, says",
+    ("--plot x.txt", ConfigError, "a name that ends with .png or .svg"),
+    ("--limit --plot x.png", ConfigError, "--limit has none"),
+    ("--json /no/such/folder/x.json", ResultFileError, "cannot write"),
+    ("--images .", NothingToClassifyError, ""),
+    ("--url 127.0.0.1:8790", ConfigError, "write http://127.0.0.1:8790"),
+    ("--rate nan", ConfigError, "--rate 'nan': give numbers above 0"),
+    ("--rate 0", ConfigError, "--rate '0': give numbers above 0"),
+    ("--concurrency x", ConfigError, "--concurrency 'x' is not a list of numbers"),
+    ("--duration inf", ConfigError, f"--duration is inf: {TOO_LARGE}"),
+    ("--duration 1e300", ConfigError, f"--duration is 1e+300: {TOO_LARGE}"),
+    ("--warm-up inf", ConfigError, f"--warm-up is inf: {TOO_LARGE}"),
+    ("--warm-up 1e300", ConfigError, f"--warm-up is 1e+300: {TOO_LARGE}"),
+    ("--objective-ms inf", ConfigError, f"--objective-ms is inf: {TOO_LARGE}"),
+    ("--objective-ms 1e300", ConfigError, f"--objective-ms is 1e+300: {TOO_LARGE}"),
 )
 def test_what_is_refused_before_the_load(server, tmp_path, monkeypatch, arguments, kind, says):
     monkeypatch.chdir(tmp_path)
@@ -170,13 +164,10 @@ def test_what_is_refused_before_the_load(server, tmp_path, monkeypatch, argument
     assert [path for path, _ in server.requests if path.startswith("/v1/classify")] == []
 
 
-def test_nobody_there(free_port):
+def test_nobody_there_or_not_ready_is_said(free_port, server):
     done = bench("--url", f"http://127.0.0.1:{free_port()}")
     assert isinstance(done.exception, ConfigError)
     assert "start one with tandem serve" in str(done.exception)
-
-
-def test_a_service_that_is_not_ready(server):
     server.get = (503, b"{}")
     assert "no Tandem is ready" in str(bench("--url", server.url).exception)
 

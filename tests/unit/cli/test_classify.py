@@ -1,26 +1,30 @@
 """``tandem classify`` against a server on a thread: files, answers, exit codes."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
 
 from app.errors import ConfigError
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.http_server import classified
 from tests.support.image_folder import write_image_folder
 
+OF_ANOTHER_SERVICE = [
+    (200, b"<html>"), (200, b"[]"), (200, b'"yes"'), (500, b""),
+    (404, b'{"detail": "Not Found"}'), (502, b'{"error": "Bad Gateway"}'),
+]  # fmt: skip
+
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A working folder with pictures and other things."""
     monkeypatch.chdir(tmp_path)
     return write_image_folder(tmp_path)
 
 
-def classify(*arguments: object) -> Result:
+def classify(*arguments):
     return tandem("classify", *arguments)
 
 
@@ -41,14 +45,12 @@ def test_loopback_is_asked_without_a_proxy(server, proxy, tmp_path):
     assert proxy.requests == []
 
 
-@pytest.mark.parametrize(
-    ("fields", "note"),
-    [
-        ({"skipped_members": ["b", "c"]}, "a was sure; not asked: b, c"),
-        ({"sure": False}, "not sure: tench"),
-        ({"degraded": True, "missing_members": {"b": "late"}}, "degraded, without b (late)"),
-        ({"sure": True}, ""),
-    ],
+@cases(
+    "fields, note",
+    ({"skipped_members": ["b", "c"]}, "a was sure; not asked: b, c"),
+    ({"sure": False}, "not sure: tench"),
+    ({"degraded": True, "missing_members": {"b": "late"}}, "degraded, without b (late)"),
+    ({"sure": True}, ""),
 )
 def test_a_note_next_to_an_answer(server, fields, note):
     answer = classified() | fields
@@ -162,12 +164,6 @@ def test_an_answer_is_shown_as_it_came(server):
     assert json.loads(result.stdout) == {"file": "b.jpg", **answer}
 
 
-OF_ANOTHER_SERVICE = [
-    (200, b"<html>"), (200, b"[]"), (200, b'"yes"'), (500, b""),
-    (404, b'{"detail": "Not Found"}'), (502, b'{"error": "Bad Gateway"}'),
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("answer", OF_ANOTHER_SERVICE)
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
 def test_another_service_at_the_url(server, answer, form):
@@ -224,6 +220,5 @@ def test_labels_of_a_multi_label_set_which_may_be_none(server):
 
 
 def test_one_of_a_services_sets(server):
-    asked = ("b.jpg", "--url", server.url, "--model-set", "other")
-    assert classify(*asked).exit_code == 0
+    assert classify("b.jpg", "--url", server.url, "--model-set", "other").exit_code == 0
     assert [path for path, _ in server.requests] == ["/v1/classify?top_k=1&model_set=other"]

@@ -13,6 +13,7 @@ import pytest
 from typer.main import get_command
 
 from app.cli import main as cli
+from tests.support.cases import cases
 from tests.support.command_line import all_commands, tandem
 
 ROOT = Path(__file__).parents[3]
@@ -64,8 +65,7 @@ def test_help_flows_in_a_terminal_of_80_columns_and_cuts_no_name(path, command):
         assert "..." not in text.partition("Commands:")[2]  # of the first sentences
     head = re.split(r"\n *(?:Options|Arguments|Commands):", text)[0].strip()
     for paragraph in head.split("\n\n")[1:]:
-        lines = [line.strip() for line in paragraph.splitlines()]
-        for line, after in itertools.pairwise(lines):
+        for line, after in itertools.pairwise([line.strip() for line in paragraph.splitlines()]):
             assert len(f"  {line} {after.split()[0]}") > 78 or "-" in after.split()[0]
 
 
@@ -98,14 +98,10 @@ def test_the_listed_sentence_is_the_first_of_the_commands_help(name: str) -> Non
     assert listed.get_short_help_str() == listed.loaded.help.partition(".")[0] + "."
 
 
-def test_an_entry_point_of_nothing() -> None:
+def test_help_is_shown_without_a_command_and_an_entry_point_must_exist():
     with pytest.raises(LookupError, match=r"app\.cli\.main defines no function nothing"):
         cli.docstring(EntryPoint("x", "app.cli.main:nothing", ""))
-
-
-def test_without_a_command_help_is_shown():
-    result = tandem()
-    assert "Usage" in result.output
+    assert "Usage" in tandem().output
 
 
 def main(monkeypatch, *arguments: str) -> int | str | None:
@@ -119,25 +115,19 @@ def main(monkeypatch, *arguments: str) -> int | str | None:
 def test_an_error_is_one_line_and_exit_code_2(monkeypatch, capsys, path):
     assert main(monkeypatch, "classify", path) == 2
     printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err == f"tandem: no such file or folder: {path}\n"
+    assert (printed.out, printed.err) == ("", f"tandem: no such file or folder: {path}\n")
 
 
-def test_a_wrong_option_is_exit_code_2(monkeypatch, capsys):
+def test_a_wrong_option_or_configuration_is_exit_code_2(monkeypatch, capsys, tmp_path):
     assert main(monkeypatch, "classify", "x", "--top-k", "0") == 2
     assert "--top-k" in ANSI.sub("", capsys.readouterr().err)
-
-
-def test_serve_refuses_a_configuration_before_ray_starts(monkeypatch, capsys, tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("aplications: []\n")
     assert main(monkeypatch, "serve", "--config", str(path)) == 2
     assert "did you mean applications?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "option"), [((), "TANDEM_PORT"), (("--port", "x"), "'--port'")]
-)
+@cases("arguments, option", ((), "TANDEM_PORT"), (("--port", "x"), "'--port'"))
 def test_a_bad_value_of_a_variable_is_not_said_to_be_an_options(monkeypatch, arguments, option):
     monkeypatch.setenv("TANDEM_PORT", "tcp://10.0.0.1:80")
     result = tandem("serve", *arguments)

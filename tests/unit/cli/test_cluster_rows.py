@@ -4,7 +4,6 @@ tests/integration/test_offline_cluster.py runs the command on two nodes.
 """
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from app.cli.cluster_rows import ClusterRows, NodeClassifier
 from app.errors import ConfigError
 from models import machine
 from models.model_set import load_model_set
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.object_stores import local_s3
 from tests.support.tiny_networks import LABELS, picture, write_pictures
@@ -37,7 +37,7 @@ def node(name: str, cpus: float = 8, alive: bool = True) -> Node:
 class CalledHere:
     """A remote function that runs in this process."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function):
         self.remote = function
 
     def options(self, **_: object) -> "CalledHere":
@@ -60,9 +60,7 @@ def test_the_set_is_that_of_the_nodes_with_cpus(nodes, tiny_set):
     assert cluster.manifest.num_classes == len(LABELS)
 
 
-@pytest.mark.parametrize(
-    ("cpus", "cores", "pool"), [([8, 3], 3, 3), ([64, 32], 4, 24), ([1], 1, 1), ([6, 6], 4, 2)]
-)
+@cases("cpus, cores, pool", ([8, 3], 3, 3), ([64, 32], 4, 24), ([1], 1, 1), ([6, 6], 4, 2))
 def test_processes_fit_every_node(nodes, tiny_set, cpus, cores, pool):
     nodes[:] = [node(str(number), count) for number, count in enumerate(cpus)]
     cluster = ClusterRows(str(tiny_set))
@@ -104,7 +102,7 @@ def test_nodes_with_other_versions(nodes, tiny_set, monkeypatch):
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bucket(monkeypatch):
     with local_s3(monkeypatch) as url:
         yield url
 
@@ -126,7 +124,7 @@ def test_files_are_read_and_classified_as_in_one_process(tiny_set, tmp_path, buc
     files = [good, bad, gone, f"{bucket}/in/a.png", f"{bucket}/in/b.png"]
     monkeypatch.setattr(cluster_rows, "READERS", 2)
     read = pyarrow.concat_tables(cluster_rows._read(pyarrow.table({"file": files})))
-    done = NodeClassifier(str(tiny_set), 1, "full", 2, None)(read)
+    done = NodeClassifier(str(tiny_set), 1, "full", "INT8", 2, None)(read)
     rows = [json.loads(text) for text in done["row"].to_pylist()]
     assert [row["file"] for row in rows] == files
     labels = [row["predictions"][0]["label"] for row in rows if "error" not in row]
@@ -151,7 +149,7 @@ def test_rows_come_until_there_are_no_more(nodes, tiny_set, monkeypatch):
     rows = list(cluster.rows(["a", "b", "c"], 1, None))
     assert [row["file"] for row in rows] == ["a", "b", "c"]
     assert list(cluster.rows([], 1, None)) == []  # all were answered before
-    assert asked == [(["a", "b", "c"], (str(tiny_set), 3, "fast", 1, None), 3)]
+    assert asked == [(["a", "b", "c"], (str(tiny_set), 3, "fast", "INT8", 1, None), 3)]
 
 
 def test_nobody_at_the_address(tmp_path, free_port):

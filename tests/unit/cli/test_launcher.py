@@ -49,11 +49,8 @@ tandem.main()"""
     assert printed.splitlines() == [f"{package}/app", str([package, OTHER])]
 
 
-def test_the_command_says_where_its_configurations_are(site: Path) -> None:
+def test_the_command_says_where_its_configurations_are_and_nodes_where_packages_are(site, tmp_path):
     assert run(site, "tandem.main()", "environment", "--where") == f"{site / 'tandem'}\n"
-
-
-def test_a_node_is_told_where_the_packages_are(site: Path, tmp_path: Path) -> None:
     exports = run(site, "tandem.main()", "environment", "--folder", str(tmp_path))
     shell = f'PYTHONPATH={OTHER}\n{exports}\nprintf %s "$PYTHONPATH"'
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
@@ -69,13 +66,10 @@ def test_in_a_checkout_there_is_nothing_to_add(monkeypatch: pytest.MonkeyPatch) 
     assert (list(sys.path), os.environ.get("PYTHONPATH")) == before
 
 
-def test_the_command_line_imports_no_web_framework(site: Path) -> None:
-    """FastAPI fails on an OTEL_PROPAGATORS that serve leaves out; and importing it takes time."""
+def test_a_program_loads_a_set_and_the_command_line_no_web_framework(site, tiny_set):
+    # FastAPI fails on an OTEL_PROPAGATORS that serve leaves out; and importing it takes time.
     script = "import app.cli.serve, app.launch.serve; print('fastapi' in sys.modules)"
     assert run(site, script, path=str(ROOT)).strip() == "False"
-
-
-def test_a_program_loads_a_set(site: Path, tiny_set: Path) -> None:
     (picture_file := site / "green.png").write_bytes(picture("green"))
     script = f"print(tandem.load({str(tiny_set)!r}).classify({str(picture_file)!r}).label)"
     assert run(site, script).strip() == expected_label("green")

@@ -41,10 +41,13 @@ def run(*arguments: str) -> tuple[int, str, list[object]]:
     return done.exit_code, done.output, got
 
 
-def test_the_function_gets_its_dataclasses() -> None:
+def test_the_function_gets_its_dataclasses_checked():
     assert run("--images", "a") == (0, "", [Wanted(Path("a")), 20, Key()])
     _, _, got = run("--images=a", "--size=1", "--size=2", "--page", "--seed=3", "--key-file=k")
     assert got == [Wanted(Path("a"), [1, 2], has_page=True), 3, Key(Path("k"))]
+    for arguments, says in (((), "--images"), (("--images=a", "--size=0"), "--size")):
+        code, text, got = run(*arguments)
+        assert (code, says in text, got) == (2, True, [])
 
 
 def test_options_are_listed_in_the_order_of_fields_and_parameters() -> None:
@@ -53,9 +56,3 @@ def test_options_are_listed_in_the_order_of_fields_and_parameters() -> None:
     assert re.findall(r"^ +(--[a-z-]+)", text, re.M) == [
         *("--images", "--size", "--page", "--seed", "--key-file", "--help")
     ]
-
-
-def test_a_field_without_a_default_is_required_and_checked() -> None:
-    for arguments, says in (((), "--images"), (("--images=a", "--size=0"), "--size")):
-        code, text, got = run(*arguments)
-        assert (code, says in text, got) == (2, True, [])

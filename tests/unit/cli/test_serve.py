@@ -23,10 +23,15 @@ from app.launch.haproxy import max_connections
 from calibration.sets.transaction import write_manifest
 from models.manifest import read_manifest
 from models.model_set import load_model_set
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.scored_sets import write_scored_set
 from tests.support.shipped_config import edited_config
 from tests.support.tiny_networks import with_accuracy, write_tiny_set
+
+Refused = Callable[..., str]
+OF_A_SET = "model_set: imagenette"
+SHARED = "args:\n      shared_memory: unproxied"
 
 
 def evaluated(text: str) -> dict[str, str]:
@@ -63,16 +68,21 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, place):
     assert result.stdout == ""
 
 
-def test_a_shell_gets_the_nodes_environment(tmp_path):
+def test_haproxys_command_is_not_written_where_a_neighbour_can_replace_it(shared_place, neighbour):
+    neighbour("mkdir -m 777 tandem")
+    result = tandem("environment", "--folder", shared_place / "tandem")
+    assert result.exit_code != 0
+    assert "another user's (uid 65534); give --folder" in str(result.exception or result.output)
+    assert list((shared_place / "tandem").iterdir()) == []
+
+
+def test_a_shell_gets_the_nodes_environment_and_a_haproxy_that_runs(tmp_path):
     result = tandem("environment", "--folder", tmp_path / "a folder")
     assert result.exit_code == 0
     found = evaluated(result.stdout)
     found.pop("OLDPWD", None)
     assert found.pop("RAY_SERVE_HAPROXY_MAXCONN") == str(max_connections())
     assert found == node_environment(tmp_path / "a folder" / "haproxy")
-
-
-def test_the_command_that_it_names_can_be_run(tmp_path):
     tandem("environment", "--folder", tmp_path)
     told = subprocess.run([tmp_path / "haproxy", "-v"], capture_output=True, text=True, check=True)
     assert "HAProxy version" in told.stdout
@@ -84,15 +94,14 @@ def test_a_node_shares_nothing_and_sends_again_what_one_machine_does_not(tmp_pat
     assert not any("_PORT" in name or "_FILE" in name for name in node)
     different = {name for name in node.keys() & one.keys() if node[name] != one[name]}
     buffer, metrics = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE", "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS"
-    assert different == {buffer, metrics}
+    draining = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
+    assert different == {buffer, metrics, draining}
     assert int(node[buffer]) > int(one[buffer])
     assert int(node[metrics]) < int(one[metrics])
+    assert int(one[draining]) < int(node[draining]) < 5  # Ctrl-C of tandem serve --address
     # Whether a request is sent again is our application's affair, in HAProxy's edits.
     repeats = {name for name in node.keys() - one.keys() if "RETR" in name}
     assert repeats == {"RAY_SERVE_HAPROXY_RETRIES"}
-
-
-Refused = Callable[..., str]
 
 
 @pytest.fixture
@@ -129,15 +138,13 @@ def test_several_sets_that_could_not_be_told_apart_or_are_not_there(refused, tmp
     assert "'nowhere'" in refused("--model-set", "imagenette,nowhere")
 
 
-@pytest.mark.parametrize(
-    ("right", "misspelt"),
-    [
-        ("http_options", "http_option"),
-        ("import_path", "import_pth"),
-        ("model_set", "modle_set"),
-        ("max_ongoing_requests", "max_ongoing_reqests"),
-        ("graceful_shutdown_timeout_s", "graceful_shutdown_timeout"),
-    ],
+@cases(
+    "right, misspelt",
+    ("http_options", "http_option"),
+    ("import_path", "import_pth"),
+    ("model_set", "modle_set"),
+    ("max_ongoing_requests", "max_ongoing_reqests"),
+    ("graceful_shutdown_timeout_s", "graceful_shutdown_timeout"),
 )
 def test_a_misspelt_key_and_the_right_one(refused, tmp_path, right, misspelt):
     config = edited_config(tmp_path, f"{right}:", f"{misspelt}:")
@@ -147,23 +154,16 @@ def test_a_misspelt_key_and_the_right_one(refused, tmp_path, right, misspelt):
     assert str(config) in said
 
 
-OF_A_SET = "model_set: imagenette"
-SHARED = "args:\n      shared_memory: unproxied"
-
-
-@pytest.mark.parametrize(
-    ("right", "written", "arguments", "says"),
-    [
-        (OF_A_SET, "model_sets: []", "", "at least 1"),
-        (OF_A_SET, f"model_sets: [imagenette, x]\n      {OF_A_SET}", "", "leave one of them out"),
-        (OF_A_SET, "model_sets: [imagenette, x]\n      members: deployment", "", "members is depl"),
-        ("args:", SHARED, "--host 0.0.0.0", "listens on 0.0.0.0"),
-        ("args:", SHARED, "--address auto", "with --address"),
-    ],
+@cases(
+    "right, written, arguments, says",
+    (OF_A_SET, "model_sets: []", "", "at least 1"),
+    (OF_A_SET, f"model_sets: [imagenette, x]\n      {OF_A_SET}", "", "leave one of them out"),
+    (OF_A_SET, "model_sets: [imagenette, x]\n      members: deployment", "", "members is depl"),
+    ("args:", SHARED, "--host 0.0.0.0", "listens on 0.0.0.0"),
+    ("args:", SHARED, "--address auto", "with --address"),
 )
 def test_settings_that_do_not_fit_each_other(refused, tmp_path, right, written, arguments, says):
-    config = edited_config(tmp_path, right, written)
-    assert says in refused("--config", config, *arguments.split())
+    assert says in refused("--config", edited_config(tmp_path, right, written), *arguments.split())
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".xml"])
@@ -186,12 +186,10 @@ def test_a_set_that_lost_too_much(refused, tmp_path):
     assert "INT8 costs ensemble 2.00 points" in refused("--model-set", folder)
 
 
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ("plan: fast", "plan is fast, and scored is multi-label: a fast plan needs"),
-        ("combine: configs.functions.geometric_mean:geometric_mean", "this set is multi-label"),
-    ],
+@cases(
+    "setting, says",
+    ("plan: fast", "plan is fast, and scored is multi-label: a fast plan needs"),
+    ("combine: configs.functions.geometric_mean:geometric_mean", "this set is multi-label"),
 )
 def test_what_has_no_meaning_for_a_multi_label_set(refused, tmp_path, setting, says):
     folder = write_scored_set(tmp_path / "scored")

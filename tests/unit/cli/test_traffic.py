@@ -1,7 +1,6 @@
-"""``tandem traffic``: its tables, its changes, and what promote refuses."""
+"""``tandem traffic``: its tables, its changes, what promote refuses; and ``tandem keys``."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -16,26 +15,27 @@ from app.traffic.plan import (
     Split,
     VersionFigures,
 )
+from tests.support.cases import cases
 from tests.support.command_line import tandem
-from tests.support.http_server import FakeServer
 from tests.support.plain_values import plain
 
 A, B, C = "tiny@aaaaaaaaaaaa", "tiny@bbbbbbbbbbbb", "tiny@cccccccccccc"
+NO_TRAFFIC = b'{"error": {"code": "no_traffic", "message": "this service has one version"}}'
 
 
-def answering(server: FakeServer, seen: dict[str, Any], changed: Any = None) -> None:
+def answering(server, seen, changed=None):
     """Let the service show a status, and another one after a change."""
     server.get = (200, json.dumps(seen).encode())
     server.answer = lambda _: (200, json.dumps(changed or seen).encode())
 
 
-def sent(server: FakeServer) -> list[Any]:
+def sent(server):
     """Return the changes that the service was asked for."""
     assert {path for path, _ in server.requests} == {"/v1/traffic"}
     return [json.loads(body) for _, body in server.requests if body]
 
 
-def status(num_agreed: int, num_differing: int, plan: Plan | None = None) -> dict[str, Any]:
+def status(num_agreed, num_differing, plan=None):
     comparison = Comparison()
     for _ in range(num_agreed):
         comparison.note(0.01, None)
@@ -72,33 +72,28 @@ def test_the_table_shows_shares_figures_and_the_comparison(server):
     assert "revision 0, served by 2 of 2 Gateways; 0 to roll back to" in done.stdout
 
 
-def test_three_versions_fit_a_terminal_of_80_columns(server):
+def test_a_table_fits_80_columns_and_json_is_the_services_answer(server):
     answering(server, status(90, 10))
     done = tandem("traffic", "--url", server.url, columns=80)
     assert "…" not in done.stdout
     assert "82.6%-94.5%" in done.stdout
-
-
-def test_json_is_the_services_answer(server):
     answering(server, status(90, 10))
     assert json.loads(tandem("traffic", "--json", "--url", server.url).stdout) == status(90, 10)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "change"),
-    [
-        ((f"{A}=90", f"{B}=10%"), {"shares": {A: 90, B: 10}, "shadow": C}),
-        ((f"{A}=90", f"{C}=10"), {"shares": {A: 90, C: 10}, "shadow": None}),
-        ((f"{A}=100", "--shadow", B), {"shares": {A: 100}, "shadow": B}),
-        (("--shadow", "none"), {"shares": {A: 95, B: 5}, "shadow": None}),
-    ],
+@cases(
+    "arguments, change",
+    ((f"{A}=90", f"{B}=10%"), {"shares": {A: 90, B: 10}, "shadow": C}),
+    ((f"{A}=90", f"{C}=10"), {"shares": {A: 90, C: 10}, "shadow": None}),
+    ((f"{A}=100", "--shadow", B), {"shares": {A: 100}, "shadow": B}),
+    (("--shadow", "none"), {"shares": {A: 95, B: 5}, "shadow": None}),
 )
 def test_set_sends_shares_and_keeps_the_shadow_if_it_can(server, arguments, change):
     plan = Plan.first(Split({A: 100.0})).changed(Split({A: 90.0, B: 10.0}))
     answering(server, status(0, 0), status(0, 0, plan))
     done = tandem("traffic", "set", *arguments, "--url", server.url)
     assert done.exit_code == 0, done.output
-    assert sent(server) == [change]
+    assert sent(server) == [{**change, "revision": 0}]
     assert "1 of 2 Gateways serve it" in done.stderr
     assert f"traffic: {{{A}: 90, {B}: 10}}" in done.stderr
 
@@ -135,25 +130,21 @@ def test_bounds_can_be_lowered(server):
     assert tandem("traffic", "promote", B, *bounds, "--url", server.url).exit_code == 0
 
 
-def test_rollback_is_one_call(server):
-    answering(server, status(0, 0))
+def test_rollback_sends_the_revision_that_it_rolls_back(server):
+    plan = Plan.first(Split({A: 100.0})).changed(Split({A: 90.0, B: 10.0}))
+    answering(server, status(0, 0, plan))
     assert tandem("traffic", "rollback", "--url", server.url).exit_code == 0
-    assert sent(server) == [{"rollback": True}]
+    assert sent(server) == [{"rollback": True, "revision": 1}]
 
 
-NO_TRAFFIC = b'{"error": {"code": "no_traffic", "message": "this service has one version"}}'
-
-
-@pytest.mark.parametrize(
-    ("answer", "url", "says"),
-    [
-        ((404, NO_TRAFFIC), "", ": this service has one version"),
-        ((200, b"<html>"), "", " is no service of this kind: no JSON"),
-        ((200, b"{}"), "http://127.0.0.1:9", "Connection refused; is the service running? tandem"),
-        ((200, b"{}"), "http://[::1", "http://[::1 is no address"),
-        ((200, b"{}"), "http://a..b", "http://a..b is no address"),
-        ((200, b"{}"), "127.0.0.1:8000", "write http://127.0.0.1"),
-    ],
+@cases(
+    "answer, url, says",
+    ((404, NO_TRAFFIC), "", ": this service has one version"),
+    ((200, b"<html>"), "", " is no service of this kind: no JSON"),
+    ((200, b"{}"), "http://127.0.0.1:9", "Connection refused; is the service running? tandem"),
+    ((200, b"{}"), "http://[::1", "http://[::1 is no address"),
+    ((200, b"{}"), "http://a..b", "http://a..b is no address"),
+    ((200, b"{}"), "127.0.0.1:8000", "write http://127.0.0.1"),
 )
 def test_an_error_is_one_line(server, answer, url, says):
     server.get = answer
@@ -169,3 +160,19 @@ def test_a_proxy_does_not_get_the_key_for_this_machine(server, proxy, monkeypatc
     done = tandem("traffic", "--url", server.url)
     assert done.exit_code == 0, done.output
     assert (len(server.requests) > 0, proxy.requests) == (True, [])
+
+
+def test_keys_are_shown_with_what_they_used(server):
+    ann = {"answered": 90, "refused": 9, "failed": 1, "images": 180, "cpu_ms": 7200.0}
+    used = {"ann": ann, "[bob]": dict.fromkeys(ann, 0)}
+    server.get = (200, json.dumps(used).encode())
+    done = tandem("keys", "--url", server.url)
+    head, first, second = done.stdout.splitlines()
+    assert head.split()[:3] == ["key", "asked", "answered"]
+    assert first.split() == ["ann", "100", "90", "9", "1", "180", "7.2", "40.0"]
+    assert second.split() == ["[bob]", *["0"] * 5, "0.0", "-"]
+    assert json.loads(tandem("keys", "--json", "--url", server.url).stdout) == used
+    assert {path for path, _ in server.requests} == {"/v1/keys"}
+    server.get = (200, b"{}")
+    nothing = tandem("keys", "--url", server.url).stdout
+    assert nothing.startswith("no key has been used yet; a service has keys by api_keys_file")

@@ -19,17 +19,14 @@ from tandem_client import (
     Unreachable,
 )
 from tandem_client.answers import classification_of, retry_after_s
+from tests.support.cases import cases
 from tests.support.http_server import classified
 from tests.support.scripted_service import answered, refused
 
-SCORED = classified() | {
-    "predictions": [],
-    "members": {"a": {"predictions": []}},
-    "threshold": 0.5,
-}
+SCORED = classified() | {"predictions": [], "members": {"a": {"predictions": []}}, "threshold": 0.5}
 
 
-def test_no_label_is_an_answer_of_a_multi_label_set_alone():
+def test_no_label_is_an_answer_of_a_multi_label_set_alone_and_it_may_have_several():
     answer = classification_of(SCORED)
     assert (answer.labels, answer.threshold) == ((), 0.5)
     assert answer.members["a"].label is answer.members["a"].probability is None
@@ -38,9 +35,6 @@ def test_no_label_is_an_answer_of_a_multi_label_set_alone():
             read()
     with pytest.raises(ValueError, match="without predictions"):
         classification_of(classified() | {"predictions": [], "members": SCORED["members"]})
-
-
-def test_several_labels():
     listed = [{"index": i, "label": text, "probability": 0.9} for i, text in enumerate("ab")]
     member = {"label": "a", "probability": 0.9, "predictions": listed}
     answer = classification_of(SCORED | {"predictions": listed, "members": {"a": member}})
@@ -48,27 +42,27 @@ def test_several_labels():
     assert answer.members["a"].label == "a"
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "kind"),
-    [
-        (400, "not_an_image", BadImage),
-        (400, "corrupt_image", BadImage),
-        (415, "unsupported_format", BadImage),
-        (422, "too_many_pixels", BadImage),
-        (413, "too_many_bytes", BadImage),
-        (413, "too_many_files", BadRequest),
-        (422, "bad_parameter", BadRequest),
-        (404, "http", BadRequest),
-        (401, "unauthorized", Unauthorized),
-        (408, "slow_body", DeadlineExceeded),
-        (504, "deadline", DeadlineExceeded),
-        (429, "overloaded", Overloaded),
-        (503, "not_ready", NotReady),
-        (503, "other_set", NotReady),
-        (500, "internal", ServiceError),
-        (429, "a code of tomorrow", Overloaded),
-        (418, "a code of tomorrow", BadRequest),
-    ],
+@cases(
+    "status, code, kind",
+    (400, "not_an_image", BadImage),
+    (400, "corrupt_image", BadImage),
+    (415, "unsupported_format", BadImage),
+    (422, "too_many_pixels", BadImage),
+    (413, "too_many_bytes", BadImage),
+    (413, "too_many_files", BadRequest),
+    (422, "bad_parameter", BadRequest),
+    (404, "http", BadRequest),
+    (401, "unauthorized", Unauthorized),
+    (408, "slow_body", DeadlineExceeded),
+    (504, "deadline", DeadlineExceeded),
+    (429, "overloaded", Overloaded),
+    (429, "rate_limited", Overloaded),
+    (403, "forbidden", Unauthorized),
+    (503, "not_ready", NotReady),
+    (503, "other_set", NotReady),
+    (500, "internal", ServiceError),
+    (429, "a code of tomorrow", Overloaded),
+    (418, "a code of tomorrow", BadRequest),
 )
 def test_errors_have_the_services_words(make, status, code, kind):
     only_once = RetryPolicy(max_attempts=1)
@@ -95,37 +89,33 @@ def test_a_degraded_answer_is_one_unless_it_must_not_be(make):
     assert len(service.requests) == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
-    [
-        BadImage("m", "not_an_image", "r", 400),
-        Overloaded("m", "overloaded", "r", 429, 2.0),
-        Unreachable("m", "reset"),
-        Degraded("m", classification_of(classified() | {"degraded": True})),
-    ],
+    BadImage("m", "not_an_image", "r", 400),
+    Overloaded("m", "overloaded", "r", 429, 2.0),
+    Unreachable("m", "reset"),
+    Degraded("m", classification_of(classified() | {"degraded": True})),
 )
 def test_errors_go_through_pickle(error):
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (None, None),
-        ("0", 0.0),
-        ("7", 7.0),
-        (" 12 ", 12.0),
-        ("9" * 400, 999999999.0),
-        ("Thu, 01 Jan 1970 00:01:00 GMT", 50.0),
-        ("Thu, 01 Jan 1970 00:01:00 -0000", 50.0),
-        ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
-        ("", None),
-        ("-3", None),
-        ("1.5", None),
-        ("²", None),
-        ("soon", None),
-    ],
+@cases(
+    "header, seconds",
+    (None, None),
+    ("0", 0.0),
+    ("7", 7.0),
+    (" 12 ", 12.0),
+    ("9" * 400, 999999999.0),
+    ("Thu, 01 Jan 1970 00:01:00 GMT", 50.0),
+    ("Thu, 01 Jan 1970 00:01:00 -0000", 50.0),
+    ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+    ("", None),
+    ("-3", None),
+    ("1.5", None),
+    ("²", None),
+    ("soon", None),
 )
 def test_retry_after_is_seconds_or_a_date(header, seconds):
     assert retry_after_s(header, now=lambda: 10.0) == seconds

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, closing
 from itertools import count
 from typing import Any, cast
@@ -19,15 +19,10 @@ import pytest
 from PIL import Image
 
 from app.http.api import create_api
-from tandem_client import (
-    AsyncClient,
-    BadImage,
-    Client,
-    DeadlineExceeded,
-    RetryPolicy,
-)
+from tandem_client import AsyncClient, BadImage, Client, DeadlineExceeded, RetryPolicy
 from tandem_client.client import AHEAD
 from tandem_client.grpc_client import GrpcClient
+from tests.support.cases import cases
 from tests.support.http_server import FakeServer, classified
 from tests.support.scripted_service import ScriptedService, answered, refused
 from tests.support.trickling_service import MOST_S, Trickle, TricklingService
@@ -39,6 +34,12 @@ BAD = b"no image"
 PHOTO, LARGE = b"photo", b"x" * 80_000_000
 HTTP: list[Trickle] = ["upload", "headers", "body", "silence"]
 Ask = Callable[[str, bytes, float], None]
+HANGING = """
+import sys
+from tandem_client import Client
+for result in Client(sys.argv[1]).classify_many([b"x"] * 1000, ordered=False):
+    print("answered", flush=True)
+"""
 
 
 def test_an_image_is_the_body_and_the_answer_is_typed(make):
@@ -73,8 +74,7 @@ def test_what_a_call_asks_for_is_sent(make):
     assert request.headers["priority"] == "u=6"
     assert request.headers["x-request-timeout-seconds"] == "2.500"
     assert request.headers["user-agent"].startswith("tandem-serve-client/")
-    timeouts = request.extensions["timeout"]
-    assert timeouts == {"connect": 2.5, "read": 2.5, "write": 2.5, "pool": 2.5}
+    assert request.extensions["timeout"] == {"connect": 2.5, "read": 2.5, "write": 2.5, "pool": 2.5}
 
 
 def models(request: httpx.Request) -> httpx.Response:
@@ -112,9 +112,7 @@ def test_each_set_is_asked_once_for_its_side(make):
     assert gets == [b"model_set=a", b"model_set=b"]
 
 
-@pytest.mark.parametrize(
-    "step", [refused(401, "unauthorized"), httpx.ConnectError("refused"), httpx.Response(200)]
-)
+@cases("step", refused(401, "unauthorized"), httpx.ConnectError("refused"), httpx.Response(200))
 def test_a_side_that_cannot_be_learnt_is_the_usual_one_and_asked_for_again(make, step):
     client, service, _ = make(step, answered(), models)
     for shorter in (512, 64):
@@ -129,8 +127,7 @@ def test_an_event_loop_shrinks_too_and_tasks_that_begin_together_ask_once():
         await asyncio.gather(*(client.classify(jpeg(600), shrink=True) for _ in range(4)))
 
     asked(ask, service)
-    methods = Counter(request.method for request in service.requests)
-    assert methods == {"GET": 1, "POST": 4}
+    assert Counter(request.method for request in service.requests) == {"GET": 1, "POST": 4}
     assert side_of(service.requests[-1].content) == 64
 
 
@@ -141,8 +138,7 @@ def test_tasks_that_wait_for_a_side_that_is_not_learnt_do_not_ask_one_after_anot
         await asyncio.gather(*(client.classify(jpeg(600), shrink=True) for _ in range(4)))
 
     asked(ask, service)
-    methods = Counter(request.method for request in service.requests)
-    assert methods == {"GET": 1, "POST": 4}
+    assert Counter(request.method for request in service.requests) == {"GET": 1, "POST": 4}
     assert {side_of(r.content) for r in service.requests if r.method == "POST"} == {512}
 
 
@@ -156,15 +152,13 @@ def side_of(data: bytes) -> int:
     return min(Image.open(io.BytesIO(data)).size)
 
 
-@pytest.mark.parametrize(
-    ("how", "wrong"),
-    [
-        ("classify", {"timeout": -1}),
-        ("classify", {"priority": 8}),
-        ("classify", {"priority": -1}),
-        ("classify_many", {"concurrency": 0}),
-        ("classify_many", {"concurrency": -1}),
-    ],
+@cases(
+    "how, wrong",
+    ("classify", {"timeout": -1}),
+    ("classify", {"priority": 8}),
+    ("classify", {"priority": -1}),
+    ("classify_many", {"concurrency": 0}),
+    ("classify_many", {"concurrency": -1}),
 )
 def test_a_call_that_makes_no_sense(make, how, wrong):
     client, service, _ = make()
@@ -181,9 +175,7 @@ def test_an_option_that_is_none_is_an_error_at_the_call(make, how):
     assert service.requests == []
 
 
-def asked(
-    ask: Callable[[AsyncClient], Awaitable[Any]], service: ScriptedService, **options
-) -> tuple[Any, float]:
+def asked(ask, service, **options):
     """Return what ``ask`` returns or raises, and how many seconds that took."""
 
     async def run() -> tuple[Any, float]:
@@ -229,8 +221,7 @@ async def test_it_is_answered_by_the_services_own_code(service):
         good, bad = await client.classify([b"image a", b"no"])
         with pytest.raises(BadImage) as caught:
             await client.classify(b"no")
-    assert answer.label == "image a"
-    assert answer.skipped_members == ("b",)
+    assert (answer.label, answer.skipped_members) == ("image a", ("b",))
     assert answer.raw["timings_ms"]["total"] == answer.timings.total_ms
     assert good.get().label == "image a"
     assert (bad.error.code, caught.value.status) == ("not_an_image", 400)
@@ -257,13 +248,11 @@ def by_grpc(address: str, photo: bytes, timeout_s: float) -> None:
         client.classify(photo)
 
 
-@pytest.mark.parametrize(
-    ("ask", "kind"),
-    [
-        *((ask, kind) for ask in (blocking, on_loop) for kind in HTTP),
-        (by_grpc, "window"),
-        (by_grpc, "silence"),
-    ],
+@cases(
+    "ask, kind",
+    *((ask, kind) for ask in (blocking, on_loop) for kind in HTTP),
+    (by_grpc, "window"),
+    (by_grpc, "silence"),
 )
 def test_a_call_ends_with_its_time(ask, kind):
     photo, timeout_s = (LARGE, 2.0) if kind == "upload" else (PHOTO, 0.5)
@@ -336,8 +325,7 @@ def client_of(transport: httpx.MockTransport) -> AsyncClient:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_every_image_has_its_result(ordered):
-    transport = httpx.MockTransport(by_body)
-    with Client("http://tandem", transport=transport) as client:
+    with Client("http://tandem", transport=httpx.MockTransport(by_body)) as client:
         results = list(client.classify_many(images(200), ordered=ordered))
     said = {result.index: result.get().label for result in results}
     assert said == {n: str(n) for n in range(200)}
@@ -394,8 +382,7 @@ async def test_in_order_later_answers_wait_and_as_they_come_they_do_not():
 def test_an_error_is_its_images_own(tmp_path, ordered):
     (tmp_path / "a.jpg").write_bytes(b"church")
     paths = [tmp_path / "a.jpg", tmp_path / "nowhere.jpg", BAD]
-    transport = httpx.MockTransport(by_body)
-    with Client("http://tandem", transport=transport) as client:
+    with Client("http://tandem", transport=httpx.MockTransport(by_body)) as client:
         results = {r.index: r for r in client.classify_many(paths, ordered=ordered)}
     assert results[0].get().label == "church"
     assert [results[n].path for n in range(3)] == [*paths[:2], None]
@@ -490,14 +477,6 @@ async def test_more_at_a_time_than_connections():
     async with AsyncClient("http://tandem", max_connections=8) as client:
         with pytest.raises(ValueError, match="concurrency is 9, max_connections 8"):
             client.classify_many([], concurrency=9)
-
-
-HANGING = """
-import sys
-from tandem_client import Client
-for result in Client(sys.argv[1]).classify_many([b"x"] * 1000, ordered=False):
-    print("answered", flush=True)
-"""
 
 
 def test_ctrl_c_ends_it_at_once():

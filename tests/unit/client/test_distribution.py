@@ -23,7 +23,7 @@ def project() -> dict:
     return tomllib.loads((CLIENT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
-def test_it_depends_on_httpx_and_numpy_alone(project):
+def test_it_depends_on_httpx_and_numpy_alone_which_the_service_has_too(project):
     assert [Requirement(each).name for each in project["dependencies"]] == ["httpx", "numpy"]
     extras = project["optional-dependencies"]
     assert {name: [Requirement(each).name for each in of] for name, of in extras.items()} == {
@@ -31,10 +31,7 @@ def test_it_depends_on_httpx_and_numpy_alone(project):
         "images": ["pillow"],
     }
     assert "3.10" in SpecifierSet(project["requires-python"])
-
-
-def test_what_it_depends_on_the_service_has_too(project):
-    """The service brings the client's code, and so must bring what that imports."""
+    # The service brings the client's code, and so must bring what that imports.
     service = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     names = {Requirement(each).name for each in service["dependencies"]}
     both = [*project["dependencies"], *project["optional-dependencies"]["grpc"]]
@@ -92,9 +89,8 @@ def test_the_code_of_its_readme_runs(code, tmp_path):
     for name in ("photo.jpg", "other.jpg", "photos/a.jpg", "photos/b.jpg"):
         (tmp_path / name).write_bytes(b"photo")
     with FakeServer() as server:
-        pointed = code.replace("http://127.0.0.1:8000", server.url)
         done = subprocess.run(
-            [sys.executable, "-c", pointed],
+            [sys.executable, "-c", code.replace("http://127.0.0.1:8000", server.url)],
             cwd=tmp_path,
             env={"PYTHONPATH": str(CLIENT)},
             capture_output=True,

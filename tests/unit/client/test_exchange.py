@@ -24,6 +24,7 @@ from tandem_client import (
     Unreachable,
 )
 from tandem_client.exchange import Attempts, Call, CallOptions, cause_of, is_loopback
+from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
 from tests.support.http_server import classified
 from tests.support.scripted_service import ScriptedService, answered, refused
@@ -100,39 +101,34 @@ async def test_an_image_of_several_that_cannot_be_read_has_its_error(make, tmp_p
     assert len(service.requests) == 1  # without a file there is nothing to ask
 
 
-def test_a_sequence_of_one_is_a_sequence(make):
+def test_a_sequence_of_one_is_a_sequence_and_of_none_no_call(make):
     client, _, _ = make(httpx.Response(200, json={"results": [classified()], "request_id": "r"}))
     (result,) = client.classify([b"photo"])
     assert result.get().label == "tench"
-
-
-def test_no_images_are_no_call(make):
     client, service, _ = make()
     with pytest.raises(ValueError, match="no images"):
         client.classify([])
     assert service.requests == []
 
 
-@pytest.mark.parametrize(
+@cases(
     "answer",
-    [
-        httpx.Response(200, text="<html>"),
-        httpx.Response(200, json=[]),
-        httpx.Response(200, json="yes"),
-        httpx.Response(200, json={}),
-        httpx.Response(200, json={"predictions": []}),
-        httpx.Response(200, json=classified() | {"predictions": []}),
-        httpx.Response(200, json=classified() | {"predictions": 3}),
-        httpx.Response(200, json=classified() | {"predictions": [{"index": "x"}]}),
-        httpx.Response(200, json=classified() | {"members": []}),
-        httpx.Response(200, json=classified() | {"timings_ms": None}),
-        httpx.Response(200, json={"results": [classified()]}),
-        httpx.Response(200, content=b"\xff\xfe"),
-        httpx.Response(404, json={"detail": "Not Found"}),
-        httpx.Response(502, json={"error": "Bad Gateway"}),
-        httpx.Response(500),
-        httpx.Response(302, headers={"location": "http://other"}),
-    ],
+    httpx.Response(200, text="<html>"),
+    httpx.Response(200, json=[]),
+    httpx.Response(200, json="yes"),
+    httpx.Response(200, json={}),
+    httpx.Response(200, json={"predictions": []}),
+    httpx.Response(200, json=classified() | {"predictions": []}),
+    httpx.Response(200, json=classified() | {"predictions": 3}),
+    httpx.Response(200, json=classified() | {"predictions": [{"index": "x"}]}),
+    httpx.Response(200, json=classified() | {"members": []}),
+    httpx.Response(200, json=classified() | {"timings_ms": None}),
+    httpx.Response(200, json={"results": [classified()]}),
+    httpx.Response(200, content=b"\xff\xfe"),
+    httpx.Response(404, json={"detail": "Not Found"}),
+    httpx.Response(502, json={"error": "Bad Gateway"}),
+    httpx.Response(500),
+    httpx.Response(302, headers={"location": "http://other"}),
     ids=lambda answer: answer.text[:30] or str(answer.status_code),
 )
 def test_another_service_at_the_address(make, answer):
@@ -152,9 +148,7 @@ def test_a_form_with_another_number_of_results(make, num):
         client.classify([b"first", b"second"])
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"), [(429, Overloaded), (503, NotReady), (504, DeadlineExceeded)]
-)
+@cases("status, kind", (429, Overloaded), (503, NotReady), (504, DeadlineExceeded))
 def test_a_balancers_own_answer_goes_by_its_status(make, status, kind):
     steps = [httpx.Response(status, text="busy", headers={"retry-after": "1"})] * 2
     client, service, clock = make(*steps, retry=RetryPolicy(max_attempts=2))
@@ -165,7 +159,7 @@ def test_a_balancers_own_answer_goes_by_its_status(make, status, kind):
     assert all(wait >= 1.0 for wait in clock.slept)
 
 
-def test_what_was_refused_is_sent_again_not_before_retry_after(make):
+def test_what_was_refused_is_sent_again_whole_not_before_retry_after(make):
     client, service, clock = make(
         refused(retry_after="2"), refused(503, "not_ready", retry_after="1"), answered("church")
     )
@@ -174,26 +168,20 @@ def test_what_was_refused_is_sent_again_not_before_retry_after(make):
     assert 1.0 <= clock.slept[1] <= 1.2
     assert [request.content for request in service.requests] == [b"photo"] * 3
     told = [float(r.headers["x-request-timeout-seconds"]) for r in service.requests]
-    assert told[0] == 20.0
-    assert told[2] == pytest.approx(20 - sum(clock.slept), abs=1e-3)
-
-
-def test_a_form_is_sent_again_whole(make):
+    assert (told[0], told[2]) == (20.0, pytest.approx(20 - sum(clock.slept), abs=1e-3))
     done = httpx.Response(200, json={"results": [classified()] * 2, "request_id": "r"})
     client, service, _ = make(refused(), done)
     assert len(client.classify([b"first", b"second"])) == 2
     assert all(b"second" in request.content for request in service.requests)
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
-    [
-        httpx.ConnectError("refused"),
-        httpx.ConnectTimeout("nobody there"),
-        httpx.ReadError("reset"),
-        httpx.WriteError("reset"),
-        httpx.RemoteProtocolError("Server disconnected without sending a response."),
-    ],
+    httpx.ConnectError("refused"),
+    httpx.ConnectTimeout("nobody there"),
+    httpx.ReadError("reset"),
+    httpx.WriteError("reset"),
+    httpx.RemoteProtocolError("Server disconnected without sending a response."),
     ids=lambda error: type(error).__name__,
 )
 def test_a_connection_that_fails_before_the_answer_is_tried_again(make, error):
@@ -210,9 +198,7 @@ def test_a_connection_that_fails_before_the_answer_is_tried_again(make, error):
     assert len(never.requests) == 5
 
 
-@pytest.mark.parametrize(
-    "error", [httpx.ReadTimeout("slow"), httpx.WriteTimeout("slow"), httpx.PoolTimeout("full")]
-)
+@cases("error", httpx.ReadTimeout("slow"), httpx.WriteTimeout("slow"), httpx.PoolTimeout("full"))
 def test_what_has_used_up_its_time_is_not(make, error):
     client, service, clock = make(error)
     with pytest.raises(DeadlineExceeded, match="no answer within 3 s") as caught:
@@ -232,15 +218,13 @@ def test_what_a_gateway_had_when_it_died_is_sent_again(make):
     assert len(service.requests) == 2
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
-    [
-        httpx.UnsupportedProtocol("ftp"),
-        httpx.ProxyError("no"),
-        # A refused certificate is an alert that httpx passes on as it is, once it comes with TLS
-        # 1.3 after the handshake.
-        ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]"),
-    ],
+    httpx.UnsupportedProtocol("ftp"),
+    httpx.ProxyError("no"),
+    # A refused certificate is an alert that httpx passes on as it is, once it comes with TLS
+    # 1.3 after the handshake.
+    ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]"),
 )
 def test_what_will_not_get_better_is_not(make, error):
     client, service, _ = make(error)
@@ -249,19 +233,17 @@ def test_what_will_not_get_better_is_not(make, error):
     assert len(service.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "advice"),
-    [
-        ("127.0.0.1:8790", "the address is '127.0.0.1:8790'; write http://127.0.0.1:8790"),
-        ("localhost:8000", "write http://localhost:8000"),
-        ("me:secret@service:8000", "the address is 'service:8000'; write http://service:8000"),
-        ("ftp://service", "write http://service"),
-        ("", "write http://HOST:PORT"),
-        ("http://", "write http://HOST:PORT"),
-        ("http://[::1", "http://[::1 is no address"),
-        ("http://a..b", "http://a..b is no address"),
-        ("http://127.0.0.1:80000", "http://127.0.0.1:80000 is no address: ports end at 65535"),
-    ],
+@cases(
+    "url, advice",
+    ("127.0.0.1:8790", "the address is '127.0.0.1:8790'; write http://127.0.0.1:8790"),
+    ("localhost:8000", "write http://localhost:8000"),
+    ("me:secret@service:8000", "the address is 'service:8000'; write http://service:8000"),
+    ("ftp://service", "write http://service"),
+    ("", "write http://HOST:PORT"),
+    ("http://", "write http://HOST:PORT"),
+    ("http://[::1", "http://[::1 is no address"),
+    ("http://a..b", "http://a..b is no address"),
+    ("http://127.0.0.1:80000", "http://127.0.0.1:80000 is no address: ports end at 65535"),
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_an_address_that_is_none_is_said_before_any_call(kind, url, advice):
@@ -277,14 +259,12 @@ def test_a_failed_connection_says_why_in_the_systems_words(free_port):
             client.classify(b"photo")
 
 
-@pytest.mark.parametrize(
-    ("cause", "words"),
-    [
-        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
-        (ssl.SSLError(1, "certificate verify failed"), "certificate verify failed"),
-        (ConnectionResetError(104, "Connect call failed"), "Connection reset by peer"),
-        (None, "ConnectError"),
-    ],
+@cases(
+    "cause, words",
+    (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+    (ssl.SSLError(1, "certificate verify failed"), "certificate verify failed"),
+    (ConnectionResetError(104, "Connect call failed"), "Connection reset by peer"),
+    (None, "ConnectError"),
 )
 def test_the_cause_is_the_systems_or_the_clients_name_of_it(cause, words):
     error = httpx.ConnectError("")
@@ -299,15 +279,13 @@ def test_the_service_is_never_told_of_no_time(left_s):
     assert sent_s > 0
 
 
-@pytest.mark.parametrize(
+@cases(
     "wrong",
-    [
-        {"timeout": 0},
-        {"timeout": float("inf")},
-        {"api_key": ""},
-        {"api_key": "a b"},
-        {"max_connections": 0},
-    ],
+    {"timeout": 0},
+    {"timeout": float("inf")},
+    {"api_key": ""},
+    {"api_key": "a b"},
+    {"max_connections": 0},
 )
 def test_options_that_make_no_sense(wrong):
     with pytest.raises(ValueError, match=r"timeout|key|max_connections"):
@@ -319,8 +297,7 @@ def test_a_key_is_shown_nowhere(make, caplog):
     client, _, _ = make(refused(401, "unauthorized", "no such key"), api_key=KEY)
     with pytest.raises(Unauthorized) as caught:
         client.classify(b"photo")
-    shown = f"{client!r} {vars(client)} {caught.value!r} {caplog.text}"
-    assert KEY not in shown
+    assert KEY not in f"{client!r} {vars(client)} {caught.value!r} {caplog.text}"
     with pytest.raises(ValueError, match="no header can carry") as refusal:
         Client("http://tandem", api_key=f"{KEY}\n")
     assert KEY not in str(refusal.value)
@@ -362,12 +339,7 @@ def test_loopback_is_asked_without_a_proxy_and_others_with_it(server, proxy, how
     assert proxy.requests == [("http://tandem.invalid/v1/classify", b"photo")]
 
 
-def attempts(
-    policy: RetryPolicy | None = None,
-    timeout_s: float = 10.0,
-    clock: HandClock | None = None,
-    jitter: float = 1.0,
-) -> Attempts:
+def attempts(policy=None, timeout_s=10.0, clock=None, jitter=1.0):
     """Attempts whose random share of the longest wait is ``jitter``."""
 
     def uniform(low: float, high: float) -> float:
@@ -376,12 +348,10 @@ def attempts(
     return Attempts(policy or RetryPolicy(), timeout_s, clock or HandClock(), uniform)
 
 
-@pytest.mark.parametrize(
-    ("policy", "error"),
-    [
-        *((None, error) for error in SAFE),
-        (RetryPolicy(on=frozenset({"refused"})), Unreachable("no", "refused")),
-    ],
+@cases(
+    "policy, error",
+    *((None, error) for error in SAFE),
+    (RetryPolicy(on=frozenset({"refused"})), Unreachable("no", "refused")),
 )
 def test_what_is_tried_again(policy, error):
     tried = attempts(policy)
@@ -389,14 +359,12 @@ def test_what_is_tried_again(policy, error):
     assert tried.wait_s(error) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
-    ("policy", "error"),
-    [
-        *((None, error) for error in NOT_SAFE),
-        (RetryPolicy(on=frozenset({"refused"})), FULL),
-        (RetryPolicy(max_attempts=1), FULL),
-        *((None, Overloaded("full", retry_after_s=after_s)) for after_s in (10.0, 11.0, 1e9)),
-    ],
+@cases(
+    "policy, error",
+    *((None, error) for error in NOT_SAFE),
+    (RetryPolicy(on=frozenset({"refused"})), FULL),
+    (RetryPolicy(max_attempts=1), FULL),
+    *((None, Overloaded("full", retry_after_s=after_s)) for after_s in (10.0, 11.0, 1e9)),
 )
 def test_what_is_not(policy, error):
     """The error is the service's own, also if it is time that is short."""
@@ -407,7 +375,7 @@ def test_what_is_not(policy, error):
     assert caught.value is error
 
 
-def test_waits_double_up_to_the_longest_and_end_with_the_attempts():
+def test_waits_double_up_to_the_longest_after_a_thousand_attempts_too():
     tried, waits = attempts(RetryPolicy(max_attempts=6, base_s=0.5, max_s=3.0), 100.0), []
     for _ in range(5):
         tried.begin()
@@ -416,9 +384,6 @@ def test_waits_double_up_to_the_longest_and_end_with_the_attempts():
     tried.begin()
     with pytest.raises(Overloaded):
         tried.wait_s(FULL)
-
-
-def test_a_thousand_attempts_still_have_a_wait():
     tried = attempts(RetryPolicy(max_attempts=10**6, base_s=0.001, max_s=0.002), 100.0)
     for _ in range(1100):
         tried.begin()

@@ -35,6 +35,7 @@ from tandem_client import (
 )
 from tandem_client.exchange import CallArguments, CallOptions
 from tandem_client.grpc_client import GrpcClient
+from tests.support.cases import cases
 from tests.support.http_server import classified
 from tests.support.scripted_service import SleepingClock
 
@@ -74,8 +75,7 @@ class Scripted(EnsembleServicer):
     def Classify(self, request, context):
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
-        step = self.steps.pop(0) if self.steps else answering()
-        return step(request, context)
+        return (self.steps.pop(0) if self.steps else answering())(request, context)
 
 
 @pytest.fixture(scope="module")
@@ -130,19 +130,17 @@ def test_an_answer_and_what_was_sent(make, scripted):
     assert (answer.members["a"].label, answer.timings.stages[0].batch_size) == ("church", 4)
     (request,), (metadata,) = scripted.requests, scripted.metadata
     assert (list(request.images), request.top_k) == ([b"photo"], 3)
-    assert metadata["authorization"] == f"Bearer {KEY}"
-    assert metadata["priority"] == "u=6"
+    assert (metadata["authorization"], metadata["priority"]) == (f"Bearer {KEY}", "u=6")
     assert metadata["x-request-timeout-seconds"] == "20.000"
     assert KEY not in f"{client!r} {vars(client)}"
 
 
-def test_loopback_is_called_without_a_proxy(make, scripted, proxy):
-    """The proxy takes no CONNECT: a call that went there would not come back."""
+def test_loopback_is_called_without_a_proxy_and_the_services_default_of_top_k(
+    make, scripted, proxy
+):
+    # The proxy takes no CONNECT: a call that went there would not come back.
     make(retry=RetryPolicy(max_attempts=1))[0].classify(b"photo")
     assert len(scripted.requests) == 1
-
-
-def test_the_services_default_of_top_k(make, scripted):
     make()[0].classify(b"photo")
     assert not scripted.requests[0].HasField("top_k")
 
@@ -198,20 +196,20 @@ def test_a_bad_image_alone_is_raised(make, scripted):
         make()[0].classify(b"no")
 
 
-@pytest.mark.parametrize(
-    ("code", "error_code", "kind", "status"),
-    [
-        (CODE.INVALID_ARGUMENT, "too_many_bytes", BadImage, 413),
-        (CODE.INVALID_ARGUMENT, "bad_parameter", BadRequest, 422),
-        (CODE.UNAUTHENTICATED, "unauthorized", Unauthorized, 401),
-        (CODE.RESOURCE_EXHAUSTED, "overloaded", Overloaded, 429),
-        (CODE.UNAVAILABLE, "not_ready", NotReady, 503),
-        (CODE.UNAVAILABLE, "of a later version", NotReady, 503),
-        (CODE.DEADLINE_EXCEEDED, "deadline", DeadlineExceeded, 504),
-        (CODE.INTERNAL, "internal", ServiceError, 500),
-        (CODE.RESOURCE_EXHAUSTED, None, Overloaded, 429),
-        (CODE.UNIMPLEMENTED, None, ServiceError, 500),
-    ],
+@cases(
+    "code, error_code, kind, status",
+    (CODE.INVALID_ARGUMENT, "too_many_bytes", BadImage, 413),
+    (CODE.INVALID_ARGUMENT, "bad_parameter", BadRequest, 422),
+    (CODE.UNAUTHENTICATED, "unauthorized", Unauthorized, 401),
+    (CODE.RESOURCE_EXHAUSTED, "overloaded", Overloaded, 429),
+    (CODE.RESOURCE_EXHAUSTED, "rate_limited", Overloaded, 429),
+    (CODE.PERMISSION_DENIED, "forbidden", Unauthorized, 403),
+    (CODE.UNAVAILABLE, "not_ready", NotReady, 503),
+    (CODE.UNAVAILABLE, "of a later version", NotReady, 503),
+    (CODE.DEADLINE_EXCEEDED, "deadline", DeadlineExceeded, 504),
+    (CODE.INTERNAL, "internal", ServiceError, 500),
+    (CODE.RESOURCE_EXHAUSTED, None, Overloaded, 429),
+    (CODE.UNIMPLEMENTED, None, ServiceError, 500),
 )
 def test_errors_have_the_services_words(make, scripted, code, error_code, kind, status):
     told = {"error-code": error_code, "request_id": "r9"} if error_code else {}
@@ -224,21 +222,19 @@ def test_errors_have_the_services_words(make, scripted, code, error_code, kind, 
         assert (error.code, error.request_id) == (error_code, "r9")
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
-    [
-        errors.BadParameterError,
-        errors.DeadlineError,
-        errors.NotReadyError,
-        errors.OverloadedError,
-        errors.SlowBodyError,
-        errors.BodyTooLargeError,
-        errors.TooManyFilesError,
-        errors.UnauthorizedError,
-        errors.UnknownModelError,
-        TooManyPixelsError,
-        UnsupportedFormatError,
-    ],
+    errors.BadParameterError,
+    errors.DeadlineError,
+    errors.NotReadyError,
+    errors.OverloadedError,
+    errors.SlowBodyError,
+    errors.BodyTooLargeError,
+    errors.TooManyFilesError,
+    errors.UnauthorizedError,
+    errors.UnknownModelError,
+    TooManyPixelsError,
+    UnsupportedFormatError,
     ids=lambda error: error.code,
 )
 def test_an_error_has_the_status_that_http_gives_it(make, scripted, error):

@@ -14,16 +14,12 @@ from PIL import Image, ImageCms
 
 from models.image import ImageRule, read_image
 from tandem_client import BadImage
-from tandem_client.images import (
-    ShrunkFile,
-    encode_png,
-    encoded,
-    images_of,
-    shorter_side,
-    shrunk,
-)
+from tandem_client.images import ShrunkFile, encode_png, encoded, images_of, shorter_side, shrunk
+from tests.support.cases import cases
 
 PIXELS = arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3)))
+RULE = ImageRule(28, 32)  # as the service reads: shrunk files have twice its side
+SHORTER = 64
 
 
 @given(PIXELS)
@@ -37,8 +33,7 @@ def test_png_keeps_every_pixel(rgb):
 def test_the_service_reads_the_array_in_the_order_that_was_said(channels):
     bgr = np.random.default_rng(7).integers(0, 256, (16, 16, 3), np.uint8)
     given_as = bgr if channels == "bgr" else bgr[..., ::-1]
-    read = read_image(encoded(given_as, channels), ImageRule(16, 16))
-    np.testing.assert_array_equal(read, bgr)
+    np.testing.assert_array_equal(read_image(encoded(given_as, channels), ImageRule(16, 16)), bgr)
 
 
 @pytest.mark.parametrize("channels", [None, "RGB", "grey"])
@@ -49,12 +44,10 @@ def test_a_view_is_sent_as_it_looks_and_the_order_of_channels_is_not_guessed(cha
         encoded(view, channels)
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape"),
-    [
-        *((np.float32, (2, 2, 3)), (np.int8, (2, 2, 3)), (np.uint8, (2, 2)), (np.uint8, (2, 2, 4))),
-        *((np.uint8, shape) for shape in ((3, 2, 2), (1, 2, 2, 3), (0, 2, 3), (2, 0, 3), ())),
-    ],
+@cases(
+    "kind, shape",
+    *((np.float32, (2, 2, 3)), (np.int8, (2, 2, 3)), (np.uint8, (2, 2)), (np.uint8, (2, 2, 4))),
+    *((np.uint8, shape) for shape in ((3, 2, 2), (1, 2, 2, 3), (0, 2, 3), (2, 0, 3), ())),
 )
 def test_an_array_of_another_kind_is_named(kind, shape):
     with pytest.raises(BadImage, match=r"uint8 \(height, width, 3\)") as caught:
@@ -92,16 +85,11 @@ def test_several_are_a_sequence():
         assert images_of(many) == (many, True)  # type: ignore[arg-type]
 
 
-RULE = ImageRule(28, 32)  # as the service reads: shrunk files have twice its side
-SHORTER = 64
-
-
 def picture(mode: str = "RGB", size: tuple[int, int] = (400, 300)) -> Image.Image:
     """Return a smooth picture whose corners differ; alpha falls from left to right."""
     width, height = size
     x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
-    planes = np.stack([x, y, 255 - (x + y) / 2, 255 - x], axis=-1).astype(np.uint8)
-    rgba = Image.fromarray(planes)
+    rgba = Image.fromarray(np.stack([x, y, 255 - (x + y) / 2, 255 - x], axis=-1).astype(np.uint8))
     return rgba if mode == "RGBA" else rgba.convert("RGB").convert(mode)
 
 
@@ -134,18 +122,15 @@ def test_a_shrunk_file_is_seen_upright(kind, orientation):
     data, before = shrunk(whole, None, SHORTER)
     assert before == (400, 300)
     assert opened(data).size == (85, 64)
-    exif = opened(data).getexif()
-    assert dict(exif) == {0x0112: orientation}  # without a place or a description
+    assert dict(opened(data).getexif()) == {0x0112: orientation}  # without a place or a description
     check_reads_alike(whole, data)
 
 
-@pytest.mark.parametrize(
-    ("mode", "kind"),
-    [
-        *(("RGB", kind) for kind in ("JPEG", "PNG", "WEBP")),
-        *(("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("1", "PNG"), ("LA", "PNG")),
-        *(("RGBA", "PNG"), ("RGBA", "WEBP")),
-    ],
+@cases(
+    "mode, kind",
+    *(("RGB", kind) for kind in ("JPEG", "PNG", "WEBP")),
+    *(("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("1", "PNG"), ("LA", "PNG")),
+    *(("RGBA", "PNG"), ("RGBA", "WEBP")),
 )
 def test_colours_stay_the_same_and_transparency_is_white(mode, kind):
     whole = saved(picture(mode), kind)
@@ -166,19 +151,17 @@ def animation() -> bytes:
     return saved(picture(), "GIF", save_all=True, append_images=[picture("L")])
 
 
-@pytest.mark.parametrize(
+@cases(
     "whole",
-    [
-        saved(picture(size=(64, 300))),  # its shorter side is as asked
-        saved(picture(size=(20, 30)), "PNG"),
-        saved(picture(size=(70, 70)), quality=1),  # fewer bytes as it is
-        saved(Image.fromarray(np.full((300, 400), 40_000, np.uint16)), "PNG"),  # 16 bits
-        saved(picture())[:2000],
-        saved(picture(), "PNG")[:2000],
-        saved(picture(), "PNG").replace(b"IDAT", b"IDAX"),
-        saved(picture(size=(600, 65_000)))[:200],
-        *(animation(), saved(picture(), "BMP"), b"", b"no image"),
-    ],
+    saved(picture(size=(64, 300))),  # its shorter side is as asked
+    saved(picture(size=(20, 30)), "PNG"),
+    saved(picture(size=(70, 70)), quality=1),  # fewer bytes as it is
+    saved(Image.fromarray(np.full((300, 400), 40_000, np.uint16)), "PNG"),  # 16 bits
+    saved(picture())[:2000],
+    saved(picture(), "PNG")[:2000],
+    saved(picture(), "PNG").replace(b"IDAT", b"IDAX"),
+    saved(picture(size=(600, 65_000)))[:200],
+    *(animation(), saved(picture(), "BMP"), b"", b"no image"),
     ids=range(12),
 )
 def test_a_file_that_is_small_or_cannot_be_read_is_sent_as_it_is(whole):
@@ -208,13 +191,11 @@ def test_without_pillow_the_error_names_the_extra(monkeypatch):
         shrunk(b"photo", None, SHORTER)
 
 
-@pytest.mark.parametrize(
-    ("served", "shorter"),
-    [
-        ({"input_size": 224, "resize_shorter": 232}, 464),
-        ({"input_size": 224}, 448),  # of a service before resize_shorter
-        *(({}, 512), (None, 512), ([], 512), ({"input_size": "x"}, 512), ({"input_size": 0}, 512)),
-    ],
+@cases(
+    "served, shorter",
+    ({"input_size": 224, "resize_shorter": 232}, 464),
+    ({"input_size": 224}, 448),  # of a service before resize_shorter
+    *(({}, 512), (None, 512), ([], 512), ({"input_size": "x"}, 512), ({"input_size": 0}, 512)),
 )
 def test_the_side_is_twice_that_of_the_service(served, shorter):
     assert shorter_side(served) == shorter

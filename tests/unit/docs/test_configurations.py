@@ -43,7 +43,7 @@ def test_a_command_names_what_is_there(name: str) -> None:
     elif program == "systemctl":
         assert (CONFIGS / "systemd" / f"{words[-1]}.service").is_file()
     else:
-        assert program in {"serve", "docker", "prometheus", "import"}
+        assert program in {"serve", "docker", "haproxy", "prometheus", "import"}
 
 
 def test_it_is_a_table_and_little_else() -> None:

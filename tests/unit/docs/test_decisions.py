@@ -3,11 +3,11 @@
 import re
 import statistics
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.support import decisions, readability
+from tests.support.cases import cases
 
 ROOT = decisions.ROOT
 PAGES = decisions.pages()
@@ -18,7 +18,7 @@ MAX_WORDS = 300  # of a page, without its tables
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_is_short_and_has_its_sections_in_order(page: Path):
+def test_a_page_is_short_and_has_its_sections_in_order(page):
     assert re.fullmatch(rf"{decisions.Decision.read(page).number}-[a-z0-9-]+\.md", page.name)
     text = page.read_text("utf-8")
     assert re.findall(r"^## (.+)$", text, re.M) == SECTIONS
@@ -31,21 +31,16 @@ def test_a_page_is_short_and_has_its_sections_in_order(page: Path):
     assert readability.percentile(lengths, 0.9) <= readability.GOAL_P90
 
 
-def test_numbers_have_no_gap_and_none_is_there_twice():
+def test_numbers_have_no_gap_and_superseding_ones_are_accepted():
     numbers = [page.name[:4] for page in PAGES]
     assert numbers == [f"{number:04d}" for number in range(1, len(PAGES) + 1)]
-
-
-def test_what_a_decision_was_superseded_by_is_accepted():
     status = {d.number: d.status for d in map(decisions.Decision.read, PAGES)}
     later = {s.removeprefix("superseded by ") for s in status.values() if s.startswith("super")}
     assert {number: status.get(number) for number in later} == dict.fromkeys(later, "accepted")
 
 
-@pytest.mark.parametrize(
-    "text", ["# 1 No\n", "# 0001 A\n\nStatus: maybe\n\nPackage: app\n\n## Context\n"]
-)
-def test_a_page_with_another_head_is_refused(text: str, tmp_path: Path):
+@cases("text", "# 1 No\n", "# 0001 A\n\nStatus: maybe\n\nPackage: app\n\n## Context\n")
+def test_a_page_with_another_head_is_refused(text, tmp_path):
     (tmp_path / "0001-a.md").write_text(text)
     with pytest.raises(ValueError, match=r"0001-a\.md must begin with"):
         decisions.Decision.read(tmp_path / "0001-a.md")

@@ -15,6 +15,7 @@ from app.serve.scaling import ScalingOptions
 from app.settings import Settings
 from app.telemetry.metric_table import METRICS
 from tests.support import readability
+from tests.support.cases import cases
 from tests.support.command_line import options_of
 from tests.support.exposed_metrics import exposed
 from tests.support.wrapped import WIDTH, wrapped
@@ -62,17 +63,13 @@ def test_sentences_are_short(page: Path):
         assert max(lengths) <= 35
 
 
-def test_lines_keep_to_the_width() -> None:
-    long = [
+def test_lines_keep_to_the_width_also_those_that_a_program_writes():
+    assert [
         f"{named(page)}:{number}"
         for page in readability.markdown_files()
         for number, line in enumerate(page.read_text("utf-8").splitlines(), 1)
         if len(line) > WIDTH and not line.lstrip().startswith("|") and "://" not in line
-    ]
-    assert long == []
-
-
-def test_a_page_that_a_program_writes_is_wrapped() -> None:
+    ] == []
     words = "word " * 30
     page = f"# Title\n\n| {words} |\n\n{words}\n\n```sh\n{words}\n\n{words}\n```\n\nShort.\n"
     paragraph = textwrap.fill(words, WIDTH)
@@ -156,19 +153,17 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path):
     assert (tmp_path / "index.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("One two three. Four five.", [3, 2]),
-        ("# A title is not counted\n\nOne two\nthree.", [3]),
-        ("- one two\n- three", [2, 1]),
-        ("See [the page](https://a.example/b.html) now.", [4]),
-        ("One `a b` two:\n\n```sh\nnot this\n```\n\nThree.", [4, 1]),
-        ("| a | b |\n| --- | --- |\n\nOne.", [1]),
-        ("- An item:\n\n  ```sh\n  not this\n  ```\n\n  Two words.", [2, 2]),
-        ("> One two.\n>\n> Three four five.", [2, 3]),
-        ("With version 3.11 of e.g. that.", [6]),
-    ],
+@cases(
+    "text, expected",
+    ("One two three. Four five.", [3, 2]),
+    ("# A title is not counted\n\nOne two\nthree.", [3]),
+    ("- one two\n- three", [2, 1]),
+    ("See [the page](https://a.example/b.html) now.", [4]),
+    ("One `a b` two:\n\n```sh\nnot this\n```\n\nThree.", [4, 1]),
+    ("| a | b |\n| --- | --- |\n\nOne.", [1]),
+    ("- An item:\n\n  ```sh\n  not this\n  ```\n\n  Two words.", [2, 2]),
+    ("> One two.\n>\n> Three four five.", [2, 3]),
+    ("With version 3.11 of e.g. that.", [6]),
 )
 def test_the_words_of_sentences_are_counted(text: str, expected: list[int]):
     assert readability.lengths(text) == expected

@@ -4,21 +4,20 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
 CONTESTANTS = ("bound", "yardstick", "tandem")
 SHARES = {  # the group of each result
-    **dict.fromkeys(("one-way", "house-vnni", "one-way-avx2"), "together"),
+    **dict.fromkeys(("one-way", "house-vnni", "watched-vnni", "one-way-avx2"), "together"),
     **dict.fromkeys(("overhead-224-vnni", "overhead-80-vnni"), "together"),
     "overhead-vnni": "null",
     **dict.fromkeys(("overhead", "overhead-224"), "together"),
 }
 
 
-def result(name: str) -> dict[str, Any]:
+def result(name):
     return json.loads((ROOT / f"tests/load/results/{name}.json").read_text("utf-8"))
 
 
@@ -70,8 +69,7 @@ def performance() -> Iterator[str]:
         part = result(name)[group]
         of = (part["median"].get(load) for load in ("1", "16", "64"))
         shares = [f"{load['tandem']['of_yardstick']:.2f}" if load else "" for load in of]
-        machine = part.get("machine", result(name)["machine"])
-        yield row(*shares, machine["commit"][:7], of=name)
+        yield row(*shares, part.get("machine", result(name)["machine"])["commit"][:7], of=name)
     yield from plans()
     for name in ("startup-vnni", "startup"):
         content = result(name)
@@ -83,10 +81,28 @@ def performance() -> Iterator[str]:
             many, one = (result(name)["apart"]["median"][load][form] for load in ("16", "1"))
             figures = (f"{many['images_per_s']:.0f}", f"{many['cpu_ms']:.1f}")
             yield row(*figures, f"{one['p50_ms']:.1f}", of=name)
+    for nodes in result("node-scaling")["rows"]:
+        figures = (f"{nodes['images_per_s']:.1f}", f"{nodes['of_linear']:.2f}")
+        yield row(str(nodes["nodes"]), *figures)
     for share in ("0", "0.5", "0.9", "0.99"):
         rates = (result("cache")["median"][f"{where} {share}"] for where in ("none", "local"))
         yield row(f"{float(share):.0%}", *(f"{rate['images_per_s']:.0f}" for rate in rates))
     yield from overloads()
+
+
+def killed(one):
+    """Return the cells of a row of kills.json."""
+    kinds = one["kinds"]
+    told = sum(num for kind, num in kinds.items() if kind.endswith("_later"))
+    told += kinds.get("not_ready", 0) + kinds.get("http_429", 0)
+    gone = kinds.get("not_connected", 0)
+    figures = (one["requests"], kinds.get("right", 0), told, gone)
+    lost = one["requests"] - sum(figures[1:])
+    seconds = (one["failing_for_s"], one["slowest_right_ms"] / 1e3)
+    ended, code = one["command_ended_after_s"], one["exit_code"]
+    command = "goes on" if ended is None else f"ends with {code} after {ended:.1f} s"
+    cells = (*map(str, figures), str(lost), *(f"{each:.1f}" for each in seconds))
+    return [one["killed"], *cells, command]
 
 
 def faults() -> Iterator[str]:
@@ -96,6 +112,15 @@ def faults() -> Iterator[str]:
             counts = (str(fault[what]) for what in ("accepted", "lost", "wrong"))
             what, seconds = f"`{name}`: {fault['fault']}", f"{fault['recovered_after_s']:.0f}"
             yield row(what, f"{fault['offered_per_s']:.0f}", *counts, seconds)
+    for form in ("cluster-whole", "cluster"):
+        for name, one in result(f"network-{form}")["rows"].items():
+            counts = (str(one[what]) for what in ("accepted", "lost", "wrong"))
+            took = (one["slowest_right_ms"] / 1e3, one["recovered_after_end_s"])
+            sent = f"{one['sent_to_it_for_s']:.1f}" if "sent_to_it_for_s" in one else ""
+            yield row(f"`{name}`: {one['row']}", *counts, *(f"{s:.1f}" for s in took), sent)
+    for kills in result("kills")["kills"].values():
+        for one in kills.values():
+            yield row(*killed(one))
     attacks = [("hostile", result("hostile")["good_beside_hostile"])]
     attacks += [("crowding", result("crowding")["beside_large_pictures"]["good"])]
     shares, crowds = result("hostile_shares"), result("hostile_crowds")["crowds"]
@@ -108,8 +133,7 @@ def faults() -> Iterator[str]:
 
 @pytest.mark.parametrize(("page", "figures"), [("performance", performance), ("faults", faults)])
 def test_every_line_of_the_tables_has_its_results_figures(page, figures):
-    text = (ROOT / f"docs/{page}.md").read_text("utf-8")
-    tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    tables = re.findall(r"(?:^\|.*\n)+", (ROOT / f"docs/{page}.md").read_text("utf-8"), re.M)
     lines = [line for table in tables for line in table.split("\n")[2:-1]]
     pairs = zip(lines, figures(), strict=True)
     assert [(line, figure) for line, figure in pairs if not line.endswith(figure)] == []

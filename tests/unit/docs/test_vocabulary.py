@@ -6,33 +6,39 @@ run ``python -m tests.support.vocabulary --write``.
 
 import ast
 import json
-from pathlib import Path
 
 import pytest
 
 from tests.support import vocabulary
+from tests.support.cases import cases
 from tests.support.vocabulary import ROOT
 
 ALLOWANCE = json.loads(vocabulary.ALLOWANCE.read_text("utf-8"))
+CODE = '''
+"""What is in a module."""
+def told(given, other):
+    """Say what is there."""
+    found: int = 1
+    return [one for one in f"so many {found}"]
+'''
 
 
-def named(page: Path) -> str:
+def named(page):
     return str(page.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("page", vocabulary.pages(), ids=named)
-def test_a_page_has_none_of_the_words(page: Path) -> None:
+def test_a_page_has_none_of_the_words(page):
     assert vocabulary.in_page(page) == []
 
 
 @pytest.mark.parametrize("in_tree", [vocabulary.in_messages, vocabulary.in_names])
 def test_no_message_and_no_name_has_the_words(in_tree) -> None:
-    places = [
+    assert [
         f"{named(path)}:{line}: {word}"
         for path, tree in vocabulary.trees().items()
         for line, word in in_tree(tree)
-    ]
-    assert places == []
+    ] == []
 
 
 def test_docstrings_have_no_more_of_the_words() -> None:
@@ -41,29 +47,18 @@ def test_docstrings_have_no_more_of_the_words() -> None:
     assert more == {}, "python -m tests.support.vocabulary lists them; write plainer"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("It says what is there, and so many.", ["what is", "so many"]),
-        ("No such file, such as this. Such things.", ["Such"]),
-        ('> It was told.\n\nThe list `beside` a "told" word.\n', []),
-        ("```sh\necho told\n```\nA table beside it, etc.", ["beside", "etc."]),
-        ("Besides, a untold story.", []),
-    ],
+@cases(
+    "text, words",
+    ("It says what is there, and so many.", ["what is", "so many"]),
+    ("No such file, such as this. Such things.", ["Such"]),
+    ('> It was told.\n\nThe list `beside` a "told" word.\n', []),
+    ("```sh\necho told\n```\nA table beside it, etc.", ["beside", "etc."]),
+    ("Besides, a untold story.", []),
 )
-def test_words_are_looked_for_in_prose(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_words_are_looked_for_in_prose(tmp_path, text, words):
     page = tmp_path / "page.md"
     page.write_text(text)
     assert vocabulary.in_page(page) == words
-
-
-CODE = '''
-"""What is in a module."""
-def told(given, other):
-    """Say what is there."""
-    found: int = 1
-    return [one for one in f"so many {found}"]
-'''
 
 
 def test_docstrings_messages_and_names_are_told_apart() -> None:

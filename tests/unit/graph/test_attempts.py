@@ -7,9 +7,11 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from app.errors import OverloadedError
 from app.graph.attempts import MAX_CALLS, MOST_SAVED, PER_IMAGE, HedgeBudget, hedged, retry
+from tests.support.cases import cases
 from tests.support.virtual_loop import virtually
 
 SOON, NEVER_S = 0.01, 30.0
+DEATHS = [ActorUnavailableError("Actor is unavailable.", b"\0" * 16), ActorDiedError()]
 
 
 class Calls:
@@ -33,16 +35,14 @@ class Calls:
         return f"after {turn} s"
 
 
-@pytest.mark.parametrize(
-    ("turns", "after_s", "answer", "num_made", "num_cancelled"),
-    [
-        (("first", "second"), NEVER_S, "first", 1, 0),
-        ((NEVER_S, "second"), SOON, "second", 2, 1),
-        ((5 * SOON, NEVER_S), SOON, "after 0.05 s", 2, 1),  # the first may still answer first
-        ((5 * SOON, ValueError("second")), SOON, "after 0.05 s", 2, 0),
-        ((SOON, "second"), 0.0, "after 0.01 s", 1, 0),  # no time for a second call
-        ((SOON, "second"), -1.0, "after 0.01 s", 1, 0),
-    ],
+@cases(
+    "turns, after_s, answer, num_made, num_cancelled",
+    (("first", "second"), NEVER_S, "first", 1, 0),
+    ((NEVER_S, "second"), SOON, "second", 2, 1),
+    ((5 * SOON, NEVER_S), SOON, "after 0.05 s", 2, 1),  # the first may still answer first
+    ((5 * SOON, ValueError("second")), SOON, "after 0.05 s", 2, 0),
+    ((SOON, "second"), 0.0, "after 0.01 s", 1, 0),  # no time for a second call
+    ((SOON, "second"), -1.0, "after 0.01 s", 1, 0),
 )
 @virtually
 async def test_a_call_that_hangs_is_made_again_and_who_is_late_is_cancelled(
@@ -140,9 +140,6 @@ class Dying:
         return "answer"
 
 
-DEATHS = [ActorUnavailableError("Actor is unavailable.", b"\0" * 16), ActorDiedError()]
-
-
 @pytest.mark.parametrize("error", DEATHS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("num_deaths", range(MAX_CALLS))
 async def test_a_death_is_no_error_while_calls_are_left(error, num_deaths):
@@ -158,9 +155,7 @@ async def test_what_kills_every_replica_is_given_up():
     assert call.num_calls == MAX_CALLS
 
 
-@pytest.mark.parametrize(
-    "error", [OverloadedError("full"), RayTaskError("f", "trace", ValueError()), TimeoutError()]
-)
+@cases("error", OverloadedError("full"), RayTaskError("f", "trace", ValueError()), TimeoutError())
 async def test_an_error_that_the_stage_raised_is_not_asked_for_twice(error):
     call = Dying(1, error)
     with pytest.raises(type(error)):

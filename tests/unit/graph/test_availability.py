@@ -22,7 +22,6 @@ from app.errors import (
 from app.graph import availability
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
-from app.graph.service import EnsembleService
 from app.serve.gateway import Gateway
 from app.settings import Settings
 from app.stages.classifier import Classifier
@@ -30,19 +29,14 @@ from app.stages.combiner import Combiner
 from app.stages.decoder import Decoder
 from app.telemetry.metric_table import ANSWERS, ENTROPY
 from models.errors import ModelSetError, TandemError
-from tests.support.fakes import (
-    FakeCombiner,
-    FakeDecoder,
-    FakeMember,
-    handle_of,
-    of_model_set,
-    service_of,
-)
+from tests.support import fakes
+from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
 from tests.support.steps import settle
 from tests.support.tiny_networks import picture, write_tiny_set
 
 AFTER_S = 60.0
+MIXED = OtherSetError("mixed")
 
 
 class FakeGraph:
@@ -123,6 +117,22 @@ async def test_it_is_let_go_when_nobody_has_asked_for_long_enough(graph, loads, 
     await settle()
     assert not graph.is_loaded
     assert loads.unloaded == loads.loaded
+
+
+async def test_a_load_waits_until_the_memory_of_what_is_let_go_is_free(graph, loads, clock):
+    frees = asyncio.Event()
+
+    async def unload(_: object) -> None:
+        await frees.wait()
+
+    graph._unload_graph = unload
+    await let_go(graph, clock)
+    asked = asyncio.create_task(graph.run(request()))
+    await settle()
+    assert loads.num_begun == 0
+    frees.set()
+    await asked
+    assert loads.num_begun == 1
 
 
 async def test_it_is_never_let_go_without_a_time(loads, clock):
@@ -289,14 +299,14 @@ def hand_clock(monkeypatch) -> HandClock:
 
 
 @pytest.fixture
-def member() -> FakeMember:
-    return FakeMember()
+def member() -> fakes.FakeMember:
+    return fakes.FakeMember()
 
 
 @pytest.fixture
-def service(tiny_set, member, hand_clock) -> EnsembleService:
+def service(tiny_set, member, hand_clock):
     settings = Settings(model_set=str(tiny_set))
-    return service_of(settings, FakeDecoder(), {"sure": member}, FakeCombiner())
+    return fakes.service_of(settings, fakes.FakeDecoder(), {"sure": member}, fakes.FakeCombiner())
 
 
 def test_the_warm_up_image_is_one():
@@ -319,12 +329,10 @@ async def test_a_hundred_that_ask_at_once_cause_one_probe_which_none_ends_that_l
     assert len(member.asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (RuntimeError("out of memory"), "RuntimeError: out of memory"),
-        (OverloadedError("512 images are queued"), "was refused: 512 images"),  # never answered
-    ],
+@cases(
+    "error, says",
+    (RuntimeError("out of memory"), "RuntimeError: out of memory"),
+    (OverloadedError("512 images are queued"), "was refused: 512 images"),  # never answered
 )
 async def test_an_error_of_the_warm_up_image_is_not_ready(service, member, error, says):
     member.raises = error
@@ -379,28 +387,26 @@ async def test_requests_that_are_answered_are_probes_enough(service, member, han
 
 
 async def test_answers_without_a_member_are_not(tiny_set, hand_clock):
-    members = {"sure": FakeMember(), "unsure": FakeMember()}
+    members = {"sure": fakes.FakeMember(), "unsure": fakes.FakeMember()}
     settings = Settings(model_set=str(tiny_set), answer_policy="any", member_patience_s=0)
-    service = service_of(settings, FakeDecoder(), members, FakeCombiner())
+    service = fakes.service_of(settings, fakes.FakeDecoder(), members, fakes.FakeCombiner())
     members["unsure"].raises = NotReadyError("down")
     await service.classify(request_of(b"good"))
     await service.check_ready()
     assert len(members["sure"].asked) == 2
 
 
-@pytest.mark.parametrize(
-    ("policy", "num_down", "is_ready"),
-    [
-        *(("all", 0, True), ("all", 1, False), ("quorum", 1, True), ("quorum", 2, False)),
-        *(("any", 2, True), ("any", 3, False)),
-    ],
+@cases(
+    "policy, num_down, is_ready",
+    *(("all", 0, True), ("all", 1, False), ("quorum", 1, True), ("quorum", 2, False)),
+    *(("any", 2, True), ("any", 3, False)),
 )
 async def test_it_is_ready_while_as_many_members_answer_as_the_policy_wants(
     tiny_set, policy, num_down, is_ready
 ):
-    members = {name: FakeMember() for name in ("first", "second", "third")}
+    members = {name: fakes.FakeMember() for name in ("first", "second", "third")}
     settings = Settings(model_set=str(tiny_set), answer_policy=policy, member_patience_s=0)
-    service = service_of(settings, FakeDecoder(), members, FakeCombiner())
+    service = fakes.service_of(settings, fakes.FakeDecoder(), members, fakes.FakeCombiner())
     for member in list(members.values())[:num_down]:
         member.raises = NotReadyError("down")
     if is_ready:
@@ -458,15 +464,10 @@ class Mute(Scripted):
         return await self(*fields)
 
 
-MIXED = OtherSetError("mixed")
-
-
-def siblings(
-    graph: Scripted, sibling: Scripted | None, monkeypatch
-) -> availability.ForwardingGraph:
+def siblings(graph, sibling, monkeypatch):
     made = availability.ForwardingGraph(cast("Any", graph))
     if sibling is not None:
-        monkeypatch.setattr(made, "_peer", lambda: handle_of(sibling))
+        monkeypatch.setattr(made, "_peer", lambda: fakes.handle_of(sibling))
     return made
 
 
@@ -519,8 +520,7 @@ async def test_a_second_call_costs_as_many_images_as_the_request_has(monkeypatch
     monkeypatch.setattr(availability, "PATIENCE_S", 0.01)
     forwarding = siblings(Scripted(MIXED), Mute(["theirs"]), monkeypatch)
     pixels = np.zeros((64, 8, 8, 3), np.uint8)
-    request = request_of()._replace(tensors=TensorRequest(pixels))
-    assert await forwarding.run(request) == ["theirs"]
+    assert await forwarding.run(request_of()._replace(tensors=TensorRequest(pixels))) == ["theirs"]
     assert not forwarding._hedge_budget.spend(1)
 
 
@@ -560,7 +560,7 @@ async def test_an_answer_is_of_one_set_alone(two_sets, stage):
     """One stage of the new set among those of the old one: refused, whichever it is."""
     old, new = two_sets
     of = {name: new if name == stage else old for name in ("decoder", "member", "combiner")}
-    service = service_of(
+    service = fakes.service_of(
         old,
         Decoder(of["decoder"]),
         {"sure": Classifier(of["member"], "sure")},
@@ -577,9 +577,9 @@ async def test_a_member_of_another_set_hides_no_failure(tiny_set, policy, is_kno
     """Circuits open as always, and no error is left for asyncio to log."""
     unretrieved: list[dict] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, event: unretrieved.append(event))
-    members = {name: FakeMember() for name in ("first", "second", "third")}
+    members = {name: fakes.FakeMember() for name in ("first", "second", "third")}
     settings = Settings(model_set=str(tiny_set), member_patience_s=0.0, answer_policy=policy)
-    service = service_of(settings, FakeDecoder(), members, FakeCombiner())
+    service = fakes.service_of(settings, fakes.FakeDecoder(), members, fakes.FakeCombiner())
     if is_known_by == "error":
         members["first"].raises = OtherSetError("mixed")
     members["first"].fingerprint = "other"
@@ -614,13 +614,16 @@ async def test_a_combiner_refuses_members_that_it_does_not_know(tiny_set):
 
 
 async def test_a_gateway_is_not_healthy_before_its_members_answer(tiny_set, monkeypatch):
-    member = FakeMember()
+    member = fakes.FakeMember()
     member.raises = NotReadyError("still loading")
     settings = Settings(model_set=str(tiny_set))
-    decoder, combiner = FakeDecoder(), FakeCombiner()
-    of_model_set(settings, decoder, member, combiner)
+    decoder, combiner = fakes.FakeDecoder(), fakes.FakeCombiner()
+    fakes.of_model_set(settings, decoder, member, combiner)
     gateway = Gateway(
-        settings, handle_of(decoder), {"sure": handle_of(member)}, handle_of(combiner)
+        settings,
+        fakes.handle_of(decoder),
+        {"sure": fakes.handle_of(member)},
+        fakes.handle_of(combiner),
     )
     monkeypatch.setattr("app.graph.availability.START_POLL_S", 0)
     check = asyncio.create_task(gateway.check_health())

@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,10 @@ from tests.support.cached_service import ONE, TWO, Cached, without_timings
 from tests.support.fake_redis import FakeRedis
 from tests.support.fakes import NOT_AN_IMAGE, FakeDecoder, FakeMember, arrived, service_of
 from tests.support.hand_clock import HandClock
-from tests.support.instruments import Instruments
 from tests.support.plans import planned
 from tests.support.tiny_networks import LABELS, write_tiny_set
+
+ADDRESS = "redis://cache:6379/0"
 
 
 @pytest.mark.parametrize("as_handles", [False, True], ids=["local objects", "handles"])
@@ -71,8 +71,7 @@ async def test_a_miss_tells_of_the_lookup_too(cached):
 
 async def test_each_file_of_a_form_by_itself(cached):
     await cached.classify(ONE)
-    answers = await cached.classify(TWO, b"bad", ONE, TWO, b"good!", ONE)
-    two, bad, one, again, new, last = answers
+    two, bad, one, again, new, last = await cached.classify(TWO, b"bad", ONE, TWO, b"good!", ONE)
     assert isinstance(bad, Fault)
     assert [a.cached for a in (two, one, again, new, last)] == [None, True, True, None, True]
     assert cached.members["sure"].seen == [[4], [8, 5]]  # the form's own in one call
@@ -152,14 +151,13 @@ async def test_what_another_gateway_hands_on_is_looked_up_too(cached):
     request = ClassifyRequest([ONE], 2, 10.0, "id", RequestObserver())
     uses: dict[CacheUse, bool | None] = {"use": True, "renew": None, "off": None}
     for use, expected in uses.items():
-        asked = request._replace(cache_use=use)
-        forwarded = pickle.loads(pickle.dumps(asked.forwarded()))
+        forwarded = pickle.loads(pickle.dumps(request._replace(cache_use=use).forwarded()))
         assert forwarded.observer is not request.observer  # each process has a clock of its own
         (answer,) = await cached.service.handle_forwarded(forwarded)
         assert answer.cached is expected
 
 
-async def test_a_small_cache_never_answers_wrongly(tiny_set, told: Instruments, monkeypatch):
+async def test_a_small_cache_never_answers_wrongly(tiny_set, told, monkeypatch):
     monkeypatch.setattr("app.graph.cache.MIB", 8 * 2**10)  # what cache_mib counts in
     cached, plain = Cached(tiny_set, cache_mib=1), Cached(tiny_set, cache="none")
     files = [b"good" + b"x" * n for n in range(60)]
@@ -170,7 +168,7 @@ async def test_a_small_cache_never_answers_wrongly(tiny_set, told: Instruments, 
     assert sum(told.of(table.CACHE_EVICTIONS).values()) > 0
 
 
-async def test_metrics(cached, told: Instruments):
+async def test_metrics(cached, told):
     await cached.classify(ONE)
     await cached.classify(ONE, ONE, TWO, TWO)
     assert told.of(table.CACHE_LOOKUPS) == {("hit",): 2, ("miss",): 2, ("shared",): 1}
@@ -229,7 +227,7 @@ async def shared(cached: Cached, file: bytes) -> list[Classified]:
     return [answer for (answer,) in await asyncio.gather(*requests)]
 
 
-async def test_those_that_wait_beside_a_plan_share_its_answer(with_plan, told: Instruments):
+async def test_those_that_wait_beside_a_plan_share_its_answer(with_plan, told):
     answers = await shared(Cached(with_plan, plan="fast"), ONE)
     assert [answer.cached for answer in answers] == [None, True, True]
     assert [answer.skipped_members for answer in answers] == [["unsure"]] * 3
@@ -357,7 +355,7 @@ class Unsteady(FakeMember):
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory) -> Path:
+def beside(tmp_path_factory):
     folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny")
     return planned(folder, (("sure",), 0.55), (("unsure",), None))
 
@@ -370,7 +368,7 @@ def beside(tmp_path_factory) -> Path:
     policy=st.sampled_from(["all", "any"]),
     plan=st.sampled_from(["full", "fast"]),  # of the third file the first member is sure
 )
-def test_requests_beside_each_other(beside: Path, asked, fails, turns, policy, plan):
+def test_requests_beside_each_other(beside, asked, fails, turns, policy, plan):
     async def play() -> None:
         options = Settings(
             model_set=str(beside),
@@ -389,8 +387,7 @@ def test_requests_beside_each_other(beside: Path, asked, fails, turns, policy, p
             request = ClassifyRequest(
                 files, 3, 60.0, "id", RequestObserver(), of["lane"], plan, cache_use=of["cache_use"]
             )
-            answers = await service.classify(request)
-            for name, answer in zip(of["files"], answers, strict=True):
+            for name, answer in zip(of["files"], await service.classify(request), strict=True):
                 check(answer, name)
                 assert of["cache_use"] == "use" or isinstance(answer, Fault) or not answer.cached
 
@@ -429,15 +426,10 @@ def check(answer: Any, name: int) -> None:
     assert answer.degraded == bool(answer.missing_members)
 
 
-ADDRESS = "redis://cache:6379/0"
-
-
 class Gateway:
     """One of those that share ``redis``."""
 
-    def __init__(
-        self, tiny_set, redis: FakeRedis, monkeypatch: pytest.MonkeyPatch, **options: object
-    ) -> None:
+    def __init__(self, tiny_set, redis, monkeypatch, **options):
         monkeypatch.setattr("app.graph.redis_cache.client_of", lambda _: redis)
         settings = Settings(model_set=str(tiny_set), cache=ADDRESS, **options)
         self.members = {"sure": FakeMember(), "unsure": FakeMember((0.5, 0.3, 0.2))}
@@ -462,7 +454,7 @@ class Gateway:
 
 
 @pytest.fixture(scope="module")
-def with_plan(tmp_path_factory) -> Path:
+def with_plan(tmp_path_factory):
     folder = write_tiny_set(tmp_path_factory.mktemp("sets") / "tiny")
     return planned(folder, (("sure",), 0.7), (("unsure",), None))
 
@@ -514,14 +506,13 @@ async def test_one_that_is_cancelled_while_it_looks_leaves_it_to_the_next(gatewa
 
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), TimeoutError(), ValueError("odd")])
-async def test_redis_in_trouble_is_no_requests_trouble(gateways, redis, error, told: Instruments):
+async def test_redis_in_trouble_is_no_requests_trouble(gateways, redis, error, told):
     redis.raises = error
     one, other, _ = gateways
     assert await one.cached(ONE, TWO) == [False, False]
     assert await one.cached(ONE, TWO) == [True, True]
     assert await other.cached(ONE) == [False]
-    results = {result for (result,) in told.of(table.CACHE_REDIS)}
-    assert results == {"failed", "unwritten"}
+    assert {result for (result,) in told.of(table.CACHE_REDIS)} == {"failed", "unwritten"}
 
 
 async def test_what_a_plan_was_sure_of_is_shared(with_plan, redis, monkeypatch):
@@ -552,8 +543,7 @@ async def test_names_there_tell_the_model_set(gateways, redis):
 
 
 def test_without_redis_there_is_no_store():
-    cache = ResponseCache(1000)
-    assert asyncio.run(cache.fetch({0: None})) == {}
+    assert asyncio.run(ResponseCache(1000).fetch({0: None})) == {}
     store = RedisStore(
         RedisAddress.of(ADDRESS), RowsFormat("", (1,), 1), "", record_redis, lambda _: FakeRedis()
     )

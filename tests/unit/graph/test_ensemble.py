@@ -3,7 +3,6 @@
 import asyncio
 import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,62 +11,67 @@ from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from app.answers import Classified
+from app.access import Caller
+from app.answers import Classified, cpu_ms
 from app.errors import ConfigError, DeadlineError, NotReadyError, OverloadedError, UnhealthyError
 from app.graph.members import MEMBER_TRIAL_EVERY_S, enough_of, needed_of
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestOptions
-from app.graph.service import EnsembleService
 from app.graph.set_checks import check_plan
 from app.queueing.scheduler import SHADOW, Lane
 from app.settings import Settings
 from app.stages.combiner import Combiner
-from models.ensemble import Prediction
 from models.errors import ModelSetError
 from models.model_set import load_model_set
-from tests.support.fakes import (
-    NOT_AN_IMAGE,
-    FakeCombiner,
-    FakeDecoder,
-    FakeMember,
-    answers_of,
-    arrived,
-    service_of,
-)
+from tests.support import fakes, scored_sets
+from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
 from tests.support.plans import planned
 from tests.support.scored_service import scored_service as service
-from tests.support.scored_sets import (
-    GAINS,
-    PICTURES,
-    average_score,
-    score,
-    scored_picture,
-    write_scored_set,
-)
 from tests.support.tiny_networks import LABELS, write_tiny_set
 from tests.support.virtual_loop import run_virtually
+
+LATE_S = 0.05
+SURE, UNSURE = (0.1, 0.8, 0.1), (0.45, 0.35, 0.2)
+WEIGHTS = {"steep": 3.0, "flat": 1.0}
 
 
 class Graph:
     """The service with its fake stages within reach."""
 
     def __init__(self, tiny_set, *, as_handles: bool = False) -> None:
-        self.decoder, self.combiner = FakeDecoder(), FakeCombiner()
-        self.members = {"sure": FakeMember((0.1, 0.8, 0.1)), "unsure": FakeMember((0.2, 0.5, 0.3))}
+        self.decoder, self.combiner = fakes.FakeDecoder(), fakes.FakeCombiner()
+        self.members = {
+            "sure": fakes.FakeMember((0.1, 0.8, 0.1)),
+            "unsure": fakes.FakeMember((0.2, 0.5, 0.3)),
+        }
         settings = Settings(model_set=str(tiny_set))
         stages = (self.decoder, self.members, self.combiner)
-        self.service = service_of(settings, *stages, as_handles=as_handles)
+        self.service = fakes.service_of(settings, *stages, as_handles=as_handles)
 
     async def classify(self, *files: bytes, top_k: int = 2, timeout_s: float = 10.0):
         return await self.service.classify(
-            ClassifyRequest(list(files), top_k, timeout_s, "id", arrived())
+            ClassifyRequest(list(files), top_k, timeout_s, "id", fakes.arrived())
         )
 
 
 @pytest.fixture
 def graph(tiny_set) -> Graph:
     return Graph(tiny_set)
+
+
+async def test_a_key_is_told_its_images_and_their_cpu_time(graph):
+    """A bad image counts for nobody; what is done once for both images is counted once."""
+    caller, files = Caller("bob", has_key=True), [b"good", b"bad", b"good"]
+    request = ClassifyRequest(files, 2, 10.0, "id", fakes.arrived())
+    await graph.service.classify(request)  # whose caller has no key
+    answers = await graph.service.classify(request._replace(caller=caller))
+    first, second = (answer for answer in answers if isinstance(answer, Classified))
+    (combine,) = {s.duration_ms for s in first.timings_ms.stages if s.stage == "combine"}
+    expected = cpu_ms(first, 1) + cpu_ms(second, 1) - combine
+    (figures,) = graph.service.keys.figures.values()
+    assert (figures.images, figures.cpu_ms) == (2, pytest.approx(expected))
+    assert figures.cpu_ms > 0
 
 
 @pytest.mark.parametrize("as_handles", [False, True], ids=["local objects", "handles"])
@@ -95,7 +99,7 @@ async def test_members_that_disagree(graph):
 
 
 async def test_when_all_are_bad_no_member_is_asked(graph):
-    assert await graph.classify(b"bad", b"worse") == [NOT_AN_IMAGE, NOT_AN_IMAGE]
+    assert await graph.classify(b"bad", b"worse") == [fakes.NOT_AN_IMAGE, fakes.NOT_AN_IMAGE]
     assert graph.members["sure"].asked == []
 
 
@@ -155,18 +159,16 @@ def remote(error: Exception) -> RayTaskError:
     return RayTaskError("classify", "traceback", error).as_instanceof_cause()
 
 
-@pytest.mark.parametrize(
-    ("raised", "expected", "says"),
-    [
-        (BackPressureError(10, 10), OverloadedError, "try again in a second"),
-        (remote(OverloadedError("512 queued")), OverloadedError, "512 queued"),
-        (remote(DeadlineError("too late")), DeadlineError, "too late"),
-        (remote(ModelSetError("a file is missing")), ModelSetError, "a file is missing"),
-        (remote(RuntimeError("secret")), NotReadyError, r"\(RuntimeError\); try again"),
-        (TaskCancelledError(), DeadlineError, "cancelled"),
-        (ActorDiedError(), NotReadyError, "ActorDiedError"),
-        (DeploymentUnavailableError(DeploymentID("a")), NotReadyError, "DeploymentUnavailableErr"),
-    ],
+@cases(
+    "raised, expected, says",
+    (BackPressureError(10, 10), OverloadedError, "try again in a second"),
+    (remote(OverloadedError("512 queued")), OverloadedError, "512 queued"),
+    (remote(DeadlineError("too late")), DeadlineError, "too late"),
+    (remote(ModelSetError("a file is missing")), ModelSetError, "a file is missing"),
+    (remote(RuntimeError("secret")), NotReadyError, r"\(RuntimeError\); try again"),
+    (TaskCancelledError(), DeadlineError, "cancelled"),
+    (ActorDiedError(), NotReadyError, "ActorDiedError"),
+    (DeploymentUnavailableError(DeploymentID("a")), NotReadyError, "DeploymentUnavailableErr"),
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 async def test_errors_of_the_graph_become_ours(graph, raised, expected, says):
@@ -198,10 +200,7 @@ def test_what_is_served(graph):
     assert graph.service.num_classes == 3
 
 
-LATE_S = 0.05
-
-
-class LateMember(FakeMember):
+class LateMember(fakes.FakeMember):
     """A member of this process, of whose answer a busy loop hears late."""
 
     def classify(self, images, left_s, lane="interactive") -> Any:
@@ -219,7 +218,7 @@ async def test_a_local_members_bars_begin_with_its_call(tiny_set):
     graph = Graph(tiny_set)
     graph.members |= {"sure": LateMember((0.1, 0.8, 0.1))}
     stages = graph.decoder, graph.members, graph.combiner
-    graph.service = service_of(Settings(model_set=str(tiny_set)), *stages)
+    graph.service = fakes.service_of(Settings(model_set=str(tiny_set)), *stages)
     (answer,) = await graph.classify(b"good")
     (queued,) = [s for s in answer.timings_ms.stages if (s.stage, s.member) == ("queue", "sure")]
     assert queued.start_ms <= answer.timings_ms.total - LATE_S * 1e3
@@ -228,18 +227,15 @@ async def test_a_local_members_bars_begin_with_its_call(tiny_set):
 # Answers without some member: who votes, who is waited for, and who is left out for a while.
 
 
-SURE, UNSURE = (0.1, 0.8, 0.1), (0.45, 0.35, 0.2)
-
-
 class DegradedGraph:
     """A gateway with three members."""
 
     def __init__(self, tiny_set, policy: str = "any", **settings: Any) -> None:
-        self.members = {name: FakeMember() for name in ("first", "second", "third")}
+        self.members = {name: fakes.FakeMember() for name in ("first", "second", "third")}
         self.first, self.second, self.third = self.members.values()
         given = {"model_set": str(tiny_set), "member_patience_s": 0.0, "answer_policy": policy}
-        self.service = service_of(
-            Settings(**(given | settings)), FakeDecoder(), self.members, FakeCombiner()
+        self.service = fakes.service_of(
+            Settings(**(given | settings)), fakes.FakeDecoder(), self.members, fakes.FakeCombiner()
         )
         self.clock = [0.0]
         self.ensemble: Any = self.service._graph
@@ -255,19 +251,19 @@ class DegradedGraph:
         return answer
 
 
-def with_plan(folder: Path, stop_at: float) -> Path:
+def with_plan(folder, stop_at):
     """Write a set of three members, with the plan to ask the first, and then the others."""
     write_tiny_set(folder, gains={"first": 8.0, "second": -4.0, "third": 2.0})
     return planned(folder, (("first",), stop_at), (("second", "third"), None))
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory) -> Path:
+def three(tmp_path_factory):
     return with_plan(tmp_path_factory.mktemp("sets") / "tiny", 0.7)
 
 
 @pytest.fixture(scope="module")
-def unsure(tmp_path_factory) -> Path:  # the first is never likely enough
+def unsure(tmp_path_factory):  # the first is never likely enough
     return with_plan(tmp_path_factory.mktemp("sets") / "tiny", 0.9)
 
 
@@ -279,13 +275,11 @@ def test_how_many_must_answer(policy, num_members, needed):
     assert needed_of(policy, num_members) == needed
 
 
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [
-        (OverloadedError("no place"), "overloaded"),
-        (DeploymentUnavailableError(DeploymentID("gone")), "not_ready"),
-        (RuntimeError("no memory"), "not_ready"),
-    ],
+@cases(
+    "error, why",
+    (OverloadedError("no place"), "overloaded"),
+    (DeploymentUnavailableError(DeploymentID("gone")), "not_ready"),
+    (RuntimeError("no memory"), "not_ready"),
 )
 @pytest.mark.parametrize("policy", ["any", "quorum"])
 async def test_a_member_that_fails_is_missing_and_named(three, policy, error, why):
@@ -317,8 +311,7 @@ async def test_too_few_is_an_error(three, policy, gone):
 async def test_a_member_that_hangs_is_late(three):
     graph = DegradedGraph(three)
     graph.third.gate = asyncio.Event()
-    answer = await graph.classify()
-    assert answer.missing_members == {"third": "late"}
+    assert (await graph.classify()).missing_members == {"third": "late"}
     await asyncio.sleep(0)
     assert graph.third.was_cancelled
 
@@ -336,8 +329,7 @@ async def test_who_failed_is_left_out_but_for_a_trial_now_and_then(three):
     graph.second.raises = NotReadyError("gone")
     await graph.classify()
     for _ in range(3):
-        answer = await graph.classify()
-        assert answer.missing_members == {"second": "not_asked"}
+        assert (await graph.classify()).missing_members == {"second": "not_asked"}
     assert len(graph.second.asked) == 1
     graph.clock[0] += MEMBER_TRIAL_EVERY_S
     assert (await graph.classify()).missing_members == {"second": "not_ready"}
@@ -468,40 +460,35 @@ async def test_a_plan_that_is_not_sure_misses_a_later_one(three, policy):
 # A multi-label set in the graph: lists above a threshold, in answers and from the cache.
 
 
-WEIGHTS = {"steep": 3.0, "flat": 1.0}
-
-
 @pytest.fixture(scope="module")
 def scored_set(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_scored_set(tmp_path_factory.mktemp("scored"), weights=WEIGHTS))
+    return str(scored_sets.write_scored_set(tmp_path_factory.mktemp("scored"), weights=WEIGHTS))
 
 
-async def ask(
-    asked: EnsembleService, name: str, top_k: int | None = None, threshold: float | None = None
-) -> Classified:
+async def ask(asked, name, top_k=None, threshold=None):
     options = RequestOptions("r", top_k, threshold=threshold)
-    (answer,) = await answers_of(asked, options, scored_picture(name))
+    (answer,) = await fakes.answers_of(asked, options, scored_sets.scored_picture(name))
     assert isinstance(answer, Classified)
     return answer
 
 
-def listed(predictions: list[Prediction]) -> dict[str, float]:
+def listed(predictions):
     return {one.label: one.probability for one in predictions}
 
 
 @pytest.mark.parametrize("as_handles", [False, True], ids=["local objects", "handles"])
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", scored_sets.PICTURES)
 async def test_an_answer_lists_what_the_average_of_sigmoids_has_above_one_half(
     scored_set, name, as_handles
 ):
-    colour, labels = PICTURES[name]
+    colour, labels = scored_sets.PICTURES[name]
     answer = await ask(service(scored_set, as_handles=as_handles), name, 3)
-    expected = average_score(colour, WEIGHTS)
+    expected = scored_sets.average_score(colour, WEIGHTS)
     assert set(listed(answer.predictions)) == set(labels)
     for one in answer.predictions:
         assert one.probability == pytest.approx(expected[one.index], abs=1e-5)
     for member, opinion in answer.members.items():
-        own = score(colour, GAINS[member])
+        own = scored_sets.score(colour, scored_sets.GAINS[member])
         assert {p.index for p in opinion.predictions} == set(np.flatnonzero(own >= 0.5))
         assert (opinion.label is None) == (not opinion.predictions)
     assert answer.agreement
@@ -510,7 +497,7 @@ async def test_an_answer_lists_what_the_average_of_sigmoids_has_above_one_half(
 
 async def test_a_request_may_ask_for_another_threshold_and_for_fewer(scored_set):
     asked = service(scored_set, as_handles=True)
-    expected = average_score(PICTURES["red"][0], WEIGHTS)
+    expected = scored_sets.average_score(scored_sets.PICTURES["red"][0], WEIGHTS)
     answer = await ask(asked, "red", 3, threshold=0.01)
     assert answer.threshold == 0.01
     assert [p.index for p in answer.predictions] == np.argsort(-expected).tolist()
@@ -528,7 +515,7 @@ async def test_a_hit_of_the_cache_is_listed_by_its_own_requests_threshold(scored
 
 
 def test_another_threshold_is_another_set(tmp_path, scored_set):
-    other = write_scored_set(tmp_path / "other", weights=WEIGHTS, threshold=0.25)
+    other = scored_sets.write_scored_set(tmp_path / "other", weights=WEIGHTS, threshold=0.25)
     one, two = load_model_set(scored_set), load_model_set(str(other))
     assert one.fingerprint() != two.fingerprint()
     assert two.answer_rule.threshold == 0.25

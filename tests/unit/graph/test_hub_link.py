@@ -2,15 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Self
 
 import pytest
 from opentelemetry import trace
 
 from app.errors import NotReadyError
 from app.graph import hub_link
+from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
 from tests.support.virtual_loop import virtually
 
@@ -18,11 +17,11 @@ from tests.support.virtual_loop import virtually
 class Handle:
     """A hub's handle, whose one method awaits what the test sets."""
 
-    def __init__(self, answer: Callable[[], Coroutine[Any, Any, int]]) -> None:
+    def __init__(self, answer):
         self.answer = answer
         self.ask = self
 
-    def remote(self, _: str) -> Coroutine[Any, Any, int]:
+    def remote(self, _):
         return self.answer()
 
 
@@ -31,7 +30,7 @@ class Link(hub_link.HubLink):
 
     loads_s = 0.0
 
-    def __init__(self, answer: Callable[[], Coroutine[Any, Any, int]]) -> None:
+    def __init__(self, answer):
         super().__init__(Handle(answer), "Hub")
         self.answers: list[int] = []
 
@@ -122,7 +121,7 @@ class Number:
     revision: int
     origin: str = "ours"
 
-    def merged(self, other: Self) -> Self:
+    def merged(self, other):
         return max(self, other, key=lambda facts: facts.revision)
 
 
@@ -135,14 +134,12 @@ class Numbers(hub_link.Book[Number, str]):
         self.forgotten.append(more)
 
 
-@pytest.mark.parametrize(
-    ("reported", "newest", "revisions"),
-    [
-        (Number(0), Number(1), [0]),
-        (Number(1), Number(1), [1]),
-        (Number(3), Number(3), [3]),  # the book began anew
-        (Number(3, "of other settings"), None, []),
-    ],
+@cases(
+    "reported, newest, revisions",
+    (Number(0), Number(1), [0]),
+    (Number(1), Number(1), [1]),
+    (Number(3), Number(3), [3]),  # the book began anew
+    (Number(3, "of other settings"), None, []),
 )
 def test_a_report_is_answered_with_the_newest_facts(reported, newest, revisions):
     book = Numbers(HandClock())
@@ -182,20 +179,18 @@ class Following(hub_link.HubLink):
     async def _exchange(self) -> None:
         self.num_exchanges += 1
 
-    async def call(self, method: str, *_: Any) -> list[int]:
+    async def call(self, method, *_):
         assert method == "revisions"
         return self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]
 
 
 @virtually
-@pytest.mark.parametrize(
-    ("turns", "waited_s", "served"),
-    [
-        ([[2, 3]], 0, [2, 3]),
-        ([[]], 0, []),  # no Gateway reports
-        ([[2, 1], [2, 1], [2, 2]], hub_link.EXCHANGE_EVERY_S / 2, [2, 2]),
-        ([[2, 1]], 5, [2, 1]),
-    ],
+@cases(
+    "turns, waited_s, served",
+    ([[2, 3]], 0, [2, 3]),
+    ([[]], 0, []),  # no Gateway reports
+    ([[2, 1], [2, 1], [2, 2]], hub_link.EXCHANGE_EVERY_S / 2, [2, 2]),
+    ([[2, 1]], 5, [2, 1]),
     ids=["at once", "none", "soon", "never"],
 )
 async def test_a_change_is_waited_for(turns, waited_s, served):

@@ -17,10 +17,8 @@ from app.errors import ConfigError, NotReadyError, OverloadedError
 from app.graph.members import FastMembers, Members, needed_of
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, TensorRequest
-from app.graph.service import EnsembleService
 from app.oip.inference import Inference
 from app.oip.models import Models
-from app.queueing.overload import CircuitBreaker
 from app.serve.gateway import assemble
 from app.settings import AnswerPolicy, Settings
 from app.stages.classifier import Classifier
@@ -32,7 +30,6 @@ from models.errors import TandemError
 from models.image import ImageInputs, ImageRule, read_image
 from models.model_set import ModelSet, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions
-from models.plan import PlanName
 from models.record import ImageRecord
 from tests.support.fakes import NOT_AN_IMAGE, FakeCombiner, FakeDecoder, FakeMember, service_of
 from tests.support.images import encode, make_scene
@@ -50,6 +47,9 @@ INPUTS = ImageInputs(dict.fromkeys(("first", "second"), ImageRule(2, 2)))
 STOP_AT = 0.6
 TWO_STEPS = plan_of("", ((("first",), 0.55), (("second",), None)))
 MEMBERS = {"first": 8.0, "second": -4.0, "third": 2.0}
+NAMES = ("first", "second", "third")
+TIMEOUT_S, PATIENCE_S = 16.0, 0.5
+EARLY_S = 1e-6  # asyncio's timers fire up to the clock's resolution early or late
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +61,7 @@ def three(tmp_path_factory) -> Path:
 class Graph:
     """A gateway that skips two members where the first is sure enough."""
 
-    def __init__(
-        self,
-        three,
-        plan: PlanName = "fast",
-        *,
-        as_handles: bool = False,
-        policy: AnswerPolicy = "all",
-    ) -> None:
+    def __init__(self, three, plan="fast", *, as_handles=False, policy="all"):
         self.members = {name: FakeMember() for name in ("first", "second", "third")}
         self.first, self.second, self.third = self.members.values()
         self.first.rows = {len(CLEAR): SURE, len(HARD): UNSURE}
@@ -116,8 +109,7 @@ async def test_where_it_is_unsure_all_vote(graph):
 
 async def test_the_images_of_a_form_are_decided_one_by_one(graph):
     graph.first.rows |= {4: SURE, 5: UNSURE, 6: SURE, 7: UNSURE}
-    files = [b"good", b"good1", b"bad", b"good12", b"good123"]
-    answers = await graph.classify(*files)
+    answers = await graph.classify(*[b"good", b"good1", b"bad", b"good12", b"good123"])
     assert graph.first.seen == [[4, 5, 6, 7]]
     assert graph.second.seen == graph.third.seen == [[5, 7]]  # stacked
     assert answers[2] == NOT_AN_IMAGE
@@ -129,11 +121,10 @@ async def test_the_images_of_a_form_are_decided_one_by_one(graph):
 
 async def test_the_timeline_has_the_batches_that_each_image_was_in(graph):
     clear, hard = await graph.classify(CLEAR, HARD)
-    sizes = [
+    assert [
         {s.member: s.batch_size for s in answer.timings_ms.stages if s.stage == "infer"}
         for answer in (clear, hard)
-    ]
-    assert sizes == [{"first": 2}, {"first": 2, "second": 1, "third": 1}]
+    ] == [{"first": 2}, {"first": 2, "second": 1, "third": 1}]
 
 
 @settings(max_examples=50, deadline=None, database=None)
@@ -145,12 +136,10 @@ def test_every_image_gets_its_own_answer_in_order(lengths):
     members["first"].rows = {n: (n / 100, 1.0 if n % 2 == 0 else 0.5, 0.0) for n in range(41)}
     images = np.array([np.full((2, 2, 3), n) for n in lengths], np.uint8)
     cascade = FastMembers(TWO_STEPS, Members(members, INPUTS, ""), WEIGHTS)
-    request = ClassifyRequest([], 1, 10.0, "id", RequestObserver())
-    groups = asyncio.run(cascade.ask(images, request))
+    groups = asyncio.run(cascade.ask(images, ClassifyRequest([], 1, 10.0, "id", RequestObserver())))
     found = {}
     for group in groups:
-        rows = group.answers["first"].probabilities
-        for row, place in zip(rows, group.images, strict=True):
+        for row, place in zip(group.answers["first"].probabilities, group.images, strict=True):
             found[place] = (round(float(row[0]) * 100), len(group.answers))
         assert all(len(a.probabilities) == len(group.images) for a in group.answers.values())
     expected = [(n, 1 if n % 2 == 0 else 2) for n in lengths]
@@ -253,11 +242,6 @@ async def test_real_networks_and_a_picture_that_they_cannot_tell(tmp_path):
     assert green.predictions[0].probability == green.members["sure"].probability
 
 
-NAMES = ("first", "second", "third")
-TIMEOUT_S, PATIENCE_S = 16.0, 0.5
-EARLY_S = 1e-6  # asyncio's timers fire up to the clock's resolution early or late
-
-
 @dataclass(frozen=True)
 class Plan:
     """What a member does when it is asked: after ``takes_s`` (inf: hangs) it answers or fails."""
@@ -313,7 +297,7 @@ class Play:
         self.answers: list[Classified | Fault] | None = None
         self.ended_s = math.nan
 
-    def run(self, plan: PlanName) -> None:
+    def run(self, plan):
         self.settings = self.settings.model_copy(update={"plan": plan})
         run_virtually(self._run())
 
@@ -342,7 +326,7 @@ class Play:
         return max([0.0, *ends, *(m.began_s for m in self.asked)])
 
 
-def trip(breaker: CircuitBreaker, state: str) -> None:
+def trip(breaker, state):
     """Put a circuit into a state that lasts as long as a request."""
     now = [0.0]
     breaker._clock = lambda: now[0]
@@ -438,7 +422,7 @@ def folder(tmp_path_factory) -> Path:
     return planned(folder, (("usual",), 0.8), (("small", "stretched"), None))
 
 
-def service(folder: Path, *, as_handles: bool = False, **changes: object) -> EnsembleService:
+def service(folder, *, as_handles=False, **changes):
     settings = Settings(model_set=str(folder), compile_cache=None, batch_sizes=(1, 4), **changes)
     decoder, combiner = Decoder(settings), Combiner(settings)
     members = {name: Classifier(settings, name) for name in GAINS}
@@ -500,8 +484,7 @@ async def test_pixels_are_for_a_member_alone(folder):
     models = Models(told)
     assert [t.name for t in models.find("tiny").metadata().inputs] == ["image"]
     assert models.find("tiny.small").metadata().inputs[1].shape == [-1, 8, 8, 3]
-    pixels = read_image(PICTURES[0], OWN["small"].rule)[None]
-    tensors = TensorRequest(pixels, "small")
+    tensors = TensorRequest(read_image(PICTURES[0], OWN["small"].rule)[None], "small")
     request = ClassifyRequest([], 2, 10.0, "id", RequestObserver(), tensors=tensors)
     (answer,) = await graph.classify(request)
     expected = rows_in_process(load_model_set(str(folder)), PICTURES[0])["small"]

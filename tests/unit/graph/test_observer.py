@@ -10,10 +10,10 @@ from app.graph.observer import Interval, RequestObserver
 from app.telemetry.metric_table import ANSWERS, ENTROPY, STAGE_MS
 from tests.support.answers import answer_of
 from tests.support.fakes import arrived
-from tests.support.instruments import Instruments
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
 MS = st.floats(0, 1e5)
+STAGES = [("read", None), ("decode", None), ("queue", "a"), ("infer", "a"), ("combine", None)]
 
 
 @BOUNDED
@@ -49,8 +49,7 @@ def test_each_image_has_its_own_durations():
     decoded(observer, span)
     second = observer.timings_of_image(1, 2.0, {"m": span}, {"m": answer})
     found = {s.stage: (s.duration_ms, s.batch_size) for s in second.stages}
-    assert found["decode"] == (2.0, None)
-    assert found["queue"] == (4.0, None)
+    assert (found["decode"], found["queue"]) == ((2.0, None), (4.0, None))
     assert found["infer"] == (6.0, 2)
 
 
@@ -63,8 +62,7 @@ def test_a_stage_ends_when_it_is_said_to():
 
 def decoded(observer: RequestObserver, span: Interval) -> None:
     """Let the Decoder have worked in this time."""
-    interval = observer.timed("decode", span.start_ms)
-    interval.end_ms = span.end_ms
+    observer.timed("decode", span.start_ms).end_ms = span.end_ms
 
 
 def one_answer(observer: RequestObserver, num_images: int = 1) -> None:
@@ -84,10 +82,7 @@ def one_answer(observer: RequestObserver, num_images: int = 1) -> None:
         observer.classified(answer_of("a", timings=timings), 0.25)
 
 
-STAGES = [("read", None), ("decode", None), ("queue", "a"), ("infer", "a"), ("combine", None)]
-
-
-def test_the_stages_of_an_image_are_its_metrics_too(told: Instruments) -> None:
+def test_the_stages_of_an_image_are_its_metrics_too(told):
     observer = arrived()
     one_answer(observer)
     assert told.observed(STAGE_MS) == {}
@@ -95,7 +90,7 @@ def test_the_stages_of_an_image_are_its_metrics_too(told: Instruments) -> None:
     assert told.observed(STAGE_MS) == {(stage, member or "none"): 1 for stage, member in STAGES}
 
 
-def test_what_a_request_does_once_is_observed_once(told: Instruments) -> None:
+def test_what_a_request_does_once_is_observed_once(told):
     observer = arrived()
     one_answer(observer, 3)
     observer.answered()
@@ -105,6 +100,6 @@ def test_what_a_request_does_once_is_observed_once(told: Instruments) -> None:
     assert told.of(ENTROPY) == {(): 0.75}
 
 
-def test_a_request_of_bad_files_only(told: Instruments) -> None:
+def test_a_request_of_bad_files_only(told):
     arrived().answered()
     assert (told.observed(STAGE_MS), told.of(ANSWERS)) == ({}, {})

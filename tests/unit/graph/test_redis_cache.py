@@ -30,6 +30,7 @@ from app.graph.redis_cache import (
 from app.setting_values import RedisAddress
 from app.settings import Settings
 from models.model_set import load_model_set
+from tests.support.cases import cases
 from tests.support.fake_redis import FakeRedis
 from tests.support.tiny_networks import write_tiny_set
 from tests.support.virtual_loop import run_virtually
@@ -156,9 +157,8 @@ async def test_what_was_written_is_read(shared):
     assert set(shared.redis.lives_s.values()) == {LIFE_S}
 
 
-@pytest.mark.parametrize(
-    "poison",
-    [b"", b"x", bytes(len(FORM.pack(KEYS[1], ROWS))), FORM.pack(KEYS[1], ROWS), "a text", 7],
+@cases(
+    "poison", b"", b"x", bytes(len(FORM.pack(KEYS[1], ROWS))), FORM.pack(KEYS[1], ROWS), "a text", 7
 )
 async def test_a_poisoned_value_is_a_miss(shared, poison):
     await shared.write(KEYS[0])
@@ -257,8 +257,7 @@ PROBABILITY = st.floats(0, 1, width=32)
     key=st.binary(min_size=32, max_size=32),
 )
 def test_what_was_packed_is_read_to_the_last_bit(rows, key):
-    data = FORM_VALUES.pack(key, rows)
-    read = FORM_VALUES.read(key, data)
+    read = FORM_VALUES.read(key, FORM_VALUES.pack(key, rows))
     assert read is not None
     assert (read.dtype, read.shape) == (np.float32, rows.shape)
     assert read.tobytes() == rows.tobytes()
@@ -284,14 +283,12 @@ def test_a_value_with_one_bit_changed_is_a_miss():
         assert FORM_VALUES.read(KEY, bytes(changed)) is None, place
 
 
-@pytest.mark.parametrize(
-    ("form", "key", "rows"),
-    [
-        (RowsFormat("0123456789ab", (2,), 3), KEY, ROWS[:1]),  # so many rows has no image
-        (FORM_VALUES, OTHER_KEY, ROWS),
-        (RowsFormat("ba9876543210", (2,), 3), KEY, ROWS),
-        (RowsFormat("0123456789ab", (3,), 2), KEY, ROWS),
-    ],
+@cases(
+    "form, key, rows",
+    (RowsFormat("0123456789ab", (2,), 3), KEY, ROWS[:1]),  # so many rows has no image
+    (FORM_VALUES, OTHER_KEY, ROWS),
+    (RowsFormat("ba9876543210", (2,), 3), KEY, ROWS),
+    (RowsFormat("0123456789ab", (3,), 2), KEY, ROWS),
     ids=["rows", "image", "set", "shape"],
 )
 def test_a_value_of_something_else_is_a_miss(form, key, rows):

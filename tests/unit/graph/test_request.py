@@ -13,19 +13,21 @@ from hypothesis import strategies as st
 from app.errors import BadParameterError
 from app.graph import request
 from app.graph.redis_cache import Outcome
+from tests.support.cases import cases
 
 KIB = 2**10
 KEYS = [bytes([number]) * 32 for number in range(64)]
 SIZE = 64 * KIB
 RESULT = Outcome(np.ones((1, 2), np.float32))
+PUTS = st.tuples(st.just("put"), st.integers(0, 30), st.integers(0, 1000))
+GETS = st.tuples(st.just("get"), st.integers(0, 30), st.just(0))
+ERRORS = {"fails": ValueError, "cancelled": asyncio.CancelledError}
+OUTCOME = st.sampled_from(["value", "fails", "cancelled", "answered"])
+MIB = 2**20
 
 
 def rows() -> np.ndarray:
     return np.full((2, 64), 0.5, np.float32)  # 512 bytes
-
-
-PUTS = st.tuples(st.just("put"), st.integers(0, 30), st.integers(0, 1000))
-GETS = st.tuples(st.just("get"), st.integers(0, 30), st.just(0))
 
 
 @settings(max_examples=300, database=None)
@@ -87,10 +89,6 @@ def test_interactive_does_not_wait_for_bulk():
     assert not interactive.ended.is_set()
 
 
-ERRORS = {"fails": ValueError, "cancelled": asyncio.CancelledError}
-OUTCOME = st.sampled_from(["value", "fails", "cancelled", "answered"])
-
-
 @settings(max_examples=200, database=None)
 @given(outcomes=st.lists(OUTCOME, min_size=1, max_size=12))
 def test_however_computations_end_everybody_ends(outcomes):
@@ -117,8 +115,7 @@ def test_however_computations_end_everybody_ends(outcomes):
                 await asyncio.sleep(0)
                 if (error := ERRORS.get(outcomes[number])) is not None:
                     raise error
-                value = RESULT if outcomes[number] == "value" else None
-                cache.end(flight, value, answered=True)
+                cache.end(flight, RESULT if outcomes[number] == "value" else None, answered=True)
                 return outcomes[number]
             finally:
                 cache.end(flight)
@@ -150,23 +147,19 @@ def test_a_time(given: str, seconds: float) -> None:
     assert request.parse_timeout_s(given) == seconds
 
 
-@pytest.mark.parametrize(
-    "given", ["", "soon", "0", "-1", "nan", "5_0", "1e1_0", "\u0665", "x" * 10_000]
-)
+@cases("given", "", "soon", "0", "-1", "nan", "5_0", "1e1_0", "\u0665", "x" * 10_000)
 def test_a_time_that_is_none(given: str) -> None:
     with pytest.raises(BadParameterError, match="give seconds as a number above 0") as caught:
         request.parse_timeout_s(given)
     assert len(str(caught.value)) < 150
 
 
-@pytest.mark.parametrize(
-    ("priority", "num_images", "lane"),
-    [
-        *((asked, 1, "interactive") for asked in (None, "i", "urgent", "xu=7")),
-        *((asked, 5, "interactive") for asked in ("u=3", "u=0, i")),
-        *((asked, 1, "bulk") for asked in ("i, u=7", "u = 4")),
-        *((asked, 3, "bulk") for asked in (None, "")),
-    ],
+@cases(
+    "priority, num_images, lane",
+    *((asked, 1, "interactive") for asked in (None, "i", "urgent", "xu=7")),
+    *((asked, 5, "interactive") for asked in ("u=3", "u=0, i")),
+    *((asked, 1, "bulk") for asked in ("i, u=7", "u = 4")),
+    *((asked, 3, "bulk") for asked in (None, "")),
 )
 def test_who_gets_into_which_lane(priority, num_images, lane):
     assert request.lane_of(priority, num_images) == lane
@@ -207,25 +200,20 @@ def test_a_threshold_of_classes_that_exclude_each_other() -> None:
 # Cache-Control of a request.
 
 
-@pytest.mark.parametrize(
-    ("header", "use"),
-    [
-        *((header, "use") for header in (None, "", "max-age=0", "private, x-no-store")),
-        (", ,NO-STORE;", "use"),  # no directive that there is
-        *((header, "renew") for header in ("no-cache", "No-Cache", "no-cache=x")),
-        ("max-age=0,no-cache", "renew"),
-        *((header, "off") for header in ("no-store", " no-store ")),
-        *((header, "off") for header in ("no-cache, no-store", "no-store, no-cache")),
-    ],
+@cases(
+    "header, use",
+    *((header, "use") for header in (None, "", "max-age=0", "private, x-no-store")),
+    (", ,NO-STORE;", "use"),  # no directive that there is
+    *((header, "renew") for header in ("no-cache", "No-Cache", "no-cache=x")),
+    ("max-age=0,no-cache", "renew"),
+    *((header, "off") for header in ("no-store", " no-store ")),
+    *((header, "off") for header in ("no-cache, no-store", "no-store, no-cache")),
 )
 def test_what_a_client_allows(header, use):
     assert request.cache_use_of(header) == use
 
 
 # What the store says that it takes is what it takes.
-
-
-MIB = 2**20
 
 
 @pytest.mark.slow  # make test counts payload, in the tests above

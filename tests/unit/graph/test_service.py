@@ -1,26 +1,17 @@
 """The service: limits and deadlines of requests, who hears of answers, figures, several sets."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
-import httpx
 import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from app.answers import Classified, Fault
+from app import errors
+from app.access import Caller
+from app.answers import Classified
 from app.environment import GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S
-from app.errors import (
-    BadParameterError,
-    ConfigError,
-    DeadlineError,
-    NotReadyError,
-    OverloadedError,
-    SlowBodyError,
-)
 from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestBody, RequestOptions, TensorRequest
 from app.graph.service import EnsembleService, answer_timeout_s
@@ -35,17 +26,10 @@ from app.settings import Settings
 from app.stages.combiner import Combiner
 from app.telemetry.metric_table import ANSWERS, MEMBER_IMAGES, PLAN_STEPS
 from models.model_set import load_model_set
-from tests.support.fakes import (
-    FakeCombiner,
-    FakeDecoder,
-    FakeMember,
-    FakeService,
-    handle_of,
-    service_of,
-)
+from tests.support import fakes
+from tests.support.cases import cases
 from tests.support.grpc_contexts import context_of, stream_of
 from tests.support.hand_clock import HandClock
-from tests.support.instruments import Instruments
 from tests.support.open_inference import (
     IMAGE,
     Graph,
@@ -59,8 +43,11 @@ from tests.support.open_inference import (
 from tests.support.several_sets import FIRST, OTHER_SIZE, SECOND, labels_of, write_two_sets
 from tests.support.tiny_networks import SIZE, picture
 
+NAMES = [FIRST, SECOND]
+CLIENT = Caller("127.0.0.1")  # as HTTPX's transport says
 
-class Taken(FakeService):
+
+class Taken(fakes.FakeService):
     """The service's way into the graph, and the requests that it handed on."""
 
     def __init__(self, answer_timeout_s: float = 10.0, **settings: object) -> None:
@@ -72,7 +59,7 @@ class Taken(FakeService):
         self.num_read, self.body_s = 0, 0.0
         self.body = RequestBody([])
 
-    async def ask(self, *files: bytes, top_k_of_body: int | None = None, **options: Any) -> None:
+    async def ask(self, *files, top_k_of_body=None, **options):
         self.body = RequestBody(list(files), top_k_of_body)
         observer = RequestObserver(self.clock.monotonic)
         with self.admit(RequestOptions("id", **options), observer) as admitted:
@@ -91,9 +78,19 @@ class Taken(FakeService):
         return []
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"), [(None, 10.0), (2.5, 2.5), (99.0, 10.0), (float("inf"), 10.0)]
-)
+async def test_a_key_asks_only_its_sets_and_in_its_lane():
+    taken, caller = Taken(), Caller("bob", lane="bulk", sets=frozenset({"fake"}), has_key=True)
+    await taken.ask(b"a", caller=caller, priority="u=0")
+    assert (taken.requests[0].lane, taken.requests[0].caller) == ("bulk", caller)
+    other, num_read = replace(caller, sets=frozenset({"b"})), taken.num_read
+    for name in (None, "fake"):
+        with pytest.raises(errors.ForbiddenError, match="bob may not ask fake; name one of b"):
+            await taken.ask(b"a", caller=other, model_set=name)
+    assert taken.num_read == num_read + 1  # a set that the body may name
+    assert (len(taken.requests), taken.admission.num_under_way) == (1, 0)
+
+
+@cases("asked, expected", (None, 10.0), (2.5, 2.5), (99.0, 10.0), (float("inf"), 10.0))
 async def test_a_client_can_only_shorten_the_time(asked, expected):
     taken = Taken()
     await taken.ask(b"a", timeout_s=asked)
@@ -120,7 +117,7 @@ async def test_top_k_is_the_settings_unless_asked_and_never_more_than_there_are(
 async def test_a_top_k_that_is_none_is_refused_before_anything_is_read(top_k):
     taken = Taken()
     refusal = f"top_k is {top_k}; this model set has 3 classes: ask for 1 to 3"
-    with pytest.raises(BadParameterError, match=refusal):
+    with pytest.raises(errors.BadParameterError, match=refusal):
         await taken.ask(b"a", top_k=top_k)
     assert taken.num_read == 0
 
@@ -129,14 +126,14 @@ async def test_a_top_k_that_the_body_has_counts():
     taken = Taken(default_top_k=1)
     await taken.ask(b"a", top_k_of_body=2)
     assert taken.requests[0].top_k == 2
-    with pytest.raises(BadParameterError, match="top_k is 4"):
+    with pytest.raises(errors.BadParameterError, match="top_k is 4"):
         await taken.ask(b"a", top_k_of_body=4)
     assert len(taken.requests) == 1
 
 
 async def test_nothing_is_read_of_a_request_that_is_not_admitted():
     taken = Taken()
-    with taken.admission.admit(), pytest.raises(OverloadedError):
+    with taken.admission.admit(), pytest.raises(errors.OverloadedError):
         await taken.ask(b"a")
     assert taken.num_read == 0
 
@@ -160,7 +157,7 @@ async def test_the_lane_is_by_the_number_of_files_unless_the_client_says(files, 
 async def test_a_body_that_does_not_come_is_not_waited_for_beyond_the_request():
     taken = Taken()
     options = RequestOptions("id", timeout_s=0.01)
-    with pytest.raises(SlowBodyError), taken.admit(options, RequestObserver()) as admitted:
+    with pytest.raises(errors.SlowBodyError), taken.admit(options, RequestObserver()) as admitted:
         async with admitted.arriving():
             await asyncio.Future()
     assert taken.admission.num_under_way == 0
@@ -179,15 +176,13 @@ def on_a_node(monkeypatch):
 @pytest.mark.usefixtures("on_a_node")
 def test_a_gateway_that_haproxy_would_give_up_is_refused(tiny_set, limit_s):
     refusal = rf"answer_timeout_s is {limit_s:g}, and after 5 s .* set it to 4 at most, or leave it"
-    with pytest.raises(ConfigError, match=f"{refusal} out"):
+    with pytest.raises(errors.ConfigError, match=f"{refusal} out"):
         build(Settings(model_set=str(tiny_set), answer_timeout_s=limit_s))
     for answers_before in (None, 3.9):
         build(Settings(model_set=str(tiny_set), answer_timeout_s=answers_before))
 
 
-@pytest.mark.parametrize(
-    ("given", "request_s", "expected"), [(None, 10, 4), (3, 10, 3), (None, 2, 2), (4, 2, 2)]
-)
+@cases("given, request_s, expected", (None, 10, 4), (3, 10, 3), (None, 2, 2), (4, 2, 2))
 @pytest.mark.usefixtures("on_a_node")
 def test_on_a_node_it_is_less_than_haproxy_waits(given, request_s, expected):
     settings = Settings(answer_timeout_s=given, request_timeout_s=request_s)
@@ -199,8 +194,7 @@ def test_on_a_node_it_is_less_than_haproxy_waits(given, request_s, expected):
 def test_elsewhere_it_is_the_requests(monkeypatch, value, given, expected):
     if value is not None:
         monkeypatch.setenv(GATEWAY_TIMEOUT, value)
-    settings = Settings(answer_timeout_s=given, request_timeout_s=10)
-    assert answer_timeout_s(settings) == expected
+    assert answer_timeout_s(Settings(answer_timeout_s=given, request_timeout_s=10)) == expected
 
 
 # Who hears of answers: of all that a caller got for files, and of nothing else.
@@ -213,9 +207,7 @@ class Listener:
         self.heard: list[tuple[str, list[bytes], list[str]]] = []
         self.probabilities: list[np.ndarray | None] = []
 
-    def note(
-        self, request_id: str, files: Sequence[bytes], answers: Sequence[Classified | Fault]
-    ) -> None:
+    def note(self, request_id, files, answers):
         kinds = [type(answer).__name__ for answer in answers]
         self.probabilities = [getattr(answer, "probabilities", None) for answer in answers]
         self.heard.append((request_id, list(files), kinds))
@@ -224,8 +216,8 @@ class Listener:
 @pytest.fixture
 def service(tiny_set) -> EnsembleService:
     settings = Settings(model_set=str(tiny_set))
-    members = {"sure": FakeMember(), "unsure": FakeMember()}
-    return service_of(settings, FakeDecoder(), members, Combiner(settings))
+    members = {"sure": fakes.FakeMember(), "unsure": fakes.FakeMember()}
+    return fakes.service_of(settings, fakes.FakeDecoder(), members, Combiner(settings))
 
 
 def request(*files: bytes, tensors: TensorRequest | None = None) -> ClassifyRequest:
@@ -246,9 +238,7 @@ async def test_files_by_the_open_inference_protocol(service: EnsembleService) ->
     assert listener.probabilities[0].shape == (3,)
 
 
-@pytest.mark.parametrize(
-    "tensors", [TensorRequest(np.zeros((1, 2, 2, 3), np.uint8)), TensorRequest(member="sure")]
-)
+@cases("tensors", TensorRequest(np.zeros((1, 2, 2, 3), np.uint8)), TensorRequest(member="sure"))
 async def test_pixels_and_questions_to_a_member_are_left_out(service, tensors):
     service.listeners.append(listener := Listener())
     files = (b"good",) if tensors.pixels is None else ()
@@ -257,9 +247,10 @@ async def test_pixels_and_questions_to_a_member_are_left_out(service, tensors):
 
 
 async def test_labels_are_those_of_each_set(service: EnsembleService) -> None:
-    label = service.served_models().labels[0]
-    assert service.sets_with(label) == [service.name]
-    assert service.sets_with("no such label") == []
+    labels = service.served_models().labels
+    for named in (labels[1], 1, "1", "01"):
+        assert service.labels_named(named) == {service.name: labels[1]}
+    assert service.labels_named("no such label") == service.labels_named("3") == {}
 
 
 # What each stage tells the autoscaling policy of itself.
@@ -281,8 +272,7 @@ async def test_every_stage_counts_its_images(settings):
     decoder, combiner = DecoderReplica(settings), CombinerReplica(settings)
     classifier = ClassifierReplica(settings, "sure")
     await decoder.decode([picture(), b"no image"])
-    answer = await classifier.classify(images, 10.0)
-    await combiner.combine({"sure": answer.probabilities}, 1)
+    await combiner.combine({"sure": (await classifier.classify(images, 10.0)).probabilities}, 1)
     assert told(decoder.usage) == (2, 2, 0)
     assert told(classifier.usage) == told(combiner.usage) == (3, 3, 0)
     for replica in (decoder, classifier, combiner):
@@ -290,9 +280,9 @@ async def test_every_stage_counts_its_images(settings):
 
 
 async def test_the_gateway_counts_refused_ones_too_and_no_probe(settings):
-    members = {"sure": FakeMember((0.1, 0.8, 0.1))}
-    service = service_of(settings, FakeDecoder(), members, FakeCombiner())
-    with service.admission.admit(), pytest.raises(OverloadedError):
+    members = {"sure": fakes.FakeMember((0.1, 0.8, 0.1))}
+    service = fakes.service_of(settings, fakes.FakeDecoder(), members, fakes.FakeCombiner())
+    with service.admission.admit(), pytest.raises(errors.OverloadedError):
         service.admission.admit().__enter__()
     await service.classify(ClassifyRequest([b"good", b"good"], 1, 10.0, "id", RequestObserver()))
     await service.check_ready()
@@ -300,16 +290,17 @@ async def test_the_gateway_counts_refused_ones_too_and_no_probe(settings):
 
 
 async def test_a_forwarded_request_is_admitted_counted_and_timed_as_any_other(settings):
-    member = FakeMember((0.1, 0.8, 0.1))
-    service = service_of(settings, FakeDecoder(), {"sure": member}, FakeCombiner())
+    member = fakes.FakeMember((0.1, 0.8, 0.1))
+    service = fakes.service_of(
+        settings, fakes.FakeDecoder(), {"sure": member}, fakes.FakeCombiner()
+    )
     request = ClassifyRequest([b"good", b"good"], 1, 0.05, "id", RequestObserver())
-    answers = await service.handle_forwarded(request.forwarded())
-    assert len(answers) == 2
+    assert len(await service.handle_forwarded(request.forwarded())) == 2
     assert told(service.usage) == (2, 2, 0)
-    with service.admission.admit(), pytest.raises(OverloadedError):
+    with service.admission.admit(), pytest.raises(errors.OverloadedError):
         await service.handle_forwarded(request.forwarded())
     member.gate = asyncio.Event()  # it hangs
-    with pytest.raises(DeadlineError):
+    with pytest.raises(errors.DeadlineError):
         await service.handle_forwarded(request.forwarded())
     assert told(service.usage)[2] == 0
 
@@ -317,7 +308,9 @@ async def test_a_forwarded_request_is_admitted_counted_and_timed_as_any_other(se
 def test_a_gateway_with_all_stages_expects_their_sum(settings):
     together = assemble(settings).service
     apart = Settings(**settings.model_dump() | {"decoder": "deployment", "members": "deployment"})
-    alone = assemble(apart, handle_of(FakeDecoder()), {"sure": handle_of(FakeMember())}).service
+    alone = assemble(
+        apart, fakes.handle_of(fakes.FakeDecoder()), {"sure": fakes.handle_of(fakes.FakeMember())}
+    ).service
     costs = [service.usage.figures()["expected_cpu_ms"] for service in (together, alone)]
     assert costs[0] > 40 > 10 > costs[1]  # two members without a record: 20 each
     assert alone.usage.figures()["cores"] == 1
@@ -325,18 +318,17 @@ def test_a_gateway_with_all_stages_expects_their_sum(settings):
 
 def test_serve_finds_the_figures_of_the_ingress_too(settings):
     """``serve.ingress`` wraps the Gateway: the method must still be there."""
-    ingress = build(settings)._bound_deployment.func_or_class
-    assert callable(ingress.record_autoscaling_stats)
+    assert callable(build(settings)._bound_deployment.func_or_class.record_autoscaling_stats)
 
 
 # The version of the set that answers: the same in answers, in what is served, metrics, traces.
 
 
 @pytest.mark.parametrize("cache", ["none", "local"])
-async def test_answers_computed_or_kept_say_which_version(tiny_set, cache, told: Instruments):
+async def test_answers_computed_or_kept_say_which_version(tiny_set, cache, told):
     settings = Settings(model_set=str(tiny_set), cache=cache)
-    members = {"sure": FakeMember(), "unsure": FakeMember()}
-    service = service_of(settings, FakeDecoder(), members, Combiner(settings))
+    members = {"sure": fakes.FakeMember(), "unsure": fakes.FakeMember()}
+    service = fakes.service_of(settings, fakes.FakeDecoder(), members, Combiner(settings))
     version = load_model_set(str(tiny_set)).fingerprint()
     for _ in range(2):
         request = ClassifyRequest([b"good"], 1, 10.0, "id", RequestObserver())
@@ -349,9 +341,6 @@ async def test_answers_computed_or_kept_say_which_version(tiny_set, cache, told:
 
 
 # Several sets in one service: who answers, who is refused, and what one's load leaves the other.
-
-
-NAMES = [FIRST, SECOND]
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +358,7 @@ def graph(folders) -> Assembly:
 
 
 @pytest.fixture
-def client(graph) -> httpx.AsyncClient:
+def client(graph):
     return client_of(graph)
 
 
@@ -403,11 +392,10 @@ async def test_each_set_is_a_model_of_the_protocol(client):
 @pytest.mark.parametrize("name", ["none", "", "tiny.sure", "x" * 99])
 async def test_a_set_that_is_not_served_is_not_found(client, name):
     query = {"model_set": name}
-    answers = [
+    for answer in [
         await client.post("/v1/classify", params=query, content=picture()),
         await client.get("/v1/models", params=query),
-    ]
-    for answer in answers:
+    ]:
         assert answer.status_code == 404
         error = answer.json()["error"]
         assert error["code"] == "unknown_model"
@@ -420,7 +408,7 @@ async def test_readiness_is_of_every_set_and_of_each(graph, client, monkeypatch)
     other = graph.service.of_set(SECOND)
 
     async def gone() -> None:
-        raise NotReadyError("its member hangs")
+        raise errors.NotReadyError("its member hangs")
 
     monkeypatch.setattr(other, "check_ready", gone)
     failing = ("/readyz", "/v2/health/ready", f"/v2/models/{SECOND}/ready", f"/v1/models/{SECOND}")
@@ -464,7 +452,7 @@ async def test_metrics_name_a_member_with_its_set(folders, told):
     assert told.of(MEMBER_IMAGES) == {(f"{SECOND}.sure",): 1}
 
 
-def test_the_key_file_is_read_once_for_all_sets(folders, tmp_path: Path, caplog):
+def test_the_key_file_is_read_once_for_all_sets(folders, tmp_path, caplog):
     path = tmp_path / "keys"
     path.write_text("k" * 32)
     path.chmod(0o644)  # which is warned of
@@ -473,33 +461,33 @@ def test_the_key_file_is_read_once_for_all_sets(folders, tmp_path: Path, caplog)
     assert graph.service.of_set(SECOND).keys is graph.service.keys
 
 
-def test_two_sets_of_one_name_are_refused(folders, tmp_path: Path):
+def test_two_sets_of_one_name_are_refused(folders, tmp_path):
     first, second = folders
-    with pytest.raises(ConfigError, match=r"model_sets has tiny twice, .* leave one out"):
+    with pytest.raises(errors.ConfigError, match=r"model_sets has tiny twice, .* leave one out"):
         served_sets(settings_of((first, second, first)))
 
 
-async def over_http(graph: Graph, plan: str | None) -> dict[str, Any]:
+async def over_http(graph, plan):
     query = f"?plan={plan}" if plan else ""
     answer = await client_of(graph).post(f"/v1/classify{query}", content=IMAGE)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-async def over_v2(graph: Graph, plan: str | None) -> dict[str, Any]:
+async def over_v2(graph, plan):
     sent = images(IMAGE, parameters={"plan": plan} if plan else {})
     told = (await infer(client_of(graph), sent)).json()["parameters"]
     return told | {"asked": told.get("asked", "").split(", ")}
 
 
-async def over_grpc(graph: Graph, plan: str | None) -> dict[str, Any]:
+async def over_grpc(graph, plan):
     message = messages.ClassifyRequest(images=[IMAGE], plan=plan).SerializeToString()
     reply = await GrpcInterface(graph.service).classify(stream_of(message), context_of())
     return MessageToDict(reply.results[0].classified)
 
 
 @pytest.mark.parametrize("ask", [over_http, over_v2, over_grpc])
-async def test_a_service_that_is_nearly_full_answers_by_the_fast_plan(ask, told: Instruments):
+async def test_a_service_that_is_nearly_full_answers_by_the_fast_plan(ask, told):
     graph = Graph(when_full="fast", max_concurrent_requests=4)
     graph.members["densenet169"].row = [0.0, 1.0, *[0.0] * 8]
     admission = graph.service.admission
@@ -527,8 +515,7 @@ async def test_otherwise_it_answers_by_every_member_until_it_is_full():
     graph = Graph(max_concurrent_requests=4)
     with ExitStack() as others:
         for _ in range(3):
-            others.enter_context(graph.service.admission.admit())
+            others.enter_context(graph.service.admission.admit(CLIENT))
         assert (await over_http(graph, None))["plan"] == "full"
-        others.enter_context(graph.service.admission.admit())
-        answer = await client_of(graph).post("/v1/classify", content=IMAGE)
-        assert answer.status_code == 429
+        others.enter_context(graph.service.admission.admit(CLIENT))
+        assert (await client_of(graph).post("/v1/classify", content=IMAGE)).status_code == 429

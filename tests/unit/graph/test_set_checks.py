@@ -75,8 +75,7 @@ def test_what_is_asked_for_is_not_changed(wrong: Path, precision: str) -> None:
 
 
 def test_float_alone_is_taken(tmp_path: Path) -> None:
-    folder = write_tiny_set(tmp_path / "float", precision="FP16")
-    assert choice(of(folder)) == (
+    assert choice(of(write_tiny_set(tmp_path / "float", precision="FP16"))) == (
         "FP16",
         "precision auto: FP16 is served, not INT8: sure has no INT8 network.",
     )
@@ -169,8 +168,7 @@ def test_the_command_line_passes_it_on(dropped, free_port, capsys):
 
 def test_float_networks_need_no_int8_record(dropped: Path) -> None:
     settings = Settings(model_set=str(dropped), precision="FP16")
-    verdict = check_accuracy(settings.load_set(), settings)
-    assert verdict.status == "unmeasured"
+    assert check_accuracy(settings.load_set(), settings).status == "unmeasured"
 
 
 def test_the_bundled_set_is_verified() -> None:

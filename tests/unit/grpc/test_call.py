@@ -13,15 +13,25 @@ from app.environment import MIB
 from app.errors import BadParameterError
 from app.grpc.call import MAX_FIELDS, Message, parsed
 from app.grpc.interface import GrpcInterface
+from app.grpc.open_inference import REQUEST
 from app.grpc.open_inference_pb2 import ModelInferRequest
 from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
 from app.settings import Settings
+from tests.support.cases import cases
 from tests.support.fakes import FakeService
 from tests.support.grpc_replica import grpc_replica
 from tests.support.slow_relay import slow_relay
 
 INPUTS, IMAGES, CONTENTS, OF_BYTES = b"\x2a", b"\x0a", b"\x2a", b"\x42"
+KEY = "k" * 32
+GENERATED = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
+# Ray 2.59 does not route what grpcio's newer generated code registers; tandem serve names ours.
+SINCE_2_60 = pytest.mark.skipif(version("ray").startswith("2.59."), reason="not with Ray 2.59")
+LARGE = bytes(2 * MIB)  # no image, but that is found out later
+HELD_BACK = 100_000  # of such a message so much is sent
+CODE = grpc.StatusCode
+PATIENCE_S = 20.0  # of a client that is told nothing
 
 
 def of_length(tag: bytes, content: bytes) -> bytes:
@@ -32,13 +42,11 @@ def of_length(tag: bytes, content: bytes) -> bytes:
     return tag + bytes([*digits, length]) + content
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (ModelInferRequest, INPUTS + b"\0"),
-        (ClassifyRequest, IMAGES + b"\0"),
-        (ClassifyRequest, b"\x58\1"),  # an unknown number
-    ],
+@cases(
+    "kind, message",
+    (ModelInferRequest, INPUTS + b"\0"),
+    (ClassifyRequest, IMAGES + b"\0"),
+    (ClassifyRequest, b"\x58\1"),  # an unknown number
 )
 def test_fields_are_counted_before_they_take_memory(kind, message):
     parsed(message * 1000, kind)
@@ -46,35 +54,32 @@ def test_fields_are_counted_before_they_take_memory(kind, message):
         parsed(message * (MAX_FIELDS + 1), kind)
 
 
-def test_those_of_messages_in_it_count_too():
+def test_fields_of_messages_in_it_count_and_packed_numbers_too():
     tensor = of_length(INPUTS, of_length(CONTENTS, of_length(OF_BYTES, b"") * (MAX_FIELDS // 2)))
     parsed(tensor, ModelInferRequest)
     with pytest.raises(BadParameterError, match="fields, which is the limit"):
         parsed(tensor * 3, ModelInferRequest)
-
-
-def test_values_that_are_packed_are_one_field():
-    tensor = ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[2, 70_000])
-    tensor.contents.fp32_contents.extend([0.5] * 140_000)
+    tensor = ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1] * 1000)
     tensor.parameters["p"].int64_param = 1
     message = ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[b"x" * 10**6])
     assert parsed(message.SerializeToString(), ModelInferRequest) == message
+    message.inputs[0].shape.extend([1] * MAX_FIELDS)
+    with pytest.raises(BadParameterError, match="fields, which is the limit"):
+        parsed(message.SerializeToString(), ModelInferRequest)
+
+
+def test_typed_contents_stay_packed_and_count_as_one():
+    tensor = ModelInferRequest.InferInputTensor()
+    tensor.contents.uint_contents.extend([5, 300] * MAX_FIELDS)
+    message = ModelInferRequest(inputs=[tensor]).SerializeToString()
+    (packed,) = parsed(message, REQUEST).inputs[0].contents.uint_contents
+    assert packed == b"\5\xac\2" * MAX_FIELDS
 
 
 @pytest.mark.parametrize("cut", [b"\x2a", b"\x2a\xff", b"\x2a\x05ab", b"\x80", b"\xff" * 20])
 def test_a_message_that_is_cut_does_not_parse(cut):
     with pytest.raises(BadParameterError, match=r"are no inference\.ModelInferRequest"):
         parsed(cut, ModelInferRequest)
-
-
-KEY = "k" * 32
-GENERATED = "app.grpc.tandem_pb2_grpc.add_EnsembleServicer_to_server"
-# Ray 2.59 does not route what grpcio's newer generated code registers; tandem serve names ours.
-SINCE_2_60 = pytest.mark.skipif(version("ray").startswith("2.59."), reason="not with Ray 2.59")
-LARGE = bytes(2 * MIB)  # no image, but that is found out later
-HELD_BACK = 100_000  # of such a message so much is sent
-CODE = grpc.StatusCode
-PATIENCE_S = 20.0  # of a client that is told nothing
 
 
 @pytest.fixture

@@ -18,11 +18,15 @@ from app.grpc.receiver import (
 )
 from app.queueing.admission import SLOW_AFTER_S, SLOW_S_PER_MIB
 from app.settings import Settings
+from tests.support.cases import cases
 from tests.support.grpc_contexts import stalled_stream, stream_of
 from tests.support.virtual_loop import run_virtually
 
 SETTINGS = Settings(max_body_bytes=4 * MIB, max_bytes_in_flight=16 * MIB, max_concurrent_requests=8)
 SMALL, LARGE = MIB, 4 * MIB  # half of 16 MiB is for 8 such ones, the other for two of these
+SLOW, CUT = ("slow_body", SLOW_AFTER_S), ("overloaded", WAIT_AT_MOST_S)
+LONG, LONG_S = 6 * MIB, 6 * SLOW_S_PER_MIB
+HELD_BYTES = 40 * MIB  # its holder may take 10 s
 
 
 async def receive_beside_two(announced: int | None) -> float:
@@ -47,24 +51,18 @@ def test_large_ones_wait_for_each_other(announced):
     assert run_virtually(receive_beside_two(announced)) == SLOW_AFTER_S
 
 
-async def test_what_is_longer_than_any_may_be_is_not_received():
+async def test_what_is_too_long_or_of_a_client_that_hung_up_is_not_received():
     receiver = Receiver(SETTINGS)
     with pytest.raises(BodyTooLargeError, match=r"has 5242881 bytes, the limit is 4194304;"):
         await receiver.receive(stalled_stream(), 5 * MIB + 1)
-
-
-async def test_a_client_that_hung_up():
     stream = stream_of()
     stream.cancel()
     with pytest.raises(ClientGoneError):
         await Receiver(SETTINGS).receive(stream, 10)
 
 
-def test_a_messages_limit_fits_grpcs_option():
+def test_a_messages_limit_fits_grpcs_option_and_serves_own_proxies(tmp_path):
     assert max_message_bytes(3 * 2**30) == 2**31 - 1
-
-
-def test_serves_own_proxies_take_what_a_gateway_does(tmp_path):
     environment = serve_environment(tmp_path, (1, 2))
     limit = max_message_bytes(Settings().max_body_bytes)
     assert environment["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == str(limit)
@@ -129,33 +127,26 @@ class Received:
         return await asyncio.gather(*(self.receive(*message) for message in messages))
 
 
-SLOW, CUT = ("slow_body", SLOW_AFTER_S), ("overloaded", WAIT_AT_MOST_S)
-LONG, LONG_S = 6 * MIB, 6 * SLOW_S_PER_MIB
-HELD_BYTES = 40 * MIB  # its holder may take 10 s
-
-
 def received(at_s: float) -> tuple[str, float]:
     return "received", at_s
 
 
-@pytest.mark.parametrize(
-    ("limit", "messages", "ended"),
-    [
-        # What has room waits for nobody; a slow message that nobody waits for is let.
-        (100, [(50, 1.5), (50, 1.5)], [received(1.5), received(1.5)]),
-        (100, [(60, 60.0), (40, 60.0)], [received(60.0), received(60.0)]),
-        # The first is the first. The last would have room at once, but a large one must not wait
-        # for ever.
-        (100, [(60, 0.5), (60, 0.5), (10, 0.5)], [received(0.5), received(1.0), received(1.0)]),
-        # The slowest is cut for those that wait, and no more than it takes.
-        (100, [(60, 60.0), (60, 0.25)], [SLOW, received(SLOW_AFTER_S + 0.25)]),
-        (100, [(50, 60.0), (50, 1.25), (50, 0.0)], [SLOW, received(1.25), received(SLOW_AFTER_S)]),
-        # A longer message has more time; nobody waits longer than HAProxy would.
-        (LONG, [(LONG, 60.0), (LONG, 0.0)], [("slow_body", LONG_S), received(LONG_S)]),
-        (HELD_BYTES, [(HELD_BYTES, 9.0), (10, 0.0), (10, 0.0)], [received(9.0), CUT, CUT]),
-        # A message that is larger than the room is received alone.
-        (100, [(500, 0.5), (500, 0.5)], [received(0.5), received(1.0)]),
-    ],
+@cases(
+    "limit, messages, ended",
+    # What has room waits for nobody; a slow message that nobody waits for is let.
+    (100, [(50, 1.5), (50, 1.5)], [received(1.5), received(1.5)]),
+    (100, [(60, 60.0), (40, 60.0)], [received(60.0), received(60.0)]),
+    # The first is the first. The last would have room at once, but a large one must not wait
+    # for ever.
+    (100, [(60, 0.5), (60, 0.5), (10, 0.5)], [received(0.5), received(1.0), received(1.0)]),
+    # The slowest is cut for those that wait, and no more than it takes.
+    (100, [(60, 60.0), (60, 0.25)], [SLOW, received(SLOW_AFTER_S + 0.25)]),
+    (100, [(50, 60.0), (50, 1.25), (50, 0.0)], [SLOW, received(1.25), received(SLOW_AFTER_S)]),
+    # A longer message has more time; nobody waits longer than HAProxy would.
+    (LONG, [(LONG, 60.0), (LONG, 0.0)], [("slow_body", LONG_S), received(LONG_S)]),
+    (HELD_BYTES, [(HELD_BYTES, 9.0), (10, 0.0), (10, 0.0)], [received(9.0), CUT, CUT]),
+    # A message that is larger than the room is received alone.
+    (100, [(500, 0.5), (500, 0.5)], [received(0.5), received(1.0)]),
 )
 def test_who_has_room_and_when(limit, messages, ended):
     assert run_virtually(Received(limit).together(*messages)) == ended

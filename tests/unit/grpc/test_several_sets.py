@@ -3,17 +3,15 @@
 import asyncio
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import grpc
 import pytest
 
 from app.errors import NotReadyError
-from app.graph.service import EnsembleService
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.interface import GrpcInterface
 from app.grpc.open_inference import OpenInferenceInterface
-from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
+from app.grpc.tandem_pb2 import ClassifyRequest
 from app.oip.inference import Inference
 from app.serve.gateway import Assembly, assemble
 from app.settings import Settings
@@ -36,46 +34,38 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
 
 
 @pytest.fixture(scope="module")
-def service(graph: Assembly) -> EnsembleService:
+def service(graph):
     return graph.service
 
 
-async def classify(
-    service: EnsembleService, metadata: str | None = None, **asked: Any
-) -> tuple[ClassifyReply, Any]:
+async def classify(service, metadata=None, **asked):
     """Return the reply, and the context; ``metadata`` name a set."""
     message = ClassifyRequest(**{"images": [picture("red")]} | asked).SerializeToString()
     context = context_of(**({"model_set": metadata} if metadata else {}))
     return await GrpcInterface(service).classify(stream_of(message), context), context
 
 
-def inference_of(name: str) -> dict[str, Any]:
+def inference_of(name):
     """Return the fields of a request of a blue picture to a model."""
     tensor = {"name": "image", "datatype": "BYTES", "shape": [1]}
     raw = [elements(picture("blue"))]
     return {"model_name": name, "inputs": [tensor], "raw_input_contents": raw}
 
 
-async def call(
-    interface: OpenInferenceInterface, method: str, context: Any = None, **fields: Any
-) -> tuple[Any, Any]:
+async def call(interface, method, context=None, **fields):
     """Return the reply of a method of the Open Inference Protocol, and its status."""
     message = getattr(messages, f"{method}Request")(**fields).SerializeToString()
     context = context or context_of(peer="ipv4:127.0.0.1:9")
-    reply = await interface.call(method, stream_of(message), context)
-    return reply, context.code()
+    return (await interface.call(method, stream_of(message), context)), context.code()
 
 
-async def test_a_message_names_its_set_or_gets_the_first(service):
+async def test_a_message_names_its_set_or_gets_the_first_or_none_is_found(service):
     for asked, name in ({}, FIRST), ({"model_set": FIRST}, FIRST), ({"model_set": SECOND}, SECOND):
         reply, _ = await classify(service, **asked)
         (result,) = reply.results
         assert result.classified.model_set == name
         assert result.classified.predictions[0].label == labels_of("red")[name]
         assert len(result.classified.predictions) == 3
-
-
-async def test_a_set_that_is_not_served_is_not_found(service):
     reply, context = await classify(service, model_set="nobody")
     assert context.code() is CODE.NOT_FOUND
     assert context.details() == f"no model set 'nobody' is served; there are {FIRST}, {SECOND}"
@@ -115,7 +105,7 @@ async def test_a_set_that_only_the_message_names_has_its_own_limits(service):
     async def code(name: str) -> grpc.StatusCode | None:
         return (await call(interface, "ModelInfer", **inference_of(name)))[1]
 
-    async def classify(request: Any) -> Any:
+    async def classify(request):
         seen.append((first.admission.num_under_way, second.admission.num_under_way))
         seen.append((first.byte_budget.num_held > 0, second.byte_budget.num_held > 0))
         return await type(second).classify(second, request)
@@ -183,11 +173,11 @@ def scored(tmp_path_factory: pytest.TempPathFactory):
     return scored_service(str(write_scored_set(tmp_path_factory.mktemp("scored"))))
 
 
-async def classify_scored(scored, *names: str, **asked: Any):
+async def classify_scored(scored, *names, **asked):
     return await classify(scored, images=[scored_picture(name) for name in names], **asked)
 
 
-async def test_each_image_has_its_list_and_the_client_reads_it(scored):
+async def test_each_image_has_its_list_by_any_threshold_and_the_client_reads_it(scored):
     reply, _ = await classify_scored(scored, "cyan", "black")
     cyan, black = (result.classified for result in reply.results)
     assert [prediction.label for prediction in cyan.predictions] == ["has blue", "has green"]
@@ -198,12 +188,8 @@ async def test_each_image_has_its_list_and_the_client_reads_it(scored):
     cyan, black = _outcomes(reply, 2, Options("grpc://x"))
     assert cyan.labels == ("has blue", "has green")
     assert (black.labels, black.threshold, black.members["flat"].label) == ((), 0.5, None)
-
-
-async def test_another_threshold(scored):
     reply, _ = await classify_scored(scored, "red", threshold=0.01, top_k=3)
     (red,) = reply.results
-    assert len(red.classified.predictions) == 3
-    assert red.classified.threshold == 0.01
+    assert (len(red.classified.predictions), red.classified.threshold) == (3, 0.01)
     reply, context = await classify_scored(scored, "red", threshold=1.5)
     assert context.code() is CODE.INVALID_ARGUMENT

@@ -4,9 +4,7 @@ import asyncio
 import codecs
 import gc
 import gzip
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from fastapi import Request
@@ -37,12 +35,18 @@ from app.http.body import (
 from app.queueing.admission import ByteBudget, Share
 from app.settings import Settings
 from tests.support.asgi_client import write_keys
+from tests.support.cases import cases
 from tests.support.fakes import FakeService
-from tests.support.raw_asgi import REQUESTS, Asked, Header, ask
+from tests.support.raw_asgi import REQUESTS, Asked, ask
 
 LIMIT = 100
 BOUNDARY = "frontier"
 FORM = f"multipart/form-data; boundary={BOUNDARY}"
+PHOTO = bytes(5000)
+BOMB = gzip.compress(b" " * (MAX_BYTES + 1))
+NO_OBJECT = "the body is no object; send a and b"
+LENGTH = (b"content-length", b"1000000")
+OF_REQUESTS = ("app.http", "app.graph", "python_multipart")
 
 
 class Client:
@@ -54,7 +58,7 @@ class Client:
             self._chunks = [b""]
         self.num_read, self.asked = 0, asyncio.Event()
 
-    async def receive(self) -> dict[str, Any]:
+    async def receive(self):
         self.num_read += 1
         self.asked.set()
         if self._chunks:
@@ -76,27 +80,23 @@ async def read_in(share: Share, client: Client, length: str = "") -> bytes:
     return await read_coded_body(client.receive, headers, LIMIT, share)
 
 
-@pytest.mark.parametrize(
-    ("chunks", "length"),
-    [
-        *((chunks, "") for chunks in ((b"ab", b"", b"c"), (), (bytes(60), bytes(LIMIT - 60)))),
-        *(((b"body",), length) for length in ("-5", "x", "²", "1e3", "+7")),  # not believed
-    ],
+@cases(
+    "chunks, length",
+    *((chunks, "") for chunks in ((b"ab", b"", b"c"), (), (bytes(60), bytes(LIMIT - 60)))),
+    *(((b"body",), length) for length in ("-5", "x", "²", "1e3", "+7")),  # not believed
 )
 async def test_a_body_within_the_limit_is_joined(chunks, length):
     assert await read_body(Client(*chunks), length) == b"".join(chunks)
 
 
-@pytest.mark.parametrize(
-    ("chunks", "length", "says", "num_read"),
-    [
-        ([bytes(60), bytes(41)], "", "101 bytes or more, the limit is 100", 2),
-        ([bytes(110)], "5", "110 bytes", 1),  # more than it says
-        ([b"short"], "101", "101 bytes", 1),  # still read: the client is to see the answer
-        ([b"short"], "99999999999999", "99999999999999 bytes", 1),
-        ([bytes(50)] * 7, "", "the limit is 100", 7),  # a little too much is read to its end
-        ([bytes(LIMIT)] * 50, "", "the limit is 100", DRAIN_FACTOR + 1),  # far too much is cut off
-    ],
+@cases(
+    "chunks, length, says, num_read",
+    ([bytes(60), bytes(41)], "", "101 bytes or more, the limit is 100", 2),
+    ([bytes(110)], "5", "110 bytes", 1),  # more than it says
+    ([b"short"], "101", "101 bytes", 1),  # still read: the client is to see the answer
+    ([b"short"], "99999999999999", "99999999999999 bytes", 1),
+    ([bytes(50)] * 7, "", "the limit is 100", 7),  # a little too much is read to its end
+    ([bytes(LIMIT)] * 50, "", "the limit is 100", DRAIN_FACTOR + 1),  # far too much is cut off
     ids=["counted", "says less", "says more", "says far more", "a little", "far too much"],
 )
 async def test_a_body_over_the_limit_is_refused(chunks, length, says, num_read):
@@ -135,13 +135,7 @@ FILE = part("f", b"x", "a")
 ONE = FILE + END
 
 
-async def files_of(
-    *chunks: bytes,
-    max_bytes: int = 10_000,
-    content_type: str = FORM,
-    budget: ByteBudget | None = None,
-    then: str = "ends",
-) -> list[bytes]:
+async def files_of(*chunks, max_bytes=10_000, content_type=FORM, budget=None, then="ends"):
     client = Client(*chunks, then=then)
     with (budget or ByteBudget(10**9)).share() as share:
         form = FileForm(content_type, 3)
@@ -149,51 +143,59 @@ async def files_of(
         return form.files()
 
 
-async def test_files_in_order_however_they_are_cut():
-    body = part("b", b"one", "1.jpg") + part("a", b"two", "2.jpg") + part("b", b"", "") + END
+async def test_files_in_order_however_they_are_cut_and_up_to_the_limit():
+    body = part("b", b"one", "1.jpg") + part("a", b"two", "2.jpg") + part("b", b"", "3.jpg") + END
     for size in (1, 7, len(body)):
         chunks = [body[i : i + size] for i in range(0, len(body), size)]
         assert await files_of(*chunks) == [b"one", b"two", b""]
-
-
-async def test_the_limit_of_files():
     assert len(await files_of(*[FILE] * 3, END)) == 3
     for count in (4, 5, 40):
         with pytest.raises(TooManyFilesError, match="more than 3 files"):
             await files_of(*[FILE] * count, END)
 
 
+async def test_a_file_field_that_nobody_used_is_no_file():
+    unused = part("more", b"", "")
+    assert await files_of(unused, FILE * 3, unused, END) == [b"x"] * 3
+    assert await files_of(FILE, part("more", b"y", ""), END) == [b"x", b"y"]
+    with pytest.raises(TooManyFilesError, match="more than 3 files"):
+        await files_of(FILE * 3, part("more", b"y", ""), END)
+    with pytest.raises(BadParameterError, match="no file, and a file field that is empty"):
+        await files_of(unused, END)
+    assert await files_of(FILE, unused * MAX_TEXTS, END) == [b"x"]
+    with pytest.raises(BadParameterError, match="more than 16 empty file fields; leave them out"):
+        await files_of(FILE, unused * (MAX_TEXTS + 1), END)
+
+
 NAMELESS = f"--{BOUNDARY}\r\n\r\nnameless\r\n".encode() + END
 
 
-@pytest.mark.parametrize(
-    ("body", "content_type", "says"),
-    [
-        (ONE, "multipart/form-data", "'multipart/form-data' has no boundary.*curl -F"),
-        (b"\xff\xd8\xff this is a photo", FORM, "curl -F"),
-        (FILE[:40] + b"\r\n\r\n", FORM, "curl -F"),
-        (ONE, "multipart/form-data; boundary=", "curl -F"),
-        (NAMELESS, f"multipart/x; boundary={BOUNDARY}", "curl -F"),
-        (b"", FORM, "curl -F"),
-        (ONE, "multipart/form-data; charset=undefined", "has no boundary"),
-        (ONE, "multipart/form-data; boundary", "has no boundary"),
-        (ONE, "multipart/form-data; boundary*=utf-8''frontier", "has no boundary"),
-        (ONE, "multipart/form-data; boundary=" + "b" * 5000, "5000 exceeds maximum of 256"),
-        (ONE, "multipart/form-data; boundary=\xff\xfe", "Expected boundary character"),
-        (ONE, 'multipart/form-data; boundary="', "Expected boundary character"),
-        (encoded("base64"), FORM, "Content-Transfer-Encoding 'base64'.*as they"),
-        (encoded("quoted-printable"), FORM, "Encoding 'quoted-printable'.*as they"),
-        (encoded("\xff"), FORM, "Content-Transfer-Encoding '\xff'.*as they"),
-        (END, FORM, "the form has no file"),
-        (part("token", b"t") + END, FORM, "the form has no file"),
-        # A parameter in the form is refused rather than ignored.
-        (FILE + part("top_k", b"3") + END, FORM, r"text field top_k; .* \(\?top_k="),
-        (FILE + part("threshold", b"3") + END, FORM, r"text field threshold; .* \(\?threshold="),
-        (FILE + part("model_set", b"3") + END, FORM, r"text field model_set; .* \(\?model_set="),
-        (FILE + part("f", b"3") * (MAX_TEXTS + 1) + END, FORM, "more than 16 text fields"),
-        (FILE + part("f", bytes(MAX_TEXT_BYTES + 1)) + END, FORM, "of more than 1024 bytes"),
-        (part_with("Content-Type: text/plain", bytes(5000)) + END, FORM, "Content-Type image/"),
-    ],
+@cases(
+    "body, content_type, says",
+    (ONE, "multipart/form-data", "'multipart/form-data' has no boundary.*curl -F"),
+    (b"\xff\xd8\xff this is a photo", FORM, "curl -F"),
+    (FILE[:40] + b"\r\n\r\n", FORM, "curl -F"),
+    (ONE, "multipart/form-data; boundary=", "curl -F"),
+    (NAMELESS, f"multipart/x; boundary={BOUNDARY}", "curl -F"),
+    (b"", FORM, "curl -F"),
+    (ONE, "multipart/form-data; charset=undefined", "has no boundary"),
+    (ONE, "multipart/form-data; boundary", "has no boundary"),
+    (ONE, "multipart/form-data; boundary*=utf-8''frontier", "has no boundary"),
+    (ONE, "multipart/form-data; boundary=" + "b" * 5000, "5000 exceeds maximum of 256"),
+    (ONE, "multipart/form-data; boundary=\xff\xfe", "Expected boundary character"),
+    (ONE, 'multipart/form-data; boundary="', "Expected boundary character"),
+    (encoded("base64"), FORM, "Content-Transfer-Encoding 'base64'.*as they"),
+    (encoded("quoted-printable"), FORM, "Encoding 'quoted-printable'.*as they"),
+    (encoded("\xff"), FORM, "Content-Transfer-Encoding '\xff'.*as they"),
+    (END, FORM, "the form has no file"),
+    (part("token", b"t") + END, FORM, "the form has no file"),
+    # A parameter in the form is refused rather than ignored.
+    (FILE + part("top_k", b"3") + END, FORM, r"text field top_k; .* \(\?top_k="),
+    (FILE + part("threshold", b"3") + END, FORM, r"text field threshold; .* \(\?threshold="),
+    (FILE + part("model_set", b"3") + END, FORM, r"text field model_set; .* \(\?model_set="),
+    (FILE + part("f", b"3") * (MAX_TEXTS + 1) + END, FORM, "more than 16 text fields"),
+    (FILE + part("f", bytes(MAX_TEXT_BYTES + 1)) + END, FORM, "of more than 1024 bytes"),
+    (part_with("Content-Type: text/plain", bytes(5000)) + END, FORM, "Content-Type image/"),
     ids=lambda value: value[:60] if isinstance(value, str) else "",
 )
 async def test_a_broken_form_is_told_how_to_send_one(body, content_type, says):
@@ -218,20 +220,15 @@ async def test_a_charset_has_no_effect(charset):
     assert asked == []
 
 
-PHOTO = bytes(5000)
-
-
-@pytest.mark.parametrize(
-    ("first", "expected"),
-    [
-        # As urllib3 1 writes it, and with it many a Python client.
-        (part_with("X: y", b"x", "name=\"f\"; filename*=utf-8''%E2%82%AC.jpg"), b"x"),
-        (encoded("BINARY").removesuffix(END), b"eA=="),
-        (encoded("8bit").removesuffix(END), b"eA=="),
-        (part_with("Content-Type: image/jpeg", PHOTO), PHOTO),  # without a file name
-        (part_with("Content-Type: image/png; x=y", PHOTO), PHOTO),
-        (part_with("Content-Type: IMAGE/WebP", PHOTO), PHOTO),
-    ],
+@cases(
+    "first, expected",
+    # As urllib3 1 writes it, and with it many a Python client.
+    (part_with("X: y", b"x", "name=\"f\"; filename*=utf-8''%E2%82%AC.jpg"), b"x"),
+    (encoded("BINARY").removesuffix(END), b"eA=="),
+    (encoded("8bit").removesuffix(END), b"eA=="),
+    (part_with("Content-Type: image/jpeg", PHOTO), PHOTO),  # without a file name
+    (part_with("Content-Type: image/png; x=y", PHOTO), PHOTO),
+    (part_with("Content-Type: IMAGE/WebP", PHOTO), PHOTO),
     ids=["name that is not ASCII", "binary", "8bit", "jpeg", "png", "webp"],
 )
 async def test_what_is_a_file_too(first, expected):
@@ -289,9 +286,8 @@ async def test_a_form_counts_too_and_what_is_dropped_is_not_held():
     assert budget.num_held == 0
 
 
-async def read(client: Client, coding: bytes = b"", timeout_s: float = 60.0, **more: Any) -> dict:
-    scope = {"type": "http", "headers": [(b"content-encoding", coding)]}
-    request = Request(scope, client.receive)
+async def read(client, coding=b"", timeout_s=60.0, **more):
+    request = Request({"type": "http", "headers": [(b"content-encoding", coding)]}, client.receive)
     return await read_fields(request, timeout_s, BadParameterError, "a and b", **more)
 
 
@@ -301,13 +297,7 @@ async def test_an_object_in_parts_or_coded():
     assert await read(Client(b""), may_be_empty=True) == {}
 
 
-BOMB = gzip.compress(b" " * (MAX_BYTES + 1))
-NO_OBJECT = "the body is no object; send a and b"
-
-
-@pytest.mark.parametrize(
-    ("client", "more", "error", "says"),
-    [
+@cases("client, more, error, says", 
         (Client(b"x"), {}, BadParameterError, "the body is no JSON"),
         (Client(b""), {}, BadParameterError, "the body is no JSON"),
         (Client(b"[1]"), {}, BadParameterError, NO_OBJECT),
@@ -316,20 +306,18 @@ NO_OBJECT = "the body is no object; send a and b"
         (Client(BOMB), {"coding": b"gzip"}, BodyTooLargeError, "more than"),
         (Client(b" " * MAX_BYTES, b"{}"), {}, BodyTooLargeError, "the limit is"),
         (Client(then="stalls"), {"timeout_s": 0.01}, SlowBodyError, r"had not arrived after 0\.01"),
-    ],
+    
 )  # fmt: skip
 async def test_what_is_no_object(client, more, error, says):
     with pytest.raises(error, match=says):
         await read(client, **more)
 
 
-@pytest.mark.parametrize(
+@cases(
     "route",
-    [
-        *("PUT /v1/traffic", "POST /v1/feedback", "POST /v2/repository/index"),
-        "POST /v2/repository/models/{model_name}/load",
-        "POST /v2/systemsharedmemory/region/{region_name}/register",
-    ],
+    *("PUT /v1/traffic", "POST /v1/feedback", "POST /v2/repository/index"),
+    "POST /v2/repository/models/{model_name}/load",
+    "POST /v2/systemsharedmemory/region/{region_name}/register",
 )
 def test_the_refusals_of_a_small_body_are_documented(route: str) -> None:
     method, path = route.lower().split()
@@ -337,16 +325,11 @@ def test_the_refusals_of_a_small_body_are_documented(route: str) -> None:
     assert documented.keys() >= {"400", "408", "413", "415"}
 
 
-LENGTH = (b"content-length", b"1000000")
-
-
-def answered(
-    client: Client, path: str, *headers: Header, method: str = "POST", **settings: Any
-) -> tuple[int, bool]:
+def answered(client, path, *headers, method="POST", **settings):
     """Return the status of the answer, and whether it closes the connection."""
     api = create_api(FakeService(Settings(**settings) if settings else None))
 
-    async def app(scope: Any, _: object, send: Any) -> None:
+    async def app(scope, _, send):
         async with asyncio.timeout(20):
             await api(scope, client.receive, send)
 
@@ -357,19 +340,16 @@ def answered(
     return told.status, closes != {None}
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("POST", "/nothing", 404),
-        ("POST", "/healthz", 405),
-        ("PUT", "/v1/classify", 405),
-        ("GET", "/healthz", 200),
-        ("POST", "/v2/models/nothing/infer", 404),
-    ],
+@cases(
+    "method, path, status",
+    ("POST", "/nothing", 404),
+    ("POST", "/healthz", 405),
+    ("PUT", "/v1/classify", 405),
+    ("GET", "/healthz", 200),
+    ("POST", "/v2/models/nothing/infer", 404),
 )
 def test_a_route_that_reads_no_body(method: str, path: str, status: int) -> None:
-    begun = Client(b"begun", then="stalls")
-    assert answered(begun, path, method=method) == (status, True)
+    assert answered(Client(b"begun", then="stalls"), path, method=method) == (status, True)
     assert answered(Client(b"all"), path, method=method) == (status, False)
 
 
@@ -386,23 +366,18 @@ def test_without_a_key_or_where_the_client_waits_nothing_is_read(tmp_path) -> No
     assert client.num_read == 0
 
 
-@pytest.mark.parametrize(
-    ("client", "headers", "answer"),
-    [
-        (Client(then="stalls"), [LENGTH, (b"x-request-timeout-seconds", b"5_0")], (422, True)),
-        (Client(b"ima", b"ge"), [(b"transfer-encoding", b"chunked")], (200, False)),
-        (Client(b"ima", b"ge"), [(b"content-length", b"5")], (200, False)),
-    ],
+@cases(
+    "client, headers, answer",
+    (Client(then="stalls"), [LENGTH, (b"x-request-timeout-seconds", b"5_0")], (422, True)),
+    (Client(b"ima", b"ge"), [(b"transfer-encoding", b"chunked")], (200, False)),
+    (Client(b"ima", b"ge"), [(b"content-length", b"5")], (200, False)),
 )
 def test_a_body_that_was_read_keeps_its_connection(client, headers, answer):
     assert answered(client, "/v1/classify", *headers) == answer
 
 
-OF_REQUESTS = ("app.http", "app.graph", "python_multipart")
-
-
 @contextmanager
-def left_to_collector() -> Iterator[list[object]]:
+def left_to_collector():
     """Give the list of what only the garbage collector would end; it is filled at the end."""
     found: list[object] = []
     gc.collect()
@@ -428,6 +403,5 @@ def test_no_body_waits_for_the_garbage_collector(name: str) -> None:
     with left_to_collector() as found:
         second = ask(api, asked)
     assert second.status == first.status != 0
-    kept = [one for one in found if type(one).__module__.startswith(OF_REQUESTS)]
-    assert kept == []
+    assert [one for one in found if type(one).__module__.startswith(OF_REQUESTS)] == []
     assert not [one for one in found if isinstance(one, BaseException)]  # whose frames hold more

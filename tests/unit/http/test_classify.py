@@ -5,7 +5,6 @@ import gzip
 import logging
 import zlib
 from dataclasses import replace
-from typing import Any
 
 import httpx
 import pytest
@@ -14,26 +13,31 @@ from app import errors
 from app.answers import Fault
 from app.http.api import create_api
 from app.http.classify import WATCHED_AFTER_S, WatchedRequest
+from tests.support.cases import cases
 from tests.support.raw_asgi import REQUESTS, STATUSES, Asked, ask
+
+pytestmark = pytest.mark.usefixtures("behind_haproxy")
 
 CLASSIFY = "/v1/classify"
 TIMEOUT = "x-request-timeout-seconds"
+FORM = "application/x-www-form-urlencoded"
+ID = (b"x-request-id", b"r1")
 
 
-def form_of(*images: bytes) -> dict[str, Any]:
+def form_of(*images):
     """Return the body of a form, and the header that says so."""
     request = httpx.Request("POST", "http://x", files=[("f", ("a", data)) for data in images])
     headers = {"content-type": request.headers["content-type"]}
     return {"content": request.read(), "headers": headers}
 
 
-def coded(coding: str, sent: dict[str, Any] | None = None) -> dict[str, Any]:
+def coded(coding, sent=None):
     """Return a request that says that its body is coded."""
     sent = sent or {"content": b"image"}
     return {**sent, "headers": sent.get("headers", {}) | {"content-encoding": coding}}
 
 
-def bomb(sent: dict[str, Any]) -> dict[str, Any]:
+def bomb(sent):
     """Return the first 999 bytes of the coded body."""
     return coded("gzip", {**sent, "content": gzip.compress(sent["content"])[:999]})
 
@@ -60,9 +64,7 @@ async def test_the_body_itself_is_the_image(client, service):
     assert service.requests[1].lane == "bulk"
 
 
-@pytest.mark.parametrize(
-    "content_type", ["image/jpeg", "application/x-www-form-urlencoded", "text/plain", ""]
-)
+@cases("content_type", "image/jpeg", "application/x-www-form-urlencoded", "text/plain", "")
 async def test_any_content_type_but_multipart_is_an_image(client, content_type):
     headers = {"content-type": content_type}
     assert (await client.post(CLASSIFY, content=b"image", headers=headers)).status_code == 200
@@ -147,26 +149,19 @@ LONG = (413, "too_many_bytes", "1001 bytes or more, the limit is 1000")
 EXPECTS = {"expect": "100-continue", "content-length": "1001"}
 
 
-@pytest.mark.parametrize(
-    ("sent", "status", "code", "says"),
-    [
-        ({"content": b"image" + bytes(996)}, *LONG),
-        ({"files": [("f", ("a", b"image"))] * 4}, 413, "too_many_files", "more than 3 files"),
-        ({"headers": {"priority": "u=9"}}, 422, "bad_parameter", "0 to 7"),
-        *((coded(coding, body), *UNKNOWN) for coding in CODINGS for body in IMAGES),
-        *((coded(coding, body), *DAMAGED) for coding in ("gzip", "deflate") for body in IMAGES),
-        *((coded("gzip", {"content": body}), *DAMAGED) for body in (ZIPPED[:-9], ZIPPED * 2, b"")),
-        (coded("deflate", {"content": ZIPPED}), *DAMAGED),
-        (bomb({"content": bytes(10**7)}), *INFLATED),
-        (bomb(form_of(bytes(10**7))), *INFLATED),
-        (
-            {"content": silence(), "headers": {TIMEOUT: "0.001"}},
-            408,
-            "slow_body",
-            "had not arrived",
-        ),
-        ({"content": not_to_be_read(), "headers": EXPECTS}, *LONG),
-    ],
+@cases(
+    "sent, status, code, says",
+    ({"content": b"image" + bytes(996)}, *LONG),
+    ({"files": [("f", ("a", b"image"))] * 4}, 413, "too_many_files", "more than 3 files"),
+    ({"headers": {"priority": "u=9"}}, 422, "bad_parameter", "0 to 7"),
+    *((coded(coding, body), *UNKNOWN) for coding in CODINGS for body in IMAGES),
+    *((coded(coding, body), *DAMAGED) for coding in ("gzip", "deflate") for body in IMAGES),
+    *((coded("gzip", {"content": body}), *DAMAGED) for body in (ZIPPED[:-9], ZIPPED * 2, b"")),
+    (coded("deflate", {"content": ZIPPED}), *DAMAGED),
+    (bomb({"content": bytes(10**7)}), *INFLATED),
+    (bomb(form_of(bytes(10**7))), *INFLATED),
+    ({"content": silence(), "headers": {TIMEOUT: "0.001"}}, 408, "slow_body", "had not arrived"),
+    ({"content": not_to_be_read(), "headers": EXPECTS}, *LONG),
 )
 async def test_what_is_refused(client, service, sent, status, code, says):
     answer = await client.post(CLASSIFY, **sent)
@@ -185,41 +180,24 @@ async def test_members_that_were_skipped_are_named_and_else_not_mentioned(client
     assert (answer["skipped_members"], answer["degraded"]) == (["b"], False)
 
 
-@pytest.mark.parametrize("body", [b"photo.jpg", b"Photos/Cat.PNG\n"])
-async def test_the_name_of_a_file_in_place_of_it_is_told_of_curls_at_sign(client, service, body):
-    error = (await client.post(CLASSIFY, content=body)).json()["error"]
-    assert error["code"] == "not_an_image"
-    assert body.decode().strip() in error["message"]
-    assert "curl --data-binary @photo.jpg does, with an @" in error["message"]
-
-
-FORM = "application/x-www-form-urlencoded"
-
-
-@pytest.mark.parametrize(
-    ("content_type", "status", "code", "is_hinted"),
-    [
-        (FORM, 400, "corrupt_image", True),
-        (FORM, 422, "too_many_pixels", False),
-        ("image/jpeg", 400, "corrupt_image", False),
-    ],
+@cases(
+    "content_type, status, code, is_hinted",
+    (FORM, 400, "corrupt_image", True),
+    (FORM, 422, "too_many_pixels", False),
+    ("image/jpeg", 400, "corrupt_image", False),
 )
 async def test_a_file_that_curl_may_have_altered_is_told_so(
     client, service, monkeypatch, content_type, status, code, is_hinted
 ):
     monkeypatch.setattr(service, "_one", lambda *_: Fault(status, code, "It is cut short."))
-    headers = {"content-type": content_type}
-    answer = await client.post(CLASSIFY, content=b"image", headers=headers)
+    answer = await client.post(CLASSIFY, content=b"image", headers={"content-type": content_type})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (status, code)
     hint = " With curl: --data-binary, since -d alters it." if is_hinted else ""
     assert error["message"] == f"It is cut short.{hint}"
 
 
-@pytest.mark.parametrize(
-    ("coding", "code"),
-    [("gzip", gzip.compress), ("GZIP", gzip.compress), ("deflate", zlib.compress)],
-)
+@cases("coding, code", ("gzip", gzip.compress), ("GZIP", gzip.compress), ("deflate", zlib.compress))
 async def test_coded_images_and_forms(client, coding, code):
     sent = coded(coding, {"content": code(b"image")})
     assert (await client.post(CLASSIFY, **sent)).status_code == 200
@@ -290,15 +268,12 @@ async def test_a_client_that_hangs_up_ends_its_request_and_no_other(after_s):
     assert await staying == "answered"
 
 
-async def test_what_ended_before_is_not_cancelled():
+async def test_only_work_under_way_is_cancelled_and_other_cancellations_stay():
     channel, done = Channel(), asyncio.Event()
     done.set()
     assert await answer(channel, done) == "answered"
     channel.gone.set()
     await asyncio.sleep(2 * WATCHED_AFTER_S)  # cancelled, this would raise
-
-
-async def test_a_cancellation_from_elsewhere_stays_one():
     task = asyncio.create_task(answer(Channel(), asyncio.Event()))
     await asyncio.sleep(0)
     task.cancel()
@@ -318,9 +293,6 @@ async def test_while_its_body_still_comes_a_request_is_not_looked_at():
         await asyncio.sleep(2 * WATCHED_AFTER_S)
         assert messages == [b"last"]
         assert not (await watched())["more_body"]
-
-
-ID = (b"x-request-id", b"r1")
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -345,28 +317,26 @@ def test_an_error_of_ours_is_answered_logged_and_raised(service, caplog):
     assert caplog.text.count("request r1 failed") == 1
 
 
-@pytest.mark.parametrize(
-    ("query", "status", "text"),
-    [
-        (b"top_k=x", 422, b"top_k is 'x'; give a whole number"),
-        (b"top_k=2.5", 422, b"top_k is '2.5'"),
-        (b"top_k=1_0", 422, b"top_k is '1_0'"),
-        ("top_k=²".encode(), 422, b"top_k is "),
-        (b"top_k=", 422, b"top_k is ''"),
-        (b"top_k=nan", 422, b"top_k is 'nan'"),
-        (b"top_k=-1", 422, b"top_k is -1; this model set has 10 classes"),
-        (b"top_k=0", 422, b"top_k is 0"),
-        (b"top_k=11", 422, b"top_k is 11"),
-        (b"top_k=" + b"9" * 4000, 422, b"top_k is 999"),
-        (b"top_k=" + b"9" * 5000, 422, b"top_k is 999"),
-        (b"threshold=x", 422, b"threshold is 'x'; give a number"),
-        (b"threshold=0.5_0", 422, b"threshold is '0.5_0'; give a number"),
-        (b"threshold=0.%D9%A5", 422, b"give a number"),  # a digit, but not of ASCII
-        (b"threshold=0.5", 422, b"exclude each other"),
-        (b"top_k=2&top_k=3", 200, b"image"),
-        (b"top%5Fk=99", 422, b"top_k is 99"),
-        (b"other=1", 200, b"image"),
-    ],
+@cases(
+    "query, status, text",
+    (b"top_k=x", 422, b"top_k is 'x'; give a whole number"),
+    (b"top_k=2.5", 422, b"top_k is '2.5'"),
+    (b"top_k=1_0", 422, b"top_k is '1_0'"),
+    ("top_k=²".encode(), 422, b"top_k is "),
+    (b"top_k=", 422, b"top_k is ''"),
+    (b"top_k=nan", 422, b"top_k is 'nan'"),
+    (b"top_k=-1", 422, b"top_k is -1; this model set has 10 classes"),
+    (b"top_k=0", 422, b"top_k is 0"),
+    (b"top_k=11", 422, b"top_k is 11"),
+    (b"top_k=" + b"9" * 4000, 422, b"top_k is 999"),
+    (b"top_k=" + b"9" * 5000, 422, b"top_k is 999"),
+    (b"threshold=x", 422, b"threshold is 'x'; give a number"),
+    (b"threshold=0.5_0", 422, b"threshold is '0.5_0'; give a number"),
+    (b"threshold=0.%D9%A5", 422, b"give a number"),  # a digit, but not of ASCII
+    (b"threshold=0.5", 422, b"exclude each other"),
+    (b"top_k=2&top_k=3", 200, b"image"),
+    (b"top%5Fk=99", 422, b"top_k is 99"),
+    (b"other=1", 200, b"image"),
 )
 def test_the_query(service, query, status, text):
     answer = ask(create_api(service), Asked(query=query, headers=[ID], chunks=(b"image",)))

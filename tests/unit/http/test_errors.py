@@ -1,12 +1,8 @@
-"""Every error has a status that is documented, a code of its own, and one form of JSON.
-
-The headers of a request, and the identity that one without gets.
-"""
+"""Every error has a documented status, a code and one form of JSON; requests have an identity."""
 
 import logging
 import pickle
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,9 +11,10 @@ from app.http.body import Headers, new_request_id
 from app.http.errors import ERRORS
 from app.http.open_inference import INFER_ERRORS, REGISTERING
 from models.errors import NotAnImageError, TandemError
+from tests.support.cases import cases
 
 
-def tree(root: type[TandemError] = TandemError) -> Iterator[type[TandemError]]:
+def tree(root=TandemError):
     yield root
     for branch in root.__subclasses__():
         if not branch.__module__.startswith("ray."):  # Ray makes a class for each it unwraps
@@ -50,20 +47,18 @@ def test_errors_survive_the_way_between_processes(kind):
     assert back.message == str(back) == "12 is over the limit of 3"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/nothing", 404),
-        ("GET", "/page/", 404),
-        ("GET", "/page/nothing.js", 404),
-        ("GET", "/page/..%2fpages.py", 404),
-        ("GET", "/page/../http_api.py", 404),
-        ("GET", "/page/%2e%2e/http_api.py", 404),
-        ("GET", "/docs/assets/nothing.js", 404),
-        ("GET", "/v1/classify", 405),
-        ("DELETE", "/healthz", 405),
-        ("POST", "/page/page.js", 405),
-    ],
+@cases(
+    "method, path, status",
+    ("GET", "/nothing", 404),
+    ("GET", "/page/", 404),
+    ("GET", "/page/nothing.js", 404),
+    ("GET", "/page/..%2fpages.py", 404),
+    ("GET", "/page/../http_api.py", 404),
+    ("GET", "/page/%2e%2e/http_api.py", 404),
+    ("GET", "/docs/assets/nothing.js", 404),
+    ("GET", "/v1/classify", 405),
+    ("DELETE", "/healthz", 405),
+    ("POST", "/page/page.js", 405),
 )
 async def test_what_is_not_there_is_answered_in_the_same_form(client, method, path, status):
     answer = await client.request(method, path)
@@ -86,21 +81,18 @@ async def test_ready_and_not(client, service):
     assert (await client.get("/readyz")).json() == {"ready": True}
     service.not_ready = NotReadyError("resnet50 does not answer")
     answer = await client.get("/readyz")
-    assert answer.status_code == 503
-    assert answer.json()["error"]["code"] == "not_ready"
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
     assert (await client.get("/healthz")).json() == {"ready": True}
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "logged"),
-    [
-        (FunctionError("combine failed"), 500, "request r1: combine failed"),
-        (ZeroDivisionError("secret /etc/path"), 500, "request r1 failed"),
-        (NotAnImageError("no image"), 400, None),
-        (OverloadedError("full"), 429, None),
-        (NotReadyError("no member yet"), 503, None),
-        (DeadlineError("too late"), 504, None),
-    ],
+@cases(
+    "error, status, logged",
+    (FunctionError("combine failed"), 500, "request r1: combine failed"),
+    (ZeroDivisionError("secret /etc/path"), 500, "request r1 failed"),
+    (NotAnImageError("no image"), 400, None),
+    (OverloadedError("full"), 429, None),
+    (NotReadyError("no member yet"), 503, None),
+    (DeadlineError("too late"), 504, None),
 )
 async def test_an_error_has_its_status_and_a_log(client, service, caplog, error, status, logged):
     service.raises = error
@@ -118,19 +110,14 @@ async def test_an_error_has_its_status_and_a_log(client, service, caplog, error,
     assert ("secret" in caplog.text) is ("secret" in str(error))
 
 
-def test_a_request_without_an_identity_gets_a_random_uuid():
+def test_an_identity_is_the_first_that_was_sent_or_a_random_uuid():
     ids = [new_request_id() for _ in range(200)]
     for text in ids:
         found = uuid.UUID(text)
-        assert str(found) == text
-        assert (found.version, found.variant) == (4, uuid.RFC_4122)
+        assert (str(found), found.version, found.variant) == (text, 4, uuid.RFC_4122)
     assert len(set(ids)) == len(ids)
     assert {text[19] for text in ids} == set("89ab")  # all that the variant leaves open
-
-
-def test_of_a_header_that_is_sent_twice_the_first_counts_and_an_identity_stays():
     headers = Headers({"headers": [(b"x-request-id", b"one"), (b"x-request-id", b"two")]})
-    assert headers.request_id == "one"
-    assert headers.joined(b"x-request-id") == "one, two"
+    assert (headers.request_id, headers.joined(b"x-request-id")) == ("one", "one, two")
     scope = {"headers": [(b"x-request-id", b"")]}
     assert Headers(scope).request_id == Headers(scope).request_id

@@ -1,11 +1,11 @@
 """A multi-label set over HTTP: lists of labels, the threshold, and the Open Inference Protocol."""
 
-import httpx
 import numpy as np
 import pytest
 
 from app.http.api import create_api
 from tests.support.asgi_client import asgi_client
+from tests.support.cases import cases
 from tests.support.scored_service import scored_service
 from tests.support.scored_sets import (
     LABELS,
@@ -26,7 +26,7 @@ def api(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture
-def client(api) -> httpx.AsyncClient:
+def client(api):
     return asgi_client(api)
 
 
@@ -41,16 +41,14 @@ def binary(*names: str, parameters: dict[str, object] | None = None) -> dict[str
 async def test_labels_above_the_threshold(client):
     told = (await client.post(CLASSIFY, content=scored_picture("cyan"))).json()
     assert [one["label"] for one in told["predictions"]] == list(PICTURES["cyan"][1])
-    assert told["threshold"] == 0.5
-    assert told["members"]["steep"]["label"] == "has blue"
+    assert (told["threshold"], told["members"]["steep"]["label"]) == (0.5, "has blue")
 
 
 @pytest.mark.parametrize("query", ["", "?top_k=3", "?top_k=3&threshold=0.5"])
 async def test_an_answer_may_have_no_label(client, query):
     """Two of these do not go by way of FastAPI."""
     told = (await client.post(CLASSIFY + query, content=scored_picture("black"))).json()
-    assert told["predictions"] == []
-    assert told["members"]["steep"] == {"predictions": []}
+    assert (told["predictions"], told["members"]["steep"]) == ([], {"predictions": []})
     assert told["agreement"] is True
 
 
@@ -62,12 +60,10 @@ async def test_a_form_has_a_list_for_each_file(client):
     assert [one["label"] for one in red["predictions"]] == ["has red"]
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        *((v, "give a score above 0 and below 1") for v in ("0", "1", "-0.5", "2", "nan", "inf")),
-        ("x", "threshold is 'x'"),
-    ],
+@cases(
+    "value, says",
+    *((v, "give a score above 0 and below 1") for v in ("0", "1", "-0.5", "2", "nan", "inf")),
+    ("x", "threshold is 'x'"),
 )
 async def test_a_threshold_that_is_none(client, value, says):
     answer = await client.post(CLASSIFY, content=scored_picture("red"), params={"threshold": value})
@@ -75,18 +71,14 @@ async def test_a_threshold_that_is_none(client, value, says):
     assert says in answer.json()["error"]["message"]
 
 
-async def test_the_models_say_what_their_answers_are(client):
+async def test_the_models_say_what_their_answers_are_and_tensors_have_every_score(client):
     told = (await client.get("/v1/models")).json()
     assert (told["task"], told["threshold"]) == ("multi_label", 0.5)
     outputs = (await client.get("/v2/models/scored")).json()["outputs"]
     shapes = {output["name"]: output["shape"] for output in outputs}
     assert shapes == {"probabilities": [-1, 3], "label": [-1, -1]}
-
-
-async def test_tensors_have_every_score_and_labels_filled_up(client):
     names = ("white", "black", "red")
-    answer = await client.post(INFER, json=binary(*names))
-    probabilities, label = answer.json()["outputs"]
+    probabilities, label = (await client.post(INFER, json=binary(*names))).json()["outputs"]
     expected = np.stack([average_score(PICTURES[name][0], WEIGHTS) for name in names])
     np.testing.assert_allclose(np.reshape(probabilities["data"], (3, 3)), expected, atol=1e-5)
     assert label["shape"] == [3, 3]
@@ -96,9 +88,7 @@ async def test_tensors_have_every_score_and_labels_filled_up(client):
     assert red == ["has red", "", ""]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "shape"), [({"threshold": 0.999, "top_k": 2}, [2, 1]), ({"top_k": 2}, [2, 2])]
-)
+@cases("parameters, shape", ({"threshold": 0.999, "top_k": 2}, [2, 1]), ({"top_k": 2}, [2, 2]))
 async def test_tensors_with_a_threshold_and_fewer_labels(client, parameters, shape):
     asked = binary("white", "black", parameters=parameters)
     _, label = (await client.post(INFER, json=asked)).json()["outputs"]

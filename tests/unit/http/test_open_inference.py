@@ -1,16 +1,23 @@
-"""Inference under /v2, with the real service in front of members of the test."""
+"""Inference under /v2, KServe's V1 and base64, with the real service before members of the test."""
 
+import base64
+import gzip
+import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from app.errors import NotReadyError
+from app.oip.bodies import MAX_JSON_BYTES
 from app.oip.inference import Inference
 from app.telemetry.metric_table import REQUEST_MS, REQUESTS
+from app.telemetry.metrics import CLASSIFY
 from models.ensemble import average
 from models.model_set import load_model_set
-from tests.support.instruments import Instruments
+from tests.support.asgi_client import KEY, write_keys
+from tests.support.cases import cases
 from tests.support.open_inference import (
     FIRST,
     HEADER_LENGTH,
@@ -35,6 +42,12 @@ from tests.support.open_inference import (
     with_header,
 )
 
+BOTH = [
+    {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["x"]},
+    {"name": "pixels", "datatype": "UINT8", "shape": [1], "data": [1]},
+]
+OTHER = IMAGE + b" of another"
+
 
 @pytest.fixture
 def graph() -> Graph:
@@ -46,7 +59,7 @@ def client(graph):
     return client_of(graph)
 
 
-async def test_encoded_images_get_probabilities_and_labels(client):
+async def test_encoded_images_get_what_v1_answers(client):
     answer = await infer(client, images(IMAGE, IMAGE, id="mine"))
     assert answer.status_code == 200
     body = answer.json()
@@ -56,11 +69,7 @@ async def test_encoded_images_get_probabilities_and_labels(client):
     assert (probabilities["name"], probabilities["datatype"]) == ("probabilities", "FP32")
     assert probabilities["shape"] == [2, 10]
     assert probabilities["data"] == pytest.approx([*MEAN, *MEAN], abs=1e-7)
-    expected = {"name": "label", "datatype": "BYTES", "shape": [2], "data": [LABELS[1]] * 2}
-    assert label == expected
-
-
-async def test_the_answer_is_that_of_v1(client):
+    assert label == {"name": "label", "datatype": "BYTES", "shape": [2], "data": [LABELS[1]] * 2}
     over_v1 = (await client.post("/v1/classify?top_k=10", content=IMAGE)).json()
     found = outputs_of(await infer(client, images(IMAGE)))
     for prediction in over_v1["predictions"]:
@@ -105,8 +114,7 @@ async def test_classification_strings_and_several_labels(client, count, shape):
     strings, labels = (await infer(client, sent)).json()["outputs"]
     assert (strings["datatype"], strings["shape"]) == ("BYTES", shape)
     best = [f"{MEAN[index]:f}:{index}:{LABELS[index]}" for index in (1, 4)]
-    assert strings["data"][:2] == best
-    assert strings["data"][shape[1] :][:2] == best
+    assert (strings["data"][:2], strings["data"][shape[1] :][:2]) == (best, best)
     assert labels["shape"] == [2, 3]
     assert labels["data"] == [LABELS[1], LABELS[4], LABELS[3]] * 2
 
@@ -157,53 +165,41 @@ async def test_time_and_lane_are_the_requests(graph, client):
     await infer(client, images(IMAGE), priority="u=6")
     assert graph.decoder.lanes == ["interactive", "bulk", "bulk", "interactive", "bulk"]
     assert 1.5 < graph.members["resnet50"].asked[3][1] <= 2.0
-    answer = await infer(client, images(IMAGE, parameters={"timeout": 1}))
-    assert error_of(answer, 504)
+    assert error_of(await infer(client, images(IMAGE, parameters={"timeout": 1})), 504)
 
 
-BOTH = [
-    {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["x"]},
-    {"name": "pixels", "datatype": "UINT8", "shape": [1], "data": [1]},
-]
-
-
-@pytest.mark.parametrize(
-    ("sent", "status", "says"),
-    [
-        (images(), 400, "has no image"),
-        (images(*[IMAGE] * 5), 413, "5 images, the limit is 4"),
-        (images(IMAGE, name="picture"), 400, "no input 'picture'; it has image and pixels"),
-        (images(IMAGE, datatype="UINT8"), 400, "has datatype UINT8; it is BYTES"),
-        (images(IMAGE, outputs=asked("logits")), 400, "no output 'logits'"),
-        (images(IMAGE, outputs=asked("")), 400, "no output ''"),
-        (images(IMAGE, outputs=asked("label", "label")), 400, "asked for twice"),
-        (images(IMAGE, outputs=asked("label", classification=1)), 400, "of the output probab"),
-        (binary_request(elements(IMAGE), shape=[1, 2]), 400, r"has shape [1, 2]; it is [N]"),
-        (binary_request(elements(IMAGE), shape=[]), 400, "has shape []"),
-        (pixels(drawn()[:, :64]), 400, "has shape [1, 64, 128, 3]; it is [N,128,128,3]"),
-        (pixels(drawn()[0]), 400, "has shape [128, 128, 3]"),
-        (pixels(drawn(0)), 400, "has no image"),
-        (with_header({"inputs": []}), 400, "has 0 inputs; send one, image or pixels"),
-        ((b"{", {}), 400, "is no JSON"),
-        ((bytes(500_001), {HEADER_LENGTH: "0"}), 413, "the limit is 500000"),
-        (with_header({"inputs": BOTH}), 400, "has 2 inputs; send one"),
-        *((images(IMAGE, parameters={"top_k": k}), 422, "ask for 1 to 10") for k in (0, -1, 11)),
-    ],
+@cases(
+    "sent, status, says",
+    (images(), 400, "has no image"),
+    (images(*[IMAGE] * 5), 413, "5 images, the limit is 4"),
+    (images(IMAGE, name="picture"), 400, "no input 'picture'; it has image and pixels"),
+    (images(IMAGE, datatype="UINT8"), 400, "has datatype UINT8; it is BYTES"),
+    (images(IMAGE, outputs=asked("logits")), 400, "no output 'logits'"),
+    (images(IMAGE, outputs=asked("")), 400, "no output ''"),
+    (images(IMAGE, outputs=asked("label", "label")), 400, "asked for twice"),
+    (images(IMAGE, outputs=asked("label", classification=1)), 400, "of the output probab"),
+    (binary_request(elements(IMAGE), shape=[1, 2]), 400, r"has shape [1, 2]; it is [N]"),
+    (binary_request(elements(IMAGE), shape=[]), 400, "has shape []"),
+    (pixels(drawn()[:, :64]), 400, "has shape [1, 64, 128, 3]; it is [N,128,128,3]"),
+    (pixels(drawn()[0]), 400, "has shape [128, 128, 3]"),
+    (pixels(drawn(0)), 400, "has no image"),
+    (with_header({"inputs": []}), 400, "has 0 inputs; send one, image or pixels"),
+    ((b"{", {}), 400, "is no JSON"),
+    ((bytes(500_001), {HEADER_LENGTH: "0"}), 413, "the limit is 500000"),
+    (with_header({"inputs": BOTH}), 400, "has 2 inputs; send one"),
+    *((images(IMAGE, parameters={"top_k": k}), 422, "ask for 1 to 10") for k in (0, -1, 11)),
 )
 async def test_bad_requests_are_told_in_the_protocols_form(graph, client, sent, status, says):
     assert says in error_of(await infer(client, sent), status)
-    assert graph.decoder.lanes == []
-    assert graph.members["resnet50"].seen == []
+    assert (graph.decoder.lanes, graph.members["resnet50"].seen) == ([], [])
     assert (await infer(client, images(IMAGE))).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "says"),
-    [
-        ("/v2/models/nothing", "there are imagenette, imagenette.resnet50, imagenette.densenet169"),
-        (f"{MODEL}/versions/2", "it has version "),
-        (f"{MODEL}.nothing", "there are imagenette"),
-    ],
+@cases(
+    "path, says",
+    ("/v2/models/nothing", "there are imagenette, imagenette.resnet50, imagenette.densenet169"),
+    (f"{MODEL}/versions/2", "it has version "),
+    (f"{MODEL}.nothing", "there are imagenette"),
 )
 async def test_a_model_or_version_that_is_none(client, path, says):
     assert says in error_of(await infer(client, images(IMAGE), path), 404)
@@ -261,8 +257,7 @@ async def test_statistics_count_what_was_answered_by_the_protocol(client):
     assert (times["success"]["count"], times["fail"]["count"]) == (1, 1)
     assert times["success"]["ns"] > times["compute_infer"]["ns"] > 0
     every = (await client.get("/v2/models/stats")).json()["model_stats"]
-    assert len(every) == 3
-    assert every[0] == stats
+    assert (len(every), every[0]) == (3, stats)
 
 
 async def test_statistics_are_of_the_versions_served_at_present(graph):
@@ -275,7 +270,7 @@ async def test_statistics_are_of_the_versions_served_at_present(graph):
         assert {of for _, of in inference._statistics} == {version}
 
 
-async def test_requests_are_counted_by_their_route(client, told: Instruments):
+async def test_requests_are_counted_by_their_route(client, told):
     await infer(client, images(IMAGE))
     await infer(client, images(b"no"), f"{MODEL}/versions/1")
     route = "/v2/models/{model_name}"
@@ -292,9 +287,6 @@ async def test_the_description_has_every_route(client):
     schema = way["responses"]["400"]["content"]["application/json"]["schema"]
     assert schema == {"$ref": "#/components/schemas/ProtocolError"}
     assert len([path for path in paths if path.startswith("/v2")]) == 25
-
-
-OTHER = IMAGE + b" of another"
 
 
 @pytest.fixture
@@ -333,8 +325,7 @@ async def test_v1_and_v2_have_one_cache_and_a_hit_in_part_is_not_called_one(cach
     assert answer.json()["parameters"] == {"sure": False}
     assert len(outputs_of(answer)["label"]) == 2
     assert num_asked(cached) == 2
-    over_v1 = await caching.post("/v1/classify", content=OTHER)
-    assert over_v1.json()["cached"] is True
+    assert (await caching.post("/v1/classify", content=OTHER)).json()["cached"] is True
 
 
 async def test_pixels_and_members_alone_are_computed(cached, caching):
@@ -342,3 +333,136 @@ async def test_pixels_and_members_alone_are_computed(cached, caching):
         await infer(caching, pixels(drawn()))
         await infer(caching, images(IMAGE), path=f"{MODEL}.resnet50")
     assert num_asked(cached) == 4
+
+
+PREDICT = "/v1/models/imagenette:predict"
+BASE64_PREDICT: dict[str, Any] = {"name": "image", "datatype": "BYTES"}
+BASE64_PREDICT |= {"parameters": {"content_type": "base64"}}  # as MLServer has it
+
+
+def b64(data: bytes) -> dict[str, str]:
+    return {"b64": base64.b64encode(data).decode()}
+
+
+def instances(*each: Any, **more: Any) -> dict[str, Any]:
+    return {"instances": list(each), **more}
+
+
+@pytest.mark.parametrize(
+    "path", [PREDICT, "/v1/models/imagenette/versions/1:predict", "/v1/models/imagenette%3Apredict"]
+)
+@pytest.mark.parametrize("row", [b64(IMAGE), {"image": b64(IMAGE)}])
+async def test_every_instance_gets_a_row_of_the_outputs(client, path, row):
+    answer = await client.post(path, json=instances(row, row, signature_name="serving_default"))
+    assert answer.status_code == 200, answer.text
+    predictions = answer.json()["predictions"]
+    assert [set(each) for each in predictions] == [{"probabilities", "label"}] * 2
+    for each in predictions:
+        assert each["label"] == LABELS[1]
+        assert each["probabilities"] == pytest.approx(MEAN, abs=1e-7)
+
+
+async def test_parameters_gzip_and_large_photos_are_taken(client):
+    asked = instances(b64(IMAGE), parameters={"top_k": 3})
+    (row,) = (await client.post(PREDICT, json=asked)).json()["predictions"]
+    assert row["label"] == [LABELS[1], LABELS[4], LABELS[3]]
+    text = error_of(await client.post(PREDICT, json=asked | {"parameters": {"top_k": 99}}), 422)
+    assert "99" in text
+    body = gzip.compress(json.dumps(instances(b64(IMAGE + bytes(300_000)))).encode())
+    answer = await client.post(PREDICT, content=body, headers={"content-encoding": "gzip"})
+    assert answer.status_code == 200, answer.text
+
+
+async def test_long_json_is_for_files_and_not_for_numbers():
+    graph = Graph(max_body_bytes=4 * MAX_JSON_BYTES, max_bytes_in_flight=8 * MAX_JSON_BYTES)
+    client, large = client_of(graph), b64(IMAGE + bytes(MAX_JSON_BYTES))
+    assert (await client.post(PREDICT, json=instances(large))).status_code == 200
+    numbers = b'{"instances": [' + b"1," * MAX_JSON_BYTES + b"1]}"
+    text = error_of(await client.post(PREDICT, content=numbers), 413)
+    assert f"{len(numbers)} bytes of JSON" in text
+    in_v2 = {"inputs": [BASE64_PREDICT | {"shape": [1], "data": [large["b64"]]}]}
+    assert (await client.post(f"{MODEL}/infer", json=in_v2)).status_code == 200
+
+
+@cases(
+    "body, status, says",
+    (b"", 400, 'at character 0; send {"instances": [{"b64": "..."}]}'),
+    (b"\xff\xd8\xff", 400, "no JSON"),
+    (b"[]", 400, "the request is []; it is an object"),
+    (b'{"inputs": {"b64": ""}}', 400, 'instances is None; send {"instances"'),
+    (b'{"instances": []}', 400, "send one or more"),
+    (b'{"instances": [[1, 2]]}', 400, 'instance 0 is [1, 2]; send {"instances"'),
+    (b'{"instances": [{"b64": 7}]}', 400, "instance 0 is"),
+    (b'{"instances": [{"b64": "Z29vZA==", "x": 1}, "x"]}', 400, "instance 1 is 'x'"),
+    (b'{"instances": [{"b64": "Z29v!A=="}]}', 400, "element 0, 'Z29v!A==', is no base64"),
+    (b'{"instances": [{"b64": "Z29v\\nZA=="}]}', 400, "no line breaks"),
+    (b'{"instances": [{"b64": "Z29vZ"}]}', 400, "is no base64"),
+    (b'{"instances": [{"b64": "\\u00e4"}]}', 400, "is no base64"),
+    (b'{"instances": [{"b64": "data:image/jpeg;base64,Z29vZA=="}]}', 400, "after the comma"),
+    (b'{"instances": [{"b64": ""}]}', 400, "image 0 of 1"),
+    (b'{"instances": [' + b",".join([b'{"b64": "Z29vZA=="}'] * 5) + b"]}", 413, "limit is 4"),
+    (b'{"instances": [{"b64": "Z29vZA=="}], "parameters": 7}', 400, "parameters is 7"),
+)
+async def test_what_is_no_request_is_told_what_to_send(client, body, status, says):
+    assert says in error_of(await client.post(PREDICT, content=body), status)
+
+
+async def test_errors_keys_and_limits_are_those_of_the_other_ways(graph, tmp_path):
+    client, good = client_of(graph), instances(b64(IMAGE))
+    assert "no model" in error_of(await client.post("/v1/models/x:predict", json=good), 404)
+    assert "GET" in error_of(await client.get(PREDICT), 405)
+    large = await client.post(PREDICT, content=bytes(500_001))
+    assert "the limit is 500000" in error_of(large, 413)
+    late, coded = {"x-request-timeout-seconds": "0"}, {"content-encoding": "br"}
+    error_of(await client.post(PREDICT, json=good, headers=late), 422)
+    error_of(await client.post(PREDICT, json=good, headers=coded), 415)
+    graph.members["resnet50"].raises = NotReadyError("resnet50 is starting")
+    assert "starting" in error_of(await client.post(PREDICT, json=good), 503)
+    guarded = client_of(Graph(api_keys_file=write_keys(tmp_path)))
+    error_of(await guarded.post(PREDICT, json=good), 401)
+    key = {"authorization": f"Bearer {KEY}"}
+    assert (await guarded.post(PREDICT, json=good, headers=key)).status_code == 200
+
+
+async def test_a_model_says_that_it_is_ready(graph, client):
+    for name in ("imagenette", "imagenette.resnet50"):
+        answer = await client.get(f"/v1/models/{name}")
+        assert (answer.status_code, answer.json()) == (200, {"name": name, "ready": True})
+    text = error_of(await client.get("/v1/models/imagenett"), 404)
+    assert "no model 'imagenett' is served; there are imagenette, imagenette.resnet50" in text
+    error_of(await client.post("/v1/models/imagenette", json={}), 405)
+
+    async def not_ready() -> None:
+        raise NotReadyError("densenet169 is starting")
+
+    graph.service.check_ready = not_ready
+    refused = await client.get("/v1/models/imagenette")
+    assert "densenet169 is starting" in error_of(refused, 503)
+    assert refused.headers["retry-after"] == "1"
+
+
+async def test_the_interface_describes_it_and_metrics_count_it(client):
+    description = (await client.get("/openapi.json")).json()
+    operation = description["paths"]["/v1/models/{model_name}:predict"]["post"]
+    assert {"200", "400", "404", "413", "429", "503", "504"} <= operation["responses"].keys()
+    assert "/v1/models/{model_name}:predict" in CLASSIFY
+
+
+async def test_mlservers_base64_in_v2(client):
+    async def asked(shape, data, **more):
+        tensor = BASE64_PREDICT | {"shape": shape, "data": data} | more
+        return await client.post(f"{MODEL}/infer", json={"inputs": [tensor]})
+
+    text = b64(IMAGE)["b64"]
+    for shape, data in (([2], [text, text]), ([2, 1], [[text], [text]])):
+        answer = await asked(shape, data)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["outputs"][1]["data"] == [LABELS[1]] * 2
+    packed = elements(text.encode(), text.encode())
+    parameters = {"content_type": "base64", "binary_data_size": len(packed)}
+    two = BASE64_PREDICT | {"shape": [2], "parameters": parameters}
+    answer = await infer(client, with_header({"inputs": [two]}, packed))
+    assert answer.json()["outputs"][1]["data"] == [LABELS[1]] * 2
+    assert "is no base64" in error_of(await asked([1], ["Z29v!A=="]), 400)
+    assert "element 0, 7, is no base64" in error_of(await asked([1], [7]), 400)
+    assert "content_type: base64" in error_of(await asked([1], [text], parameters={}), 400)

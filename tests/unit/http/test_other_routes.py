@@ -3,35 +3,41 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from functools import reduce
 from pathlib import Path
 from urllib.parse import urljoin
 
-import httpx
 import jsonschema
 import pytest
+from starlette.types import Message
 
 from app.answers import Classified, Results
 from app.errors import MAX_SHOWN
+from app.http import other_routes
 from app.http.api import create_api
 from app.http.errors import ERRORS
-from app.http.other_routes import MAX_AT_ONCE, BoundedResponse, _page
+from app.http.other_routes import MAX_AT_ONCE, PART_BYTES, BoundedResponse, _page
 from app.samples import feedback as gateways
 from app.samples.feedback import Feedback, FeedbackBook
 from app.serve.replica import Hub
 from app.settings import Settings
 from app.telemetry.metric_table import FEEDBACK
+from models.class_names import class_named
 from tests.support.answers import answer_of
 from tests.support.asgi_client import asgi_client
+from tests.support.cases import cases
 from tests.support.fakes import FakeHandle, FakeService
+
+ASKED = {"request_id": "1", "label": "x"}
+PATHS = ["/", "/docs", "/openapi.json", "/page/page.js", "/docs/assets/swagger-ui-bundle.js"]
 
 
 class Labelled(FakeService):
     """A service whose one set has two labels."""
 
-    def sets_with(self, label: str) -> list[str]:
-        return ["fake"] if label in ("x", "y") else []
+    def labels_named(self, name: str | int) -> dict[str, str]:
+        n = class_named(name, ("x", "y"))
+        return {} if n is None else {"fake": "xy"[n]}
 
 
 @pytest.fixture
@@ -45,7 +51,7 @@ async def feedback(monkeypatch: pytest.MonkeyPatch) -> Feedback:
 
 
 @pytest.fixture
-async def reporter(feedback: Feedback) -> AsyncIterator[httpx.AsyncClient]:
+async def reporter(feedback):
     async with asgi_client(create_api(Labelled(), feedback=feedback)) as client:
         yield client
 
@@ -58,7 +64,10 @@ async def test_a_label_is_counted_once(reporter, feedback, told):
         answer = await reporter.post("/v1/feedback", json=asked)
         assert answer.status_code == 200
         assert answer.json() == asked | {"answered": ["x"], "right": True} | version
-    await reporter.post("/v1/feedback", json={"request_id": "2", "label": "y", "image": 0})
+    by_number = await reporter.post(
+        "/v1/feedback", json={"request_id": "2", "label": 1, "image": 0}
+    )
+    assert (by_number.json()["label"], by_number.json()["right"]) == ("y", False)
     assert told.of(FEEDBACK) == {("yes", "0123456789ab"): 1.0, ("no", "0123456789ab"): 1.0}
     figures = (await reporter.get("/v1/feedback")).json()
     accuracy = {"feedback": 2, "right": 1, "accuracy": 0.5, "interval": [0.0945, 0.9055]}
@@ -66,22 +75,19 @@ async def test_a_label_is_counted_once(reporter, feedback, told):
     assert (figures["remembered_answers"], figures["max_answers"]) == (2, 50_000)
 
 
-ASKED = {"request_id": "1", "label": "x"}
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        (ASKED | {"request_id": "9"}, 404, "no request '9' is remembered"),
-        (ASKED | {"label": "z"}, 422, "'z' is no label of fake"),
-        ({"request_id": "1"}, 422, "label: Field required; send {"),
-        (ASKED | {"label": 3}, 422, "label: Input should be a valid string"),
-        (ASKED | {"image": "0"}, 422, "image: Input should be a valid"),
-        (ASKED | {"image": 4}, 422, "image is 4, and this request has 1"),
-        (ASKED | {"labels": []}, 422, "labels: Extra inputs"),
-        (ASKED | {"k" * 99: 0}, 422, f"{'k' * MAX_SHOWN}: Extra inputs"),
-        ([], 422, "the body is no object; send"),
-    ],
+@cases(
+    "body, status, message",
+    (ASKED | {"request_id": "9"}, 404, "no request '9' is remembered"),
+    (ASKED | {"label": "z"}, 422, "'z' is no label of fake"),
+    ({"request_id": "1"}, 422, "label: Field required; send {"),
+    (ASKED | {"label": 3}, 422, "'3' is no label of fake"),
+    (ASKED | {"label": 1.5}, 422, "label: Input should be a valid"),
+    (ASKED | {"label": True}, 422, "label: Input should be a valid"),
+    (ASKED | {"image": "0"}, 422, "image: Input should be a valid"),
+    (ASKED | {"image": 4}, 422, "image is 4, and this request has 1"),
+    (ASKED | {"labels": []}, 422, "labels: Extra inputs"),
+    (ASKED | {"k" * 99: 0}, 422, f"{'k' * MAX_SHOWN}: Extra inputs"),
+    ([], 422, "the body is no object; send"),
 )
 async def test_what_is_refused(reporter, body, status, message):
     answer = await reporter.post("/v1/feedback", json=body)
@@ -105,9 +111,6 @@ async def test_without_feedback_or_a_key(verb, client, feedback, monkeypatch):
         assert (await guarded.request(verb, "/v1/feedback", json={})).status_code == 401
 
 
-PATHS = ["/", "/docs", "/openapi.json", "/page/page.js", "/docs/assets/swagger-ui-bundle.js"]
-
-
 async def test_the_page_and_its_protection(client):
     answer = await client.get("/")
     assert answer.status_code == 200
@@ -117,6 +120,18 @@ async def test_the_page_and_its_protection(client):
     style = (await client.get("/page/page.css")).text
     (rule,) = re.findall(r"^\.percent \{(.*)\}$", style, re.MULTILINE)
     assert "white-space: nowrap" in rule  # no percentage is broken inside its number
+
+
+async def test_who_takes_no_html_gets_a_status_in_place_of_the_page(client):
+    """KServe's V1 client, which is httpx, and HAProxy's default check."""
+    for accepted in ("*/*", "application/json"):
+        answer = await client.get("/", headers={"accept": accepted})
+        assert (answer.status_code, answer.json()) == (200, {"status": "alive"})
+        assert answer.headers["vary"] == "Accept, User-Agent"
+    for headers in ({"accept": "*/*", "user-agent": "curl/8"}, {"accept": ""}):
+        assert "<title>Tandem" in (await client.get("/", headers=headers)).text
+    checked = await client.options("/")
+    assert (checked.status_code, checked.headers["allow"]) == (204, "GET, HEAD, OPTIONS")
 
 
 async def test_the_chooser_offers_what_is_decoded(monkeypatch):
@@ -182,11 +197,31 @@ async def test_so_many_are_sent_at_a_time(service, path):
             assert (await client.get(path)).status_code == 200
 
 
+async def test_a_client_that_stops_reading_gives_its_place_back(service, monkeypatch):
+    """A server holds no more of the answer than some parts."""
+    monkeypatch.setattr(other_routes, "SENT_WITHIN_S", 0.05)
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("there is nothing to be read")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if len(sent) == 4:
+            await asyncio.Event().wait()
+
+    path = "/docs/assets/swagger-ui-bundle.js"
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
+    await create_api(service)(scope, receive, send)
+    assert BoundedResponse.num_sending == 0
+    assert [len(message.get("body", b"")) for message in sent] == [0, *3 * [PART_BYTES]]
+    assert all(message["more_body"] for message in sent[1:])
+
+
 @pytest.mark.parametrize("path", ["/", "/docs"])
 async def test_nothing_is_loaded_from_elsewhere_and_only_its_own_script_runs(client, path):
     answer = await client.get(path)
-    foreign = r'(?:src|href|url)\s*[=:]\s*["\']?(https?:)?//[^"\']*'
-    assert re.findall(foreign, answer.text) == []
+    assert re.findall(r'(?:src|href|url)\s*[=:]\s*["\']?(https?:)?//[^"\']*', answer.text) == []
     policy = answer.headers["content-security-policy"]
     assert re.search(r"default-src 'none'; script-src 'self' 'sha256-[^']{44}';", policy)
     assert "unsafe" not in policy
@@ -198,15 +233,12 @@ async def test_the_documentation_works_without_a_network(client):
     assert re.findall("https?://", page) == []
 
 
-async def test_the_description_lists_every_error(client):
+async def test_the_description_lists_every_error_and_its_references_lead_somewhere(client):
     operation = (await openapi(client))["paths"]["/v1/classify"]["post"]
     for status in map(str, ERRORS):
         schema = operation["responses"][status]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}
     assert "multipart/form-data" in operation["requestBody"]["content"]
-
-
-async def test_every_reference_of_the_description_leads_somewhere(client):
     description = await openapi(client)
     references = set(re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(description)))
     assert references
@@ -219,12 +251,11 @@ async def test_the_description_speaks_one_version_of_openapi(client):
     description = await openapi(client)
     assert description["openapi"].startswith("3.0.")
     words = (".const", ".prefixItems", ".contentMediaType", ".$defs", ".examples")
-    later = [
+    assert [
         key
         for key, value in walk(description)
         if key.endswith(words) or (key.endswith(".type") and not isinstance(value, str | dict))
-    ]
-    assert later == []
+    ] == []
     assert "null" not in [value for key, value in walk(description) if key.endswith(".type")]
 
 

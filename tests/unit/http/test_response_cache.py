@@ -1,16 +1,13 @@
 """The response cache through both interfaces, with the real stages on tiny networks."""
 
 import re
-from collections.abc import AsyncIterator
 
 import grpc
-import httpx
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from app.graph.service import EnsembleService
 from app.grpc.interface import GrpcInterface
-from app.grpc.tandem_pb2 import ClassifyReply, ClassifyRequest
+from app.grpc.tandem_pb2 import ClassifyRequest
 from app.http.api import create_api
 from app.serve.gateway import assemble
 from app.settings import Settings
@@ -23,21 +20,21 @@ SAME = 1e-6  # of what is computed again, in another batch perhaps
 
 
 @pytest.fixture(scope="module")
-def services(tiny_set) -> dict[str, EnsembleService]:
+def services(tiny_set):
     """One with a cache and one without; each test sends pictures of its own size."""
     more = {"model_set": str(tiny_set), "compile_cache": None, "default_top_k": 3}
     return {cache: assemble(Settings(**more, cache=cache)).service for cache in ("none", "local")}
 
 
 @pytest.fixture
-async def clients(services) -> AsyncIterator[dict[str, httpx.AsyncClient]]:
+async def clients(services):
     clients = {cache: asgi_client(create_api(service)) for cache, service in services.items()}
     yield clients
     for client in clients.values():
         await client.aclose()
 
 
-async def post(client: httpx.AsyncClient, data: bytes, **headers: str) -> httpx.Response:
+async def post(client, data, **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return await client.post("/v1/classify", content=data, headers={"x-request-id": "r1"} | named)
 
@@ -47,9 +44,8 @@ async def test_answers_of_a_service_without_cache_are_as_ever(clients):
     data = picture("red", side=30)
     first, second = [(await post(clients["none"], data)).content for _ in range(2)]
     assert TIMES.sub(rb"\1:0", first) == TIMES.sub(rb"\1:0", second)
-    keys = "model_set model_version predictions members agreement degraded"
     assert list((await post(clients["none"], data)).json()) == [
-        *keys.split(),
+        *["model_set", "model_version", "predictions", "members", "agreement", "degraded"],
         "plan",
         "request_id",
         "timings_ms",
@@ -100,7 +96,7 @@ async def test_no_store_leaves_nothing_and_counts_wherever_it_stands(clients):
     assert "cached" not in (await post(clients["local"], data)).json()
 
 
-async def classify(service: EnsembleService, *images: bytes, **metadata: str) -> ClassifyReply:
+async def classify(service, *images, **metadata):
     context = context_of(**metadata)
     incoming = stream_of(ClassifyRequest(images=images).SerializeToString())
     reply = await GrpcInterface(service).classify(incoming, context)
@@ -113,8 +109,7 @@ async def test_grpc_shares_it_and_says_so(services, clients):
     over_http = (await post(clients["local"], data)).json()
     (result,) = (await classify(services["local"], data)).results
     assert result.classified.cached
-    told = MessageToDict(result.classified, preserving_proto_field_name=True)
-    check_agree(told, over_http)
+    check_agree(MessageToDict(result.classified, preserving_proto_field_name=True), over_http)
     (result,) = (await classify(services["none"], data)).results
     assert not result.classified.HasField("cached")
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from app.http.api import create_api
 from app.oip.inference import Inference
+from tests.support.cases import cases
 from tests.support.open_inference import (
     IMAGE,
     LABELS,
@@ -33,6 +34,11 @@ from tests.support.open_inference import (
 from tests.support.raw_asgi import Asked, Told, ask
 from tests.support.shared_regions import Memory, image_in, in_region
 
+SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+REGION = f"{SYSTEM}/region/r"
+FILE, HERE = elements(IMAGE), "127.0.0.1"
+PIXELS = drawn(2)
+
 
 @pytest.fixture
 def memory(tmp_path) -> Memory:
@@ -47,11 +53,6 @@ def graph() -> Graph:
 @pytest.fixture
 def client(graph, memory):
     return client_of(graph, memory.regions)
-
-
-SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
-REGION = f"{SYSTEM}/region/r"
-FILE, HERE = elements(IMAGE), "127.0.0.1"
 
 
 async def asked_for_regions(client, **headers):
@@ -69,19 +70,17 @@ async def asked_for_regions(client, **headers):
     ]
 
 
-@pytest.mark.parametrize(
-    ("address", "headers", "status", "says"),
-    [
-        (None, {}, 400, "shared memory is off here; send the data itself"),
-        ("10.0.0.7", {}, 403, "on the service's own machine"),
-        ("::ffff:10.0.0.7", {}, 403, "on the service's own machine"),
-        ("2001:db8::1", {}, 403, "on the service's own machine"),
-        (HERE, {"x-forwarded-for": "203.0.113.5"}, 403, "that call it directly"),
-        (HERE, {"x-forwarded-for": "127.0.0.1, 203.0.113.5"}, 403, "that call it directly"),
-        (HERE, {"x-forwarded-for": "unknown"}, 403, "that call it directly"),
-        (HERE, {"forwarded": "for=203.0.113.5"}, 403, "that call it directly"),
-        (HERE, {"origin": "https://elsewhere.example"}, 403, "that call it directly"),
-    ],
+@cases(
+    "address, headers, status, says",
+    (None, {}, 400, "shared memory is off here; send the data itself"),
+    ("10.0.0.7", {}, 403, "on the service's own machine"),
+    ("::ffff:10.0.0.7", {}, 403, "on the service's own machine"),
+    ("2001:db8::1", {}, 403, "on the service's own machine"),
+    (HERE, {"x-forwarded-for": "203.0.113.5"}, 403, "that call it directly"),
+    (HERE, {"x-forwarded-for": "127.0.0.1, 203.0.113.5"}, 403, "that call it directly"),
+    (HERE, {"x-forwarded-for": "unknown"}, 403, "that call it directly"),
+    (HERE, {"forwarded": "for=203.0.113.5"}, 403, "that call it directly"),
+    (HERE, {"origin": "https://elsewhere.example"}, 403, "that call it directly"),
 )
 async def test_who_may_not_use_it(graph, memory, address, headers, status, says):
     """Without an address: where it is off, as by default."""
@@ -190,9 +189,6 @@ def test_anything_that_is_to_be_a_region(name: str, fields: Any) -> None:
     check(ask(api, Asked("GET", "/v2/systemsharedmemory/status")))
 
 
-PIXELS = drawn(2)
-
-
 def output_in(name: str, byte_size: int, region: str = "out", offset: int | None = None):
     return {"name": name, "parameters": in_region(byte_size, region, offset)}
 
@@ -221,12 +217,10 @@ async def test_regions_are_registered_described_and_forgotten(client, memory):
     assert (await client.get(f"{SYSTEM}/status")).json() == []
 
 
-@pytest.mark.parametrize(
-    ("data", "shape", "more"),
-    [
-        (elements(IMAGE, IMAGE), [2], {}),
-        (PIXELS.tobytes(), list(PIXELS.shape), {"name": "pixels", "datatype": "UINT8"}),
-    ],
+@cases(
+    "data, shape, more",
+    (elements(IMAGE, IMAGE), [2], {}),
+    (PIXELS.tobytes(), list(PIXELS.shape), {"name": "pixels", "datatype": "UINT8"}),
     ids=["image", "pixels"],
 )
 async def test_inputs_and_outputs_in_regions(client, memory, data, shape, more):
@@ -272,8 +266,7 @@ async def test_more_than_a_body_may_have_is_refused_before_it_is_read(client, me
     with (memory.folder / "k").open("wb") as file:
         file.truncate(2**40)
     memory.regions.register("r", "k", 0, 2**40)
-    answer = await infer(client, image_in(in_region(2**40)))
-    assert "the limit is 500000" in error_of(answer, 413)
+    assert "the limit is 500000" in error_of(await infer(client, image_in(in_region(2**40))), 413)
 
 
 def image_out(byte_size: int, region: str = "out", name: str = "probabilities", **place: int):
@@ -281,29 +274,26 @@ def image_out(byte_size: int, region: str = "out", name: str = "probabilities", 
     return images(IMAGE, outputs=[output_in(name, byte_size, region, **place)])
 
 
-@pytest.mark.parametrize(
-    ("sent", "status", "says"),
-    [
-        (image_in(in_region(len(FILE), "other")), 404, "'other' is not registered; register it"),
-        (image_in(in_region(len(FILE) + 1)), 400, "are asked for"),
-        (image_in(in_region(len(FILE), offset=1)), 400, "are asked for"),
-        (image_in(in_region(2**63 - 1)), 413, "the limit is 500000"),
-        (image_in(in_region(len(FILE) - 1)), 400, "has 10 bytes by its length, and 9 are left"),
-        (image_in(in_region(3)), 400, "shape and data must agree"),
-        (image_in(in_region(0)), 400, "give a size from 1"),
-        (image_out(39), 400, "has 40 bytes, and 39 of shared memory"),
-        (image_out(40, "other"), 404, "'other' is not registered"),
-        (image_out(41), 400, "are asked for"),
-        (image_out(1, name="label", offset=40), 400, "are asked for"),
-    ],
+@cases(
+    "sent, status, says",
+    (image_in(in_region(len(FILE), "other")), 404, "'other' is not registered; register it"),
+    (image_in(in_region(len(FILE) + 1)), 400, "are asked for"),
+    (image_in(in_region(len(FILE), offset=1)), 400, "are asked for"),
+    (image_in(in_region(2**63 - 1)), 413, "the limit is 500000"),
+    (image_in(in_region(len(FILE) - 1)), 400, "has 10 bytes by its length, and 9 are left"),
+    (image_in(in_region(3)), 400, "shape and data must agree"),
+    (image_in(in_region(0)), 400, "give a size from 1"),
+    (image_out(39), 400, "has 40 bytes, and 39 of shared memory"),
+    (image_out(40, "other"), 404, "'other' is not registered"),
+    (image_out(41), 400, "are asked for"),
+    (image_out(1, name="label", offset=40), 400, "are asked for"),
 )
 async def test_what_no_region_has_or_takes(graph, client, memory, sent, status, says):
     """It is refused before anything is computed."""
     memory.region(FILE)
     memory.region(bytes(40), "out", "out")
     assert says in error_of(await infer(client, sent), status)
-    assert graph.decoder.lanes == []
-    assert graph.service.byte_budget.num_held == 0
+    assert (graph.decoder.lanes, graph.service.byte_budget.num_held) == ([], 0)
     assert (await infer(client, image_in(in_region(len(FILE))))).status_code == 200
 
 
@@ -316,50 +306,45 @@ async def test_a_label_longer_than_its_place(client, memory):
     assert (stats["success"]["count"], stats["fail"]["count"]) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("happens", "status", "says"),
-    [
-        (lambda memory, place: place.unlink(), 400, "No such file"),
-        (lambda memory, place: os.truncate(place, 39), 400, "has 39 bytes, and it needs 40"),
-        (lambda memory, place: memory.regions.unregister("out"), 404, "not registered"),
-    ],
+@cases(
+    "happens, status, says",
+    (lambda memory, place: place.unlink(), 400, "No such file"),
+    (lambda memory, place: os.truncate(place, 39), 400, "has 39 bytes, and it needs 40"),
+    (lambda memory, place: memory.regions.unregister("out"), 404, "not registered"),
 )
 async def test_a_region_that_goes_meanwhile(graph, client, memory, happens, status, says):
     place = memory.region(bytes(40), "out")
-    sent = images(IMAGE, outputs=[output_in("probabilities", 40)])
-    task, gate = await begun(graph, client, sent)
+    task, gate = await begun(graph, client, images(IMAGE, outputs=[output_in("probabilities", 40)]))
     happens(memory, place)
     gate.set()
     assert says in error_of(await task, status)
     assert (await infer(client, images(IMAGE))).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "says"),
-    [
-        (b"", 400, "is no JSON"),
-        (b"{", 400, "is no JSON"),
-        (b"[]", 400, "is no object"),
-        (b"{}", 400, "key is None"),
-        ({"byte_size": None}, 400, "byte_size is None"),
-        ({"key": "../k"}, 400, "without slashes"),
-        ({"key": "link"}, 400, "symbolic links"),
-        ({"byte_size": 101}, 400, "has 100 bytes, and it needs 101"),
-        ({"byte_size": 100, "offset": 1}, 400, "has 100 bytes, and it needs 101"),
-        ({"offset": 100}, 400, "it needs 101"),
-        ({"byte_size": -1}, 400, "byte_size is -1"),
-        ({"byte_size": 0}, 400, "byte_size is 0"),
-        ({"byte_size": 2**63 - 1, "offset": 2**63 - 1}, 400, "it needs 18446744073709551614"),
-        ({"byte_size": 2**63}, 400, "byte_size is 9223372036854775808"),
-        ({"byte_size": 2**70}, 400, "byte_size is 1.18"),
-        ({"offset": 2**63}, 400, "offset is 9223372036854775808"),
-        ({"offset": -1}, 400, "offset is -1"),
-        ({"offset": None}, 400, "offset is None"),
-        ({"offset": "0"}, 400, "offset is '0'"),
-        ({"offset": 0.0}, 400, "offset is 0.0"),
-        ({"offset": False, "byte_size": True}, 400, "offset is False"),
-        (b" " * 70_000, 413, "the limit is 65536"),
-    ],
+@cases(
+    "body, status, says",
+    (b"", 400, "is no JSON"),
+    (b"{", 400, "is no JSON"),
+    (b"[]", 400, "is no object"),
+    (b"{}", 400, "key is None"),
+    ({"byte_size": None}, 400, "byte_size is None"),
+    ({"key": "../k"}, 400, "without slashes"),
+    ({"key": "link"}, 400, "symbolic links"),
+    ({"byte_size": 101}, 400, "has 100 bytes, and it needs 101"),
+    ({"byte_size": 100, "offset": 1}, 400, "has 100 bytes, and it needs 101"),
+    ({"offset": 100}, 400, "it needs 101"),
+    ({"byte_size": -1}, 400, "byte_size is -1"),
+    ({"byte_size": 0}, 400, "byte_size is 0"),
+    ({"byte_size": 2**63 - 1, "offset": 2**63 - 1}, 400, "it needs 18446744073709551614"),
+    ({"byte_size": 2**63}, 400, "byte_size is 9223372036854775808"),
+    ({"byte_size": 2**70}, 400, "byte_size is 1.18"),
+    ({"offset": 2**63}, 400, "offset is 9223372036854775808"),
+    ({"offset": -1}, 400, "offset is -1"),
+    ({"offset": None}, 400, "offset is None"),
+    ({"offset": "0"}, 400, "offset is '0'"),
+    ({"offset": 0.0}, 400, "offset is 0.0"),
+    ({"offset": False, "byte_size": True}, 400, "offset is False"),
+    (b" " * 70_000, 413, "the limit is 65536"),
 )
 async def test_what_cannot_be_registered(client, memory, body, status, says):
     """An object is of what differs from a region that can."""

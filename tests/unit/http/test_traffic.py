@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
+import weakref
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,18 +12,22 @@ import numpy as np
 import pytest
 
 from app.environment import MIB
-from app.errors import UnknownModelError
+from app.errors import NotReadyError, UnknownModelError
+from app.graph.observer import RequestObserver
+from app.graph.request import ClassifyRequest, TensorRequest
 from app.http.api import create_api
 from app.queueing import batch_queue
+from app.serve import set_stages
 from app.serve.gateway import Assembly, assemble
 from app.serve.replica import Hub
 from app.settings import Settings
 from app.telemetry.metric_table import TRAFFIC_COMPARED, TRAFFIC_SHARE
 from app.traffic.control import TrafficControl
-from app.traffic.plan import Figures, Plan, Split, TrafficBook
+from app.traffic.plan import MAX_EARLIER, Figures, Plan, Split, TrafficBook
 from calibration.sets.transaction import write_manifest
 from models.manifest import read_manifest
 from tests.support.asgi_client import asgi_client
+from tests.support.cases import cases
 from tests.support.open_inference import images, infer
 from tests.support.tiny_networks import COLORS, expected_label, with_accuracy
 from tests.support.tiny_versions import (
@@ -57,12 +61,11 @@ class Served:
     def __init__(self, settings: Settings) -> None:
         self.graph: Assembly = assemble(settings)
         assert self.graph.versions is not None
-        plan = self.graph.versions.graph.plan
-        self.handle = LocalHandle(Hub(settings, TrafficBook(plan)))
+        self.handle = LocalHandle(Hub(settings, TrafficBook(self.graph.versions.graph.plan)))
         self.control: TrafficControl = self.graph.versions.control(cast("Any", self.handle))
         api = create_api(self.graph.service, traffic=self.control)
         self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(api), base_url="http://tandem", headers=HEADERS
+            transport=httpx.ASGITransport(api), base_url="http://localhost", headers=HEADERS
         )
 
     async def versions_of(self, number: int) -> Counter[str]:
@@ -93,18 +96,16 @@ class Served:
 
 
 @pytest.fixture
-async def served(names) -> AsyncIterator[Served]:
+async def served(names):
     good, better, wrong = names
-    settings = settings_of(traffic={good: 100, better: 0, wrong: 0}, shadow=better)
-    of = Served(settings)
+    of = Served(settings_of(traffic={good: 100, better: 0, wrong: 0}, shadow=better))
     of.wrong = wrong[-12:]
     yield of
     await of.client.aclose()
 
 
 def settings_of(**more: object) -> Settings:
-    kept = {"compile_cache": None, "open_traffic": True}
-    return Settings.model_validate(kept | more)
+    return Settings.model_validate({"compile_cache": None, "open_traffic": True} | more)
 
 
 async def test_the_plan_and_the_comparison_are_seen(served, names, told):
@@ -161,10 +162,8 @@ async def test_a_change_divides_requests_and_a_rollback_undoes_it(served, names)
 async def test_the_service_describes_itself_as_the_version_with_the_largest_share(served, names):
     better = name_of(names[1])
     await served.change({better: 100})
-    described = (await served.client.get("/v1/models")).json()
-    assert described["model_version"] == better[-12:]
-    of_protocol = (await served.client.get("/v2/models/tiny")).json()
-    assert of_protocol["versions"] == [better[-12:], "1"]
+    assert (await served.client.get("/v1/models")).json()["model_version"] == better[-12:]
+    assert (await served.client.get("/v2/models/tiny")).json()["versions"] == [better[-12:], "1"]
     assert (await served.client.get("/readyz")).status_code == 200
 
 
@@ -207,19 +206,17 @@ async def test_classes_in_another_order_are_mapped(tmp_path):
     await served.client.aclose()
 
 
-@pytest.mark.parametrize(
-    ("content", "status", "message"),
-    [
-        ({"shares": {"tiny@000000000000": 100}}, 404, "not 000000000000, which it does not keep"),
-        ({"shares": {"other@000000000000": 100}}, 404, "is no version of tiny: name it as tiny@"),
-        ({"shares": {"GOOD": 90}}, 422, "sum to 90, not to 100"),
-        ({"shares": {"GOOD": 100}, "shadow": "GOOD"}, 422, "is the shadow and answers 100 %"),
-        ({"shares": {"GOOD": 100}, "revision": 7}, 409, "at revision 0, and yours was made from 7"),
-        ({"shares": {"GOOD": 100}, "rollback": True}, 422, "rollback must be true, without shares"),
-        ({"shares": {"GOOD": 100}, "more": 1}, 422, "send"),
-        ({"shares": {"GOOD": 100}, "revision": "1"}, 422, "revision is not an integer"),
-        ([], 422, "the body is no object"),
-    ],
+@cases(
+    "content, status, message",
+    ({"shares": {"tiny@000000000000": 100}}, 404, "not 000000000000, which it does not keep"),
+    ({"shares": {"other@000000000000": 100}}, 404, "is no version of tiny: name it as tiny@"),
+    ({"shares": {"GOOD": 90}}, 422, "sum to 90, not to 100"),
+    ({"shares": {"GOOD": 100}, "shadow": "GOOD"}, 422, "is the shadow and answers 100 %"),
+    ({"shares": {"GOOD": 100}, "revision": 7}, 409, "at revision 0, and yours was made from 7"),
+    ({"shares": {"GOOD": 100}, "rollback": True}, 422, "rollback must be true, without shares"),
+    ({"shares": {"GOOD": 100}, "more": 1}, 422, "send"),
+    ({"shares": {"GOOD": 100}, "revision": "1"}, 422, "revision is not an integer"),
+    ([], 422, "the body is no object"),
 )
 async def test_a_bad_change_is_refused_and_nothing_changes(served, names, content, status, message):
     text = httpx.Request("PUT", "http://tandem", json=content).content.decode()
@@ -287,6 +284,7 @@ async def test_a_version_is_built_to_the_end_if_the_client_goes(names, monkeypat
     await asyncio.to_thread(began.wait)
     going.cancel()
     await asyncio.wait([going])
+    assert better in +served.control._asked  # what is built is not unloaded before they ask again
     again = asyncio.create_task(served.change({better: 100}))
     await asyncio.sleep(0)
     goes_on.set()
@@ -299,6 +297,123 @@ async def test_a_version_has_the_name_of_the_precision_that_is_served(names):
     served, own = Served(settings_of(traffic={names[0]: 100})), settings_of(model_set=names[1])
     with pytest.raises(UnknownModelError, match=f"{other} is served as {better}: use that name"):
         served.graph.versions._build(own, other, is_to_answer=True)
+
+
+async def left_by_ten_changes(served: Served, name: str) -> None:
+    """Change the traffic until no plan of the last ten names anything but ``name``."""
+    for _ in range(MAX_EARLIER + 1):
+        assert (await served.change({name: 100})).status_code == 200
+
+
+async def unloaded(served: Served) -> None:
+    versions = served.graph.versions
+    assert versions is not None
+    await asyncio.wait_for(asyncio.gather(*versions._unloads), 30)
+
+
+async def test_a_version_that_no_plan_of_the_last_ten_names_is_unloaded(names):
+    good, better, wrong = map(name_of, names)
+    served = Served(settings_of(traffic={names[0]: 100}, shadow=names[1], cache="local"))
+    network = weakref.ref(served.graph.versions._built[better].members[0]._network)
+    await served.versions_of(6)
+    await served.settle()
+    await served.change({wrong: 100})
+    for _ in range(MAX_EARLIER - 1):
+        await served.change({good: 100})
+    assert list((await served.status())["versions"]) == [good, better, wrong]
+    built = served.graph.versions._built[wrong]
+    await served.change({good: 100})
+    assert list((await served.status())["versions"]) == [good, wrong]
+    await unloaded(served)
+    assert network() is None
+    assert len(served.graph.stages.members) == 2
+    # What a plan names is as it was: a rollback of all changes loads nothing.
+    for _ in range(MAX_EARLIER):
+        status = (await served.change(rollback=True)).json()
+    assert (status["shares"], served.graph.versions._built[wrong]) == ({wrong: 100}, built)
+    assert (await served.change({better: 100})).status_code == 200  # loaded anew
+    assert await served.versions_of(3) == {better[-12:]: 3}
+
+
+async def test_a_version_is_unloaded_once_no_request_uses_it(names, monkeypatch):
+    good, better, _ = map(name_of, names)
+    served = Served(settings_of(traffic={names[0]: 0, names[1]: 100}))
+    versions, ends = served.graph.versions, asyncio.Event()
+    decoder = versions._built[better].decoder
+    decode = decoder.decode
+
+    async def slow(*args: Any, **more: Any) -> Any:
+        await ends.wait()
+        return await decode(*args, **more)
+
+    monkeypatch.setattr(decoder, "decode", slow)
+    (color, data), *_ = pictures(1)
+    asked = asyncio.create_task(served.client.post("/v1/classify", content=data))
+    while not versions.graph._running.total():
+        await asyncio.sleep(0)
+    (network,) = [member._network for member in versions._built[better].members]
+    await left_by_ten_changes(served, good)
+    assert list(versions._built) == [good]
+    assert await served.versions_of(3) == {good[-12:]: 3}
+    assert len(served.graph.stages.members) == 2
+    ends.set()
+    answer = (await asked).json()
+    assert (answer["model_version"], answer["predictions"][0]["label"]) == (
+        better[-12:],
+        expected_label(color),
+    )
+    await unloaded(served)
+    assert len(served.graph.stages.members) == 1
+    assert served.graph.stages.scheduler.num_ahead > 0  # no other threads take turns any more
+    assert network is not None
+    gone = TensorRequest(version=better[-12:])
+    with pytest.raises(UnknownModelError, match=f"{better[-12:]} has just been unloaded"):
+        versions.graph._chosen(ClassifyRequest([data], 1, 9, "r", RequestObserver(), tensors=gone))
+    unnamed = ClassifyRequest([], 1, 9, "r", RequestObserver())
+    unnamed = unnamed._replace(
+        tensors=TensorRequest(np.zeros((1, 2, 2, 3), np.uint8), classes_of=better[-12:])
+    )
+    with pytest.raises(NotReadyError, match="try again in a second"):  # the client named none
+        versions.graph._chosen(unnamed)
+
+
+async def test_what_a_change_has_loaded_stays_until_it_is_made(names, monkeypatch):
+    _, better, wrong = map(name_of, names)
+    served = Served(settings_of(traffic={names[0]: 100}))
+    versions, goes_on = served.graph.versions, threading.Event()
+    build = versions._stages.build
+
+    def slow(*args: Any, **options: Any) -> object:
+        if better in versions._built:
+            goes_on.wait()
+        return build(*args, **options)
+
+    monkeypatch.setattr(versions._stages, "build", slow)
+    changing = asyncio.create_task(served.change({better: 50, wrong: 50}))
+    while better not in versions._built:
+        await asyncio.sleep(0.01)
+    assert better in (await served.status())["versions"]  # which is when others are unloaded
+    goes_on.set()
+    assert (await changing).status_code == 200
+
+
+async def test_a_version_for_which_memory_is_too_small_is_refused_with_the_figures(
+    names, monkeypatch
+):
+    good, better, _ = map(name_of, names)
+    served = Served(settings_of(traffic={names[0]: 100}))
+    monkeypatch.setattr(set_stages, "free_memory", lambda **_: 60 * 10**6)
+    refused = await served.change({better: 100})
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    error = refused.json()["error"]
+    assert error["code"] == "no_memory"
+    for words in ("loading tiny needs about ", " MB of memory, and 67", "60 MB are free", "batch"):
+        assert words in error["message"]
+    assert list((await served.status())["versions"]) == [good]
+    assert (await served.change({good: 100})).status_code == 200  # nothing is to be loaded
+    assert await served.versions_of(3) == {good[-12:]: 3}
+    monkeypatch.setattr(set_stages, "free_memory", lambda **_: 80 * 10**6)
+    assert (await served.change({better: 100})).status_code == 200
 
 
 async def test_a_gateway_loads_what_another_ones_plan_names(names):

@@ -16,6 +16,12 @@ def hang_up() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.fixture(autouse=True)
+def no_subreaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep this process from adopting what other tests leave behind."""
+    monkeypatch.setattr("app.launch.supervisor.adopt_orphans", lambda: None)
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
     return Root(tmp_path_factory.mktemp("certificates"))

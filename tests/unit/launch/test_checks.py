@@ -2,9 +2,11 @@
 
 import math
 import os
+import re
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from subprocess import PIPE
 
@@ -13,8 +15,16 @@ import pytest
 
 from app.errors import ConfigError
 from app.launch import checks
-from app.launch.checks import HttpOptions, Tls, check_capacity, oversubscribed, tls_of
+from app.launch.checks import (
+    HttpOptions,
+    Tls,
+    check_capacity,
+    check_memory,
+    oversubscribed,
+    tls_of,
+)
 from app.launch.config import ServeConfig
+from models.model_set import load_model_set
 from tests.support.configurations import with_deployment
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -56,6 +66,39 @@ def test_what_is_asked_for(gateway: dict, fits: float) -> None:
     says = rf"asks for {fits:g} CPUs \(Gateway {fits:g}\), this machine has {most}"
     with pytest.raises(ConfigError, match=says):
         check_capacity(deployments, most)
+
+
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [
+        ({}, "Ray and HAProxy 325, replicas (1) 126, a 300, b 200"),
+        ({"num_replicas": 2}, "Ray and HAProxy 325, replicas (2) 252, a 600, b 400"),
+    ],
+)
+def test_memory_that_is_too_small_is_refused_with_the_figures_of_each_set(options, shares) -> None:
+    networks = {"a": 300 * 10**6, "b": 200 * 10**6}
+    deployments = with_gateway(**options).deployments
+    most = sum(int(word.strip(",")) for word in shares.split() if word.strip(",").isdigit())
+    check_memory(deployments, networks, (most + 2) * 1e6)
+    check_memory(deployments, networks, math.inf)  # without a group
+    says = re.escape(f"MB of memory ({shares}), and its memory group gives {most - 2} MB: raise")
+    with pytest.raises(ConfigError, match=says):
+        check_memory(deployments, networks, (most - 2) * 1e6)
+
+
+@pytest.mark.parametrize(("limit_mib", "fits"), [(900, False), (1100, False), (1200, True)])
+def test_the_bundled_set_is_refused_where_it_was_killed_and_nowhere_else(limit_mib, fits) -> None:
+    """A service was killed at 1,100 MiB and ran at 1,200; tandem serve has 214 itself by then."""
+    networks = {"imagenette": sum(load_model_set("imagenette").memory_needed("INT8", 3).values())}
+    given = (limit_mib - 214) * 2**20
+    with nullcontext() if fits else pytest.raises(ConfigError, match="imagenette 50"):
+        check_memory(with_gateway().deployments, networks, given)
+
+
+def test_members_apart_have_their_networks_once_for_each_replica() -> None:
+    deployments = [{"name": name, "num_replicas": 3} for name in ("resnet50", "densenet169")]
+    with pytest.raises(ConfigError, match=r"replicas \(7\) 881, imagenette 1200"):
+        check_memory([{"name": "Gateway"}, *deployments], {"imagenette": 400 * 10**6}, 10**9)
 
 
 def test_replicas_that_would_share_all_cores_are_told() -> None:

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from ray import serve
+from ray.exceptions import RayActorError
 
-from app.errors import ConfigError
-from app.launch.deploy import client_of, reason_in, wait_ready
+from app.errors import ConfigError, NotReadyError
+from app.launch import deploy
+from app.launch.config import ServeConfig, default_config
+from app.launch.deploy import as_served, client_of, reason_in, start_serve, wait_ready
 from app.launch.ray_cluster import StopRequest
 from tests.support.http_server import QuietRequest
 
@@ -127,3 +130,36 @@ RuntimeError: Traceback (most recent call last):
 )
 def test_the_reason_of_a_failed_replica_is_told_without_its_traceback(message, reason):
     assert reason_in(message) == reason
+
+
+@pytest.mark.parametrize(
+    ("options", "node", "answers"),
+    [
+        ({"host": "0.0.0.0", "port": 8123}, "mine", "http://127.0.0.1:8123"),
+        ({"host": "0.0.0.0", "port": 8123}, "other", "http://10.0.0.7:8123"),  # without a proxy
+        ({"host": "10.0.0.9", "port": 8123}, "other", "http://10.0.0.9:8123"),  # a balancer's
+        ({}, "other", "http://127.0.0.1:8000"),  # Serve's own defaults
+        ({"ssl_certfile": "c", "ssl_keyfile": "k"}, "mine", "https://127.0.0.1:8000"),
+    ],
+)
+def test_on_a_cluster_the_address_is_that_of_the_serve_that_runs(options, node, answers):
+    asked = ServeConfig.read(default_config()).changed(http={"port": 9999}, grpc_port=9998)
+    details = {"http_options": options, "grpc_options": {"port": 9100}}
+    proxies = {"mine": {"node_ip": "10.0.0.7"}}
+    served = as_served(asked, details | {"proxies": proxies}, node)
+    assert (served.url, served.grpc_port) == (answers, 9100)
+    assert served.settings == asked.settings
+
+
+def test_a_proxy_that_dies_while_serve_starts_does_not_end_the_command(monkeypatch):
+    """Serve starts another one in place of a proxy that is slow, as all are on a busy machine."""
+
+    def died(**_: object) -> None:
+        raise RayActorError
+
+    config, clients = ServeConfig.read(default_config()), ["client", None]
+    monkeypatch.setattr(serve, "start", died)
+    monkeypatch.setattr(deploy, "serve_client", lambda: clients.pop(0))
+    assert start_serve(config)[0] == "client"
+    with pytest.raises(NotReadyError, match="controller died at its start"):
+        start_serve(config)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import psutil
 import pytest
@@ -18,7 +18,9 @@ import pytest
 from app.environment import SET_LATE
 from app.errors import ConfigError
 from app.launch import forks
-from app.launch.fork_client import SOCKET_VARIABLE, request
+from app.launch.fork_client import PUBLISHING, SOCKET_VARIABLE, request
+from app.telemetry.export import FLUSH_EVERY_S
+from app.telemetry.metrics import QUEUE_EVERY_S
 
 # What a process can tell of itself; then it ends as it is told to.
 SCRIPT = """\
@@ -176,6 +178,18 @@ def answer_to(socket_path: str, body: bytes, num_streams: int = forks.NUM_STREAM
         connection.shutdown(socket.SHUT_WR)
         return connection.recv(1024)
     return b""
+
+
+def test_workers_publish_their_metrics_within_seconds_unless_the_user_says_otherwise(monkeypatch):
+    ((name, often),) = PUBLISHING.items()
+    assert FLUSH_EVERY_S + QUEUE_EVERY_S + int(often) / 1e3 <= 5
+
+    def given(target: str | None) -> str | None:
+        return cast(dict[str, str], request(target, [])["environment"]).get(name)
+
+    assert (given(None), given("agent.py")) == (often, None)
+    monkeypatch.setenv(name, "500")
+    assert given(None) == "500"
 
 
 def test_a_request_that_is_none_leaves_the_server_well(server, script):

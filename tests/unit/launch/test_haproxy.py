@@ -3,13 +3,17 @@
 import os
 import resource
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
-from contextlib import nullcontext
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import uvicorn
@@ -23,6 +27,7 @@ from app.launch.haproxy import (
     HaproxyCommand,
     check_shared_memory,
     check_unprotected,
+    haproxies,
     max_connections,
     put_haproxy_in_front,
 )
@@ -32,6 +37,9 @@ from app.launch.serve_options import sets_of
 from tests.support.certificates import Signed
 from tests.support.configurations import GOOD
 from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config
+from tests.support.haproxy_process import haproxy_before
+from tests.support.http_server import QuietRequest, ThreadedServer
+from tests.support.services.processes import EVENTUALLY_S, listening, still_running, wait_until
 
 SHIPPED = ServeConfig.read(Path("serve_config.yaml"))
 HOSTS = ("::1", "::", "127.0.0.1", "0.0.0.0", "localhost")
@@ -90,7 +98,7 @@ def test_the_command_becomes_haproxy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "lost"),
     [
-        ("    bind :9101\n", "metrics and statistics on loopback"),
+        ("    bind :9101\n", "metrics and statistics away from other machines"),
         ("defaults\n", "time limit of headers"),
         ("backend http-tandem\n", "backends named by protocol and application"),
         (None, "every edit: [Errno 21] Is a directory"),
@@ -177,6 +185,55 @@ def test_a_haproxy_that_nobody_remembers_is_ended_and_another_runs_one_is_not(co
         other.kill()
         other.wait()
         ours.wait()
+
+
+STARTED = """
+import subprocess, sys
+print(subprocess.Popen(sys.argv[1:]).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_haproxy_ends_with_the_process_that_started_it(command, tmp_path):
+    """Serve's manager may be killed: nobody else would end it, and it would hold the port."""
+    command.write()
+    config = write_serves_config(tmp_path / "haproxy.cfg")
+    starts = [sys.executable, "-c", STARTED, command.path, "-db", "-f", config]
+    with subprocess.Popen(starts, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as manager:
+        haproxy = psutil.Process(int(manager.stdout.readline()))
+        wait_until(lambda: haproxy.name() == "haproxy", EVENTUALLY_S, "HAProxy runs")
+        manager.kill()
+    assert still_running([haproxy]) == []
+
+
+def test_a_drained_haproxy_answers_what_it_has_accepted_and_accepts_no_more(tmp_path, free_port):
+    asked, gate, front = threading.Event(), threading.Event(), free_port()
+
+    class Waiting(QuietRequest):
+        def do_GET(self) -> None:
+            asked.set()
+            gate.wait(EVENTUALLY_S)
+            self.send(200, b"answered")
+
+    with ThreadedServer(Waiting) as server, haproxy_before(front, server.port, tmp_path):
+        ours, url = HaproxyCommand(tmp_path / "haproxy", PORTS), f"http://127.0.0.1:{front}/"
+        with ThreadPoolExecutor() as pool, httpx.Client(trust_env=False, timeout=60) as client:
+            wait_until(lambda: front in listening(p for p, _ in haproxies()), EVENTUALLY_S, "it")
+            answer = pool.submit(client.get, url)
+            assert asked.wait(EVENTUALLY_S)
+            ours.drain(0)
+            wait_until(lambda: not is_open(front), EVENTUALLY_S, "it accepts no more")
+            gate.set()
+            assert answer.result().text == "answered"
+        ours.drain(EVENTUALLY_S)
+        assert not [line for _, line in haproxies() if str(tmp_path) in line]
+
+
+def is_open(port: int) -> bool:
+    with suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), 10).close()
+        return True
+    return False
 
 
 @pytest.mark.parametrize(

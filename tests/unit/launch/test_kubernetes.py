@@ -17,6 +17,7 @@ from app.cli.cluster_rows import CORES
 from app.launch.checks import METRICS_PORT
 from app.launch.config import ServeConfig
 from app.launch.haproxy import MAX_CONNECTIONS
+from app.launch.metrics_relay import LIVE_PATH
 from tests.support.command_line import options_of
 from tests.support.custom_resources import KINDS, kubernetes_parts
 from tests.support.kserve_environment import KSERVE
@@ -38,8 +39,12 @@ def render() -> ModuleType:
     return module
 
 
+def pods_of(folder: str) -> list[Document]:
+    return [pod for document in rendered(folder) for pod in pods(document)]
+
+
 def all_pods() -> list[Document]:
-    return [pod for folder in FOLDERS for document in rendered(folder) for pod in pods(document)]
+    return [pod for folder in FOLDERS for pod in pods_of(folder)]
 
 
 def container_of(pod: Document) -> Document:
@@ -156,8 +161,10 @@ def test_the_command_takes_the_pods_arguments(folder: str) -> None:
     ports = {str(port["containerPort"]) for port in container["ports"]}
     assert {http_port, values["--metrics-port"]} <= ports
     assert values["--metrics-port"] == str(METRICS_PORT)
-    for probe in (container[name] for name in container if name.endswith("Probe")):
-        assert probe["httpGet"]["port"] in ("http", int(http_port))
+    for name, probe in ((name, container[name]) for name in container if name.endswith("Probe")):
+        port = ("metrics", METRICS_PORT) if name == "livenessProbe" else ("http", int(http_port))
+        assert probe["httpGet"]["port"] in port, "a full house must not fail the liveness"
+        assert (probe["httpGet"]["path"] == LIVE_PATH) == (name == "livenessProbe")
 
 
 @pytest.mark.parametrize("folder", ["base", "kuberay", "rayjob"])
@@ -281,7 +288,40 @@ def test_rays_doors_are_closed_and_its_head_keeps_its_state(cluster: Document) -
     by_name = {d["metadata"]["name"]: d["spec"] for d in of_kind("kuberay", "NetworkPolicy")}
     everybody = [rule for rule in by_name["tandem-ray"]["ingress"] if "from" not in rule]
     assert [{p["port"] for p in rule["ports"]} for rule in everybody] == [{8000, 9000}]
-    assert by_name["tandem-redis"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+@pytest.mark.parametrize("folder", ["base", "kuberay", "rayjob"])
+def test_who_comes_in_and_where_pods_go_is_said(folder: str) -> None:
+    """A label alone, which who may make pods can give them, lets nobody in."""
+    policies = [document["spec"] for document in of_kind(folder, "NetworkPolicy")]
+    assert all("Egress" in spec["policyTypes"] for spec in policies)
+    assert all(rule for spec in policies for rule in spec.get("egress", ()))
+    sources = [s for spec in policies for r in spec.get("ingress", ()) for s in r.get("from", ())]
+    namespaces = [s["namespaceSelector"] for s in sources if "namespaceSelector" in s]
+    named = {space["matchLabels"]["kubernetes.io/metadata.name"] for space in namespaces}
+    assert named <= {"monitoring", "kuberay-system"}
+    operators = [str(s) for s in sources if "kuberay-operator" in str(s)]
+    assert len(operators) == (folder != "base")
+    assert all("'kubernetes.io/metadata.name': 'kuberay-system'" in s for s in operators)
+
+
+def test_no_container_that_runs_code_of_ray_has_a_token_of_kubernetes(cluster: Document) -> None:
+    """The autoscaler's sidecar, which Ray's tasks cannot enter, has it where it looks for it."""
+    from ray.autoscaler._private.kuberay import node_provider
+
+    of_kserve = of_kind("kserve", "InferenceService")[0]["spec"]["predictor"]
+    for spec in (*(p["spec"] for f in FOLDERS if f != "kserve" for p in pods_of(f)), of_kserve):
+        assert spec["automountServiceAccountToken"] is False
+    head, worker = (group["template"] for group in groups_of(cluster))
+    (mount,) = cluster["autoscalerOptions"]["volumeMounts"]
+    volumes = {volume["name"]: volume for volume in head["spec"]["volumes"]}
+    sources = volumes[mount["name"]]["projected"]["sources"]
+    paths = [s[k].get("path") or s[k]["items"][0]["path"] for s in sources for k in s]
+    needed = {node_provider.IN_CLUSTER_TOKEN_PATH, node_provider.IN_CLUSTER_CA_CERT_PATH}
+    assert needed <= {f"{mount['mountPath']}/{path}" for path in paths}
+    assert all("projected" not in volume for volume in worker["spec"]["volumes"])
+    mounted = {m["name"] for pod in (head, worker) for m in container_of(pod)["volumeMounts"]}
+    assert mount["name"] not in mounted
 
 
 def test_the_ray_job_classifies_on_its_workers(cluster: Document) -> None:

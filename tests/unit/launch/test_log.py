@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from app.environment import PROGRAM, mark_own_lines
 from app.errors import ConfigError
 from app.launch import log as module
 from app.launch.log import ServeLogs, followed, logger, service_log, take_over_rays_lines
+from tests.support.cases import cases
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_what_ray_logs_in_this_process_is_json_whatever_formatter_it_sets(capsys
     assert lines_of(capsys)[0]["message"] == "chmod 600 keys"
 
 
-def serves(level: str, message: str, **more: str) -> str:
+def serves(level: str, message: str, **more: object) -> str:
     return json.dumps({"asctime": "now", "levelname": level, "message": message, **more})
 
 
@@ -98,7 +100,7 @@ def test_serves_files_are_followed(capsys, logs):
         assert capsys.readouterr().err == f"{error}\n"  # as it is, once; half a line waits
         with file.open("a") as more:
             more.write(f"{error[20:]}\nWARNING in text\n")
-        (logs / "controller_1.log").write_text(serves("INFO", "Deploying") + "\n")
+        (logs / "controller_1.log").write_text(serves("WARNING", "Deploying") + "\n")
         followed_logs.read_new()
     lines = lines_of(capsys)
     messages = [line["message"] for line in lines]
@@ -109,12 +111,12 @@ def test_serves_files_are_followed(capsys, logs):
 def test_a_rotated_file_is_followed_to_its_end(capsys, logs):
     file, followed_logs = logs / "controller_1.log", ServeLogs(logs.parents[2])
     with service_log("json"):
-        file.write_text(serves("INFO", "one") + "\n")
+        file.write_text(serves("INFO", "one", tandem=True) + "\n")
         followed_logs.read_new()
         with file.open("a") as more:
-            more.write(serves("INFO", "two") + "\n")
+            more.write(serves("INFO", "two", tandem=True) + "\n")
         file.rename(logs / "controller_1.log.1")
-        file.write_text(serves("INFO", "three") + "\n")
+        file.write_text(serves("INFO", "three", tandem=True) + "\n")
         followed_logs.read_new()
         followed_logs.read_new()
     assert sorted(line["message"] for line in lines_of(capsys)) == ["one", "three", "two"]
@@ -124,7 +126,7 @@ def test_what_came_last_is_read_at_the_end(capsys, logs, monkeypatch):
     """The thread never gets to look."""
     monkeypatch.setattr(module, "LOOK_EVERY_S", 3600)
     with service_log("json"), followed(logs.parents[2]):
-        (logs / "controller_1.log").write_text(serves("INFO", "late") + "\n")
+        (logs / "controller_1.log").write_text(serves("WARNING", "late") + "\n")
     assert [line["message"] for line in lines_of(capsys)] == ["late"]
 
 
@@ -142,12 +144,37 @@ def test_for_people_stages_warnings_and_all_errors(logs, capsys):
     assert said == ["tandem_Gateway: spans are lost [really]", "controller: could not deploy"]
 
 
-def test_the_advice_against_loopback_is_no_warning_in_json_either(capsys, logs):
-    """Other warnings of the controller are."""
-    advice = "HTTPOptions.host='127.0.0.1' won't accept connections from HAProxy on other nodes"
-    warnings = [serves("WARNING", t, component_name="controller") for t in (advice, "crashed")]
-    (logs / "controller_1.log").write_text("\n".join(warnings) + "\n")
-    with service_log("json"):
+NEWS = (serves("INFO", "golden check passed", tandem=True), serves("INFO", "Started."))
+RAYS = serves("WARNING", "a replica crashed", component_name="controller")
+NO_PROBLEM = [
+    serves("WARNING", "HTTPOptions.host='127.0.0.1' won't accept", component_name="controller"),
+    serves("WARNING", "Failed to start server on port 30000. Retrying...", deployment="Gateway"),
+]
+
+
+@cases(
+    "level, said",
+    (None, ["golden check passed", "a replica crashed"]),
+    ("warning", ["a replica crashed"]),
+    ("error", []),
+    ("debug", [*NEWS, RAYS, *NO_PROBLEM]),
+)
+def test_of_serves_own_lines_only_warnings_that_are_problems_are_shown(capsys, logs, level, said):
+    lines = [*NEWS, RAYS, *NO_PROBLEM]
+    (logs / "controller_1.log").write_text("\n".join(lines) + "\n")
+    with service_log("json", level):
         ServeLogs(logs.parents[2]).read_new()
-    levels = {line["message"]: line["levelname"] for line in lines_of(capsys)}
-    assert levels == {advice: "INFO", "crashed": "WARNING"}
+    expected = [json.loads(line)["message"] if line[0] == "{" else line for line in said]
+    assert [line["message"] for line in lines_of(capsys)] == expected
+
+
+def test_lines_of_this_program_are_marked_in_replicas(caplog):
+    mark_own_lines()
+    serve = logging.getLogger("ray.serve")
+    try:
+        for text, path in (("ours", f"{PROGRAM}stages/decoder.py"), ("of another", "/x.py")):
+            exec(compile(f"log.warning({text!r})", path, "exec"), {"log": serve})
+    finally:
+        serve.filters.clear()
+    marked = {record.getMessage(): hasattr(record, "tandem") for record in caplog.records}
+    assert marked == {"ours": True, "of another": False}

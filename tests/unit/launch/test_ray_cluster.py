@@ -6,17 +6,20 @@ back.
 
 import math
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 import ray
 from ray._private import worker
@@ -24,6 +27,8 @@ from ray._private import worker
 from app.errors import ConfigError, NotReadyError
 from app.launch import ray_cluster
 from app.stages.threads import Limit
+from tests.support.cases import cases
+from tests.support.certificates import Root
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path("/tmp/of-this-run")
@@ -79,14 +84,43 @@ def test_a_limit_of_processes_below_what_ray_needs(monkeypatch, place, said):
     ray_cluster.check_processes()
 
 
+@cases(
+    "soft, hard, raised",
+    (64, 64, None),
+    (64, 256, 256),
+    (1024, 2**20, 65_536),
+    (2**20, 2**20, ()),
+    (64, resource.RLIM_INFINITY, 65_536),
+    (resource.RLIM_INFINITY, resource.RLIM_INFINITY, ()),
+)
+def test_the_limit_of_open_files_is_raised_or_told(monkeypatch, soft, hard, raised):
+    told = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda *args: told.append(args))
+    if raised is None:
+        with pytest.raises(ConfigError, match=r"need 256 open .*-Hn is 64: raise it .*ulimit -n"):
+            ray_cluster.raise_file_limit()
+    else:
+        ray_cluster.raise_file_limit()
+        assert told == ([(resource.RLIMIT_NOFILE, (raised, hard))] if raised else [])
+
+
+def test_without_shared_memory_rays_object_store_is_in_the_runs_folder(monkeypatch, started):
+    for memory, asked in ((Path("/nowhere"), str(FOLDER)), (FOLDER.parent, None)):
+        monkeypatch.setattr(ray_cluster, "FOLDER", memory)
+        with ray_cluster.local_ray(0, None, FOLDER / "ray", print, {}):
+            pass
+        assert started.pop().get("_plasma_directory") == asked
+
+
 DEATH = """A worker died or was killed while executing a task by an unexpected system error. To \
 troubleshoot the problem, check the logs for the dead worker. Lease ID: 0a Worker ID: 1b Node ID: \
 2c Worker IP address: 127.0.0.1 Worker port: 37105 Worker PID: 4711 Worker exit type: SYSTEM_ERROR \
 Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file. Some \
 common causes include: (1) the process was killed by the OOM killer due to high memory usage."""
 TOLD = (
-    "process 4711 of Ray died: Worker unexpectedly exits with a connection error code 2; "
-    "of a replica Serve starts another one"
+    "ray::ProxyActor of Ray, process 4711, died: Worker unexpectedly exits with a connection error "
+    "code 2; Serve starts another one"
 )
 
 
@@ -116,7 +150,7 @@ def test_a_process_of_rays_that_died_is_told_in_a_line(monkeypatch, capfd, forks
     job = SimpleNamespace(binary=lambda: b"job")
     listening: Any = SimpleNamespace(gcs_error_subscriber=OneError(text), current_job_id=job)
     lines: list[str] = []
-    with ray_cluster.local_ray(0, forks, FOLDER, lines.append):
+    with ray_cluster.local_ray(0, forks, FOLDER, lines.append, {4711: "ray::ProxyActor"}):
         worker.listen_error_messages(listening, threading.Event())
     assert lines == [line]
     assert text[:9] not in "".join(capfd.readouterr())
@@ -146,14 +180,17 @@ def test_the_metrics_of_each_node_that_is_alive(monkeypatch):
 )  # fmt: skip
 def test_what_ray_raises_is_told_in_a_line(monkeypatch, forks, error, raised, says):
     monkeypatch.setattr(ray_cluster, "init_ray", raising(error))
-    with pytest.raises(raised, match=says), ray_cluster.local_ray(0, forks, FOLDER, print):
+    with pytest.raises(raised, match=says), ray_cluster.local_ray(0, forks, FOLDER, print, {}):
         pass
     assert forks.was_asked_to_end
 
 
 @pytest.mark.usefixtures("started")
 def test_what_fails_once_it_runs_is_not_the_start(forks):
-    with pytest.raises(ValueError, match="later"), ray_cluster.local_ray(0, forks, FOLDER, print):
+    with (
+        pytest.raises(ValueError, match="later"),
+        ray_cluster.local_ray(0, forks, FOLDER, print, {}),
+    ):
         raise ValueError("later")
 
 
@@ -163,7 +200,7 @@ def test_ray_is_started_and_joined_from_the_projects_own_folder(
     """Its workers import from there first: not another program's "app" of a working folder."""
     monkeypatch.setattr(ray_cluster, "check_address", lambda *_: None)
     monkeypatch.chdir(tmp_path)
-    with ray_cluster.local_ray(0, forks, FOLDER, print), ray_cluster.joined_ray("auto"):
+    with ray_cluster.local_ray(0, forks, FOLDER, print, {}), ray_cluster.joined_ray("auto"):
         assert Path.cwd() == tmp_path
     assert [options["folder"] for options in started] == [ROOT, ROOT]
     assert started[0]["_temp_dir"] == str(FOLDER)
@@ -175,19 +212,20 @@ def test_a_working_folder_that_is_gone_stops_nothing(monkeypatch, forks, tmp_pat
     (tmp_path / "gone").mkdir()
     os.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with ray_cluster.local_ray(0, forks, FOLDER, print):
+    with ray_cluster.local_ray(0, forks, FOLDER, print, {}):
         pass
 
 
 def test_without_a_fork_server_ray_starts_workers_as_it_does(started):
-    with ray_cluster.local_ray(0, None, FOLDER, print):
+    with ray_cluster.local_ray(0, None, FOLDER, print, {}):
         pass
     assert "_system_config" not in started[0]
 
 
 @pytest.fixture
-def head() -> Iterator[str]:
-    """Where somebody listens, as a cluster's head does."""
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where somebody listens, as a cluster's head does, who says nothing."""
+    monkeypatch.setattr(ray_cluster, "ANSWERS_HTTP2_WITHIN_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -260,6 +298,30 @@ def test_what_is_no_address(address: str, may_be_client: bool, says: str) -> Non
         ray_cluster.check_address(address, may_be_client)
 
 
+@pytest.mark.parametrize("ours", ["clear", "root", "other"])
+@pytest.mark.parametrize("theirs", ["clear", "root"])
+def test_a_cluster_with_another_tls_is_refused_at_once(monkeypatch, tmp_path, root, theirs, ours):
+    """Ray itself waits a minute or more, and blames the address."""
+    node = root.sign("node")
+    own = (Root(tmp_path) if ours == "other" else root).sign("own")
+    pair = (node.key.read_bytes(), node.certificate.read_bytes())
+    needed = grpc.ssl_server_credentials([pair], root.path.read_bytes(), require_client_auth=True)
+    server, address = grpc.server(ThreadPoolExecutor(1)), "127.0.0.1:0"
+    if theirs == "clear":
+        port = server.add_insecure_port(address)
+    else:
+        port = server.add_secure_port(address, needed)
+    server.start()
+    files = {"CA_CERT": root.path, "SERVER_CERT": own.certificate, "SERVER_KEY": own.key}
+    for name, path in files.items():
+        monkeypatch.setenv(f"RAY_TLS_{name}", str(path))
+    monkeypatch.setenv("RAY_USE_TLS", str(int(ours != "clear")))
+    refused = pytest.raises(ConfigError, match="other TLS than this command's")
+    with nullcontext() if theirs == ours else refused:
+        ray_cluster.check_address(f"127.0.0.1:{port}")
+    server.stop(None).wait()
+
+
 def test_auto_is_the_last_cluster_which_may_be_gone(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -272,6 +334,21 @@ def test_auto_is_the_last_cluster_which_may_be_gone(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
     with pytest.raises(ConfigError, match="--address auto: nonsense is no address"):
         ray_cluster.check_address("auto")
+
+
+def test_a_neighbours_note_of_a_cluster_is_not_followed(
+    shared_place, neighbour, monkeypatch, calls, head
+):
+    """Whoever joins a cluster runs what is sent from there. Ray itself would read it again."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(shared_place))
+    neighbour(f"mkdir -m 777 ray; echo {head} > ray/ray_current_cluster")
+    with pytest.raises(ConfigError, match=r"another user's \(uid 65534\); give HOST:PORT"):
+        ray_cluster.check_address("auto")
+    neighbour("rm ray/ray_current_cluster")
+    (shared_place / "ray" / "ray_current_cluster").write_text(head)
+    with ray_cluster.joined_ray("auto"):
+        assert calls == [f"join {head}"]
 
 
 # Python's own handler runs only between two steps of Python: here there is none.

@@ -164,8 +164,8 @@ GCS = "core/src/ray/gcs/gcs_server"
 
 def test_ray_reads_every_variable_that_is_set(tmp_path: Path) -> None:
     """It ignores unknown variables without a message."""
-    of_node = {name for name in node_environment(tmp_path) if name.startswith("RAY_")}
-    names = {*serve_environment(tmp_path, (1, 2)), *of_node}
+    values = node_environment(tmp_path) | serve_environment(tmp_path, (1, 2))
+    names = {name for name in values if name.startswith("RAY_")}
     files = (*ray_features.VARIABLES, *OTHERS)
     installed = Path(ray.__file__).parent
     source = "".join((installed / file).read_text() for file in files)

@@ -4,16 +4,24 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from app.environment import HA_PROXY, HAPROXY_PATH, RAY_ON_ALL_INTERFACES, REGIONS_FOLDER
+from app.environment import (
+    HA_PROXY,
+    HAPROXY_PATH,
+    HAPROXY_SECRET,
+    RAY_ON_ALL_INTERFACES,
+    REGIONS_FOLDER,
+)
 from app.errors import ConfigError
 from app.launch import haproxy, run_folder
 from app.launch.config import ServeConfig
 from app.settings import Settings
+from tests.support.cases import cases
 from tests.support.configurations import GOOD
 
 KILLED = """
@@ -74,13 +82,89 @@ def test_a_killed_runs_folder_is_removed_and_a_living_ones_is_not(place: Path) -
         assert set(place.iterdir()) == {living, another}
 
 
+@cases(
+    "made",
+    "mkdir tandem-x; ln -s {file} tandem-x/run.lock",
+    "mkdir tandem-x; mkfifo -m 666 tandem-x/run.lock",
+    "mkdir -m 777 tandem-x; echo > tandem-x/run.lock; chmod 666 tandem-x/run.lock",
+    "ln -s {folder} tandem-x",
+)
+def test_a_neighbours_folder_is_left_as_it_is(shared_place, neighbour, tmp_path, monkeypatch, made):
+    """The lock of another user's run emptied the file that it was a link to; a pipe hung."""
+    monkeypatch.setenv("RAY_TMPDIR", str(shared_place))
+    (file := tmp_path / run_folder.LOCK).write_text("precious", "utf-8")
+    neighbour(made.format(file=file, folder=tmp_path))
+    theirs = sorted(shared_place.rglob("*"))
+    with run_folder.run_folder() as folder:
+        assert folder.parent == shared_place
+    assert file.read_text("utf-8") == "precious"
+    assert sorted(shared_place.rglob("*")) == theirs
+
+
+def test_a_place_of_a_neighbours_is_not_taken(shared_place, neighbour, monkeypatch):
+    neighbour("mkdir -m 777 x")
+    monkeypatch.setattr(run_folder, "MAX_PLACE", 30)
+    monkeypatch.setattr(run_folder, "PLACES", (str(shared_place),))
+    monkeypatch.setenv("RAY_TMPDIR", f"{shared_place}/x")
+    with run_folder.run_folder() as folder:
+        assert folder.parent == shared_place
+
+
+@pytest.fixture
+def haproxy_of(tmp_path: Path) -> Iterator[Callable[[Path], "subprocess.Popen[bytes]"]]:
+    """Start a process that looks like the HAProxy of the run in a folder."""
+    (tmp_path / "haproxy").symlink_to("/bin/sh")
+    with ExitStack() as stack:
+
+        def start(folder: Path) -> "subprocess.Popen[bytes]":
+            config = str(folder / "node" / "haproxy.cfg")
+            command = [str(tmp_path / "haproxy"), "-c", "read line", "-db", "-f", config, "-dR"]
+            process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE))
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def test_an_haproxy_whose_run_is_gone_is_ended_and_others_are_not(place, haproxy_of, caplog):
+    """A run that ended in order has removed its folder, a killed one has not."""
+    killed = place / "tandem-killed"
+    killed.mkdir()
+    (killed / run_folder.LOCK).touch()
+    with run_folder.run_folder() as living:
+        gone = [haproxy_of(place / "tandem-gone"), haproxy_of(killed)]
+        kept = [haproxy_of(living), haproxy_of(place / "another-program")]
+        with run_folder.run_folder():
+            assert [process.wait(30) for process in gone] == [0, 0]  # which the run has reaped
+            assert [process.poll() for process in kept] == [None, None]
+    for process, folder in zip(gone, ("tandem-gone", "tandem-killed"), strict=True):
+        line = f"HAProxy, process {process.pid}, is ended: its run in {place / folder} is gone"
+        assert sum(text.startswith(line) for text in caplog.messages) == 1
+
+
+def test_a_neighbour_cannot_keep_an_haproxy_whose_run_is_gone(
+    shared_place, neighbour, haproxy_of, monkeypatch
+):
+    """By a lock under the name of the run's, which would be held for ever."""
+    monkeypatch.setenv("RAY_TMPDIR", str(shared_place))
+    neighbour("mkdir tandem-gone; mkfifo -m 666 tandem-gone/run.lock")
+    gone = haproxy_of(shared_place / "tandem-gone")
+    with run_folder.run_folder():
+        assert gone.wait(30) == 0
+
+
 @pytest.mark.parametrize("asked", ["/tmp/" + 85 * "x", "/nowhere", "relative"])
-def test_another_place_is_taken_where_the_users_does_not_do(monkeypatch, place, asked):
+def test_another_place_is_taken_where_the_users_does_not_do(monkeypatch, place, asked, caplog):
     """Of 85 characters' length HAProxy's sockets and Ray's would have names that are too long."""
     monkeypatch.setenv("TMPDIR", asked)
     monkeypatch.setattr(run_folder, "PLACES", ("/nowhere either", str(place)))
-    with run_folder.run_folder() as folder:
-        assert folder.parent == place
+    for unused in ([f"TMPDIR={asked} is not used, {place} is"], []):
+        caplog.clear()
+        with run_folder.run_folder() as folder:
+            assert folder.parent == place
+        assert [line.partition(":")[0] for line in caplog.messages] == unused
+        assert all("of at most 13 characters" in line for line in caplog.messages)
+        monkeypatch.setenv("TMPDIR", str(place))
 
 
 def test_nowhere_to_write_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +193,11 @@ def test_the_users_variables_win_but_for_those_that_say_where_haproxy_is(monkeyp
     replaces HAProxy soon after the start: what it had under way was cut off after 5 s.
     """
     monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "2")
+    monkeypatch.setenv("PYTHONUTF8", "0")
     monkeypatch.setenv(HAPROXY_PATH, "/usr/sbin/haproxy")
     with run_folder.fast_serve() as command:
         assert os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] == "2"
+        assert os.environ["PYTHONUTF8"] == "1"  # or no HAProxy where the locale lacks an arrow
         lives_s = int(os.environ["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
         assert lives_s >= 2 * Settings.model_fields["request_timeout_s"].default
         link = Path(os.environ[HAPROXY_PATH])
@@ -153,7 +239,7 @@ def test_the_portable_way_is_serves_own_proxy_and_needs_no_haproxy(monkeypatch):
         pass
 
 
-def test_rays_secret_is_this_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_this_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray keeps it in the home of the user, who may have none."""
     secrets = set()
     for _ in range(2):
@@ -162,8 +248,10 @@ def test_rays_secret_is_this_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None
         with run_folder.fast_serve() as command:
             file = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
             assert file.parent == command.path.parent
-            secrets.add(file.read_text())
-    assert [len(secret) for secret in secrets] == [64, 64]
+            secrets |= {file.read_text(), os.environ[HAPROXY_SECRET]}  # which HAProxy shows
+    assert [len(secret) for secret in secrets] == [64] * 4
+    with run_folder.fast_serve(is_joining=True):  # a cluster's, the operator's
+        assert os.environ[HAPROXY_SECRET] in secrets
 
 
 @pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])

@@ -1,26 +1,21 @@
-"""A run of tandem serve: mistakes before Ray starts, the metrics' relay, systemd, OpenTelemetry."""
+"""A run of tandem serve: mistakes before Ray starts, where metrics are, OpenTelemetry."""
 
 import os
-import socket
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from app.access import ApiKeyError
 from app.errors import ConfigError
 from app.launch import serve
-from app.launch.checks import METRICS_PORT, free_port
+from app.launch.checks import METRICS_PORT
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, wants_key
 from app.launch.serve_options import ServeOptions
+from app.setting_values import ApiKeyError
 from tests.support.configurations import GOOD
 
 
@@ -38,19 +33,11 @@ def test_the_command_line_and_serve_are_imported_without_ray() -> None:
 
 @pytest.mark.parametrize("options", [{"http": {"port": METRICS_PORT}}, {"grpc_port": METRICS_PORT}])
 def test_metrics_have_none_of_the_services_ports(monkeypatch, tmp_path, options):
-    ports = []
-
-    @contextmanager
-    def local_ray(port: int, *_: object) -> Iterator[None]:
-        ports.append(port)
-        yield
-
-    monkeypatch.setattr(serve, "local_ray", local_ray)
-    monkeypatch.setattr(serve, "metrics_urls", list)
+    monkeypatch.setattr(serve, "local_ray", lambda *_: nullcontext())
     config = ServeConfig.read(default_config()).changed(**options)
-    with serve._ray(ServeOptions(), config, None, tmp_path):
-        pass
-    assert METRICS_PORT not in ports
+    with serve._ray(ServeOptions(), config, None, tmp_path, {}) as (url,):
+        assert url.startswith("http://127.0.0.1:")
+        assert f":{METRICS_PORT}/" not in url
 
 
 @pytest.mark.parametrize("host", ["fd00::5", "2001:db8:a::1"])
@@ -67,96 +54,6 @@ def test_an_address_is_printed_as_it_is(tiny_set, capsys, host):
         f"metrics: http://[{host}]:9464/metrics",
     ):
         assert line in said
-
-
-ELSEWHERE = "127.0.0.2"  # an address of this machine that Ray's agent does not listen on
-
-
-@pytest.fixture
-def source_port() -> Iterator[int]:
-    """Return the port of metrics as Ray's agent has them: prometheus_client's server."""
-    registry, port = CollectorRegistry(), free_port()
-    Gauge("ray_tandem_queue_length", "of a test", registry=registry).set(7)
-    server, thread = start_http_server(port, "127.0.0.1", registry)
-    yield port
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def get(url: str) -> httpx.Response:
-    return httpx.get(url, timeout=30, trust_env=False)
-
-
-def test_the_metrics_are_there_and_nothing_else(source_port: int) -> None:
-    port = free_port()
-    with serve.metrics_relay(ELSEWHERE, port, source_port) as url:
-        assert url == f"http://{ELSEWHERE}:{port}/metrics"
-        answer = get(url)
-        assert answer.text == get(f"http://127.0.0.1:{source_port}/metrics").text
-        assert "ray_tandem_queue_length 7.0" in answer.text
-        assert answer.headers["content-type"].startswith("text/plain; version=")
-        assert get(url.replace("/metrics", "/other")).status_code == 404
-        assert httpx.post(url, trust_env=False).status_code == 501
-    with pytest.raises(httpx.ConnectError):
-        get(url)
-
-
-def test_ipv6_and_without_a_source_the_answer_says_so() -> None:
-    """Prometheus calls its target down then, as it is."""
-    nobody = free_port()
-    with serve.metrics_relay("::1", free_port(), nobody) as url:
-        assert url.startswith("http://[::1]:")
-        answer = get(url)
-    assert answer.status_code == 503
-    assert f"no metrics from http://127.0.0.1:{nobody}/metrics" in answer.text
-
-
-def test_more_connections_than_places_are_closed_and_give_way(source_port: int) -> None:
-    port = free_port()
-    with serve.metrics_relay(ELSEWHERE, port, source_port) as url:
-        with ExitStack() as silent:
-            for _ in range(serve.MAX_CONNECTIONS):
-                silent.enter_context(socket.create_connection((ELSEWHERE, port)))
-            with socket.create_connection((ELSEWHERE, port), timeout=30) as beyond:
-                assert beyond.recv(1) == b""
-        wait_for_an_answer(url)
-
-
-def wait_for_an_answer(url: str) -> None:
-    """Ask until the places of those who went away are free again."""
-    for _ in range(1000):
-        with suppress(httpx.TransportError):  # closed: their threads have not ended yet
-            assert get(url).status_code == 200
-            return
-    pytest.fail("no place became free")
-
-
-def test_a_client_that_resets_is_nothing_to_print(source_port: int, capfd) -> None:
-    port = free_port()
-    with serve.metrics_relay(ELSEWHERE, port, source_port) as url:
-        for _ in range(3):
-            client = socket.create_connection((ELSEWHERE, port))
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.send(b"GET /metrics HTTP/1.1\r\n\r\n")
-            client.close()
-        wait_for_an_answer(url)
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("is_abstract", [False, True])
-def test_the_state_arrives(tmp_path, monkeypatch, is_abstract):
-    """Nobody who waits is no error."""
-    monkeypatch.delenv(serve.SOCKET_VARIABLE, raising=False)
-    serve.notify_systemd("READY=1")
-    path = str(tmp_path / "notify")
-    monkeypatch.setenv(serve.SOCKET_VARIABLE, f"@{path}" if is_abstract else path)
-    serve.notify_systemd("READY=1")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.settimeout(30)
-        systemd.bind(f"\0{path}" if is_abstract else path)
-        serve.notify_systemd("READY=0")
-        assert systemd.recv(100) == b"READY=0"
 
 
 KEY = "k" * 32
@@ -189,6 +86,14 @@ def test_keys_that_are_none_are_told_at_once(options, tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_API_KEYS", "short")
     with pytest.raises(ApiKeyError, match="TANDEM_API_KEYS, line 1: a key of 5 characters"):
         serve._checked_config(ServeOptions(**options))
+
+
+def test_a_key_of_the_metrics_is_checked_and_not_for_a_cluster(options, tmp_path):
+    with pytest.raises(ApiKeyError, match="cannot read the keys of"):
+        serve._checked_config(ServeOptions(**options, metrics_key_file=tmp_path / "nothing"))
+    (file := tmp_path / "key").write_text(KEY)
+    with pytest.raises(ConfigError, match="--metrics-key-file with --address"):
+        serve._checked_config(ServeOptions(**options, address="auto", metrics_key_file=file))
 
 
 @pytest.mark.parametrize("host", ["", "a b"])
@@ -236,6 +141,7 @@ def none_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "grpc or http/protobuf is wanted"),
         ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many", "a whole number is wanted"),
         ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "-1", "a whole number is wanted"),
+        ("PYTHONOPTIMIZE", "2", "Ray's processes do not start without docstrings"),
         ("OTEL_PROPAGATORS", "", None),
     ],
 )

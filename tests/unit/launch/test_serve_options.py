@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import threading
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ AS_PRINTED: dict[str, Any] = {
     "max_heavy_pixels": 100_000_000, "max_files": 3, "max_concurrent_requests": 7,
     "max_queued_images": 256, "default_top_k": 1, "request_timeout_s": 2.5,
     "shadow": "imagenet@0123456789ab", "traffic_header": "x-user-id", "compare_ratio": 0.5,
+    "copy_share": 0.05,
     "trace_exporter": "none", "trace_endpoint": "http://jaeger:4317", "sample_ratio": 0.5,
     "sample_dir": "/samples", "sample_mib": 8, "feedback_answers": 100,
     "api_keys_file": Path("/run/secrets/keys"),
@@ -54,12 +56,14 @@ VALUES = {name: (str(value), value) for name, value in AS_PRINTED.items()} | {
     "model_dirs": ("[/models, other]", (Path("/models"), Path("other"))),
     "weights": ("{resnet50: 2, densenet169: 1}", {"resnet50": 2.0, "densenet169": 1.0}),
     "allow_unverified": ("true", True),
+    "key_names_in_metrics": ("true", True),
     "allowed_plans": ("[fast, full]", ("fast", "full")),
     "batch_sizes": ("[1, 4]", (1, 4)),
     "backlog_batches": ("false", False),
     "local_channels": ("no", False),
     "compile_cache": ("null", None),
     "allowed_origins": ("[https://shop.example]", ("https://shop.example",)),
+    "trusted_proxies": ("[10.0.0.0/8]", (ip_network("10.0.0.0/8"),)),
     "traffic": ("{imagenette: 100}", {"imagenette": 100.0}),
     "open_traffic": ("true", True),
     "target_wait_ms": ("null", None),

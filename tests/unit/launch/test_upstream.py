@@ -11,7 +11,7 @@ from app.serve.ray_compatibility import REPLICA_FEATURES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "upstream.md").read_text("utf-8")
 ROWS = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", TEXT, re.MULTILINE))
-OWN = OwnService("::", (9101, 8404), (Path("http.sock"), Path("grpc.sock")), "crt x.pem")
+OWN = OwnService("::", (Path("http.sock"), Path("grpc.sock")), "crt x.pem")
 EDITS = [*edits_of(RuleOptions(), OWN), *edits_of(RuleOptions(), None)]
 CHANGES = list(dict.fromkeys(edit.purpose for edit in EDITS)) + [
     feature.name for feature in (*REPLICA_FEATURES, *LAUNCH_FEATURES)

@@ -1,7 +1,5 @@
 """A set that a store has; each test has a cache of its own, and none waits."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.tiny_networks import write_tiny_set
@@ -16,7 +14,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> Path:
+def shop(tmp_path, monkeypatch, waits):
     """The folder that the store has."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return write_tiny_set(tmp_path / "shop" / "tiny")

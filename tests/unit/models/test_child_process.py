@@ -19,6 +19,14 @@ LONG_S = 600.0
 SLEEPS = children.SLEEPS
 NOTHING = "it said nothing"
 ROOT = Path(__file__).parents[3]
+DEATHS = [
+    ("import os; os.kill(os.getpid(), 9)", OUT_OF_MEMORY),
+    ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
+    ("import os; os.abort()", "SIGABRT"),
+    ("raise SystemExit(3)", "exit code 3"),
+    ("raise ValueError('no')", "exit code 1"),
+    ("import os; os._exit(0)", "exit code 0"),
+]
 
 
 @pytest.fixture
@@ -51,16 +59,6 @@ def wait_gone(*pids: int) -> None:
         while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < until, f"{pid} still runs"
             time.sleep(0.01)
-
-
-DEATHS = [
-    ("import os; os.kill(os.getpid(), 9)", OUT_OF_MEMORY),
-    ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
-    ("import os; os.abort()", "SIGABRT"),
-    ("raise SystemExit(3)", "exit code 3"),
-    ("raise ValueError('no')", "exit code 1"),
-    ("import os; os._exit(0)", "exit code 0"),
-]
 
 
 def test_it_can_be_interrupted_but_not_by_ctrl_c_of_the_terminal(python, log):
@@ -98,11 +96,18 @@ def test_last_words(log):
     assert last_words(log) == "no such [2J module"
 
 
-def test_a_function_returns_its_result_and_is_heard_meanwhile():
+@pytest.fixture
+def others():
+    """What other tests have left to this process."""
+    return set(psutil.Process().children())
+
+
+def test_a_function_returns_its_result_and_is_heard_meanwhile(others):
     heard: list[int] = []
     assert run_apart(children.adds, 1, 2) == 3
     assert run_apart(children.tells_and_adds, 1, 2, heard=heard.append) == 3
-    assert (heard, psutil.Process().children()) == ([1, 2], [])
+    assert heard == [1, 2]
+    assert set(psutil.Process().children()) <= others
 
 
 @pytest.mark.parametrize(("code", "how"), DEATHS)
@@ -121,7 +126,30 @@ def test_an_error_of_ours_is_the_callers_and_a_result_that_cannot_be_sent_a_deat
     assert "pickle" in last_words(log)
 
 
-def test_what_cannot_be_started_or_sent_leaves_no_child(monkeypatch, log):
+def test_a_parent_that_has_the_answer_does_not_interrupt_the_childs_end(log):
+    """A KeyboardInterrupt there was 40 lines before the one of the refusal."""
+    started = time.monotonic()
+    with log.open("wb") as printed, pytest.raises(ModelSetError, match=r"^no$"):
+        run_apart(children.refuses_and_ends_slowly, "no", printed=printed, patience_s=SOON_S)
+    assert last_words(log) == NOTHING
+    assert time.monotonic() - started < SOON_S  # it was not waited for until it was killed
+
+
+def test_what_a_library_makes_of_the_parents_end_is_not_printed(log):
+    def interrupted(_: tuple[int, int]) -> None:
+        raise KeyboardInterrupt
+
+    with log.open("wb") as printed, pytest.raises(KeyboardInterrupt):
+        run_apart(
+            children.makes_an_error_of_ctrl_c,
+            heard=interrupted,
+            printed=printed,
+            patience_s=SOON_S,
+        )
+    assert last_words(log) == NOTHING
+
+
+def test_what_cannot_be_started_or_sent_leaves_no_child(monkeypatch, log, others):
     with pytest.raises(Exception, match="local object"):
         run_apart(lambda: None)
     with log.open("wb") as printed, pytest.raises(PermissionError):
@@ -129,7 +157,7 @@ def test_what_cannot_be_started_or_sent_leaves_no_child(monkeypatch, log):
     monkeypatch.setattr(sys, "executable", "/dev/null")
     with pytest.raises(ChildDiedError, match=r"it could not be started: .*Permission denied"):
         run_apart(children.adds, 1, 2)
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= others
 
 
 def test_after_the_limit_it_is_ended_with_what_it_started():
@@ -184,16 +212,13 @@ def test_it_ends_quietly_with_a_parent_that_is_killed(tmp_path: Path, patience_s
     assert (tmp_path / "cleaned-up").exists() is (patience_s > 0)
 
 
-def test_its_output_is_none_of_the_parents(capfd, log):
+def test_its_output_and_modules_are_its_own(capfd, log, tmp_path, monkeypatch):
     code = "import os; os.write(1, b'parser'); os.write(2, b'warning')"
     run_apart(children.runs, code)
     assert capfd.readouterr() == ("", "warning")
     with log.open("wb") as printed:
         run_apart(children.runs, code, printed=printed)
     assert (log.read_text(), capfd.readouterr()) == ("parserwarning", ("", ""))
-
-
-def test_the_working_folder_holds_none_of_its_modules(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "__init__.py").write_text("raise SystemExit('not ours')")
     monkeypatch.chdir(tmp_path)

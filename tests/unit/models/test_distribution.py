@@ -28,8 +28,7 @@ STRANGERS = re.compile(r"pip install [^\n`]*\btandem(-client)?(\[|['\"`\s]|==)|\
 def test_names_and_versions_agree_with_each_other_and_the_changelog():
     assert (PROJECT["name"], CLIENT["name"]) == (DISTRIBUTION, client.DISTRIBUTION)
     assert PROJECT["version"] == client.__version__
-    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
-    headings = re.findall(r"^## (.*)$", changelog, re.MULTILINE)
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     newest = next(heading for heading in headings if heading != "Unreleased")
     assert re.fullmatch(rf"{re.escape(PROJECT['version'])} \(\d{{4}}-\d\d-\d\d\)", newest)
 
@@ -43,9 +42,8 @@ def test_an_extra_asks_for_the_projects_own_extras_and_has_its_command(extra, as
 def test_no_text_installs_a_strangers_package():
     ours = {*ROOT.glob("*.md")} - {ROOT / "CHANGELOG.md"}  # that one tells of the old names
     paths = [*TEXTS, *ours, ROOT / "pyproject.toml"]
-    wrong = {
+    assert {
         str(path.relative_to(ROOT)): text[0]
         for path in paths
         if (text := STRANGERS.search(path.read_text("utf-8", "ignore")))
-    }
-    assert wrong == {}
+    } == {}

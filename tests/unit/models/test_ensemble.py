@@ -1,9 +1,4 @@
-"""The combiner's arithmetic: properties of the average, order and ties of the top k.
-
-What answers list of rows: distributions, and scores of a multi-label set.
-"""
-
-from typing import Any
+"""The combiner's arithmetic, and what answers list: distributions, scores, order and ties."""
 
 import numpy as np
 import pytest
@@ -12,15 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from models import ensemble
-from models.ensemble import (
-    AnswerRule,
-    average,
-    entropy,
-    likeliest,
-    reaches,
-    tempered,
-    top_k,
-)
+from models.ensemble import AnswerRule, average, entropy, likeliest, reaches, tempered, top_k
+from tests.support.cases import cases
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
 POSITIVE = st.floats(0.01, 100.0)
@@ -62,14 +50,11 @@ def test_only_the_ratio_of_the_weights_counts(rows, factor):
     np.testing.assert_allclose(average(rows, weights), average(rows, scaled), atol=1e-6)
 
 
-def test_weights_are_respected_and_an_absent_member_leaves_the_others_their_ratio():
+def test_the_average_keeps_the_ratio_of_weights_and_the_top_k_its_order():
     for weights in ({"a": 3.0, "b": 1.0}, {"a": 3.0, "b": 1.0, "absent": 96.0}):
         np.testing.assert_allclose(average(TWO_SURE, weights), [[0.75, 0.25]])
     with pytest.raises(ValueError, match="nothing to average"):
         average({}, {"a": 1.0})
-
-
-def test_top_k_is_in_order_with_labels_and_ties_by_index():
     scores = row(0.1, 0.3, 0.1, 0.4, 0.1)
     best = [(p.index, p.label) for p in top_k(scores, LABELS, 4)]
     assert best == [(3, "d"), (1, "b"), (0, "a"), (2, "c")]
@@ -109,13 +94,12 @@ def test_the_likeliest_is_the_first_of_those_that_tie(num_classes):
 class Sortless(np.ndarray):
     """A row that refuses what gives up the GIL."""
 
-    def argmax(self, *_: object, **__: object) -> Any:
+    def argmax(self, *_, **__):
         raise AssertionError("argmax gives up the GIL")
 
 
 def test_up_to_64_classes_are_compared_without_giving_up_the_gil():
-    few = np.arange(64, dtype=np.float32).view(Sortless)
-    assert likeliest(few) == 63
+    assert likeliest(np.arange(64, dtype=np.float32).view(Sortless)) == 63
     with pytest.raises(AssertionError, match="argmax"):  # of many it is worth it
         likeliest(np.arange(65, dtype=np.float32).view(Sortless))
 
@@ -176,18 +160,16 @@ SINGLE, SEVERAL = AnswerRule(LABELS), AnswerRule(LABELS, 0.5)
 SCORES = row(0.9, 0.1, 0.95, 0.5, 0.4999)
 
 
-@pytest.mark.parametrize(
-    ("rule", "scores", "k", "labels"),
-    [
-        (SINGLE, row(0.1, 0.4, 0.2, 0.3, 0.0), 2, "bd"),
-        (SEVERAL, SCORES, 5, "cad"),
-        (SEVERAL, SCORES, 2, "ca"),
-        (SEVERAL.asked(0.05), SCORES, 5, "cadeb"),
-        (SEVERAL.asked(None), SCORES, 5, "cad"),
-        (SEVERAL, row(0.1, 0.2, 0.0, 0.3, 0.49), 5, ""),
-        # A score that is the threshold is listed, though float32 rounds it.
-        *((AnswerRule(LABELS, t), row(t, 0, 0, 0, 0), 5, "a") for t in (0.1, 0.3, 0.7, 0.9)),
-    ],
+@cases(
+    "rule, scores, k, labels",
+    (SINGLE, row(0.1, 0.4, 0.2, 0.3, 0.0), 2, "bd"),
+    (SEVERAL, SCORES, 5, "cad"),
+    (SEVERAL, SCORES, 2, "ca"),
+    (SEVERAL.asked(0.05), SCORES, 5, "cadeb"),
+    (SEVERAL.asked(None), SCORES, 5, "cad"),
+    (SEVERAL, row(0.1, 0.2, 0.0, 0.3, 0.49), 5, ""),
+    # A score that is the threshold is listed, though float32 rounds it.
+    *((AnswerRule(LABELS, t), row(t, 0, 0, 0, 0), 5, "a") for t in (0.1, 0.3, 0.7, 0.9)),
 )
 def test_as_many_as_are_asked_for_or_above_the_threshold_are_listed(rule, scores, k, labels):
     assert [prediction.label for prediction in rule.predictions(scores, k)] == [*labels]
@@ -201,18 +183,14 @@ def test_the_list_is_what_is_above(scores, threshold):
     assert [p.probability for p in listed] == sorted((p.probability for p in listed), reverse=True)
 
 
-def test_an_answer_is_sure_from_its_bound_on():
+def test_a_bound_says_what_is_sure_and_what_is_in_the_answer_set():
     assert reaches(row(0.7, 0.3, 0, 0, 0), 0.7) is True  # though float32 rounds it
     assert reaches(row(0.3, 0.699, 0, 0, 0), 0.7) is False
     assert reaches(row(np.nan, 1, 0, 0, 0), 0.7) is False
     assert reaches(row(1, 0, 0, 0, 0), None) is None
-
-
-def test_an_answer_set_has_every_class_from_its_bound_on_and_always_the_first():
     scores = row(0.3, 0.05, 0.4, 0.2, 0.05)
     for bound, expected in ((0.2, "cad"), (0.21, "ca"), (0.9, "c"), (0.0, "cadbe")):
-        found = [one.label for one in SINGLE.answer_set(scores, bound)]
-        assert found == list(expected)
+        assert [one.label for one in SINGLE.answer_set(scores, bound)] == list(expected)
 
 
 def test_members_agree_on_the_likeliest_class_or_on_all_labels():
@@ -225,13 +203,11 @@ def test_members_agree_on_the_likeliest_class_or_on_all_labels():
     assert SEVERAL.agree([first])
 
 
-@pytest.mark.parametrize(
-    ("threshold", "scores", "expected"),
-    [
-        *((0.5, *case) for case in (((0.5, 0.5), 1.0), ((0, 1), 0.0), ((0.5, 1), 0.5))),
-        (0.5, (0.9, 0.9), 0.4689956),
-        *((None, *case) for case in (((0.5, 0.5), 1.0), ((0.9, 0.1), 0.4689956))),
-    ],
+@cases(
+    "threshold, scores, expected",
+    *((0.5, *case) for case in (((0.5, 0.5), 1.0), ((0, 1), 0.0), ((0.5, 1), 0.5))),
+    (0.5, (0.9, 0.9), 0.4689956),
+    *((None, *case) for case in (((0.5, 0.5), 1.0), ((0.9, 0.1), 0.4689956))),
 )
 def test_entropy_is_the_mean_of_each_class_or_of_a_distribution(threshold, scores, expected):
     assert AnswerRule("ab", threshold).entropy(row(*scores)) == pytest.approx(expected, abs=1e-6)

@@ -1,12 +1,13 @@
-"""models.files: an earlier result outlives a full disk; links, modes and pipes.
+"""models.files: an earlier result outlives a full disk; links, modes, pipes, absent homes.
 
-The folders of an account that may have no home.
+And what another user left in a folder of all users is neither followed, waited for nor emptied.
 """
 
 import errno
 import json
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from platformdirs import user_cache_path
 
 from models import files
 from models.errors import TandemError
+from tests.support.cases import cases
 
 
 def test_an_earlier_result_outlives_a_full_disk(tmp_path, monkeypatch):
@@ -95,3 +97,75 @@ def test_a_folder_below_the_users_and_none_without_a_home(monkeypatch, tmp_path)
     assert files.user_folder(lambda name: Path("~/.cache", name)) is None
     with pytest.raises(TandemError, match="no home folder; set HOME"):
         files.needed_folder(none)
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR | os.O_CREAT, os.O_WRONLY])
+@cases(
+    "is_theirs, made, says",
+    # Some kernels refuse to follow another user's link themselves.
+    (True, "ln -s {file} name", "a link or a pipe|Permission denied"),
+    (True, "mkfifo -m 666 name", "a link or a pipe|another user's .uid 65534"),
+    (True, "echo theirs > name; chmod 666 name", "another user's .uid 65534"),
+    (False, "ln -s {file} name", "a link or a pipe"),
+    (False, "mkfifo name", "a link or a pipe|neither file nor folder"),
+    (False, "ln {file} name", "a file with a second name"),
+)
+def test_what_is_no_plain_file_of_ours_is_not_opened(
+    shared_place, neighbour, is_theirs, made, says, flags
+):
+    """A neighbour may link a victim's file where the kernel lets it (fs.protected_hardlinks)."""
+    (file := shared_place / "file").write_text("precious", "utf-8")
+    command = made.format(file=file)
+    if is_theirs:
+        neighbour(command)
+    else:
+        subprocess.run(["sh", "-ec", command], cwd=shared_place, check=True)
+    with pytest.raises(PermissionError, match=says), files.locked(shared_place / "name", flags):
+        pass
+    assert file.read_text("utf-8") == "precious"
+
+
+@cases("made", "mkdir -m 777 theirs", "mkdir -p -m 777 theirs/below", "ln -s {victims} theirs")
+def test_a_folder_that_a_neighbour_made_first_is_not_used(
+    shared_place, neighbour, tmp_path, monkeypatch, made
+):
+    """Nor one below it, which it can replace. Their link leads where only the victim can write."""
+    neighbour(made.format(victims=tmp_path))
+    for place in (shared_place / "theirs", shared_place / "theirs" / "below" / "it"):
+        with pytest.raises(files.ForeignError, match="theirs is another user's"):
+            files.make_folder(place)
+        assert "another user's" in (files.why_not_written(place) or "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_place / "theirs"))
+    with pytest.raises(TandemError, match=r"cannot use .* another user's .* HOME"):
+        files.needed_folder(user_cache_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_of_ours_and_volumes_are_used(shared_place, neighbour, tmp_path):
+    """A container's volume is often the host's user's. All users write to /tmp itself."""
+    (shared_place / "link").symlink_to(tmp_path)
+    os.chown(tmp_path, 65534, 65534)
+    for place in (shared_place / "a" / "b", shared_place / "link" / "c", tmp_path / "d"):
+        assert files.why_not_written(place) is None
+        assert place.is_dir()
+    assert "all users write there" in (files.why_not_written(shared_place) or "")
+
+
+def test_a_result_is_not_written_through_a_neighbours_link(
+    shared_place, neighbour, tmp_path, monkeypatch
+):
+    (file := tmp_path / "file").write_text("precious", "utf-8")
+    monkeypatch.setattr(files, "_partial", lambda path: path.with_name("guessed"))
+    neighbour(f"ln -s {file} guessed")
+    result = shared_place / "result.json"
+    for write in (files.check_can_write, lambda path: files.write_result(path, "new")):
+        with pytest.raises(files.ResultFileError, match="File exists"):
+            write(result)
+    assert file.read_text("utf-8") == "precious"
+
+
+def test_folders_that_may_be_there_are_made_by_one_function():
+    root = Path(files.__file__).parents[1]
+    for package in ("app", "models", "calibration"):
+        for path in (root / package).rglob("*.py"):
+            assert path.name == "files.py" or "exist_ok=True" not in path.read_text("utf-8"), path

@@ -14,12 +14,9 @@ def test_manifests(tmp_path):
     assert min(outcomes.values()) > NUM_MANIFESTS / 30
 
 
-def test_image_files():
+def test_image_files_and_their_metadata():
     outcomes = run(ImageFuzz(), NUM_IMAGES, SEED)
     assert {"taken", "corrupt_image", "not_an_image", "unsupported_format"} <= outcomes.keys()
-
-
-def test_metadata_turns_a_picture_or_leaves_it():
     outcomes = run(MetadataFuzz(), NUM_IMAGES // 3, SEED)
     assert set(outcomes) == {f"orientation {number}" for number in range(1, 9)}
 

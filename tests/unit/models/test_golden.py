@@ -3,7 +3,6 @@
 import hashlib
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from models import golden
 from models.errors import ModelSetError
 from models.model_set import load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions
+from tests.support.cases import cases
 from tests.support.drawn_networks import FAULTS, SIZE, random_model
 from tests.support.imagenet_small import new_set
 from tests.support.scored_sets import scored_model
@@ -38,11 +38,10 @@ def bundled(name: str) -> CompiledNetwork:
 
 
 @pytest.fixture(scope="module")
-def mobilenet(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> CompiledNetwork:
+def mobilenet(shared_data, tmp_path_factory):
     all_three = new_set(shared_data / "imagenet-small")
     new = replace(all_three, members=[member for member in all_three.members if member[0] == "v1"])
-    made = add_set(new, tmp_path_factory.mktemp("sets"))
-    return CompiledNetwork(made.network_path("v1"), EIGHT)
+    return CompiledNetwork(add_set(new, tmp_path_factory.mktemp("sets")).network_path("v1"), EIGHT)
 
 
 def predicted(network: CompiledNetwork, images: np.ndarray) -> np.ndarray:
@@ -60,9 +59,8 @@ def rows(answer: golden.GoldenAnswer) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize(
-    ("size", "digest"),
-    [(16, "7c1dc37fc69657ce"), (128, "fefd1b6d53085ad3"), (224, "a835ba64d7fbc772")],
+@cases(
+    "size, digest", (16, "7c1dc37fc69657ce"), (128, "fefd1b6d53085ad3"), (224, "a835ba64d7fbc772")
 )
 def test_the_images_are_the_same_on_every_machine(size, digest):
     """Pinned: sets that are out there were recorded on these very images."""
@@ -113,17 +111,14 @@ def test_wrong_pixels_are_found_with_few_and_with_many_classes(num_classes, faul
     expected = golden.answer_of(network)
     right, wrong = golden.golden_images(SIZE), FAULTS[fault](golden.golden_images(SIZE))
     assert golden.compare(expected, predicted(network, right)) is None
-    problem = golden.compare(expected, predicted(network, wrong))
-    assert problem is not None
+    assert golden.compare(expected, predicted(network, wrong)) is not None
     kept = [p for row in expected.rows for _, p in row]
     assert (sum(kept) / len(kept) < 0.05) == (num_classes == 1000)
 
 
 @pytest.mark.slow  # make test has small networks, above
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize(
-    "name", ["resnet50", "densenet169", pytest.param("mobilenet", marks=pytest.mark.shared_data)]
-)
+@cases("name", "resnet50", "densenet169", pytest.param("mobilenet", marks=pytest.mark.shared_data))
 def test_wrong_pixels_are_found_with_real_networks(request, name, fault):
     network = request.getfixturevalue(name) if name == "mobilenet" else bundled(name)
     images = FAULTS[fault](golden.golden_images(network.input_shape[0]))

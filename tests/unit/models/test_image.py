@@ -1,11 +1,4 @@
-"""Good files, bad files, and files at the limits.
-
-Files that decoders read differently show their right picture, or are refused with the reason.
-
-Whatever the bytes: the right shape, or an error that says what is wrong with the image.
-
-Several inputs of one picture: each as if it had been made alone, of one decode.
-"""
+"""Good, bad, odd and drawn files: the right picture for each input, or why it is refused."""
 
 import pickle
 import re
@@ -15,7 +8,6 @@ import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -56,6 +48,16 @@ from tests.support.images import (
 
 RULE = ImageRule(input_size=56, resize_shorter=64)
 KINDS = ["JPEG", "PNG", "WEBP"]
+RULE_CASES = ImageRule(SIDE, SIDE)
+LARGEST = 4  # levels: JPEG and lossy WebP do not keep red and blue to the last one
+EDGE = 2  # pixels on each side of the line between both colours, which they smear
+RULE_FUZZ = ImageRule(input_size=28, resize_shorter=32)
+MAX_PIXELS = 1_000_000  # a flipped bit in the header must not cost the test gigabytes
+BOUNDED = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+LARGE, SMALL, STRETCHED = ImageRule(56, 64), ImageRule(24, 28), ImageRule(24, 24, "stretch")
+RULES = {"a": LARGE, "b": SMALL, "c": LARGE, "d": STRETCHED}
 
 
 def resized_header(width: int, height: int) -> bytes:
@@ -95,8 +97,7 @@ def test_a_single_pixel_gives_a_uniform_picture(kind):
 def test_strips_show_their_middle(kind, width, height):
     strip, middle = np.zeros((height, width, 3), np.uint8), slice(4900, 5100)
     strip[(middle,) if height > width else (slice(None), middle)] = 200
-    pixels = read_image(encode(strip, kind), ImageRule(224, 256))
-    assert np.abs(pixels.astype(int) - 200).max() <= 4
+    assert np.abs(read_image(encode(strip, kind), ImageRule(224, 256)).astype(int) - 200).max() <= 4
 
 
 def test_a_strip_matches_pillow():
@@ -132,13 +133,10 @@ def test_a_jpeg_that_is_cut_before_another_is_corrupt(mode, options, size, kept)
         read_image(data[: int(kept * len(data))] + data, RULE)
 
 
-def test_a_picture_that_ends_in_gray_may_have_another_behind_it():
-    """As phones append a gain map, or the other eye's picture."""
+def test_a_picture_may_have_another_behind_it_but_a_thumbnail_is_no_picture():
+    # As phones append a gain map, or the other eye's picture.
     data = encode(np.full((90, 120, 3), 128, np.uint8), "JPEG")
     assert (read_image(data + data, RULE) == read_image(data, RULE)).all()
-
-
-def test_a_truncated_picture_with_a_whole_thumbnail_is_corrupt():
     data = encode(make_scene(120, 90), "JPEG", comment=encode(make_scene(16, 16), "JPEG"))
     with pytest.raises(CorruptImageError, match="hold no end"):
         read_image(data[:-500], RULE)
@@ -263,8 +261,7 @@ def test_a_png_of_nothing_but_its_picture_is_not_copied():
     picture = default_picture(memoryview(data + b"behind its end"))
     assert isinstance(picture, memoryview)
     with_text = data[:33] + png_chunk(b"tEXt", b"a\0b") + data[33:]
-    without_checksum = data[:-4] + bytes(4)
-    for other in (data, with_text, without_checksum):
+    for other in (data, with_text, (data[:-4] + bytes(4))):
         assert default_picture(memoryview(other)) == data
     assert picture == data
 
@@ -305,11 +302,6 @@ def test_a_large_shrink_allocates_a_fraction_of_its_source():
     assert peak_bytes < region.nbytes / 4
 
 
-RULE_CASES = ImageRule(SIDE, SIDE)
-LARGEST = 4  # levels: JPEG and lossy WebP do not keep red and blue to the last one
-EDGE = 2  # pixels on each side of the line between both colours, which they smear
-
-
 def check(case: Case, data: bytes) -> None:
     if case.code:
         with pytest.raises(ImageError) as caught:
@@ -329,17 +321,10 @@ def test_each_kind(case):
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_each_file_that_failed_and_all_are_in_the_table(shared_data: Path, case):
+def test_each_file_that_failed_and_all_are_in_the_table(shared_data, case):
     folder = shared_data.parent / "cases" / "images"
     check(case, (folder / case.name).read_bytes())
     assert {path.name for path in folder.iterdir()} == {case.name for case in CASES}
-
-
-RULE_FUZZ = ImageRule(input_size=28, resize_shorter=32)
-MAX_PIXELS = 1_000_000  # a flipped bit in the header must not cost the test gigabytes
-BOUNDED = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
 
 
 def make_files() -> list[bytes]:
@@ -395,10 +380,6 @@ def test_flipped_bits(data, flips, in_header):
     for place, bit in flips:
         damaged[int(place * (reach - 1))] ^= 1 << bit
     assert is_picture_or_image_error(bytes(damaged))
-
-
-LARGE, SMALL, STRETCHED = ImageRule(56, 64), ImageRule(24, 28), ImageRule(24, 24, "stretch")
-RULES = {"a": LARGE, "b": SMALL, "c": LARGE, "d": STRETCHED}
 
 
 @pytest.fixture

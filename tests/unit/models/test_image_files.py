@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Iterator
 
 import boto3
 import pytest
@@ -11,13 +10,14 @@ from models.image_files import images_at, is_store, opened_store, read_image
 from models.image_formats import KINDS
 from models.machine import MissingExtraError
 from models.stores import StoreError
+from tests.support.cases import cases
 from tests.support.object_stores import local_s3
 
 KEYS = ("in/b.jpg", "in/a #1%.PNG", "in/deep/c.webp", "in/readme.txt", "in/.hidden/d.jpg", "e.jpg")
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
+def bucket():
     with pytest.MonkeyPatch.context() as patch, local_s3(patch) as url:
         for key in (*KEYS, "docs/a.md"):
             boto3.client("s3").put_object(Bucket=url.removeprefix("s3://"), Key=key, Body=key)
@@ -35,14 +35,12 @@ def test_images_below_a_folder_of_a_whole_bucket_and_one_object(bucket: str, end
         read_image(f"{bucket}/in/none")
 
 
-@pytest.mark.parametrize(
-    ("place", "says"),
-    [
-        ("BUCKET/in/none", "cannot list .*in/none"),
-        ("BUCKET/docs", f"no {KINDS} in"),
-        ("s3://absent-bucket/in", "cannot list s3://absent-bucket/in"),
-        ("ftp://host/in", r"cannot open ftp://host/in: .*write s3://BUCKET/FOLDER"),
-    ],
+@cases(
+    "place, says",
+    ("BUCKET/in/none", "cannot list .*in/none"),
+    ("BUCKET/docs", f"no {KINDS} in"),
+    ("s3://absent-bucket/in", "cannot list s3://absent-bucket/in"),
+    ("ftp://host/in", r"cannot open ftp://host/in: .*write s3://BUCKET/FOLDER"),
 )
 def test_nothing_there(bucket: str, place: str, says: str) -> None:
     with pytest.raises(StoreError, match=says):

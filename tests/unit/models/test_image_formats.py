@@ -12,15 +12,7 @@ from models import image_formats
 from models.errors import CorruptImageError, TooManyPixelsError, UnsupportedFormatError
 from models.image import DEFAULT_MAX_FULL_PIXELS, ImageRule, check_image, read_image
 from models.image_header import read_header
-from tests.support.images import (
-    as_pillow_reads,
-    difference,
-    encode,
-    make_alpha,
-    make_scene,
-    reference,
-    with_orientation,
-)
+from tests.support import images
 
 KINDS = ("HEIC", "AVIF")
 RULE, ORIENTATION = ImageRule(48, 64), 0x0112
@@ -30,7 +22,7 @@ CLOSE = 4  # levels of 255, of compression; a wrong colour, side or place differ
 def make(kind: str, image, **options: object) -> bytes:
     picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
     if kind == "AVIF":
-        return encode(picture, "AVIF", quality=95, subsampling="4:4:4", speed=10, **options)
+        return images.encode(picture, "AVIF", quality=95, subsampling="4:4:4", speed=10, **options)
     buffer = io.BytesIO()
     pillow_heif.from_pillow(picture).save(buffer, quality=95, chroma=444, **options)
     return buffer.getvalue()
@@ -58,13 +50,18 @@ def with_exif(kind: str, scene, tag: int, value: int) -> bytes:
 
 
 def is_close(data: bytes, scene) -> bool:
-    return difference(read_image(data, RULE), reference(encode(scene, "PNG"), RULE))[1] < CLOSE
+    return (
+        images.difference(
+            read_image(data, RULE), images.reference(images.encode(scene, "PNG"), RULE)
+        )[1]
+        < CLOSE
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [(200, 150), (151, 203)])
 def test_pixels_are_those_of_the_scene_but_for_compression(kind, size):
-    scene = make_scene(*size)
+    scene = images.make_scene(*size)
     header = read_header(data := make(kind, scene))
     assert (header.format, header.width, header.height) == (kind.lower(), *size)
     assert (header.orientation, header.has_alpha) == (1, False)
@@ -73,15 +70,15 @@ def test_pixels_are_those_of_the_scene_but_for_compression(kind, size):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_an_avif_is_turned_once(orientation):  # Pillow writes it as irot and imir
-    scene = make_scene(120, 90)
-    upright = as_pillow_reads(with_orientation(scene, "PNG", orientation))
+    scene = images.make_scene(120, 90)
+    upright = images.as_pillow_reads(images.with_orientation(scene, "PNG", orientation))
     assert is_close(with_exif("AVIF", scene, ORIENTATION, orientation), np.asarray(upright))
 
 
 @pytest.mark.parametrize("value", range(4))
 def test_a_heic_is_turned_and_mirrored_once(value):
     """irot is quarter turns to the left, imir an axis; libheif follows them."""
-    scene = make_scene(120, 90)
+    scene = images.make_scene(120, 90)
     data = with_exif("HEIC", scene, ORIENTATION, 3)  # stored upside down, with irot
     data = replaced(data, b"irot", 0, bytes([value]))
     assert read_header(data).orientation == 1
@@ -93,7 +90,7 @@ def test_a_heic_is_turned_and_mirrored_once(value):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_exif_alone_turns_nothing(kind):
-    scene = make_scene(120, 90)
+    scene = images.make_scene(120, 90)
     data = with_exif(kind, scene, ORIENTATION + 1, 3)
     turned = data.replace(b"\x01\x13\x00\x03", b"\x01\x12\x00\x03")  # now "orientation"
     assert turned != data
@@ -102,16 +99,16 @@ def test_exif_alone_turns_nothing(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_transparency_is_laid_over_white_and_pictures_may_be_grey(kind):
-    scene = Image.fromarray(make_scene(120, 90))
+    scene = Image.fromarray(images.make_scene(120, 90))
     assert is_close(make(kind, grey := scene.convert("L")), grey)
-    scene.putalpha(Image.fromarray(make_alpha(120, 90)))
+    scene.putalpha(Image.fromarray(images.make_alpha(120, 90)))
     data = make(kind, scene)
     assert read_header(data).has_alpha
     assert is_close(data, scene)
 
 
 def test_more_bits_become_eight_and_a_picture_may_be_in_tiles_as_phones_make_it():
-    scene = make_scene(300, 200)
+    scene = images.make_scene(300, 200)
     buffer = io.BytesIO()
     samples = (scene.astype(np.uint16) << 8).tobytes()
     pillow_heif.from_bytes("RGB;16", (300, 200), samples).save(buffer, quality=95, chroma=444)
@@ -122,8 +119,8 @@ def test_more_bits_become_eight_and_a_picture_may_be_in_tiles_as_phones_make_it(
 
 
 def test_of_several_pictures_the_primary_one_is_taken():
-    file = pillow_heif.from_pillow(Image.fromarray(make_scene(120, 90)))
-    second = make_scene(90, 120, seed=3)
+    file = pillow_heif.from_pillow(Image.fromarray(images.make_scene(120, 90)))
+    second = images.make_scene(90, 120, seed=3)
     file.add_from_pillow(Image.fromarray(second))
     buffer = io.BytesIO()
     file.save(buffer, quality=95, chroma=444, primary_index=1)
@@ -131,7 +128,7 @@ def test_of_several_pictures_the_primary_one_is_taken():
 
 
 def test_of_an_animation_the_first_picture_is_taken_and_too_many_are_refused(monkeypatch):
-    scenes = [Image.fromarray(make_scene(64, 48, seed=seed)) for seed in range(3)]
+    scenes = [Image.fromarray(images.make_scene(64, 48, seed=seed)) for seed in range(3)]
     data = make("AVIF", scenes[0], save_all=True, append_images=scenes[1:])
     assert is_close(data, scenes[0])
     monkeypatch.setattr(image_formats, "_MAX_PICTURES", 2)
@@ -142,9 +139,8 @@ def test_of_an_animation_the_first_picture_is_taken_and_too_many_are_refused(mon
 @pytest.mark.parametrize("brand", [b"mif1", b"msf1"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_general_brand_is_what_it_is_compatible_with(kind, brand):
-    data = make(kind, make_scene(64, 48))
-    renamed = data[:8] + brand + data[12:]
-    assert read_header(renamed).format == kind.lower()
+    data = make(kind, images.make_scene(64, 48))
+    assert read_header(data[:8] + brand + data[12:]).format == kind.lower()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,7 +148,7 @@ def test_a_general_brand_is_what_it_is_compatible_with(kind, brand):
 def test_a_huge_announced_size_is_refused_before_decoding(kind, size, monkeypatch):
     monkeypatch.setattr("models.image.decode_heif", lambda *_: pytest.fail("it was decoded"))
     # 151 x 203: of odd sides HEIC says by clap that less is shown; what is stored counts.
-    for scene in (make_scene(128, 128), make_scene(151, 203)):
+    for scene in (images.make_scene(128, 128), images.make_scene(151, 203)):
         data = announcing(make(kind, scene), *size)
         with pytest.raises(TooManyPixelsError, match=f"{size[0]} x {size[1]}"):
             check_image(data, RULE, max_pixels=2**25, max_full_pixels=DEFAULT_MAX_FULL_PIXELS)
@@ -160,14 +156,14 @@ def test_a_huge_announced_size_is_refused_before_decoding(kind, size, monkeypatc
 
 @pytest.mark.parametrize("size", [(16, 16), (500, 20), (2000, 2000)])
 def test_a_heic_of_another_size_than_announced_is_corrupt(size):
-    data = announcing(make("HEIC", make_scene(128, 128)), *size)
+    data = announcing(make("HEIC", images.make_scene(128, 128)), *size)
     with pytest.raises(CorruptImageError, match="HEIC"):
         read_image(data, RULE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_is_cut_anywhere_is_corrupt(kind):
-    data = make(kind, make_scene(64, 48))
+    data = make(kind, images.make_scene(64, 48))
     for kept in [*range(12, len(data), 29), len(data) - 1]:
         with pytest.raises(CorruptImageError):
             read_image(data[:kept], RULE)
@@ -176,7 +172,7 @@ def test_a_file_that_is_cut_anywhere_is_corrupt(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_files_give_a_picture_or_a_refusal(kind):
     rng = np.random.default_rng(5)
-    whole = np.frombuffer(make(kind, make_scene(64, 48)), np.uint8)
+    whole = np.frombuffer(make(kind, images.make_scene(64, 48)), np.uint8)
     num_refused = 0
     for _ in range(300):
         damaged = whole.copy()

@@ -3,15 +3,13 @@
 from collections.abc import Callable
 from datetime import date
 from math import ceil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from calibration.evaluation.record import with_record
 from calibration.sets.transaction import write_manifest
 from calibration.statistics import Paired
-from models.accuracy import AccuracyRecord, MultiLabelDrop, ValidationDrop
+from models.accuracy import MultiLabelDrop, ValidationDrop
 from models.ledger import (
     LEAST_IMAGES,
     bound,
@@ -24,25 +22,27 @@ from models.ledger import (
 )
 from models.manifest import Manifest, read_manifest
 from models.record import FileRecord, ImageRecord
+from tests.support.cases import cases
 from tests.support.tiny_networks import drop_of, with_accuracy, write_tiny_set
 
 TOP1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
 GOOD = drop_of(0.0, 700)
+LIMIT = 0.005
 
 
 @pytest.fixture
-def manifest(tiny_set: Path) -> Manifest:
+def manifest(tiny_set):
     return read_manifest(tiny_set)
 
 
 @pytest.fixture
-def others(tmp_path: Path) -> Manifest:
+def others(tmp_path):
     """The manifest of other networks."""
     return read_manifest(write_tiny_set(tmp_path / "other", gains={"sure": 3.0, "unsure": 1.0}))
 
 
 @pytest.fixture
-def floats(tmp_path: Path) -> Manifest:
+def floats(tmp_path):
     return read_manifest(write_tiny_set(tmp_path / "float", precision="FP16"))
 
 
@@ -50,11 +50,11 @@ def other_file(record: FileRecord) -> FileRecord:
     return record.model_copy(update={"sha256": "5" * 64})
 
 
-def changed(manifest: Manifest, **fields: Any) -> Manifest:
+def changed(manifest, **fields):
     return manifest.model_copy(update=fields)
 
 
-def with_first(manifest: Manifest, **fields: Any) -> Manifest:
+def with_first(manifest, **fields):
     """Change the first member."""
     first, *others = manifest.members
     return changed(manifest, members=(first.model_copy(update=fields), *others))
@@ -67,7 +67,7 @@ def in_float(manifest: Manifest) -> Manifest:
     return changed(manifest, accuracy=(record.model_copy(update={"scores": scores}),))
 
 
-def first_record(manifest: Manifest, values: dict[str, float], **record: Any) -> AccuracyRecord:
+def first_record(manifest, values, **record):
     """The record of a set that had none before."""
     return with_accuracy(changed(manifest, accuracy=()), TOP1, values, **record).accuracy[0]
 
@@ -85,7 +85,7 @@ def drops(value: float) -> dict[str, float]:
     return {"sure": 0.001, "unsure": -0.01, "ensemble": value}
 
 
-def with_drop(manifest: Manifest, drop: float, **record: Any) -> Manifest:
+def with_drop(manifest, drop, **record):
     return with_accuracy(manifest, TOP1, drops(drop), **record)
 
 
@@ -137,8 +137,7 @@ def test_verdicts(manifest, name):
 
 def test_one_bad_dataset_is_enough(manifest):
     bad = with_drop(manifest, 0.1, images_sha256="1" * 64)
-    both = with_drop(bad, 0.0, measured="2026-02-01", num_images=3999)
-    assert judge(both).status == "dropped"
+    assert judge(with_drop(bad, 0.0, measured="2026-02-01", num_images=3999)).status == "dropped"
     first = with_drop(manifest, 0.0, images_sha256="1" * 64)
     assert judge(with_drop(first, 0.1)).status == "dropped"
 
@@ -153,14 +152,11 @@ def test_a_refusal_is_not_forgotten_when_something_else_changes(manifest, what):
     assert judge(with_record(other, many)).status == "verified"
 
 
-def test_a_higher_limit_forgets_no_refusal(manifest):
+def test_a_refusal_is_undone_by_as_many_images_and_no_higher_limit(manifest):
     bad = with_drop(manifest, 0.1, num_images=700)
     generous = with_first(changed(bad, max_drop=1.0), weight=2.0)
     record = first_record(generous, drops(0.0), num_images=1)
     assert judge(changed(with_record(generous, record), max_drop=0.005)).status == "dropped"
-
-
-def test_a_refusal_is_undone_by_as_many_images_that_verify(manifest):
     bad = with_drop(manifest, 0.1, images_sha256="1" * 64)
     assert judge(with_drop(bad, 0.0)).status == "verified"
     assert judge(with_drop(bad, 0.005)).status == "dropped"  # it is not known
@@ -212,8 +208,7 @@ def test_a_drop_stays_with_the_int8_network_when_the_float_one_goes(manifest, fl
 
 
 def test_float_networks_that_run_in_bf16_are_not_those_that_were_measured(manifest):
-    asked = in_float(with_accuracy(changed(manifest, float_type="bf16"), TOP1))
-    verdict = judge(asked, "FP16")
+    verdict = judge(in_float(with_accuracy(changed(manifest, float_type="bf16"), TOP1)), "FP16")
     assert verdict.status == "unmeasured"
     assert "measured in f32" in verdict.message
 
@@ -251,26 +246,20 @@ def test_an_evaluation_of_as_many_images_overrules_what_quantising_measured(mani
     assert judge(quantised(some, 0.1, num_images=100)).status == "dropped"
 
 
-def test_a_drop_of_another_int8_network_counts_for_nothing(manifest, others):
+def test_a_drop_counts_for_its_own_int8_network_and_no_float_one(manifest, others):
     old = quantised(manifest, 0.1).members[0].validation_drop
     assert judge(with_first(others, validation_drop=old)).status == "unmeasured"
-
-
-def test_float_networks_cannot_drop(manifest):
     bad = with_drop(manifest, 0.1)
     assert judge(in_float(bad), "FP16").status == "verified"
     assert judge(bad, "FP16").status == "unmeasured"
 
 
-def test_a_new_record_replaces_the_one_of_the_same_images(manifest):
+def test_a_record_replaces_that_of_the_same_images_and_survives_the_file(manifest, tmp_path):
     first = with_drop(manifest, 0.1, images_sha256="1" * 64)
     second = with_drop(first, 0.2, images_sha256="2" * 64)
     again = with_drop(manifest, 0.0, images_sha256="1" * 64).accuracy[0]
     kept = with_record(second, again).accuracy
     assert [(r.images_sha256[0], r.drops["ensemble"].top1) for r in kept] == [("2", 0.2), ("1", 0)]
-
-
-def test_records_survive_the_file(manifest, tmp_path):
     measured = with_accuracy(manifest, TOP1, drops(0.002))
     write_manifest(tmp_path, measured)
     assert read_manifest(tmp_path) == measured
@@ -286,9 +275,6 @@ def test_members_that_have_no_int8_are_judged_as_they_run(floats):
     measured = in_float(with_accuracy(changed(floats, members=tuple(members)), TOP1))
     assert judge(measured, "INT8") == judge(measured, "FP16")
     assert judge(measured, "INT8").status == "verified"
-
-
-LIMIT = 0.005
 
 
 def judgement(pair: Paired, max_drop: float = LIMIT, num_figures: int = 1):
@@ -309,30 +295,25 @@ def test_the_bound_is_tighter_with_more_images_and_never_lets_two_points_pass():
     assert bounds[-1] == pytest.approx(LIMIT, abs=2e-4)
 
 
-@pytest.mark.parametrize(
-    ("pair", "outcome"),
-    [
-        (Paired(1000, 10, 0), "refused"),  # one point, and no image the other way
-        (Paired(1000, 40, 30), "unknown"),  # as much, among many differences
-        (Paired(10_000, 400, 300), "refused"),  # on ten times as many it is no chance
-        (Paired(1000, 5, 0), "unknown"),  # half a point: not over the limit, its interval is
-        (Paired(1000, 2, 2), "verified"),
-        (Paired(1000, 0, 50), "verified"),  # INT8 is better
-        (Paired(5, 5, 0), "unknown"),  # 1 of 16 by chance
-        (Paired(8, 8, 0), "refused"),
-    ],
+@cases(
+    "pair, outcome",
+    (Paired(1000, 10, 0), "refused"),  # one point, and no image the other way
+    (Paired(1000, 40, 30), "unknown"),  # as much, among many differences
+    (Paired(10_000, 400, 300), "refused"),  # on ten times as many it is no chance
+    (Paired(1000, 5, 0), "unknown"),  # half a point: not over the limit, its interval is
+    (Paired(1000, 2, 2), "verified"),
+    (Paired(1000, 0, 50), "verified"),  # INT8 is better
+    (Paired(5, 5, 0), "unknown"),  # 1 of 16 by chance
+    (Paired(8, 8, 0), "refused"),
 )
 def test_a_loss_is_refused_if_it_is_over_the_limit_and_no_chance(pair, outcome):
     assert judgement(pair).outcome == outcome
 
 
-def test_more_members_need_more_evidence_against_one():
+def test_one_refuses_all_verify_and_more_members_need_more_evidence():
     pair = Paired(1000, 7, 0)  # p = 2 / 2^7
     assert judgement(pair, num_figures=3).outcome == "refused"
     assert judgement(pair, num_figures=4).outcome == "unknown"
-
-
-def test_one_refuses_and_all_verify():
     good, bad, few = Paired(1000, 2, 2).drop, Paired(1000, 30, 0).drop, Paired(1000, 5, 0).drop
     assert outcome_of(judged({"a": good, "b": good}, 1000, LIMIT)) == "verified"
     assert outcome_of(judged({"a": good, "b": few}, 1000, LIMIT)) == "unknown"
@@ -340,12 +321,10 @@ def test_one_refuses_and_all_verify():
     assert outcome_of([]) == "unknown"
 
 
-@pytest.mark.parametrize(
+@cases(
     "pair",
-    [
-        *(Paired(21, 0, 0), Paired(100, 1, 0), Paired(400, 9, 8)),
-        *(Paired(700, 20, 15), Paired(1451, 60, 50), Paired(1451, 14, 8)),
-    ],
+    *(Paired(21, 0, 0), Paired(100, 1, 0), Paired(400, 9, 8)),
+    *(Paired(700, 20, 15), Paired(1451, 60, 50), Paired(1451, 14, 8)),
 )
 def test_so_many_images_more_would_tell_if_they_went_on_alike(pair):
     said = judgement(pair)
@@ -367,18 +346,14 @@ def test_the_images_that_would_refuse_are_those_of_a_two_sided_test():
     assert judgement(Paired(100_000, 5500, 5000)).num_more is None  # just the limit: never certain
 
 
-@pytest.mark.parametrize(
-    ("num_images", "num_figures", "num_more"), [(3, 1, 3), (4, 1, 2), (5, 2, 2)]
-)
+@cases("num_images, num_figures, num_more", (3, 1, 3), (4, 1, 2), (5, 2, 2))
 def test_the_images_that_would_refuse_where_all_are_lost(num_images, num_figures, num_more):
     """All lost: n images refuse from 2^(1 - n) <= 0.05 / figures, so from 6 (one) or 7 (two)."""
     pair = Paired(num_images, num_images, 0)
     assert judgement(pair, num_figures=num_figures).num_more == num_more
 
 
-@pytest.mark.parametrize(
-    ("number", "rounded"), [(0.4, 1), (99, 99), (100, 100), (101, 110), (98765, 99000)]
-)
+@cases("number, rounded", (0.4, 1), (99, 99), (100, 100), (101, 110), (98765, 99000))
 def test_numbers_of_images_are_round(number, rounded):
     assert rounded_up(number) == rounded
 
@@ -392,18 +367,16 @@ def scores_drop(lost: float, half: float) -> MultiLabelDrop:
     )
 
 
-@pytest.mark.parametrize(
-    ("drop", "num_images", "outcome"),
-    [
-        (scores_drop(0.02, 0.012), 1000, "refused"),
-        (scores_drop(0.02, 0.018), 1000, "unknown"),  # excludes no loss alone, not as one of two
-        (scores_drop(0.0, 0.008), 1000, "verified"),
-        (scores_drop(0.0, 0.0), 24, "unknown"),  # no spread, since too few images to have one
-        (scores_drop(0.0, 0.0), LEAST_IMAGES - 1, "unknown"),
-        (scores_drop(0.0, 0.0), LEAST_IMAGES, "verified"),
-        (scores_drop(0.5, 0.0), 1, "unknown"),
-        (scores_drop(0.5, 0.0), 24, "refused"),
-    ],
+@cases(
+    "drop, num_images, outcome",
+    (scores_drop(0.02, 0.012), 1000, "refused"),
+    (scores_drop(0.02, 0.018), 1000, "unknown"),  # excludes no loss alone, not as one of two
+    (scores_drop(0.0, 0.008), 1000, "verified"),
+    (scores_drop(0.0, 0.0), 24, "unknown"),  # no spread, since too few images to have one
+    (scores_drop(0.0, 0.0), LEAST_IMAGES - 1, "unknown"),
+    (scores_drop(0.0, 0.0), LEAST_IMAGES, "verified"),
+    (scores_drop(0.5, 0.0), 1, "unknown"),
+    (scores_drop(0.5, 0.0), 24, "refused"),
 )
 def test_both_figures_of_a_multi_label_set_are_judged(drop, num_images, outcome):
     assert outcome_of(judged({"ensemble": drop}, num_images, LIMIT)) == outcome

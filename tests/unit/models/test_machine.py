@@ -14,6 +14,7 @@ import pytest
 from models import machine
 from models.machine import available_cpus, cpu_model, give_back_memory, usable_cpus
 from models.openvino_network import CompiledNetwork, RuntimeOptions
+from tests.support.cases import cases
 from tests.support.cgroup_files import CgroupFiles
 from tests.support.tiny_networks import save_model, tiny_model
 
@@ -128,16 +129,14 @@ def eight_cores(monkeypatch):
 
 
 @pytest.mark.usefixtures("eight_cores")
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("max 100000", 8),
-        ("200000 100000", 2),
-        ("250000 100000", 2),
-        ("50000 100000", 1),  # half a CPU is one thread
-        ("6400000 100000", 8),  # a quota above the cores there are
-        ("", 8),
-    ],
+@cases(
+    "content, expected",
+    ("max 100000", 8),
+    ("200000 100000", 2),
+    ("250000 100000", 2),
+    ("50000 100000", 1),  # half a CPU is one thread
+    ("6400000 100000", 8),  # a quota above the cores there are
+    ("", 8),
 )
 def test_the_quota_of_a_cgroup(tmp_path, content, expected):
     files = CgroupFiles(tmp_path)

@@ -1,9 +1,8 @@
-"""manifest.yaml: every mistake is named with its place, and nothing points out of the folder.
-
-Wilson's interval of an accuracy, against published values and the score test.
-"""
+"""manifest.yaml, and sets on disk: found, loaded, verified; every mistake has its place."""
 
 import copy
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,9 +14,13 @@ from calibration.sets.transaction import write_manifest
 from models.accuracy import Z95, wilson_interval
 from models.errors import ModelSetError
 from models.manifest import Manifest, read_manifest
-from models.model_set import BUNDLED_DIR
+from models.model_set import BUNDLED_DIR, ModelSet, list_folders, load_model_set
+from models.network import memory_needed
 from models.record import FileRecord, sha256_of
-from tests.support.tiny_networks import with_accuracy, write_tiny_set
+from tests.support.cases import cases
+from tests.support.tiny_networks import LABELS, with_accuracy, write_tiny_set
+
+BOUNDED = settings(max_examples=100, deadline=None, database=None)
 
 
 @pytest.fixture
@@ -40,16 +43,13 @@ def changed(content: dict, place: str, value: object) -> dict:
     return result
 
 
-def test_what_was_written_is_read_back_and_lists_every_file_of_the_set(tiny_set, tmp_path):
+def test_what_was_written_is_read_back_and_bundled_weights_state_their_license(tiny_set, tmp_path):
     manifest = read_manifest(tiny_set)
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path) == manifest
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.yaml"]
     listed = {record.path for record in manifest.files}
     assert listed == {path.name for path in tiny_set.iterdir()} - {"manifest.yaml"}
-
-
-def test_bundled_weights_state_their_license_and_what_they_were_trained_on():
     for path in BUNDLED_DIR.glob("*/manifest.yaml"):
         manifest = read_manifest(path.parent)
         assert (manifest.name, manifest.license) == (path.parent.name, "Apache-2.0")
@@ -59,9 +59,7 @@ def test_bundled_weights_state_their_license_and_what_they_were_trained_on():
             assert said in card
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "says"),
-    [
+@cases("place, value, says", 
         ("colour", "red", "colour: Extra inputs"),
         ("image.resized", 1, "image.resized: Extra inputs"),
         ("image.resize", "squash", "image.resize: Input should be 'crop' or 'stretch'"),
@@ -94,7 +92,7 @@ def test_bundled_weights_state_their_license_and_what_they_were_trained_on():
         ("image.resize_shorter", 15, "resize_shorter 15 is under input_size 16"),
         ("image.input_size", 0, "image.input_size"),
         ("name", "../x", "name"),
-    ],
+    
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_place(content, tmp_path, place, value, says):
     with pytest.raises(ModelSetError) as caught:
@@ -103,15 +101,13 @@ def test_a_mistake_is_named_with_its_place(content, tmp_path, place, value, says
     assert str(tmp_path / "manifest.yaml") in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"", "top: "),
-        (b"a: [", "is not YAML"),
-        (b"\xff\xfe\xfa", "is not YAML"),
-        (b"- 1", "top: "),
-        (None, r"cannot read .*No such file"),
-    ],
+@cases(
+    "data, says",
+    (b"", "top: "),
+    (b"a: [", "is not YAML"),
+    (b"\xff\xfe\xfa", "is not YAML"),
+    (b"- 1", "top: "),
+    (None, r"cannot read .*No such file"),
 )
 def test_what_is_no_manifest(tmp_path, data, says):
     if data is not None:
@@ -120,19 +116,17 @@ def test_what_is_no_manifest(tmp_path, data, says):
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("name: other", "the key 'name' stands twice"),
-        ("max_drop: 0.01\nmax_drop: 1.0", "the key 'max_drop' stands twice"),
-        ("measured: 2026-13-21", "'2026-13-21' cannot be read: month must be in 1..12"),
-        (f"max_drop: {'9' * 5000}", "Exceeds the limit"),
-        (f"hint: {'[' * 5000}", "nested too deeply"),
-        ("hint: !!timestamp soon", "'soon' cannot be read"),
-        ("hint: !!int ''", "cannot be read"),
-        ("? [1, 2]\n: 3", "unhashable key"),
-        ("image: {input_size: 1, input_size: 2}", "the key 'input_size' stands twice"),
-    ],
+@cases(
+    "line, says",
+    ("name: other", "the key 'name' stands twice"),
+    ("max_drop: 0.01\nmax_drop: 1.0", "the key 'max_drop' stands twice"),
+    ("measured: 2026-13-21", "'2026-13-21' cannot be read: month must be in 1..12"),
+    (f"max_drop: {'9' * 5000}", "Exceeds the limit"),
+    (f"hint: {'[' * 5000}", "nested too deeply"),
+    ("hint: !!timestamp soon", "'soon' cannot be read"),
+    ("hint: !!int ''", "cannot be read"),
+    ("? [1, 2]\n: 3", "unhashable key"),
+    ("image: {input_size: 1, input_size: 2}", "the key 'input_size' stands twice"),
 )
 def test_yaml_that_no_manifest_has(content, tmp_path, line, says):
     others = {"image", "hint", "max_drop"}
@@ -169,14 +163,12 @@ def test_a_file_is_described_by_its_hash(tmp_path):
 
 
 def test_a_threshold_is_of_multi_label_sets(tmp_path):
-    folder = write_tiny_set(tmp_path / "tiny")
-    manifest = read_manifest(folder)
+    manifest = read_manifest(write_tiny_set(tmp_path / "tiny"))
     assert (manifest.task, manifest.threshold) == ("classification", None)
     facts = manifest.model_dump(mode="json", exclude_none=True)
     old = {key: value for key, value in facts.items() if key != "task"}
     assert Manifest.model_validate(old) == manifest
-    scored = Manifest.model_validate(old | {"task": "multi_label"})
-    assert scored.threshold == 0.5
+    assert Manifest.model_validate(old | {"task": "multi_label"}).threshold == 0.5
     for wrong in ({"threshold": 0.5}, {"task": "multi_label", "threshold": 1.0}, {"task": "x"}):
         with pytest.raises(ValidationError, match=r"threshold|task"):
             Manifest.model_validate(old | wrong)
@@ -190,24 +182,19 @@ def test_a_number_of_images_that_no_float_holds(tiny_set, tmp_path):
         read(tmp_path, content)
 
 
-BOUNDED = settings(max_examples=100, deadline=None, database=None)
-
-
-@pytest.mark.parametrize(
-    ("num_right", "num_images", "low", "high"),
-    [
-        (0, 10, 0, 0.2775),
-        (10, 10, 0.7225, 1),
-        (5, 10, 0.2366, 0.7634),
-        (1, 1, 0.2065, 1),
-        (81, 263, 0.2553, 0.3662),  # Newcombe 1998, table I, method 3
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-        (90, 100, 0.8256, 0.9448),  # by hand
-        (200, 200, 0.9812, 1),
-        (0, 200, 0, 0.0188),
-    ],
+@cases(
+    "num_right, num_images, low, high",
+    (0, 10, 0, 0.2775),
+    (10, 10, 0.7225, 1),
+    (5, 10, 0.2366, 0.7634),
+    (1, 1, 0.2065, 1),
+    (81, 263, 0.2553, 0.3662),  # Newcombe 1998, table I, method 3
+    (15, 148, 0.0624, 0.1605),
+    (0, 20, 0, 0.1611),
+    (1, 29, 0.0061, 0.1718),
+    (90, 100, 0.8256, 0.9448),  # by hand
+    (200, 200, 0.9812, 1),
+    (0, 200, 0, 0.0188),
 )
 def test_wilson_gives_the_published_intervals(num_right, num_images, low, high):
     assert wilson_interval(num_right, num_images) == pytest.approx((low, high), abs=5e-5)
@@ -225,3 +212,132 @@ def test_the_ends_of_a_wilson_interval_are_where_the_score_test_rejects(num_imag
         assert squared == pytest.approx(Z95**2 * end * (1 - end) / num_images, abs=1e-9)
     mirrored = wilson_interval(num_images - num_right, num_images)  # of the wrong answers
     assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-12)
+
+
+@pytest.fixture
+def folder(tiny_set, tmp_path) -> Path:
+    """A copy that may be spoilt."""
+    return Path(shutil.copytree(tiny_set, tmp_path / "sets" / "tiny"))
+
+
+@pytest.fixture
+def loaded(folder) -> ModelSet:
+    return load_model_set(str(folder))
+
+
+def test_a_set_is_found_by_name_and_by_path(folder, monkeypatch):
+    search = (folder.parent,)
+    by_name = load_model_set("tiny", search)
+    assert (by_name.name, by_name.labels) == ("tiny", LABELS)
+    monkeypatch.chdir(folder.parent.parent)
+    for path in (str(folder), "sets/tiny", "./sets/tiny/"):
+        assert load_model_set(path).fingerprint() == by_name.fingerprint()
+    assert (by_name, list_folders(search)) == (load_model_set(str(folder)), [folder])
+
+
+def test_the_first_folder_wins_and_an_absent_set_names_what_there_is(folder, tmp_path):
+    other = write_tiny_set(tmp_path / "first" / "tiny", gains={"other": 1.0})
+    first = load_model_set("tiny", (other.parent, folder.parent))
+    assert [member.name for member in first.manifest.members] == ["other"]
+    with pytest.raises(ModelSetError) as caught:
+        load_model_set("tyni", (folder.parent,))
+    assert str(folder.parent / "tyni") in caught.value.message
+    assert "sets found: tiny" in caught.value.message
+    with pytest.raises(ModelSetError, match="sets found: none"):
+        load_model_set("tiny", (folder / "nowhere",))
+
+
+def test_a_whole_set_has_no_problems_and_no_other_members(loaded):
+    assert (loaded.problems(), loaded.network_path("sure")) == ([], loaded.folder / "sure.xml")
+    with pytest.raises(ModelSetError, match="no member 'resnet50'; it has: sure, unsure"):
+        loaded.network_path("resnet50")
+
+
+@pytest.mark.parametrize("suffix", ["xml", "bin"])
+def test_an_altered_network_is_not_given_out(loaded, suffix):
+    with (loaded.folder / f"sure.{suffix}").open("ab") as file:
+        file.write(b" ")
+    (problem,) = loaded.problems()
+    assert f"sure.{suffix} was altered" in problem
+    assert loaded.network_path("unsure")
+    with pytest.raises(ModelSetError, match="was altered"):
+        loaded.network_path("sure")
+
+
+def test_every_missing_file_is_named(loaded):
+    (loaded.folder / "sure.bin").unlink()
+    (loaded.folder / "labels.txt").unlink()
+    problems = " ".join(loaded.problems())
+    assert "sure.bin is missing" in problems
+    assert "labels.txt is missing" in problems
+
+
+def with_labels(folder: Path, data: bytes) -> ModelSet:
+    """Return the set with other labels, which its manifest knows of."""
+    (folder / "labels.txt").write_bytes(data)
+    content = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
+    content["labels"] = FileRecord.of(folder, "labels.txt").model_dump()
+    (folder / "manifest.yaml").write_text(yaml.safe_dump(content), "utf-8")
+    return load_model_set(str(folder))
+
+
+@cases(
+    "data, labels",
+    (b"a\r\nb\r\nc", ("a", "b", "c")),
+    (b"a \n\n b\nc\n\n", ("a", "b", "c")),
+    (  # a byte order mark, and separators of Unicode
+        b"\xef\xbb\xbf" + "cat\ntwo\u2028parts\na\x0cb\n".encode(),
+        ("cat", "two\u2028parts", "a\x0cb"),
+    ),
+)
+def test_line_ends_and_empty_lines_do_not_matter(folder, data, labels):
+    assert with_labels(folder, data).labels == labels
+
+
+@cases(
+    "data, says",
+    (b"blue\ngreen\n", "has 2 labels, the manifest says num_classes: 3"),
+    (b"a\nb\n\xff\n", "not UTF-8"),
+)
+def test_labels_too_few_or_not_in_utf8(folder, data, says):
+    spoilt = with_labels(folder, data)
+    (problem,) = spoilt.problems()
+    assert says in problem
+    with pytest.raises(ModelSetError, match=says):
+        _ = spoilt.labels
+
+
+def test_a_command_names_a_set_as_it_can_be_found(tmp_path, monkeypatch):
+    assert load_model_set("imagenette").argument == "imagenette"
+    folder = write_tiny_set(tmp_path / "own sets" / "tandem" / "models" / "imagenette")
+    assert load_model_set(str(folder)).argument == f"'{folder}'"  # by name it is the bundled one
+    elsewhere = write_tiny_set(tmp_path / "elsewhere" / "mine")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    relative = load_model_set("./mine").argument  # "mine" alone would be a name
+    assert (relative, load_model_set(relative).folder) == (str(elsewhere), elsewhere)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "own sets"))
+    assert load_model_set("imagenette").argument == "imagenette"
+    assert load_model_set(str(folder)).argument == "imagenette"
+
+
+@pytest.mark.parametrize(
+    ("precision", "sizes", "measured_mib"),  # the peak that loads added, on AVX512-VNNI
+    [("INT8", 1, 159), ("INT8", 3, 479), ("INT8", 4, 654), ("FP16", 3, 710)],
+)
+def test_the_memory_of_the_bundled_networks_is_estimated(precision, sizes, measured_mib):
+    needed = load_model_set("imagenette").memory_needed(precision, sizes)
+    assert list(needed) == ["resnet50", "densenet169"]
+    assert sum(needed.values()) / 2**20 == pytest.approx(measured_mib, rel=0.05)
+
+
+def test_a_built_in_batch_size_takes_memory_once_and_a_missing_file_none(loaded):
+    path = loaded.folder / "sure.xml"
+    text = path.read_text()
+    each = memory_needed(path, "INT8", 1)
+    assert memory_needed(path, "INT8", 3) == pytest.approx(3 * each, abs=3)
+    path.write_text(text.replace('<data shape="?,', '<data shape="1,', 1))
+    assert memory_needed(path, "INT8", 3) == pytest.approx(each, abs=3)
+    session = loaded.folder / "sure.onnx"
+    session.write_bytes(bytes(100))
+    assert memory_needed(session, "INT8", 3) == 200
+    assert memory_needed(path.with_name("none.xml"), "INT8", 3) == 0

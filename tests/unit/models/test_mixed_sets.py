@@ -27,6 +27,7 @@ from models.manifest import Network, read_manifest
 from models.model_set import ModelSet, load_model_set
 from models.network import RuntimeOptions, load
 from models.record import FileRecord, RuntimeName
+from tests.support.cases import cases
 from tests.support.runtime_files import write_mixed_set
 from tests.support.tiny_networks import SIZE, picture, take_golden, write_pictures, write_tiny_set
 
@@ -75,8 +76,7 @@ def test_every_runtime_answers_the_golden_images_alike_and_no_others(mixed, tmp_
 def test_verify_and_bound_and_evaluation_run_it_and_it_classifies_without_a_service(mixed):
     assert (mixed.problems(), problems_running(mixed)) == ([], [])
     pipeline = InProcessPipeline(mixed, "FP16", Setup(2, 1, 1))
-    rows = pipeline.answer([picture("green"), picture("red")])
-    assert rows.argmax(1).tolist() == [1, 2]
+    assert pipeline.answer([picture("green"), picture("red")]).argmax(1).tolist() == [1, 2]
     assert set(Networks(mixed, ["FP16"]).cpu_ms_per_image()) == set(ALL)
     assert LocalEnsemble(mixed, "INT8").classify(picture("red")).label == "mostly red"
 
@@ -110,8 +110,7 @@ def test_onnx_runtimes_threads_are_no_more_than_given(num_threads, num_streams, 
 
     from models.onnx_runtime import _session_options
 
-    options = RuntimeOptions(num_threads, num_streams=num_streams)
-    chosen = _session_options(onnxruntime, options)
+    chosen = _session_options(onnxruntime, RuntimeOptions(num_threads, num_streams=num_streams))
     assert (chosen.intra_op_num_threads, num_streams + (pool - 1)) == (pool, num_threads)
     assert chosen.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
@@ -126,8 +125,7 @@ def test_what_is_not_for_openvino_is_not_quantised(folder, pictures):
 
 
 def test_a_member_with_one_network_runs_it_at_any_precision(tmp_path):
-    folder = write_mixed_set(tmp_path / "tiny", runtimes=("onnxruntime",))
-    model_set = load_model_set(str(folder))
+    model_set = load_model_set(str(write_mixed_set(tmp_path / "tiny", runtimes=("onnxruntime",))))
     assert model_set.network_path("onnxruntime", "INT8").name == "onnxruntime.onnx"
     tiny = load_model_set(str(write_tiny_set(tmp_path / "float", precision="FP16")))
     with pytest.raises(ModelSetError, match="member sure has no INT8 network"):
@@ -151,19 +149,17 @@ def test_the_ledger_ties_a_record_to_every_runtimes_file(folder, pictures):
     assert current_records(manifest.model_copy(update={"members": changed})) == []
 
 
-@pytest.mark.parametrize(
-    ("facts", "says"),
-    [
-        ({"runtime": "onnxruntime"}, "is one file, a .onnx"),
-        ({"runtime": "torch", "file": FILE}, r"torch runs no members .* its own \.pt2 files"),
-        (
-            {"runtime": "torchscript", "file": FILE},
-            r"torchscript runs no members .* \.torchscript files.*--trust",
-        ),
-        ({"file": FILE}, "an OpenVINO network is xml and bin"),
-        ({}, "an OpenVINO network is xml and bin"),
-        ({"runtime": "tensorrt", "file": FILE}, "'openvino' or 'onnxruntime'"),
-    ],
+@cases(
+    "facts, says",
+    ({"runtime": "onnxruntime"}, "is one file, a .onnx"),
+    ({"runtime": "torch", "file": FILE}, r"torch runs no members .* its own \.pt2 files"),
+    (
+        {"runtime": "torchscript", "file": FILE},
+        r"torchscript runs no members .* \.torchscript files.*--trust",
+    ),
+    ({"file": FILE}, "an OpenVINO network is xml and bin"),
+    ({}, "an OpenVINO network is xml and bin"),
+    ({"runtime": "tensorrt", "file": FILE}, "'openvino' or 'onnxruntime'"),
 )
 def test_a_network_whose_files_are_not_its_runtimes(facts, says):
     with pytest.raises(ValueError, match=says):
@@ -202,7 +198,6 @@ print([name for name in ("torch", "onnxruntime", "onnx") if name in sys.modules]
 
 def test_who_uses_openvino_alone_imports_no_other_runtime(tmp_path):
     """What a service's process imports and runs for a set like the bundled one."""
-    folder = write_tiny_set(tmp_path / "tiny")
-    command = [sys.executable, "-c", USES_OPENVINO_ALONE, str(folder)]
+    command = [sys.executable, "-c", USES_OPENVINO_ALONE, str(write_tiny_set(tmp_path / "tiny"))]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "[]\n"), ran.stderr

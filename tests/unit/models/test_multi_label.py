@@ -1,7 +1,5 @@
 """``tandem quantize`` of a multi-label set: INT8 is made; what it costs is for evaluate to say."""
 
-from pathlib import Path
-
 import pytest
 
 from models.ledger import judge
@@ -16,12 +14,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(tmp_path_factory):
     return write_pictures(tmp_path_factory.mktemp("data") / "calibration", num_per_color=5)
 
 
 @pytest.fixture
-def float_set(tmp_path: Path) -> Path:
+def float_set(tmp_path):
     return write_scored_set(tmp_path / "scored", precision="FP16", threshold=0.4)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -17,19 +16,8 @@ from calibration.sets.versions import push
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import load_model_set
 from models.stores import StoreError, _azure_options, copy_file, smart_open_file
+from tests.support import object_stores
 from tests.support.command_line import tandem
-from tests.support.object_stores import (
-    AZURE_ENDPOINT,
-    GOOGLE_ENDPOINT,
-    S3_ENDPOINT,
-    S3_KEYS,
-    StoreRelay,
-    forget_session,
-    local_azure_store,
-    local_google_store,
-    local_s3,
-    store_relay,
-)
 from tests.support.stored_sets import (
     cached,
     manifest_of,
@@ -61,36 +49,38 @@ class Kind:
 
 KINDS = {
     "s3": Kind(
-        local_s3,
-        S3_ENDPOINT,
+        object_stores.local_s3,
+        object_stores.S3_ENDPOINT,
         no_set="NoSuchKey",
         no_bucket="NoSuchBucket",
         gone="Could not connect",
         refused="403",
         no_credentials="Unable to locate credentials",
-        without_credentials=dict.fromkeys(S3_KEYS)
+        without_credentials=dict.fromkeys(object_stores.S3_KEYS)
         | {"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"},
     ),
     "gs": Kind(
-        local_google_store,
-        GOOGLE_ENDPOINT,
+        object_stores.local_google_store,
+        object_stores.GOOGLE_ENDPOINT,
         no_set=r"NotFound: 404 blob \S+ not found in ",
         no_bucket="the store answered 404 Not Found",
         gone="Connection refused",
         refused="Forbidden: 403",
         no_credentials="Your default credentials were not found",
-        without_credentials=dict.fromkeys((GOOGLE_ENDPOINT, "GOOGLE_APPLICATION_CREDENTIALS"))
+        without_credentials=dict.fromkeys(
+            (object_stores.GOOGLE_ENDPOINT, "GOOGLE_APPLICATION_CREDENTIALS")
+        )
         | {"CLOUDSDK_CONFIG": "/nowhere", "NO_GCE_CHECK": "true"},
     ),
     "az": Kind(
-        local_azure_store,
-        AZURE_ENDPOINT,
+        object_stores.local_azure_store,
+        object_stores.AZURE_ENDPOINT,
         no_set="ResourceNotFoundError: ",
         no_bucket="ResourceNotFoundError: ",
         gone="Connection refused",
         refused="HttpResponseError: .*Forbidden",
         no_credentials="DefaultAzureCredential failed to retrieve a token",
-        without_credentials={AZURE_ENDPOINT: None, "AZURE_STORAGE_ACCOUNT": "shop"}
+        without_credentials={object_stores.AZURE_ENDPOINT: None, "AZURE_STORAGE_ACCOUNT": "shop"}
         | {"AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"},
     ),
 }
@@ -110,7 +100,7 @@ def store(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr("models.stores.RETRY_S", 0.2)
     with kind.start(monkeypatch) as bucket:
         (address,) = ADDRESS.findall(os.environ[kind.endpoint])
-        with store_relay(address) as relay:
+        with object_stores.store_relay(address) as relay:
             redirect(kind, relay, monkeypatch)
             yield f"{bucket}/sets/tiny"
 
@@ -125,16 +115,16 @@ def own(waits: list[float]) -> list[float]:
     return [wait for wait in waits if wait in (1, 2)]
 
 
-def contents_read(shop: Path) -> list[str]:
+def contents_read(shop):
     """Return the sorted names of the objects whose content was asked for."""
-    paths = [path for method, path in StoreRelay.asked if method == "GET"]
+    paths = [path for method, path in object_stores.StoreRelay.asked if method == "GET"]
     contents = [OPTIONS.split(path)[0] for path in paths if "projection=" not in path]  # Google's
     return sorted(path.partition("/sets/tiny/")[2] for path in contents)
 
 
 def test_only_the_manifest_and_its_files_are_read_and_once(shop, store):
     push(shop, [version_of(shop)], store)
-    StoreRelay.asked.clear()
+    object_stores.StoreRelay.asked.clear()
     with ThreadPoolExecutor(4) as threads:
         folders = {taken.folder for taken in threads.map(load_model_set, [store] * 4)}
     assert [folder.name for folder in folders] == cached() == [manifest_of(shop)]
@@ -142,12 +132,12 @@ def test_only_the_manifest_and_its_files_are_read_and_once(shop, store):
     names = [f"{pushed}/{record.path}" for record in read_manifest(shop).files]
     manifests = [f"{pushed}/{MANIFEST_NAME}", *[MANIFEST_NAME] * 4]
     assert contents_read(shop) == sorted([*names, *manifests])
-    StoreRelay.asked.clear()
+    object_stores.StoreRelay.asked.clear()
     version = load_model_set(store).fingerprint()  # again: no file
     assert contents_read(shop) == [MANIFEST_NAME]
-    StoreRelay.asked.clear()
+    object_stores.StoreRelay.asked.clear()
     assert load_model_set(f"{store}@{version}").problems() == []
-    assert StoreRelay.asked == []
+    assert object_stores.StoreRelay.asked == []
 
 
 def test_a_set_that_is_pushed_is_there_in_all_its_versions(shop, store):
@@ -224,17 +214,17 @@ def test_no_bucket_and_no_set(shop, store, kind):
 
 def test_a_download_that_breaks_off_is_tried_again_and_at_last_leaves_nothing(shop, store):
     push(shop, [version_of(shop)], store)
-    StoreRelay.num_broken = sys.maxsize
+    object_stores.StoreRelay.num_broken = sys.maxsize
     with pytest.raises(StoreError, match=r"^cannot read \S+\.bin: \w+: .*has no copy$"):
         load_model_set(store)
     assert cached() == []
-    StoreRelay.num_broken = 2
+    object_stores.StoreRelay.num_broken = 2
     assert load_model_set(store).problems() == []
-    assert StoreRelay.num_broken == 0
+    assert object_stores.StoreRelay.num_broken == 0
 
 
 def test_a_store_that_refuses(shop, store, kind, waits):
-    StoreRelay.status = 403
+    object_stores.StoreRelay.status = 403
     with pytest.raises(StoreError, match=rf"^cannot read \S+/manifest\.yaml: .*{kind.refused}"):
         load_model_set(store)
     assert waits == []
@@ -259,7 +249,7 @@ def test_a_store_without_credentials(shop, store, kind, monkeypatch, waits):
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    forget_session(monkeypatch)
+    object_stores.forget_session(monkeypatch)
     with pytest.raises(StoreError, match=rf"^cannot read \S+: .*{kind.no_credentials}.*; this mac"):
         load_model_set(store)
     assert own(waits) == []
@@ -267,7 +257,7 @@ def test_a_store_without_credentials(shop, store, kind, monkeypatch, waits):
 
 
 def test_azures_account_must_be_named_and_takes_an_identity(shop, monkeypatch):
-    for name in (AZURE_ENDPOINT, "AZURE_STORAGE_ACCOUNT"):
+    for name in (object_stores.AZURE_ENDPOINT, "AZURE_STORAGE_ACCOUNT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(StoreError, match=r"names no account: set AZURE_STORAGE_CONNECTION_STRING"):
         load_model_set("az://container/tiny")

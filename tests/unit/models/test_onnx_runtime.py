@@ -1,7 +1,4 @@
-"""ONNX Runtime: rows, batches, threads, and which files are refused.
-
-What an ONNX file says of itself, by its bytes alone.
-"""
+"""ONNX Runtime: rows, batches, threads, refusals, and what a file says by its bytes alone."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +12,7 @@ from models.errors import ModelSetError
 from models.network import RuntimeOptions, load
 from models.onnx_runtime import OnnxNetwork, onnx_facts, read_onnx
 from tests.support.calibration.onnx_file import proto
+from tests.support.cases import cases
 from tests.support.runtime_files import float_onnx, tiny_onnx
 from tests.support.tiny_networks import SIZE
 
@@ -85,19 +83,17 @@ def test_threads_may_run_it_at_the_same_time(tmp_path):
                 np.testing.assert_allclose(rows, expected(batch), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "is no ONNX file"),
-        (b"not an ONNX file at all", "is no ONNX file, or was cut short"),
-        (tiny_onnx()[:-20], "was cut short"),
-        (tiny_onnx(opset=99), "ONNX Runtime .* cannot load .*[Oo]pset 99"),
-        (tiny_onnx(operator="NoSuch"), "ONNX Runtime .* cannot load .*NoSuch"),
-        (tiny_onnx(external="weights.bin"), "weights in other files .*'weights.bin'.*models add"),
-        (tiny_onnx(external="../../etc/passwd"), "weights in other files"),
-        (tiny_onnx(num_outputs=2), "1 inputs and 2 outputs; a member has one of each"),
-        (float_onnx(), "models add folds the preprocessing in"),
-    ],
+@cases(
+    "content, says",
+    (b"", "is no ONNX file"),
+    (b"not an ONNX file at all", "is no ONNX file, or was cut short"),
+    (tiny_onnx()[:-20], "was cut short"),
+    (tiny_onnx(opset=99), "ONNX Runtime .* cannot load .*[Oo]pset 99"),
+    (tiny_onnx(operator="NoSuch"), "ONNX Runtime .* cannot load .*NoSuch"),
+    (tiny_onnx(external="weights.bin"), "weights in other files .*'weights.bin'.*models add"),
+    (tiny_onnx(external="../../etc/passwd"), "weights in other files"),
+    (tiny_onnx(num_outputs=2), "1 inputs and 2 outputs; a member has one of each"),
+    (float_onnx(), "models add folds the preprocessing in"),
     ids=["empty", "text", "cut", "opset", "operator", "external", "outside", "2 out", "float"],
 )
 def test_a_file_that_is_no_member(tmp_path, content, says):

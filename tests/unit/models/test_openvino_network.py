@@ -1,11 +1,10 @@
-"""Networks compiled by OpenVINO: sizes, answers, refusals; and the locale, which loading leaves."""
+"""Networks compiled by OpenVINO: sizes, answers, refusals; floats computed as asked, on any CPU."""
 
 import locale
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,11 +12,45 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
+from app.settings import Settings
+from app.stages import classifier
+from calibration import offline
+from calibration.commands.models import problems_running
+from calibration.evaluation import inference
+from models import golden, openvino_network
 from models.errors import ModelSetError
 from models.golden import golden_images
 from models.model_set import load_model_set
-from models.openvino_network import CompiledNetwork, RuntimeOptions, kept_locale
-from tests.support.tiny_networks import SIZE, save_model, tiny_model
+from models.openvino_network import CompiledNetwork, RuntimeOptions, kept_locale, read_network
+from tests.support.cases import cases
+from tests.support.tiny_networks import SIZE, save_model, tiny_model, write_tiny_set
+
+SPLIT = np.float32(2**16 + 1)  # 24 bits of significand, of which 16 go
+NOT_ROUNDED = {"Parameter", "Result", "FakeQuantize", "Softmax"}
+
+
+def rounded_to_bf16(model: ov.Model) -> ov.Model:
+    """Return a copy in which the output of every float32 layer is rounded to bf16, on any CPU.
+
+    By float32 arithmetic: Veltkamp's splitting (Dekker 1971, "A floating-point technique for
+    extending the available precision"). A CPU's own bf16 kernels fuse layers, and round once only.
+    """
+    rounded = model.clone()
+    for node in rounded.get_ordered_ops():
+        is_float = node.get_output_size() == 1 and node.get_output_element_type(0) == ov.Type.f32
+        if not is_float or node.get_type_name() in NOT_ROUNDED:
+            continue
+        output = node.output(0)
+        users = output.get_target_inputs()
+        scaled = ops.multiply(output, SPLIT)
+        high = ops.subtract(scaled, ops.subtract(scaled, output))
+        for user in users:
+            user.replace_source_output(high.output(0))
+    rounded.validate_nodes_and_infer_types()
+    return rounded
+
+
+NHWC = [-1, 8, 8, 3]
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +83,7 @@ def test_a_batch_of_any_size_gives_its_own_rows_and_padding_changes_nothing(netw
     np.testing.assert_allclose(rows, exact.predict(images(count)), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "seen", [lambda b: b[:, ::-1], lambda b: b[..., ::-1], lambda b: b.transpose(0, 2, 1, 3)]
-)
+@cases("seen", lambda b: b[:, ::-1], lambda b: b[..., ::-1], lambda b: b.transpose(0, 2, 1, 3))
 def test_images_that_do_not_lie_in_one_piece(network, seen):
     batch = seen(images(3))
     rows = network.predict(list(batch))
@@ -151,9 +182,7 @@ def test_threads_are_given_and_pinning_is_off(tmp_path):
     assert "CACHE_DIR" not in RuntimeOptions().properties
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("num_threads", 0), ("batch_sizes", ()), ("batch_sizes", (1, 0))]
-)
+@cases("name, value", ("num_threads", 0), ("batch_sizes", ()), ("batch_sizes", (1, 0)))
 def test_options_out_of_range(name, value):
     with pytest.raises(ModelSetError, match=re.escape(f"{name} is {value}")):
         RuntimeOptions(**{name: value})
@@ -182,22 +211,17 @@ def rankless() -> ov.Model:
     return ov.Model([ops.relu(ops.convert(pixels, "f32"))], [pixels], "odd")
 
 
-NHWC = [-1, 8, 8, 3]
-
-
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        (odd(NHWC, ov.Type.f32), "takes .*float32.*fold the pre"),
-        (odd([-1, 3, 8, 8]), r"a member takes u8 \[\?,H,W,3\]"),
-        (odd([-1, -1, 8, 3]), "with H and W fixed"),
-        (odd([-1, 8, 8, 4]), "a member takes u8"),
-        (odd([-1, 8, 3]), "a member takes u8"),
-        (rankless(), "a member takes u8"),
-        (odd(NHWC, case="2 out"), "has 1 inputs and 2 outputs; a member has one of each"),
-        (odd(NHWC, case="2 in"), "has 2 inputs and 1 outputs"),
-        (odd(NHWC, case="1-D"), r"a member gives probabilities \[\?,C\]"),
-    ],
+@cases(
+    "model, says",
+    (odd(NHWC, ov.Type.f32), "takes .*float32.*fold the pre"),
+    (odd([-1, 3, 8, 8]), r"a member takes u8 \[\?,H,W,3\]"),
+    (odd([-1, -1, 8, 3]), "with H and W fixed"),
+    (odd([-1, 8, 8, 4]), "a member takes u8"),
+    (odd([-1, 8, 3]), "a member takes u8"),
+    (rankless(), "a member takes u8"),
+    (odd(NHWC, case="2 out"), "has 1 inputs and 2 outputs; a member has one of each"),
+    (odd(NHWC, case="2 in"), "has 2 inputs and 1 outputs"),
+    (odd(NHWC, case="1-D"), r"a member gives probabilities \[\?,C\]"),
     ids=["float", "NCHW", "any height", "4 channels", "rank 3", "no rank", "2 out", "2 in", "1-D"],
 )
 def test_a_network_of_another_kind_is_refused(tmp_path, model, says):
@@ -241,7 +265,7 @@ def test_two_threads_may_run_their_first_network_at_the_same_time(xml):
 
 
 @pytest.fixture
-def utf8() -> Iterator[None]:
+def utf8():
     before = locale.setlocale(locale.LC_ALL)
     locale.setlocale(locale.LC_ALL, "C.UTF-8")
     yield
@@ -278,3 +302,108 @@ def test_networks_that_are_read_from_the_cache_on_several_threads_leave_the_loca
     for _ in range(20):  # it was lost in one of a few
         CompiledNetwork(tmp_path / "tiny.xml", options)
         assert locale.setlocale(locale.LC_CTYPE) == "C.UTF-8"
+
+
+@pytest.fixture
+def other_default():
+    """A CPU plugin that would by itself compute in something else than f32.
+
+    Which CPUs take bf16 cannot be changed here; that the default is not f32 can.
+    """
+    core = openvino_network._core()
+    core.set_property("CPU", {"EXECUTION_MODE_HINT": "ACCURACY"})
+    yield
+    core.set_property("CPU", {"EXECUTION_MODE_HINT": "PERFORMANCE"})
+
+
+@pytest.mark.usefixtures("other_default")
+def test_floats_are_f32_whatever_the_plugins_default_is():
+    model = tiny_model()
+    model.reshape([1, SIZE, SIZE, 3])
+    alone = openvino_network._core().compile_model(model, "CPU")
+    assert alone.get_property("INFERENCE_PRECISION_HINT").get_type_name() != "f32"
+    assert CompiledNetwork(tiny_model(), RuntimeOptions(batch_sizes=(1,))).float_type == "f32"
+
+
+@pytest.mark.parametrize("float_type", ["f32", "bf16"])
+def test_openvino_is_always_told_and_bf16_is_only_where_the_cpu_has_it(float_type):
+    options = RuntimeOptions(batch_sizes=(1,), float_type=float_type)
+    assert options.properties["INFERENCE_PRECISION_HINT"] == float_type
+    can = openvino_network._core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    runs = CompiledNetwork(tiny_model(), options).float_type
+    assert runs == (float_type if float_type.upper() in {*can, "F32"} else "f32")
+
+
+def test_the_rounding_of_these_tests_is_that_of_bf16():
+    values = np.random.default_rng(4).normal(0, 30, (1, 1000)).astype(np.float32)
+    source = ops.parameter([1, 1000], ov.Type.f32)
+    model = rounded_to_bf16(ov.Model([ops.relu(source)], [source], "relu"))
+    found = openvino_network._core().compile_model(model, "CPU", RuntimeOptions().properties)(
+        [values]
+    )[0]
+    # To nearest, ties to even: add half of what goes, less one where the last kept bit is 0.
+    bits = np.maximum(values, 0).view(np.uint32)
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    np.testing.assert_array_equal(found, nearest.astype(np.uint32).view(np.float32))
+
+
+@pytest.mark.slow  # make test rounds small networks, below
+@cases("member, precision", ("resnet50", "FP16"), ("densenet169", "INT8"), ids=str)
+def test_the_bundled_networks_pass_the_golden_check_in_bf16(member, precision):
+    """So a set that asks for bf16 need not be made anew on the CPU that has it."""
+    model_set = load_model_set("imagenette")
+    model = read_network(model_set.network_path(member, precision))
+    network = CompiledNetwork(rounded_to_bf16(model), RuntimeOptions(batch_sizes=(8,)))
+    assert model_set.golden is not None
+    golden.check(model_set.golden, member, precision, network)
+    # Answers equal to the fourth decimal would prove that nothing was rounded.
+    recorded = model_set.golden.answers[member][precision].rows
+    assert golden.answer_of(network).rows != recorded
+
+
+def serve(model_set, precision):
+    settings = Settings(model_set=str(model_set.folder), precision=precision, compile_cache=None)
+    classifier.Classifier(settings, "sure")
+
+
+def bound(model_set, precision):
+    offline.InProcessPipeline(model_set, precision, offline.Setup(1, 1, 1))
+
+
+def verify(model_set, _):
+    assert problems_running(model_set) == []
+
+
+def evaluate(model_set, precision):
+    inference.Networks(model_set, (precision,))
+
+
+@cases(
+    "use, precision, float_type",
+    (serve, "INT8", "bf16"),
+    (serve, "FP16", "bf16"),
+    (bound, "INT8", "bf16"),
+    (offline.OneImage, "INT8", "bf16"),
+    (verify, "INT8", "bf16"),
+    (evaluate, "INT8", "bf16"),
+    (evaluate, "FP16", "f32"),  # what INT8 is compared with is the same for every set
+)
+def test_a_set_is_run_in_the_float_type_it_asks_for(
+    tmp_path, monkeypatch, use, precision, float_type
+):
+    folder = write_tiny_set(tmp_path / "tiny", precision=precision, float_type="bf16")
+    asked: list[str] = []
+
+    class Recorded(CompiledNetwork):
+        def __init__(self, network, options):
+            asked.append(options.float_type)
+            super().__init__(network, options)
+
+    monkeypatch.setattr("models.openvino_network.CompiledNetwork", Recorded)
+    use(load_model_set(str(folder)), precision)
+    assert set(asked) == {float_type}
+
+
+def test_sets_that_differ_in_the_float_type_are_not_taken_for_the_same(tmp_path):
+    folders = (write_tiny_set(tmp_path / kind, float_type=kind) for kind in ("f32", "bf16"))
+    assert len({load_model_set(str(folder)).fingerprint() for folder in folders}) == 2

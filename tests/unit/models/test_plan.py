@@ -11,6 +11,7 @@ from models.errors import ModelSetError
 from models.manifest import read_manifest
 from models.model_set import load_model_set
 from models.plan import AnswerSetRecord, AverageRecord, PlanRecord, SubsetRecord, TrustTable
+from tests.support.cases import cases
 from tests.support.plans import plan_of, planned, sure_from
 from tests.support.scored_sets import write_scored_set
 from tests.support.tiny_networks import save_model, tiny_model, write_tiny_set
@@ -30,21 +31,19 @@ def changed(folder, change) -> None:
     (folder / "manifest.yaml").write_text(yaml.safe_dump(content))
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda p: p["steps"][0].update(ask=["nobody"]), "fast_plan names 'nobody', no member of"),
-        (lambda p: p["steps"][0].update(stop_at=1.5), "less than or equal to 1"),
-        (lambda p: p["steps"][0].update(stop_at=-0.1), "greater than or equal to 0"),
-        (lambda p: p["steps"][0].update(stop_at=math.nan), "finite number"),
-        (lambda p: p["steps"][0].pop("stop_at"), "every step of a plan but the last has stop_at"),
-        (lambda p: p["steps"][1].update(stop_at=0.5), "the last has none"),
-        (lambda p: p["steps"][1].update(ask=["sure"]), "asks each member once, not sure, sure"),
-        (lambda p: p["steps"][1].update(ask=[]), "at least 1 item"),
-        (lambda p: p.update(steps=[]), "at least 1 item"),
-        (lambda p: p.update(steps=[p["steps"][0]] * 3 + [p["steps"][1]]), "at most 3 items"),
-        (lambda p: p["steps"][0].update(temperature=0.1), "greater than or equal to 0.2"),
-    ],
+@cases(
+    "change, says",
+    (lambda p: p["steps"][0].update(ask=["nobody"]), "fast_plan names 'nobody', no member of"),
+    (lambda p: p["steps"][0].update(stop_at=1.5), "less than or equal to 1"),
+    (lambda p: p["steps"][0].update(stop_at=-0.1), "greater than or equal to 0"),
+    (lambda p: p["steps"][0].update(stop_at=math.nan), "finite number"),
+    (lambda p: p["steps"][0].pop("stop_at"), "every step of a plan but the last has stop_at"),
+    (lambda p: p["steps"][1].update(stop_at=0.5), "the last has none"),
+    (lambda p: p["steps"][1].update(ask=["sure"]), "asks each member once, not sure, sure"),
+    (lambda p: p["steps"][1].update(ask=[]), "at least 1 item"),
+    (lambda p: p.update(steps=[]), "at least 1 item"),
+    (lambda p: p.update(steps=[p["steps"][0]] * 3 + [p["steps"][1]]), "at most 3 items"),
+    (lambda p: p["steps"][0].update(temperature=0.1), "greater than or equal to 0.2"),
 )
 def test_what_a_manifest_refuses(folder, change, says):
     changed(folder, change)
@@ -65,8 +64,7 @@ def test_a_plan_is_of_the_networks_weights_and_temperatures_that_it_was_made_for
         other = manifest.model_copy(update={"members": members})
         assert made in (other.plan_problem("INT8") or "")
         assert other.usable_plan("INT8") is None
-    without = manifest.model_copy(update={"fast_plan": None})
-    assert without.plan_problem("INT8", "~/tiny") == (
+    assert manifest.model_copy(update={"fast_plan": None}).plan_problem("INT8", "~/tiny") == (
         "tiny has no fast plan; tandem evaluate ~/tiny --images DIR --plan makes one"
     )
     assert "is of INT8, not of FP16" in (manifest.plan_problem("FP16") or "")
@@ -113,21 +111,17 @@ def test_each_average_has_its_own_trust():
     assert trust("bac", 1) == (1.0, None)
     assert trust("a") == (2.0, 0.6)
     assert trust("b") == trust("ba", 1) == (1.0, None)  # nothing was measured for these
-    reason = table.of(dict.fromkeys("bc")).no_bound
-    assert reason == "set has no measured bound for b and c alone"
+    assert table.of(dict.fromkeys("bc")).no_bound == "set has no measured bound for b and c alone"
     assert table.of(dict.fromkeys("bac"), 1).no_bound is not None
     plain = TrustTable("set", ("a", "b"), AverageRecord())
     assert (plain.of({"a": 1}).no_bound, plain.of({"a": 1, "b": 1}).no_bound) == (None, None)
 
 
-def test_the_share_of_images_that_each_member_is_asked_about():
+def test_a_plan_says_who_is_asked_and_is_kept_as_written(folder):
     plan = plan_of("", ((("b",), 0.7), (("a",), 0.7), (("c",), None)))
     assert plan.shares == pytest.approx({"b": 1.0, "a": 2 / 3, "c": 1 / 3})
     assert [plan.step_of(n) for n in range(5)] == [None, 0, 1, 2, None]
     assert plan.members == ("b", "a", "c")
-
-
-def test_a_plan_is_kept_as_it_was_written(folder):
     manifest = read_manifest(folder)
     write_manifest(folder, manifest)
     assert read_manifest(folder) == manifest

@@ -1,14 +1,11 @@
-"""Model sets at URLs, of a local web server: whole, broken, altered, gone.
-
-NAME@VERSION: a set in the version that is asked for, or none.
-"""
+"""Model sets at URLs, of a local web server: whole, broken, gone, or in the version asked for."""
 
 import base64
 import functools
 import gzip
+import os
 import shutil
 import sys
-from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,20 +22,16 @@ from models.machine import MissingExtraError
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import earlier_sets, load_model_set
 from models.stores import MAX_EARLIER, StoreError, is_url, split_version
+from tests.support import stored_sets
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.full_disk import full_disk
 from tests.support.http_server import QuietRequest, ThreadedServer
-from tests.support.stored_sets import (
-    cached,
-    manifest_of,
-    version_of,
-    with_an_odd_name,
-    with_two_precisions,
-)
 from tests.support.tiny_networks import write_tiny_set
 
 # Google's client says so of a package that it can do without.
 pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+FORMS = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
 
 
 @pytest.fixture
@@ -46,8 +39,7 @@ def folder(tmp_path) -> Path:
     """A set that keeps an earlier version, as a command leaves it."""
     earlier = write_tiny_set(tmp_path / "earlier" / "tiny", gains={"old": 3.0})
     folder = write_tiny_set(tmp_path / "sets" / "tiny")
-    version = load_model_set(str(earlier)).fingerprint()
-    shutil.copytree(earlier, folder / ".versions" / version)
+    shutil.copytree(earlier, folder / ".versions" / load_model_set(str(earlier)).fingerprint())
     return folder
 
 
@@ -87,7 +79,7 @@ class Files(QuietRequest, SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def url(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(shop, monkeypatch):
     state = {"folder": shop.parent, "asked": [], "num_broken": 0, "status": 0, "page": b""}
     for name, value in (state | {"compressed": "if asked", "redirected": ""}).items():
         monkeypatch.setattr(Files, name, value, raising=False)
@@ -105,13 +97,22 @@ def measured_anew(shop: Path) -> Path:
 def test_only_the_manifest_and_its_files_are_read(shop, url):
     (shop / "secret.txt").write_text("not the set's")
     taken = load_model_set(url)
-    assert (taken.problems(), cached()) == ([], [manifest_of(shop)])
-    assert taken.fingerprint() == version_of(shop)
+    assert (taken.problems(), stored_sets.cached()) == ([], [stored_sets.manifest_of(shop)])
+    assert taken.fingerprint() == stored_sets.version_of(shop)
     names = {record.path for record in taken.manifest.files} | {MANIFEST_NAME}
     assert {path.rpartition("/")[2] for path in Files.asked} == names
     Files.asked.clear()
     load_model_set(url)  # again: no file
     assert {path.rpartition("/")[2] for path in Files.asked} == {MANIFEST_NAME}
+
+
+def test_a_lock_that_is_none_is_told_and_not_waited_for(shop, url):
+    lock = load_model_set(url).folder.with_name("lock")
+    lock.unlink()
+    os.mkfifo(lock)
+    measured_anew(shop)
+    with pytest.raises(StoreError, match=r"cannot keep .*: it is neither file nor folder"):
+        load_model_set(url)
 
 
 def test_a_version_in_the_cache_asks_nobody_but_for_a_file_that_was_altered(shop, url):
@@ -127,13 +128,15 @@ def test_a_version_in_the_cache_asks_nobody_but_for_a_file_that_was_altered(shop
 
 def test_an_earlier_version_of_a_set_whose_versions_are_kept(shop, url):
     """A folder as ``--replace`` leaves it, served as it is."""
-    version = version_of(shop)
+    version = stored_sets.version_of(shop)
     earlier = shop.rename(shop.with_name("old"))
     write_tiny_set(shop, gains={"other": 3.0})
     shutil.copytree(earlier, shop / ".versions" / version)
     taken = load_model_set(f"{url}@{version}")
     assert (taken.fingerprint(), taken.problems()) == (version, [])
-    with pytest.raises(StoreError, match=f"is version {version_of(shop)}, not 0{{12}}; this mach"):
+    with pytest.raises(
+        StoreError, match=f"is version {stored_sets.version_of(shop)}, not 0{{12}}; this mach"
+    ):
         load_model_set(f"{url}@{'0' * 12}")
 
 
@@ -154,18 +157,18 @@ def test_a_whole_folder_that_a_killed_process_left_is_no_version(shop, url):
     left = taken.folder.rename(taken.folder.with_name("partial"))
     (left / "another.bin").touch()  # of the manifest that it was fetching
     again = load_model_set(f"{url}@{taken.fingerprint()}")
-    assert again.folder == left.with_name(manifest_of(shop))
+    assert again.folder == left.with_name(stored_sets.manifest_of(shop))
     assert not (again.folder / "another.bin").exists()
-    assert cached() == [again.folder.name]
+    assert stored_sets.cached() == [again.folder.name]
 
 
 def test_a_version_is_of_the_precision_that_is_asked_for(shop, url):
-    both = with_two_precisions(shop)
+    both = stored_sets.with_two_precisions(shop)
     for precision in ("INT8", "FP16"):
         assert load_model_set(f"{url}@{both[precision]}", None, precision).problems() == []
     with pytest.raises(ModelSetError, match=f"{both['INT8']} in INT8, not {both['FP16']}"):
         load_model_set(f"{url}@{both['FP16']}", None, "INT8")
-    assert load_model_set(f"{url}@{manifest_of(shop)}", None, "INT8").problems() == []
+    assert load_model_set(f"{url}@{stored_sets.manifest_of(shop)}", None, "INT8").problems() == []
 
 
 def test_the_cache_keeps_the_sets_that_are_used(shop, url):
@@ -174,8 +177,8 @@ def test_the_cache_keeps_the_sets_that_are_used(shop, url):
         measured_anew(shop)
         last = load_model_set(url).folder
         assert load_model_set(f"{url}@{used.name}").folder == used
-    assert {used.name, last.name} < set(cached())
-    assert len(cached()) == 1 + MAX_EARLIER
+    assert {used.name, last.name} < set(stored_sets.cached())
+    assert len(stored_sets.cached()) == 1 + MAX_EARLIER
 
 
 def test_a_set_that_another_process_removes_meanwhile(shop, url, monkeypatch):
@@ -214,7 +217,7 @@ def test_a_cache_that_is_read_only_serves(url, tmp_path, monkeypatch):
 
 
 def test_files_come_as_they_are(shop, url):
-    with_an_odd_name(shop)
+    stored_sets.with_an_odd_name(shop)
     assert load_model_set(url).problems() == []
     Files.compressed = "always"
     with pytest.raises(StoreError, match=r"manifest\.yaml comes as gzip: let the server send"):
@@ -223,7 +226,7 @@ def test_files_come_as_they_are(shop, url):
 
 def test_a_server_that_answers_every_path_with_a_page(shop, url):
     Files.page = b"<!doctype html><title>Sign in</title>"
-    assert load_model_set(f"{url}@{version_of(shop)}").problems() == []
+    assert load_model_set(f"{url}@{stored_sets.version_of(shop)}").problems() == []
     with pytest.raises(StoreError, match=r"/nowhere/manifest\.yaml is no manifest: "):
         load_model_set(f"{url}/nowhere")
 
@@ -273,9 +276,7 @@ def with_a_path(shop: Path, path: str) -> None:
     manifest.write_text(manifest.read_text().replace("sure.xml", f"{path}.xml", 1))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "problem"),
-    [
+@cases("spoil, problem", 
         (lambda shop: (shop / "sure.bin").write_bytes(b"other"),
          r"/tiny/sure\.bin was altered: its sha256 is .*push the"),
         (lambda shop: (shop / "sure.bin").unlink(), r"^cannot read \S+/tiny/sure\.bin: .*404"),
@@ -283,22 +284,21 @@ def with_a_path(shop: Path, path: str) -> None:
         (lambda shop: with_a_path(shop, "../../outside"), "stay inside it"),
         (lambda shop: with_a_path(shop, "/etc/outside"), "stay inside it"),
         (lambda _: setattr(stores, "MAX_FILE_BYTES", 50), "has over 50 bytes, the limit"),
-    ],
-    ids=["altered", "no file", "no set", "above", "absolute", "too large"],
-)  # fmt: skip
+    
+ids=["altered", "no file", "no set", "above", "absolute", "too large"], )  # fmt: skip
 def test_what_is_refused_leaves_nothing(shop, url, monkeypatch, spoil, problem):
     monkeypatch.setattr(stores, "MAX_FILE_BYTES", stores.MAX_FILE_BYTES)
     spoil(shop)
     with pytest.raises(ModelSetError, match=problem):
         load_model_set(url)
-    assert cached() == []
+    assert stored_sets.cached() == []
 
 
 def test_a_download_that_breaks_off_is_tried_again_and_at_last_leaves_nothing(url):
     Files.num_broken = 100
     with pytest.raises(StoreError, match=r"^cannot read http\S+\.bin: \w+: .*has no copy$"):
         load_model_set(url)
-    assert (cached(), sum(path.endswith(".bin") for path in Files.asked)) == ([], 3)
+    assert (stored_sets.cached(), sum(path.endswith(".bin") for path in Files.asked)) == ([], 3)
     Files.num_broken = 2
     assert load_model_set(url).problems() == []
 
@@ -306,7 +306,7 @@ def test_a_download_that_breaks_off_is_tried_again_and_at_last_leaves_nothing(ur
 def test_a_full_disk_leaves_nothing(url):
     with full_disk(40), pytest.raises(StoreError, match=r"^cannot keep \S+ in .*: .*make room"):
         load_model_set(url)
-    assert cached() == []
+    assert stored_sets.cached() == []
 
 
 @pytest.mark.parametrize(("status", "tries"), [(403, 1), (429, 3), (503, 3)])
@@ -327,12 +327,10 @@ def test_a_store_that_is_gone_says_what_this_machine_has(shop, url):
     assert load_model_set(f"{url}@{version}").fingerprint() == version
 
 
-@pytest.mark.parametrize(
-    ("package", "scheme", "extra"),
-    [
-        *(("azure.identity", "az", "azure"), ("smart_open", "s3", "s3")),
-        ("google.cloud.storage.retry", "gs", "gcs"),
-    ],
+@cases(
+    "package, scheme, extra",
+    *(("azure.identity", "az", "azure"), ("smart_open", "s3", "s3")),
+    ("google.cloud.storage.retry", "gs", "gcs"),
 )
 def test_a_package_that_is_not_installed(shop, monkeypatch, package, scheme, extra):
     monkeypatch.setitem(sys.modules, package, None)
@@ -341,12 +339,7 @@ def test_a_package_that_is_not_installed(shop, monkeypatch, package, scheme, ext
         load_model_set(f"{scheme}://bucket/tiny")
 
 
-FORMS = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
-
-
-@pytest.mark.parametrize(
-    ("call", "place", "problem"),
-    [
+@cases("call, place, problem", 
         (load_model_set, "https://host/x?token=SECRET",
          r"^https://host/x: the URL of a set has no \? and no #"),
         (load_model_set, "https://host/x#y", r"^https://host/x: the URL"),
@@ -355,30 +348,27 @@ FORMS = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
         (load_model_set, "s3:///", r"names no folder: write s3://BUCKET/FOLDER"),
         (push, "https://h/x", r"^cannot write to https://h/x: push to s3://BUC"),
         (push, "/tmp/x", f"^/tmp/x is no URL of a store: write {FORMS}$"),
-    ],
+    
 )  # fmt: skip
 def test_urls_that_cannot_be_read_or_written(shop, call, place, problem):
     with pytest.raises(StoreError, match=problem):
-        call(*((shop, [version_of(shop)], place) if call is push else (place,)))
+        call(*((shop, [stored_sets.version_of(shop)], place) if call is push else (place,)))
 
 
 def test_the_hubs_files_are_those_of_the_main_branch(shop, url, monkeypatch):
     monkeypatch.setattr(stores, "HUB", url.removesuffix("/tiny"))
-    place = shop.parent / "me" / "sets" / "resolve" / "main"
-    shutil.copytree(shop, place / "tiny")
+    shutil.copytree(shop, (shop.parent / "me" / "sets" / "resolve" / "main") / "tiny")
     assert load_model_set("hf://me/sets/tiny").problems() == []
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("tiny", ("tiny", None)),
-        ("tiny@0123456789ab", ("tiny", "0123456789ab")),
-        ("a@b/tiny@0123456789ab", ("a@b/tiny", "0123456789ab")),
-        ("tiny@0123456789ab/", ("tiny@0123456789ab/", None)),
-        ("tiny@0123456789AB", ("tiny@0123456789AB", None)),
-        ("@0123456789ab", ("@0123456789ab", None)),
-    ],
+@cases(
+    "name, parts",
+    ("tiny", ("tiny", None)),
+    ("tiny@0123456789ab", ("tiny", "0123456789ab")),
+    ("a@b/tiny@0123456789ab", ("a@b/tiny", "0123456789ab")),
+    ("tiny@0123456789ab/", ("tiny@0123456789ab/", None)),
+    ("tiny@0123456789AB", ("tiny@0123456789AB", None)),
+    ("@0123456789ab", ("@0123456789ab", None)),
 )
 def test_a_version_is_twelve_digits_behind_the_last_at(name, parts):
     assert split_version(name) == parts
@@ -410,7 +400,7 @@ def test_another_version_is_refused_with_both(folder):
 
 
 def test_a_service_wants_the_version_of_its_precision(folder):
-    with_two_precisions(folder)
+    stored_sets.with_two_precisions(folder)
     both = load_model_set(str(folder)).fingerprints
     assert len(set(both.values())) == 2
     for precision, version in both.items():

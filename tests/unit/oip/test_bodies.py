@@ -8,12 +8,15 @@ import pytest
 from app.errors import BadTensorError, BodyTooLargeError
 from app.oip.bodies import MAX_JSON_BYTES, parse_request
 from app.oip.tensors import InferRequest, RegionSlice, RequestedOutput, bytes_elements, uint8_array
+from tests.support.cases import cases
 from tests.support.open_inference import HEADER_LENGTH, Sent, binary_request, elements, with_header
 
 NO_DATA = {"name": "pixels", "datatype": "UINT8", "shape": [1, 2]}
 PIXELS = {**NO_DATA, "data": [7, 8]}
 IN_REGION: dict[str, Any] = {"shared_memory_region": "r", "shared_memory_byte_size": 2}
 TWICE: dict[str, Any] = {**IN_REGION, "binary_data_size": 2}
+NO_NUMBERS = ["-1", "x", "", "1.0", "+1", " 2", "0x10", "²", "1e3", "1_0"]
+NO_JSON = [b"", b"{", b"\xff\xd8\xff", b"[" * 5000, b'{"inputs": [NaN]}']
 
 
 def parsed(sent: Sent) -> InferRequest:
@@ -21,15 +24,12 @@ def parsed(sent: Sent) -> InferRequest:
     return parse_request(body, headers.get(HEADER_LENGTH))
 
 
-def test_binary_data_come_after_the_json():
+def test_binary_data_come_after_the_json_one_after_the_other():
     request = parsed(binary_request(elements(b"one", b"two"), shape=[2, 1], id="mine"))
     (tensor,) = request.inputs
     assert (tensor.name, tensor.datatype, tensor.shape) == ("image", "BYTES", (2, 1))
     assert bytes_elements(tensor) == [b"one", b"two"]
     assert (request.id, request.outputs) == ("mine", ())
-
-
-def test_several_inputs_follow_each_other_and_json_ones_take_nothing():
     sizes = ((1, None), (2, 2), (3, 3))
     tensors = [
         {"name": f"t{number}", "datatype": "UINT8", "shape": [number]}
@@ -37,18 +37,14 @@ def test_several_inputs_follow_each_other_and_json_ones_take_nothing():
         for number, size in sizes
     ]
     request = parsed(with_header({"inputs": tensors}, b"abcde"))
-    contents = [uint8_array(tensor).tobytes() for tensor in request.inputs]
-    assert contents == [b"\x09", b"ab", b"cde"]
+    assert [uint8_array(tensor).tobytes() for tensor in request.inputs] == [b"\x09", b"ab", b"cde"]
 
 
-def test_the_raw_form_is_one_image_and_is_answered_in_binary():
+def test_outputs_are_binary_by_themselves_the_request_or_the_raw_form():
     request = parse_request(b"an image", "0")
     (tensor,) = request.inputs
     assert (tensor.name, tensor.shape, bytes_elements(tensor)) == ("image", (1,), [b"an image"])
     assert request.wants_binary
-
-
-def test_outputs_say_themselves_whether_they_are_binary_or_the_request_does():
     outputs: list[dict[str, Any]] = [{"name": "a"}]
     outputs += [{"name": "b", "parameters": {"binary_data": False, "classification": 3}}]
     fields = {"inputs": [PIXELS], "outputs": outputs, "parameters": {"binary_data_output": True}}
@@ -69,17 +65,11 @@ def test_tensors_in_regions_have_no_data():
     assert not without.uses_regions
 
 
-NO_NUMBERS = ["-1", "x", "", "1.0", "+1", " 2", "0x10", "²", "1e3", "1_0"]
-NO_JSON = [b"", b"{", b"\xff\xd8\xff", b"[" * 5000, b'{"inputs": [NaN]}']
-
-
-@pytest.mark.parametrize(
-    ("body", "length", "says"),
-    [
-        *((b"{}", length, "is the number of bytes of JSON") for length in NO_NUMBERS),
-        *((b"{}", length, "the body has 2 bytes") for length in ("3", "4294967296", "9" * 5000)),
-        *((body, None, "is no JSON") for body in NO_JSON),
-    ],
+@cases(
+    "body, length, says",
+    *((b"{}", length, "is the number of bytes of JSON") for length in NO_NUMBERS),
+    *((b"{}", length, "the body has 2 bytes") for length in ("3", "4294967296", "9" * 5000)),
+    *((body, None, "is no JSON") for body in NO_JSON),
 )
 def test_what_is_no_json_or_does_not_say_where_it_ends(body, length, says):
     with pytest.raises(BadTensorError, match=says) as refused:
@@ -88,9 +78,7 @@ def test_what_is_no_json_or_does_not_say_where_it_ends(body, length, says):
 
 
 @pytest.mark.parametrize("depth", [100, 1000, 1020, 100_000])
-@pytest.mark.parametrize(
-    "place", ["inputs", "outputs", "parameters", "id", "name", "datatype", "shape", "data"]
-)
+@cases("place", "inputs", "outputs", "parameters", "id", "name", "datatype", "shape", "data")
 def test_deep_json_is_refused_as_any_other(place, depth):
     deep = "[" * depth + "]" * depth
     tensor = {key: json.dumps(value) for key, value in PIXELS.items()}
@@ -108,44 +96,42 @@ def with_output(parameters: Any) -> dict[str, Any]:
     return {"inputs": [PIXELS], "outputs": [{"name": "probabilities", "parameters": parameters}]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ([], "the request is"),
-        ("text", "the request is"),
-        ({}, "inputs is None"),
-        ({"inputs": {}}, "inputs is"),
-        ({"inputs": [3]}, "an input is 3"),
-        ({"inputs": [PIXELS] * 17}, "17 inputs, the limit is 16"),
-        ({"inputs": [PIXELS], "outputs": 3}, "outputs is 3"),
-        ({"inputs": [PIXELS], "outputs": [3]}, "an output is 3"),
-        ({"inputs": [PIXELS], "outputs": [{}]}, "an output's name is None"),
-        ({"inputs": [PIXELS], "parameters": []}, "parameters is"),
-        ({"inputs": [PIXELS], "id": 3}, "id is 3"),
-        ({"inputs": [PIXELS], "id": "x" * 1025}, "up to 1024 characters"),
-        ({"inputs": [PIXELS], "parameters": {"binary_data_output": 1}}, "true or false"),
-        ({"inputs": [{**PIXELS, "parameters": {"binary_data_size": 2}}]}, "both data and binary"),
-        ({"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1]}]}, "neither data nor"),
-        ({"inputs": [{**PIXELS, "parameters": IN_REGION}]}, "has data and a region"),
-        ({"inputs": [{**NO_DATA, "parameters": TWICE}]}, "has data and a region"),
-        (with_output(3), "parameters is 3"),
-        (with_output({"classification": 0}), "classification is 0"),
-        (with_output({"classification": -1}), "classification is -1"),
-        (with_output({"classification": "3"}), "whole number"),
-        (with_output({"classification": True}), "whole number"),
-        (with_output({"binary_data": "yes"}), "true or false"),
-        (with_output({"shared_memory_region": "r"}), "shared_memory_byte_size is None"),
-        (with_output({"shared_memory_byte_size": 2}), "shared_memory_region is None"),
-        (with_output({"shared_memory_offset": 2}), "shared_memory_region is None"),
-        (with_output({**IN_REGION, "shared_memory_region": ""}), "shared_memory_region is ''"),
-        (with_output({**IN_REGION, "shared_memory_region": ["r"]}), "shared_memory_region is"),
-        (with_output({**IN_REGION, "shared_memory_byte_size": 0}), "give a size from 1"),
-        (with_output({**IN_REGION, "shared_memory_byte_size": -1}), "give a size from 1"),
-        (with_output({**IN_REGION, "shared_memory_byte_size": "2"}), "whole number"),
-        (with_output({**IN_REGION, "shared_memory_byte_size": True}), "whole number"),
-        (with_output({**IN_REGION, "shared_memory_offset": -1}), "an offset from 0"),
-        (with_output({**IN_REGION, "shared_memory_offset": 0.5}), "whole number"),
-    ],
+@cases(
+    "fields, says",
+    ([], "the request is"),
+    ("text", "the request is"),
+    ({}, "inputs is None"),
+    ({"inputs": {}}, "inputs is"),
+    ({"inputs": [3]}, "an input is 3"),
+    ({"inputs": [PIXELS] * 17}, "17 inputs, the limit is 16"),
+    ({"inputs": [PIXELS], "outputs": 3}, "outputs is 3"),
+    ({"inputs": [PIXELS], "outputs": [3]}, "an output is 3"),
+    ({"inputs": [PIXELS], "outputs": [{}]}, "an output's name is None"),
+    ({"inputs": [PIXELS], "parameters": []}, "parameters is"),
+    ({"inputs": [PIXELS], "id": 3}, "id is 3"),
+    ({"inputs": [PIXELS], "id": "x" * 1025}, "up to 1024 characters"),
+    ({"inputs": [PIXELS], "parameters": {"binary_data_output": 1}}, "true or false"),
+    ({"inputs": [{**PIXELS, "parameters": {"binary_data_size": 2}}]}, "both data and binary"),
+    ({"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1]}]}, "neither data nor"),
+    ({"inputs": [{**PIXELS, "parameters": IN_REGION}]}, "has data and a region"),
+    ({"inputs": [{**NO_DATA, "parameters": TWICE}]}, "has data and a region"),
+    (with_output(3), "parameters is 3"),
+    (with_output({"classification": 0}), "classification is 0"),
+    (with_output({"classification": -1}), "classification is -1"),
+    (with_output({"classification": "3"}), "whole number"),
+    (with_output({"classification": True}), "whole number"),
+    (with_output({"binary_data": "yes"}), "true or false"),
+    (with_output({"shared_memory_region": "r"}), "shared_memory_byte_size is None"),
+    (with_output({"shared_memory_byte_size": 2}), "shared_memory_region is None"),
+    (with_output({"shared_memory_offset": 2}), "shared_memory_region is None"),
+    (with_output({**IN_REGION, "shared_memory_region": ""}), "shared_memory_region is ''"),
+    (with_output({**IN_REGION, "shared_memory_region": ["r"]}), "shared_memory_region is"),
+    (with_output({**IN_REGION, "shared_memory_byte_size": 0}), "give a size from 1"),
+    (with_output({**IN_REGION, "shared_memory_byte_size": -1}), "give a size from 1"),
+    (with_output({**IN_REGION, "shared_memory_byte_size": "2"}), "whole number"),
+    (with_output({**IN_REGION, "shared_memory_byte_size": True}), "whole number"),
+    (with_output({**IN_REGION, "shared_memory_offset": -1}), "an offset from 0"),
+    (with_output({**IN_REGION, "shared_memory_offset": 0.5}), "whole number"),
 )
 def test_json_that_is_no_request(fields, says):
     with pytest.raises(BadTensorError, match=says):
@@ -160,37 +146,30 @@ def test_a_size_beyond_what_is_left(size):
         parsed(with_header({"inputs": [tensor]}, b"abc"))
 
 
-def test_bytes_that_no_input_takes():
+def test_what_no_input_takes_or_is_too_much_json_is_refused():
     with pytest.raises(BadTensorError, match="3 bytes are left over after the inputs"):
         parsed(with_header({"inputs": [PIXELS]}, b"abc"))
-
-
-def test_json_is_bounded_before_it_is_parsed():
     with pytest.raises(BodyTooLargeError, match=f"the limit is {MAX_JSON_BYTES}"):
         parse_request(b"[" * (MAX_JSON_BYTES + 1), None)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "timeout_s", "priority", "top_k"),
-    [
-        ({}, None, None, None),
-        ({"timeout": 2_500_000, "priority": 1, "top_k": 3}, 2.5, "u=0", 3),
-        ({"timeout": 0, "priority": 0}, None, None, None),
-        ({"priority": 5}, None, "u=4", None),
-        ({"priority": 2**40}, None, "u=7", None),
-    ],
+@cases(
+    "parameters, timeout_s, priority, top_k",
+    ({}, None, None, None),
+    ({"timeout": 2_500_000, "priority": 1, "top_k": 3}, 2.5, "u=0", 3),
+    ({"timeout": 0, "priority": 0}, None, None, None),
+    ({"priority": 5}, None, "u=4", None),
+    ({"priority": 2**40}, None, "u=7", None),
 )
 def test_parameters_of_the_request(parameters, timeout_s, priority, top_k):
     request = InferRequest((), parameters=parameters)
     assert (request.timeout_s, request.priority, request.top_k) == (timeout_s, priority, top_k)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("timeout", -1), ("timeout", 0.5), ("timeout", "1"), ("priority", -1), ("priority", [])),
-        *(("threshold", "x"), ("threshold", True), ("plan", 1), ("plan", [])),
-    ],
+@cases(
+    "name, value",
+    *(("timeout", -1), ("timeout", 0.5), ("timeout", "1"), ("priority", -1), ("priority", [])),
+    *(("threshold", "x"), ("threshold", True), ("plan", 1), ("plan", [])),
 )
 def test_parameters_that_make_no_sense(name, value):
     request = InferRequest((), parameters={name: value})

@@ -1,7 +1,5 @@
 """Tensors in shared memory are read under the byte budget, long ones on a thread."""
 
-from pathlib import Path
-
 import pytest
 
 from app.errors import BadRegionError, OverloadedError
@@ -11,7 +9,7 @@ from app.queueing.admission import ByteBudget, Share
 from tests.support.shared_regions import Memory
 
 
-async def test_bytes_are_counted_before_memory_is_taken_for_them(tmp_path: Path) -> None:
+async def test_bytes_are_counted_before_memory_is_taken_for_them(tmp_path):
     memory, budget = Memory(tmp_path), ByteBudget(2000)
     with (memory.folder / "k").open("wb") as file:
         file.truncate(2**40)  # sparse: to read it would end this process
@@ -19,8 +17,7 @@ async def test_bytes_are_counted_before_memory_is_taken_for_them(tmp_path: Path)
 
     async def load(num_bytes: int, share: Share) -> None:
         tensor = Tensor("pixels", "UINT8", (num_bytes,), region=RegionSlice("r", num_bytes))
-        found = await loaded(tensor, memory.regions, 2**41, share)
-        assert found.raw == bytes(num_bytes)
+        assert (await loaded(tensor, memory.regions, 2**41, share)).raw == bytes(num_bytes)
 
     with budget.share() as share:
         await load(1500, share)
@@ -31,7 +28,7 @@ async def test_bytes_are_counted_before_memory_is_taken_for_them(tmp_path: Path)
     assert budget.num_held == 0
 
 
-async def test_what_is_long_is_read_on_a_thread(tmp_path: Path) -> None:
+async def test_what_is_long_is_read_on_a_thread(tmp_path):
     memory = Memory(tmp_path)
     data = bytes(range(256)) * (LONG_BYTES // 256) + b"more"
     place = memory.region(data)

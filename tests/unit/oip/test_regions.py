@@ -6,13 +6,13 @@ import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from app.changes import is_loopback
 from app.environment import REGIONS_FOLDER
 from app.errors import BadRegionError, ConfigError, RegionExistsError, UnknownRegionError
 from app.oip.models import RegionStatus
@@ -22,7 +22,6 @@ from app.oip.regions import (
     OpenFile,
     file_name,
     for_caller,
-    is_loopback,
     opened,
     read_at,
     regions_of,
@@ -30,6 +29,7 @@ from app.oip.regions import (
 )
 from app.oip.tensors import RegionSlice
 from app.settings import Settings
+from tests.support.cases import cases
 from tests.support.shared_regions import Memory
 
 DATA = bytes(range(100))
@@ -65,8 +65,7 @@ def test_regions_are_described_and_forgotten(memory):
         memory.regions.status("b")
     assert len(memory.regions.status()) == 4
     memory.regions.unregister()
-    assert memory.regions.status() == []
-    assert list(memory.entries.iterdir()) == []
+    assert (memory.regions.status(), list(memory.entries.iterdir())) == ([], [])
     assert (memory.folder / "k").read_bytes() == DATA
 
 
@@ -134,16 +133,14 @@ def uses(memory: Memory):
     ]
 
 
-@pytest.mark.parametrize(
-    ("happens", "error", "says"),
-    [
-        (lambda place: place.unlink(), BadRegionError, "No such file"),
-        (lambda place: os.truncate(place, 99), BadRegionError, "has 99 bytes, and it needs 100"),
-        (lambda place: os.truncate(place, 0), BadRegionError, "has 0 bytes, and it needs 100"),
-        (lambda place: replaced(place), BadRegionError, "its file was replaced; register it again"),
-        (lambda place: linked(place), BadRegionError, "symbolic links"),
-        (None, UnknownRegionError, "'r' is not registered; register it first"),
-    ],
+@cases(
+    "happens, error, says",
+    (lambda place: place.unlink(), BadRegionError, "No such file"),
+    (lambda place: os.truncate(place, 99), BadRegionError, "has 99 bytes, and it needs 100"),
+    (lambda place: os.truncate(place, 0), BadRegionError, "has 0 bytes, and it needs 100"),
+    (lambda place: replaced(place), BadRegionError, "its file was replaced; register it again"),
+    (lambda place: linked(place), BadRegionError, "symbolic links"),
+    (None, UnknownRegionError, "'r' is not registered; register it first"),
 )
 def test_what_happens_to_a_file_meanwhile_is_noticed_at_every_use(memory, happens, error, says):
     """Nothing happens to the file of a region that was never registered."""
@@ -170,12 +167,10 @@ def test_names_of_files_with_or_without_the_slash_of_shm_open() -> None:
         assert file_name(key) == key.removeprefix("/")
 
 
-@pytest.mark.parametrize(
+@cases(
     "key",
-    [
-        *("", "/", ".", "..", "...", "/..", "a/b", "//k", "/k/", "../k", "/dev/shm/k", "a\0b"),
-        *("k" * 256, "ü" * 128, "\ud800", None, 3, ["k"], b"k", True),
-    ],
+    *("", "/", ".", "..", "...", "/..", "a/b", "//k", "/k/", "../k", "/dev/shm/k", "a\0b"),
+    *("k" * 256, "ü" * 128, "\ud800", None, 3, ["k"], b"k", True),
 )
 def test_what_names_no_file_of_the_folder(key: object) -> None:
     with pytest.raises(BadRegionError, match="key is ") as refused:
@@ -201,15 +196,12 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_an_error(memory) -> None:
                 read_at(file, 0, asked)
 
 
-def test_a_file_that_is_gone_while_it_is_used_is_still_this_one(memory) -> None:
+def test_a_file_that_is_gone_is_still_read_and_full_memory_an_error(memory):
     place = memory.file("k", b"mine")
     with opened(memory.folder, "k") as file:
         place.unlink()
         place.write_bytes(b"else")
         assert read_at(file, 0, 4) == b"mine"
-
-
-def test_full_memory_is_an_error() -> None:
     says = "took 0 of 3 bytes: No space left"
     with (
         Path("/dev/full").open("r+b", buffering=0) as full,
@@ -225,14 +217,12 @@ def descriptors() -> set[str]:
 
 
 @pytest.mark.parametrize("is_writing", [False, True])
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda place: None, "No such file"),
-        (lambda place: place.mkdir(), "no regular file|Is a directory"),
-        (lambda place: place.symlink_to(place.with_name("other")), "symbolic links"),
-        (lambda place: os.mkfifo(place), "no regular file"),
-    ],
+@cases(
+    "make, says",
+    (lambda place: None, "No such file"),
+    (lambda place: place.mkdir(), "no regular file|Is a directory"),
+    (lambda place: place.symlink_to(place.with_name("other")), "symbolic links"),
+    (lambda place: os.mkfifo(place), "no regular file"),
 )
 def test_what_is_no_regular_file_is_not_opened_and_not_waited_for(tmp_path, make, says, is_writing):
     (tmp_path / "other").write_bytes(b"secret")
@@ -241,6 +231,21 @@ def test_what_is_no_regular_file_is_not_opened_and_not_waited_for(tmp_path, make
     with pytest.raises(BadRegionError, match=says), opened(tmp_path, "k", is_writing=is_writing):
         pass
     assert descriptors() <= before
+
+
+@pytest.mark.parametrize(("mode", "is_writing"), [(0o600, False), (0o644, True)])
+def test_root_opens_no_file_that_another_user_keeps_private(
+    shared_place, neighbour, mode, is_writing
+):
+    neighbour(f"echo theirs > k; chmod {mode:o} k")
+    with (
+        pytest.raises(BadRegionError, match=f"private to another user .mode {mode:o}.; chmod 666"),
+        opened(shared_place, "k", is_writing=is_writing),
+    ):
+        pass
+    neighbour("chmod 666 k")
+    with opened(shared_place, "k", is_writing=is_writing) as file:
+        assert file.size == 7
 
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -273,7 +278,7 @@ class Run:
         (self._memory.folder / "folder").mkdir()
         os.mkfifo(self._memory.folder / "pipe")
 
-    def take(self, step: tuple[Any, ...]) -> None:
+    def take(self, step):
         verb, *rest = step
         refused = None
         try:
@@ -283,13 +288,12 @@ class Run:
         assert refused is None or 0 < len(refused.message) < 600
         assert self._secret.read_bytes() == b"nobody's"
 
-    def _register(self, *given: Any) -> None:
+    def _register(self, *given):
         self._memory.regions.register(*given)
         assert given[0] in [one.name for one in self._memory.regions.status()]
 
     def _read(self, name: str, byte_size: int, offset: int) -> None:
-        found = self._memory.regions.read(RegionSlice(name, byte_size, offset))
-        assert len(found) == byte_size
+        assert len(self._memory.regions.read(RegionSlice(name, byte_size, offset))) == byte_size
 
     def _write(self, name: str, byte_size: int, offset: int) -> None:
         part = RegionSlice(name, byte_size, offset)
@@ -308,29 +312,23 @@ class Run:
 
 @EXAMPLES
 @given(st.lists(STEPS, max_size=12))
-def test_any_steps_in_any_order(steps: list[tuple[Any, ...]]) -> None:
+def test_any_steps_in_any_order(steps):
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder))
         for step in steps:
             run.take(step)
 
 
-def test_only_tandem_serve_on_loopback_has_it_and_only_if_asked(monkeypatch, tmp_path: Path):
+def test_only_an_unproxied_service_on_loopback_has_it_and_only_if_asked(monkeypatch, tmp_path):
     monkeypatch.delenv(REGIONS_FOLDER, raising=False)
     with pytest.raises(ConfigError, match="is for tandem serve"):
         regions_of(is_on=True)
     monkeypatch.setenv(REGIONS_FOLDER, str(tmp_path))
     assert regions_of(is_on=False) is None
     assert for_caller(regions_of(is_on=True), is_local=True).status() == []
-
-
-def test_the_setting_says_that_no_proxy_is_in_front() -> None:
     with pytest.raises(ValidationError, match="set shared_memory: unproxied"):
         Settings(shared_memory=True)
     assert not Settings().shared_memory
-
-
-def test_addresses_of_this_machine() -> None:
     ours = ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"]
     others = ["10.0.0.7", "::ffff:10.0.0.7", "0.0.0.0", "fe80::1", "localhost", ""]
     others += ["127.0.0.1.evil.example"]

@@ -17,8 +17,12 @@ from app.queueing import admission as module
 from app.queueing.admission import Admission, Uploads
 from app.queueing.overload import MAX_BACKLOG_S, QUIET_ADMITTED, QUIET_S, ConcurrencyLimit, limit_of
 from app.settings import Settings
+from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
 from tests.support.virtual_loop import virtually
+
+TWO_CORES = (2, 8, 0.05)  # cores, the largest batch, and the wait, s
+RATE = 100.0
 
 
 @pytest.fixture
@@ -54,8 +58,8 @@ def test_the_limit(clock):
 
 def test_a_refusal_survives_its_way_through_another_process():
     error = pickle.loads(pickle.dumps(OverloadedError("full", 7)))
-    assert (error.message, error.limit) == ("full", 7)
-    assert OverloadedError("full").limit is None
+    assert (error.message, error.limits) == ("full", (7,))
+    assert OverloadedError("full").limits == ()
 
 
 def test_a_limit_of_a_part_of_the_requests_is_not_told(clock):
@@ -68,7 +72,7 @@ def test_a_limit_of_a_part_of_the_requests_is_not_told(clock):
         admission = Admission(2, clock, limit=limit, of_all=of_all)
         with admission.admit(), admission.admit():
             refusals.append(refusal_of(admission))
-    assert [refusal.limit for refusal in refusals] == [2, None]
+    assert [refusal.limits for refusal in refusals] == [(2, 2, 1), ()]
     assert refusals[0].message == refusals[1].message
 
 
@@ -78,14 +82,14 @@ def test_under_overload_fewer_are_let_in(clock):
     with ExitStack() as others, ExitStack() as first, ExitStack() as few:
         enter(first, admission, 30)
         enter(others, admission, 70)
-        assert refusal_of(admission).limit is None  # the places are the settings'
+        assert refusal_of(admission).limits == (100, 100, 50)
         clock.now += 0.3
         first.close()  # 100/s
         enter(first, admission, 30)
         refusal_of(admission)
         refusal = refusal_of(admission)
         assert "100 requests are under way, the lim" in refusal.message
-        assert refusal.limit == 21
+        assert refusal.limits == (21, 21, 10)
         others.close()
         refusal_of(admission)
         first.close()
@@ -104,10 +108,6 @@ def test_a_refused_request_counts_as_many_images_as_others_have(clock):
     assert refused == [pytest.approx(16, rel=0.01)]
 
 
-TWO_CORES = (2, 8, 0.05)  # cores, the largest batch, and the wait, s
-RATE = 100.0
-
-
 def overloaded_concurrency_limit(rate: float = RATE, most: int = 128) -> ConcurrencyLimit:
     """Return one that saw a second of answers between two refusals, all places taken."""
     limit = ConcurrencyLimit(most, *TWO_CORES)
@@ -118,14 +118,12 @@ def overloaded_concurrency_limit(rate: float = RATE, most: int = 128) -> Concurr
     return limit
 
 
-@pytest.mark.parametrize(
-    ("rate", "expected"),
-    [
-        (RATE, 16 + 5),  # two cores' batches, and 50 ms at 100/s
-        (40.0, 18),
-        (400.0, 36),
-        (20_000.0, 128),
-    ],
+@cases(
+    "rate, expected",
+    (RATE, 16 + 5),  # two cores' batches, and 50 ms at 100/s
+    (40.0, 18),
+    (400.0, 36),
+    (20_000.0, 128),
 )
 def test_the_number_follows_the_rate_within_its_bounds(rate, expected):
     limit = overloaded_concurrency_limit(rate=rate)

@@ -3,14 +3,12 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
 
 from app.errors import DeadlineError, OverloadedError
 from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy, LoopTurn
-from app.queueing.scheduler import SHADOW, Lane
+from app.queueing.scheduler import BULK_EVERY, SHADOW, Lane
 from models.errors import CorruptImageError, TooManyPixelsError
 from tests.support.hand_clock import HandClock
 
@@ -26,7 +24,7 @@ class Threads:
         self.begun: list[str] = []
         self._gates: dict[str, threading.Event] = {}
 
-    def file(self, name: str, heavy_pixels: int = 0) -> Callable[[], str | Heavy[str]]:
+    def file(self, name, heavy_pixels=0):
         gate = self._gates[name] = threading.Event()
 
         def decode() -> str:
@@ -40,9 +38,7 @@ class Threads:
     def call(self, within_s: float = 10, lane: Lane = "interactive") -> FilesToDecode:
         return FilesToDecode(lane, self.clock.now + within_s)
 
-    def submit(
-        self, name: str, pixels: int = 0, call: FilesToDecode | None = None, **options: Any
-    ) -> asyncio.Future[str]:
+    def submit(self, name, pixels=0, call=None, **options):
         """Submit a file, a large picture if it has ``pixels``."""
         return self.queue.submit(call or self.call(**options), self.file(name, pixels))
 
@@ -66,14 +62,14 @@ class Threads:
             self._gates[name].set()
 
 
-async def until(is_true: Callable[[], object]) -> None:
+async def until(is_true):
     async with asyncio.timeout(WITHIN_S):
         while not is_true():
             await asyncio.sleep(0.001)
 
 
 @pytest.fixture
-async def threads() -> AsyncIterator[Threads]:
+async def threads():
     made = Threads()
     yield made
     made.end()
@@ -275,6 +271,16 @@ async def test_a_large_picture_waits_for_no_copies():
     threads.end()
     await asyncio.gather(first, large, photo, *copies)
     assert threads.begun.index("large") < threads.begun.index("copy0")
+
+
+async def test_a_copy_is_decoded_while_photos_never_stop_coming():
+    threads = Threads(num_threads=1)
+    (first,) = await threads.begin("first")
+    copy = threads.submit("copy", lane=SHADOW)
+    photos = [threads.submit(f"photo{n}") for n in range(2 * BULK_EVERY)]
+    threads.end()
+    await asyncio.gather(first, copy, *photos)
+    assert 1 < threads.begun.index("copy") <= BULK_EVERY
 
 
 async def test_first_all_of_a_turn_are_asked_for_then_all_decoded_then_all_handed_on():

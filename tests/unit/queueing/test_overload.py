@@ -3,13 +3,13 @@
 import math
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.queueing.overload import TRUSTED_S, PlanSwitch
+from tests.support.cases import cases
 from tests.support.simulated_gateway import MAX_REQUESTS, Machine, SimulatedGateway
 
 SMALL = Machine(num_cores=2, base_s=0.009, each_s=0.0155)  # 120 images/s
@@ -20,7 +20,7 @@ MACHINES = {
 }
 
 
-def played(machine: Machine, times: float, *, until: float, **more: Any) -> SimulatedGateway:
+def played(machine, times, *, until, **more):
     """Return a gateway to which requests come at this multiple of the capacity."""
     gateway = SimulatedGateway(machine, **more)
     gateway.open_loop(times * machine.capacity, since=0, until=until)
@@ -132,7 +132,7 @@ def test_forms_and_photos_are_both_answered():
     assert gateway.took_s(12, 20, 0.99) < 1.2
 
 
-def with_plans(machine: Machine, **more: Any) -> SimulatedGateway:
+def with_plans(machine, **more):
     """Return a gateway that is fast when nearly full; the fast plan is about twice as fast."""
     return SimulatedGateway(machine, fast_times=2.1, **more)
 
@@ -162,9 +162,7 @@ def test_without_the_fast_plan_many_are_refused():
     assert gateway.num_refused(0, 70) > 0.3 * len(gateway.answered)
 
 
-@pytest.mark.parametrize(
-    ("times", "most_changes"), [(0.8, 0), (0.95, 3), (1.1, 2), (1.8, 1), (10, 1)]
-)
+@cases("times, most_changes", (0.8, 0), (0.95, 3), (1.1, 2), (1.8, 1), (10, 1))
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_steady_rate_does_not_make_the_plan_flap(name, times, most_changes):
     machine = MACHINES[name]
@@ -173,8 +171,7 @@ def test_a_steady_rate_does_not_make_the_plan_flap(name, times, most_changes):
     gateway.run(60)
     assert len(gateway.changes) <= most_changes
     if times > 1.8:  # more than the fast plan answers
-        settled = 5 * MAX_REQUESTS / machine.capacity
-        assert gateway.rate(settled, 60) > 1.6 * machine.capacity
+        assert gateway.rate(5 * MAX_REQUESTS / machine.capacity, 60) > 1.6 * machine.capacity
 
 
 @pytest.mark.parametrize(("num_before", "num_at_once"), [(0, 100), (0, 1000), (40, 100)])

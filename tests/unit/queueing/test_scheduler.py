@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from app.errors import NotReadyError
 from app.queueing.batch_queue import LAST_BATCH_SHARE
+from app.queueing.fairness import CoreShare
 from app.queueing.scheduler import (
     BULK_EVERY,
     LANES,
     LOOP_IMAGES_PER_S,
     SHADOW,
-    CoreShare,
     Lane,
     PriorityQueue,
 )
+from tests.support.cases import cases
 from tests.support.queued_images import submit
 from tests.support.steps import (
     SteppedNetwork,
@@ -37,19 +38,25 @@ from tests.support.steps import (
 
 SIZES = (1, 2, 4)
 MOST = SIZES[-1]
+BOUNDED = settings(max_examples=150, deadline=None, database=None)
+BULK = 1000  # numbers from here on are bulk images
+SUBMISSIONS = st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=8)
+STEPS = st.one_of(
+    st.sampled_from([*LANES, SHADOW]),  # one more comes to the lane
+    st.integers(0, 9),  # the one in this place goes away
+    st.sampled_from(["forget", "pop"]),
+)
 
 
-@pytest.mark.parametrize(
-    ("num_waiting", "image_s", "has_time"),
-    [
-        (0, 0.0, True),  # nothing waits, and nothing runs
-        (0, 1e-4, True),
-        (1, 0.0, True),  # nobody knows yet what an image takes
-        (1, 1.0, True),
-        (1, 1.1 * 2 / 2 / LOOP_IMAGES_PER_S, True),  # of two members on two places
-        (1, 0.9 * 2 / 2 / LOOP_IMAGES_PER_S, False),  # so fast that the loop would be busy
-        (8, 1.0, False),  # a batch for each core
-    ],
+@cases(
+    "num_waiting, image_s, has_time",
+    (0, 0.0, True),  # nothing waits, and nothing runs
+    (0, 1e-4, True),
+    (1, 0.0, True),  # nobody knows yet what an image takes
+    (1, 1.0, True),
+    (1, 1.1 * 2 / 2 / LOOP_IMAGES_PER_S, True),  # of two members on two places
+    (1, 0.9 * 2 / 2 / LOOP_IMAGES_PER_S, False),  # so fast that the loop would be busy
+    (8, 1.0, False),  # a batch for each core
 )
 async def test_the_event_loop_has_time_to_decode(num_waiting, image_s, has_time):
     played = SteppedQueues(2, 2)
@@ -96,17 +103,15 @@ async def test_the_turn_of_an_image_that_is_gone_is_the_next_ones(lane):
     await played.finish_all()
 
 
-@pytest.mark.parametrize(
-    ("sizes", "num_waiting", "batches"),
-    [
-        (SIZES, 1, [1]),
-        (SIZES, 3, [2, 1]),
-        (SIZES, 4, [4]),
-        (SIZES, 5, [4, 1]),
-        (SIZES, 7, [4, 2, 1]),
-        (SIZES, 9, [4, 4, 1]),
-        ((4, 8), 3, [3]),  # fewer than the smallest go at once, and the runtime pads
-    ],
+@cases(
+    "sizes, num_waiting, batches",
+    (SIZES, 1, [1]),
+    (SIZES, 3, [2, 1]),
+    (SIZES, 4, [4]),
+    (SIZES, 5, [4, 1]),
+    (SIZES, 7, [4, 2, 1]),
+    (SIZES, 9, [4, 4, 1]),
+    ((4, 8), 3, [3]),  # fewer than the smallest go at once, and the runtime pads
 )
 async def test_no_batch_is_padded_when_a_smaller_size_is_filled(sizes, num_waiting, batches):
     played = SteppedQueues(sizes=sizes)
@@ -201,10 +206,6 @@ async def test_a_queue_that_leaves_has_no_more_turns_and_the_others_go_on():
     assert isinstance(waiting.exception(), NotReadyError)
 
 
-BOUNDED = settings(max_examples=150, deadline=None, database=None)
-BULK = 1000  # numbers from here on are bulk images
-
-
 async def run(submissions: list[tuple[int, bool]], max_batch_size: int) -> list[int]:
     """Submit (count, is_bulk) at once; return the order in which the images ran."""
     network = SteppedNetwork()
@@ -217,9 +218,6 @@ async def run(submissions: list[tuple[int, bool]], max_batch_size: int) -> list[
         submit(queue, images(*range(first, first + count)), lane=lane)
     await network.finish_all()
     return [number for batch in network.batches for number in batch]
-
-
-SUBMISSIONS = st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=8)
 
 
 @BOUNDED
@@ -238,8 +236,7 @@ def test_neither_lane_starves(interactive, bulk, max_batch_size):
     ran = asyncio.run(run([(bulk, True), (interactive, False)], max_batch_size))
     is_bulk = [number >= BULK for number in ran]
     both = is_bulk[: min(len(ran) - is_bulk[::-1].index(False), _last(is_bulk) + 1)]
-    expected = [(place + 1) % BULK_EVERY == 0 for place in range(len(both))]
-    assert both == expected
+    assert both == [(place + 1) % BULK_EVERY == 0 for place in range(len(both))]
 
 
 class Entry:
@@ -247,17 +244,10 @@ class Entry:
 
     def __init__(self, lane: Lane) -> None:
         self.lane: Lane = lane
-        self.is_over = False
+        self.is_over, self.due, self.share = False, 0.0, CoreShare()
 
     def is_gone(self) -> bool:
         return self.is_over
-
-
-STEPS = st.one_of(
-    st.sampled_from([*LANES, SHADOW]),  # one more comes to the lane
-    st.integers(0, 9),  # the one in this place goes away
-    st.sampled_from(["forget", "pop"]),
-)
 
 
 @BOUNDED
@@ -273,22 +263,20 @@ def test_whoever_waits_has_a_turn_also_after_others_were_forgotten(steps):
             queue.forget_the_gone()
             waiting = [entry for entry in waiting if not entry.is_over]
         elif step == "pop":
-            if queue:
-                entry = queue.pop()
+            if queue or queue.shadow:
+                entry = queue.pop() if queue else queue.shadow.popleft()
                 assert entry is next(other for other in waiting if other.lane == entry.lane)
                 assert entry.lane != SHADOW or all(other.lane == SHADOW for other in waiting)
                 waiting.remove(entry)
         else:
             waiting.append(Entry(step))
-            queue.extend(waiting[-1:], step)
+            queue.lane(step).add(waiting[-1:])
         answered = [entry for entry in waiting if entry.lane != SHADOW]
-        assert queue.num_answered == len(answered)
-        assert len(queue) == len(answered or waiting)
-        assert queue.is_shadow_only == bool(waiting and not answered)
+        assert len(queue) == len(answered)
         assert set(queue) == {*waiting}
     while queue:
         waiting.remove(queue.pop())
-    assert not waiting
+    assert waiting == [*queue.shadow]
 
 
 def _last(values: list[bool]) -> int:

@@ -167,7 +167,7 @@ async def test_nor_does_one_that_has_more_time_than_an_image_behind_it(cores, mo
     cores.decoding.num_coming = 9
     await begin(cores.queues[0], 0)
     assert cores.sizes == [[]]
-    await begin(cores.queues[0], 0, timeout_s=0.9)
+    await begin(cores.queues[0], 0, timeout_s=0.9, lane="bulk")
     assert cores.sizes == [[1, 1]]
     await cores.finish_all()
 

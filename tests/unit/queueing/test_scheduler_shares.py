@@ -2,15 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.scheduler import BatchScheduler, CoreShare
-from models.ensemble import Probabilities
-from models.network import Pixels
+from app.queueing.fairness import CoreShare
+from app.queueing.scheduler import BatchScheduler
 from tests.support.queued_images import submit
 from tests.support.steps import SteppedQueues, begin, image, images
 from tests.support.virtual_loop import virtually
@@ -110,7 +108,7 @@ async def test_a_set_whose_batches_fail_pays_for_them_too() -> None:
     clock = asyncio.get_running_loop().time
 
     def queue(name: str, error: Exception | None) -> BatchQueue:
-        async def run(images: Sequence[Pixels]) -> Probabilities:
+        async def run(images):
             begun[name] += 1
             await asyncio.sleep(1)
             if error is not None:

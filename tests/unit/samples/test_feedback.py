@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -15,8 +14,12 @@ from app.serve.replica import Hub
 from app.settings import Settings
 from models.ensemble import Prediction
 from tests.support.answers import answer_of
+from tests.support.cases import cases
 from tests.support.fakes import FakeHandle
 from tests.support.hand_clock import HandClock
+
+X, Y = {"fake": "x"}, {"fake": "y"}  # the labels that are meant, by set
+FAULT = Fault(400, "not_an_image", "these bytes are no image")
 
 
 class Replica(Hub):
@@ -25,7 +28,7 @@ class Replica(Hub):
     is_gone = False
     gate: asyncio.Event | None = None  # it hangs until this is set
 
-    async def ask(self, method: str, *arguments: object) -> Any:
+    async def ask(self, method, *arguments):
         if method == "remember" and self.is_gone:
             raise NotReadyError("it is gone")
         if method == "remember" and self.gate is not None:
@@ -50,7 +53,7 @@ def note(feedback: Feedback, request_id: str = "1") -> None:
 
 
 async def is_right(feedback: Feedback, request_id: str = "1") -> bool:
-    return (await feedback.judge(request_id, "x", None, SETS)).is_right
+    return (await feedback.judge(request_id, "x", None, X)).is_right
 
 
 async def test_what_was_answered_can_be_judged_at_once(feedback: Feedback) -> None:
@@ -125,10 +128,6 @@ async def test_a_caller_that_leaves_takes_no_answers_along(feedback, replica):
     assert await is_right(feedback)
 
 
-SETS = ["fake"]
-FAULT = Fault(400, "not_an_image", "these bytes are no image")
-
-
 @pytest.fixture
 def clock() -> HandClock:
     return HandClock()
@@ -150,10 +149,10 @@ def of_version(version: str) -> Classified:
 def test_right_and_wrong_by_version(book: FeedbackBook) -> None:
     book.remember(answered("1", of_version("a")) + answered("2", of_version("a")))
     book.remember(answered("3", of_version("b")))
-    first = book.judge("1", "x", None, SETS)
+    first = book.judge("1", "x", None, X)
     assert (first.is_right, first.is_new, first.answer.labels) == (True, True, ("x",))
-    assert not book.judge("2", "y", None, SETS).is_right
-    assert book.judge("3", "x", 0, SETS).is_right
+    assert not book.judge("2", "y", None, Y).is_right
+    assert book.judge("3", "x", 0, X).is_right
     figures = book.figures()
     counts = [(v.model_set, v.model_version, v.feedback, v.right) for v in figures.versions]
     assert counts == [("fake", "a", 2, 1), ("fake", "b", 1, 1)]
@@ -165,10 +164,10 @@ def test_right_and_wrong_by_version(book: FeedbackBook) -> None:
 
 def test_the_first_label_counts_and_the_same_again_changes_nothing(book: FeedbackBook) -> None:
     book.remember(answered("1"))
-    assert book.judge("1", "x", None, SETS).is_new
-    assert not book.judge("1", "x", None, SETS).is_new
+    assert book.judge("1", "x", None, X).is_new
+    assert not book.judge("1", "x", None, X).is_new
     with pytest.raises(FeedbackExistsError, match="has the label 'x' already; the first counts"):
-        book.judge("1", "y", None, SETS)
+        book.judge("1", "y", None, Y)
     assert [(v.feedback, v.right) for v in book.figures().versions] == [(1, 1)]
 
 
@@ -180,28 +179,28 @@ def test_an_unknown_request_is_told_what_is_remembered(book, clock):
         "send feedback sooner, or raise feedback_answers"
     )
     with pytest.raises(UnknownRequestError) as raised:
-        book.judge("other", "x", None, SETS)
+        book.judge("other", "x", None, X)
     assert (raised.value.message, raised.value.status) == (message, 404)
     with pytest.raises(UnknownRequestError, match="there are 0 answers of the last 0 s"):
-        FeedbackBook(1).judge("1" * 5000, "x", None, SETS)
+        FeedbackBook(1).judge("1" * 5000, "x", None, X)
 
 
 def test_the_oldest_are_forgotten_and_what_they_counted_stays(book: FeedbackBook) -> None:
     book.remember(answered("1"))
-    book.judge("1", "x", None, SETS)
+    book.judge("1", "x", None, X)
     book.remember(answered("2", answer_of(), answer_of()) + answered("3", answer_of(), FAULT))
     with pytest.raises(UnknownRequestError):
-        book.judge("1", "x", None, SETS)
-    assert book.judge("2", "x", 1, SETS).is_new
+        book.judge("1", "x", None, X)
+    assert book.judge("2", "x", 1, X).is_new
     assert [v.feedback for v in book.figures().versions] == [2]
     assert book.figures().remembered_answers == 4
 
 
 def test_a_request_larger_than_the_book_is_remembered_alone(book: FeedbackBook) -> None:
     book.remember(answered("1", *[answer_of()] * 9) + answered("2", *[answer_of()] * 9))
-    assert book.judge("2", "x", 8, SETS).is_right
+    assert book.judge("2", "x", 8, X).is_right
     with pytest.raises(UnknownRequestError):
-        book.judge("1", "x", 8, SETS)
+        book.judge("1", "x", 8, X)
 
 
 def test_a_long_id_is_kept_as_a_hash(book: FeedbackBook) -> None:
@@ -210,16 +209,16 @@ def test_a_long_id_is_kept_as_a_hash(book: FeedbackBook) -> None:
     (request,) = answered(long)
     assert sum(map(len, map(str, request))) < 200
     book.remember([request])
-    assert book.judge(long, "x", None, SETS).is_right
+    assert book.judge(long, "x", None, X).is_right
     with pytest.raises(UnknownRequestError, match=f"no request '{'1' * 40}' is remembered"):
-        book.judge(long + "1", "x", None, SETS)
+        book.judge(long + "1", "x", None, X)
 
 
 def test_a_request_that_is_sent_again_counts_once(book: FeedbackBook) -> None:
     book.remember(answered("1"))
-    assert book.judge("1", "x", None, SETS).is_new
+    assert book.judge("1", "x", None, X).is_new
     book.remember(answered("1"))
-    assert not book.judge("1", "x", None, SETS).is_new
+    assert not book.judge("1", "x", None, X).is_new
     figures = book.figures()
     assert ([v.feedback for v in figures.versions], figures.remembered_answers) == ([1], 1)
 
@@ -230,34 +229,32 @@ def test_an_id_of_several_requests_is_refused(book, again):
     book.remember(answered("1", of_version("a")))  # it stays so
     message = "several requests had the id '1' and other answers.*X-Request-ID of its own"
     with pytest.raises(FeedbackExistsError, match=message):
-        book.judge("1", "x", 0, SETS)
+        book.judge("1", "x", 0, X)
     figures = book.figures()
     assert (figures.versions, figures.remembered_answers) == ([], 1)
 
 
-@pytest.mark.parametrize(
-    ("image", "label", "message"),
-    [
-        (None, "x", "image is missing, and this request has 2: give image from 0 to 1"),
-        (2, "x", "image is 2, and this request has 2"),
-        (-1, "x", "image is -1, and this request has 2"),
-        (1, "x", "image 1 of this request was answered with an error"),
-        (0, "z", "'z' is no label of fake; GET /v1/models lists"),
-    ],
+@cases(
+    "image, label, message",
+    (None, "x", "image is missing, and this request has 2: give image from 0 to 1"),
+    (2, "x", "image is 2, and this request has 2"),
+    (-1, "x", "image is -1, and this request has 2"),
+    (1, "x", "image 1 of this request was answered with an error"),
+    (0, "z", "'z' is no label of fake, and no id or number of its classes; GET /v1/models lists"),
 )
 def test_images_and_labels_that_are_none(book, image, label, message):
     book.remember(answered("1", answer_of(), FAULT))
     with pytest.raises(BadParameterError, match=message):
-        book.judge("1", label, image, SETS if label == "x" else ["another set"])
+        book.judge("1", label, image, X if label == "x" else {"another set": "z"})
     assert book.figures().versions == []
 
 
 def test_a_label_that_only_the_answering_version_has(book: FeedbackBook) -> None:
     """A version may have better labels for the same classes than the set's main version."""
     book.remember([*answered("1"), *answered("2")])
-    version = "@".join(book.judge("1", "x", None, SETS).answer.version)
-    assert book.judge("1", "x", None, [version]).is_right
-    assert not book.judge("2", "new", None, [version]).is_right
+    version = "@".join(book.judge("1", "x", None, X).answer.version)
+    assert book.judge("1", "x", None, {version: "x"}).is_right
+    assert not book.judge("2", "7", None, {version: "new", "fake": "x"}).is_right
 
 
 def test_of_a_multi_label_set_any_listed_label_is_right(book: FeedbackBook) -> None:
@@ -267,6 +264,6 @@ def test_of_a_multi_label_set_any_listed_label_is_right(book: FeedbackBook) -> N
         + answered("2", dataclasses.replace(answer_of(), predictions=[], threshold=0.5))
         + answered("3", dataclasses.replace(answer_of(), predictions=listed))
     )
-    assert book.judge("1", "y", None, SETS).is_right
-    assert not book.judge("2", "y", None, SETS).is_right
-    assert not book.judge("3", "y", None, SETS).is_right  # one label: the first is the answer
+    assert book.judge("1", "y", None, Y).is_right
+    assert not book.judge("2", "y", None, Y).is_right
+    assert not book.judge("3", "y", None, Y).is_right  # one label: the first is the answer

@@ -7,7 +7,6 @@ import shutil
 import stat
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from app.samples import samples
 from app.samples.samples import (
     Sample,
     SampleFolder,
-    SamplePlace,
     Sampler,
     SampleStore,
     check_sample_store,
@@ -33,13 +31,15 @@ from app.settings import Settings
 from app.telemetry.metric_table import SAMPLES
 from models.stores import CLIENTS, StoreError, smart_open_file
 from tests.support.answers import answer_of
+from tests.support.cases import cases
 from tests.support.full_disk import full_disk
-from tests.support.instruments import Instruments
 from tests.support.object_stores import local_s3
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 START = datetime(2026, 11, 26, tzinfo=UTC)
 KIB = 1024
+WITHIN_S = 30.0
+FAULT = Fault(400, "not_an_image", "these bytes are no image")
 
 
 def sample(number: int, size: int = KIB) -> Sample:
@@ -55,7 +55,7 @@ def num_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def place_of(sampler: Sampler | None) -> SamplePlace:
+def place_of(sampler):
     assert sampler is not None
     return sampler._place
 
@@ -94,8 +94,7 @@ def test_several_gateways_on_a_folder_hardly_pass_the_bound(tmp_path: Path) -> N
 def test_what_a_killed_process_left_goes_too(tmp_path: Path) -> None:
     partial = tmp_path / f".{sample(0).stem}.jpg.4711.partial"
     partial.write_bytes(b"half" * 4 * KIB)
-    place = SampleFolder(tmp_path, 16 * KIB)
-    assert place.write(sample(1))
+    assert SampleFolder(tmp_path, 16 * KIB).write(sample(1))
     assert not partial.exists()
 
 
@@ -106,6 +105,13 @@ def test_a_new_folder_and_every_sample_are_their_owners_alone(tmp_path: Path) ->
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 4
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+def test_a_folder_that_a_neighbour_made_first_gets_no_photos(shared_place, neighbour) -> None:
+    neighbour("mkdir -m 777 samples")
+    with pytest.raises(PermissionError, match="another user's"):
+        SampleFolder(shared_place / "samples", 16 * KIB).write(sample(0))
+    assert names(shared_place / "samples") == []
 
 
 def test_a_folder_that_went_is_made_again(tmp_path: Path) -> None:
@@ -126,7 +132,7 @@ def test_a_full_disk_leaves_no_half_of_a_sample(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def s3(monkeypatch):
     with local_s3(monkeypatch) as bucket:
         yield f"{bucket}/samples"
 
@@ -153,8 +159,7 @@ def test_the_settings_say_where(tmp_path: Path) -> None:
     assert sampler_of(Settings()) is None
     assert sampler_of(Settings(sample_dir=str(tmp_path))) is None  # the ratio is 0
     for folder, kind in ((str(tmp_path), SampleFolder), ("s3://b/f", SampleStore)):
-        sampler = sampler_of(Settings(sample_dir=folder, sample_ratio=0.5))
-        assert isinstance(place_of(sampler), kind)
+        assert isinstance(place_of(sampler_of(Settings(sample_dir=folder, sample_ratio=0.5))), kind)
     assert list(tmp_path.iterdir()) == []  # nothing before the first sample
 
 
@@ -173,8 +178,7 @@ def test_samples_and_disagreements_share_the_bound(tmp_path: Path) -> None:
 
 
 def test_disagreements_go_to_a_folder_of_the_store(s3: str) -> None:
-    settings = Settings(sample_dir=f"{s3}/")
-    place = place_of(disagreement_sampler_of(settings))
+    place = place_of(disagreement_sampler_of(Settings(sample_dir=f"{s3}/")))
     assert isinstance(place, SampleStore)
     last = sample(1)
     assert place.write(last)
@@ -192,15 +196,13 @@ def test_a_store_without_its_package_is_refused_at_start(monkeypatch: pytest.Mon
         check_sample_store("s3://b/samples")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"sample_ratio": 0.1}, "sample_dir is not set: set it to a folder or a URL"),
-        ({"sample_dir": "https://host/f"}, "sample_dir is a 'https' URL: give a folder, or s3://"),
-        ({"sample_dir": "s3://key:secret@b/f"}, "with credentials, which logs would show"),
-        ({"sample_dir": "s3://"}, "give a folder, or s3://BUCKET/FOLDER"),
-        ({"sample_ratio": 1.5}, "less than or equal to 1"),
-    ],
+@cases(
+    "arguments, message",
+    ({"sample_ratio": 0.1}, "sample_dir is not set: set it to a folder or a URL"),
+    ({"sample_dir": "https://host/f"}, "sample_dir is a 'https' URL: give a folder, or s3://"),
+    ({"sample_dir": "s3://key:secret@b/f"}, "with credentials, which logs would show"),
+    ({"sample_dir": "s3://"}, "give a folder, or s3://BUCKET/FOLDER"),
+    ({"sample_ratio": 1.5}, "less than or equal to 1"),
 )
 def test_settings_that_make_no_sense(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
@@ -219,13 +221,10 @@ def test_the_share_that_is_chosen(ratio: float) -> None:
     assert abs(chosen - ratio * len(IDS)) <= 4 * deviation
 
 
-def test_images_of_a_request_are_chosen_each_by_itself() -> None:
+def test_images_are_chosen_each_by_itself_and_a_larger_share_has_all_of_a_smaller():
     chosen = [is_chosen("id", place, 0.5) for place in range(64)]
     assert 10 < sum(chosen) < 54
     assert chosen == [is_chosen("id", place, 0.5) for place in range(64)]
-
-
-def test_a_larger_share_has_all_of_a_smaller() -> None:
     few = {name for name in IDS if is_chosen(name, 0, 0.1)}
     assert few < {name for name in IDS if is_chosen(name, 0, 0.2)}
 
@@ -249,8 +248,7 @@ def test_an_answer_is_kept_as_it_was() -> None:
     (image, picture), (name, text) = sample.files
     assert (picture, sample.num_bytes) == (b"\xff\xd8\xff...", 6 + len(text))
     assert image.removesuffix(".jpg") == name.removesuffix(".json") == sample.stem
-    row = json.loads(text)
-    assert row == {
+    assert json.loads(text) == {
         "file": image,
         "time": "2026-11-26T08:30:05.123+00:00",
         "image": 2,
@@ -266,15 +264,12 @@ def test_an_answer_is_kept_as_it_was() -> None:
     }
 
 
-def test_a_member_of_a_multi_label_set_that_lists_no_label() -> None:
+def test_a_sample_is_as_the_client_got_it_without_all_probabilities():
     answer = dataclasses.replace(
         answer_of(), predictions=[], members={"m": MemberOpinion(predictions=[])}, threshold=0.5
     )
     row = json.loads(sample_of(b"", answer, 0, WHEN).text)
     assert row["members"] == {"m": {"predictions": []}}  # as the client got it
-
-
-def test_all_probabilities_are_left_out() -> None:
     answer = dataclasses.replace(answer_of(), probabilities=np.zeros(3, np.float32))
     assert sample_of(b"", answer, 0, WHEN).text == sample_of(b"", answer_of(), 0, WHEN).text
     assert as_json(answer) == as_json(answer_of())
@@ -290,14 +285,12 @@ def test_names_are_in_the_order_of_arrival_wherever_the_clock_is() -> None:
     assert first.stem.startswith("20261126T083005123456-")
 
 
-@pytest.mark.parametrize(
-    ("start", "suffix"),
-    [
-        (b"\x89PNG", "png"),
-        (b"RIFF....WEBP", "webp"),
-        (b"\0\0\0\x18ftypheic", "heic"),
-        (b"?", "bin"),
-    ],
+@cases(
+    "start, suffix",
+    (b"\x89PNG", "png"),
+    (b"RIFF....WEBP", "webp"),
+    (b"\0\0\0\x18ftypheic", "heic"),
+    (b"?", "bin"),
 )
 def test_the_suffix_is_the_formats(start: bytes, suffix: str) -> None:
     assert sample_of(start, answer_of(), 0, WHEN).suffix == suffix
@@ -306,10 +299,6 @@ def test_the_suffix_is_the_formats(start: bytes, suffix: str) -> None:
 def test_a_request_id_is_no_part_of_a_path() -> None:
     answer = dataclasses.replace(answer_of(), request_id="../../etc/passwd\0")
     assert "/" not in sample_of(b"", answer, 0, WHEN).stem
-
-
-WITHIN_S = 30.0
-FAULT = Fault(400, "not_an_image", "these bytes are no image")
 
 
 def note(sampler: Sampler, num: int, image: bytes = b"a") -> None:
@@ -437,6 +426,6 @@ def test_a_sample_that_is_too_large_is_dropped_and_the_others_stay(tmp_path, res
     assert len(names(tmp_path)) == 2
 
 
-def test_the_metric(told: Instruments) -> None:
+def test_the_metric(told):
     samples.record_sample("written")
     assert told.of(SAMPLES) == {("written",): 1.0}

@@ -48,6 +48,7 @@ def test_a_gateway_imports_nothing_that_only_others_use() -> None:
     assert (ran.returncode, ran.stdout) == (0, "[]\n"), ran.stderr
 
 
+@pytest.mark.usefixtures("behind_haproxy")
 async def test_large_messages_of_both_interfaces_share_one_room(tiny_set: Path) -> None:
     settings = Settings(
         model_set=str(tiny_set), max_body_bytes=4 * MIB, max_bytes_in_flight=16 * MIB
@@ -94,7 +95,7 @@ def service_of(folder: Path, **more: object):
 
 def client_of(service) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_api(service)), base_url="http://tandem"
+        transport=httpx.ASGITransport(create_api(service)), base_url="http://localhost"
     )
 
 

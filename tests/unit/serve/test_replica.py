@@ -22,6 +22,7 @@ from app.serve.channels import ChannelServer, address_of, connected
 from app.serve.ray_compatibility import GRPC_OPTIONS, check_ray
 from app.settings import Settings
 from app.telemetry.export import pipeline
+from tests.support.certificates import Root
 from tests.support.fakes import FakeService
 from tests.support.grpc_replica import grpc_replica
 from tests.support.slow_relay import slow_relay
@@ -32,15 +33,6 @@ NUM_CALLS = 4
 
 def options_of_serve() -> list[tuple[str, object]]:
     return vars(grpc_util)["DEFAULT_GRPC_SERVER_OPTIONS"]
-
-
-@pytest.fixture
-def same_options():
-    """Give the process its options back."""
-    options = options_of_serve()
-    before = list(options)
-    yield
-    options[:] = before
 
 
 class Unread(GrpcInterface):
@@ -56,7 +48,6 @@ class Unread(GrpcInterface):
         return await super().classify(*call)
 
 
-@pytest.mark.usefixtures("same_options")
 async def test_what_nobody_receives_stays_with_the_client() -> None:
     replicas.limit_unread(8 * MIB)
     interface = Unread()
@@ -76,7 +67,6 @@ async def test_what_nobody_receives_stays_with_the_client() -> None:
     assert NUM_CALLS * 1000 < relay.num_passed - before < NUM_CALLS * 2 * WINDOW_BYTES
 
 
-@pytest.mark.usefixtures("same_options")
 async def test_a_message_may_have_as_much_as_it_is_told() -> None:
     replicas.limit_unread(MIB)
     interface = Unread()
@@ -90,7 +80,6 @@ async def test_a_message_may_have_as_much_as_it_is_told() -> None:
     assert "larger than max" in caught.value.details()
 
 
-@pytest.mark.usefixtures("same_options")
 def test_each_option_is_there_once() -> None:
     """Serve prepares a process for each of its servers."""
     for limit in (MIB, 2 * MIB):
@@ -101,7 +90,6 @@ def test_each_option_is_there_once() -> None:
     assert dict(options) | {replicas.BDP_PROBE: 0, replicas.MAX_RECEIVE: 2 * MIB} == dict(options)
 
 
-@pytest.mark.usefixtures("same_options")
 @pytest.mark.parametrize("options", [None, (), [("grpc.other", 1)]])
 def test_with_a_ray_that_does_it_in_another_way_the_limits_are_left_out(options, monkeypatch):
     before = copy(options)
@@ -112,13 +100,27 @@ def test_with_a_ray_that_does_it_in_another_way_the_limits_are_left_out(options,
     assert "DEFAULT_GRPC_SERVER_OPTIONS lists no grpc.max_receive_message_length" in warning
 
 
-@pytest.mark.usefixtures("same_options")
 def test_serve_is_told_of_it(tmp_path) -> None:
     environment = serve_environment(tmp_path, (1, 2))
     path = f"{replicas.prepare_proxy.__module__}:{replicas.prepare_proxy.__name__}"
     assert environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] == path
     assert replicas.prepare_proxy() == []
     assert (replicas.BDP_PROBE, 0) in options_of_serve()
+
+
+def test_each_process_that_listens_for_http_drops_trailers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    names = "keep_to_loopback", "limit_unread", "limit_reflection", "start_metrics"
+    for name in (*names, "write_to_stderr_as_to_files"):
+        monkeypatch.setattr(replicas, name, lambda *_, **__: None)
+    monkeypatch.setattr(replicas, "drop_trailers", lambda: asked.append("dropped"))
+    monkeypatch.setattr(replicas, "gc", SimpleNamespace(set_threshold=lambda *_: None))
+    monkeypatch.setattr(replicas, "pipeline", SimpleNamespace(start=lambda *_, **__: None))
+    replicas.start_replica(Settings())
+    assert not asked
+    replicas.start_replica(Settings(), is_ingress=True)
+    replicas.prepare_proxy()
+    assert len(asked) == 2
 
 
 # A stage's replica listens for the Gateways of its node, and ends when they are answered.
@@ -205,12 +207,14 @@ def node(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: address[0])
     monkeypatch.setattr(Server, "add_insecure_port", Server.add_insecure_port)
+    monkeypatch.setattr(Server, "add_secure_port", Server.add_secure_port)
     return address
 
 
-async def listening_on(address: str) -> str:
+async def listening_on(address: str, *credentials: grpc.ServerCredentials) -> str:
     server = grpc.aio.server()
-    port = server.add_insecure_port(address)
+    add = server.add_secure_port if credentials else server.add_insecure_port
+    port = add(address, *credentials)
     await server.start()
     try:
         connections = psutil.Process().net_connections("tcp")
@@ -229,18 +233,24 @@ async def listening_on(address: str) -> str:
         ("127.0.0.1", False, "[::]:0", "::"),  # outside Ray
     ],
 )
-async def test_a_node_on_loopback(node, monkeypatch, node_address, is_ray, address, listens):
+async def test_a_node_on_loopback(
+    node, monkeypatch, tmp_path, node_address, is_ray, address, listens
+):
+    """With RAY_USE_TLS too, where Serve asks for another method."""
     node[0] = node_address
     monkeypatch.setattr(ray, "is_initialized", lambda: is_ray)
     for _ in range(2):  # Serve asks once for each server
         replicas.keep_to_loopback()
     assert await listening_on(address) == listens
+    signed = Root(tmp_path).sign("node")
+    pair = (signed.key.read_bytes(), signed.certificate.read_bytes())
+    assert await listening_on(address, grpc.ssl_server_credentials([pair])) == listens
 
 
 @pytest.mark.usefixtures("node")
 async def test_replicas_that_all_gateways_share(monkeypatch):
     for name in ("start_metrics", "write_to_stderr_as_to_files"):
-        monkeypatch.setattr(replicas, name, lambda: None)
+        monkeypatch.setattr(replicas, name, lambda **_: None)
     monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
     monkeypatch.setattr(pipeline, "start", lambda *_, **__: None)
     replicas.Hub(Settings(), None)

@@ -27,7 +27,7 @@ from ray.serve.schema import LoggingConfig
 
 from app.environment import write_to_stderr_as_to_files
 from app.launch.config import POLICY
-from app.queueing.admission import FIGURES, Usage
+from app.queueing.admission import FIGURES, Usage, UsageReport
 from app.serve import scaling
 from tests.support.drawn_reports import reports
 
@@ -81,7 +81,7 @@ def test_reports_that_come_again_count_once_and_old_ones_are_forgotten():
         since = max(0, now - 10)
         meter.update({0: reports(100, since, now, at_start=100.0 * since)}, now)
     assert meter.demand().rate == pytest.approx(100)
-    assert len(meter._of[0].kept) <= 42
+    assert len(meter._of[0].kept) <= 82
 
 
 def test_a_replica_that_is_gone_counts_no_more():
@@ -117,6 +117,26 @@ def test_a_hung_replica_counts_no_more():
         meter.update({0: hung, 1: reports(60, 0, now, waiting=3)}, now)
     assert (rate_of(meter), meter.demand().backlog) == (60, 3)
     assert rate_of(meter, {0: reports(100, 0, 60), 1: reports(60, 0, 60)}, now=60.0) == 160
+
+
+def test_the_longest_window_is_whole_where_it_ends_before_the_newest_report():
+    """It ends where a silent replica was last heard; Serve's default is a report each 10 s."""
+    meter = metered(reports(10, 0, 100)[::10])
+    assert all(meter._of[0].span(40.0, before_s).is_whole for before_s in (0, 10, 30))
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_requests_that_others_get_in_place_of_a_hung_replica_are_counted_once(num_replicas):
+    """300 images/s throughout: its share goes to the others while its last rate still counts."""
+    policy, targets = scaling.EnsemblePolicy(), set()
+    sent: list[list[UsageReport]] = [[] for _ in range(num_replicas)]
+    for now in range(60):
+        alive = sent if now < 40 else sent[1:]
+        for of in alive:
+            before = of[-1].images_arrived if of else 0
+            of.append(reports(300 / len(alive), now, now + 1, cpu_ms=27, at_start=before)[-1])
+        targets |= set(asked(policy, context("Gateway", *sent, target=3, now=now)).values())
+    assert targets == {3}
 
 
 def test_replicas_that_report_rarely_do_not_hang():

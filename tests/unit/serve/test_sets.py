@@ -18,7 +18,7 @@ from app.graph.availability import OnDemandGraph
 from app.graph.set_checks import served_sets
 from app.http.api import create_api
 from app.oip.inference import Inference
-from app.serve import sets
+from app.serve import set_stages, sets
 from app.serve.gateway import Assembly, assemble
 from app.serve.replica import Hub
 from app.serve.set_stages import SetStages
@@ -68,7 +68,7 @@ async def client(graph) -> AsyncIterator[httpx.AsyncClient]:
 def client_of(graph: Assembly, headers: dict[str, str] = AUTHORISED) -> httpx.AsyncClient:
     api = create_api(graph.service, Inference(graph.service, loader=graph.sets))
     transport = httpx.ASGITransport(api)
-    return httpx.AsyncClient(transport=transport, base_url="http://tandem", headers=headers)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
 
 
 async def classified(client: httpx.AsyncClient, name: str, color: str = "red") -> httpx.Response:
@@ -190,6 +190,22 @@ async def test_a_set_whose_file_broke_fails_alone(graph, client, folders):
     network.write_bytes(whole)
     assert await changed(client, "load", SECOND) == 200
     assert (await classified(client, SECOND)).status_code == 200
+
+
+async def test_too_little_free_memory_refuses_a_load_with_the_figures(graph, client, monkeypatch):
+    await let_idle_go(graph)
+    monkeypatch.setattr(set_stages, "free_memory", lambda **_: 60 * 10**6)
+    by_name = await client.post(f"{MODELS}/{THIRD}/load")
+    on_demand = await classified(client, SECOND)
+    texts = by_name.json()["error"], on_demand.json()["error"]["message"]
+    for answer, text, name in zip((by_name, on_demand), texts, (THIRD, SECOND), strict=True):
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert f"loading {name} needs about " in text
+        assert "60 MB are free" in text
+    assert (await classified(client, FIRST)).status_code == 200
+    monkeypatch.undo()
+    monkeypatch.setenv("TANDEM_API_KEYS", KEY)
+    assert await changed(client, "load", THIRD) == 200
 
 
 async def test_a_set_is_unloaded_by_name_and_loaded_again(graph, client):

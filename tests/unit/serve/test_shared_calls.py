@@ -12,24 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
+from app.access import Caller
 from app.answers import Decoded, Fault, MemberAnswer
 from app.errors import DeadlineError, HeavyFileError, NotReadyError, OtherSetError, OverloadedError
 from app.graph import attempts
+from app.queueing.fairness import CALLER
 from app.serve.remote import RemoteDecoder, RemoteMember
 from app.serve.replica import classify_many, decode_many
 from app.serve.shared_calls import (
     ALONE_BYTES,
+    CLASSIFIED,
+    DECODED,
     HOLDS_BACK_S,
     MAX_CALL_BYTES,
     MessageError,
     Question,
     SharedCall,
     pack_call,
-    pack_classified,
-    pack_decoded,
     read_call,
-    read_classified,
-    read_decoded,
 )
 from app.telemetry.spans import SpanIds
 from tests.support.batched_stage import (
@@ -291,8 +291,28 @@ class Picky(FakeMember):
 async def test_what_one_is_refused_the_others_get() -> None:
     first, refused, third = await classified(member_of(Counting(Picky())), 0, 1, 2)
     assert isinstance(refused, OverloadedError)
-    assert refused.limit == 3
+    assert refused.limits == (3,)
     assert [len(answer.probabilities) for answer in (first, third)] == [1, 1]
+
+
+class Asked(FakeMember):
+    """Remembers who asks."""
+
+    async def classify(self, images, left_s, lane="interactive"):
+        self.callers = [*getattr(self, "callers", []), CALLER.get()]
+        return await super().classify(images, left_s, lane)
+
+
+async def test_each_has_its_caller() -> None:
+    counting = Counting(member := Asked())
+    remote, callers = member_of(counting), [Caller("one", share=2.0, has_key=True), Caller("other")]
+
+    async def ask(caller: Caller) -> None:
+        CALLER.set(caller)
+        await classified(remote, 0)
+
+    await asyncio.gather(*map(ask, callers))
+    assert (member.callers, counting.num_parts) == (callers, [2])
 
 
 async def test_each_has_the_time_that_it_has_left() -> None:
@@ -474,7 +494,7 @@ def decoded(count: int, faults: dict[int, Fault] | None = None) -> Decoded:
 def test_what_the_decoder_found_arrives() -> None:
     bad = decoded(0, {0: FAULT})
     answers: list[Any] = [decoded(2, {1: FAULT}), DeadlineError("late"), bad, decoded(1)]
-    arrived: list[Any] = read_decoded(pack_decoded(answers))
+    arrived: list[Any] = DECODED.read(DECODED.pack(answers))
     assert isinstance(arrived[1], DeadlineError)
     for mine, expected in ((arrived[0], answers[0]), (arrived[3], answers[3])):
         np.testing.assert_array_equal(mine.images, expected.images)
@@ -485,7 +505,7 @@ def test_what_the_decoder_found_arrives() -> None:
 def test_inputs_of_several_sizes_arrive() -> None:
     flat = np.random.default_rng(1).integers(0, 256, (3, 60), np.uint8)
     answers = [Decoded(flat[:2], {}, (1.0, 2.0), "set"), Decoded(flat[2:], {}, (3.0,), "set")]
-    for one, expected in zip(read_decoded(pack_decoded(answers)), answers, strict=True):
+    for one, expected in zip(DECODED.read(DECODED.pack(answers)), answers, strict=True):
         np.testing.assert_array_equal(one.images, expected.images)
 
 
@@ -497,32 +517,32 @@ def answer(count: int) -> MemberAnswer:
 
 def test_what_a_member_found_arrives() -> None:
     answers: list[Any] = [answer(2), OverloadedError("full", 7), answer(1)]
-    found: list[Any] = read_classified(pack_classified(answers))
+    found: list[Any] = CLASSIFIED.read(CLASSIFIED.pack(answers))
     for one, expected in ((found[0], answers[0]), (found[2], answers[2])):
         np.testing.assert_array_equal(one.probabilities, expected.probabilities)
         assert one._replace(probabilities=None) == expected._replace(probabilities=None)
     assert isinstance(found[1], OverloadedError)
-    assert (found[1].message, found[1].limit) == ("full", 7)
+    assert (found[1].message, found[1].limits) == ("full", (7,))
     assert all(type(size) is int for size in found[0].batch_size)
 
 
 def test_nothing_but_errors_arrives_too() -> None:
     """What is no error of ours by its class's name alone: its arguments may be anything."""
-    other, failed = read_classified(
-        pack_classified([OtherSetError("other"), KeyError("secret", object())])
+    other, failed = CLASSIFIED.read(
+        CLASSIFIED.pack([OtherSetError("other"), KeyError("secret", object())])
     )
     assert isinstance(other, OtherSetError)
     assert type(failed) is NotReadyError
     assert failed.message == "a stage of the graph failed (KeyError); try again"
-    (late,) = read_decoded(pack_decoded([DeadlineError("late")]))
+    (late,) = DECODED.read(DECODED.pack([DeadlineError("late")]))
     assert isinstance(late, DeadlineError)
 
 
 MESSAGES = {
     "files": (pack_call(SharedCall([Question([b"one", b""], None, 1, SPAN)], "bulk")), read_call),
     "images": (pack_call(SharedCall([Question((), images(2), 1, None)], "bulk")), read_call),
-    "decoded": (pack_decoded([decoded(2, {1: FAULT})]), read_decoded),
-    "classified": (pack_classified([answer(2), DeadlineError("late")]), read_classified),
+    "decoded": (DECODED.pack([decoded(2, {1: FAULT})]), DECODED.read),
+    "classified": (CLASSIFIED.pack([answer(2), DeadlineError("late")]), CLASSIFIED.read),
 }
 
 

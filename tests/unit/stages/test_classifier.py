@@ -1,12 +1,8 @@
-"""The Classifier on a tiny network: each image its own row, and a caller that leaves.
-
-A call of a member of this process: one answer for all its images.
-"""
+"""The Classifier on a tiny network: each image its own row, callers that leave, direct calls."""
 
 import asyncio
 import re
 import threading
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,6 +10,7 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext
 
 from app.errors import ConfigError, DeadlineError, OverloadedError
 from app.queueing.admission import Usage
+from app.queueing.fairness import CoreShare
 from app.queueing.scheduler import BatchResult, ExecutedBatch, Waiting
 from app.settings import Settings
 from app.stages import classifier as module
@@ -23,6 +20,7 @@ from calibration.sets.transaction import write_manifest
 from models.errors import ModelSetError
 from models.golden import GoldenMismatchError
 from models.manifest import read_manifest
+from tests.support.cases import cases
 from tests.support.tiny_networks import (
     COLORS,
     SIZE,
@@ -30,6 +28,9 @@ from tests.support.tiny_networks import (
     write_opposite_sets,
     write_tiny_set,
 )
+
+BATCH = ExecutedBatch(0.0, 1.0, ())
+IMAGE = np.zeros((1, 1, 3), np.uint8)
 
 
 def settings(folder, **changes: object) -> Settings:
@@ -76,8 +77,7 @@ async def test_what_a_caller_that_left_had_queued_is_dropped(tiny_set):
 def test_a_set_that_does_not_fit_is_refused_at_the_start(tmp_path, tiny_set):
     with pytest.raises(ModelSetError, match="no member 'resnet50'"):
         Classifier(settings(tiny_set), "resnet50")
-    image = {"input_size": 32, "resize_shorter": 32}
-    other = write_tiny_set(tmp_path / "other", image=image)
+    other = write_tiny_set(tmp_path / "other", image={"input_size": 32, "resize_shorter": 32})
     with pytest.raises(ModelSetError, match="the network takes 16x16"):
         Classifier(settings(other), "sure")
     (other / "sure.bin").write_bytes(b"")
@@ -97,14 +97,12 @@ async def test_settings_change_without_a_restart(tiny_set):
     assert answer.batch_size == (4, 4, 4, 4, 1)
 
 
-@pytest.mark.parametrize(
-    ("user_config", "refusal"),
-    [
-        ({"max_batch_size": 0}, "user_config.max_batch_size: Input should be greater"),
-        ({"max_batch": 4}, "user_config.max_batch: Extra inputs are not permitted; it has max_"),
-        ({"max_queued_images": "many"}, "user_config.max_queued_images: Input should be a valid"),
-        ({"max_queued_images": 84}, "user_config: max_files is 64, and of max_queued_images 84"),
-    ],
+@cases(
+    "user_config, refusal",
+    ({"max_batch_size": 0}, "user_config.max_batch_size: Input should be greater"),
+    ({"max_batch": 4}, "user_config.max_batch: Extra inputs are not permitted; it has max_"),
+    ({"max_queued_images": "many"}, "user_config.max_queued_images: Input should be a valid"),
+    ({"max_queued_images": 84}, "user_config: max_files is 64, and of max_queued_images 84"),
 )
 def test_settings_that_are_none_change_nothing(tiny_set, user_config, refusal):
     classifier = Classifier(settings(tiny_set), "sure")
@@ -149,12 +147,9 @@ async def test_a_backlog_has_larger_batches_too(tiny_set):
     assert classifier._queue.max_batch_size == 4
 
 
-async def test_no_larger_batches_if_they_are_not_wanted(tiny_set):
+async def test_no_larger_batches_if_unwanted_or_memory_is_short(tiny_set, monkeypatch, caplog):
     classifier = Classifier(settings(tiny_set, backlog_batches=False), "sure")
     assert await sizes_of_backlogs(classifier) == {4}
-
-
-async def test_no_larger_batches_where_memory_is_short(tiny_set, monkeypatch, caplog):
     monkeypatch.setattr(module, "free_memory", lambda: 400 * 10**6)
     assert await sizes_of_backlogs(Classifier(settings(tiny_set), "sure")) == {4}
     assert "sure: cannot prepare batches of 8: 400 MB are free, it takes up to " in caplog.text
@@ -194,10 +189,6 @@ async def test_rows_have_the_members_temperature(tmp_path):
     np.testing.assert_allclose(found.probabilities, expected, atol=1e-5)
 
 
-BATCH = ExecutedBatch(0.0, 1.0, ())
-IMAGE = np.zeros((1, 1, 3), np.uint8)
-
-
 def result(value: float) -> BatchResult:
     return BatchResult(np.array([value], np.float32), 0.5, BATCH)
 
@@ -210,7 +201,7 @@ class Heard:
         self.usage = Usage(1, 1.0)
         self.call = MemberCall(self, self.usage, num_images, "of this set")  # type: ignore[arg-type]
         self.call.parent = INVALID_SPAN_CONTEXT
-        self.entries = [Waiting(IMAGE, self.call, 0.0, 1.0) for _ in range(num_images)]
+        self.entries = [Waiting(IMAGE, self.call, 0.0, 1.0, CoreShare()) for _ in range(num_images)]
         self.call.entries = list(self.entries)
 
     @property
@@ -218,7 +209,7 @@ class Heard:
         """Those without an outcome that are dropped in their turn."""
         return [e for e in self.entries if e.is_over and e.result is None and e.error is None]
 
-    def answered(self, parent: SpanContext, results: Sequence[BatchResult]) -> None:
+    def answered(self, parent, results):
         self.ends.append((results, None))
 
     def failed(self, parent: SpanContext, arrived: float, error: BaseException) -> None:

@@ -21,23 +21,16 @@ def row(*values: float) -> np.ndarray:
     return np.array([values], np.float32)
 
 
-async def test_weights_labels_and_each_members_own_opinion(combiner):
-    rows = {"sure": row(1, 0, 0), "unsure": row(0, 0.4, 0.6)}
-    (one,) = await combiner.combine(rows, 2)
+async def test_an_answer_has_weights_labels_and_each_members_own_opinion(combiner):
+    (one,) = await combiner.combine({"sure": row(1, 0, 0), "unsure": row(0, 0.4, 0.6)}, 2)
     assert [(p.label, p.index) for p in one.predictions] == [(LABELS[0], 0), (LABELS[2], 2)]
     assert [p.probability for p in one.predictions] == pytest.approx([0.75, 0.15])
     assert [p.label for p in one.members["unsure"]] == [LABELS[2], LABELS[1]]
     assert not one.agreement
-
-
-async def test_every_image_is_answered_by_its_own_rows(combiner):
     rows = np.eye(3, dtype=np.float32)
     answers = await combiner.combine({"sure": rows, "unsure": rows}, 1)
     assert [a.predictions[0].index for a in answers] == [0, 1, 2]
     assert all(a.agreement for a in answers)
-
-
-async def test_one_member_alone_agrees_with_itself(combiner):
     (one,) = await combiner.combine({"unsure": row(0.2, 0.3, 0.5)}, 3)
     assert one.agreement
     assert sum(p.probability for p in one.predictions) == pytest.approx(1)
@@ -46,8 +39,7 @@ async def test_one_member_alone_agrees_with_itself(combiner):
 async def test_each_average_has_the_temperature_of_its_own(tmp_path):
     folder = write_tiny_set(tmp_path / "set")
     planned(folder, (("sure",), 0.7), (("unsure",), None), temperatures=(0.25, 1.0))
-    manifest = read_manifest(folder)
-    write_manifest(folder, manifest.model_copy(update={"temperature": 0.5}))
+    write_manifest(folder, read_manifest(folder).model_copy(update={"temperature": 0.5}))
     hot = Combiner(Settings(model_set=str(folder)))
     rows = {"sure": row(0.8, 0.1, 0.1), "unsure": row(0.4, 0.3, 0.3)}
     (one,) = await hot.combine(rows, 3)

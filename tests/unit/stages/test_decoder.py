@@ -14,13 +14,17 @@ from app.errors import DeadlineError, HeavyFileError, UnhealthyError
 from app.queueing.decode_queue import Heavy
 from app.serve.gateway import assemble
 from app.serve.replica import decode_many
-from app.serve.shared_calls import Question, SharedCall, pack_call, read_decoded
+from app.serve.shared_calls import DECODED, Question, SharedCall, pack_call
 from app.settings import Settings
 from app.stages.decoder import AVIF_PIXELS, HEAVY_PIXELS, MAX_ON_LOOP, SMALL_BYTES, Decoder
 from app.stages.threads import MAX_RUN_S
 from models.errors import TooManyPixelsError
 from models.image import ImageInputs
+from tests.support.cases import cases
 from tests.support.tiny_networks import COLORS, SIZE, picture
+
+LARGE_SIDE = 1500  # px: as PNG over HEAVY_PIXELS
+MAIN = threading.main_thread().name
 
 
 @pytest.fixture
@@ -31,8 +35,7 @@ def decoder(tiny_set) -> Decoder:
 async def test_good_and_bad_files_side_by_side(decoder):
     files = [b"text", picture("blue"), picture("green"), b"", picture("red", suffix=".jpg")]
     decoded = await decoder.decode(files)
-    assert decoded.images.shape == (3, SIZE, SIZE, 3)
-    assert decoded.images.dtype == np.uint8
+    assert (decoded.images.shape, decoded.images.dtype) == ((3, SIZE, SIZE, 3), np.uint8)
     for image, color in zip(decoded.images, COLORS, strict=True):
         np.testing.assert_allclose(image[0, 0], COLORS[color], atol=2)
     assert {i: f.code for i, f in decoded.faults.items()} == {0: "not_an_image", 3: "not_an_image"}
@@ -58,23 +61,17 @@ async def test_nothing_good_is_an_empty_tensor_of_the_right_shape(decoder, files
     assert len(decoded.faults) == len(files)
 
 
-LARGE_SIDE = 1500  # px: as PNG over HEAVY_PIXELS
-
-
 def large_png(color: str = "green") -> bytes:
     assert LARGE_SIDE**2 > HEAVY_PIXELS
     return picture(color, LARGE_SIDE)
 
 
-async def test_large_pictures_are_decoded_like_others(tiny_set):
+async def test_large_pictures_are_decoded_like_others_up_to_their_limit(tiny_set):
     decoder = Decoder(Settings(model_set=str(tiny_set)))
     decoded = await decoder.decode([large_png(), picture("red"), large_png("blue")])
     assert not decoded.faults
     for image, color in zip(decoded.images, ("green", "red", "blue"), strict=True):
         np.testing.assert_allclose(image[3, 3], COLORS[color], atol=2)
-
-
-async def test_what_cannot_be_decoded_at_reduced_scale_has_a_lower_limit(tiny_set):
     settings = Settings(model_set=str(tiny_set), max_full_pixels=LARGE_SIDE**2 - 1)
     jpeg = picture("red", LARGE_SIDE, suffix=".jpg")
     decoded = await Decoder(settings).decode([large_png(), jpeg])
@@ -84,9 +81,8 @@ async def test_what_cannot_be_decoded_at_reduced_scale_has_a_lower_limit(tiny_se
 
 
 async def test_large_pictures_of_one_request_have_a_limit_together(tiny_set):
-    limit = 2 * LARGE_SIDE**2
     settings = Settings(
-        model_set=str(tiny_set), max_full_pixels=LARGE_SIDE**2, max_heavy_pixels=limit
+        model_set=str(tiny_set), max_full_pixels=LARGE_SIDE**2, max_heavy_pixels=2 * LARGE_SIDE**2
     )
     decoder = Decoder(settings)
     assert len((await decoder.decode([large_png()] * 2)).images) == 2
@@ -117,11 +113,11 @@ async def test_in_a_call_of_many_requests_a_large_picture_is_sent_back(tiny_set)
     files = [[picture("red")], [large_png()], [b"text"]]
     parts = [Question(one, None, 60.0, None) for one in files]
     answer = await decode_many(decoder, pack_call(SharedCall(parts, "interactive")))
-    photo, large, text = read_decoded(answer)
+    photo, large, text = DECODED.read(answer)
     assert (len(photo.images), len(text.images), list(text.faults)) == (1, 0, [0])
     assert isinstance(large, HeavyFileError)
     alone = pack_call(SharedCall(parts[1:2], "interactive", is_alone=True))
-    (large,) = read_decoded(await decode_many(decoder, alone))
+    (large,) = DECODED.read(await decode_many(decoder, alone))
     assert large.images.shape == (1, SIZE, SIZE, 3)
 
 
@@ -166,9 +162,6 @@ def threads_used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return used
 
 
-MAIN = threading.main_thread().name
-
-
 @pytest.fixture
 def on_loop(tiny_set) -> Decoder:
     """A decoder whose loop has time."""
@@ -190,21 +183,18 @@ def progressive() -> bytes:
     return cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
 
 
-@pytest.mark.parametrize(
-    ("files", "lane"),
-    [
-        ([picture("red", suffix=".jpg")] * 2, "interactive"),  # a form
-        ([picture("red", suffix=".jpg")], "bulk"),
-        ([picture("red")], "interactive"),  # PNG takes longer
-        ([picture("red", 1100, suffix=".jpg")], "interactive"),
-        ([progressive()], "interactive"),
-        ([picture("red", suffix=".jpg") + bytes(SMALL_BYTES)], "interactive"),
-    ],
+@cases(
+    "files, lane",
+    ([picture("red", suffix=".jpg")] * 2, "interactive"),  # a form
+    ([picture("red", suffix=".jpg")], "bulk"),
+    ([picture("red")], "interactive"),  # PNG takes longer
+    ([picture("red", 1100, suffix=".jpg")], "interactive"),
+    ([progressive()], "interactive"),
+    ([picture("red", suffix=".jpg") + bytes(SMALL_BYTES)], "interactive"),
 )
 async def test_what_may_take_longer_is_for_the_threads(on_loop, monkeypatch, files, lane):
     used = threads_used(monkeypatch)
-    decoded = await on_loop.decode(files, lane=lane)
-    assert len(decoded.images) == len(files)
+    assert len((await on_loop.decode(files, lane=lane)).images) == len(files)
     assert MAIN not in used
 
 
@@ -251,8 +241,7 @@ async def test_a_decoder_beside_no_networks_decodes_on_threads(decoder, monkeypa
 
 
 async def test_beside_networks_the_scheduler_says_whether_the_loop_has_time(tiny_set, monkeypatch):
-    graph = assemble(Settings(model_set=str(tiny_set)))
-    (stages,) = graph.stages.joined
+    (stages,) = assemble(Settings(model_set=str(tiny_set))).stages.joined
     used = threads_used(monkeypatch)
     photo = picture("red", suffix=".jpg")
     await stages.decoder.decode([photo])

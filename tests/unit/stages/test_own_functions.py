@@ -1,7 +1,6 @@
 """The operator's own functions: import, trial, calls, several inputs, multi-label sets."""
 
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,51 +11,51 @@ from app.stages import own_functions
 from app.stages.combiner import Combiner
 from models.image import ImageInputs, ImageRule
 from models.model_set import load_model_set
+from tests.support.cases import cases
 from tests.support.scored_sets import write_scored_set
 
 OWN = "tests.support.own_functions"
+INPUTS = ImageInputs({"large": ImageRule(8, 8), "small": ImageRule(4, 4)})
+BATCH = np.random.default_rng(3).integers(0, 256, (5, INPUTS.num_bytes), np.uint8)
+EXAMPLES = "configs.functions"
 
 
-def check(tiny_set, **changes: Any) -> None:
+def check(tiny_set, **changes):
     settings = Settings(model_set=str(tiny_set), **changes)
     own_functions.check_functions(settings, load_model_set(str(tiny_set)).manifest)
 
 
-@pytest.mark.parametrize(
+@cases(
     "settings",
-    [
-        {},
-        {"preprocess": f"{OWN}:identity"},
-        {"preprocess": f"{OWN}:an_object"},
-        {"preprocess": "numpy:negative"},  # in C: it has no signature to look at
-        {"preprocess": f"{OWN}:with_negatives", "combine": f"{OWN}:vote"},
-        {"combine": f"{OWN}:vote", "answer_policy": "any"},
-        {"combine": f"{OWN}:wants_both"},
-    ],
+    {},
+    {"preprocess": f"{OWN}:identity"},
+    {"preprocess": f"{OWN}:an_object"},
+    {"preprocess": "numpy:negative"},  # in C: it has no signature to look at
+    {"preprocess": f"{OWN}:with_negatives", "combine": f"{OWN}:vote"},
+    {"combine": f"{OWN}:vote", "answer_policy": "any"},
+    {"combine": f"{OWN}:wants_both"},
 )
 def test_what_fits(tiny_set, settings):
     check(tiny_set, **settings)
 
 
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [
-        ("no_such_module:f", "there is no module no_such_module; install it, or put its folder on"),
-        ("tests.no_such:f", "there is no module tests.no_such; install it"),
-        (f"{OWN}:no_such", "own_functions has no no_such"),
-        (f"{OWN}:TRIED", "is no function but a int"),
-        (f"{OWN}:vote", r"cannot be called with 1 positional argument \(missing a required"),
-        (f"{OWN}:asynchronous", "is asynchronous: give a plain function"),
-        (f"{OWN}:fewer", r"tried on uint8 \(1, 16, 16, 3\), returned uint8 \(0, 16, 16, 3\), not "),
-        (f"{OWN}:smaller", r"returned uint8 \(1, 8, 8, 3\), not uint8 \(V \* 1, 16, 16, 3\)"),
-        (f"{OWN}:as_float", r"returned float32 \(1, 16, 16, 3\), not uint8"),
-        (f"{OWN}:nothing", "returned None, not uint8"),
-        (f"{OWN}:writes", "raised ValueError: assignment destination is read-only"),
-        (f"{OWN}:leaves", "raised SystemExit: 3"),
-        (f"{OWN}:too_many_views", "returned 9 views of each image; the limit is 8"),
-        (f"{OWN}:views_as_it_likes", r"\(6, 16, 16, 3\), not uint8 \(1 \* 3, 16, 16, 3\)"),
-        (f"{OWN}:many_views", r"7 views of each file: max_files is 448, .* raise max_queued"),
-    ],
+@cases(
+    "function, says",
+    ("no_such_module:f", "there is no module no_such_module; install it, or put its folder on"),
+    ("tests.no_such:f", "there is no module tests.no_such; install it"),
+    (f"{OWN}:no_such", "own_functions has no no_such"),
+    (f"{OWN}:TRIED", "is no function but a int"),
+    (f"{OWN}:vote", r"cannot be called with 1 positional argument \(missing a required"),
+    (f"{OWN}:asynchronous", "is asynchronous: give a plain function"),
+    (f"{OWN}:fewer", r"tried on uint8 \(1, 16, 16, 3\), returned uint8 \(0, 16, 16, 3\), not "),
+    (f"{OWN}:smaller", r"returned uint8 \(1, 8, 8, 3\), not uint8 \(V \* 1, 16, 16, 3\)"),
+    (f"{OWN}:as_float", r"returned float32 \(1, 16, 16, 3\), not uint8"),
+    (f"{OWN}:nothing", "returned None, not uint8"),
+    (f"{OWN}:writes", "raised ValueError: assignment destination is read-only"),
+    (f"{OWN}:leaves", "raised SystemExit: 3"),
+    (f"{OWN}:too_many_views", "returned 9 views of each image; the limit is 8"),
+    (f"{OWN}:views_as_it_likes", r"\(6, 16, 16, 3\), not uint8 \(1 \* 3, 16, 16, 3\)"),
+    (f"{OWN}:many_views", r"7 views of each file: max_files is 448, .* raise max_queued"),
 )
 def test_a_preprocess_that_does_not_fit(tiny_set, function, says):
     with pytest.raises(ConfigError, match=says) as raised:
@@ -64,18 +63,16 @@ def test_a_preprocess_that_does_not_fit(tiny_set, function, says):
     assert raised.value.message.startswith("preprocess: ")
 
 
-@pytest.mark.parametrize(
-    ("function", "policy", "says"),
-    [
-        ("identity", "all", "cannot be called with 2 positional arguments"),
-        ("three_arguments", "all", "cannot be called with 2 positional arguments"),
-        ("one_row", "all", r"float32 \(1, 3\) of sure, unsure, returned float32 \(3,\), not"),
-        ("not_a_number", "all", "returned NaN or infinity among the probabilities"),
-        ("of_two", "all", "returned a row that sums to 2, not to 1"),
-        ("negative", "all", "returned probabilities from -1 to 2, not from 0 to 1"),
-        ("double", "all", r"returned float64 \(1, 3\), not float32 \(1, 3\)"),
-        ("wants_both", "any", r"\(1, 3\) of sure, raised KeyError: 'unsure'"),
-    ],
+@cases(
+    "function, policy, says",
+    ("identity", "all", "cannot be called with 2 positional arguments"),
+    ("three_arguments", "all", "cannot be called with 2 positional arguments"),
+    ("one_row", "all", r"float32 \(1, 3\) of sure, unsure, returned float32 \(3,\), not"),
+    ("not_a_number", "all", "returned NaN or infinity among the probabilities"),
+    ("of_two", "all", "returned a row that sums to 2, not to 1"),
+    ("negative", "all", "returned probabilities from -1 to 2, not from 0 to 1"),
+    ("double", "all", r"returned float64 \(1, 3\), not float32 \(1, 3\)"),
+    ("wants_both", "any", r"\(1, 3\) of sure, raised KeyError: 'unsure'"),
 )
 def test_a_combine_that_does_not_fit(tiny_set, function, policy, says):
     with pytest.raises(ConfigError, match=says):
@@ -97,13 +94,10 @@ def test_a_name_is_of_a_module_and_a_function(name):
         Settings(preprocess=name)
 
 
-def test_a_fast_plan_averages():
+def test_a_fast_plan_averages_and_the_trial_counts_the_views(tiny_set):
     with pytest.raises(ValueError, match="leave one of them out"):
         Settings(combine=f"{OWN}:vote", plan="fast")
     Settings(preprocess=f"{OWN}:identity", plan="fast")
-
-
-def test_the_trial_counts_the_views(tiny_set):
     settings = Settings(preprocess=f"{OWN}:with_negatives")
     function = own_functions.load_function(settings.preprocess, "preprocess")
     assert function is not None
@@ -145,10 +139,6 @@ def test_a_neighbour_of_the_module_in_its_package_counts_too(tmp_path, monkeypat
 # A function of the operator's where members take different inputs: a call for each of them.
 
 
-INPUTS = ImageInputs({"large": ImageRule(8, 8), "small": ImageRule(4, 4)})
-BATCH = np.random.default_rng(3).integers(0, 256, (5, INPUTS.num_bytes), np.uint8)
-
-
 def own(function, num_views: int) -> own_functions.OwnPreprocess:
     calls = own_functions.FunctionCalls(
         own_functions.OwnFunction("preprocess", "tests:function", function, "0"), 2
@@ -173,9 +163,6 @@ async def test_one_view_is_an_image_as_the_decoder_makes_it():
 
 
 # The operator's own ``combine`` and a multi-label set: scores of each class by itself.
-
-
-EXAMPLES = "configs.functions"
 
 
 @pytest.fixture(scope="module")

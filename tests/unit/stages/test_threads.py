@@ -25,10 +25,12 @@ from app.stages.threads import (
     user_limit,
 )
 from models.machine import cpu_quota
+from tests.support.cases import cases
 from tests.support.cgroup_files import CgroupFiles
 
 MIB = 2**20
 UNLIMITED_V1 = 2**63 - 4096  # version 1's word for no limit of memory
+STREAMS = Settings().streams
 
 
 @pytest.fixture
@@ -134,7 +136,9 @@ def health(clock) -> Health:
     return Health("batch of resnet50", lambda: clock[0])
 
 
-def test_failures_in_a_row(health):
+def test_failures_in_a_row_count_but_no_caller_that_goes_away(health):
+    health.check()
+    fail(health, asyncio.CancelledError(), 10)
     health.check()
     fail(health, RuntimeError("no memory"), MAX_FAILURES - 1)
     health.check()
@@ -143,11 +147,6 @@ def test_failures_in_a_row(health):
     fail(health, RuntimeError("no memory"), MAX_FAILURES)
     with pytest.raises(UnhealthyError, match="3 times in a row a batch of resnet50 failed"):
         health.check()
-
-
-def test_a_caller_that_goes_away_is_no_failure(health):
-    fail(health, asyncio.CancelledError(), 10)
-    health.check()
 
 
 def test_a_batch_that_does_not_end(health, clock):
@@ -172,19 +171,14 @@ def test_what_a_clients_file_may_cause_is_not_counted(clock):
             health.check()
 
 
-STREAMS = Settings().streams
-
-
-@pytest.mark.parametrize(
-    ("cores", "streams", "num", "threads_each"),
-    [
-        (2, 0, 2, 1),  # one batch on every core
-        (2, 1, 1, 2),  # one batch on all
-        (8, 2, 2, 4),
-        (8, 3, 3, 2),  # two cores are left over
-        (2, 9, 2, 1),  # no more than there are
-        (1, 0, 1, 1),
-    ],
+@cases(
+    "cores, streams, num, threads_each",
+    (2, 0, 2, 1),  # one batch on every core
+    (2, 1, 1, 2),  # one batch on all
+    (8, 2, 2, 4),
+    (8, 3, 3, 2),  # two cores are left over
+    (2, 9, 2, 1),  # no more than there are
+    (1, 0, 1, 1),
 )
 def test_cores_are_shared_out(cores: int, streams: int, num: int, threads_each: int) -> None:
     threads = inference_threads_for(cores, streams)
@@ -249,14 +243,11 @@ async def ended(thread: threading.Thread) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_the_result_and_the_end_of_the_thread() -> None:
+async def test_a_result_or_an_error_is_the_callers_and_the_thread_ends():
     thread = await on_own_thread("load", threading.current_thread)
     assert thread is not threading.current_thread()
     assert thread.name.startswith("load")
     await ended(thread)
-
-
-async def test_an_error_is_the_callers() -> None:
     threads = []
 
     def work() -> None:
@@ -292,11 +283,11 @@ async def test_work_goes_on_without_its_caller() -> None:
 def limited(tmp_path):
     """Limit the group around the process's own."""
 
-    def limit(most: object, used: int, files: int):
+    def limit(most: object, used: int, files: int, **more: object):
         made = CgroupFiles(tmp_path)
         made.mount_v2("/pod/tandem")
         stat = f"anon 1\ninactive_file {files}\nactive_file 7"
-        made.set("v2", "/pod", memory__max=most, memory__current=used, memory__stat=stat)
+        made.set("v2", "/pod", memory__max=most, memory__current=used, memory__stat=stat, **more)
         return made.proc
 
     return limit
@@ -310,11 +301,33 @@ def test_a_limit_counts(limited, limit, used, files, free):
     assert free_memory(limited(limit, used, files)) == free
 
 
-def test_a_limit_above_the_machines_memory_does_not(limited):
-    assert free_memory(limited(2**60, 0, 0)) < psutil.virtual_memory().total
+@pytest.mark.parametrize(
+    ("group", "left"),
+    [
+        ({"memory__swap__max": 30 * MIB, "memory__swap__current": 10 * MIB}, 60 * MIB),
+        ({"memory__swap__max": "max", "memory__swap__current": 0}, 540 * MIB),
+        ({}, 540 * MIB),
+        ({"memory__swap__max": 0}, 40 * MIB),
+    ],
+)
+def test_at_most_counts_swap_and_cached_files_in_use(limited, monkeypatch, group, left):
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=500 * MIB))
+    proc = limited(100 * MIB, 60 * MIB, 0, **group)
+    assert memory_left(proc, at_most=True) == left + 7  # active_file
+    assert memory_left(proc) == 40 * MIB
+    assert free_memory(proc, with_files=True) == 40 * MIB + 7  # without swap
 
 
-def test_without_a_limit_the_machine_counts(tmp_path, limited):
-    machine = psutil.virtual_memory().available
-    for proc in (tmp_path / "none", limited("max", 1, 1)):
-        assert abs(free_memory(proc) - machine) < 512 * MIB
+def test_swap_of_version_1_is_what_its_second_limit_adds(files, monkeypatch):
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=500 * MIB))
+    files.mount_v1("memory", "/a")
+    limits = {"memory__limit_in_bytes": 100 * MIB, "memory__memsw__limit_in_bytes": 130 * MIB}
+    files.set("memory", "/a", memory__usage_in_bytes=MIB, **limits)
+    assert memory_left(files.proc, at_most=True) == 129 * MIB
+
+
+@pytest.mark.parametrize("limit", [None, 2**60, "max"])
+def test_without_a_limit_below_it_the_machines_memory_counts(limited, tmp_path, limit):
+    proc = limited(limit, 1, 1) if limit else tmp_path / "none"
+    assert free_memory(proc) < psutil.virtual_memory().total
+    assert abs(free_memory(proc) - psutil.virtual_memory().available) < 512 * MIB

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support import module_tests
+from tests.support.cases import cases
 from tests.support.module_tests import ELSEWHERE, ROOT, main
 
 MAX_ELSEWHERE = 6  # may only fall: name a new test file like its module
@@ -19,14 +20,12 @@ def test_exceptions_are_few_and_of_modules_that_are_there() -> None:
     assert ELSEWHERE.keys() <= set(module_tests.modules())
 
 
-@pytest.mark.parametrize(
-    ("module", "first"),
-    [
-        ("app/queueing/admission.py", "tests/unit/queueing/test_admission.py"),
-        ("models/image.py", "tests/unit/models/test_image.py"),
-        ("client/tandem_client/images.py", "tests/unit/client/test_images.py"),
-        ("app/graph/ensemble.py", "tests/unit/graph"),
-    ],
+@cases(
+    "module, first",
+    ("app/queueing/admission.py", "tests/unit/queueing/test_admission.py"),
+    ("models/image.py", "tests/unit/models/test_image.py"),
+    ("client/tandem_client/images.py", "tests/unit/client/test_images.py"),
+    ("app/graph/ensemble.py", "tests/unit/graph"),
 )
 def test_files_named_like_the_module_come_first(module: str, first: str, capsys) -> None:
     main([module])

@@ -1,7 +1,5 @@
 """A tracer provider as Serve makes one, whose spans the tests look at."""
 
-from collections.abc import Iterator
-
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
@@ -33,7 +31,7 @@ def exported(memory: InMemorySpanExporter) -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def request_span(exported: InMemorySpanExporter) -> Iterator[Span]:
+def request_span(exported):
     """Run the test inside a request's span."""
     with trace.get_tracer("serve").start_as_current_span("request") as span:
         span.set_attribute("request_id", "mine")

@@ -2,18 +2,17 @@
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from app.telemetry import metric_table as table
 from app.telemetry.metrics import CLASSIFY, record_answered
+from tests.support.cases import cases
 from tests.support.exposed_metrics import exposed
-from tests.support.instruments import Instruments
 from tests.support.prometheus_programs import PROMTOOL
 
 pytestmark = pytest.mark.prometheus
@@ -33,6 +32,8 @@ PLAYED_BELOW = {"TandemGoldenFailed", *(f"{o}Burns{h}" for o in OBJECTIVES for h
         table.TRAFFIC_COMPARED,
     )
 )
+ALERT = "TandemGoldenFailed"
+(FAILED,), (PASSED,) = exposed(table.FAILED_GOLDEN_CHECKS), exposed(table.GOLDEN_PASSED)
 
 
 def series(name: str, labels: Labels, values: str) -> dict[str, str]:
@@ -41,13 +42,7 @@ def series(name: str, labels: Labels, values: str) -> dict[str, str]:
     return {"series": f"{name}{{{told}}}", "values": values}
 
 
-def play(
-    folder: Path,
-    given: Sequence[dict[str, str]],
-    alert: str,
-    expected: Mapping[str, Sequence[Labels]],
-    every_s: int = 10,
-) -> None:
+def play(folder, given, alert, expected, every_s=10):
     """Assert with which labels ``alert`` fires at which time (``10m``).
 
     ``every_s`` is the time between two values, and between two looks at the rules.
@@ -63,9 +58,7 @@ def play(
     play_expressions(folder, given, asked, every_s)
 
 
-def play_expressions(
-    folder: Path, given: Sequence[dict[str, str]], asked: Sequence[dict[str, Any]], every_s: int
-) -> None:
+def play_expressions(folder, given, asked, every_s):
     """Assert what expressions say: ``asked`` as promtool's ``promql_expr_test``."""
     test = {"interval": f"{every_s}s", "input_series": list(given), "promql_expr_test": list(asked)}
     tests = {"rule_files": [str(ALERTS)], "evaluation_interval": f"{every_s}s", "tests": [test]}
@@ -156,7 +149,7 @@ def test_an_alert(tmp_path: Path, case: Case) -> None:
     play(tmp_path, case.series, case.alert, case.expected, case.every_s)
 
 
-def counted(told: Instruments, rates: dict[tuple[str, int], int]) -> list[dict[str, str]]:
+def counted(told, rates):
     """Return what is counted of so many answers, by route and status, each 10 s for 15 minutes."""
     for route, status in rates:
         record_answered(route, status, 10.0)
@@ -171,13 +164,11 @@ def counted(told: Instruments, rates: dict[tuple[str, int], int]) -> list[dict[s
 
 @pytest.mark.slow  # make test plays one case of each alert, above
 @pytest.mark.parametrize("route", sorted(CLASSIFY))
-@pytest.mark.parametrize(
-    ("alert", "status", "labels"),
-    [
-        ("TandemAnsweredBurnsFast", 503, CRITICAL),
-        ("TandemAnsweredBurnsFast", 429, CRITICAL),
-        ("TandemOverloaded", 429, WARNING),
-    ],
+@cases(
+    "alert, status, labels",
+    ("TandemAnsweredBurnsFast", 503, CRITICAL),
+    ("TandemAnsweredBurnsFast", 429, CRITICAL),
+    ("TandemOverloaded", 429, WARNING),
 )
 def test_a_route_that_fails_is_told_of(told, tmp_path, route, alert, status, labels):
     """Answers of other routes do not thin it out: probes alone may be most of the requests."""
@@ -206,10 +197,6 @@ def test_no_alert_and_no_recorded_ratio_is_without_a_case() -> None:
 # The golden check's alert over series as they really come, played by promtool.
 
 
-ALERT = "TandemGoldenFailed"
-(FAILED,), (PASSED,) = exposed(table.FAILED_GOLDEN_CHECKS), exposed(table.GOLDEN_PASSED)
-
-
 def of_member(name: str, replica: str, values: str, member: str = "resnet50") -> dict[str, str]:
     return series(name, {"member": member, "replica": replica, "deployment": "Gateway"}, values)
 
@@ -233,16 +220,13 @@ def test_a_failed_golden_check_fires_for_ten_minutes(tmp_path: Path) -> None:
     play(tmp_path, given, ALERT, {at: failed("resnet50") if f else [] for at, f in fires.items()})
 
 
-def test_a_failed_check_is_told_of_the_member_that_failed(tmp_path: Path) -> None:
+def test_a_failed_check_is_told_of_its_member_and_nothing_without_one(tmp_path):
     given = [
         of_member(FAILED, "a", "1x120"),
         of_member(FAILED, "b", "_x90 1x30", member="densenet169"),
     ]
     expected = {"5m": failed("resnet50"), "14m": [], "16m": failed("densenet169")}
     play(tmp_path, given, ALERT, expected)
-
-
-def test_without_failures_nothing_fires_nor_when_the_counts_end(tmp_path: Path) -> None:
     given = [of_member(PASSED, "a", "1x120"), of_member(FAILED, "a", "1x90 _x30")]
     play(tmp_path, given, ALERT, {"12m": [], "20m": []})
 

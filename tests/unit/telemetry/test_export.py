@@ -30,7 +30,10 @@ from app.telemetry.export import (
 from app.telemetry.metric_table import CLOCK_STEPS, DROPPED_SPANS, PROCESS_CPU_MS, PROCESS_MEMORY
 from app.telemetry.metrics import meter
 from app.telemetry.spans import current_parent, orphans, outlets, record
+from tests.support.cases import cases
 from tests.support.trace_receivers import JaegerAgent, JaegerCollector, OtlpGrpc, OtlpHttp
+
+JAEGER = {"trace_exporter": "jaeger"}
 
 
 def test_the_process_tells_its_cost_and_its_losses(told, monkeypatch):
@@ -117,7 +120,7 @@ def test_the_port_4318_means_http(monkeypatch, variable):
     assert type(exporter).__module__ == "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
-def test_jaegers_agent(spans):
+def test_jaegers_agent_and_collector(spans):
     with JaegerAgent() as receiver:
         sent(receiver, spans, trace_exporter="jaeger")
         receiver.wait_for(lambda arrived: len(arrived) == len(spans))
@@ -125,26 +128,21 @@ def test_jaegers_agent(spans):
         sent(receiver, spans * 150, trace_exporter="jaeger")
         receiver.wait_for(lambda arrived: len(arrived) == 453)
     assert len(receiver.packets) > 2  # a packet has a limit, and many spans take many
-
-
-def test_jaegers_collector(spans):
-    with JaegerCollector() as receiver:
-        exporter = exporter_of(Settings(trace_exporter="jaeger", trace_endpoint=receiver.url))
+    with JaegerCollector() as collector:
+        exporter = exporter_of(Settings(trace_exporter="jaeger", trace_endpoint=collector.url))
         assert exporter.export(spans) is SpanExportResult.SUCCESS
-        receiver.status = 503
+        collector.status = 503
         assert exporter.export(spans) is SpanExportResult.FAILURE
-    assert receiver.paths[0] == "/api/traces?format=jaeger.thrift"
-    check(receiver.spans, spans)
+    assert collector.paths[0] == "/api/traces?format=jaeger.thrift"
+    check(collector.spans, spans)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("PROTOCOL", "http/json", "'http/json': grpc or http/protobuf"),
-        ("TIMEOUT", "10s", "'10s'"),
-        ("COMPRESSION", "zstd", '"zstd"'),
-        ("ENDPOINT", "http://collector:99999", "99999|range"),
-    ],
+@cases(
+    "name, value, told",
+    ("PROTOCOL", "http/json", "'http/json': grpc or http/protobuf"),
+    ("TIMEOUT", "10s", "'10s'"),
+    ("COMPRESSION", "zstd", '"zstd"'),
+    ("ENDPOINT", "http://collector:99999", "99999|range"),
 )
 def test_an_exporter_that_cannot_be_made_stops_no_start(monkeypatch, caplog, name, value, told):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
@@ -155,21 +153,16 @@ def test_an_exporter_that_cannot_be_made_stops_no_start(monkeypatch, caplog, nam
     assert re.search(told, warning)
 
 
-JAEGER = {"trace_exporter": "jaeger"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "variables", "endpoint"),
-    [
-        ({}, {}, None),
-        ({}, {"PROTOCOL": "http/protobuf"}, None),
-        ({}, {"ENDPOINT": "http://c:4318/"}, Endpoint("c", 4318)),
-        ({}, {"TRACES_ENDPOINT": "https://c"}, Endpoint("c", 443)),
-        ({}, {"ENDPOINT": "c:4317"}, None),
-        ({"trace_endpoint": "http://d:1"}, {"ENDPOINT": "http://c:2"}, Endpoint("d", 1)),
-        (JAEGER, {"ENDPOINT": "http://c:2"}, None),  # an agent, over UDP
-        (JAEGER | {"trace_endpoint": "http://d:14268"}, {}, Endpoint("d", 14268)),
-    ],
+@cases(
+    "changes, variables, endpoint",
+    ({}, {}, None),
+    ({}, {"PROTOCOL": "http/protobuf"}, None),
+    ({}, {"ENDPOINT": "http://c:4318/"}, Endpoint("c", 4318)),
+    ({}, {"TRACES_ENDPOINT": "https://c"}, Endpoint("c", 443)),
+    ({}, {"ENDPOINT": "c:4317"}, None),
+    ({"trace_endpoint": "http://d:1"}, {"ENDPOINT": "http://c:2"}, Endpoint("d", 1)),
+    (JAEGER, {"ENDPOINT": "http://c:2"}, None),  # an agent, over UDP
+    (JAEGER | {"trace_endpoint": "http://d:14268"}, {}, Endpoint("d", 14268)),
 )
 def test_the_endpoint_is_of_the_settings_or_variables(monkeypatch, changes, variables, endpoint):
     for name, value in variables.items():
@@ -266,12 +259,10 @@ def test_a_trace_that_begins_below_the_gateway_is_nobodys(exporter, exported, as
     assert [s.name for s in exporter.spans] == ["replica_handle_request Gateway __call__"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "path",
-    [
-        *("GET /healthz", "HEAD /readyz", "GET /v2/health/ready"),
-        *("grpc.health.v1.Health/Check", "inference.GRPCInferenceService/ServerLive"),
-    ],
+    *("GET /healthz", "HEAD /readyz", "GET /v2/health/ready"),
+    *("grpc.health.v1.Health/Check", "inference.GRPCInferenceService/ServerLive"),
 )
 def test_health_checks_are_left_out(asked, exporter, request_span, exported, path):
     request_span.update_name(path)
@@ -321,9 +312,7 @@ def test_an_exporter_that_hangs_costs_no_time_and_is_counted(exporter, spans):
     assert len(exporter.spans) == 11
 
 
-@pytest.mark.parametrize(
-    "result", [SpanExportResult.FAILURE, OSError(104, "Connection reset by peer")], ids=str
-)
+@cases("result", SpanExportResult.FAILURE, OSError(104, "Connection reset by peer"), ids=str)
 def test_failures_are_counted_and_told_once(exporter, spans, result, caplog, monkeypatch):
     monkeypatch.setattr(export, "ENDPOINT_TRIAL_EVERY_S", 0.0)
     exporter.result = result

@@ -6,9 +6,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
+from app.access import Keys
 from app.errors import OverloadedError
 from app.http.api import ObservedRequests
 from app.queueing.scheduler import ExecutedBatch, QueueReport
@@ -24,8 +24,13 @@ from app.telemetry.metrics import (
     recorded_golden_ms,
 )
 from tests.support.answers import VERSION, answer_of
+from tests.support.cases import cases
 from tests.support.instruments import Instruments
 from tests.support.queued_images import NumberedCall
+
+OK: dict[str, Any] = {"route": "/", "status": "200", "operation": "other"}
+BAD = OK | {"status": "400"}
+URL = "/v1/classify"
 
 
 def report() -> QueueReport:
@@ -96,11 +101,7 @@ async def test_the_last_batch_of_a_member_that_goes_is_no_beginning(told: Instru
     assert metrics._watching is None
 
 
-OK: dict[str, Any] = {"route": "/", "status": "200", "operation": "other"}
-BAD = OK | {"status": "400"}
-
-
-def test_counts_are_gathered_and_handed_on_once(told: Instruments) -> None:
+def test_counts_are_gathered_and_handed_on_once_and_a_gauge_again_and_again(told):
     for _ in range(3):
         meter.count(table.REQUESTS, **OK)
     meter.count(table.REQUESTS, by=2, **BAD)
@@ -108,9 +109,6 @@ def test_counts_are_gathered_and_handed_on_once(told: Instruments) -> None:
         meter.count(table.REQUESTS, by=nothing, **(OK | {"status": "422"}))
     for _ in range(2):
         assert told.of(table.REQUESTS) == {("/", "200", "other"): 3, ("/", "400", "other"): 2}
-
-
-def test_a_gauge_is_told_again_and_again(told: Instruments) -> None:
     meter.set(table.QUEUE_LENGTH, 4, member="a")
     for _ in range(2):
         assert told.of(table.QUEUE_LENGTH) == {("a",): 4}
@@ -193,10 +191,7 @@ def test_the_table_is_what_prometheus_takes() -> None:
 # Requests through the real interface, counted whatever becomes of them, and what is answered.
 
 
-URL = "/v1/classify"
-
-
-async def test_a_good_request(told: Instruments, client: httpx.AsyncClient) -> None:
+async def test_a_good_request(told, client):
     assert (await client.post(URL, content=b"image")).status_code == 200
     assert told.of(table.REQUESTS) == {(URL, "200", "classify"): 1}
     assert told.observed(table.REQUEST_MS) == {("200",): 1}
@@ -206,9 +201,7 @@ async def test_a_good_request(told: Instruments, client: httpx.AsyncClient) -> N
     assert 0 < encode_ms < total_ms
 
 
-@pytest.mark.parametrize(
-    ("error", "status"), [(OverloadedError("full"), "429"), (ValueError("a bug"), "500")]
-)
+@cases("error, status", (OverloadedError("full"), "429"), (ValueError("a bug"), "500"))
 async def test_a_request_that_fails(told, client, service, error, status):
     service.raises = error
     assert (await client.post(URL, content=b"image")).status_code == int(status)
@@ -228,7 +221,7 @@ async def test_a_client_that_goes_away(told: Instruments) -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await ObservedRequests(cancelled)({"type": "http"}, cancelled, cancelled)
+        await ObservedRequests(cancelled, Keys([]))({"type": "http"}, cancelled, cancelled)
     assert told.of(table.REQUESTS) == {("other", "499", "other"): 1}
 
 

@@ -12,9 +12,9 @@ from fastapi import FastAPI, HTTPException
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk import resources
-from opentelemetry.sdk.trace import Span
 from opentelemetry.trace import SpanContext
 
+from app.access import Keys
 from app.answers import Fault
 from app.errors import FunctionError
 from app.graph.observer import RequestObserver
@@ -44,6 +44,7 @@ from tests.support.grpc_contexts import context_of
 from tests.support.tiny_networks import picture
 
 ROW = np.zeros(3, np.float32)
+OWN = "tests.support.own_functions"
 
 
 def test_a_parent_is_where_the_code_runs_and_there_is_none_without_a_sampled_request(exported):
@@ -213,7 +214,7 @@ def settings(tiny_set) -> Settings:
 @pytest.fixture
 async def client():
     api = FastAPI(telemetry={"tracing": False})
-    api.add_middleware(ObservedRequests)
+    api.add_middleware(ObservedRequests, keys=Keys([]))
 
     @api.get("/things/{name}")
     async def thing(name: str) -> str:
@@ -326,9 +327,6 @@ async def test_a_look_into_the_cache_is_a_span(tiny_set, exported, request_span)
     assert second.start_time <= second.end_time
 
 
-OWN = "tests.support.own_functions"
-
-
 async def test_each_call_is_a_span(tiny_set, told, exported, request_span):
     names = {"preprocess": f"{OWN}:raises_on_many", "combine": f"{OWN}:vote"}
     with pytest.raises(FunctionError):
@@ -343,7 +341,7 @@ async def test_each_call_is_a_span(tiny_set, told, exported, request_span):
     assert ("preprocess", "none") in told.observed(STAGE_MS)
 
 
-def test_a_call_names_its_span_and_tells_its_trace(request_span: Span):
+def test_a_call_names_its_span_and_tells_its_trace(request_span):
     context = context_of()
     call = GrpcCall("tandem.v1.Ensemble", "Classify", context)
     call.refuse(Fault(429, "overloaded", "full"))

@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.errors import BadParameterError, ConfigError, UnverifiedError
+from app.graph.set_checks import refused_by_gate
 from app.main import in_versions
 from app.settings import Settings
 from app.traffic.control import (
@@ -21,7 +22,6 @@ from app.traffic.control import (
     first_split,
     loaded_sets,
     refusals,
-    refused_by_gate,
     status_of,
 )
 from app.traffic.plan import (

@@ -296,9 +296,9 @@ async def test_copies_behind_one_that_hangs_have_failed_too(shadowed) -> None:
     for number in range(3):
         await shadowed.graph.run(asked(b"%d" % number))
     await asyncio.sleep(0)
-    shadowed.shadow.raises = UnhealthyError("it hangs")
-    await shadowed.answer(b"3")
-    assert shadowed.figures.copies_failed == 4
+    shadowed.shadow.waits.set_exception(UnhealthyError("it hangs"))
+    await settle(shadowed.graph)
+    assert shadowed.figures.copies_failed == 3
 
 
 async def test_a_shadow_that_hangs_gets_no_more_photos_until_the_traffic_changes(shadowed) -> None:

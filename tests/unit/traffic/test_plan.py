@@ -152,6 +152,24 @@ def test_a_change_from_an_old_plan_is_refused(book: TrafficBook) -> None:
     assert book.facts.revision == 1
 
 
+def test_a_refused_change_says_what_differs(book: TrafficBook) -> None:
+    book.change(CANARY, 0)
+    book.change(None, 1)
+    says = f"revision 2, .* it is {A} 100 %, shadow {B} in place of {A} 95 %, {B} 5 %; look"
+    with pytest.raises(PlanChangedError, match=says):
+        book.change(Split({B: 100.0}), 1)
+    with pytest.raises(PlanChangedError, match=f"from 9: it is {A} 100 %, shadow {B}; look"):
+        book.change(None, 9)
+
+
+def test_the_versions_of_the_last_ten_revisions_are_named() -> None:
+    plan = Plan.first(Split({A: 100.0})).changed(Split({A: 99.0, C: 1.0})).rolled_back()
+    for _ in range(MAX_EARLIER):
+        assert plan.named == {A, C}  # though no rollback leads there
+        plan = plan.changed(Split({A: 100.0}))
+    assert plan.named == {A}
+
+
 def test_rollback_makes_the_split_before_the_newest(book: TrafficBook) -> None:
     book.change(Split({B: 100.0}), None)
     assert book.change(None, 1) == 2

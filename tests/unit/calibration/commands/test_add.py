@@ -9,16 +9,20 @@ import numpy as np
 import openvino as ov
 import pytest
 from openvino import opset13 as ops
-from typer.testing import Result
 
 from calibration.sets import add_set
 from models.errors import ModelSetError
 from models.machine import MissingExtraError, needs_extra
 from models.model_set import load_model_set
 from models.record import ImageRecord
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.scored_sets import scored_model
 from tests.support.tiny_networks import LABELS, tiny_model
+
+BAD_NAMES = ("../mine", "/tmp/mine", "..", ".", "''", ".mine", "a/b", "a" * 64)
+BAD_MEMBERS = ("../x", "/x", "A", "a-b", "a.b", "1a", "[/x]", "a" * 64)
+BAD_NAME = "name: String should match pattern"
 
 
 @pytest.fixture(autouse=True)
@@ -46,15 +50,15 @@ def in_this_process(monkeypatch) -> None:
     monkeypatch.setattr(add_set, "add_set_apart", add_set.add_set_here)
 
 
-def models(command: str) -> Result:
+def models(command):
     return tandem("models", *shlex.split(command))
 
 
-def add(more: str = "", name: str = "mine") -> Result:
+def add(more="", name="mine"):
     return models(f"add {name} --member a=a.xml --member b=b.xml --labels labels.txt {more}")
 
 
-def refused(result: Result) -> str:
+def refused(result):
     """Return what ``tandem`` would say before it exits with 2."""
     assert isinstance(result.exception, ModelSetError), result.output
     return result.exception.message
@@ -79,15 +83,12 @@ def test_what_was_added_is_listed_and_verified(home):
     assert (manifest.description, manifest.hint) == ("colours", "more")
 
 
-def test_a_set_elsewhere_is_told_by_its_path(home, nets):
+def test_a_set_elsewhere_is_told_by_its_path_as_it_is(home, nets):
     result = add("--into .")
     assert result.exit_code == 0, result.exception
     assert f"tandem evaluate {nets / 'mine'} --images DIR" in result.stdout
     assert models(f"verify {nets / 'mine'}").exit_code == 0
     assert not home.exists()
-
-
-def test_a_path_with_brackets_is_shown_as_it_is(nets):
     result = add("--into 'my [bold] [/] sets'")
     assert result.exit_code == 0, result.exception
     path = nets / "my [bold] [/] sets" / "mine"
@@ -106,19 +107,12 @@ def test_an_existing_set_is_kept_unless_replace_is_said(home):
     assert [p.name for p in home.iterdir()] == ["mine"]
 
 
-BAD_NAMES = ("../mine", "/tmp/mine", "..", ".", "''", ".mine", "a/b", "a" * 64)
-BAD_MEMBERS = ("../x", "/x", "A", "a-b", "a.b", "1a", "[/x]", "a" * 64)
-BAD_NAME = "name: String should match pattern"
-
-
-@pytest.mark.parametrize(
-    ("name", "more", "says"),
-    [
-        *((name, "", BAD_NAME) for name in BAD_NAMES),
-        *(("mine", f"--member {name}=a.xml", BAD_NAME) for name in BAD_MEMBERS),
-        ("mine", "--resize-shorter 15", "resize_shorter 15 is under input_size 16"),
-        ("mine.partial", "", "sets that end in .partial are half-made ones"),
-    ],
+@cases(
+    "name, more, says",
+    *((name, "", BAD_NAME) for name in BAD_NAMES),
+    *(("mine", f"--member {name}=a.xml", BAD_NAME) for name in BAD_MEMBERS),
+    ("mine", "--resize-shorter 15", "resize_shorter 15 is under input_size 16"),
+    ("mine.partial", "", "sets that end in .partial are half-made ones"),
 )
 def test_a_name_that_leads_elsewhere_writes_nothing(tmp_path, name, more, says):
     before = sorted(tmp_path.rglob("*"))
@@ -126,58 +120,54 @@ def test_a_name_that_leads_elsewhere_writes_nothing(tmp_path, name, more, says):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ("--weight c=1", "no --member 'c'"),
-        ("--source c=x", "no --member 'c'"),
-        ("--weight a", "--weight 'a': write NAME=VALUE"),
-        ("--weight a=", "--weight 'a=': write NAME=VALUE"),
-        ("--weight a=much", "--weight: 'much' is not a number"),
-        ("--weight a=inf", "--weight: inf is no finite number"),
-        ("--weight a=nan", "--weight: nan is no finite number"),
-        ("--weight a=0", "weight: Input should be greater than 0 (given: 0.0)"),
-        ("--weight a=-1", "weight: Input should be greater than 0 (given: -1.0)"),
-        ("--scale nan", "--scale: nan is no finite number"),
-        ("--scale inf", "--scale: inf is no finite number"),
-        ("--scale 1,-inf,1", "--scale: -inf is no finite number"),
-        ("--scale 0", "--scale '0': write one number"),
-        ("--scale 1,-0.0,1", "--scale '1,-0.0,1': write one number"),
-        ("--scale 1,2", "--scale '1,2': write one number, or three"),
-        ("--scale 1,2,3,4", "or three for three channels"),
-        ("--mean NaN", "--mean: NaN is no finite number"),
-        ("--mean 1e999", "--mean: 1e999 is no finite number"),
-        ("--mean ''", "--mean: '' is not a number"),
-        ("--mean 1,,2", "--mean: '' is not a number"),
-        ("--resize-shorter 8", "resize_shorter 8 is under input_size 16"),
-        ("--input-size 8", "takes 16 px, --input-size says 8"),
-        ("--member c", "--member 'c': write NAME=VALUE"),
-        ("--member =a.xml", "--member '=a.xml': write NAME=VALUE"),
-        ("--member a=b.xml", "--member a is given twice as FP16"),
-        ("--member c=none.xml", "cannot read none.xml"),
-        ("--member c=labels.txt", "cannot read labels.txt"),
-        ("--member ensemble=a.xml", "a member cannot be called ensemble"),
-        ("--class-ids labels.txt --labels none.txt", "cannot read none.txt"),
-    ],
+@cases(
+    "more, says",
+    ("--weight c=1", "no --member 'c'"),
+    ("--source c=x", "no --member 'c'"),
+    ("--weight a", "--weight 'a': write NAME=VALUE"),
+    ("--weight a=", "--weight 'a=': write NAME=VALUE"),
+    ("--weight a=much", "--weight: 'much' is not a number"),
+    ("--weight a=inf", "--weight: inf is no finite number"),
+    ("--weight a=nan", "--weight: nan is no finite number"),
+    ("--weight a=0", "weight: Input should be greater than 0 (given: 0.0)"),
+    ("--weight a=-1", "weight: Input should be greater than 0 (given: -1.0)"),
+    ("--scale nan", "--scale: nan is no finite number"),
+    ("--scale inf", "--scale: inf is no finite number"),
+    ("--scale 1,-inf,1", "--scale: -inf is no finite number"),
+    ("--scale 0", "--scale '0': write one number"),
+    ("--scale 1,-0.0,1", "--scale '1,-0.0,1': write one number"),
+    ("--scale 1,2", "--scale '1,2': write one number, or three"),
+    ("--scale 1,2,3,4", "or three for three channels"),
+    ("--mean NaN", "--mean: NaN is no finite number"),
+    ("--mean 1e999", "--mean: 1e999 is no finite number"),
+    ("--mean ''", "--mean: '' is not a number"),
+    ("--mean 1,,2", "--mean: '' is not a number"),
+    ("--resize-shorter 8", "resize_shorter 8 is under input_size 16"),
+    ("--input-size 8", "takes 16 px, --input-size says 8"),
+    ("--member c", "--member 'c': write NAME=VALUE"),
+    ("--member =a.xml", "--member '=a.xml': write NAME=VALUE"),
+    ("--member a=b.xml", "--member a is given twice as FP16"),
+    ("--member c=none.xml", "cannot read none.xml"),
+    ("--member c=labels.txt", "cannot read labels.txt"),
+    ("--member ensemble=a.xml", "a member cannot be called ensemble"),
+    ("--class-ids labels.txt --labels none.txt", "cannot read none.txt"),
 )
 def test_what_makes_no_set_is_said_and_leaves_none(home, more, says):
     assert says in refused(add(more))
     assert not home.exists() or list(home.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ("--input-size 0", "'--input-size': Input should be greater than or equal to 1"),
-        ("--max-drop 2", "'--max-drop': Input should be less than or equal to 1"),
-        ("--max-drop nan", "'--max-drop': Input should be less than or equal to 1"),
-        ("--resize-shorter x", "'--resize-shorter': Input should be a valid integer"),
-        ("--color-order rgb", "'rgb' is not one of 'RGB', 'BGR'"),
-        ("--outputs both", "'both' is not one of 'auto', 'logits', 'probabilities'"),
-        ("--resize fit", "'fit' is not one of 'crop', 'stretch'"),
-        ("--interpolation nearest", "'nearest' is not one of 'bilinear', 'bicubic'"),
-        ("--task tags", "'tags' is not one of 'classification', 'multi_label'"),
-    ],
+@cases(
+    "more, says",
+    ("--input-size 0", "'--input-size': Input should be greater than or equal to 1"),
+    ("--max-drop 2", "'--max-drop': Input should be less than or equal to 1"),
+    ("--max-drop nan", "'--max-drop': Input should be less than or equal to 1"),
+    ("--resize-shorter x", "'--resize-shorter': Input should be a valid integer"),
+    ("--color-order rgb", "'rgb' is not one of 'RGB', 'BGR'"),
+    ("--outputs both", "'both' is not one of 'auto', 'logits', 'probabilities'"),
+    ("--resize fit", "'fit' is not one of 'crop', 'stretch'"),
+    ("--interpolation nearest", "'nearest' is not one of 'bilinear', 'bicubic'"),
+    ("--task tags", "'tags' is not one of 'classification', 'multi_label'"),
 )
 def test_a_value_out_of_its_range_is_a_matter_of_usage(home, more, says):
     result = add(more)
@@ -190,14 +180,11 @@ def test_zero_is_a_mean(home):
     assert add("--mean 0 --scale 255,255,127.5 --color-order BGR").exit_code == 0
 
 
-def test_a_package_that_is_not_there_is_asked_for_by_its_extra():
+def test_a_package_that_is_not_there_is_asked_for_by_its_extra_and_no_other_fault_is_that():
     with pytest.raises(MissingExtraError) as caught, needs_extra("calibrate", "models add"):
         importlib.import_module("a_package_that_nobody_has")
     assert "tandem models add needs a_package_that_nobody_has" in caught.value.message
     assert "pip install 'tandem-serve[calibrate]'" in caught.value.message
-
-
-def test_other_faults_are_not_taken_for_a_missing_package():
     with pytest.raises(ZeroDivisionError), needs_extra("calibrate", "models add"):
         _ = 1 / 0
 
@@ -223,17 +210,15 @@ def test_members_may_differ(home, nets):
     assert row["input_sizes"] == [16, 8]
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("b: {sise: 8}", "b.sise: Extra inputs are not permitted; a member has input_size, resize"),
-        ("b: {scale: [1, 1]}", "b.scale"),
-        ("b: {mean: [1, 1, .nan]}", "b.mean.2: Input should be a finite number"),
-        ("b: {scale: [1, 0, 1]}", "scale has a zero"),
-        ("- b", "should be a valid dictionary"),
-        ("b: {", "is not YAML"),
-        ("c: {resize: crop}", "no --member 'c'"),
-    ],
+@cases(
+    "content, says",
+    ("b: {sise: 8}", "b.sise: Extra inputs are not permitted; a member has input_size, resize"),
+    ("b: {scale: [1, 1]}", "b.scale"),
+    ("b: {mean: [1, 1, .nan]}", "b.mean.2: Input should be a finite number"),
+    ("b: {scale: [1, 0, 1]}", "scale has a zero"),
+    ("- b", "should be a valid dictionary"),
+    ("b: {", "is not YAML"),
+    ("c: {resize: crop}", "no --member 'c'"),
 )
 def test_options_that_are_none(home, nets, content, says):
     (nets / "options.yaml").write_text(content)
@@ -255,8 +240,7 @@ def test_a_network_that_runs_one_by_one_is_listed_so(nets):
 def score_nets(*ends: str) -> None:
     """Write networks that score each class by itself in place of a and b."""
     for name, end in zip("ab", ends, strict=True):
-        model = scored_model(4.0, end=end)
-        ov.save_model(model, Path(f"{name}.xml"), compress_to_fp16=False)
+        ov.save_model(scored_model(4.0, end=end), Path(f"{name}.xml"), compress_to_fp16=False)
 
 
 def test_a_task_that_the_networks_tell_is_said(home):
@@ -278,17 +262,15 @@ def test_a_task_that_was_named(home):
     assert load_model_set("mine").manifest.task == "multi_label"
 
 
-@pytest.mark.parametrize(
-    ("ends", "more", "says"),
-    [
-        (("sigmoid", "softmax"), "", "Say which it is: --task multi_label"),
-        (("sigmoid", "logits"), "", "a (a.xml) end in a sigmoid"),
-        (("sigmoid", "sigmoid"), "--task classification", "that is --task multi_label"),
-        (("softmax", "softmax"), "--task multi_label", "no member of a multi_label set"),
-        (("softmax", "softmax"), "--threshold 0.5", "--threshold 0.5 is of multi-label sets"),
-        (("sigmoid", "sigmoid"), "--threshold 0", "--threshold 0: give a score above 0"),
-        (("sigmoid", "sigmoid"), "--threshold nan", "--threshold nan: give a score above 0"),
-    ],
+@cases(
+    "ends, more, says",
+    (("sigmoid", "softmax"), "", "Say which it is: --task multi_label"),
+    (("sigmoid", "logits"), "", "a (a.xml) end in a sigmoid"),
+    (("sigmoid", "sigmoid"), "--task classification", "that is --task multi_label"),
+    (("softmax", "softmax"), "--task multi_label", "no member of a multi_label set"),
+    (("softmax", "softmax"), "--threshold 0.5", "--threshold 0.5 is of multi-label sets"),
+    (("sigmoid", "sigmoid"), "--threshold 0", "--threshold 0: give a score above 0"),
+    (("sigmoid", "sigmoid"), "--threshold nan", "--threshold nan: give a score above 0"),
 )
 def test_what_makes_no_multi_label_set(home, ends, more, says):
     score_nets(*ends)

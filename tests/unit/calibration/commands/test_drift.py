@@ -2,19 +2,18 @@
 
 import json
 import os
-from pathlib import Path
-
-import pytest
-from typer.testing import Result
 
 from models.errors import ModelSetError
 from models.files import ResultFileError
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 
 ROW = {"model_set": "tiny", "model_version": "0123456789ab", "agreement": True, "members": {}}
+NO_TIME = "--since 'yesterday': write a time as 2026-11-26"
+TOO_FEW = "samples: 0 answers, and the tests need at least 50"
 
 
-def record(path: Path, labels: str, *, version: str = "0123456789ab", start: str = "") -> Path:
+def record(path, labels, *, version="0123456789ab", start=""):
     """Write 100 answers whose labels repeat ``labels``, a minute apart from ``start`` on."""
     with path.open("w") as lines:
         for number in range(100):
@@ -27,7 +26,7 @@ def record(path: Path, labels: str, *, version: str = "0123456789ab", start: str
     return path
 
 
-def drift(reference: Path, samples: Path, *more: object) -> Result:
+def drift(reference, samples, *more):
     return tandem("drift", "--reference", reference, "--samples", samples, *more)
 
 
@@ -91,26 +90,12 @@ def test_since_divides_one_record(tmp_path):
     assert "drift: classes" in done.output
 
 
-NO_TIME = "--since 'yesterday': write a time as 2026-11-26"
-TOO_FEW = "samples: 0 answers, and the tests need at least 50"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind", "message"),
-    [
-        (
-            ["--since", "yesterday"],
-            ModelSetError,
-            "--since 'yesterday': write a time as 2026-11-26",
-        ),
-        (
-            ["--version", "f" * 12],
-            ModelSetError,
-            "samples: 0 answers, and the tests need at least 50",
-        ),
-        (["--json", "/nowhere/x.json"], ResultFileError, "cannot write /nowhere/x.json"),
-        (["--html", "-"], ResultFileError, "--html - is no file; name one"),
-    ],
+@cases(
+    "arguments, kind, message",
+    (["--since", "yesterday"], ModelSetError, "--since 'yesterday': write a time as 2026-11-26"),
+    (["--version", "f" * 12], ModelSetError, "samples: 0 answers, and the tests need at least 50"),
+    (["--json", "/nowhere/x.json"], ResultFileError, "cannot write /nowhere/x.json"),
+    (["--html", "-"], ResultFileError, "--html - is no file; name one"),
 )
 def test_what_is_refused(tmp_path, arguments, kind, message):
     path = record(tmp_path / "a.jsonl", "ab")

@@ -14,6 +14,7 @@ from models.files import ResultFileError
 from models.manifest import read_manifest
 from tests.support.calibration.evaluated_sets import two_precisions
 from tests.support.calibration.ladders import FakeProcesses, job_of
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.runtime_files import write_mixed_set
 from tests.support.scored_sets import write_scored_set
@@ -42,8 +43,7 @@ def test_files_of_a_whole_ladder(tmp_path, fakes):
     )
     assert done.exit_code == 0, done.output
     content = json.loads(files["json"].read_text())
-    assert content["network"] == "resnet18"
-    assert content["input_size"] == 224
+    assert (content["network"], content["input_size"]) == ("resnet18", 224)
     assert {rung["outcome"] for rung in content["rungs"]} == {"measured", "skipped"}
     assert content["machine"]["cpu"]
     assert "<svg" in files["svg"].read_text()
@@ -61,11 +61,8 @@ def test_the_retired_margin_says_what_to_use(tmp_path, fakes):
     assert "the rung fast runs the set's own fast plan" in str(done.exception)
 
 
-def test_nothing_measured_is_exit_code_1(tmp_path, fakes):
+def test_nothing_measured_or_a_failed_rung_is_exit_code_1(tmp_path, fakes):
     assert ladder(tmp_path, "--random-weights", "--rungs", "fast").exit_code == 1
-
-
-def test_a_failed_rung_is_exit_code_1_after_the_table(tmp_path, fakes):
     fakes.answers["compile"] = RungResult(outcome="failed", reason="its process died")
     done = ladder(tmp_path, "--random-weights")
     assert done.exit_code == 1
@@ -92,17 +89,15 @@ def test_resume_with_another_length_is_refused(tmp_path, fakes):
     assert "other seconds" in done.exception.message
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "message"),
-    [
-        (["--seconds", "0"], LadderError, "--seconds is 0"),
-        (["--seconds", "nan"], LadderError, "--seconds is nan"),
-        (["--json", "/no/such/folder/x.json"], ResultFileError, "cannot write"),
-        (["--plot", "x.png"], LadderError, "ends with .svg"),
-        (["--html", "-"], ResultFileError, "--html - is no file"),
-        (["--plot", "-"], ResultFileError, "--plot - is no file"),
-        (["--rungs", "eager,"], LadderError, "there are eager"),
-    ],
+@cases(
+    "arguments, kind, message",
+    (["--seconds", "0"], LadderError, "--seconds is 0"),
+    (["--seconds", "nan"], LadderError, "--seconds is nan"),
+    (["--json", "/no/such/folder/x.json"], ResultFileError, "cannot write"),
+    (["--plot", "x.png"], LadderError, "ends with .svg"),
+    (["--html", "-"], ResultFileError, "--html - is no file"),
+    (["--plot", "-"], ResultFileError, "--plot - is no file"),
+    (["--rungs", "eager,"], LadderError, "there are eager"),
 )
 def test_mistakes_are_found_before_anything_runs(tmp_path, fakes, arguments, kind, message):
     done = ladder(tmp_path, "--random-weights", *arguments)
@@ -124,8 +119,7 @@ def test_a_member_has_its_sets_size_and_classes(tiny_set, tmp_path):
 
 def test_the_bundled_resnet50_has_a_pytorch_source_and_densenet169_has_none(tmp_path):
     resnet = job_of("imagenette", tmp_path)
-    assert resnet.network.torch_source == "float_ir"
-    assert resnet.impossible == {}
+    assert (resnet.network.torch_source, resnet.impossible) == ("float_ir", {})
     densenet = job_of("imagenette", tmp_path, member="densenet169")
     assert "--random-weights --size 128" in densenet.impossible["eager"]
     assert "latency" not in densenet.impossible
@@ -154,28 +148,16 @@ def test_both_precisions_leave_nothing_out_but_pytorch(tmp_path):
     assert engines == {"torch", "onnxruntime"}
 
 
-@pytest.mark.parametrize(
-    ("network", "asked", "kind", "message"),
-    [
-        ("resnet18", RANDOM | {"size": 8}, LadderError, "32 to 1024 px"),
-        ("resnet18", RANDOM | {"classes": 1}, LadderError, "2 to 100000"),
-        (
-            "resnet18",
-            RANDOM | {"member": "a"},
-            LadderError,
-            "--member with --random-w",
-        ),
-        (
-            "resnet18",
-            RANDOM | {"rungs": "eagre"},
-            LadderError,
-            "eager, inference_mode",
-        ),
-        ("resnet18", {"size": 64}, LadderError, "--size is of --random-weights"),
-        ("../resnet18", RANDOM, LadderError, "no name of a torchvision network"),
-        ("nothing", {}, ModelSetError, "no model set"),
-        ("imagenette", {"member": "vgg"}, ModelSetError, "has no member"),
-    ],
+@cases(
+    "network, asked, kind, message",
+    ("resnet18", RANDOM | {"size": 8}, LadderError, "32 to 1024 px"),
+    ("resnet18", RANDOM | {"classes": 1}, LadderError, "2 to 100000"),
+    ("resnet18", RANDOM | {"member": "a"}, LadderError, "--member with --random-w"),
+    ("resnet18", RANDOM | {"rungs": "eagre"}, LadderError, "eager, inference_mode"),
+    ("resnet18", {"size": 64}, LadderError, "--size is of --random-weights"),
+    ("../resnet18", RANDOM, LadderError, "no name of a torchvision network"),
+    ("nothing", {}, ModelSetError, "no model set"),
+    ("imagenette", {"member": "vgg"}, ModelSetError, "has no member"),
 )
 def test_a_mistake_is_named(tmp_path, network, asked, kind, message):
     with pytest.raises(kind, match=message):
@@ -191,12 +173,9 @@ def test_a_name_that_is_not_utf8_is_refused(tiny_set, tmp_path, option):
         job_of(**asked)
 
 
-def test_results_depend_on_the_networks_files(tiny_set, tmp_path):
+def test_results_depend_on_the_networks_files_and_on_other_members(tiny_set, tmp_path):
     other = write_tiny_set(tmp_path / "other", gains={"sure": 3.0})
     assert job_of(tiny_set, tmp_path).fingerprint != job_of(other, tmp_path).fingerprint
-
-
-def test_and_on_the_other_members_which_later_rungs_use(tmp_path):
     folder = write_tiny_set(tmp_path / "tiny")
     before, manifest = job_of(folder, tmp_path).fingerprint, read_manifest(folder)
     first, second = manifest.members

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import Result
 
 from calibration.sets.transaction import write_manifest
 from models import machine
 from models.errors import ModelSetError
 from models.manifest import read_manifest
 from models.record import FileRecord
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.runtime_files import write_mixed_set
 from tests.support.tiny_networks import with_accuracy, write_tiny_set
@@ -25,7 +25,7 @@ def sets(tiny_set, tmp_path) -> Path:
     return tmp_path / "sets"
 
 
-def models(*arguments: str | Path) -> Result:
+def models(*arguments):
     return tandem("models", *arguments)
 
 
@@ -139,15 +139,13 @@ def break_a_network(folder: Path) -> None:
     (folder / "manifest.yaml").write_text(yaml.safe_dump(content), "utf-8")
 
 
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (alter, "sure.bin was altered"),
-        (lose, "unsure.xml is missing"),
-        (forget_a_label, "has 2 labels, the manifest says num_classes: 3"),
-        (claim_another_size, "the network takes 16x16"),
-        (break_a_network, "sure.xml"),
-    ],
+@cases(
+    "spoil, says",
+    (alter, "sure.bin was altered"),
+    (lose, "unsure.xml is missing"),
+    (forget_a_label, "has 2 labels, the manifest says num_classes: 3"),
+    (claim_another_size, "the network takes 16x16"),
+    (break_a_network, "sure.xml"),
 )
 def test_a_spoilt_set(sets, spoil, says):
     spoil(sets / "tiny")
@@ -207,8 +205,7 @@ def test_a_set_without_any_network_is_damaged(sets):
     for path in [*(sets / "tiny").glob("*.xml"), *(sets / "tiny").glob("*.bin")]:
         path.unlink()
     result = models("verify", sets / "tiny")
-    assert result.exit_code == 1
-    assert result.stdout.count("is missing") == 8
+    assert (result.exit_code, result.stdout.count("is missing")) == (1, 8)
 
 
 def test_a_path_with_brackets_is_shown_as_it_is(sets, tmp_path):
@@ -219,12 +216,10 @@ def test_a_path_with_brackets_is_shown_as_it_is(sets, tmp_path):
     assert str(folder / "unsure.xml") in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"colour": 1}, "colour: Extra inputs"),
-        ({"labels": {"path": "../labels.txt", "sha256": "0" * 64}}, "stay inside it"),
-    ],
+@cases(
+    "changes, says",
+    ({"colour": 1}, "colour: Extra inputs"),
+    ({"labels": {"path": "../labels.txt", "sha256": "0" * 64}}, "stay inside it"),
 )
 def test_a_manifest_that_cannot_be_used(sets, changes, says):
     rewrite(sets / "tiny", **changes)

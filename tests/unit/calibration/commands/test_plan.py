@@ -1,28 +1,23 @@
 """``tandem plan``: what it says, as text and as JSON, and what it refuses."""
 
 import json
-from pathlib import Path
-
-import pytest
 
 from calibration.planning import PlanError
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 
 
-def write_costs(path: Path, **by_stage: float) -> None:
+def write_costs(path, **by_stage):
     """Write a result of ``tandem bench --json``."""
     path.write_text(json.dumps({"runs": [{"service_cpu_ms_by_stage": by_stage}]}))
 
 
-def test_the_command_says_what_it_takes_and_what_it_assumed():
+def test_the_command_says_what_it_takes_of_which_costs_and_what_it_assumed(tmp_path):
     result = tandem("plan", "--rate", 200, "--p99-ms", 100, "--node-cores", 32)
     assert result.exit_code == 0, result.output
     assert "nodes of 32 cores for 200 requests/s, 400 predictions/s" in result.stdout
     for word in ("record", "SMT", "Poisson", "simulation", "--costs"):
         assert word in result.stdout
-
-
-def test_brackets_in_the_name_of_the_costs_are_shown(tmp_path):
     path = tmp_path / "costs[old].json"
     write_costs(path, Gateway=9)
     result = tandem("plan", "--rate", 20, "--costs", path)
@@ -46,7 +41,7 @@ def test_the_command_as_json():
     assert together["forms"]["stages"]["nodes"] >= together["nodes"]
 
 
-def test_a_form_that_does_not_fit_says_so_beside_those_that_do():
+def test_a_form_that_does_not_fit_says_so_and_measured_costs_are_of_one(tmp_path):
     result = tandem("plan", "--rate", 250, "--node-cores", 4, "--json", "-")
     forms = json.loads(result.stdout)["forms"]
     assert forms["whole"]["nodes"] == 3
@@ -54,21 +49,15 @@ def test_a_form_that_does_not_fit_says_so_beside_those_that_do():
     assert "--node-cores 4" in forms["stages"]["why_not"]
     shown = tandem("plan", "--rate", 250, "--node-cores", 4).stdout
     assert "all stages apart: 250 images/s do not fit" in shown
-
-
-def test_measured_costs_are_of_one_form_and_compared_with_none(tmp_path):
     path = tmp_path / "costs.json"
     write_costs(path, Gateway=30.0, Ray=1.0, HAProxy=0.5)
-    result = tandem("plan", "--costs", path, "--json", "-")
-    assert json.loads(result.stdout)["forms"] == {}
+    assert json.loads(tandem("plan", "--costs", path, "--json", "-").stdout)["forms"] == {}
 
 
-@pytest.mark.parametrize(
+@cases(
     "arguments",
-    [
-        *(("--rate", "0"), ("--p99-ms", "-1"), ("--node-cores", "100000")),
-        *(("--survive-nodes", "1000"), ("--apart", "--costs", "x")),
-    ],
+    *(("--rate", "0"), ("--p99-ms", "-1"), ("--node-cores", "100000")),
+    *(("--survive-nodes", "1000"), ("--apart", "--costs", "x")),
 )
 def test_the_command_refuses(arguments):
     assert isinstance(tandem("plan", *arguments).exception, PlanError)

@@ -1,7 +1,4 @@
-"""``tandem evaluate --sure-at``: the bound is that of the data, judged on others, and written.
-
-``tandem evaluate --calibrate``: known temperatures are found, written, and served by.
-"""
+"""``tandem evaluate --sure-at``, ``--calibrate``: what is found is judged, written, served by."""
 
 import json
 from collections import Counter
@@ -16,19 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from calibration.commands import evaluate as command
 from calibration.datasets import LabelledImage
-from calibration.evaluation.fitting import (
-    Rows,
-    answer_set_bound,
-    choose_bound,
-    fit_temperature,
-    fit_temperatures,
-    fit_trust,
-    in_answer_set,
-    judged_bound,
-    judged_set,
-    part_of,
-    with_temperatures,
-)
+from calibration.evaluation import fitting
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.sets.transaction import write_manifest
 from models.ensemble import tempered
@@ -47,9 +32,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 NUM_CLASSES = 12
 
 
-def rows_of(manifest: Manifest, rows: dict[str, np.ndarray], truth: np.ndarray) -> Rows:
+def rows_of(manifest: Manifest, rows: dict[str, np.ndarray], truth: np.ndarray) -> fitting.Rows:
     """Collect rows of images that are no files, in batches; a name decides an image's part."""
-    collected = Rows(manifest, "INT8")
+    collected = fitting.Rows(manifest, "INT8")
     images = [LabelledImage(Path(f"no/{n}.png"), int(index)) for n, index in enumerate(truth)]
     for part in (slice(0, 400), slice(400, None)):
         answers = {name: own[part] for name, own in rows.items()}
@@ -64,39 +49,34 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 
 def test_an_image_is_in_one_part_and_its_copies_are_too(tmp_path: Path) -> None:
-    counts = Counter(part_of(Path(f"no/{n}.png")) for n in range(4000))
+    counts = Counter(fitting.part_of(Path(f"no/{n}.png")) for n in range(4000))
     assert [counts[part] / 4000 for part in ("fit", "choose", "judge")] == pytest.approx(
         [0.25, 0.25, 0.5], abs=0.03
     )
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"the same")
-    assert part_of(tmp_path / "a.png") == part_of(tmp_path / "b.png")
-
-
-def stepped(num_images: int) -> tuple[np.ndarray, np.ndarray]:
-    """Let confidence rise from 0.6 to 1; from 0.8 on all are right, below every second."""
-    confidence = np.float32(0.6) + np.float32(0.4) * np.arange(num_images) / num_images
-    truth = np.array([0 if p >= 0.8 or number % 2 else 1 for number, p in enumerate(confidence)])
-    return np.stack([confidence, 1 - confidence], axis=1).astype(np.float32), truth
+    assert fitting.part_of(tmp_path / "a.png") == fitting.part_of(tmp_path / "b.png")
 
 
 def test_the_lowest_bound_that_shows_the_share() -> None:
-    rows, truth = stepped(1000)
+    confidence = np.float32(0.6) + np.float32(0.4) * np.arange(1000) / 1000
+    truth = np.array([0 if p >= 0.8 or number % 2 else 1 for number, p in enumerate(confidence)])
+    rows, truth = np.stack([confidence, 1 - confidence], axis=1).astype(np.float32), truth
     # Half of the images are right from 0.8 on; with x of those below (0.5 + x/2) / (0.5 + x) are.
     # Of 600 images 0.92 must be right to show 0.9 with 95 % confidence: x is 0.095, not 0.125.
-    bound = choose_bound(rows, truth, 0.9)
+    bound = fitting.choose_bound(rows, truth, 0.9)
     assert bound == pytest.approx(0.8 - 0.4 * 0.095, abs=0.01)
-    assert choose_bound(rows, truth, 0.99) == pytest.approx(0.8, abs=0.003)
+    assert fitting.choose_bound(rows, truth, 0.99) == pytest.approx(0.8, abs=0.003)
     assert bound is not None
-    sure = judged_bound(bound, rows, truth, 0.9)
+    sure = fitting.judged_bound(bound, rows, truth, 0.9)
     assert sure.share == pytest.approx(0.595, abs=0.03)
     assert sure.right == pytest.approx(0.92, abs=0.02)
     low, high = sure.right_interval
     assert low < sure.right < high
-    assert judged_bound(0.999999, rows, truth, 0.9).right is None
-    assert judged_bound(0.5, rows[:0], truth[:0], 0.9) is None
-    assert choose_bound(rows[-40:], truth[-40:], 0.9) is None  # too few to show anything
-    assert choose_bound(rows, 1 - truth, 0.6) is None
+    assert fitting.judged_bound(0.999999, rows, truth, 0.9).right is None
+    assert fitting.judged_bound(0.5, rows[:0], truth[:0], 0.9) is None
+    assert fitting.choose_bound(rows[-40:], truth[-40:], 0.9) is None  # too few to show anything
+    assert fitting.choose_bound(rows, 1 - truth, 0.6) is None
 
 
 @settings(max_examples=60, deadline=None, database=None)
@@ -106,25 +86,26 @@ def test_the_lowest_bound_that_shows_the_share() -> None:
 )
 def test_an_answer_set_holds_as_many_as_the_theorem_says(rows, truth) -> None:
     """Of 99 images the bound may leave out five at most, which are (99 + 1) * 0.05."""
-    bound = answer_set_bound(rows, truth)
-    held = in_answer_set(rows, bound)
+    bound = fitting.answer_set_bound(rows, truth)
+    held = fitting.in_answer_set(rows, bound)
     assert (~held[np.arange(99), truth]).sum() <= 99 - 95
     assert held[np.arange(99), rows.argmax(axis=1)].all()
-    record = judged_set(bound, rows, truth)
+    record = fitting.judged_set(bound, rows, truth)
     assert record.coverage >= 0.9494
     assert record.mean_size == pytest.approx(held.sum() / 99, abs=1e-3)
 
 
 def test_of_new_images_as_many_sets_hold_the_right_class() -> None:
     rows, truth = drawn(8000, 3)
-    bound = answer_set_bound(rows[:4000], truth[:4000])
-    assert judged_set(bound, rows[4000:], truth[4000:]).coverage == pytest.approx(0.95, abs=0.015)
+    assert fitting.judged_set(
+        fitting.answer_set_bound(rows[:4000], truth[:4000]), rows[4000:], truth[4000:]
+    ).coverage == pytest.approx(0.95, abs=0.015)
 
 
 def test_each_average_of_the_members_has_bounds_of_its_own(manifest: Manifest) -> None:
     rows, truth = drawn(6000, 2)
     members = {"sure": rows, "unsure": tempered(rows, 2.0)}
-    fitted = fit_trust(manifest, rows_of(manifest, members, truth), 0.8)
+    fitted = fitting.fit_trust(manifest, rows_of(manifest, members, truth), 0.8)
     assert [subset.members for subset in fitted.trust] == [("sure",), ("unsure",)]
     assert [subset.temperature for subset in fitted.trust] == [1.0, 1.0]
     records: list[Any] = [fitted, *fitted.trust]
@@ -134,10 +115,10 @@ def test_each_average_of_the_members_has_bounds_of_its_own(manifest: Manifest) -
         assert record.answer_set.coverage == pytest.approx(0.95, abs=0.03)
     assert fitted.trust[0].sure.probability > fitted.trust[1].sure.probability
     with pytest.raises(ModelSetError, match=r"--sure-at 0\.999: no probability leaves 50 of \d+"):
-        fit_trust(manifest, rows_of(manifest, members, truth), 0.999)
+        fitting.fit_trust(manifest, rows_of(manifest, members, truth), 0.999)
     few = {name: own[:150] for name, own in members.items()}
     with pytest.raises(ModelSetError, match=r"--sure-at has .* at least 100 of each"):
-        fit_trust(manifest, rows_of(manifest, few, truth[:150]), 0.9)
+        fitting.fit_trust(manifest, rows_of(manifest, few, truth[:150]), 0.9)
 
 
 def test_more_rows_than_memory_has_room_for_are_refused(manifest, monkeypatch) -> None:
@@ -177,9 +158,7 @@ def test_the_command_writes_it_and_calibrating_takes_it_away(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("option", [("--sure-at", "0.9"), ("--calibrate",)])
-def test_what_was_fitted_is_shown_if_it_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
-) -> None:
+def test_what_was_fitted_is_shown_if_it_cannot_be_written(tmp_path, monkeypatch, option):
     folder = two_precisions(tmp_path / "tiny")
     many = write_pictures(tmp_path / "many", num_per_color=180, side=16)
     changed = read_manifest(folder).model_copy(update={"description": "another"})
@@ -226,21 +205,23 @@ def drawn(num_images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
 def test_a_temperature_that_was_taken_away_is_found(temperature: float) -> None:
     rows, truth = drawn(4000, 1)
-    found = fit_temperature(tempered(rows, 1 / temperature), truth)
+    found = fitting.fit_temperature(tempered(rows, 1 / temperature), truth)
     assert found == pytest.approx(temperature, rel=0.06)
 
 
 def test_probabilities_of_zero_and_members_that_are_always_right_are_no_trouble() -> None:
     rows = np.eye(NUM_CLASSES, dtype=np.float32)
-    assert fit_temperature(rows, np.arange(NUM_CLASSES)) == pytest.approx(0.2, rel=0.01)
-    assert fit_temperature(rows, np.arange(NUM_CLASSES)[::-1]) == pytest.approx(20, rel=0.01)
+    assert fitting.fit_temperature(rows, np.arange(NUM_CLASSES)) == pytest.approx(0.2, rel=0.01)
+    assert fitting.fit_temperature(rows, np.arange(NUM_CLASSES)[::-1]) == pytest.approx(
+        20, rel=0.01
+    )
 
 
 def test_each_member_then_the_average_judged_on_others(manifest: Manifest) -> None:
     rows, truth = drawn(4000, 2)
     members = {name: tempered(rows, 1 / t) for name, t in (("sure", 2.0), ("unsure", 0.5))}
     collected = rows_of(manifest, members, truth)
-    done = fit_temperatures(collected)
+    done = fitting.fit_temperatures(collected)
     assert done.temperatures["sure"] == pytest.approx(2.0, rel=0.08)
     assert done.temperatures["unsure"] == pytest.approx(0.5, rel=0.08)
     assert done.temperatures[ENSEMBLE] == pytest.approx(1.0, rel=0.08)  # of alike members
@@ -257,12 +238,10 @@ def test_each_member_then_the_average_judged_on_others(manifest: Manifest) -> No
 def test_too_few_images_are_refused(manifest: Manifest) -> None:
     rows, truth = drawn(150, 2)
     with pytest.raises(ModelSetError, match="at least 100 of each"):
-        fit_temperatures(rows_of(manifest, {"sure": rows, "unsure": rows}, truth))
+        fitting.fit_temperatures(rows_of(manifest, {"sure": rows, "unsure": rows}, truth))
 
 
-def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(
-    tmp_path: Path,
-) -> None:
+def test_the_command_writes_them_and_what_was_measured_before_holds_no_more(tmp_path: Path) -> None:
     folder = two_precisions(tmp_path / "tiny")
     many = write_pictures(tmp_path / "many", num_per_color=180, side=16)
     assert evaluated(folder, "--images", many).exit_code == 0
@@ -303,15 +282,12 @@ def test_what_it_does_not_go_with_is_refused_temperatures(tmp_path: Path, pictur
     assert set(read_manifest(folder).temperatures.values()) == {1.0}
 
 
-def test_a_manifest_has_temperatures_that_can_be() -> None:
+def test_temperatures_are_those_that_can_be_and_go_with_weights_of_others(tmp_path):
     with pytest.raises(ValueError, match=r"greater than or equal to 0\.2"):
         Manifest.model_validate({"temperature": 0.1})
-
-
-def test_weights_of_others_take_the_averages_temperature_away(tmp_path: Path) -> None:
     folder = write_tiny_set(tmp_path / "tiny")
     manifest = read_manifest(folder)
     found = {"sure": 2.0, "unsure": 0.5, ENSEMBLE: 0.75}
-    write_manifest(folder, with_temperatures(manifest, found))
+    write_manifest(folder, fitting.with_temperatures(manifest, found))
     weighted = load_model_set(str(folder)).weighted({"sure": 2.0})
     assert weighted.manifest.temperatures == {"sure": 2.0, ENSEMBLE: 1.0}

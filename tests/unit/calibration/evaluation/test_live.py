@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from typer.testing import Result
 
 from calibration.datasets import MultiLabelledImage
 from calibration.evaluation.inference import AnsweredBatch
@@ -21,6 +20,7 @@ from models.image import read_image
 from models.manifest import ENSEMBLE, read_manifest
 from models.model_set import ModelSet, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.http_server import FakeServer
 from tests.support.scored_sets import GAINS, PICTURES, average_score, score, write_scored_set
@@ -74,7 +74,7 @@ def server(right: Answer) -> Iterator[FakeServer]:
         yield fake
 
 
-def evaluated(folder: Path, pictures: Path, url: str) -> Result:
+def evaluated(folder, pictures, url):
     return tandem("evaluate", folder, "--images", pictures, "--url", url, "--json", "-")
 
 
@@ -163,8 +163,7 @@ def test_another_probability_is_found(compared, right):
         content["members"]["sure"]["predictions"][0]["probability"] -= 0.05
 
     _, live = compared(otherwise(right, None, lower))
-    assert live["num_same"] == 0
-    assert live["max_difference"] == pytest.approx(0.05, abs=1e-3)
+    assert (live["num_same"], live["max_difference"]) == (0, pytest.approx(0.05, abs=1e-3))
 
 
 def test_a_busy_service_is_asked_again(compared, right):
@@ -186,12 +185,10 @@ def test_after_the_last_try_nothing_waits(compared, monkeypatch):
     assert sorted(waits) == sorted([0.2, 0.4, 0.8, 1.6] * 12)
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "says"),
-    [
-        (400, b'{"error": {"code": "not_an_image"}}', "not_an_image"),
-        *((200, body, "") for body in (b"", b"[]", b"{}", b'{"predictions": [], "members": {}}')),
-    ],
+@cases(
+    "status, body, says",
+    (400, b'{"error": {"code": "not_an_image"}}', "not_an_image"),
+    *((200, body, "") for body in (b"", b"[]", b"{}", b'{"predictions": [], "members": {}}')),
 )
 def test_a_refusal_and_an_answer_of_another_shape_are_differences(compared, status, body, says):
     exit_code, live = compared(lambda _: (status, body))
@@ -215,20 +212,18 @@ def test_an_unreadable_image_must_be_refused_there_too(tmp_path, compared, right
     assert "unreadable here, not there" in live["differences"][0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"model_set": "other"}, "serves other"),
-        ({"labels": ["a", "b", "c"]}, "serves tiny"),
-        ({"members": [{"name": "sure", "precision": "INT8"}]}, "serves tiny (sure)"),
-        *(
-            (
-                {stage: "own.module:function"},
-                f"{stage}: own.module:function), which this process does not",
-            )
-            for stage in ("preprocess", "combine")
-        ),
-    ],
+@cases(
+    "changes, says",
+    ({"model_set": "other"}, "serves other"),
+    ({"labels": ["a", "b", "c"]}, "serves tiny"),
+    ({"members": [{"name": "sure", "precision": "INT8"}]}, "serves tiny (sure)"),
+    *(
+        (
+            {stage: "own.module:function"},
+            f"{stage}: own.module:function), which this process does not",
+        )
+        for stage in ("preprocess", "combine")
+    ),
 )
 def test_another_set_or_functions_of_its_own_are_refused(tiny_set, pictures, server, changes, says):
     facts = json.loads(server.get[1]) | {"preprocess": None, "combine": None}
@@ -259,10 +254,7 @@ def test_a_set_that_answers_wrongly_is_measured_as_such(pictures, tmp_path, serv
     assert (live["num_same"], live["num_right"]["ensemble"]) == (0, 12)
 
 
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [("http://[::1", "is no address"), ("127.0.0.1:8000", "write http://127")],
-)
+@cases("url, says", ("http://[::1", "is no address"), ("127.0.0.1:8000", "write http://127"))
 def test_an_address_that_is_none(tiny_set, url, says):
     with pytest.raises(ModelSetError, match=says):
         LiveService(url, load_model_set(str(tiny_set)))
@@ -330,14 +322,11 @@ def service(scored_set, monkeypatch) -> Service:
     return Service(scored_set, monkeypatch)
 
 
-def test_the_same_lists(service):
+def test_the_same_lists_are_the_same_also_where_all_are_wrong(service):
     result = service.compared()
     assert result.is_same, result.differences
     assert result.num_right == {"steep": 1, "flat": 1, ENSEMBLE: 1}
     assert service.asked[-1].endswith("top_k=3")  # all labels that may be listed
-
-
-def test_all_labels_must_be_right(service):
     result = service.compared(classes=(0,))
     assert result.is_same
     assert set(result.num_right.values()) == {0}
@@ -347,16 +336,14 @@ FIRST, SECOND = listed(ROWS[ENSEMBLE])
 MORE = {"index": 2, "label": "", "probability": 0.9}
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"predictions": [FIRST]}, "^cyan.png: ensemble: label 1 is listed in process alone$"),
-        ({"predictions": [MORE, FIRST, SECOND]}, "label 2 is listed live alone"),
-        ({"predictions": [MORE | {"index": 9}]}, ""),
-        ({"predictions": [FIRST | {"probability": 0.7}, SECOND]}, "score 0.7000 of label 0 live"),
-        ({"members": {"steep": {"predictions": listed(ROWS["steep"])}}}, "flat did not answer"),
-        ({"predictions": [{"index": "x"}]}, "no answer as Tandem gives"),
-    ],
+@cases(
+    "changes, says",
+    ({"predictions": [FIRST]}, "^cyan.png: ensemble: label 1 is listed in process alone$"),
+    ({"predictions": [MORE, FIRST, SECOND]}, "label 2 is listed live alone"),
+    ({"predictions": [MORE | {"index": 9}]}, ""),
+    ({"predictions": [FIRST | {"probability": 0.7}, SECOND]}, "score 0.7000 of label 0 live"),
+    ({"members": {"steep": {"predictions": listed(ROWS["steep"])}}}, "flat did not answer"),
+    ({"predictions": [{"index": "x"}]}, "no answer as Tandem gives"),
 )
 def test_another_list_is_a_difference(service, changes, says):
     service.answer = an_answer(**changes)
@@ -366,12 +353,10 @@ def test_another_list_is_a_difference(service, changes, says):
     assert len(result.differences) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"threshold": 0.4}, r"with a threshold of 0\.4, here it is 0\.5"),
-        ({"task": "classification"}, "serves scored as classification, here it is multi_label"),
-    ],
+@cases(
+    "changes, says",
+    ({"threshold": 0.4}, r"with a threshold of 0\.4, here it is 0\.5"),
+    ({"task": "classification"}, "serves scored as classification, here it is multi_label"),
 )
 def test_a_service_of_another_task_or_threshold(service, changes, says):
     service.models |= changes

@@ -1,10 +1,6 @@
-"""``tandem evaluate`` of a multi-label set: figures, the record, the gate, refusals.
-
-Figures of scores against labels, compared with scikit-learn's, and what INT8 lost of them.
-"""
+"""``tandem evaluate`` of a multi-label set; its figures compared with scikit-learn's."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,30 +26,29 @@ from tests.support.scored_sets import (
 from tests.support.tiny_networks import save_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+NUM_IMAGES, NUM_CLASSES = 300, 6
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     return write_scored_images(tmp_path_factory.mktemp("images"), num_per_picture=6)
 
 
-def two_precisions(folder: Path, gain: float = 1.0) -> Path:
+def two_precisions(folder, gain=1.0):
     """A set whose INT8 networks are made, not quantised: the float ones' gain times ``gain``."""
     write_scored_set(folder, precision="FP16")
     manifest = read_manifest(folder)
     members = []
     for member in manifest.members:
-        model = scored_model(GAINS[member.name] * gain)
-        network = save_model(model, folder, f"{member.name}-int8")
+        network = save_model(scored_model(GAINS[member.name] * gain), folder, f"{member.name}-int8")
         networks: dict[Precision, Network] = {**member.networks, "INT8": network}
         members.append(member.model_copy(update={"networks": networks}))
-    changed = manifest.model_copy(update={"members": tuple(members), "golden": None})
-    write_manifest(folder, changed)
+    write_manifest(folder, manifest.model_copy(update={"members": tuple(members), "golden": None}))
     return folder
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     """A multi-label set whose members have both precisions."""
     return two_precisions(tmp_path / "scored")
 
@@ -86,8 +81,7 @@ def test_right_networks_are_right_and_verified(folder, tmp_path, images):
 
 def test_another_threshold_is_not_as_it_was_measured(folder, images):
     assert evaluated(folder, "--images", images).exit_code == 0
-    manifest = read_manifest(folder).model_copy(update={"threshold": 0.7})
-    verdict = judge(manifest)
+    verdict = judge(read_manifest(folder).model_copy(update={"threshold": 0.7}))
     assert verdict.status == "unmeasured"
     assert "the threshold changed since it was measured" in verdict.message
 
@@ -103,8 +97,7 @@ def test_wrong_int8_is_an_exit_code_a_record_and_a_refusal(tmp_path, images):
 
 
 def test_everything_as_json(folder, images):
-    done = evaluated(folder, "--images", images, "--no-record", "--json", "-")
-    told = json.loads(done.stdout)
+    told = json.loads(evaluated(folder, "--images", images, "--no-record", "--json", "-").stdout)
     assert (told["task"], told["threshold"], told["num_labels"]) == ("multi_label", 0.5, 36)
     assert told["exact_match"]["INT8"] == {"steep": 1.0, "flat": 1.0, ENSEMBLE: 1.0}
     assert told["scores"]["INT8"][ENSEMBLE]["micro_f1"] == 1.0
@@ -117,8 +110,7 @@ def test_a_sample_and_what_cannot_be_read(folder, tmp_path, images):
     lines = images.read_text("utf-8").splitlines()[1:]
     rows = [f"{images.parent / line}" for line in lines]
     source.write_text("\n".join(["file,labels", *rows, "bad.png,has red"]), "utf-8")
-    done = evaluated(folder, "--images", source)
-    assert "1 images cannot be read" in done.stdout
+    assert "1 images cannot be read" in evaluated(folder, "--images", source).stdout
     assert read_manifest(folder).accuracy[0].num_images == 24
     few = evaluated(folder, "--images", source, "--max-images", 20, "--json", "-")
     assert "a random sample of 20 of 25 images" in json.loads(few.stdout)["notes"]
@@ -127,8 +119,7 @@ def test_a_sample_and_what_cannot_be_read(folder, tmp_path, images):
 @pytest.mark.parametrize("option", ["--html=page.html"])
 def test_what_is_of_classes_that_exclude_each_other(tmp_path, images, option, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = write_scored_set(tmp_path / "scored")
-    done = evaluated(folder, "--images", images, option)
+    done = evaluated(write_scored_set(tmp_path / "scored"), "--images", images, option)
     assert option.partition("=")[0] in str(done.exception)
     assert "this set is multi-label" in str(done.exception)
     assert not (tmp_path / "page.html").exists()
@@ -141,15 +132,11 @@ def test_classes_of_the_list_are_the_sets(tmp_path):
     assert "yellow" in str(evaluated(folder, "--images", source).exception)
 
 
-NUM_IMAGES, NUM_CLASSES = 300, 6
-
-
 def drawn(noise: float, seed: int = 0, decimals: int = 7) -> tuple[np.ndarray, np.ndarray]:
     """Return scores that follow the labels more or less, and the labels."""
     rng = np.random.default_rng(4)
     truth = rng.random((NUM_IMAGES, NUM_CLASSES)) < np.linspace(0.02, 0.5, NUM_CLASSES)
-    wrong = np.random.default_rng((5, seed)).random(truth.shape)
-    scores = (1 - noise) * truth + noise * wrong
+    scores = (1 - noise) * truth + noise * np.random.default_rng((5, seed)).random(truth.shape)
     return np.round(scores, decimals).astype(np.float32), truth
 
 
@@ -189,14 +176,11 @@ def test_counting_an_image_twice_is_to_have_it_twice():
         assert found == pytest.approx(expected, abs=1e-9)
 
 
-def test_right_answers_have_all_of_every_figure():
+def test_right_answers_have_all_of_every_figure_and_nothing_right_no_f1():
     _, truth = drawn(0.5)
     score = measured(truth.astype(np.float32), truth, 0.5).score
     assert score.mean_average_precision == score.micro_f1 == score.macro_f1 == 1
     assert score.mean_average_precision_interval == (1, 1)
-
-
-def test_nothing_listed_and_nothing_right_is_no_f1():
     scores, truth = drawn(0.5)
     score = measured(scores * np.float32(0.1), truth, 0.9).score
     assert (score.micro_f1, score.macro_f1) == (0, 0)

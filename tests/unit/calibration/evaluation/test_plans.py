@@ -19,12 +19,14 @@ from models.manifest import Manifest, read_manifest
 from models.model_set import load_model_set
 from models.plan import by_plan
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
+from tests.support.cases import cases
 from tests.support.plans import plan_of
 from tests.support.scored_sets import write_scored_set
 from tests.support.tiny_networks import write_pictures, write_tiny_set
 
 COSTS = {"dear": 9.0, "cheap": 1.0}
 NUM_CLASSES = 4
+PROBABILITIES = st.sampled_from([0.25, 0.5, 0.7, 0.9]) | st.floats(0.0625, 1, width=32)
 
 
 def drawn(num_images: int, seed: int = 3, hard: float = 0.2) -> tuple[dict, np.ndarray]:
@@ -73,8 +75,7 @@ def result(manifest) -> PlanSearch:
     [(2, 2, 2, 0), (3, 6, 12, 6), (5, 15, 15, 20), (8, 36, 36, 56)],
 )
 def test_what_is_tried(num_members, num_one, num_two, num_three):
-    names = [f"m{n}" for n in range(num_members)]
-    tried = list(candidates(names))
+    tried = list(candidates([f"m{n}" for n in range(num_members)]))
     assert len(set(tried)) == len(tried)
     assert [sum(len(asks) == n for asks in tried) for n in (1, 2, 3)] == [
         num_one,
@@ -114,8 +115,7 @@ def test_the_figures_are_those_of_a_loop_over_the_images_for_judging(manifest, r
     assert judged.full_top1 == pytest.approx(num_full / num, abs=1e-4)
     assert judged.cpu_ms == pytest.approx(cpu_ms / num, abs=1e-2)
     assert (judged.full_cpu_ms, last.stop_at) == (10.0, None)
-    lost = (num_full - num_right) / num
-    assert judged.lost == pytest.approx(lost, abs=1e-4)
+    assert judged.lost == pytest.approx((num_full - num_right) / num, abs=1e-4)
 
 
 def test_each_step_has_a_bound_of_its_own_answers(manifest):
@@ -130,10 +130,7 @@ def test_each_step_has_a_bound_of_its_own_answers(manifest):
 
 @pytest.mark.parametrize(
     ("num_images", "costs", "says"),
-    [
-        (200, COSTS, "give at least 100 of each"),
-        (1200, {"dear": 1.0, "cheap": 1e6}, None),
-    ],
+    [(200, COSTS, "give at least 100 of each"), (1200, {"dear": 1.0, "cheap": 1e6}, None)],
 )
 def test_too_few_images_or_a_member_that_costs_too_much(manifest, num_images, costs, says):
     rows, truth = drawn(num_images)
@@ -163,9 +160,6 @@ def test_one_member_has_no_plan_nor_have_nine(manifest, num_members):
     other = manifest.model_copy(update={"members": tuple(members)})
     with pytest.raises(ModelSetError, match="searches plans of 2 to 8 members"):
         search(other, Rows(other, "INT8"), "INT8", {}, "", "")
-
-
-PROBABILITIES = st.sampled_from([0.25, 0.5, 0.7, 0.9]) | st.floats(0.0625, 1, width=32)
 
 
 @settings(max_examples=100, deadline=None, database=None)
@@ -215,16 +209,14 @@ def test_the_command_writes_it_and_serving_knows_it(tmp_path: Path) -> None:
     assert read_manifest(folder).fast_plan is None
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--plan", "--calibrate"), "--plan: --calibrate fits temperatures and evaluates nothing"),
-        (("--plan", "--sure-at", "0.9"), "--plan: --sure-at chooses when an answer is sure"),
-        (("--plan", "--url", "http://127.0.0.1:1"), "--url: --plan searches a fast plan"),
-        (("--plot", "a.svg"), "--plot draws what --plan compares: give both"),
-        (("--plan", "--plot", "a.gif"), "ends in .svg or .png"),
-        (("--plan",), "give at least 100 of each"),
-    ],
+@cases(
+    "options, says",
+    (("--plan", "--calibrate"), "--plan: --calibrate fits temperatures and evaluates nothing"),
+    (("--plan", "--sure-at", "0.9"), "--plan: --sure-at chooses when an answer is sure"),
+    (("--plan", "--url", "http://127.0.0.1:1"), "--url: --plan searches a fast plan"),
+    (("--plot", "a.svg"), "--plot draws what --plan compares: give both"),
+    (("--plan", "--plot", "a.gif"), "ends in .svg or .png"),
+    (("--plan",), "give at least 100 of each"),
 )
 def test_what_it_does_not_go_with_is_refused(tmp_path: Path, pictures: Path, options, says) -> None:
     folder = two_precisions(tmp_path / "tiny")
@@ -234,13 +226,9 @@ def test_what_it_does_not_go_with_is_refused(tmp_path: Path, pictures: Path, opt
     assert read_manifest(folder).fast_plan is None
 
 
-def test_a_multi_label_set_has_none(tmp_path: Path, pictures: Path) -> None:
-    scored = write_scored_set(tmp_path / "scored")
-    done = evaluated(scored, "--images", pictures, "--plan")
+def test_a_multi_label_set_has_none_and_the_old_option_says_what_to_write(tmp_path, pictures):
+    done = evaluated(write_scored_set(tmp_path / "scored"), "--images", pictures, "--plan")
     assert "it searches a fast plan of classes that exclude each other" in str(done.exception)
-
-
-def test_the_old_option_says_what_to_write_instead(tmp_path: Path, pictures: Path) -> None:
     done = evaluated(two_precisions(tmp_path / "tiny"), "--images", pictures, "--subsets")
     assert done.exit_code != 0
     assert "--plan" in done.output + str(done.exception)

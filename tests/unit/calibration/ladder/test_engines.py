@@ -13,15 +13,7 @@ from calibration.ladder.preparations import (
     quantized_by_random_images,
     random_pixels,
 )
-from calibration.ladder.rungs import (
-    PHOTOS,
-    TRUTH,
-    Engine,
-    LadderJob,
-    RungOptions,
-    RungResult,
-    SkippedError,
-)
+from calibration.ladder.rungs import PHOTOS, TRUTH, LadderJob, RungOptions, RungResult, SkippedError
 from calibration.quantization.quantize import quantized_layers
 from calibration.sets.transaction import write_manifest
 from models.machine import needs_extra
@@ -31,6 +23,7 @@ from models.openvino_network import compile_with
 from models.record import ImageRecord
 from tests.support.calibration.evaluated_sets import two_precisions
 from tests.support.calibration.ladders import tiny_job
+from tests.support.cases import cases
 from tests.support.plans import planned
 from tests.support.runtime_files import write_mixed_set
 from tests.support.tiny_networks import save_model, tiny_model, write_pictures, write_tiny_set
@@ -40,13 +33,12 @@ INT8 = RungOptions(precision="INT8")
 
 def with_images(folder: Path, work: Path, **more) -> LadderJob:
     """A job whose ladder has labelled images: their preparation is done."""
-    images = write_pictures(work / "images")
-    job = tiny_job(folder, work, images=images, **more)
+    job = tiny_job(folder, work, images=write_pictures(work / "images"), **more)
     assert outcome_of(job, "labelled") == RungResult(outcome="prepared")
     return job
 
 
-def rung(job: LadderJob, engine: Engine, choice: RungOptions) -> RungResult:
+def rung(job, engine, choice):
     """Run a job's network in one way, which this machine can do."""
     result = outcome_of(job, engine, (choice,))
     assert result.outcome == "measured", result.reason
@@ -54,19 +46,16 @@ def rung(job: LadderJob, engine: Engine, choice: RungOptions) -> RungResult:
     return result
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
-    [
-        INT8,
-        INT8.model_copy(update={"batch": 4, "is_static": True}),
-        INT8.model_copy(update={"hint": "latency", "threads": 1}),
-        INT8.model_copy(update={"hint": "throughput", "batch": 2}),
-        INT8.model_copy(update={"streams": 2}),
-    ],
+    INT8,
+    INT8.model_copy(update={"batch": 4, "is_static": True}),
+    INT8.model_copy(update={"hint": "latency", "threads": 1}),
+    INT8.model_copy(update={"hint": "throughput", "batch": 2}),
+    INT8.model_copy(update={"streams": 2}),
 )
 def test_openvino_in_every_way_answers_right(tiny_set, tmp_path, options):
-    job = with_images(tiny_set, tmp_path, cores=2)
-    result = rung(job, "openvino", options)
+    result = rung(with_images(tiny_set, tmp_path, cores=2), "openvino", options)
     assert result.chosen == options
     assert (result.figures.top1, result.figures.num_labelled) == (1.0, 12)
     assert result.figures.images_per_s > 0
@@ -98,8 +87,7 @@ def test_the_ensemble_and_the_fast_plan(tmp_path):
     job = with_images(folder, tmp_path)
     whole = INT8.model_copy(update={"batch": 4})
     every = rung(job, "ensemble", whole)
-    assert every.figures.top1 == 1.0
-    assert every.notes == ("2 members for every image",)
+    assert (every.figures.top1, every.notes) == (1.0, ("2 members for every image",))
     for stop_at, share in ((0.5, "100%"), (0.7, "0%")):
         planned(folder, (("unsure",), stop_at), (("sure",), None))
         result = rung(job, "ensemble", whole.model_copy(update={"plan": "fast"}))
@@ -121,13 +109,10 @@ def test_the_fast_plan_goes_by_the_temperatures(tmp_path):
         assert f"sure alone answered {share}" in rung(job, "ensemble", choice).notes[0]
 
 
-def test_a_fast_plan_without_images_is_skipped(tiny_set, tmp_path):
+def test_a_fast_plan_needs_images_and_fewer_than_a_batch_do(tiny_set, tmp_path):
     fast = INT8.model_copy(update={"plan": "fast"})
     result = outcome_of(tiny_job(tiny_set, tmp_path), "ensemble", [fast])
     assert (result.outcome, "--images" in result.reason) == ("skipped", True)
-
-
-def test_fewer_labelled_images_than_a_batch(tiny_set, tmp_path):
     job = with_images(tiny_set, tmp_path, max_images=3)
     choice = INT8.model_copy(update={"batch": 8})
     for engine in ("openvino", "ensemble"):
@@ -165,8 +150,7 @@ def test_a_member_without_int8_gets_one_in_the_work_folder(tmp_path):
 def test_a_network_with_a_fixed_batch_is_quantised_as_tandem_quantize_does():
     model = tiny_model(num_convolutions=1)
     model.reshape([4, 16, 16, 3])
-    network = tiny_job(Path("set"), Path("work")).network
-    made = quantized_by_random_images(model, network)
+    made = quantized_by_random_images(model, tiny_job(Path("set"), Path("work")).network)
     assert list(made.input().shape) == [4, 16, 16, 3]
     assert quantized_layers(made)
 

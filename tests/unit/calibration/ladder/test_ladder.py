@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,25 +15,19 @@ import pytest
 
 from calibration.ladder import ladder as module
 from calibration.ladder.ladder import Ladder, run_engine, run_service_rung
-from calibration.ladder.rungs import (
-    PHOTOS,
-    TRUTH,
-    LadderError,
-    LadderJob,
-    RungOptions,
-    RungResult,
-    Store,
-)
+from calibration.ladder.rungs import PHOTOS, TRUTH, LadderError, RungOptions, RungResult, Store
 from tests.support.calibration.ladders import FakeProcesses, job_of, measured, tiny_job
+from tests.support.cases import cases
 from tests.support.plans import planned
 from tests.support.tiny_networks import write_tiny_set
 
 RANDOM = {"random_weights": True, "size": 64}
 FAILED = RungResult(outcome="failed", reason="its process died")
 SKIPPED = RungResult(outcome="skipped", reason="no compiler")
+SLEEPS = "import time; time.sleep(600)"
 
 
-def run(job: LadderJob, fakes: FakeProcesses, *, is_resumed: bool = False) -> dict[str, RungResult]:
+def run(job, fakes, *, is_resumed=False):
     return Ladder(job, run=fakes).run(is_resumed=is_resumed)
 
 
@@ -70,20 +63,16 @@ def test_a_rung_builds_on_the_fastest_of_its_engine(tmp_path):
 def test_what_fails_or_is_skipped_does_not_end_the_ladder(tmp_path):
     fakes = FakeProcesses({"compile": SKIPPED, "streams": FAILED, "prepare-export": SKIPPED})
     results = run(job_of("resnet18", tmp_path, **RANDOM), fakes)
-    assert results["compile"] == SKIPPED
-    assert results["streams"] == FAILED
+    assert (results["compile"], results["streams"]) == (SKIPPED, FAILED)
     assert results["onnxruntime"].reason == "no compiler"  # what it needs could not be made
     assert "onnxruntime" not in fakes.tasks
     assert results["service"].outcome == "measured"
 
 
-def test_an_error_of_our_own_is_the_rungs_result(tmp_path):
+def test_an_error_is_the_rungs_result_but_of_the_network_the_end(tmp_path):
     fakes = FakeProcesses({"latency": LadderError("no memory")})
     results = run(job_of("resnet18", tmp_path, **RANDOM), fakes)
     assert (results["latency"].outcome, results["latency"].reason) == ("failed", "no memory")
-
-
-def test_a_network_that_cannot_be_made_ends_it_at_once(tmp_path):
     reason = "torchvision has no classification network 'resnet17'"
     fakes = FakeProcesses({"prepare-make_set": RungResult(outcome="failed", reason=reason)})
     with pytest.raises(LadderError, match="resnet17"):
@@ -108,15 +97,12 @@ def test_ctrl_c_leaves_what_was_measured_and_resume_goes_on(tmp_path):
     assert list(results) == [rung.name for rung in job.rungs]
 
 
-def test_resume_tries_again_what_failed_and_keeps_what_was_skipped(tmp_path):
+def test_resume_tries_again_what_failed_and_without_it_everything_is(tmp_path):
     job = job_of("resnet18", tmp_path, **RANDOM)
     run(job, FakeProcesses({"streams": FAILED, "compile": SKIPPED}))
     again = FakeProcesses()
     assert run(job, again, is_resumed=True)["streams"].outcome == "measured"
     assert set(again.tasks) == {"streams"}
-
-
-def test_without_resume_everything_is_measured_anew(tmp_path):
     job = job_of("resnet18", tmp_path, **RANDOM)
     run(job, FakeProcesses())
     again = FakeProcesses()
@@ -159,10 +145,7 @@ def test_the_service_has_the_fast_plan_if_that_was_measured(tmp_path):
     assert "no PyTorch source" in results["eager"].reason
 
 
-SLEEPS = "import time; time.sleep(600)"
-
-
-def in_child(job: LadderJob, code: str, choices: object, say: Callable[[str], None]) -> object:
+def in_child(job, code, choices, say):
     """Run ``code`` in a rung's process, which returns ``answer``."""
     names: dict[str, Any] = {"say": say, "work": job.work}
     exec(f"import os, pathlib, subprocess, sys\n{code}", names)
@@ -176,8 +159,8 @@ def job(tiny_set: Path, tmp_path: Path):
 
 
 @pytest.fixture
-def run_code(job: LadderJob, monkeypatch):
-    def run(code: Any, say: Callable[[str], None] = lambda _: None) -> RungResult:
+def run_code(job, monkeypatch):
+    def run(code, say=lambda _: None):
         monkeypatch.setattr(module, "run_in_child", in_child)
         return run_engine(job, "latency", code, (), say)
 
@@ -192,14 +175,12 @@ def test_a_rungs_process_says_what_it_does_and_its_result_comes_back(job):
     assert heard == ["preparing", "measuring", "measured"]
 
 
-@pytest.mark.parametrize(
-    ("code", "how"),
-    [
-        ("os.kill(os.getpid(), 9)", "memory ran out, most likely"),
-        ("os.kill(os.getpid(), 11)", "SIGSEGV"),
-        ("os._exit(3)", "exit code 3"),
-        ("raise ValueError('no such module')", "no such module"),
-    ],
+@cases(
+    "code, how",
+    ("os.kill(os.getpid(), 9)", "memory ran out, most likely"),
+    ("os.kill(os.getpid(), 11)", "SIGSEGV"),
+    ("os._exit(3)", "exit code 3"),
+    ("raise ValueError('no such module')", "no such module"),
 )
 def test_one_that_dies_is_a_failed_rung_that_says_how(run_code, code, how):
     result = run_code(code)
@@ -217,8 +198,7 @@ def test_one_that_hangs_is_given_up_and_ended(run_code, monkeypatch):
 
 def test_one_that_measures_without_end_has_failed(run_code, monkeypatch):
     monkeypatch.setattr(module, "END_LIMIT_S", 0.0)
-    result = run_code(f"say('measuring'); {SLEEPS}")
-    assert result == RungResult(
+    assert run_code(f"say('measuring'); {SLEEPS}") == RungResult(
         outcome="failed", reason="it did not end long after its time: given up"
     )
 
@@ -261,7 +241,7 @@ class Process:
         self.is_stopped = True
 
 
-def answering(answer: Callable[[httpx.Request], httpx.Response]) -> Any:
+def answering(answer):
     return partial(httpx.Client, transport=httpx.MockTransport(answer))
 
 
@@ -298,8 +278,7 @@ def photo(tmp_path: Path) -> Path:
 
 def test_top1_is_of_every_photo(tiny_set, tmp_path, photo, process, monkeypatch) -> None:
     body = {"predictions": [{"index": 1}]}
-    client = answering(lambda _: httpx.Response(200, json=body))
-    monkeypatch.setattr(httpx, "Client", client)
+    monkeypatch.setattr(httpx, "Client", answering(lambda _: httpx.Response(200, json=body)))
     figures = run_service(tiny_set, tmp_path / "work", [(photo, 1), (photo, 0)]).figures
     assert figures is not None
     assert (figures.top1, figures.num_labelled) == (0.5, 2)
@@ -310,12 +289,10 @@ def gone(request: httpx.Request) -> httpx.Response:
     raise httpx.ConnectError("", request=request)
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (gone, "not be measured to the end: ConnectError"),
-        (lambda _: httpx.Response(413, text="too large"), "photo.jpg: the service answers too l"),
-    ],
+@cases(
+    "answer, says",
+    (gone, "not be measured to the end: ConnectError"),
+    (lambda _: httpx.Response(413, text="too large"), "photo.jpg: the service answers too l"),
 )
 def test_a_service_that_does_not_answer_is_an_error_of_the_rung(
     tiny_set, tmp_path, photo, process, monkeypatch, answer, says

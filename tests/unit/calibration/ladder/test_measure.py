@@ -18,7 +18,11 @@ from calibration.ladder.measure import (
     run_calls,
     sampled,
 )
+from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
+
+LARGEST = 10_000_000
+ZONES = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:1": "psys"}
 
 
 def test_every_caller_calls_from_a_thread_of_its_own():
@@ -36,14 +40,12 @@ def test_every_caller_calls_from_a_thread_of_its_own():
     assert run.seconds >= 0.05
 
 
-def test_a_call_longer_than_the_run_counts_once():
+def test_a_long_call_counts_once_and_an_error_ends_all_callers():
     done = threading.Event()
     run = run_calls([lambda: done.wait(0.05)], 0.001, 1, 1)
     assert run.num_images == 1
     assert run.p50_ms >= 40
 
-
-def test_an_error_ends_all_callers():
     def fail() -> None:
         raise ValueError("broken")
 
@@ -62,21 +64,15 @@ def test_utilisation_is_of_the_cores():
     assert run.cpu_ms_per_image > 1
 
 
-def test_power_is_that_of_the_run(monkeypatch):
+def test_figures_are_by_image_and_power_is_that_of_the_run(monkeypatch):
     monkeypatch.setattr(PackagePower, "watts", lambda _: 12.0)
     assert run_calls([lambda: None], 0.01, 1, 1).watts == 12.0
-
-
-def test_figures_are_by_image():
     samples = [Sample(0.2, 3.0), Sample(0.4, None), Sample(0.3, 4.0)]
     figures = figures_of([0.1, 0.2, 0.3], 2.0, 1.5, samples, 10)
-    assert figures.images_per_s == 15.0
-    assert figures.p50_ms == 200.0
-    assert figures.cpu_ms_per_image == 50.0
-    assert figures.num_images == 30
+    assert (figures.images_per_s, figures.p50_ms) == (15.0, 200.0)
+    assert (figures.cpu_ms_per_image, figures.num_images) == (50.0, 30)
     assert figures.utilisation == pytest.approx(0.3)
-    assert figures.utilisation_spread == pytest.approx(0.0816)
-    assert figures.watts == 3.5
+    assert (figures.utilisation_spread, figures.watts) == (pytest.approx(0.0816), 3.5)
     assert figures.rss_mib > 1
 
 
@@ -114,19 +110,13 @@ def zone(folder: Path, name: str, kind: str, energy: int | str, largest: int | s
     return place
 
 
-LARGEST = 10_000_000
-ZONES = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:1": "psys"}
-
-
-@pytest.mark.parametrize(
-    ("zones", "before", "after", "largest", "watts"),
-    [
-        (ZONES, 5, 3_000_005, LARGEST, 1.5),  # no part or platform counts twice
-        ({"a:0": "package-0"}, 0, 1, LARGEST, None),  # not RAPL's
-        ({"intel-rapl:0": "package-0"}, 9_000_000, 3_000_000, LARGEST, 2.0),
-        ({"intel-rapl:0": "package-0"}, 9, 3, "", None),  # begun again, and nobody knows at what
-        ({}, 0, 0, LARGEST, None),
-    ],
+@cases(
+    "zones, before, after, largest, watts",
+    (ZONES, 5, 3_000_005, LARGEST, 1.5),  # no part or platform counts twice
+    ({"a:0": "package-0"}, 0, 1, LARGEST, None),  # not RAPL's
+    ({"intel-rapl:0": "package-0"}, 9_000_000, 3_000_000, LARGEST, 2.0),
+    ({"intel-rapl:0": "package-0"}, 9, 3, "", None),  # begun again, and nobody knows at what
+    ({}, 0, 0, LARGEST, None),
 )
 def test_watts_are_joules_over_seconds(tmp_path, zones, before, after, largest, watts) -> None:
     clock = HandClock()

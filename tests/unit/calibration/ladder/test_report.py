@@ -16,18 +16,16 @@ ODD = "no <compiler> [bold] & $x^2$"
 
 @pytest.fixture
 def job(tmp_path):
-    names = "eager,batches,compile,int8"
-    return job_of("resnet18", tmp_path, random_weights=True, rungs=names)
+    return job_of("resnet18", tmp_path, random_weights=True, rungs="eager,batches,compile,int8")
 
 
 def results(**changes) -> dict[str, RungResult]:
-    found = {
+    return {
         "eager": measured(10.0),
         "batches": measured(15.0, RungOptions(batch=8), top1=0.75, watts=20.0),
         "compile": RungResult(outcome="skipped", reason=ODD),
         "int8": measured(60.0, pss_mib=None),
-    }
-    return found | changes
+    } | changes
 
 
 def shown(job, found, width: int = 80) -> str:
@@ -36,7 +34,7 @@ def shown(job, found, width: int = 80) -> str:
     return text.getvalue()
 
 
-def test_speed_up_over_the_first_and_over_the_one_before_that_was_measured(job):
+def test_speed_up_is_over_the_first_and_over_the_one_before_that_was_measured(job):
     rows = rows_of(job, results())
     assert [(r.over_first, r.over_previous) for r in rows] == [
         (1.0, 1.0),
@@ -44,11 +42,7 @@ def test_speed_up_over_the_first_and_over_the_one_before_that_was_measured(job):
         (None, None),
         (6.0, 4.0),
     ]
-
-
-def test_a_first_rung_that_was_not_measured(job):
-    failed = RungResult(outcome="failed", reason="it died")
-    rows = rows_of(job, results(eager=failed))
+    rows = rows_of(job, results(eager=RungResult(outcome="failed", reason="it died")))
     assert [r.over_first for r in rows] == [None, 1.0, None, 4.0]
     assert against_published(rows) == ""  # that one begins with eager PyTorch
 
@@ -58,8 +52,7 @@ def test_the_table_has_the_figures_and_says_why_rungs_are_missing(job):
     assert "top-1" in text
     assert ODD in text
     assert "random weights: speed only" in text
-    row = next(line for line in text.splitlines() if line.startswith("INT8"))
-    assert row.split()[3:] == [
+    assert next(line for line in text.splitlines() if line.startswith("INT8")).split()[3:] == [
         "1",
         "60.0",
         "1.0",
@@ -75,12 +68,8 @@ def test_the_table_has_the_figures_and_says_why_rungs_are_missing(job):
     assert max(map(len, text.split("\nskipped")[0].splitlines())) <= 80
 
 
-def test_columns_that_nothing_has_are_left_out(job):
-    plain = results(batches=measured(15.0))
-    assert "top-1" not in shown(job, plain)
-
-
-def test_the_published_ladder_beside_it(job):
+def test_only_what_was_measured_has_a_column_beside_the_published_ladder(job):
+    assert "top-1" not in shown(job, results(batches=measured(15.0)))
     rows = rows_of(job, results())
     assert "6.0 times" in against_published(rows)
     assert "21.2 times" in against_published(rows)
@@ -98,8 +87,7 @@ def test_json_has_every_rung_its_options_and_the_machine(job):
         "outcome": "skipped",
         "reason": ODD,
     }
-    assert content["machine"]["versions"]["tandem"] == "1"
-    assert content["weights"] == "random"
+    assert (content["machine"]["versions"]["tandem"], content["weights"]) == ("1", "random")
 
 
 def test_the_plot_is_svg_with_every_rung_and_always_the_same(job):
@@ -125,13 +113,9 @@ def test_the_page_escapes_what_it_is_told_and_loads_nothing(job):
     assert "<svg" in html
 
 
-def test_a_page_with_names_that_are_not_utf8(job):
+def test_a_page_of_odd_names_and_one_of_nothing_measured(job):
     rows = rows_of(job, results())
     content = as_json(job, rows, MACHINE, 1.0) | {"weights": "caf\udce9"}
     assert b"weights: caf?." in render(content, rows, "t")
-
-
-def test_a_page_of_nothing_measured(job):
-    nothing = {rung.name: RungResult(outcome="failed", reason="x") for rung in job.rungs}
-    rows = rows_of(job, nothing)
+    rows = rows_of(job, {rung.name: RungResult(outcome="failed", reason="x") for rung in job.rungs})
     assert b"failed" in render(as_json(job, rows, MACHINE, 1.0), rows, "t")

@@ -26,6 +26,7 @@ ORDER = [
     "fast",
     SERVICE,
 ]
+FACTS = {"network": "a", "seconds": 1.0}
 
 
 def test_from_eager_pytorch_to_the_service():
@@ -47,15 +48,9 @@ def test_a_rung_changes_its_own_and_keeps_the_rest():
     (channels_last,) = (r for r in rungs(2) if r.name == "channels_last")
     (options,) = channels_last.choices(base)
     assert options == base.model_copy(update={"is_channels_last": True})
-
-
-def test_int8_tries_the_float_type_before_it_and_f32():
     (int8,) = (r for r in rungs(2) if r.name == "int8")
     assert {o.float_type for o in int8.choices(RungOptions(float_type="bf16"))} == {"bf16", "f32"}
     assert {o.precision for o in int8.choices(RungOptions())} == {"INT8"}
-
-
-FACTS = {"network": "a", "seconds": 1.0}
 
 
 def test_results_are_kept_for_resume_alone(tmp_path):

@@ -1,4 +1,8 @@
-"""NNCF on tiny networks: INT8 that answers as before, layers left float, transformers."""
+"""NNCF on tiny networks: INT8 that answers as before, and the drop that can refuse a set."""
+
+import hashlib
+import shutil
+from dataclasses import replace
 
 import nncf
 import numpy as np
@@ -6,8 +10,14 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
+from app.errors import UnverifiedError
+from app.graph.set_checks import check_accuracy
+from app.settings import Settings
+from calibration.quantization import calibration_images
+from calibration.quantization import quantize_set as module
 from calibration.quantization.quantize import (
     Labelled,
+    Quantized,
     has_attention,
     quantize,
     quantize_within,
@@ -17,9 +27,15 @@ from calibration.quantization.quantize import (
 )
 from calibration.quantization.quantize_set import Request, quantize_set
 from calibration.sets.transaction import write_manifest
+from calibration.statistics import Paired
+from models.errors import ModelSetError
+from models.image import ImageInputs, ImageRule
+from models.ledger import judge
 from models.manifest import QuantizationOptions, read_manifest
 from models.model_set import load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions
+from models.record import sha256_of
+from tests.support.command_line import tandem
 from tests.support.tiny_networks import (
     SIZE,
     fragile_model,
@@ -32,13 +48,13 @@ from tests.support.tiny_networks import (
 # NNCF's own imports use what Python and torch deprecate.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 OPTIONS = QuantizationOptions(subset_size=12)
+INPUTS = ImageInputs({"a": ImageRule(16, 18)})
 
 
 @pytest.fixture(scope="module")
 def labelled() -> Labelled:
     """Noise with one colour stronger: 24 images, 8 of each class."""
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 80, (24, SIZE, SIZE, 3))
+    pixels = np.random.default_rng(0).integers(0, 80, (24, SIZE, SIZE, 3))
     truth = np.arange(24) % 3
     for image, channel in zip(pixels, truth, strict=True):
         image[..., channel] += 100
@@ -66,26 +82,19 @@ def test_int8_answers_nearly_as_float(images, labelled):
     np.testing.assert_allclose(after, before, atol=0.05)
 
 
-def test_the_same_images_give_the_same_network(images):
+def test_the_same_images_give_the_same_network_and_an_ignored_type_stays_float(images):
     first, second = (quantize(tiny_model(num_convolutions=2), images, OPTIONS) for _ in "ab")
     options = RuntimeOptions(batch_sizes=(8,))
     rows = [CompiledNetwork(m, options).predict(np.stack(images[:8])) for m in (first, second)]
     np.testing.assert_array_equal(rows[0], rows[1])
+    fewer = OPTIONS.model_copy(update={"ignored_types": ("Convolution",)})
+    ignored = quantize(tiny_model(num_convolutions=2), images, fewer)
+    assert len(quantized_layers(first)) > len(quantized_layers(ignored))
 
 
-def test_an_ignored_type_stays_float(images):
-    options = OPTIONS.model_copy(update={"ignored_types": ("Convolution",)})
-    everything = quantize(tiny_model(num_convolutions=2), images, OPTIONS)
-    ignored = quantize(tiny_model(num_convolutions=2), images, options)
-    assert len(quantized_layers(everything)) > len(quantized_layers(ignored))
-
-
-def test_without_validation_images_nothing_is_measured(images):
+def test_only_a_network_that_loses_accuracy_is_retried(images, labelled):
     outcome = quantize_within(tiny_model(), images, None, OPTIONS, 0.0)
     assert (outcome.drop, outcome.is_retried) == (None, False)
-
-
-def test_a_network_that_keeps_its_accuracy_is_not_retried(images, labelled):
     outcome = quantize_within(tiny_model(), images, labelled, OPTIONS, 0.0)
     assert (outcome.drop, outcome.is_retried, outcome.left_float) == (0.0, False, ())
 
@@ -153,14 +162,11 @@ def attention_model(is_fused: bool = False) -> ov.Model:
     return ov.Model([ops.softmax(logits, 1)], [pixels], "attention")
 
 
-def test_attention_is_seen_in_the_graph():
+def test_the_model_type_is_the_options_or_seen_in_the_graph():
     assert has_attention(attention_model())
     assert has_attention(attention_model(is_fused=True))
     assert not has_attention(tiny_model())
     assert not has_attention(tiny_model(num_convolutions=2))
-
-
-def test_what_the_options_say_goes_before_the_graph():
     asked = QuantizationOptions(model_type="convolutional")
     assert with_model_type(asked, attention_model()) == asked
     assert with_model_type(QuantizationOptions(), attention_model()).model_type == "transformer"
@@ -192,3 +198,91 @@ def test_the_manifest_keeps_it(tmp_path):
     assert member.quantization.model_type == "transformer"
     assert "INT8" in member.networks
     assert "vit: quantising on 8 images, as a transformer: smooth quantisation" in said
+
+
+def wrong(model, _, validation, *__):
+    """INT8 that answers all wrong, accuracy control or not."""
+    inverted = tiny_model(gain=-8.0)
+    compared = Paired.of(rightness(model, validation), rightness(inverted, validation))
+    return Quantized(inverted, compared, first_drop=compared.difference)
+
+
+def test_a_set_that_quantize_measured_over_the_limit_is_not_served(
+    folder, pictures, validation, monkeypatch
+):
+    monkeypatch.setattr(module, "quantize_within", wrong)
+    arguments = ("--images", pictures, "--subset-size", 12, "--validation", validation)
+    done = tandem("quantize", folder, *arguments)
+    assert done.exit_code == 1
+    assert "serve will refuse it" in done.stderr
+    manifest = read_manifest(folder)
+    assert judge(manifest).status == "dropped"
+    with pytest.raises(UnverifiedError, match=r"costs sure 100\.00 points .* \(18 images\)"):
+        check_accuracy(load_model_set(str(folder)), Settings())
+    kept = manifest.member("sure").validation_drop
+    assert kept is not None
+    assert (kept.num_images, kept.drop.top1) == (18, 1.0)
+    hashes = sorted(sha256_of(path) for path in validation.glob("*/*"))
+    assert kept.images_sha256 == hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def test_quantising_another_member_does_not_forget_it(folder, pictures, validation, monkeypatch):
+    request = Request(pictures, validation=validation, subset_size=12)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "quantize_within", wrong)
+        quantize_set(load_model_set(str(folder)), request)
+    quantize_set(load_model_set(str(folder)), replace(request, members=("unsure",)))
+    verdict = judge(read_manifest(folder))
+    assert verdict.status == "dropped"
+    assert "costs sure" in verdict.message
+    quantize_set(load_model_set(str(folder)), replace(request, members=("sure",)))
+    assert judge(read_manifest(folder)).status == "unmeasured"
+
+
+def test_a_drop_within_the_limit_verifies_nothing(folder, pictures, validation):
+    request = Request(pictures, validation=validation, subset_size=12)
+    quantize_set(load_model_set(str(folder)), request)
+    manifest = read_manifest(folder)
+    kept = manifest.member("sure").validation_drop
+    assert kept is not None
+    assert (kept.num_images, kept.drop.top1) == (18, 0.0)
+    assert judge(manifest).status == "unmeasured"
+
+
+def test_without_validation_images_no_drop_is_kept(folder, pictures):
+    quantize_set(load_model_set(str(folder)), Request(pictures, subset_size=12))
+    assert [m.validation_drop for m in read_manifest(folder).members] == [None, None]
+
+
+def test_validation_images_that_calibrate_are_refused(folder, pictures, tmp_path):
+    model_set = load_model_set(str(folder))
+    drawn = calibration_images.draw_images(pictures, 12, INPUTS)
+    for validation in (pictures, shutil.copytree(pictures, tmp_path / "copies")):
+        with pytest.raises(ModelSetError, match="12 of 15 images calibrate INT8 too, as "):
+            calibration_images.held_out(pictures, validation, model_set, drawn)
+
+
+def test_why_a_folder_measures_no_drop_is_said(folder, pictures, tmp_path):
+    model_set = load_model_set(str(folder))
+    images = shutil.copytree(pictures, tmp_path / "images")
+    first, second, *_ = sorted(images.iterdir())
+    (second / "link.png").symlink_to(next(first.iterdir()))
+    drawn = calibration_images.draw_images(images, 12, INPUTS)
+    kept = calibration_images.held_out(images, None, model_set, drawn)
+    assert "stands under the labels" in kept.description
+
+
+def test_copies_of_calibration_images_are_left_out(folder, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration_images, "MIN_VALIDATION", 6)
+    model_set = load_model_set(str(folder))
+    images = shutil.copytree(pictures, tmp_path / "images")
+    for path in sorted(images.glob("*/*")):
+        shutil.copy(path, path.with_stem(f"{path.stem}-copy"))
+    drawn = calibration_images.draw_images(images, 12, INPUTS)
+    kept = calibration_images.held_out(images, None, model_set, drawn)
+    assert kept.hashes
+    assert not set(kept.hashes) & set(drawn.hashes)
+    monkeypatch.setattr(calibration_images, "MIN_VALIDATION", len(kept.hashes) + 1)
+    few = calibration_images.held_out(images, None, model_set, drawn)
+    assert few.labelled is None
+    assert few.description.startswith(f"{len(kept.hashes)} images are left for it")

@@ -1,9 +1,4 @@
-"""``tandem quantize`` on whole sets: what is written, and what is left when it fails.
-
-Ctrl-C where the main thread's signal stack is freed, in processes of their own: it may crash.
-
-Edits of the manifest made while ``tandem quantize`` runs: kept, or a reason to stop.
-"""
+"""``tandem quantize`` on whole sets: what is written, kept, or left when it fails or is ended."""
 
 import json
 import shutil
@@ -11,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,7 +14,6 @@ from typing import Any
 import nncf
 import numpy as np
 import pytest
-from typer.testing import Result
 
 from calibration.quantization import quantize_set as module
 from calibration.quantization.quantize import quantize_within
@@ -39,15 +32,9 @@ from models.openvino_network import CompiledNetwork, RuntimeOptions
 from models.plan import SureRecord
 from models.record import ImageRecord, sha256_of
 from models.stores import VERSIONS_NAME
+from tests.support import tiny_networks
+from tests.support.cases import cases
 from tests.support.command_line import tandem
-from tests.support.tiny_networks import (
-    LABELS,
-    fragile_model,
-    save_model,
-    with_accuracy,
-    write_pictures,
-    write_tiny_set,
-)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -68,11 +55,11 @@ def calibrated_on(made: ModelSet) -> list[str]:
     return list(read_lines(made.verified(made.manifest.calibration)))
 
 
-def run(folder: Path, images: Path, *more: object) -> Result:
+def run(folder, images, *more):
     return tandem("quantize", folder, "--images", images, "--subset-size", 12, *more)
 
 
-def refused(says: str, done: Result) -> None:
+def refused(says, done):
     assert isinstance(done.exception, ModelSetError), done.output
     assert says in str(done.exception)
 
@@ -97,7 +84,9 @@ def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_si
 ):
     small = {"small": ImageRecord(input_size=8, resize_shorter=9)}
     gains = {"usual": 8.0, "small": 4.0, "came": 2.0}
-    folder = write_tiny_set(tmp_path / "three", gains=gains, images=small, precision="FP16")
+    folder = tiny_networks.write_tiny_set(
+        tmp_path / "three", gains=gains, images=small, precision="FP16"
+    )
     manifest = read_manifest(folder)
     (*floats, came) = manifest.members
     network = {"INT8": came.networks["FP16"]}
@@ -113,8 +102,7 @@ def test_members_that_came_as_int8_stay_and_the_others_are_quantised_at_their_si
 
 def test_the_calibration_images_are_recorded_by_hash_and_drawn_again(folder, pictures):
     first, second = (calibrated_on(quantised(folder, pictures, 9)) for _ in "ab")
-    assert first == second
-    assert len(set(first)) == 9
+    assert (first, len(set(first))) == (second, 9)
     assert set(first) < {sha256_of(path) for path in pictures.glob("*/*")}
 
 
@@ -127,7 +115,7 @@ def test_a_second_run_replaces_the_first_and_leaves_no_old_file(folder, pictures
 
 def test_one_member_alone_keeps_the_others_calibration_images(folder, pictures, tmp_path):
     before = quantised(folder, pictures, 15).manifest
-    others = write_pictures(tmp_path / "others", num_per_color=4, side=30)
+    others = tiny_networks.write_pictures(tmp_path / "others", num_per_color=4, side=30)
     made = quantised(folder, others, members=("unsure",))
     assert len(calibrated_on(made)) == 15 + 12
     assert made.manifest.member("sure") == before.member("sure")
@@ -135,7 +123,7 @@ def test_one_member_alone_keeps_the_others_calibration_images(folder, pictures, 
 
 
 def test_accuracy_that_was_measured_on_other_networks_goes(folder, pictures):
-    measured = with_accuracy(
+    measured = tiny_networks.with_accuracy(
         quantised(folder, pictures).manifest, {"ensemble": 1.0}, {"ensemble": 0}
     )
     sure = SureRecord(
@@ -148,27 +136,25 @@ def test_accuracy_that_was_measured_on_other_networks_goes(folder, pictures):
 
 def test_a_refusal_of_a_member_that_stays_as_it_is_stays_too(folder, pictures):
     tops, lost = {"sure": 1.0, "ensemble": 1.0}, {"sure": 0.08, "ensemble": 0.0}
-    measured = with_accuracy(quantised(folder, pictures).manifest, tops, lost)
+    measured = tiny_networks.with_accuracy(quantised(folder, pictures).manifest, tops, lost)
     assert judge(measured).status == "dropped"
     write_manifest(folder, measured)
-    kept = quantised(folder, pictures, 13, members=("unsure",))
-    assert judge(kept.manifest).status == "dropped"
+    assert judge(quantised(folder, pictures, 13, members=("unsure",)).manifest).status == "dropped"
     assert quantised(folder, pictures, 13, members=("sure",)).manifest.accuracy == ()
 
 
 def fragile_set(folder: Path) -> Path:
-    write_tiny_set(folder, precision="FP16", gains={"sure": 8.0})
-    network = save_model(fragile_model(), folder, "fragile")
+    tiny_networks.write_tiny_set(folder, precision="FP16", gains={"sure": 8.0})
+    network = tiny_networks.save_model(tiny_networks.fragile_model(), folder, "fragile")
     manifest = read_manifest(folder)
     fragile = MemberRecord(name="fragile", source="", networks={"FP16": network})
-    members = (*manifest.members, fragile)
-    write_manifest(folder, manifest.model_copy(update={"members": members}))
+    write_manifest(folder, manifest.model_copy(update={"members": ((*manifest.members, fragile))}))
     return folder
 
 
 def test_a_member_that_drops_keeps_layers_float_and_says_which(tmp_path, pictures):
     folder = fragile_set(tmp_path / "fragile")
-    validation = write_pictures(tmp_path / "validation", num_per_color=6, side=20)
+    validation = tiny_networks.write_pictures(tmp_path / "validation", num_per_color=6, side=20)
     done = run(folder, pictures, "--validation", validation)
     assert done.exit_code == 0, done.output
     assert "fragile keeps float: gather" in done.stdout
@@ -179,35 +165,55 @@ def test_a_member_that_drops_keeps_layers_float_and_says_which(tmp_path, picture
     assert {sha256_of(path) for path in validation.glob("*/*")} < set(calibrated_on(made))
 
 
+@pytest.mark.parametrize("num_left", [3, 60])
+def test_without_labels_float_and_int8_are_compared(tmp_path, pictures, num_left):
+    """The colours' classes are other ones in ``fragile`` once it is INT8; in ``sure`` none is."""
+    folder, images = fragile_set(tmp_path / "fragile"), tmp_path / "images"
+    flat = tiny_networks.write_pictures(tmp_path / "data", (12 + num_left) // 3)
+    images.mkdir()
+    for number, path in enumerate(flat.rglob("*.png")):
+        shutil.copy(path, images / f"{number}.png")
+    facts = json.loads(run(folder, images, "--json").stdout)
+    of, sure = (facts["members"][name]["changes"] for name in ("fragile", "sure"))
+    assert facts["compared_on"] == (
+        "photographs that calibration left" if num_left == 60 else "calibration images"
+    )
+    assert of["num_images"] == sure["num_images"] == (60 if num_left == 60 else 12)
+    assert sure["num_changed"] == 0
+    assert of["num_changed"] > of["num_images"] / 4
+    low, high = of["interval"]
+    assert low < of["num_changed"] / of["num_images"] < high
+    assert of["mean_difference"] > 10 * sure["mean_difference"] > 0
+    said = run(folder, images).output
+    assert f"fragile: INT8 changes the class of {of['num_changed']} of {of['num_images']}" in said
+
+
 def test_json_is_all_there_is_on_stdout(folder, pictures):
     facts = json.loads(run(folder, pictures, "--json").stdout)
-    assert facts["set"] == "tiny"
-    assert set(facts["members"]) == {"sure", "unsure"}
+    assert (facts["set"], set(facts["members"])) == ("tiny", {"sure", "unsure"})
 
 
 def test_unreadable_images_are_listed_and_passed_over(folder, pictures, tmp_path):
     mixed = shutil.copytree(pictures, tmp_path / "mixed")
-    (mixed / LABELS[0] / "bad.jpg").write_bytes(b"no image")
-    (mixed / LABELS[1] / "empty.png").touch()
+    (mixed / tiny_networks.LABELS[0] / "bad.jpg").write_bytes(b"no image")
+    (mixed / tiny_networks.LABELS[1] / "empty.png").touch()
     done = tandem("quantize", folder, "--images", mixed, "--subset-size", 15)
     assert done.exit_code == 0, done.output
     assert "2 images cannot be read" in done.stdout
     assert "bad.jpg" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--images", "{pictures}"], "has 15 images; 300 are the set's quantization.subset_size"),
-        (["--images", "{pictures}", "--subset-size", "16"], "16 are asked for"),
-        (["--images", "{tmp}"], "no images in"),
-        (["--images", "{tmp}/none"], "is not a folder"),
-        (["--images", "{pictures}", "--subset-size", "9", "--member", "x"], "no member 'x'"),
-        (
-            ["--images", "{pictures}", "--subset-size", "9", "--validation", "{tmp}/none"],
-            "neither a folder nor a list",
-        ),
-    ],
+@cases(
+    "arguments, says",
+    (["--images", "{pictures}"], "has 15 images; 300 are the set's quantization.subset_size"),
+    (["--images", "{pictures}", "--subset-size", "16"], "16 are asked for"),
+    (["--images", "{tmp}"], "no images in"),
+    (["--images", "{tmp}/none"], "is not a folder"),
+    (["--images", "{pictures}", "--subset-size", "9", "--member", "x"], "no member 'x'"),
+    (
+        ["--images", "{pictures}", "--subset-size", "9", "--validation", "{tmp}/none"],
+        "neither a folder nor a list",
+    ),
 )
 def test_bad_input_is_said_and_the_set_is_as_it_was(folder, pictures, tmp_path, arguments, says):
     before = content(folder)
@@ -229,19 +235,16 @@ def test_a_preset_that_is_none_is_a_matter_of_usage(folder):
         Request(None, preset="fast").options_of(member)
 
 
-@pytest.mark.parametrize(
-    ("field", "name", "says"),
-    [
-        ("ignored_names", "Convolution_x", "quantization.ignored_names: its network has no"),
-        ("ignored_types", "Convolutoin", "did you mean Convolution"),
-    ],
+@cases(
+    "field, name, says",
+    ("ignored_names", "Convolution_x", "quantization.ignored_names: its network has no"),
+    ("ignored_types", "Convolutoin", "did you mean Convolution"),
 )
 def test_an_operation_that_is_not_in_the_network(folder, pictures, field, name, says):
     manifest = read_manifest(folder)
     options = manifest.members[1].quantization.model_copy(update={field: (name,)})
     second = manifest.members[1].model_copy(update={"quantization": options})
-    members = (manifest.members[0], second)
-    write_manifest(folder, manifest.model_copy(update={"members": members}))
+    write_manifest(folder, manifest.model_copy(update={"members": ((manifest.members[0], second))}))
     before = content(folder)
     done = run(folder, pictures)
     refused(says, done)
@@ -265,13 +268,11 @@ def test_what_nncf_cannot_do_is_said_in_a_line(folder, pictures, monkeypatch):
         raise nncf.UnsupportedModelError("Exception from src/x.cpp:1:\nno such layer\n\n")
 
     monkeypatch.setattr(nncf, "quantize", fail)
-    done = run(folder, pictures)
-    refused("NNCF cannot quantise member sure: no such layer. ", done)
+    refused("NNCF cannot quantise member sure: no such layer. ", run(folder, pictures))
 
 
 def test_a_set_without_float_networks_says_so(tmp_path, pictures):
-    folder = write_tiny_set(tmp_path / "int8")
-    done = run(folder, pictures)
+    done = run(tiny_networks.write_tiny_set(tmp_path / "int8"), pictures)
     assert "member sure has no FP16 network" in str(done.exception)
 
 
@@ -357,10 +358,7 @@ def run_script(block: str) -> "subprocess.CompletedProcess[str]":
 def test_ctrl_c_is_an_interrupt_though_the_signal_stack_is_freed():
     ended = run_script("interrupted_on_another_thread()")
     assert (ended.returncode, ended.stdout) == (0, "interrupted\n"), ended.stderr
-
-
-def test_without_it_the_process_would_crash():
-    """Or the test above says nothing."""
+    # Or the test above says nothing.
     assert run_script("contextlib.nullcontext()").returncode == -signal.SIGSEGV
 
 
@@ -389,7 +387,7 @@ def test_only_the_main_thread_may_enter():
     assert isinstance(raised.get(), RuntimeError)
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, edit: Callable[[], object]) -> None:
+def meanwhile(monkeypatch, edit):
     """Have somebody edit the set while a member is being quantised."""
     real = quantize_within
 
@@ -435,14 +433,12 @@ def other_options(manifest: Manifest) -> dict[str, object]:
     return {"members": (first.model_copy(update={"quantization": options}), *others)}
 
 
-@pytest.mark.parametrize(
-    ("edit", "says"),
-    [
-        (lambda _: {"image": ImageRecord(input_size=16, resize_shorter=20)}, "image changed"),
-        (lambda m: {"members": m.members[:1]}, "the members' networks, "),
-        (other_options, "quantization options changed"),
-        (lambda m: {"class_ids": m.labels}, "class ids changed"),
-    ],
+@cases(
+    "edit, says",
+    (lambda _: {"image": ImageRecord(input_size=16, resize_shorter=20)}, "image changed"),
+    (lambda m: {"members": m.members[:1]}, "the members' networks, "),
+    (other_options, "quantization options changed"),
+    (lambda m: {"class_ids": m.labels}, "class ids changed"),
 )
 def test_an_edit_of_what_int8_is_made_from_is_refused_and_stays(
     folder, pictures, validation, monkeypatch, edit, says

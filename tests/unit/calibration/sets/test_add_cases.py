@@ -12,18 +12,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 from calibration.sets.options import MemberOptions
 from models.errors import ModelSetError
-from models.model_set import ModelSet
 from tests.support.calibration import added_sets
 from tests.support.calibration.added_sets import both, content, sigmoid, softmax, text
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 
 SIZE = 16
 WITHOUT = MemberOptions(mean=(0.0,) * 3, scale=(1.0,) * 3)
 PLAIN = MemberOptions(mean=(0.0,) * 3, scale=(255.0,) * 3)
+LOGITS = PLAIN.model_copy(update={"outputs": "logits"})
 GAINS = np.linspace(-20, 20, 3 * 40, dtype=np.float32).reshape(3, 40)
 NUM_CLASSES = 40
 close = partial(np.testing.assert_allclose, atol=1e-3)
 Said = list[tuple[str, str, str | None]]
+IDENTITY = np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
 
 
 def network(path: Path, *nodes: Any, kind: Any = TensorProto.FLOAT, **weights: Any) -> Path:
@@ -54,15 +56,7 @@ def rounding(source: str, result: str) -> tuple[Any, Any]:
     )
 
 
-def added(
-    folder: Path,
-    path: Path,
-    runtime: Any = None,
-    options: MemberOptions = PLAIN,
-    *,
-    num_classes: int = 3,
-    said: Said | None = None,
-) -> ModelSet:
+def added(folder, path, runtime=None, options=PLAIN, *, num_classes=3, said=None):
     heard = [] if said is None else said
     return added_sets.added(
         folder,
@@ -78,7 +72,7 @@ def refused(says: str, folder: Path, path: Path, runtime: Any = None) -> None:
     assert str(path) in added_sets.refused(says, folder, path, runtime=runtime, options=PLAIN)
 
 
-def rows_of(made: ModelSet, *colors: tuple[int, int, int]) -> np.ndarray:
+def rows_of(made, *colors):
     """Return the rows of pictures of one colour, RGB."""
     pictures = (
         np.zeros((len(colors), SIZE, SIZE, 3), np.uint8) + np.array(colors, np.uint8)[:, None, None]
@@ -110,9 +104,81 @@ def test_an_ending_that_is_rounded_gets_no_second_one(tmp_path, runtime, kind, i
 def test_rounded_logits_are_no_probabilities(tmp_path, runtime):
     weights = {"scale": np.float32(0.25), "zero": np.uint8(128)}
     path = network(tmp_path / "net.onnx", *means(), *rounding("flat", "l"), **weights)
-    options = MemberOptions(mean=(0.0,) * 3, scale=(51.0,) * 3)
-    made = added(tmp_path, path, runtime, options)
+    made = added(tmp_path, path, runtime, MemberOptions(mean=(0.0,) * 3, scale=(51.0,) * 3))
     close(rows_of(made, (204, 102, 51)), softmax(np.array([[4.0, 2.0, 1.0]])), atol=1e-2)
+
+
+def one_number(path: Path, *ends: Any, sides: int = 2, **weights: Any) -> Path:
+    """Write a network with one number an image: red less green, times 8, and these steps."""
+    weights |= {"column": np.array([[8], [-8], [0]], np.float32)}
+    number = step("MatMul", "flat", "column", "z")
+    network(path, *means(), number, *ends, **weights)
+    model = onnx.load(path)
+    dimensions = model.graph.output[0].type.tensor_type.shape.dim
+    del dimensions[1:]
+    if sides == 2:
+        dimensions.add().dim_value = 1
+    onnx.save(model, path)
+    return path
+
+
+@both
+@pytest.mark.parametrize("end", ["sigmoid", "flat sigmoid", "logit", "logits asked", "hard"])
+def test_one_number_is_a_classifier_of_two_classes(tmp_path, runtime, end):
+    ends: tuple[Any, ...] = (step("Sigmoid", "z", "p"),)
+    options, sides = PLAIN, 2
+    if end == "flat sigmoid":  # (N)
+        ends, sides = (*ends, step("Squeeze", "p", "axis", "rows")), 1
+    elif end == "hard":
+        ends = (step("HardSigmoid", "z", "p"),)
+    elif "logit" in end:
+        ends, options = (), LOGITS if end == "logits asked" else PLAIN
+    weights: dict[str, Any] = {"axis": np.array([1], np.int64)} if sides == 1 else {}
+    path = one_number(tmp_path / "net.onnx", *ends, sides=sides, **weights)
+    said: Said = []
+    made = added(tmp_path, path, runtime, options, num_classes=2, said=said)
+    assert (made.manifest.task, made.manifest.num_classes) == ("classification", 2)
+    assert ", the second label's; the first has the rest" in said[0][1]
+    colors = np.array([(204, 102, 51), (0, 51, 255), (100, 100, 0)])
+    z = (colors[:, :1] - colors[:, 1:2]) * 8 / 255
+    p = np.clip(0.2 * z + 0.5, 0, 1) if end == "hard" else sigmoid(z)
+    close(rows_of(made, *colors.tolist()), np.hstack([1 - p, p]))
+
+
+@both
+@cases(
+    "ends, says",
+    ((step("Sigmoid", "z", "p"), step("Mul", "p", "hundred", "rows")), "no softmax ends it"),
+    ((step("Softmax", "z", "p", axis=1),), "one number an image, a softmax of which is always 1"),
+    ((step("Clip", "z", "zero", "one", "p"),), "no softmax ends it: these may be scores"),
+)
+def test_one_number_in_other_units_is_refused(tmp_path, runtime, ends, says):
+    weights: dict[str, Any] = {"hundred": np.float32(100)}
+    weights |= {"zero": np.float32(0), "one": np.float32(1)}
+    path = one_number(tmp_path / "net.onnx", *ends, **weights)
+    refused(says, tmp_path, path, runtime)
+    with pytest.raises(ModelSetError, match="which is two classes"):
+        added_sets.added(tmp_path, one_number(tmp_path / "z.onnx"), runtime=runtime,
+                         options=PLAIN, task="multi_label")  # fmt: skip
+
+
+@both
+@cases(
+    "ends",
+    (step("HardSigmoid", "l", "p"),),
+    (step("Softmax", "l", "s", axis=1), step("Mul", "s", "hundred", "p")),
+    (step("Sigmoid", "l", "s"), step("Mul", "hundred", "s", "p")),
+    (step("Clip", "l", "zero", "one", "p"),),
+)
+def test_scores_and_shares_are_no_logits(tmp_path, runtime, ends):
+    """A softmax behind per cent made 0.57 of each 1, and another class of close ones."""
+    of_three = GAINS[:, ::20] * np.array([[1], [-1], [1]], np.float32) / 20
+    weights = {"gain": np.hstack([of_three, of_three[:, :1]]), "hundred": np.float32(100)}
+    weights |= {"zero": np.float32(0), "one": np.float32(1)}
+    nodes = (*means(), step("MatMul", "flat", "gain", "l"), *ends)
+    path = network(tmp_path / "net.onnx", *nodes, **weights)
+    refused("and no softmax ends it: these may be scores", tmp_path, path, runtime)
+    added(tmp_path, path, runtime, LOGITS)  # who says it gets it
 
 
 def in_training(path: Path) -> Path:
@@ -178,7 +244,7 @@ def test_sixteen_bits_are_left_to_onnx_runtime(tmp_path):
     weights = {"scale": np.float32(1e-4), "zero": np.uint16(0)}
     path = network(tmp_path / "net.onnx", *rounding("x", "y"), *means("y"), **weights)
     refused(r"16 bits, which OpenVINO .*=onnxruntime", tmp_path, path)
-    made = added(tmp_path, path, "onnxruntime")
+    made = added(tmp_path, path, "onnxruntime", LOGITS)
     close(rows_of(made, (220, 40, 40)), softmax(np.array([[220, 40, 40]]) / 255))
 
 
@@ -231,7 +297,7 @@ def test_what_only_openvino_takes_is_not_compared_and_that_is_said(tmp_path):
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 2**63 - 1
     onnx.save(model, path)
     said: Said = []
-    added(tmp_path, path, said=said)
+    added(tmp_path, path, options=LOGITS, said=said)
     ((_, _, doubt),) = said
     assert doubt is not None
     assert "not compared with ONNX Runtime's" in doubt
@@ -239,13 +305,11 @@ def test_what_only_openvino_takes_is_not_compared_and_that_is_said(tmp_path):
 
 
 @both
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n", "git lfs pull"),
-        (b"\n <!DOCTYPE html>\n<html><body>Sign in</body></html>", r"is a web page \(HTML\)"),
-        (b"", "is empty: download it, or export it again"),
-    ],
+@cases(
+    "data, says",
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n", "git lfs pull"),
+    (b"\n <!DOCTYPE html>\n<html><body>Sign in</body></html>", r"is a web page \(HTML\)"),
+    (b"", "is empty: download it, or export it again"),
     ids=["git lfs", "html", "empty"],
 )
 def test_what_a_download_left_instead(tmp_path, capfd, data, says, runtime):
@@ -275,9 +339,6 @@ def behind_a_fourth_channel(path: Path) -> Path:
     nodes = step("Pad", "x", "ends", "one", "p"), step("Conv", "p", "w", "y")
     wide = np.pad(IDENTITY, [(0, 0), (1, 0), (0, 0), (0, 0)])
     return network(path, *nodes, *means("y"), ends=ends, one=np.float32(1), w=wide)
-
-
-IDENTITY = np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
 
 
 @both
@@ -331,8 +392,7 @@ def test_the_assumed_order_of_uint8_pixels_is_doubted(tmp_path, runtime):
     cast = step("Cast", "x", "f", to=TensorProto.FLOAT)
     path = network(tmp_path / "net.onnx", cast, *means("f"), kind=TensorProto.UINT8)
     said: Said = []
-    made = added(tmp_path, path, runtime, MemberOptions(), said=said)
-    own = made.network_path("m0", "FP16")
+    own = added(tmp_path, path, runtime, MemberOptions(), said=said).network_path("m0", "FP16")
     (tmp_path / "kept").mkdir()
     for file in own.parent.glob(f"{own.stem}.*"):
         file.rename(tmp_path / "kept" / file.name)
@@ -353,10 +413,7 @@ def leaves_the_set(folder: Path) -> str:
     return f"../a={network(folder / 'net.onnx', *means())}"
 
 
-@pytest.mark.parametrize(
-    ("write", "says"),
-    [(dies, r"/net\.onnx"), (leaves_the_set, "name: String should match pattern")],
-)
+@cases("write, says", (dies, r"/net\.onnx"), (leaves_the_set, "name: String should match pattern"))
 def test_what_another_process_meets_is_an_error_of_a_line(tmp_path, write, says):
     member, labels = write(tmp_path), text(tmp_path / "labels.txt", "a", "b", "c")
     words = ("models", "add", "made", "--member", member, "--into", tmp_path, "--labels", labels)

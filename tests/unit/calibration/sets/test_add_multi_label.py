@@ -1,14 +1,12 @@
 """``models add`` of networks that score each class by itself: what is found out, added, refused."""
 
-from pathlib import Path
-
 import numpy as np
 import openvino as ov
 import pytest
 
 from calibration.sets.options import MemberOptions
-from models.record import RuntimeName
 from tests.support.calibration.added_sets import added, both, refused, rows_of, sigmoid, text
+from tests.support.cases import cases
 from tests.support.runtime_files import export_module, float_onnx
 from tests.support.scored_sets import BIAS, SIZE, scored_model
 
@@ -23,13 +21,13 @@ def expected(gain: float = GAIN, bias: float = BIAS) -> np.ndarray:
     return sigmoid(gain * (IMAGES.mean((1, 2)) / 255 - bias))
 
 
-def network(folder: Path, end: str = "sigmoid", stem: str = "net", gain: float = GAIN) -> Path:
+def network(folder, end="sigmoid", stem="net", gain=GAIN):
     path = folder / f"{stem}.xml"
     ov.save_model(scored_model(gain, end=end), path, compress_to_fp16=False)
     return path
 
 
-def onnx_network(path: Path, *ends: str) -> Path:
+def onnx_network(path, *ends):
     """Write GlobalAveragePool and a gain, and these operators behind it."""
     import onnx
     from onnx import helper
@@ -43,7 +41,7 @@ def onnx_network(path: Path, *ends: str) -> Path:
     return path
 
 
-def torch_network(path: Path, *, has_sigmoid: bool) -> Path:
+def torch_network(path, *, has_sigmoid):
     import torch
 
     class Net(torch.nn.Module):
@@ -77,7 +75,7 @@ def test_the_threshold_is_the_sets(tmp_path):
 
 @both
 @pytest.mark.parametrize("ends", [("Sigmoid",), ("Sigmoid", "Identity"), ()])
-def test_an_onnx_that_ends_in_a_sigmoid_or_gets_one(tmp_path, runtime: RuntimeName, ends):
+def test_an_onnx_that_ends_in_a_sigmoid_or_gets_one(tmp_path, runtime, ends):
     path = onnx_network(tmp_path / "net.onnx", *ends)
     task = None if ends else "multi_label"
     made = added(tmp_path, path, runtime=runtime, options=OF_BGR, task=task)
@@ -98,7 +96,7 @@ def test_a_network_of_torch(tmp_path, suffix, has_sigmoid):
 
 
 @both
-def test_scores_of_some_classes_stay_as_they_are(tmp_path, runtime: RuntimeName):
+def test_scores_of_some_classes_stay_as_they_are(tmp_path, runtime):
     made = added(
         tmp_path,
         onnx_network(tmp_path / "net.onnx", "Sigmoid"),
@@ -126,13 +124,11 @@ def test_what_may_be_scores_or_logits_is_to_be_said(tmp_path):
     np.testing.assert_allclose(rows_of(made, IMAGES), np.clip(logits, 0, 1), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("end", "facts", "says"),
-    [
-        ("softmax", {"task": "multi_label"}, "sum to 1, of classes that exclude each other"),
-        ("softmax", {"threshold": 0.5}, r"--threshold 0\.5 is of multi-label sets"),
-        ("logits", {"task": "multi_label", "options": SCORES}, r"scores: values must be 0\.\.1"),
-    ],
+@cases(
+    "end, facts, says",
+    ("softmax", {"task": "multi_label"}, "sum to 1, of classes that exclude each other"),
+    ("softmax", {"threshold": 0.5}, r"--threshold 0\.5 is of multi-label sets"),
+    ("logits", {"task": "multi_label", "options": SCORES}, r"scores: values must be 0\.\.1"),
 )
 def test_what_is_no_multi_label_set(tmp_path, end, facts, says):
     refused(says, tmp_path, network(tmp_path, end, gain=GAIN * 9), **facts)

@@ -18,6 +18,7 @@ from tests.support.calibration.added_sets import (
     softmax,
     text,
 )
+from tests.support.cases import cases
 from tests.support.runtime_files import float_onnx, tiny_onnx
 from tests.support.script_files import pickled_attack
 from tests.support.tiny_networks import SIZE
@@ -70,14 +71,12 @@ def test_weights_beside_an_onnx_go_into_the_sets_file(tmp_path, runtime):
     close(rows_of(made, IMAGES), OF_FLOATS)
 
 
-@pytest.mark.parametrize(
-    ("location", "says"),
-    [
-        ("../w", r"keeps weights outside of its folder \(\.\./w\)"),
-        ("/etc/hostname", "keeps weights outside of its folder"),
-        ("link", "keeps weights outside of its folder"),
-        ("w", "keeps weights in w, which is missing"),
-    ],
+@cases(
+    "location, says",
+    ("../w", r"keeps weights outside of its folder \(\.\./w\)"),
+    ("/etc/hostname", "keeps weights outside of its folder"),
+    ("link", "keeps weights outside of its folder"),
+    ("w", "keeps weights in w, which is missing"),
 )
 @both
 def test_weights_elsewhere(tmp_path, runtime, location, says):
@@ -103,15 +102,13 @@ def test_classes_are_mapped_by_their_ids(tmp_path, runtime, is_folded):
     close(rows_of(made, IMAGES), picked / picked.sum(1, keepdims=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "runtime", "says"),
-    [
-        ("net.pkl", "onnxruntime", "a .pkl is a pickle, .* not opened.* torch.export.save"),
-        ("net.ckpt", None, "a .ckpt is a pickle"),
-        ("net.pt", "onnxruntime", "is no network of PyTorch .*: it was cut short, or is a pickle"),
-        ("net.pt", None, "is no network of PyTorch"),
-        ("net.tflite", "onnxruntime", "is no file for onnxruntime, which takes ONNX, or .pt2, .pt"),
-    ],
+@cases(
+    "name, runtime, says",
+    ("net.pkl", "onnxruntime", "a .pkl is a pickle, .* not opened.* torch.export.save"),
+    ("net.ckpt", None, "a .ckpt is a pickle"),
+    ("net.pt", "onnxruntime", "is no network of PyTorch .*: it was cut short, or is a pickle"),
+    ("net.pt", None, "is no network of PyTorch"),
+    ("net.tflite", "onnxruntime", "is no file for onnxruntime, which takes ONNX, or .pt2, .pt"),
 )
 def test_a_file_of_another_kind(tmp_path, name, runtime, says):
     path = content(tmp_path / name, pickled_attack(tmp_path / "it-ran"))
@@ -119,16 +116,14 @@ def test_a_file_of_another_kind(tmp_path, name, runtime, says):
     assert not (tmp_path / "it-ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"nonsense", "is no ONNX file"),
-        (tiny_onnx(opset=99), "ONNX Runtime .* cannot load .*[Oo]pset 99"),
-        (tiny_onnx(opset=5), "is of opset 5; 7 or later"),
-        (tiny_onnx(operator="NoSuch"), "NoSuch"),
-        (tiny_onnx(num_outputs=2), r"has 2 outputs \(rows, logits\)"),
-        (float_onnx(float("nan")), "the weights gain have NaN"),
-    ],
+@cases(
+    "data, says",
+    (b"nonsense", "is no ONNX file"),
+    (tiny_onnx(opset=99), "ONNX Runtime .* cannot load .*[Oo]pset 99"),
+    (tiny_onnx(opset=5), "is of opset 5; 7 or later"),
+    (tiny_onnx(operator="NoSuch"), "NoSuch"),
+    (tiny_onnx(num_outputs=2), r"has 2 outputs \(rows, logits\)"),
+    (float_onnx(float("nan")), "the weights gain have NaN"),
     ids=["nonsense", "opset", "old opset", "operator", "outputs", "NaN"],
 )
 def test_onnx_that_is_no_member(tmp_path, data, says):

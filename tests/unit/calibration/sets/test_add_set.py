@@ -1,5 +1,7 @@
-"""A set made of networks that are there already, or the reason why they make none."""
+"""A set made of networks that are there already appears whole, or the reason why not."""
 
+import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +12,20 @@ from openvino import opset13 as ops
 
 from calibration.sets.add_set import NewSet, add_set
 from calibration.sets.options import MemberOptions
+from calibration.sets.transaction import create
 from models.errors import ModelSetError
 from models.manifest import read_manifest
-from models.model_set import load_model_set
+from models.model_set import list_folders, load_model_set
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from models.record import ImageRecord, sha256_of
 from models.stores import VERSIONS_NAME
+from tests.support.calibration import staged_sets
+from tests.support.cases import cases
 from tests.support.tiny_networks import LABELS, tiny_model
 
 
 @pytest.fixture
-def nets(tmp_path) -> Path:
+def nets(tmp_path):
     """A folder with networks a and b, three classes each, and their labels."""
     folder = tmp_path / "nets"
     folder.mkdir()
@@ -32,11 +37,11 @@ def nets(tmp_path) -> Path:
 
 
 @pytest.fixture
-def into(tmp_path) -> Path:
+def into(tmp_path):
     return tmp_path / "sets"
 
 
-def quantised(path: Path) -> Path:
+def quantised(path):
     """Save a network that counts as INT8."""
     pixels = ops.parameter([-1, 16, 16, 3], ov.Type.u8)
     low, high = np.float32(0), np.float32(255)
@@ -46,7 +51,7 @@ def quantised(path: Path) -> Path:
     return path
 
 
-def new_set(nets: Path, **changes: Any) -> NewSet:
+def new_set(nets, **changes):
     facts: dict[str, Any] = {
         "name": "mine",
         "members": [("a", nets / "a.xml"), ("b", nets / "b.xml")],
@@ -71,8 +76,7 @@ def test_a_set_has_what_was_said_and_answers_as_its_networks(nets, into):
     )
     assert made.folder == into / "mine"
     assert made.manifest == read_manifest(into / "mine")
-    assert made.problems() == []
-    assert made.labels == LABELS
+    assert (made.problems(), made.labels) == ([], LABELS)
     assert made.class_ids == ("n1", "n2", "n3")
     assert made.golden is not None
     assert set(made.golden.answers) == {"a", "b"}
@@ -101,8 +105,7 @@ def test_what_is_not_said_has_a_default(nets, into):
 
 
 def test_a_member_may_have_a_float_and_an_int8_network(nets, into):
-    int8 = quantised(nets / "a8.xml")
-    members = [("a", nets / "a.xml"), ("b", nets / "b.xml"), ("a", int8)]
+    members = [("a", nets / "a.xml"), ("b", nets / "b.xml"), ("a", quantised(nets / "a8.xml"))]
     made = add_set(new_set(nets, members=members), into)
     assert [(m.name, set(m.networks)) for m in made.manifest.members] == [
         ("a", {"FP16", "INT8"}),
@@ -125,23 +128,21 @@ FILES = {  # beside the networks: what is in no file of the fixture
 NO_IDS = r"{}\.txt has \d class ids, \d different ones, for 3"
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"members": {"a": "a.xml", "a ": "small.xml"}}, "of one member take different sizes"),
-        ({"members": {f"m{i}": "a.xml" for i in range(9)}}, "9 members; a set has 1 to 8"),
-        ({"labels": "empty.txt"}, r"empty\.txt: 0 labels"),
-        ({"labels": "blank.txt"}, r"blank\.txt: 0 labels"),
-        ({"labels": "two.txt"}, r"two\.txt: 2 labels"),
-        ({"labels": "four.txt"}, r"four\.txt: 4 labels"),
-        ({"labels": "none.txt"}, r"cannot read .*none\.txt: No such file"),
-        ({"labels": "not-utf-8.txt"}, "not UTF-8"),
-        ({"class_ids": "two.txt"}, NO_IDS.format("two")),
-        ({"class_ids": "doubled.txt"}, NO_IDS.format("doubled")),
-        ({"class_ids": "one-more.txt"}, NO_IDS.format("one-more")),
-        ({"member_class_ids": {"b": "ids.txt"}}, "without --class-ids"),
-        ({"class_ids": "ids.txt", "member_class_ids": {"b": "others.txt"}}, "lacks .*: n1, n2"),
-    ],
+@cases(
+    "changes, says",
+    ({"members": {"a": "a.xml", "a ": "small.xml"}}, "of one member take different sizes"),
+    ({"members": {f"m{i}": "a.xml" for i in range(9)}}, "9 members; a set has 1 to 8"),
+    ({"labels": "empty.txt"}, r"empty\.txt names no class"),
+    ({"labels": "blank.txt"}, r"blank\.txt names no class"),
+    ({"labels": "two.txt"}, r"two\.txt: 2 labels"),
+    ({"labels": "four.txt"}, r"four\.txt: 4 labels"),
+    ({"labels": "none.txt"}, r"cannot read .*none\.txt: No such file"),
+    ({"labels": "not-utf-8.txt"}, "not UTF-8"),
+    ({"class_ids": "two.txt"}, NO_IDS.format("two")),
+    ({"class_ids": "doubled.txt"}, NO_IDS.format("doubled")),
+    ({"class_ids": "one-more.txt"}, NO_IDS.format("one-more")),
+    ({"member_class_ids": {"b": "ids.txt"}}, "without --class-ids"),
+    ({"class_ids": "ids.txt", "member_class_ids": {"b": "others.txt"}}, "lacks .*: n1, n2"),
 )
 def test_what_makes_no_set(nets, into, changes, says):
     for name, content in FILES.items():
@@ -219,3 +220,112 @@ def test_a_network_that_came_as_int8_is_noted(nets, into):
     members = [("a", nets / "a.xml"), ("a", quantised(nets / "a8.xml")), ("b", nets / "a8.xml")]
     made = add_set(new_set(nets, members=members), into)
     assert {m.name: m.imported_int8 for m in made.manifest.members} == {"a": False, "b": True}
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def test_a_new_set_appears_when_it_is_whole(tmp_path):
+    folder = tmp_path / "sets" / "mine"
+    with create(folder) as staging:
+        staged_sets.make(staging)
+        assert not folder.exists()
+        assert list_folders((folder.parent,)) == []
+    assert staged_sets.is_whole(folder)
+    assert list_folders((folder.parent,)) == [folder]
+    assert names_in(folder.parent) == ["mine"]
+    assert len(staged_sets.contents(folder)) == len(read_manifest(folder).files) + 1
+    assert load_model_set(str(folder)).golden is not None
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_new_set_that_fails_is_not_there(tmp_path, is_replaced):
+    def fail() -> None:
+        with create(tmp_path / "mine", is_replaced=is_replaced) as staging:
+            staged_sets.make(staging)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert names_in(tmp_path) == []
+
+
+def test_what_is_there_is_not_written_over(folder, tmp_path):
+    (photos := tmp_path / "photos").mkdir()
+    (photos / "a.jpg").touch()
+    before = staged_sets.contents(tmp_path)
+    staged_sets.refused(
+        "is no model set, and has files; move it away", create(photos, is_replaced=True)
+    )
+    staged_sets.refused("exists; give another name, or --replace", create(folder))
+    assert staged_sets.contents(tmp_path) == before
+
+
+def test_a_set_is_replaced_as_a_whole(folder):
+    with create(folder, is_replaced=True) as staging:
+        staged_sets.make(staging)
+        assert load_model_set(str(folder)).labels == LABELS
+    assert load_model_set(str(folder)).labels == ("a", "b", "c")
+    assert len(staged_sets.contents(folder)) == len(read_manifest(folder).files) + 1
+    assert names_in(folder.parent) == ["tiny"]
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_a_replacement_that_fails_brings_the_old_set_back(folder, error):
+    before = staged_sets.contents(folder.parent)
+
+    def is_new(source: Path, target: Path) -> bool:
+        is_it = target == folder and "old" not in source.name
+        if is_it and error:
+            raise error
+        return is_it
+
+    with (
+        staged_sets.failing(Path, "replace", errno.EIO, is_new),
+        pytest.raises(KeyboardInterrupt if error else ModelSetError),
+    ):
+        staged_sets.replace(folder)
+    assert staged_sets.contents(folder.parent) == before
+    staged_sets.replace(folder)
+    assert staged_sets.is_whole(folder)
+
+
+def test_a_set_that_a_killed_replacement_took_away_comes_back(folder):
+    before = staged_sets.contents(folder)
+    folder.replace(folder.with_name(".tiny.old.partial"))
+    (folder.with_name(".tiny.partial") / "half").mkdir(parents=True)
+    assert list_folders((folder.parent,)) == [folder]  # it is found where it is
+    staged_sets.refused("exists; give another name", create(folder))
+    assert staged_sets.contents(folder) == before
+    assert names_in(folder.parent) == ["tiny"]
+
+
+def test_what_killed_replacements_left_goes_with_the_next(folder):
+    for left in (".tiny.old.partial", ".tiny.partial"):
+        shutil.copytree(folder, folder.with_name(left))
+    staged_sets.replace(folder)
+    files = {record.path for record in read_manifest(folder).files}
+    assert set(staged_sets.contents(folder)) == files | {"manifest.yaml"}
+    assert names_in(folder.parent) == ["tiny"]
+
+
+def test_two_commands_do_not_make_the_same_set_at_once(tmp_path):
+    folder, yours = tmp_path / "mine", tmp_path / "yours"
+    with create(folder) as staging, create(yours) as other:
+        staged_sets.make(other)
+        staged_sets.refused("another command is changing", create(folder))
+        staged_sets.make(staging)
+    assert staged_sets.is_whole(folder)
+    assert staged_sets.is_whole(yours)
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_stays(folder, tmp_path):
+    before, link = staged_sets.contents(folder), tmp_path / "links" / "tiny"
+    link.parent.mkdir()
+    link.symlink_to(folder)
+    staged_sets.replace(link)
+    assert not link.is_symlink()
+    assert staged_sets.is_whole(link)
+    assert names_in(link.parent) == ["tiny"]
+    assert staged_sets.contents(folder) == before

@@ -1,36 +1,128 @@
-"""Downloads from a real server: whole or not at all, and what a refusal says.
+"""Downloads from a real server: whole, going on where they broke off, or not at all."""
 
-A download that broke off goes on where it was.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from calibration.sets import download as module
 from calibration.sets.download import NUM_TRIES, DownloadError, check_hash, download
-from tests.support.calibration import file_server as server
-from tests.support.calibration.downloaded import DATA, PREFIX, names
-from tests.support.calibration.file_server import FileServer
+from tests.support.cases import cases
 from tests.support.full_disk import full_disk
+from tests.support.http_server import QuietRequest, ThreadedServer
+
+DATA = np.random.default_rng(1).bytes(300_000)
+PREFIX = sha256(DATA).hexdigest()[:8]
+
+
+def names(path: Path) -> list[str]:
+    return sorted(p.name for p in path.parent.iterdir())
+
+
+class Request(QuietRequest):
+    """One request, and the ways to answer it."""
+
+    protocol_version = "HTTP/1.1"
+    files: "FileServer"
+
+    def do_GET(self) -> None:
+        self.close_connection = True
+        self.files.requests.append((self.path, self.headers.get("range")))
+        script = self.files.script
+        (script.pop(0) if len(script) > 1 else script[0])(self)
+
+
+Answer = Callable[[Request], None]
+
+
+class FileServer(ThreadedServer):
+    """Answers the requests with ``script``, in order, its last entry again and again."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.script: list[Answer] = [ranged]
+        self.requests: list[tuple[str, str | None]] = []  # path, Range
+        super().__init__(type("Handler", (Request,), {"files": self}))
+        self.url += "/net.pth"
+
+    @property
+    def ranges(self) -> list[str | None]:
+        return [header for _, header in self.requests]
+
+
+def _start(request: Request) -> int:
+    return int(request.headers.get("range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+
+
+def ranged(request: Request) -> None:
+    """Answer as a good server does."""
+    data, start = request.files.data, _start(request)
+    if start == 0:
+        request.send(200, data)
+    elif start >= len(data):
+        request.send(416, b"", content_range=f"bytes */{len(data)}")
+    else:
+        request.send(206, data[start:], content_range=f"bytes {start}-{len(data) - 1}/{len(data)}")
+
+
+def whole(request: Request) -> None:
+    """Know no ranges."""
+    request.send(200, request.files.data)
+
+
+def status(code: int) -> Answer:
+    return lambda request: request.send(code, b"an error page")
+
+
+def breaks_off(after: int) -> Answer:
+    """Promise the rest of the file and send ``after`` bytes of it."""
+
+    def answer(request: Request) -> None:
+        rest = request.files.data[_start(request) :]
+        code = 206 if "range" in request.headers else 200
+        request.send(code, rest[:after], content_length=str(len(rest)))
+
+    return answer
+
+
+def chunked(request: Request) -> None:
+    """Send no length."""
+    request.send_response(200)
+    request.send_header("transfer-encoding", "chunked")
+    request.end_headers()
+    data = request.files.data
+    for start in range(0, len(data), 10_000):
+        part = data[start : start + 10_000]
+        request.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+    request.wfile.write(b"0\r\n\r\n")
+
+
+def redirect(request: Request) -> None:
+    """Send elsewhere what is asked for at ``/net.pth``."""
+    if request.path == "/net.pth":
+        request.send(302, b"", location="/elsewhere")
+    else:
+        ranged(request)
+
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 
 
 @pytest.fixture
-def files() -> Iterator[FileServer]:
+def files():
     with FileServer(DATA) as running:
         yield running
 
 
 @pytest.fixture
-def path(tmp_path) -> Path:
+def path(tmp_path):
     return tmp_path / "cache" / "net.pth"
 
 
 @pytest.fixture
-def part(path) -> Path:
+def part(path):
     """The file's place while it is fetched; its folder is there."""
     path.parent.mkdir()
     return path.with_name("net.pth.part")
@@ -48,7 +140,7 @@ def told() -> list[tuple[int, int | None]]:
 
 
 @pytest.fixture
-def fetch(files, path, waits, told) -> Callable[[], Path]:
+def fetch(files, path, waits, told):
     return lambda: download(files.url, path, PREFIX, lambda *seen: told.append(seen), waits.append)
 
 
@@ -71,16 +163,14 @@ def test_what_is_there_is_fetched_again_only_if_it_was_damaged(
     assert (path.read_bytes(), names(path)) == (DATA, ["net.pth"])
 
 
-@pytest.mark.parametrize(
-    ("code", "num_requests", "says"),
-    [
-        *((code, 1, rf"net\.pth answers {code}; .*--mirror URL") for code in (401, 403, 404)),
-        (502, NUM_TRIES, "answers 502"),
-        (416, NUM_TRIES, "the file there is another one now"),  # no range at all
-    ],
+@cases(
+    "code, num_requests, says",
+    *((code, 1, rf"net\.pth answers {code}; .*--mirror URL") for code in (401, 403, 404)),
+    (502, NUM_TRIES, "answers 502"),
+    (416, NUM_TRIES, "the file there is another one now"),  # no range at all
 )
 def test_a_refusal_is_final_and_trouble_is_given_up(files, path, fetch, code, num_requests, says):
-    files.script = [server.status(code)]
+    files.script = [status(code)]
     with pytest.raises(DownloadError, match=says):
         fetch()
     assert len(files.requests) == num_requests
@@ -89,7 +179,7 @@ def test_a_refusal_is_final_and_trouble_is_given_up(files, path, fetch, code, nu
 
 def test_a_server_in_trouble_is_asked_again(files, path, fetch, waits):
     """Or one that is asked too often, as the Hugging Face hub says by 429."""
-    files.script = [server.status(500), server.status(429), server.status(503), server.ranged]
+    files.script = [status(500), status(429), status(503), ranged]
     fetch()
     assert (path.read_bytes(), waits) == (DATA, [1, 2, 4])
 
@@ -101,14 +191,12 @@ def test_another_file_under_the_name_is_not_kept(files, path, fetch):
     assert names(path) == []
 
 
-@pytest.mark.parametrize(
-    ("answer", "num_there", "says"),
-    [
-        (server.whole, 0, "200000 is the limit"),
-        (server.chunked, 0, "200000 is the limit"),
-        (server.ranged, 0, "has 300000 bytes or more"),  # announced: before it is fetched
-        (server.ranged, 150_000, "has 300000 bytes or more"),  # resumed: the file as a whole
-    ],
+@cases(
+    "answer, num_there, says",
+    (whole, 0, "200000 is the limit"),
+    (chunked, 0, "200000 is the limit"),
+    (ranged, 0, "has 300000 bytes or more"),  # announced: before it is fetched
+    (ranged, 150_000, "has 300000 bytes or more"),  # resumed: the file as a whole
 )
 def test_a_file_over_the_limit_is_refused_and_leaves_nothing(
     files, path, part, fetch, told, monkeypatch, answer, num_there, says
@@ -120,12 +208,12 @@ def test_a_file_over_the_limit_is_refused_and_leaves_nothing(
     with pytest.raises(DownloadError, match=says):
         fetch()
     assert len(files.requests) == 1
-    assert answer is server.chunked or told == []
+    assert answer is chunked or told == []
     assert names(path) == []
 
 
 def test_a_file_without_a_length_arrives_too(files, path, fetch, told):
-    files.script = [server.chunked]
+    files.script = [chunked]
     fetch()
     assert path.read_bytes() == DATA
     assert {total for _, total in told} == {None}
@@ -183,15 +271,13 @@ def test_a_file_of_ones_own_is_checked_but_never_removed(tmp_path):
         check_hash(tmp_path / "other.pth", PREFIX)
 
 
-@pytest.mark.parametrize(
-    ("there", "script", "ranges"),
-    [
-        (DATA[:123_456], server.ranged, ["bytes=123456-"]),
-        (DATA[:1000], server.whole, ["bytes=1000-"]),  # a server without ranges sends all
-        (DATA[:1000], server.redirect, ["bytes=1000-", "bytes=1000-"]),
-        (DATA, server.ranged, [f"bytes={len(DATA)}-"]),
-        (DATA + b"more", server.ranged, [f"bytes={len(DATA) + 4}-", None]),  # thrown away
-    ],
+@cases(
+    "there, script, ranges",
+    (DATA[:123_456], ranged, ["bytes=123456-"]),
+    (DATA[:1000], whole, ["bytes=1000-"]),  # a server without ranges sends all
+    (DATA[:1000], redirect, ["bytes=1000-", "bytes=1000-"]),
+    (DATA, ranged, [f"bytes={len(DATA)}-"]),
+    (DATA + b"more", ranged, [f"bytes={len(DATA) + 4}-", None]),  # thrown away
     ids=["goes on", "no ranges", "redirect", "all of it", "too long"],
 )
 def test_a_part_that_is_there_is_used(files, path, part, fetch, told, there, script, ranges):
@@ -200,7 +286,7 @@ def test_a_part_that_is_there_is_used(files, path, part, fetch, told, there, scr
     fetch()
     assert (path.read_bytes(), names(path)) == (DATA, ["net.pth"])
     assert files.ranges == ranges
-    if script is server.redirect:
+    if script is redirect:
         assert [place for place, _ in files.requests] == ["/net.pth", "/elsewhere"]
     if there == DATA[:123_456]:
         assert told[0][0] > 123_456
@@ -208,7 +294,7 @@ def test_a_part_that_is_there_is_used(files, path, part, fetch, told, there, scr
 
 
 def test_a_server_that_breaks_off_is_asked_for_the_rest(files, path, fetch, waits):
-    files.script = [server.breaks_off(100_000), server.breaks_off(50_000), server.ranged]
+    files.script = [breaks_off(100_000), breaks_off(50_000), ranged]
     fetch()
     assert path.read_bytes() == DATA
     assert files.ranges == [None, "bytes=100000-", "bytes=150000-"]
@@ -216,7 +302,7 @@ def test_a_server_that_breaks_off_is_asked_for_the_rest(files, path, fetch, wait
 
 
 def test_a_server_that_always_breaks_off_is_given_up_but_not_what_came(files, path, fetch, waits):
-    files.script = [server.breaks_off(10_000)]
+    files.script = [breaks_off(10_000)]
     with pytest.raises(DownloadError, match=r"cannot reach .*/net\.pth .*--weights-dir"):
         fetch()
     assert (len(files.requests), len(waits)) == (NUM_TRIES, NUM_TRIES - 1)

@@ -1,7 +1,6 @@
 """What the hub says of a file, from a real server on this machine."""
 
 import socket
-from collections.abc import Iterator
 from hashlib import sha256
 
 import pytest
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_proxy")
 
 
 @pytest.fixture
-def hub() -> Iterator[HubServer]:
+def hub():
     with HubServer({f"{REPOSITORY}/{NAME}": DATA}) as running:
         yield running
 
@@ -27,35 +26,23 @@ def ask(hub: HubServer, repository: str = REPOSITORY, name: str = NAME) -> HubFi
     return hub_file(hub.url, repository, name, HINT)
 
 
-def test_a_file_is_named_by_commit_and_hash(hub):
+def test_a_file_is_named_by_commit_and_hash_also_by_a_renamed_repository(hub):
     expected = f"{hub.url}/{REPOSITORY}/resolve/{COMMIT}/{NAME}"
     assert ask(hub) == HubFile(expected, COMMIT, sha256(DATA).hexdigest())
     assert hub.requests == [("HEAD", f"/{REPOSITORY}/resolve/main/{NAME}", None)]  # no bytes yet
-
-
-def test_a_slash_at_the_end_of_the_address_is_no_matter(hub):
     assert hub_file(f"{hub.url}/", REPOSITORY, NAME, HINT) == ask(hub)
-
-
-def test_a_renamed_repository_is_found(hub):
     hub.renamed["timm/old"] = REPOSITORY
     assert ask(hub, "timm/old").sha256 == sha256(DATA).hexdigest()
 
 
-def test_one_that_is_renamed_in_a_circle_is_given_up(hub):
+def test_what_is_a_pickle_or_not_for_everybody_or_a_circle_is_refused(hub):
     hub.renamed["timm/old"] = "timm/old"
     waits: list[float] = []
     with pytest.raises(DownloadError, match="moved more than 3 times"):
         hub_file(hub.url, "timm/old", NAME, HINT, waits.append)
-
-
-def test_a_repository_with_a_pickle_alone_is_refused(hub):
     hub.files = {f"{REPOSITORY}/pytorch_model.bin": DATA}
     with pytest.raises(DownloadError, match=rf"{REPOSITORY} at .* has no {NAME}: .* a pickle"):
         ask(hub)
-
-
-def test_one_that_is_not_for_everybody_is_told(hub):
     hub.gated.add(REPOSITORY)
     with pytest.raises(DownloadError, match=rf"answers 401: there is no .* is private; {HINT}"):
         ask(hub)

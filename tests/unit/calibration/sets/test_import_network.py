@@ -1,9 +1,7 @@
-"""Classifiers of every shape become members that answer as numpy does, or the message says why not.
-
-Weights with a zero point, as TFLite keeps them, and the int8 ones that take their place.
-"""
+"""Classifiers of every shape answer as numpy does, or the message says why they are none."""
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,55 +10,96 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openvino import opset13 as ops
+from openvino import opset15
 
 from calibration.sets.files import check_file
-from calibration.sets.import_network import make_weights_symmetric
+from calibration.sets.import_network import Imported, import_network, make_weights_symmetric
 from calibration.sets.input import Normalisation
-from calibration.sets.options import ClassMap
+from calibration.sets.options import ClassMap, FileOptions
 from models.errors import ModelSetError
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.calibration.added_sets import softmax
-from tests.support.calibration.classifiers import (
-    IMAGENET,
-    IMAGES,
-    MATRIX,
-    PLAIN,
-    SIDE,
-    answers,
-    classifier,
-    expected,
-    read,
-    save,
-)
+from tests.support.cases import cases
+
+SIDE = 8
+MATRIX = np.array([[3, -1, 0, 1], [0, 2, -2, 1], [1, 0, 4, -1]], np.float32)  # channel -> class
+PLAIN = Normalisation((0.0, 0.0, 0.0), (255.0, 255.0, 255.0), "BGR")
+IMAGENET = Normalisation()
+IMAGES = np.random.default_rng(7).integers(0, 256, (4, SIDE, SIDE, 3)).astype(np.uint8)
+
+
+def save(model: ov.Model, folder: Path) -> Path:
+    ov.save_model(model, folder / "net.xml", compress_to_fp16=False)
+    return folder / "net.xml"
+
+
+def classifier(shape, end="logits", kind=ov.Type.f32, channels=1):
+    """Classes are a matrix times the mean colour; ``channels``: which dimension they are."""
+    pixels = ops.parameter(shape, kind, name="pixels")
+    sides = [d for d in (1, 2, 3) if d != channels]
+    floats = pixels if kind == ov.Type.f32 else ops.convert(pixels, "f32")
+    logits = ops.matmul(ops.reduce_mean(floats, np.array(sides), False), MATRIX, False, False)
+    return ov.Model([ending(logits, end)], [pixels], "classifier")
+
+
+def ending(logits: ov.Node, end: str) -> ov.Node:
+    square = ops.unsqueeze(logits, np.array([2, 3]))
+    return {
+        "logits": lambda: logits,
+        "probabilities": lambda: ops.softmax(logits, 1),
+        "square": lambda: square,
+        "squeezed": lambda: opset15.squeeze(square),
+        "one row": lambda: ops.reshape(logits, np.array([1, 4]), False),
+        "flat": lambda: ops.reshape(logits, np.array([-1]), False),
+        "map": lambda: ops.concat([square, square], 3),
+        "negative": lambda: ops.negative(ops.softmax(logits, 1)),
+    }[end]()
+
+
+def read(path, size, how, outputs="auto", **more):
+    """Import the network of a file."""
+    return import_network(path, FileOptions(size, how, outputs, **more))
+
+
+def answers(imported: Imported, images: np.ndarray = IMAGES) -> np.ndarray:
+    options = RuntimeOptions(batch_sizes=(len(images),))
+    return CompiledNetwork(imported.network, options).predict(images)
+
+
+def expected(how: Normalisation, images: np.ndarray = IMAGES) -> np.ndarray:
+    pixels = images if how.color_order == "BGR" else images[..., ::-1]
+    return softmax(((pixels.astype(np.float64) - how.mean) / how.scale).mean(axis=(1, 2)) @ MATRIX)
+
 
 PLANES, PIXELS = [-1, 3, SIDE, SIDE], [-1, SIDE, SIDE, 3]  # NCHW, NHWC
 RAW = Normalisation((0.0,) * 3, (1.0,) * 3)
 RAW_BGR = Normalisation((0.0,) * 3, (1.0,) * 3, "BGR")
+BROKEN = np.where(MATRIX == -2, np.nan, MATRIX)
+USUAL = classifier(PLANES)
+NO_PROBABILITIES = "does not give probabilities.*--outputs logits"
+TWO_IDS = ClassMap(("n1", "n2"), ("n1",), "a.txt")
 
 
 def close(imported, wanted, atol=1e-5):
     np.testing.assert_allclose(answers(imported), wanted, atol=atol)
 
 
-@pytest.mark.parametrize(
-    ("shape", "end", "channels", "input_size"),
-    [
-        (PLANES, "logits", 1, None),
-        (PLANES, "logits", 1, SIDE),
-        ([1, 3, SIDE, SIDE], "logits", 1, None),
-        ([-1, 3, -1, -1], "logits", 1, SIDE),
-        ([-1, 3, -1, -1], "probabilities", 1, SIDE),
-        ([-1, 3, -1, -1], "square", 1, SIDE),
-        ([1, 3, SIDE, SIDE], "probabilities", 1, SIDE),
-        ([1, 3, SIDE, SIDE], "square", 1, SIDE),
-        (PIXELS, "logits", 3, None),
-        ([-1, -1, -1, 3], "logits", 3, SIDE),
-        ([2, SIDE, SIDE, 3], "logits", 3, None),
-    ],
+@cases(
+    "shape, end, channels, input_size",
+    (PLANES, "logits", 1, None),
+    (PLANES, "logits", 1, SIDE),
+    ([1, 3, SIDE, SIDE], "logits", 1, None),
+    ([-1, 3, -1, -1], "logits", 1, SIDE),
+    ([-1, 3, -1, -1], "probabilities", 1, SIDE),
+    ([-1, 3, -1, -1], "square", 1, SIDE),
+    ([1, 3, SIDE, SIDE], "probabilities", 1, SIDE),
+    ([1, 3, SIDE, SIDE], "square", 1, SIDE),
+    (PIXELS, "logits", 3, None),
+    ([-1, -1, -1, 3], "logits", 3, SIDE),
+    ([2, SIDE, SIDE, 3], "logits", 3, None),
 )
 def test_layout_size_and_ending_are_found(tmp_path, shape, end, channels, input_size):
-    path = save(classifier(shape, end, channels=channels), tmp_path)
-    imported = read(path, input_size, IMAGENET)
+    imported = read(save(classifier(shape, end, channels=channels), tmp_path), input_size, IMAGENET)
     assert (imported.input_size, imported.num_classes, imported.precision) == (SIDE, 4, "FP16")
     assert imported.network.input().element_type == ov.Type.u8
     assert imported.network.input().partial_shape == ov.PartialShape(PIXELS)
@@ -68,16 +107,14 @@ def test_layout_size_and_ending_are_found(tmp_path, shape, end, channels, input_
     close(imported, expected(IMAGENET))
 
 
-@pytest.mark.parametrize(
+@cases(
     "how",
-    [
-        PLAIN,
-        IMAGENET,
-        Normalisation(color_order="BGR"),
-        Normalisation((10.0, 120.0, 200.0), (20.0, 50.0, 125.0), "RGB"),
-        Normalisation((10.0, 120.0, 200.0), (20.0, 50.0, 125.0), "BGR"),
-        Normalisation((0.0, 0.0, 0.0), (255.0, -255.0, 127.5), "RGB"),
-    ],
+    PLAIN,
+    IMAGENET,
+    Normalisation(color_order="BGR"),
+    Normalisation((10.0, 120.0, 200.0), (20.0, 50.0, 125.0), "RGB"),
+    Normalisation((10.0, 120.0, 200.0), (20.0, 50.0, 125.0), "BGR"),
+    Normalisation((0.0, 0.0, 0.0), (255.0, -255.0, 127.5), "RGB"),
 )
 @pytest.mark.parametrize(("shape", "channels"), [(PLANES, 1), (PIXELS, 3)])
 def test_mean_scale_and_colour_order_are_those_of_numpy(tmp_path, how, shape, channels):
@@ -96,7 +133,7 @@ def test_where_the_pixels_are_matters_not_only_their_mean(tmp_path):
     pixels = ops.parameter(PLANES, ov.Type.f32)
     corner = ops.slice(pixels, [0, 1, 2], [3, 2, 3], [1, 1, 1], [1, 2, 3])
     flat = ops.reshape(corner, np.array([0, -1]), special_zero=True)
-    imported = read(save(ov.Model([flat], [pixels], "one"), tmp_path), None, PLAIN)
+    imported = read(save(ov.Model([flat], [pixels], "one"), tmp_path), None, PLAIN, "logits")
     close(imported, softmax(IMAGES[:, 1, 2, :].astype(np.float64) / 255))
 
 
@@ -194,49 +231,37 @@ def two_inputs() -> ov.Model:
     return ov.Model([ops.reduce_mean(ops.add(*both), np.array([2, 3]), False)], both, "two")
 
 
-BROKEN = np.where(MATRIX == -2, np.nan, MATRIX)
-USUAL = classifier(PLANES)
-NO_PROBABILITIES = "does not give probabilities.*--outputs logits"
-TWO_IDS = ClassMap(("n1", "n2"), ("n1",), "a.txt")
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "says"),
-    [
-        (of_planes(lambda m: m, [-1, 1, SIDE, SIDE]), {}, "no side is 3 channels: a member takes"),
-        (of_planes(lambda m: m, [-1, 4, SIDE, SIDE]), {}, "no side is 3 channels"),
-        (classifier([-1, 3, SIDE, 2 * SIDE]), {}, "a member takes squares"),
-        (classifier([-1, 3, -1, -1]), {}, "its size is open, so say --input-size"),
-        (classifier(PLANES, "squeezed"), {}, "a shape that changes with the number of images"),
-        (classifier(PLANES, "one row"), {}, "whatever the number of images"),
-        (classifier(PLANES, "flat"), {}, r"gives \[\?\]; a member gives probabilities"),
-        (classifier(PLANES, "map"), {}, r"gives \[\?,4,1,2\]; a member .* are no classifiers"),
-        (folded([-1, SIDE, 2 * SIDE, 3], "probabilities"), {}, "a member takes squares"),
-        (folded(PIXELS, "one row"), {}, "whatever the number of images"),
-        (folded(PIXELS, "squeezed"), {}, "a shape that changes"),
-        (folded([-1, -1, -1, 3], "probabilities"), {}, "say --input-size"),
-        (flat(-1, 3), {}, "a member takes images"),
-        (flat(-1, 3, SIDE), {}, "a member takes images"),
-        (flat(-1, 3, 1, SIDE, SIDE), {}, "a member takes images"),
-        (two_outputs(), {}, r"has 2 outputs \(main, auxiliary\)"),
-        (two_inputs(), {}, r"has 2 inputs \(.*, .*\)"),  # they have no names
-        (USUAL, {"outputs": "probabilities"}, NO_PROBABILITIES),
-        (classifier(PLANES, "negative"), {"outputs": "probabilities"}, NO_PROBABILITIES),
-        (USUAL, {"how": Normalisation(scale=(1e-44,) * 3)}, "does not give probabilities"),
-        (USUAL, {"size": 16}, "takes 8 px, --input-size says 16"),
-        (USUAL, {"layout": "NHWC"}, "as NHWC that is 8 channels, a member takes 3"),
-        (USUAL, {"classes": TWO_IDS}, r"has 4 classes, a\.txt 2 ids"),
-        (
-            of_planes(lambda m: ops.matmul(m, ops.constant(BROKEN, name="head"), False, False)),
-            {},
-            r"the weights .* have NaN",
-        ),
-        (
-            of_planes(ops.sigmoid),
-            {"task": "classification"},
-            r"ends in a sigmoid.*--task multi_label",
-        ),
-    ],
+@cases(
+    "model, options, says",
+    (of_planes(lambda m: m, [-1, 1, SIDE, SIDE]), {}, "no side is 3 channels: a member takes"),
+    (of_planes(lambda m: m, [-1, 4, SIDE, SIDE]), {}, "no side is 3 channels"),
+    (classifier([-1, 3, SIDE, 2 * SIDE]), {}, "a member takes squares"),
+    (classifier([-1, 3, -1, -1]), {}, "its size is open, so say --input-size"),
+    (classifier(PLANES, "squeezed"), {}, "a shape that changes with the number of images"),
+    (classifier(PLANES, "one row"), {}, "whatever the number of images"),
+    (classifier(PLANES, "flat"), {}, r"answers \[16,2\] to four images"),
+    (classifier(PLANES, "map"), {}, r"gives \[\?,4,1,2\]; a member .* are no classifiers"),
+    (folded([-1, SIDE, 2 * SIDE, 3], "probabilities"), {}, "a member takes squares"),
+    (folded(PIXELS, "one row"), {}, "whatever the number of images"),
+    (folded(PIXELS, "squeezed"), {}, "a shape that changes"),
+    (folded([-1, -1, -1, 3], "probabilities"), {}, "say --input-size"),
+    (flat(-1, 3), {}, "a member takes images"),
+    (flat(-1, 3, SIDE), {}, "a member takes images"),
+    (flat(-1, 3, 1, SIDE, SIDE), {}, "a member takes images"),
+    (two_outputs(), {}, r"has 2 outputs \(main, auxiliary\)"),
+    (two_inputs(), {}, r"has 2 inputs \(.*, .*\)"),  # they have no names
+    (USUAL, {"outputs": "probabilities"}, NO_PROBABILITIES),
+    (classifier(PLANES, "negative"), {"outputs": "probabilities"}, NO_PROBABILITIES),
+    (USUAL, {"how": Normalisation(scale=(1e-44,) * 3)}, "does not give probabilities"),
+    (USUAL, {"size": 16}, "takes 8 px, --input-size says 16"),
+    (USUAL, {"layout": "NHWC"}, "as NHWC that is 8 channels, a member takes 3"),
+    (USUAL, {"classes": TWO_IDS}, r"has 4 classes, a\.txt 2 ids"),
+    (
+        of_planes(lambda m: ops.matmul(m, ops.constant(BROKEN, name="head"), False, False)),
+        {},
+        r"the weights .* have NaN",
+    ),
+    (of_planes(ops.sigmoid), {"task": "classification"}, r"ends in a sigmoid.*--task multi_label"),
 )
 def test_what_cannot_be_a_member(tmp_path, model, options, says):
     asked: dict[str, Any] = {"size": None, "how": PLAIN} | options
@@ -286,12 +311,10 @@ def test_any_bytes_may_be_searched_for_files(tmp_path_factory, data):
         check_file(path)
 
 
-@pytest.mark.parametrize(
-    ("own", "ids", "says"),
-    [
-        (("n1", "n2"), ("n1", "n8", "n9"), r"a\.txt lacks 2 of the set's 3 classes: n8, n9\."),
-        (("n1", "n2", "n1"), ("n2",), r"a\.txt has class ids twice: n1"),
-    ],
+@cases(
+    "own, ids, says",
+    (("n1", "n2"), ("n1", "n8", "n9"), r"a\.txt lacks 2 of the set's 3 classes: n8, n9\."),
+    (("n1", "n2", "n1"), ("n2",), r"a\.txt has class ids twice: n1"),
 )
 def test_class_ids_that_do_not_fit(own, ids, says):
     with pytest.raises(ModelSetError, match=says):

@@ -4,12 +4,8 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -47,7 +43,7 @@ class InterruptAt:
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
 
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+    def _trace(self, frame, event, _):
         if frame.f_code.co_filename not in TRACED:
             return None
         if event == "line":
@@ -64,7 +60,7 @@ class KillAt:
     def __init__(self, number: int) -> None:
         self.left = number
 
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def __call__(self, event, arguments):
         is_write = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if event in CHANGES or is_write:
             self.step()
@@ -75,7 +71,7 @@ class KillAt:
             os._exit(KILL)
 
 
-def was_killed(number: int, work: Callable[[], None]) -> bool:
+def was_killed(number, work):
     """Run ``work`` in a child that is killed at its ``number``-th change; False: it ended first."""
     if (child := os.fork()) == 0:
         try:
@@ -94,22 +90,22 @@ def was_killed(number: int, work: Callable[[], None]) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of changes: what reaches the disk, and when, is test_power_cut's."""
+    """Hundreds of changes: what reaches the disk, and when, is test_transaction's."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-def own_files(folder: Path) -> set[str]:
+def own_files(folder):
     return {record.path for record in read_manifest(folder).files} | {"manifest.yaml"}
 
 
-def replace_with_texts(folder: Path, first: Path) -> None:
+def replace_with_texts(folder, first):
     """Replace a set by a copy of ``first`` with other texts."""
     with create(folder, is_replaced=True) as staging:
         shutil.copytree(first, staging.folder, dirs_exist_ok=True)
         staging.move_in(with_texts(staging, read_manifest(first)))
 
 
-def interrupts(first: Path, folder: Path, work: Callable[[], None]) -> Iterator[tuple[str, str]]:
+def interrupts(first, folder, work):
     """Press Ctrl-C at each line of ``work``, on another copy of a set, and at last not at all.
 
     Yields the function that was interrupted, and where that was, for messages.
@@ -130,8 +126,7 @@ def test_ctrl_c_at_any_line_leaves_the_old_set_or_the_new(tmp_path):
     before = contents(first)
     for place, line in interrupts(first, folder, partial(change_texts, folder)):
         met.add(place)
-        loaded = load_model_set(str(folder))
-        assert loaded.problems() == [], line
+        assert load_model_set(str(folder)).problems() == [], line
         if place in ("text", "move_in", "writing"):  # what follows tidies up
             assert is_changed(folder) or contents(folder) == before, line
         if place != "_locked":  # a lock that is not given back ends with the process
@@ -152,11 +147,11 @@ def test_ctrl_c_at_any_line_of_a_replacement_leaves_the_old_set_or_the_new(tmp_p
         assert list_folders((folder.parent,)) == [folder]
         if place in ("text", "move_in", "writing"):
             assert [p.name for p in folder.parent.iterdir()] == ["tiny"], line
-    assert met >= {"create", "_swap", "_put_back", "_locked", "move_in"}
+    assert met >= {"create", "_put_back", "_locked", "move_in"}
     assert list(folder.parent.iterdir()) == []
 
 
-def kills(folder: Path, work: Callable[[], None]) -> Iterator[str]:
+def kills(folder, work):
     """Kill ``work`` at each of its steps, on another copy of one set, and at last not at all.
 
     Whatever the step, the name stands for the old set or the new, though another set of that name
@@ -175,7 +170,7 @@ def kills(folder: Path, work: Callable[[], None]) -> Iterator[str]:
     assert number > 15
 
 
-def check_found(folder: Path, bundled: Path, before: dict[str, bytes | None], where: str) -> None:
+def check_found(folder, bundled, before, where):
     """The set that its name stands for is the old one or the new, whole."""
     found = load_model_set("tiny", (folder.parent, bundled.parent))
     assert found.problems() == [], where

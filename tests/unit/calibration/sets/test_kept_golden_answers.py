@@ -1,7 +1,5 @@
 """Golden answers stay with the networks that they were recorded from."""
 
-from pathlib import Path
-
 import pytest
 
 from calibration.sets.transaction import change, write_manifest
@@ -15,7 +13,7 @@ from tests.support.tiny_networks import record_golden
 
 
 @pytest.fixture
-def elsewhere(folder) -> Path:
+def elsewhere(folder):
     """The set with golden answers that another CPU recorded."""
     record_golden(folder)
     golden = read_golden(folder / "golden.json")
@@ -29,7 +27,7 @@ def elsewhere(folder) -> Path:
     return folder
 
 
-def cpus(folder: Path) -> dict[str, str]:
+def cpus(folder):
     golden = load_model_set(str(folder)).golden
     assert golden is not None
     return {name: by["INT8"].cpu for name, by in golden.answers.items()}

