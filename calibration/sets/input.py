@@ -94,12 +94,6 @@ def with_sigmoid(model: ov.Model) -> ov.Model:
     return named_output(model, ops.sigmoid(model.output().get_node().input_value(0)), "scores")
 
 
-def named_output(model: ov.Model, node: ov.Node, name: str) -> ov.Model:
-    """Return the model that answers ``node``, under this name."""
-    node.get_output_tensor(0).set_names({name})
-    return ov.Model([node.output(0)], model.get_parameters(), model.friendly_name)
-
-
 def fold(
     model: ov.Model,
     input_size: int,

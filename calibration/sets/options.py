@@ -25,7 +25,7 @@ from openvino import opset13 as ops
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from calibration.sets.ending import Outputs
-from calibration.sets.input import ColorOrder, Normalisation, TensorLayout, named_output
+from calibration.sets.input import ColorOrder, Normalisation, TensorLayout
 from models.errors import ModelSetError, reading
 from models.image import Resize
 from models.image_resize import Interpolation
