@@ -23,7 +23,13 @@ from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.golden import NUM_KEPT, relative_differences
 from models.network import LoadedNetwork
-from models.openvino_network import CompiledNetwork, RuntimeOptions, fixed_batch, last_line
+from models.openvino_network import (
+    CompiledNetwork,
+    RuntimeOptions,
+    fixed_batch,
+    last_line,
+    named_output,
+)
 from models.record import Precision
 
 # ImageNet's channel means on 0-255 pixels (torchvision's reference training) and deviations.

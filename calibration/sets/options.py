@@ -29,6 +29,7 @@ from calibration.sets.input import ColorOrder, Normalisation, TensorLayout
 from models.errors import ModelSetError, reading
 from models.image import Resize
 from models.image_resize import Interpolation
+from models.openvino_network import named_output
 from models.record import ImageRecord, Record, Task, YamlError, read_yaml
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
