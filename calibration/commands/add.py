@@ -28,8 +28,6 @@ from models.record import RuntimeName, Task
 if TYPE_CHECKING:
     from calibration.sets.add_set import NewSet
 
-IMAGENET_MEAN = "123.675,116.28,103.53"
-IMAGENET_SCALE = "58.395,57.12,57.375"
 OF_ALL_MEMBERS = (
     *("input_size", "resize", "resize_shorter"),
     *("interpolation", "color_order", "outputs"),
@@ -64,8 +62,17 @@ class AddOptions:
     resize_shorter: Annotated[
         int | None, typer.Option(min=1, help="px before the crop  (default: input size * 8/7)")
     ] = None
-    mean: Annotated[str, typer.Option(help="on 0-255 pixels, as the colour order")] = IMAGENET_MEAN
-    scale: Annotated[str, typer.Option(help="deviations, likewise")] = IMAGENET_SCALE
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            help="on 0-255 pixels, as the colour order  (default: what the network's first layers "
+            "want, else ImageNet's 123.675,116.28,103.53)"
+        ),
+    ] = None
+    scale: Annotated[
+        str | None,
+        typer.Option(help="deviations, likewise  (default: likewise, 58.395,57.12,57.375)"),
+    ] = None
     color_order: Annotated[
         Literal["RGB", "BGR"] | None,
         typer.Option(
@@ -184,8 +191,8 @@ def _new_set(options: AddOptions) -> "NewSet":
         class_ids=options.class_ids,
         member_class_ids={key: Path(value) for key, value in class_ids},
         options=MemberOptions(
-            mean=triple(options.mean, "--mean"),
-            scale=triple(options.scale, "--scale"),
+            mean=None if (mean := options.mean) is None else triple(mean, "--mean"),
+            scale=None if (scale := options.scale) is None else triple(scale, "--scale"),
             **{name: getattr(options, name) for name in OF_ALL_MEMBERS},
         ),
         member_options=read_member_options(own) if (own := options.member_options) else {},

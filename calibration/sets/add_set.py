@@ -164,6 +164,7 @@ def _imported(
         options.color_order,
         classes,
         new.task,
+        is_stated=options.mean is not None or options.scale is not None,
     )
     if path.suffix == STATE:
         whose = new.architectures.get(name)

@@ -49,7 +49,8 @@ from calibration.sets.input import (
     set_shape,
     trial_images,
 )
-from calibration.sets.options import FileOptions, Sides, check_ends, layout_and_size, select_classes
+from calibration.sets.input_range import fitted, sides_of
+from calibration.sets.options import FileOptions, check_ends, layout_and_size, select_classes
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.openvino_network import CompiledNetwork, RuntimeOptions, check_network, read_network
@@ -80,6 +81,7 @@ class Imported:
     facts: str = ""  # its input and output, for people
     doubt: str | None = None  # what may be wrong with how it was read
     answers: Probabilities | None = None  # (NUM_ASKED, C) of OpenVINO to trial images, one by one
+    options: FileOptions | None = None  # by which it was read: with what the network wants
 
 
 @dataclass(frozen=True)
@@ -108,12 +110,11 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
     check_ends(path, _names(model.inputs), _names(model.outputs))
     check_weights(model, path)
     kind, shape = model.input().element_type, model.input().partial_shape
-    sides: Sides = ()
-    if shape.rank.is_static:
-        sides = tuple(side.get_length() if side.is_static else None for side in shape)
     layout, size, batch = layout_and_size(
-        sides, f"{path} takes {kind} {shape}", options.input_size, options.layout
+        sides_of(model.input()), f"{path} takes {kind} {shape}", options.input_size, options.layout
     )
+    fit = fitted(model, layout, (batch or 1, size), options, path)
+    options = fit.options
     is_folded = kind == ov.Type.u8 and path.suffix != ".tflite"
     usual: ColorOrder = "BGR" if is_folded else "RGB"
     reading = _Reading(
@@ -133,7 +134,7 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
     of_two = TWO_CLASSES if is_single(model) else ""
     doubt, takes = None, f"{reading.pixel_order} pixels as they are"
     if not kind.is_integral():
-        doubt, takes = options.normalisation.doubt, options.normalisation.formula
+        doubt, takes = options.normalisation.doubt, options.normalisation.formula + fit.note
     if is_folded:
         name = model.input().any_name if model.input().names else ""
         doubt = order_doubt(name, options.pixel_order)
@@ -150,8 +151,9 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
         at_a_time,
         reading.task,
         f"takes {takes}; {gives(reading.task, added)}{of_two}",
-        doubt,
+        fit.doubt or doubt,
         np.concatenate([trial.predict(image[None]) for image in images]),
+        options,
     )
 
 

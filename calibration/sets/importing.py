@@ -18,6 +18,7 @@ from calibration.sets.ending import Ending, Own, check_numbers, missing_ending, 
 from calibration.sets.files import INSTEAD, ONNX, PYTORCH_SUFFIXES, converted
 from calibration.sets.import_network import NUM_ASKED, Imported, import_network
 from calibration.sets.input import NUM_TRIED, check_independent, trial_images
+from calibration.sets.input_range import fitted_file
 from calibration.sets.options import ClassMap, FileOptions
 from models.ensemble import Probabilities
 from models.errors import ModelSetError, TandemError
@@ -73,8 +74,11 @@ def _imported(
     if runtime == "onnxruntime":
         with needs_extra(runtime, f"models add of {path.name}"):
             from calibration.sets.onnx_graph import import_onnx
+        fit = fitted_file(made or path, path, options)
         try:
-            return import_onnx(path, options, made)
+            network = import_onnx(path, fit.options, made)
+            facts = network.facts.replace(";", f"{fit.note};", 1)
+            return replace(network, facts=facts, doubt=fit.doubt or network.doubt)
         except TandemError:
             raise
         except Exception as error:  # the onnx package raises any kind for a damaged graph
@@ -83,7 +87,7 @@ def _imported(
         network = import_network(path, options, made)
     except (RuntimeError, UnicodeDecodeError) as error:  # OpenVINO's, in any step
         raise ModelSetError(f"OpenVINO cannot take {path}: {last_line(error)}") from error
-    doubt = network.doubt or doubt_by_comparison(made or path, network, options)
+    doubt = network.doubt or doubt_by_comparison(made or path, network, network.options or options)
     return replace(network, doubt=doubt)
 
 

@@ -60,7 +60,14 @@ class Normalisation:
     @property
     def formula(self) -> str:
         """The formula as text, for people."""
-        return f"({self.color_order} - {_numbers(self.mean)}) / {_numbers(self.scale)}"
+        text = formula(self.color_order, self.mean, self.scale)
+        return text if text != self.color_order else f"{text} pixels as they are"
+
+    def is_close(self, other: "Normalisation") -> bool:
+        """Whether both make about the same of pixels."""
+        is_mean = np.allclose(self.mean, other.mean, atol=2)
+        is_scale = np.allclose(self.scale, other.scale, rtol=0.02)
+        return bool(is_mean and is_scale and self.color_order == other.color_order)
 
     @property
     def doubt(self) -> str | None:
@@ -69,9 +76,9 @@ class Normalisation:
             return None
         mean, scale = ([255 * value for value in values] for values in (self.mean, self.scale))
         return (
-            f"mean {_numbers(self.mean)} and scale {_numbers(self.scale)} look like those of "
-            f"pixels from 0 to 1, but are taken of 0 to 255: --mean {_numbers(mean)} --scale "
-            f"{_numbers(scale)} would be the same of these"
+            f"mean {as_text(self.mean)} and scale {as_text(self.scale)} look like those of "
+            f"pixels from 0 to 1, but are taken of 0 to 255: --mean {as_text(mean)} --scale "
+            f"{as_text(scale)} would be the same of these"
         )
 
 
@@ -85,8 +92,18 @@ def order_doubt(name: str, pixel_order: ColorOrder | None) -> str | None:
     )
 
 
-def _numbers(values: Sequence[float]) -> str:
-    return ",".join(f"{value:.6g}" for value in values)
+def formula(what: str, mean: Sequence[float], scale: Sequence[float]) -> str:
+    """Return ``(what - mean) / scale`` without the numbers that change nothing."""
+    moved = f"{what} - {as_text(mean)}" if np.any(mean) else what
+    if np.allclose(scale, 1):
+        return moved
+    return f"{f'({moved})' if moved != what else what} / {as_text(scale)}"
+
+
+def as_text(values: Sequence[float]) -> str:
+    """Return the numbers of channels as options have them: one if all are alike."""
+    texts = [f"{value:.6g}" for value in values]
+    return texts[0] if len(set(texts)) == 1 else ",".join(texts)
 
 
 def with_softmax(model: ov.Model) -> ov.Model:

@@ -148,6 +148,9 @@ class FileOptions:
     pixel_order: ColorOrder | None = None
     classes: ClassMap | None = None  # the network's own, if they are to be mapped to others
     task: Task | None = None  # None: multi-label if it ends in a sigmoid, else classification
+    is_stated: bool = (
+        True  # mean or scale was stated: what the network wants is no reason to change
+    )
 
 
 def check_ends(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:

@@ -269,8 +269,9 @@ def test_units_of_0_to_1_are_doubted_and_what_is_taken_is_said(tmp_path, runtime
     assert (none, raw) == (None, None)
     assert (name, facts) == (
         "m0",
-        "takes (RGB - 123.675,116.28,103.53) / 58.395,57.12,57.375; gives logits, to which a "
-        "softmax was added; pictures resized to 20 px and cropped to 16, bilinear",
+        "takes (RGB - 123.675,116.28,103.53) / 58.395,57.12,57.375 (assumed: its first layers "
+        "normalise nothing); gives logits, to which a softmax was added; pictures resized to 20 px "
+        "and cropped to 16, bilinear",
     )
 
 
