@@ -12,8 +12,10 @@ from typing import Any
 
 from app.answers import Classified
 from app.errors import BadTensorError, UnknownModelError
+from app.graph.request import DEFAULT_URGENCY
 from app.graph.served_models import ServedModels
-from app.oip.tensors import InferRequest, Tensor, shown
+from app.oip.tensors import MAX_URGENCY, InferRequest, Tensor, shown
+from app.settings import Settings
 from models.machine import DISTRIBUTION
 
 SERVER = "tandem"
@@ -26,8 +28,10 @@ FIRST_VERSION = "1"  # the version number of every model, for clients that requi
 # Triton's extensions that are implemented here.
 EXTENSIONS = (
     *("binary_tensor_data", "classification", "model_repository"),
-    *("parameters", "schedule_policy", "statistics"),
+    *("model_configuration", "parameters", "schedule_policy", "statistics"),
 )
+PRIORITIES = {"priority_levels": MAX_URGENCY + 1, "default_priority_level": DEFAULT_URGENCY + 1}
+CONFIGURED_TYPES = {"BYTES": "TYPE_STRING", "UINT8": "TYPE_UINT8", "FP32": "TYPE_FP32"}
 SHARED_MEMORY = "system_shared_memory"  # with the setting shared_memory
 
 
@@ -80,6 +84,40 @@ class ModelMetadata:
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
+
+
+@dataclass(slots=True)
+class ConfiguredInput:
+    """An input of Triton's model configuration; ``dims`` are those of one image."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+    optional: bool = True  # a request has one of the inputs
+
+
+@dataclass(slots=True)
+class ConfiguredOutput:
+    """An output of Triton's model configuration; -1 in ``dims``: of any size."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+
+
+@dataclass(slots=True)
+class ModelConfiguration:
+    """A model in the form of Triton's model configuration."""
+
+    name: str
+    max_batch_size: int  # images of a request
+    input: list[ConfiguredInput]
+    output: list[ConfiguredOutput]
+    response_cache: dict[str, bool]
+    platform: str = PLATFORM
+    backend: str = SERVER
+    version_policy: dict[str, Any] = field(default_factory=lambda: {"latest": {"num_versions": 1}})
+    dynamic_batching: dict[str, int] = field(default_factory=lambda: dict(PRIORITIES))
 
 
 @dataclass(slots=True)
@@ -207,6 +245,24 @@ class ServedModel:
                 TensorMetadata(PROBABILITIES, "FP32", [-1, len(self.labels)]),
                 TensorMetadata(LABEL, "BYTES", of_labels),
             ],
+        )
+
+    def configuration(self, settings: Settings) -> ModelConfiguration:
+        """Return the model's configuration as Triton has it, for perf_analyzer and the like.
+
+        It has no dimension of images, and a tensor of one value an image has one dimension.
+        """
+        described = self.metadata()
+        inputs, outputs = (
+            [(t.name, CONFIGURED_TYPES[t.datatype], t.shape[1:] or [1]) for t in tensors]
+            for tensors in (described.inputs, described.outputs)
+        )
+        return ModelConfiguration(
+            self.name,
+            settings.max_files,
+            [ConfiguredInput(*tensor) for tensor in inputs],
+            [ConfiguredOutput(*tensor) for tensor in outputs],
+            {"enable": settings.cache != "none"},
         )
 
     def input_of(self, request: InferRequest) -> Tensor:
