@@ -146,7 +146,7 @@ class OpenInferenceInterface:
         if method == "ModelMetadata":
             return asdict(model.metadata())
         if method == "ModelConfig":
-            return {"config": asdict(model.configuration(self._service.settings))}
+            return {"config": asdict(self._inference.configuration(model))}
         return asdict(self._inference.statistics(model))
 
     def _of_region(self, method: str, request: Any, call: GrpcCall) -> dict[str, Any]:

@@ -155,8 +155,7 @@ def _add_models(api: FastAPI, inference: Inference) -> None:
     @api.get(f"{MODEL_PATH}/config", tags=TAGS, responses=NO_MODEL, summary=CONFIGURATION)
     @api.get(f"{VERSION}/config", tags=TAGS, responses=NO_MODEL, summary=CONFIGURATION)
     async def configuration(model_name: str, model_version: str = "") -> ModelConfiguration:
-        model = inference.models.find(model_name, model_version)
-        return model.configuration(service.settings)
+        return inference.configuration(inference.models.find(model_name, model_version))
 
     @api.get(f"{MODEL_PATH}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="Readiness")
     @api.get(f"{VERSION}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="Readiness")

@@ -12,10 +12,8 @@ from typing import Any
 
 from app.answers import Classified
 from app.errors import BadTensorError, UnknownModelError
-from app.graph.request import DEFAULT_URGENCY
 from app.graph.served_models import ServedModels
-from app.oip.tensors import MAX_URGENCY, InferRequest, Tensor, shown
-from app.settings import Settings
+from app.oip.tensors import InferRequest, Tensor, shown
 from models.machine import DISTRIBUTION
 
 SERVER = "tandem"
@@ -30,8 +28,6 @@ EXTENSIONS = (
     *("binary_tensor_data", "classification", "model_repository"),
     *("model_configuration", "parameters", "schedule_policy", "statistics"),
 )
-PRIORITIES = {"priority_levels": MAX_URGENCY + 1, "default_priority_level": DEFAULT_URGENCY + 1}
-CONFIGURED_TYPES = {"BYTES": "TYPE_STRING", "UINT8": "TYPE_UINT8", "FP32": "TYPE_FP32"}
 SHARED_MEMORY = "system_shared_memory"  # with the setting shared_memory
 
 
@@ -114,10 +110,10 @@ class ModelConfiguration:
     input: list[ConfiguredInput]
     output: list[ConfiguredOutput]
     response_cache: dict[str, bool]
+    dynamic_batching: dict[str, int]
     platform: str = PLATFORM
     backend: str = SERVER
     version_policy: dict[str, Any] = field(default_factory=lambda: {"latest": {"num_versions": 1}})
-    dynamic_batching: dict[str, int] = field(default_factory=lambda: dict(PRIORITIES))
 
 
 @dataclass(slots=True)
@@ -245,24 +241,6 @@ class ServedModel:
                 TensorMetadata(PROBABILITIES, "FP32", [-1, len(self.labels)]),
                 TensorMetadata(LABEL, "BYTES", of_labels),
             ],
-        )
-
-    def configuration(self, settings: Settings) -> ModelConfiguration:
-        """Return the model's configuration as Triton has it, for perf_analyzer and the like.
-
-        It has no dimension of images, and a tensor of one value an image has one dimension.
-        """
-        described = self.metadata()
-        inputs, outputs = (
-            [(t.name, CONFIGURED_TYPES[t.datatype], t.shape[1:] or [1]) for t in tensors]
-            for tensors in (described.inputs, described.outputs)
-        )
-        return ModelConfiguration(
-            self.name,
-            settings.max_files,
-            [ConfiguredInput(*tensor) for tensor in inputs],
-            [ConfiguredOutput(*tensor) for tensor in outputs],
-            {"enable": settings.cache != "none"},
         )
 
     def input_of(self, request: InferRequest) -> Tensor:
