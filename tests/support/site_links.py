@@ -34,8 +34,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def _inside(link: re.Match[str], folder: Path, depth: int) -> str:
     text, target = link[1], (folder / link[2]).resolve()
-    for name, path in PAGES.items():
-        if target == path:
+    for name, page in PAGES.items():
+        if target == page:
             return f"[{text}]({'../' * depth}{name}{link[3] or ''})"
     if target.is_relative_to(ROOT / "docs") and folder.is_relative_to(ROOT / "docs"):
         return link[0]  # MkDocs checks it
