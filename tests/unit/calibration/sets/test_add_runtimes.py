@@ -74,7 +74,9 @@ def test_a_network_of_float16(tmp_path, runtime, is_cast, is_softmax):
 
 
 def test_a_network_of_float64_is_for_openvino(tmp_path):
-    path = content(tmp_path / "net.onnx", of_type(TensorProto.DOUBLE, is_softmax=1, is_cast=0))
+    path = content(
+        tmp_path / "net.onnx", of_type(TensorProto.DOUBLE, is_softmax=True, is_cast=False)
+    )
     close(rows_of(added(tmp_path, path, options=RGB), IMAGES), OF_FLOATS)
     refused("takes double .*float32, float16 or int", tmp_path, path, runtime="onnxruntime")
 
