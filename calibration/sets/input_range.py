@@ -74,7 +74,7 @@ class FirstLayers:
 
     @property
     def formula(self) -> str:
-        """What is computed, for people."""
+        """The arithmetic as text, for people."""
         rows = (-self.offset / self.gain, 1 / self.gain)
         mean, scale = ([float(f"{value:.4g}") for value in row] for row in rows)
         return formula("x", mean, scale)
@@ -93,7 +93,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The options by which a network is read, what is said of them, and what may be wrong."""
+    """The options by which a network is read, a remark on its range, and a possible problem."""
 
     options: FileOptions
     note: str
@@ -216,12 +216,12 @@ def first_layers(
         rows = compiled(np.ascontiguousarray(images))
         return [_center(rows[n], axis) for n, (_, axis) in enumerate(ends)]
 
-    found = None
+    lines = list[FirstLayers]()
     for values in _by_end(run, num_channels, is_bounded=np.issubdtype(kind, np.floating)):
         if (line := _line(*values)) is None:
             break
-        found = line
-    return found
+        lines.append(line)
+    return lines[-1] if lines else None
 
 
 def _ends(model: ov.Model) -> Iterator[ov.Output]:
