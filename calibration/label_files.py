@@ -70,7 +70,12 @@ def read_class_names(path: Path) -> ClassNames:
     Raises:
         ModelSetError: it cannot be read, is of no known form, or nothing tells its order.
     """
-    text = _text(path)
+    with reading(path), path.open("rb") as opened:
+        return class_names_of(text_of(opened.read(MAX_BYTES + 1), path), path)
+
+
+def class_names_of(text: str, path: Path) -> ClassNames:
+    """Read class names from the text of ``path``, which errors name; raise as above."""
     lines = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
     body = re.sub(r"\A(\w+\s+)?\w+\s*=\s*(?=[\[{(])", "", "\n".join(lines).strip()).rstrip(";")
     if LITERAL.match(body):
@@ -88,10 +93,8 @@ def _refuse(path: Path, problem: str, instead: str = INSTEAD) -> NoReturn:
     raise ModelSetError(f"{path} {problem}; {instead}")
 
 
-def _text(path: Path) -> str:
-    """Return the file's text; a line ends in LF, CR or both."""
-    with reading(path), path.open("rb") as opened:
-        data = opened.read(MAX_BYTES + 1)
+def text_of(data: bytes, path: Path) -> str:
+    """Return the text of a file's bytes, its lines with LF; they may end in LF, CR or both."""
     if len(data) > MAX_BYTES:
         _refuse(path, f"is larger than {MAX_BYTES >> 20} MiB, so no list of class names")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):

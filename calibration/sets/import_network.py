@@ -38,6 +38,7 @@ from calibration.sets.files import check_file
 from calibration.sets.input import (
     NUM_TRIED,
     ColorOrder,
+    Normalisation,
     TensorLayout,
     answers_alike,
     check_independent,
@@ -51,6 +52,7 @@ from calibration.sets.input import (
 )
 from calibration.sets.input_range import fitted, sides_of
 from calibration.sets.options import FileOptions, check_ends, layout_and_size, select_classes
+from calibration.sets.own_labels import notes_of, own_labels
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.openvino_network import CompiledNetwork, RuntimeOptions, check_network, read_network
@@ -82,6 +84,9 @@ class Imported:
     doubt: str | None = None  # what may be wrong with how it was read
     answers: Probabilities | None = None  # (NUM_ASKED, C) of OpenVINO to trial images, one by one
     options: FileOptions | None = None  # by which it was read: with what the network wants
+    labels: tuple[str, ...] | None = None  # in its metadata
+    wanted: tuple[Normalisation, ...] = ()  # see Fitted
+    takes_integers: bool = False  # the file's own network, before it was folded
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
     if is_folded:
         name = model.input().any_name if model.input().names else ""
         doubt = order_doubt(name, options.pixel_order)
+    labels = own_labels(notes_of(model), path)
     model, added, at_a_time = _folded_for_any(model, reading)
     _, num_classes = check_network(model, str(path))
     trial = CompiledNetwork(model, RuntimeOptions(batch_sizes=(1, NUM_TRIED)))
@@ -154,6 +160,9 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
         fit.doubt or doubt,
         np.concatenate([trial.predict(image[None]) for image in images]),
         options,
+        labels,
+        fit.wanted,
+        takes_integers=kind.is_integral(),
     )
 
 

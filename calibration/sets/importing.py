@@ -86,7 +86,8 @@ def _imported(
         try:
             network = import_onnx(path, fit.options, made)
             facts = network.facts.replace(";", f"{fit.note};", 1)
-            return replace(network, facts=facts, doubt=fit.doubt or network.doubt)
+            doubt = fit.doubt or network.doubt
+            return replace(network, facts=facts, doubt=doubt, wanted=fit.wanted)
         except TandemError:
             raise
         except Exception as error:  # the onnx package raises any kind for a damaged graph

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 from openvino import opset13 as ops
 from openvino.preprocess import ColorFormat, PrePostProcessor
@@ -22,7 +23,7 @@ from openvino.preprocess import ColorFormat, PrePostProcessor
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.golden import NUM_KEPT, relative_differences
-from models.network import LoadedNetwork
+from models.network import LoadedNetwork, Pixels
 from models.openvino_network import (
     CompiledNetwork,
     RuntimeOptions,
@@ -62,6 +63,16 @@ class Normalisation:
         """The formula as text, for people."""
         text = formula(self.color_order, self.mean, self.scale)
         return text if text != self.color_order else f"{text} pixels as they are"
+
+    def of(self, pixels: Pixels) -> npt.NDArray[np.float32]:
+        """Return what a network gets of pixels whose last dimension is the colours, in order."""
+        mean, scale = (np.array(values, np.float32) for values in (self.mean, self.scale))
+        return ((pixels.astype(np.float32) - mean) / scale).astype(np.float32)
+
+    @property
+    def flags(self) -> str:
+        """The options that say so."""
+        return f"--mean {as_text(self.mean)} --scale {as_text(self.scale)}"
 
     def is_close(self, other: "Normalisation") -> bool:
         """Whether both make about the same of pixels."""

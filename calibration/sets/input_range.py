@@ -7,7 +7,7 @@ channel, whatever its operators are. A convention of inputs fits if it and that 
 a normalisation that networks are trained with.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ import openvino as ov
 from calibration.sets.files import check_file
 from calibration.sets.input import ColorOrder, Normalisation, TensorLayout, as_text, formula
 from calibration.sets.options import FileOptions, Sides, layout_and_size
+from calibration.sets.own_labels import notes_of
 from models.errors import ModelSetError
 from models.openvino_network import compile_with, read_network
 
@@ -30,13 +31,14 @@ CONVENTIONS = {
     "-1 to 1": Normalisation((127.5,) * 3, (127.5,) * 3),
     "ImageNet's mean and scale": Normalisation(),
 }
+CAFFE = Normalisation((103.939, 116.779, 123.68), (1.0,) * 3, "BGR")
 OF_INT8 = Normalisation((128.0,) * 3, (1.0,) * 3)
 # Mean and scale of 0-255 pixels, RGB, behind a network's own first layers. Equal ones of all
 # channels: 0..1, -1..1 and -0.5..0.5, by 255, 256, 127 or 128.
 TRAINED_WITH = (
     *(Normalisation((mean,) * 3, (scale,) * 3) for mean in (0, 127.5) for scale in (1, 127.5, 255)),
     Normalisation(),
-    Normalisation((123.68, 116.779, 103.939), (1.0,) * 3),
+    CAFFE,
     Normalisation((123.68, 116.779, 103.939), (58.393, 57.12, 57.375)),
     Normalisation((122.771, 116.746, 104.094), (68.501, 66.632, 70.323)),  # CLIP
     Normalisation((125.307, 122.951, 113.865), (62.993, 62.089, 66.705)),  # CIFAR-10
@@ -98,6 +100,7 @@ class Fitted:
     options: FileOptions
     note: str
     doubt: str | None = None
+    wanted: tuple[Normalisation, ...] = ()  # by the file alone; of both orders, if it tells none
 
 
 def fitted_file(file: Path, path: Path, options: FileOptions) -> Fitted:
@@ -132,7 +135,7 @@ def fitted(
     leaves open what it takes; the message has the options to say it with.
     """
     kind = model.input().element_type
-    wanted = _stated_in(model) if not kind.is_integral() else None
+    wanted = None if kind.is_integral() else _stated_in(notes_of(model))
     if wanted is None:
         first = first_layers(model, layout, *batch_and_size)
         wanted = _wanted(first, kind, options.normalisation) if first else Wanted()
@@ -140,22 +143,24 @@ def fitted(
     options, doubt = replace(options, pixel_order=order), None
     if order and wanted.color_order and order != wanted.color_order:
         doubt = f"{wanted.why}, of {wanted.color_order}, and --color-order says {order}"
+    orders = ORDERS if wanted.color_order is None else (wanted.color_order,)
     if kind.is_integral():
-        return Fitted(options, "", doubt)
+        own = tuple(usual("0 to 255", o) for o in orders) if wanted.color_order else ()
+        return Fitted(options, "", doubt, own)
+    own = tuple(usual(name, o) for o in orders) if (name := wanted.convention) else ()
     how = replace(options.normalisation, color_order=order or options.normalisation.color_order)
-    note, right = "assumed: its first layers normalise nothing", how
-    if wanted.convention is not None:
-        note, right = wanted.why, usual(wanted.convention, how.color_order)
+    note = wanted.why if own else "assumed: its first layers normalise nothing"
+    right = usual(name, how.color_order) if name else None
     if not options.is_stated:
         _check_clear(wanted, path)
-        return Fitted(replace(options, normalisation=right), f" ({note})", doubt)
-    if not right.is_close(how):
+        return Fitted(replace(options, normalisation=right or how), f" ({note})", doubt, own)
+    if right is not None and not right.is_close(how):
         doubt = (
-            f"{wanted.why}, which is of pixels from {wanted.convention} ({_flags(right)}). With "
+            f"{wanted.why}, which is of pixels from {wanted.convention} ({right.flags}). With "
             "the mean and scale that were stated they are normalised twice, or not at all: --try "
             "PHOTO shows the answers of each"
         )
-    return Fitted(replace(options, normalisation=how), " (as stated)", doubt)
+    return Fitted(replace(options, normalisation=how), " (as stated)", doubt, own)
 
 
 def usual(convention: str, order: ColorOrder) -> Normalisation:
@@ -177,15 +182,11 @@ def _order(wanted: Wanted, kind: ov.Type, options: FileOptions, path: Path) -> C
 
 def _check_clear(wanted: Wanted, path: Path) -> None:
     if wanted.among:
-        ways = "; ".join(f"{_flags(CONVENTIONS[name])} ({name})" for name in wanted.among)
+        ways = "; ".join(f"{CONVENTIONS[name].flags} ({name})" for name in wanted.among)
         raise ModelSetError(
             f"{path}: {wanted.why}, and it is unclear of which pixels. Say one of: {ways}. --try "
             "PHOTO shows the answers of each"
         )
-
-
-def _flags(how: Normalisation) -> str:
-    return f"--mean {as_text(how.mean)} --scale {as_text(how.scale)}"
 
 
 def first_layers(
@@ -395,13 +396,24 @@ def _of_bounds(first: FirstLayers) -> str | None:
     return best if near[best] < BOUND_SLACK else None
 
 
-def _stated_in(model: ov.Model) -> Wanted | None:
+def _stated_in(notes: Mapping[str, str]) -> Wanted | None:
     """Return what the file's metadata says of its input; None: nothing."""
-    if note(model, "framework", "author") == ULTRALYTICS:
+    if notes.get("author") == ULTRALYTICS:
         return Wanted("0 to 1", "RGB", "it is Ultralytics' classifier")
+    if not {"mean_values", "scale_values"} & {*notes} or notes.get("embedded_processing") == "True":
+        return None
+    try:
+        mean, scale = (
+            [float(text) for text in notes.get(key, default).split()]
+            for key, default in (("mean_values", "0"), ("scale_values", "1"))
+        )
+    except ValueError:
+        return None
+    is_reversed = notes.get("reverse_input_channels", "") in ("True", "YES", "1")
+    for name, how in CONVENTIONS.items():
+        if np.allclose(mean, how.mean, atol=1) and np.allclose(scale, how.scale, rtol=0.01):
+            order: ColorOrder | None = "RGB" if is_reversed else None
+            return Wanted(
+                name, order, f"its metadata has mean {as_text(mean)}, scale {as_text(scale)}"
+            )
     return None
-
-
-def note(model: ov.Model, *where: str) -> str:
-    """Return what the file's metadata has there, as text; empty: nothing."""
-    return str(model.get_rt_info(list(where)).value) if model.has_rt_info(list(where)) else ""

@@ -4,6 +4,7 @@ Nodes before the network convert uint8 (N, H, W, 3) BGR to its input. Nodes afte
 set's classes and apply the softmax or sigmoid. All weights go into a single file.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from calibration.sets.import_network import TWO_CLASSES, Imported
 from calibration.sets.importing import Finish, tried
 from calibration.sets.input import ColorOrder, order_doubt
 from calibration.sets.options import FileOptions, Sides, check_ends, layout_and_size, num_classes_of
+from calibration.sets.own_labels import own_labels
 from models.errors import ModelSetError
 from models.record import Precision
 
@@ -76,7 +78,9 @@ def import_onnx(path: Path, options: FileOptions, converted: Path | None = None)
             f"{facts}; a member gives float32 or float16: export what comes before these"
         )
     make = partial(_folded, model, options, layout, size, batch, max(2, num_classes), exact)
-    return tried(make, path, options, own, is_single=num_classes == 1)
+    made = tried(make, path, options, own, is_single=num_classes == 1)
+    notes = {note.key: note.value for note in model.metadata_props}
+    return replace(made, labels=own_labels(notes, path))
 
 
 def _read(file: Path, path: Path) -> Any:
