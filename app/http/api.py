@@ -163,8 +163,8 @@ class TandemAPI(FastAPI):
         keyed = KeyedRequests(self._dispatch, keys)
         origins = service.settings.allowed_origins
         front = AllowedOrigins(keyed, origins) if origins else keyed
-        front = ClosedUnread(ObservedRequests(front, keys))
-        self._front = ContinuedTraces(front) if continues_traces() else front
+        observed = ClosedUnread(ObservedRequests(front, keys))
+        self._front = ContinuedTraces(observed) if continues_traces() else observed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":  # no later code can log the key

@@ -23,7 +23,7 @@ BY_SERVE = frozenset({"tracecontext", "baggage", "none", ""})  # baggage is no t
 class _LowerCase(DefaultGetter):
     """Reads headers by lower-case names, whatever the propagator calls them."""
 
-    def get(self, carrier: Mapping[str, str], key: str) -> list[str] | None:
+    def get(self, carrier: Mapping[str, list[str] | str], key: str) -> list[str] | None:
         return super().get(carrier, key.lower())
 
 

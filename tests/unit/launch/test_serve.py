@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
-from importlib.metadata import EntryPoints
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ def test_one_that_cannot_be_used(monkeypatch, name, value, says):
 
 @pytest.mark.parametrize(("name", "extra"), [("b3", "b3"), ("b3multi", "b3"), ("xray", "xray")])
 def test_a_propagator_whose_extra_is_not_installed(monkeypatch, name, extra):
-    installed = serve.entry_points(group="opentelemetry_propagator")
+    installed = entry_points(group="opentelemetry_propagator")
     rest = EntryPoints(point for point in installed if point.name != name)
     monkeypatch.setattr(serve, "entry_points", lambda group: rest)
     monkeypatch.setenv("OTEL_PROPAGATORS", f"tracecontext,{name}")
