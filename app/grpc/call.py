@@ -49,7 +49,7 @@ from app.graph.request import (
 from app.grpc import open_inference_pb2
 from app.grpc import tandem_pb2 as messages
 from app.telemetry.metrics import CLIENT_WENT, record_answered
-from app.telemetry.propagation import continued, continues_traces
+from app.telemetry.spans import continued, continues_traces
 
 AnswerMessage = TypeVar("AnswerMessage")
 ParsedMessage = TypeVar("ParsedMessage", bound=ProtobufMessage)

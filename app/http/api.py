@@ -43,7 +43,7 @@ from app.oip.models import ProtocolError
 from app.samples.feedback import Feedback
 from app.setting_values import EXPOSED
 from app.telemetry.metrics import CLIENT_WENT, record_answered
-from app.telemetry.propagation import continued, continues_traces
+from app.telemetry.spans import continued, continues_traces
 from app.traffic.control import TrafficControl
 from models.plan import PlanName
 
@@ -126,7 +126,7 @@ def _name_span(span: Span, scope: Scope, answer: Message) -> None:
 
 
 class ContinuedTraces:
-    """ASGI middleware for the traces that :mod:`app.telemetry.propagation` continues."""
+    """ASGI middleware for the traces that :mod:`app.telemetry.spans` continues."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

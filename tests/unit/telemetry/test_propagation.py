@@ -10,8 +10,7 @@ from app.access import Keys
 from app.grpc import call as grpc_call
 from app.grpc.call import GrpcCall, answered
 from app.http.api import ContinuedTraces, ObservedRequests
-from app.telemetry.propagation import continues_traces
-from app.telemetry.spans import current_parent, orphans
+from app.telemetry.spans import continues_traces, current_parent, orphans
 from tests.support.asgi_client import asgi_client
 from tests.support.grpc_contexts import context_of
 
