@@ -17,8 +17,8 @@ from app.launch import checks
 
 pytest.register_assert_rewrite("tests.support")  # before they are imported
 from tests.support import container_image, manifests  # noqa: E402
-from tests.support.durations import LONG_TESTS  # noqa: E402
 from tests.support.client_environments import KSERVE, NEIGHBOURS  # noqa: E402
+from tests.support.durations import LONG_TESTS  # noqa: E402
 from tests.support.prometheus_programs import PROMETHEUS, PROMTOOL  # noqa: E402
 from tests.support.redis_server import REDIS  # noqa: E402
 
