@@ -83,7 +83,7 @@ class Prediction:
         """Return the request in a body.
 
         Raises:
-            BadTensorError: the body is not such a request.
+            BadTensorError: the body is not a request of this form.
             BodyTooLargeError: its JSON is too long.
         """
         fields = parsed_object(parsed_json(body, f"send {EXPECTED}"), "the request")
