@@ -275,11 +275,7 @@ def _member_names(files: Sequence[Path]) -> dict[str, Path]:
 def _made_of_files(members: dict[str, Path], labels: Path, name: str, into: Path) -> ModelSet:
     with needs_extra("calibrate", "serving files"):
         from calibration.sets.add_set import NewSet, add_set_apart
-        from calibration.sets.options import MemberOptions
-    normal = MemberOptions(
-        mean=triple(IMAGENET_MEAN, "--mean"), scale=triple(IMAGENET_SCALE, "--scale")
-    )
-    new = NewSet(name=name, members=[*members.items()], labels=labels, options=normal)
+    new = NewSet(name=name, members=[*members.items()], labels=labels)
     try:
         return add_set_apart(new, into, is_replaced=True, say=_say)
     except ModelSetError as error:
