@@ -156,16 +156,20 @@ def _read(path: Path, say: Say) -> ClassNames:
 
 def _labels_of(imported: Sequence[_Member], say: Say) -> tuple[str, ...]:
     """Return the labels in the networks' metadata; raise if there are none, or they differ."""
-    first = next((added for added in imported if added.imported.labels is not None), None)
-    if first is None or first.imported.labels is None:
+    fitting = [
+        (added, own)
+        for added in imported
+        if (own := added.imported.labels) and len(own) == added.imported.num_classes
+    ]
+    if not fitting:
         files = ", ".join(str(added.path) for added in imported)
         raise ModelSetError(
-            f"{files}: no class names in the metadata; give --labels FILE, one label a line in "
-            "the network's order"
+            f"{files}: no names of all classes in the metadata; give --labels FILE, one label a "
+            "line in the network's order"
         )
-    labels = first.imported.labels
-    for added in imported:
-        if problem := label_doubt(labels, added.imported.labels):
+    first, labels = fitting[0]
+    for added, own in fitting:
+        if problem := label_doubt(labels, own):
             raise ModelSetError(
                 f"{added.path}: compared with {first.path}, {problem.partition('. ')[0]}: give "
                 "--labels, and --class-ids with --member-class-ids where the orders differ"

@@ -55,8 +55,6 @@ def _as_list(text: str) -> str:
     text = text.strip()
     if "\n" in text or text.startswith(("{", "[", "(")):
         return text
-    if "(" in text:
-        raise ModelSetError(text)
     if "," in text:
         return re.sub(r"\s*,\s*", "\n", text)
     return "\n".join(word.replace("_", " ") for word in text.split())  # Model API's

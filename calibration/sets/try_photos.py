@@ -92,7 +92,7 @@ def _of_member(
     )
     run = _run(imported)
     for pixels, how in _ranges(imported, options.color_order):
-        is_wanted = any(how.is_close(one) for one in imported.wanted) if imported.wanted else None
+        is_wanted = any(map(how.is_close, imported.wanted)) if imported.wanted else None
         answers = [
             _answer(photo.name, row, labels)
             for (photo, _), row in zip(contents, run(images, how), strict=True)

@@ -85,7 +85,7 @@ def test_the_text_behind_a_tflite_network_is_read(tmp_path, name, content):
 def test_other_texts_are_no_labels_and_nothing_in_them_runs(tmp_path, monkeypatch, notes):
     monkeypatch.chdir(tmp_path)
     path = with_notes(tmp_path / "net.onnx", **notes)
-    says = "net.onnx: no class names in the metadata; give --labels FILE"
+    says = "net.onnx: no names of all classes in the metadata; give --labels FILE"
     with pytest.raises(ModelSetError, match=says):
         made_of(tmp_path, path)
     assert not (tmp_path / "ran").exists()
