@@ -1,6 +1,6 @@
 """Evaluates a set on a labelled dataset: each member and the ensemble, float and INT8."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,12 +17,14 @@ from calibration.evaluation.fitting import part_of
 from calibration.evaluation.inference import AnsweredBatch, Networks, Observer, Track
 from calibration.statistics import Indices, ModeTally, Paired, Rightness, Tally
 from models.accuracy import Drop, MultiLabelDrop, MultiLabelScore, Score
-from models.ensemble import Probabilities, average
+from models.ensemble import Flags, Probabilities, average
 from models.errors import ModelSetError
 from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet, read_lines
 from models.plan import Trust, by_plan
 from models.record import Precision
+
+FAST = "fast, answered by "  # a step of the plan, by the members that it has asked
 
 
 class Modes:
@@ -41,29 +43,38 @@ class Modes:
     def add(
         self, images: Sequence[LabelledImage], rows: Mapping[str, Probabilities], truth: Indices
     ) -> None:
-        """Add a batch; ``rows`` are (N, C) of each member and of the ensemble."""
+        """Add a batch; ``rows`` are (N, C) of each member."""
         judges = np.array([part_of(image.path) == "judge" for image in images], np.bool_)
         truth = truth[judges]
         members = {name: rows[name][judges] for name in self._weights}
-        self._count("full", self._trust.whole, rows[ENSEMBLE][judges], truth)
-        if self._plan is not None and len(truth):
+        for mode, trust, answers, own in self.answers(members):
+            tally = self.tallies.setdefault(mode, ModeTally(trust.sure_from, trust.set_from))
+            tally.add(answers, truth[own])
+
+    def answers(
+        self, members: Mapping[str, Probabilities]
+    ) -> Iterator[tuple[str, Trust, Probabilities, Flags]]:
+        """Yield each mode, its trust, its rows (K, C), and which of N images it answers.
+
+        ``members`` has rows (N, C) of each member.
+        """
+        every = np.ones(len(next(iter(members.values()))), np.bool_)
+
+        def averaged(names: Sequence[str]) -> tuple[Trust, Probabilities, Flags]:
+            trust = self._trust.of(dict.fromkeys(names))
+            some = {name: members[name] for name in names}
+            return trust, average(some, self._weights, trust.temperature), every
+
+        yield "full", *averaged(list(self._weights))
+        if self._plan is not None and every.any():
             answers, at = by_plan(self._plan, members, self._weights)
             asked: tuple[str, ...] = ()
             for number, step in enumerate(self._plan.steps):
                 asked += step.ask
                 own, trust = at == number, self._trust.of(dict.fromkeys(asked), number)
-                name = f"fast, answered by {' + '.join(asked)}"
-                self._count(name, trust, answers[own], truth[own])
+                yield f"{FAST}{' + '.join(asked)}", trust, answers[own], own
         for names in self._subsets:
-            trust = self._trust.of(dict.fromkeys(names))
-            some = {name: members[name] for name in names}
-            mean = average(some, self._weights, trust.temperature)
-            self._count(f"{' + '.join(names)} alone", trust, mean, truth)
-
-    def _count(self, mode: str, trust: Trust, rows: Probabilities, truth: Indices) -> None:
-        if mode not in self.tallies:
-            self.tallies[mode] = ModeTally(trust.sure_from, trust.set_from)
-        self.tallies[mode].add(rows, truth)
+            yield f"{' + '.join(names)} alone", *averaged(names)
 
 
 @dataclass
