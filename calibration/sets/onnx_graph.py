@@ -36,7 +36,8 @@ OWN: dict[str, Own] = {
     "Sigmoid": "sigmoid",
     "QLinearSigmoid": "sigmoid",
 }
-# Input types: floats, and integers with pixel values; int8 takes pixels minus 128.
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)  # of inputs and outputs
+# Other input types: integers with pixel values.
 INTEGERS = {
     *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
     *(TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
@@ -62,11 +63,18 @@ def import_onnx(path: Path, options: FileOptions, converted: Path | None = None)
     sides, taken = _sides(inputs), inputs.type.tensor_type.elem_type
     facts = f"{path} takes {TensorProto.DataType.Name(taken).lower()} {_shape_text(sides)}"
     layout, size, batch = layout_and_size(sides, facts, options.input_size, options.layout)
-    if taken != TensorProto.FLOAT and taken not in INTEGERS:
-        raise ModelSetError(f"{facts}; a member takes float32 or uint8: export it again as that")
-    sides = _sides(outputs)
-    num_classes = num_classes_of(sides, f"{path} gives {_shape_text(sides)}")
+    if taken not in (*FLOATS, *INTEGERS):
+        raise ModelSetError(
+            f"{facts}; a member takes float32, float16 or integers: export it again so"
+        )
+    sides, given = _sides(outputs), outputs.type.tensor_type.elem_type
+    facts = f"{path} gives {TensorProto.DataType.Name(given).lower()} {_shape_text(sides)}"
+    num_classes = num_classes_of(sides, facts)
     exact, own = _exact_end(graph, outputs.name)
+    if given not in FLOATS and exact == outputs.name:
+        raise ModelSetError(
+            f"{facts}; a member gives float32 or float16: export what comes before these"
+        )
     make = partial(_folded, model, options, layout, size, batch, max(2, num_classes), exact)
     return tried(make, path, options, own, is_single=num_classes == 1)
 
@@ -85,7 +93,7 @@ def _read(file: Path, path: Path) -> Any:
         )
     _rename_ours(model.graph)
     for tensor in model.graph.initializer:
-        if tensor.data_type != TensorProto.FLOAT:
+        if tensor.data_type not in FLOATS:
             continue
         weights = f"{path}: the weights {tensor.name}"
         try:
@@ -190,7 +198,7 @@ def _folded(
     except Exception as error:  # protobuf's own kind: 2 GiB are its limit
         raise ModelSetError(f"the network is too large for one ONNX file: {error}") from error
     takes, doubt = f"{_order(taken, options)} pixels as they are", None
-    if taken == TensorProto.FLOAT:
+    if taken in FLOATS:
         takes, doubt = options.normalisation.formula, options.normalisation.doubt
     elif taken == TensorProto.UINT8:
         doubt = order_doubt(inputs.name, options.pixel_order)
@@ -208,14 +216,13 @@ def _folded(
 
 def _order(taken: int, options: FileOptions) -> ColorOrder:
     """Return the network's colour order; a uint8 input means that folding was done before."""
-    if taken == TensorProto.FLOAT:
+    if taken in FLOATS:
         return options.normalisation.color_order
     return options.pixel_order or ("BGR" if taken == TensorProto.UINT8 else "RGB")
 
 
 def _front(graph: Graph, place: str, taken: int, options: FileOptions, layout: str) -> list[Any]:
     """Return the nodes from uint8 NHWC BGR to the network's input ``place`` of type ``taken``."""
-    is_float = taken == TensorProto.FLOAT
     how, nodes, last = options.normalisation, list[Any](), f"{OURS}pixels"
 
     def add(kind: str, name: str, *more: str, **attributes: Any) -> None:
@@ -226,12 +233,12 @@ def _front(graph: Graph, place: str, taken: int, options: FileOptions, layout: s
 
     if _order(taken, options) == "RGB":
         add("Gather", "rgb", _constant(graph, "reversed", np.array([2, 1, 0], np.int64)), axis=3)
-    if is_float:
+    if taken in FLOATS:
         add("Cast", "floats", to=TensorProto.FLOAT)
         add("Sub", "centred", _constant(graph, "mean", np.array(how.mean, np.float32)))
         add("Div", "scaled", _constant(graph, "scale", np.array(how.scale, np.float32)))
-    elif taken != TensorProto.UINT8:
-        add("Cast", "integers", to=taken)
+    if taken not in (TensorProto.UINT8, TensorProto.FLOAT):
+        add("Cast", "own", to=taken)
     if layout == "NCHW":
         add("Transpose", "planes", perm=[0, 3, 1, 2])
     nodes.append(helper.make_node("Identity", [last], [place], name=f"{OURS}input"))
@@ -240,7 +247,10 @@ def _front(graph: Graph, place: str, taken: int, options: FileOptions, layout: s
 
 def _back(graph: Graph, output: str, finish: Finish) -> list[Any]:
     """Return the nodes from the network's own output to float (N, C) rows of its task."""
-    nodes = [helper.make_node("Flatten", [output], [f"{OURS}flat"], axis=1)]
+    nodes = [
+        helper.make_node("Cast", [output], [f"{OURS}exact"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", [f"{OURS}exact"], [f"{OURS}flat"], axis=1),
+    ]
     last, ending = f"{OURS}flat", finish.ending
     if finish.single is not None:  # 1 - p and p; or 0 and z
         is_score = finish.single == "score"
