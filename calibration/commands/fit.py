@@ -15,7 +15,13 @@ from calibration.commands.evaluate_options import (
 )
 from calibration.commands.models import err, out
 from calibration.datasets import read_dataset
-from calibration.evaluation.evaluate import Evaluation, evaluate_set
+from calibration.evaluation.evaluate import (
+    Evaluation,
+    evaluate_set,
+    foreign_rows,
+    read_foreign,
+    sure_of_foreign,
+)
 from calibration.evaluation.fitting import (
     Fitted,
     Rows,
@@ -23,7 +29,6 @@ from calibration.evaluation.fitting import (
     fit_trust,
     with_temperatures,
 )
-from calibration.evaluation.foreign import foreign_rows, read_foreign, sure_of_foreign
 from calibration.evaluation.plans import search
 from calibration.evaluation.record import check_can_keep
 from calibration.evaluation.report_plans import figures_table, plans_json, show_plans, verdict
