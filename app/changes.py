@@ -55,10 +55,10 @@ READS = {
     "/v1/feedback /v1/keys /v1/traffic /v2/systemsharedmemory/status "
     "/v2/systemsharedmemory/region/{region_name}/status "
     + " ".join(f"{path}/status" for path in _CUDA)
-    + "".join(f" {name} {name}/ready {name}/stats" for name in _NAME),
+    + "".join(f" {name} {name}/config {name}/ready {name}/stats" for name in _NAME),
     "OPTIONS": "/",
-    OIP: "ServerLive ServerReady ServerMetadata ModelReady ModelMetadata ModelInfer "
-    "ModelStatistics RepositoryIndex SystemSharedMemoryStatus CudaSharedMemoryStatus "
+    OIP: "ServerLive ServerReady ServerMetadata ModelReady ModelMetadata ModelConfig "
+    "ModelInfer ModelStatistics RepositoryIndex SystemSharedMemoryStatus CudaSharedMemoryStatus "
     "CudaSharedMemoryRegister CudaSharedMemoryUnregister",
     "tandem.v1.Ensemble": "Classify",
     "grpc.health.v1.Health": "Check",

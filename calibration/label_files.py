@@ -20,12 +20,14 @@ from models.errors import ModelSetError, reading
 
 MAX_BYTES = 4 << 20
 MAX_LENGTH = 1000  # characters of a name
+MAX_NOTES = 3  # of names that several classes have
 INSTEAD = "write one name a line in the network's order, or a JSON list of names"
 # 0 cat, 0: cat, 0,cat, 0. cat, [0] cat; cat 0, cat: 0; n02123045 cat, /m/01yrx cat
 SIGN = r"\s*(?:[-=]>|[:,;=|])\s*"
 FRONT = re.compile(rf"[\[(\"']?([-+]?\d{{1,9}})[\])\"']?({SIGN}|\s*[.)-]\s+|\s+)(\S.*)")
 BACK = re.compile(rf"(.*?\S)({SIGN}|\s+)[\"']?([-+]?\d{{1,9}})[\"']?")
 SYNSET = re.compile(r"(n\d{8}|/[mgt]/\w+)(?:[\s,:;=|]+(\S.*))?")
+COUNTED = re.compile(r"(#|//)\d")
 BULLET = re.compile(r"-\s+(\S.*)")
 LITERAL = re.compile(r"\{|[\[(](?!\d+[\])][ \t])\s*[\"'\d\[{(\])]")  # not [0] cat, not [cat]
 QUOTED = re.compile(r"([\"'])((?:(?!\1).|\1\1)*)\1,?")
@@ -191,7 +193,9 @@ def _of_items(text: str, path: Path) -> ClassNames:
 
 def _of_lines(lines: list[str], path: Path) -> ClassNames:
     """Read lines: names, perhaps with numbers or synsets, or a table with a header."""
-    kept = [line.strip() for line in lines if not re.match(r"\s*(#|//)", line)]
+    hashed = [line.strip() for line in lines if re.match(r"\s*(#|//)\w", line)]
+    are_names = len(hashed) == len([line for line in lines if line.strip()])
+    kept = [line.strip() for line in lines if are_names or not re.match(r"\s*(#|//)", line)]
     num_comments = len(lines) - len(kept)
     notes = (f"{num_comments} lines of comments left out",) if num_comments else ()
     text = "\n".join(kept).strip("\n").split("\n")
@@ -209,6 +213,13 @@ def _of_lines(lines: list[str], path: Path) -> ClassNames:
             _refuse(path, f"has an empty line behind {before!r}: a class without a name, or none?")
         if rows.numbers is not None:
             rows = replace(rows, names=_unquoted(rows.names))
+    doubtful = [] if are_names else hashed if rows.is_lines else filter(COUNTED.match, hashed)
+    for line in doubtful:
+        _refuse(
+            path,
+            f"has the line {line[:40]!r}, which is a class or a comment",
+            "put a blank behind the sign of a comment; names that begin so go into a JSON list",
+        )
     return replace(rows, notes=(*notes, *rows.notes))
 
 
@@ -397,7 +408,10 @@ def _checked(rows: ClassNames, path: Path) -> ClassNames:
     numbers = rows.numbers or range(len(names))
     order = sorted(range(len(names)), key=numbers.__getitem__)
     sorted_ids = None if ids is None else tuple(ids[place] for place in order)
-    return ClassNames(tuple(names[at] for at in order), sorted_ids, (*rows.notes, *notes[:3]))
+    if len(notes) > MAX_NOTES:
+        notes[MAX_NOTES:] = [f"and so are {len(notes) - MAX_NOTES} more"]
+    all_notes = tuple(dict.fromkeys((*rows.notes, *notes)))
+    return ClassNames(tuple(names[at] for at in order), sorted_ids, all_notes)
 
 
 def _check_order(names: Sequence[str], path: Path) -> None:

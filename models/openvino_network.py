@@ -130,6 +130,12 @@ def check_network(model: ov.Model, where: str) -> tuple[tuple[int, ...], int]:
     return tuple(height_width), out[1].get_length()
 
 
+def named_output(model: ov.Model, node: ov.Node, name: str) -> ov.Model:
+    """Return the model that answers ``node``, under this name."""
+    node.get_output_tensor(0).set_names({name})
+    return ov.Model([node.output(0)], model.get_parameters(), model.friendly_name)
+
+
 class CompiledNetwork(LoadedNetwork):
     """A network ready to run; every thread that calls it gets its own infer requests."""
 

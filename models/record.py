@@ -38,6 +38,7 @@ SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx"}
 # Runtimes from before sets were converted when added, and their files.
 RETIRED = {"torch": ".pt2", "torchscript": ".torchscript"}
 LATER_FIELDS = {"resize", "interpolation"}  # of ImageRecord, absent in the first manifests
+MAX_NAME, MAX_PATH = 255, 1000  # bytes of a file's name, characters of its path in a set
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<, which may be repeated in a mapping
 # Of a member in the average. The bound keeps sums finite; strict: true is not 1.0.
 Weight = Annotated[float, Field(gt=0, le=1e6, strict=True)]
@@ -61,7 +62,16 @@ class Record(BaseModel):
 
 
 def _inside_the_set(path: str) -> str:
+    """Check that a path may name a file of the set, on any file system."""
     pure = PurePosixPath(path)
+    names = [part.encode("utf-8", "surrogatepass") for part in pure.parts]
+    if not names or "\0" in path or any("\ud800" <= letter <= "\udfff" for letter in path):
+        raise ValueError(f"{path[:40]!r} can be no file's name")
+    if len(path) > MAX_PATH or max(map(len, names)) > MAX_NAME:
+        raise ValueError(
+            f"{path[:40]!r} and more is too long for a file system: a name has at most {MAX_NAME} "
+            f"bytes, a path here {MAX_PATH} characters"
+        )
     if pure.is_absolute() or ".." in pure.parts:
         raise ValueError(f"{path!r} must be relative to the manifest's folder and stay inside it")
     return path

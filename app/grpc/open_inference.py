@@ -145,6 +145,8 @@ class OpenInferenceInterface:
             return {"ready": await _is_ready(self._service.of_set(model.model_set).check_ready())}
         if method == "ModelMetadata":
             return asdict(model.metadata())
+        if method == "ModelConfig":
+            return {"config": asdict(self._inference.configuration(model))}
         return asdict(self._inference.statistics(model))
 
     def _of_region(self, method: str, request: Any, call: GrpcCall) -> dict[str, Any]:

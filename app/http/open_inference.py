@@ -41,6 +41,7 @@ from app.oip.models import (
     AllStatistics,
     IndexEntry,
     Live,
+    ModelConfiguration,
     ModelMetadata,
     ModelReady,
     ProtocolError,
@@ -57,6 +58,7 @@ LENGTH = HEADER_LENGTH.encode("ascii")
 MODEL_PATH = "/v2/models/{model_name}"
 VERSION = MODEL_PATH + "/versions/{model_version}"
 LIVE, READY_SUMMARY = "Whether the Gateway runs", "Whether enough members answer"
+CONFIGURATION = "Triton's model configuration"
 TAGS: list[Any] = ["Open Inference Protocol (KServe's V2)"]
 NO_MODEL: Responses = {404: described(ProtocolError, "no such model or version")}
 NOT_READY: Responses = {503: described(ProtocolError, "a member does not answer")}
@@ -149,6 +151,11 @@ def _add_models(api: FastAPI, inference: Inference) -> None:
     @api.get(VERSION, tags=TAGS, responses=NO_MODEL, summary="A version's inputs and outputs")
     async def metadata(model_name: str, model_version: str = "") -> ModelMetadata:
         return inference.models.find(model_name, model_version).metadata()
+
+    @api.get(f"{MODEL_PATH}/config", tags=TAGS, responses=NO_MODEL, summary=CONFIGURATION)
+    @api.get(f"{VERSION}/config", tags=TAGS, responses=NO_MODEL, summary=CONFIGURATION)
+    async def configuration(model_name: str, model_version: str = "") -> ModelConfiguration:
+        return inference.configuration(inference.models.find(model_name, model_version))
 
     @api.get(f"{MODEL_PATH}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="Readiness")
     @api.get(f"{VERSION}/ready", tags=TAGS, responses=NO_MODEL | NOT_READY, summary="Readiness")

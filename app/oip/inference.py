@@ -20,6 +20,7 @@ from app.errors import (
 )
 from app.graph.observer import RequestObserver
 from app.graph.request import (
+    DEFAULT_URGENCY,
     RequestAnswers,
     RequestBody,
     RequestOptions,
@@ -29,11 +30,31 @@ from app.graph.request import (
 )
 from app.graph.service import EnsembleService
 from app.oip.bodies import InferAnswer, OutputTensor, answer_of, check_outputs_fit
-from app.oip.models import IMAGE, AllStatistics, IndexEntry, Models, ModelStatistics, ServedModel
+from app.oip.models import (
+    IMAGE,
+    AllStatistics,
+    ConfiguredInput,
+    ConfiguredOutput,
+    IndexEntry,
+    ModelConfiguration,
+    Models,
+    ModelStatistics,
+    ServedModel,
+)
 from app.oip.regions import Regions
-from app.oip.tensors import Bytes, InferRequest, Tensor, bytes_elements, shown, uint8_array
+from app.oip.tensors import (
+    MAX_URGENCY,
+    Bytes,
+    InferRequest,
+    Tensor,
+    bytes_elements,
+    shown,
+    uint8_array,
+)
 from app.queueing.admission import Share
 
+CONFIGURED_TYPES = {"BYTES": "TYPE_STRING", "UINT8": "TYPE_UINT8", "FP32": "TYPE_FP32"}
+PRIORITIES = {"priority_levels": MAX_URGENCY + 1, "default_priority_level": DEFAULT_URGENCY + 1}
 LONG_BYTES = 2**20  # longer reads and conversions run on a thread, to keep the event loop free
 
 
@@ -92,6 +113,28 @@ class Inference:
         """Return the statistics that a model's requests are counted in."""
         new = ModelStatistics(model.name, model.version)
         return self._statistics.setdefault((model.name, model.version), new)
+
+    def configuration(self, model: ServedModel) -> ModelConfiguration:
+        """Return a model's configuration as Triton has it, for perf_analyzer and the like.
+
+        It has no dimension of images, and a tensor of one value an image has one dimension.
+        """
+        described, settings = model.metadata(), self.service.settings
+        inputs, outputs = (
+            [
+                (each.name, CONFIGURED_TYPES[each.datatype], each.shape[1:] or [1])
+                for each in tensors
+            ]
+            for tensors in (described.inputs, described.outputs)
+        )
+        return ModelConfiguration(
+            model.name,
+            settings.max_files,
+            [ConfiguredInput(*tensor) for tensor in inputs],
+            [ConfiguredOutput(*tensor) for tensor in outputs],
+            response_cache={"enable": settings.cache != "none"},
+            dynamic_batching=PRIORITIES,
+        )
 
     async def exchange(
         self,

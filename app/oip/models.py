@@ -27,7 +27,7 @@ FIRST_VERSION = "1"  # the version number of every model, for clients that requi
 # Triton's extensions that are implemented here.
 EXTENSIONS = (
     *("binary_tensor_data", "classification", "model_repository"),
-    *("parameters", "schedule_policy", "statistics"),
+    *("model_configuration", "parameters", "schedule_policy", "statistics"),
 )
 SHARED_MEMORY = "system_shared_memory"  # with the setting shared_memory
 
@@ -81,6 +81,40 @@ class ModelMetadata:
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
+
+
+@dataclass(slots=True)
+class ConfiguredInput:
+    """An input of Triton's model configuration; ``dims`` are those of one image."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+    optional: bool = True  # a request has one of the inputs
+
+
+@dataclass(slots=True)
+class ConfiguredOutput:
+    """An output of Triton's model configuration; -1 in ``dims``: of any size."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+
+
+@dataclass(slots=True)
+class ModelConfiguration:
+    """A model in the form of Triton's model configuration."""
+
+    name: str
+    max_batch_size: int  # images of a request
+    input: list[ConfiguredInput]
+    output: list[ConfiguredOutput]
+    response_cache: dict[str, bool]
+    dynamic_batching: dict[str, int]
+    platform: str = PLATFORM
+    backend: str = SERVER
+    version_policy: dict[str, Any] = field(default_factory=lambda: {"latest": {"num_versions": 1}})
 
 
 @dataclass(slots=True)

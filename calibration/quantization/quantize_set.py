@@ -116,7 +116,7 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     folder = staging.folder
     model_set = ModelSet(folder, read_manifest(folder))  # only an editor may change it now
     manifest = model_set.manifest
-    records = _to_quantise(manifest, request.members)
+    records = _to_quantise(manifest, request.members, model_set.argument)
     hashes, used = set[str](), manifest.calibration  # of images that calibrated other members
     if used is not None and not all(member in records for member in manifest.members):
         hashes = set(read_lines(model_set.verified(used)))
@@ -176,16 +176,21 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     return outcome
 
 
-def _to_quantise(manifest: Manifest, names: Sequence[str]) -> Sequence[MemberRecord]:
+def _to_quantise(manifest: Manifest, names: Sequence[str], argument: str) -> Sequence[MemberRecord]:
     """Return the members of these names, or all that can be quantised.
 
     Members imported as INT8, or on another runtime than OpenVINO, stay unchanged. If there are no
-    others, the error is that the first has no float network.
+    others, the error says so of the first.
     """
     can_be = [m for m in manifest.members if "FP16" in m.networks and _is_for_nncf(m)]
     records = [manifest.member(n) for n in names] or can_be or list(manifest.members)
     for member in records:
-        if "FP16" in member.networks and not _is_for_nncf(member):
+        if "FP16" not in member.networks:
+            raise ModelSetError(
+                f"member {member.name} has no float network to quantise: it is INT8 already. "
+                f"Evaluate it: tandem evaluate {argument} --images DIR"
+            )
+        if not _is_for_nncf(member):
             raise ModelSetError(
                 f"member {member.name} runs on {member.networks['FP16'].runtime}: tandem quantize "
                 "makes INT8 for OpenVINO. Add it without --runtime, or quantised already (an ONNX "

@@ -4,6 +4,7 @@ It does so in a process of its own, since a damaged file can crash the library t
 example, OpenVINO 2026.4 crashes on a convolution without weights.
 """
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from calibration.sets.import_network import Imported
 from calibration.sets.importing import STATE, import_member, import_weights
 from calibration.sets.options import ClassMap, FileOptions, MemberOptions
 from calibration.sets.transaction import Staging, check_free, create
-from models.child_process import OUT_OF_MEMORY, ChildDiedError, Send, run_apart
+from models.child_process import OUT_OF_MEMORY, ChildDiedError, Send, last_words, run_apart
 from models.ensemble import DEFAULT_THRESHOLD
 from models.errors import ModelSetError
 from models.image import Size, size_text
@@ -274,23 +275,26 @@ def add_set_apart(new: NewSet, into: Path, *, is_replaced: bool, say: Say) -> Mo
     Raises:
         ModelSetError: what that function raises, or a file crashed the process.
     """
-    try:
-        made: Path = run_apart(
-            _folder_of_added,
-            *(new, into, is_replaced),
-            heard=lambda said: say(*said),
-            patience_s=CLEAN_UP_S,
-        )
-    except ChildDiedError as error:
-        files = ", ".join(str(path) for _, path in new.members)
-        what_died = f"{files}: the process that read this died ({error})"
-        if str(error) == OUT_OF_MEMORY:
-            raise ModelSetError(what_died) from None
-        which = "" if len(new.members) == 1 else " Add them one by one to see which"
-        raise ModelSetError(
-            f"{what_died}: a file is damaged, or its runtime cannot take it. Export it again, or "
-            f"try another --runtime.{which}"
-        ) from None
+    # OpenVINO tries every reader on a file, and TensorFlow's print lines of their own.
+    with tempfile.NamedTemporaryFile(prefix="tandem-add-") as log:
+        try:
+            made: Path = run_apart(
+                _folder_of_added,
+                *(new, into, is_replaced),
+                heard=lambda said: say(*said),
+                printed=log.file,
+                patience_s=CLEAN_UP_S,
+            )
+        except ChildDiedError as error:
+            files = ", ".join(str(path) for _, path in new.members)
+            what_died = f"{files}: the process that read this died ({error}"
+            if str(error) == OUT_OF_MEMORY:
+                raise ModelSetError(f"{what_died})") from None
+            which = "" if len(new.members) == 1 else " Add them one by one to see which"
+            raise ModelSetError(
+                f"{what_died}; {last_words(Path(log.name))}): a file is damaged, or its runtime "
+                f"cannot take it. Export it again, or try another --runtime.{which}"
+            ) from None
     return ModelSet(made, read_manifest(made))
 
 

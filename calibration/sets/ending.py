@@ -107,10 +107,15 @@ def give_two_classes(model: ov.Model, outputs: Outputs) -> None:
     A logit z becomes 0 and z, whose softmax is that of its sigmoid. Which of both it is, the end of
     the graph or ``outputs`` says.
     """
-    own, end = own_ending(model), _end(model)
-    is_score = outputs == "probabilities" or (outputs == "auto" and own is not None)
+    end = _end(model)
+    is_score = is_probability(outputs, own_ending(model))
     rest = ops.subtract(np.float32(1), end) if is_score else ops.multiply(end, np.float32(0))
     _replace_end(model, ops.concat([rest, end], axis=1))
+
+
+def is_probability(outputs: Outputs, own: Own | None) -> bool:
+    """Whether one number an image is a probability, by ``outputs`` or else its graph's ending."""
+    return outputs == "probabilities" or (outputs == "auto" and own is not None)
 
 
 def _end(model: ov.Model) -> ov.Output:

@@ -29,6 +29,9 @@ ONNX = ".onnx"
 NUM_READ = 512  # bytes that are read of the beginning of a file
 GIT_LFS = b"version https://git-lfs.github.com"
 HTML = (b"<!doctype html", b"<html")
+HDF5 = b"\x89HDF\r\n\x1a\n"
+KERAS_ZIP = {"config.json", "model.weights.h5"}
+SAVED_MODEL = "saved_model.pb"
 ZIP_MAP = "ZipMap"
 # TorchScript (torch.jit.save), or a pickle of torch.save: what is inside says which.
 PYTORCH_SUFFIXES = (".pt2", ".pt", ".pth", ".ts", ".torchscript")
@@ -51,7 +54,7 @@ def check_file(path: Path) -> set[str]:
         ModelSetError: it is something else, its output is not a tensor, or weights are missing or
             outside of its folder.
     """
-    _check_beginning(path)
+    check_kind(path)
     if path.suffix != ONNX or not path.is_file():
         return set()
     with reading(path):
@@ -75,12 +78,27 @@ def check_file(path: Path) -> set[str]:
     return facts.operators
 
 
-def _check_beginning(path: Path) -> None:
+def check_kind(path: Path) -> None:
+    """Raise :class:`ModelSetError` if a file begins as what is known to be no network here."""
+    if path.name == SAVED_MODEL or (path / SAVED_MODEL).is_file():
+        folder = path.parent if path.name == SAVED_MODEL else path
+        raise ModelSetError(
+            f"{path} is a SavedModel of TensorFlow: convert it with OpenVINO's own command, ovc "
+            f"{folder} --output_model net, and add net.xml"
+        )
+    if path.is_dir():
+        raise ModelSetError(f"{path} is a folder: give the network's file")
     try:
         with path.open("rb") as opened:
             start = opened.read(NUM_READ)
     except OSError:  # reported when it is read
         return
+    if start.startswith(HDF5) or _is_keras_zip(path, start):
+        raise ModelSetError(
+            f"{path} is a file of Keras, which Keras alone reads: export it there, as "
+            f"keras.models.load_model({path.name!r}).export('net.onnx', format='onnx'), and add "
+            "net.onnx"
+        )
     if not start:
         raise ModelSetError(f"{path} is empty: download it, or export it again")
     if start.startswith(GIT_LFS):
@@ -92,6 +110,14 @@ def _check_beginning(path: Path) -> None:
             f"{path} is a web page (HTML), not the network: download the file itself, as its raw "
             "link gives it"
         )
+
+
+def _is_keras_zip(path: Path, start: bytes) -> bool:
+    try:
+        with zipfile.ZipFile(path) as opened:
+            return start.startswith(b"PK") and set(opened.namelist()) >= KERAS_ZIP
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):
+        return False
 
 
 def kind_of(path: Path) -> Kind:

@@ -14,8 +14,15 @@ from typing import Literal
 
 import numpy as np
 
-from calibration.sets.ending import Ending, Own, check_numbers, missing_ending, task_of
-from calibration.sets.files import INSTEAD, ONNX, PYTORCH_SUFFIXES, converted
+from calibration.sets.ending import (
+    Ending,
+    Own,
+    check_numbers,
+    is_probability,
+    missing_ending,
+    task_of,
+)
+from calibration.sets.files import INSTEAD, ONNX, PYTORCH_SUFFIXES, check_kind, converted
 from calibration.sets.import_network import NUM_ASKED, Imported, import_network
 from calibration.sets.input import NUM_TRIED, check_independent, trial_images
 from calibration.sets.options import ClassMap, FileOptions
@@ -54,6 +61,7 @@ def import_member(
             f"{path}: a {path.suffix} is a pickle, and loading a pickle runs code in it, so it is "
             f"not opened. {INSTEAD}"
         )
+    check_kind(path)
     if runtime == "onnxruntime" and path.suffix not in (ONNX, *PYTORCH_SUFFIXES):
         raise ModelSetError(
             f"{path} is no file for onnxruntime, which takes ONNX, or "
@@ -141,7 +149,7 @@ def tried(
     task = task_of(path, options.outputs, options.task, own, is_single=is_single)
     plain = Finish(task)
     if is_single:
-        is_score = options.outputs == "probabilities" or (options.outputs == "auto" and own)
+        is_score = is_probability(options.outputs, own)
         plain, own = replace(plain, single="score" if is_score else "logit"), None
     made = make(plain)
     ending = missing_ending(_answers(made, path), path, options.outputs, task, own)

@@ -25,7 +25,13 @@ from models.errors import ModelSetError
 from models.golden import NUM_KEPT, relative_differences
 from models.image import Size, sides_of, size_text
 from models.network import LoadedNetwork
-from models.openvino_network import CompiledNetwork, RuntimeOptions, fixed_batch, last_line
+from models.openvino_network import (
+    CompiledNetwork,
+    RuntimeOptions,
+    fixed_batch,
+    last_line,
+    named_output,
+)
 from models.record import Precision
 
 # ImageNet's channel means on 0-255 pixels (torchvision's reference training) and deviations.
@@ -106,12 +112,6 @@ def with_softmax(model: ov.Model) -> ov.Model:
 def with_sigmoid(model: ov.Model) -> ov.Model:
     """Append a sigmoid to a model that ends in logits (N, C)."""
     return named_output(model, ops.sigmoid(model.output().get_node().input_value(0)), "scores")
-
-
-def named_output(model: ov.Model, node: ov.Node, name: str) -> ov.Model:
-    """Return the model that answers ``node``, under this name."""
-    node.get_output_tensor(0).set_names({name})
-    return ov.Model([node.output(0)], model.get_parameters(), model.friendly_name)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ OWN: dict[str, Own] = {
     "Sigmoid": "sigmoid",
     "QLinearSigmoid": "sigmoid",
 }
-# Input types: floats, and integers with pixel values; int8 takes pixels minus 128.
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)  # of inputs and outputs
+# Other input types: integers with pixel values.
 INTEGERS = {
     *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
     *(TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
@@ -63,13 +64,20 @@ def import_onnx(path: Path, options: FileOptions, converted: Path | None = None)
     sides, taken = _sides(inputs), inputs.type.tensor_type.elem_type
     facts = f"{path} takes {TensorProto.DataType.Name(taken).lower()} {_shape_text(sides)}"
     form = input_form(sides, facts, options.input_size, options.layout)
-    if taken != TensorProto.FLOAT and taken not in INTEGERS:
-        raise ModelSetError(f"{facts}; a member takes float32 or uint8: export it again as that")
-    if taken == TensorProto.FLOAT:
+    if taken not in (*FLOATS, *INTEGERS):
+        raise ModelSetError(
+            f"{facts}; a member takes float32, float16 or integers: export it again so"
+        )
+    if taken in FLOATS:
         options.normalisation.check_channels(form, path)
-    sides = _sides(outputs)
-    num_classes = num_classes_of(sides, f"{path} gives {_shape_text(sides)}")
+    sides, given = _sides(outputs), outputs.type.tensor_type.elem_type
+    facts = f"{path} gives {TensorProto.DataType.Name(given).lower()} {_shape_text(sides)}"
+    num_classes = num_classes_of(sides, facts)
     exact, own = _exact_end(graph, outputs.name)
+    if given not in FLOATS and exact == outputs.name:
+        raise ModelSetError(
+            f"{facts}; a member gives float32 or float16: export what comes before these"
+        )
     make = partial(_folded, model, options, form, max(2, num_classes), exact)
     return tried(make, path, options, own, is_single=num_classes == 1)
 
@@ -88,7 +96,7 @@ def _read(file: Path, path: Path) -> Any:
         )
     _rename_ours(model.graph)
     for tensor in model.graph.initializer:
-        if tensor.data_type != TensorProto.FLOAT:
+        if tensor.data_type not in FLOATS:
             continue
         weights = f"{path}: the weights {tensor.name}"
         try:
@@ -191,7 +199,7 @@ def _folded(
     except Exception as error:  # protobuf's own kind: 2 GiB are its limit
         raise ModelSetError(f"the network is too large for one ONNX file: {error}") from error
     takes, doubt = f"{_order(taken, options)} pixels as they are", None
-    if taken == TensorProto.FLOAT:
+    if taken in FLOATS:
         takes, doubt = options.normalisation.formula(form.channels), options.normalisation.doubt
     elif form.channels == 1:
         takes = "grey pixels as they are"
@@ -211,7 +219,7 @@ def _folded(
 
 def _order(taken: int, options: FileOptions) -> ColorOrder:
     """Return the network's colour order; a uint8 input means that folding was done before."""
-    if taken == TensorProto.FLOAT:
+    if taken in FLOATS:
         return options.normalisation.color_order
     return options.pixel_order or ("BGR" if taken == TensorProto.UINT8 else "RGB")
 
@@ -220,7 +228,6 @@ def _front(
     graph: Graph, place: str, taken: int, options: FileOptions, form: InputForm
 ) -> list[Any]:
     """Return the nodes from uint8 NHWC BGR to the network's input ``place`` of type ``taken``."""
-    is_float = taken == TensorProto.FLOAT
     how, nodes, last = options.normalisation, list[Any](), f"{OURS}pixels"
 
     def add(kind: str, name: str, *more: str, **attributes: Any) -> None:
@@ -235,17 +242,15 @@ def _front(
         add("MatMul", "luma", _constant(graph, "weights", weights))
         add("Add", "half", _constant(graph, "rounded", np.array(0.5, np.float32)))
         add("Floor", "grey")
-        if taken == TensorProto.UINT8:
-            add("Cast", "pixels8", to=TensorProto.UINT8)
     elif _order(taken, options) == "RGB":
         add("Gather", "rgb", _constant(graph, "reversed", np.array([2, 1, 0], np.int64)), axis=3)
-    if is_float:
+    if taken in FLOATS:
         add("Cast", "floats", to=TensorProto.FLOAT)
         mean, scale = (np.array(n[: form.channels], np.float32) for n in (how.mean, how.scale))
         add("Sub", "centred", _constant(graph, "mean", mean))
         add("Div", "scaled", _constant(graph, "scale", scale))
-    elif taken != TensorProto.UINT8:
-        add("Cast", "integers", to=taken)
+    if taken != TensorProto.FLOAT and (taken != TensorProto.UINT8 or form.channels == 1):
+        add("Cast", "own", to=taken)
     if form.layout == "NCHW":
         add("Transpose", "planes", perm=[0, 3, 1, 2])
     if form.layout == "NHW":
@@ -256,7 +261,10 @@ def _front(
 
 def _back(graph: Graph, output: str, finish: Finish) -> list[Any]:
     """Return the nodes from the network's own output to float (N, C) rows of its task."""
-    nodes = [helper.make_node("Flatten", [output], [f"{OURS}flat"], axis=1)]
+    nodes = [
+        helper.make_node("Cast", [output], [f"{OURS}exact"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", [f"{OURS}exact"], [f"{OURS}flat"], axis=1),
+    ]
     last, ending = f"{OURS}flat", finish.ending
     if finish.single is not None:  # 1 - p and p; or 0 and z
         is_score = finish.single == "score"

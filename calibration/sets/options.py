@@ -25,16 +25,11 @@ from openvino import opset13 as ops
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from calibration.sets.ending import Outputs
-from calibration.sets.input import (
-    ColorOrder,
-    InputForm,
-    Normalisation,
-    TensorLayout,
-    named_output,
-)
+from calibration.sets.input import ColorOrder, InputForm, Normalisation, TensorLayout
 from models.errors import ModelSetError, reading
 from models.image import Resize, Size, sides_of, size_of, size_text
 from models.image_resize import Interpolation
+from models.openvino_network import named_output
 from models.record import ImageRecord, InputSize, Record, Task, YamlError, read_yaml
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from app.settings import LimitSettings
 from models.image import read_image
 from models.model_set import load_model_set
 from tests.support.kserve_environment import KSERVE
@@ -103,6 +104,11 @@ def test_what_tritons_clients_are_told_beside(told, client, service):
     assert "image 0 of 1" in message
     assert answers["server"]["name"] == "tandem"
     assert [one["name"] for one in answers["metadata"]["inputs"]] == ["image", "pixels"]
+    config = answers["config"] if client == "http" else answers["config"]["config"]
+    assert config["max_batch_size"] == LimitSettings().max_files
+    dims = {one["name"]: [int(size) for size in one["dims"]] for one in config["input"]}
+    assert dims == {"image": [1], "pixels": [128, 128, 3]}
+    assert [one["data_type"] for one in config["output"]] == ["TYPE_FP32", "TYPE_STRING"]
     index = answers["index"]
     assert (index if client == "http" else index["models"])[0]["state"] == "READY"
     (stats,) = answers["statistics"]["model_stats"]
@@ -168,8 +174,13 @@ def test_kserves_clients_agree_with_v1(service, grpc_port, folder, expected):
     addresses = [f"127.0.0.1:{port}" for port in (service.port, grpc_port)]
     told = run_client("kserve_client.py", *addresses, folder, python=KSERVE)
     labels = load_model_set("imagenette").labels
-    for client, third in (("http", "pixels in JSON"), ("grpc", "typed pixels")):
-        assert set(told[client]) == {"image", "batch", third}
+    ways = {
+        "http": {"image", "batch", "pixels in JSON"},
+        "grpc": {"image", "batch", "typed pixels"},
+        "v1": {"image", "named image"},
+    }
+    assert {client: set(answers) for client, answers in told.items()} == ways
+    for client in ways:
         for way, answer in told[client].items():
             is_batch = way == "batch"
             rows = np.array(expected if is_batch else expected[:1])

@@ -6,6 +6,7 @@ triton.py.
 """
 
 import asyncio
+import base64
 import json
 import sys
 from pathlib import Path
@@ -51,6 +52,23 @@ async def over_http(url: str, model: str, folder: Path) -> Told:
     return told
 
 
+async def over_v1(url: str, model: str, folder: Path) -> Told:
+    """Return what the V1 protocol told, where images go in base64."""
+    client = InferenceRESTClient(RESTConfig(protocol="v1"))
+    assert await client.is_server_live(url)
+    assert await client.is_server_ready(url)
+    assert await client.is_model_ready(url, model)
+    assert not await client.is_model_ready(url, "nothing")
+    file = {"b64": base64.b64encode((folder / "photo.jpg").read_bytes()).decode()}
+    told = {}
+    for way, instance in {"image": file, "named image": {"image": file}}.items():
+        answer = await client.infer(url, {"instances": [instance]}, model_name=model)
+        rows = answer["predictions"]
+        told[way] = {name: [row[name] for row in rows] for name in ("probabilities", "label")}
+    await client.close()
+    return told
+
+
 async def over_grpc(address: str, model: str, folder: Path) -> Told:
     client = InferenceGRPCClient(address)
     assert await client.is_server_live()
@@ -67,6 +85,7 @@ async def main(http: str, grpc: str, given: str) -> None:
     model = (folder / "model").read_text()
     told = {
         "http": await over_http(f"http://{http}", model, folder),
+        "v1": await over_v1(f"http://{http}", model, folder),
         "grpc": await over_grpc(grpc, model, folder),
     }
     print(json.dumps(told))

@@ -104,6 +104,7 @@ def ask(module: Any, address: str, model: str, folder: Path) -> Told:
     options = {} if module is over_http else {"as_json": True}
     told["server"] = client.get_server_metadata(**options)
     told["metadata"] = client.get_model_metadata(model, **options)
+    told["config"] = client.get_model_config(model, "1", **options)
     told["index"] = client.get_model_repository_index(**options)
     told["statistics"] = client.get_inference_statistics(model, **options)
     client.close()

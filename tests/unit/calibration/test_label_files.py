@@ -146,6 +146,9 @@ def test_synsets_are_ids_in_the_order_of_the_classes(tmp_path):
     ('{"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}', ("a", "b")),
     ("item { id: 1 # id: 2\n name: 'a' } item { id: 2 # id: 1\n name: 'b' }", ("a", "b")),
     ("background\n1 o'clock\ncat\n", ("background", "1 o'clock", "cat")),
+    ("#1 dad\n#2 dad\n#me\n", ("#1 dad", "#2 dad", "#me")),
+    ("#labels\n0 cat\n1 dog\n", ("cat", "dog")),
+    ('["#1 dad",\n"mom"]', ("#1 dad", "mom")),
     ids=lambda value: str(value)[:30],
 )
 def test_names_that_look_like_numbers(tmp_path, text, names):
@@ -201,6 +204,9 @@ GAP = "counted the classes .0 for 'a'., but 1 is missing; number them from 0"
     (b"a\0b\n", "has zero bytes"),
     (b"a" * (MAX_BYTES + 1), "larger than 4 MiB"),
     ("# nothing\n", "names no class"),
+    ("mom\n#1 dad\n", "the line '#1 dad', which is a class or a comment; put a blank behind"),
+    ("0 mom\n1 kid\n#2 dad\n", "the line '#2 dad', which is a class or a comment"),
+    ("mom\n//dad\n", "the line '//dad', which is a class or a comment"),
     ("[]", "neither a list"),
     ('["a", "\\ud800"]', "has a class '.ud800': empty, long"),
     ("names:\n  0: a\n  1: b\n", "others as 'names:'"),
@@ -211,6 +217,16 @@ GAP = "counted the classes .0 for 'a'., but 1 is missing; number them from 0"
 def test_files_that_are_refused(tmp_path, text, says):
     with pytest.raises(ModelSetError, match=rf"labels\.txt .*{says}"):
         read(tmp_path, text)
+
+
+def test_names_of_several_classes_are_reported_once(tmp_path):
+    of = json.dumps({"id2label": dict(enumerate("abcdeabcde"))})
+    read(tmp_path, of)
+    notes = read_class_names(tmp_path / "labels.txt").notes
+    assert [note for note in notes if "several" in note or "more" in note] == [
+        *(f"{name!r} is the name of several classes" for name in "abc"),
+        "and so are 2 more",
+    ]
 
 
 @cases("text", "dog,1,animal\ncat,0,animal\n", "species,order\ncat,carnivora\n")

@@ -288,7 +288,18 @@ async def test_server_and_models_describe_themselves(client):
     index, _ = await client.call("RepositoryIndex")
     names = ["imagenette", "imagenette.resnet50", "imagenette.densenet169"]
     assert [model.name for model in index.models] == names
-    for method in ("ModelMetadata", "ModelReady"):
+    config = (await client.call("ModelConfig", name="imagenette", version="1"))[0].config
+    assert (config.name, config.max_batch_size) == ("imagenette", 4)
+    assert [(t.data_type, t.dims, t.optional) for t in config.input] == [
+        (messages.TYPE_STRING, [1], True),
+        (messages.TYPE_UINT8, [128, 128, 3], True),
+    ]
+    assert [(t.data_type, t.dims) for t in config.output] == [
+        (messages.TYPE_FP32, [10]),
+        (messages.TYPE_STRING, [1]),
+    ]
+    assert config.version_policy.latest.num_versions == 1
+    for method in ("ModelMetadata", "ModelReady", "ModelConfig"):
         _, context = await client.call(method, name="x")
         assert context.code() is CODE.NOT_FOUND
 

@@ -203,8 +203,27 @@ async def test_bad_requests_are_told_in_the_protocols_form(graph, client, sent, 
 )
 async def test_a_model_or_version_that_is_none(client, path, says):
     assert says in error_of(await infer(client, images(IMAGE), path), 404)
-    for way in (path, f"{path}/ready", f"{path}/stats"):
+    for way in (path, f"{path}/config", f"{path}/ready", f"{path}/stats"):
         assert says in error_of(await client.get(way), 404)
+
+
+async def test_a_configuration_is_tritons(client):
+    answer = (await client.get(f"{MODEL}/config")).json()
+    assert answer["max_batch_size"] == 4  # the setting max_files
+    assert answer["input"] == [
+        {"name": "image", "data_type": "TYPE_STRING", "dims": [1], "optional": True},
+        {"name": "pixels", "data_type": "TYPE_UINT8", "dims": [SIZE, SIZE, 3], "optional": True},
+    ]
+    assert answer["output"] == [
+        {"name": "probabilities", "data_type": "TYPE_FP32", "dims": [10]},
+        {"name": "label", "data_type": "TYPE_STRING", "dims": [1]},
+    ]
+    priorities = {"priority_levels": 8, "default_priority_level": 4}
+    assert (answer["dynamic_batching"], answer["response_cache"]) == (priorities, {"enable": False})
+    member = (await client.get(f"{MODEL}.resnet50/versions/1/config")).json()
+    assert member == answer | {"name": "imagenette.resnet50"}
+    caching = client_of(Graph(cache="local"))
+    assert (await caching.get(f"{MODEL}/config")).json()["response_cache"] == {"enable": True}
 
 
 async def test_other_errors_have_the_protocols_form_too(graph, client):
@@ -286,7 +305,7 @@ async def test_the_description_has_every_route(client):
     assert "application/octet-stream" in way["requestBody"]["content"]
     schema = way["responses"]["400"]["content"]["application/json"]["schema"]
     assert schema == {"$ref": "#/components/schemas/ProtocolError"}
-    assert len([path for path in paths if path.startswith("/v2")]) == 25
+    assert len([path for path in paths if path.startswith("/v2")]) == 27
 
 
 @pytest.fixture

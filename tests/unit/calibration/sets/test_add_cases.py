@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from calibration.sets.add_set import NewSet, add_set_apart
 from calibration.sets.options import MemberOptions
 from models.errors import ModelSetError
 from tests.support.calibration import added_sets
@@ -302,6 +303,15 @@ def test_what_only_openvino_takes_is_not_compared_and_that_is_said(tmp_path):
     assert doubt is not None
     assert "not compared with ONNX Runtime's" in doubt
     assert "says that it gives 9223372036854775807 classes, but computes 3" in doubt
+
+
+def test_readers_of_other_formats_print_nothing(tmp_path, capfd):
+    """OpenVINO tries TensorFlow's, which printed five lines in front of the refusal."""
+    path = content(tmp_path / "net.tflite", b"\x1c\0\0\0TFL3" + bytes(range(256)))
+    new = NewSet("s", [("a", path)], text(tmp_path / "labels.txt", "a", "b"))
+    with pytest.raises(ModelSetError, match=r"OpenVINO cannot read .*net\.tflite"):
+        add_set_apart(new, tmp_path / "sets", is_replaced=False, say=lambda *_: None)
+    assert capfd.readouterr() == ("", "")
 
 
 @both

@@ -1,10 +1,12 @@
 """``models add`` for ONNX Runtime and OpenVINO: what is folded in, and what is refused."""
 
+import zipfile
 from functools import partial
 
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, numpy_helper
 
 from calibration.sets.options import MemberOptions
 from models import machine
@@ -41,6 +43,52 @@ def test_onnx_for_onnx_runtime(tmp_path, batch):
     assert (member.networks["FP16"].runtime, made.golden is None) == ("onnxruntime", False)
     assert member.fixed_batch == (1 if batch == 1 else None)
     close(rows_of(made, IMAGES), OF_FLOATS, atol=1e-5)
+
+
+def of_type(kind: int, *, is_softmax: bool, is_cast: bool) -> bytes:
+    """Return the float network as exporters for GPUs write it: weights and ends of a type."""
+    model = onnx.load_from_string(float_onnx(GAIN))
+    graph, dtype = model.graph, onnx.helper.tensor_dtype_to_np_dtype(kind)
+    for tensor in graph.initializer:
+        values = numpy_helper.to_array(tensor).astype(dtype)
+        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    graph.input[0].type.tensor_type.elem_type = graph.output[0].type.tensor_type.elem_type = kind
+    if is_softmax:
+        graph.node.append(onnx.helper.make_node("Softmax", ["logits"], ["rows"], axis=1))
+        graph.output[0].name = "rows"
+    if is_cast:
+        last = graph.output[0].name
+        graph.node.append(onnx.helper.make_node("Cast", [last], ["cast"], to=TensorProto.FLOAT))
+        graph.output[0].name = "cast"
+        graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize("is_softmax", [False, True])
+@pytest.mark.parametrize("is_cast", [False, True])
+@pytest.mark.parametrize("runtime", [None, "onnxruntime"])
+def test_a_network_of_float16(tmp_path, runtime, is_cast, is_softmax):
+    data = of_type(TensorProto.FLOAT16, is_softmax=is_softmax, is_cast=is_cast)
+    made = added(tmp_path, content(tmp_path / "net.onnx", data), runtime=runtime, options=RGB)
+    close(rows_of(made, IMAGES), OF_FLOATS, atol=5e-3)
+
+
+def test_a_network_of_float64_is_for_openvino(tmp_path):
+    path = content(
+        tmp_path / "net.onnx", of_type(TensorProto.DOUBLE, is_softmax=True, is_cast=False)
+    )
+    refused("takes double .*float32, float16 or int", tmp_path, path, runtime="onnxruntime")
+    close(rows_of(added(tmp_path, path, options=RGB), IMAGES), OF_FLOATS)
+
+
+def test_class_numbers_are_no_scores(tmp_path):
+    model = onnx.load_from_string(float_onnx(GAIN))
+    model.graph.node.append(onnx.helper.make_node("ArgMax", ["logits"], ["best"], axis=1))
+    best = onnx.helper.make_tensor_value_info("best", TensorProto.INT64, ["N", 1])
+    model.graph.output[0].CopyFrom(best)
+    path = content(tmp_path / "net.onnx", model.SerializeToString())
+    says = r"gives int64 \[\?,1\]; a member gives float32 or float16: export what"
+    refused(says, tmp_path, path, runtime="onnxruntime")
 
 
 @pytest.mark.parametrize("batch", [0, -1])
@@ -124,10 +172,27 @@ def test_a_file_of_another_kind(tmp_path, name, runtime, says):
     (tiny_onnx(operator="NoSuch"), "NoSuch"),
     (tiny_onnx(num_outputs=2), r"has 2 outputs \(rows, logits\)"),
     (float_onnx(float("nan")), "the weights gain have NaN"),
-    ids=["nonsense", "opset", "old opset", "operator", "outputs", "NaN"],
+    (
+        b"\x89HDF\r\n\x1a\n",
+        r"of Keras.*load_model\('net.onnx'\).export\('net.onnx', format='onnx'\)",
+    ),
+    ids=["nonsense", "opset", "old opset", "operator", "outputs", "NaN", "Keras"],
 )
 def test_onnx_that_is_no_member(tmp_path, data, says):
     refused(says, tmp_path, content(tmp_path / "net.onnx", data), runtime="onnxruntime")
+
+
+@pytest.mark.parametrize("runtime", [None, "onnxruntime"])
+def test_files_of_tensorflow_say_how_to_export_them(tmp_path, runtime):
+    with zipfile.ZipFile(path := tmp_path / "net.keras", "w") as made:
+        for name in ("metadata.json", "config.json", "model.weights.h5"):
+            made.writestr(name, "{}")
+    refused(r"of Keras.*load_model\('net.keras'\).export", tmp_path, path, runtime=runtime)
+    (folder := tmp_path / "saved").mkdir()
+    content(folder / "saved_model.pb", b"x")
+    for given in (folder, folder / "saved_model.pb"):
+        refused(f"SavedModel.*ovc {folder} --output_model net", tmp_path, given, runtime=runtime)
+    refused("is a folder", tmp_path, tmp_path, runtime=runtime)
 
 
 def test_a_runtime_that_is_not_installed(tmp_path, monkeypatch):

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import openvino as ov
 from openvino import opset13 as ops
 
-from calibration.sets.input import named_output
 from models.errors import ModelSetError
+from models.openvino_network import named_output
 
 WEIGHTED = ("MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData")
 ROUNDING = ("FakeQuantize", "Convert")

@@ -4,9 +4,9 @@ import pytest
 from openvino import opset13 as ops
 from scipy.special import softmax
 
-from calibration.sets.pooled_features import features_network, pooled_features, with_head
 from models.errors import ModelSetError
 from models.openvino_network import CompiledNetwork, RuntimeOptions
+from models.pooled_features import features_network, pooled_features, with_head
 from tests.support.drawn_networks import random_model
 
 SIZE, WIDTH, CLASSES = 8, 5, 4
