@@ -342,7 +342,7 @@ def test_a_text_is_no_network(tmp_path, capfd, name):
 
 
 def test_what_is_not_there(tmp_path):
-    for path, says in ((tmp_path / "net.xml", "cannot read .*/net.xml"), (tmp_path, "cannot read")):
+    for path, says in ((tmp_path / "net.xml", "cannot read .*/net.xml"), (tmp_path, "is a folder")):
         with pytest.raises(ModelSetError, match=says):
             read(path, None, PLAIN)
     path = save(USUAL, tmp_path)
