@@ -23,6 +23,7 @@ IMAGE, PIXELS = "image", "pixels"
 PROBABILITIES, LABEL = "probabilities", "label"
 OUTPUTS = (PROBABILITIES, LABEL)
 FIRST_VERSION = "1"  # the version number of every model, for clients that require one
+ANY_VERSION = ("", "0", FIRST_VERSION)  # 0 is the latest to OpenVINO Model Server's clients
 
 # Triton's extensions that are implemented here.
 EXTENSIONS = (
@@ -313,10 +314,10 @@ class Models:
             raise UnknownModelError(
                 f"no model {shown(name)} is served; there are {', '.join(self._by_name)}"
             )
-        if version not in ("", FIRST_VERSION, model.version):
+        if version not in (*ANY_VERSION, model.version):
             raise UnknownModelError(
                 f"{name} has no version {shown(version)}; it has version {model.version}, which "
-                f"{FIRST_VERSION} stands for too"
+                f"0 and {FIRST_VERSION} stand for too"
             )
         return replace(model, is_asked_by_version=True) if version == model.version else model
 
