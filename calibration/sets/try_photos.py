@@ -84,20 +84,27 @@ def _of_member(
     labels: Sequence[str],
     contents: Sequence[tuple[Path, bytes]],
 ) -> Iterator[TriedRange]:
-    stated = replace(file_options(new, name), normalisation=UNIT, pixel_order="BGR", is_stated=True)
-    imported = import_file(replace(new, runtimes={}), name, path, len(labels), stated)
-    options, labels = new.options_of(name), labels or imported.labels or ()
+    by_unit = _imported(new, name, path, len(labels), UNIT)
+    options, labels = new.options_of(name), labels or by_unit.labels or ()
     images = np.stack(
-        [_decoded(*content, options.image(imported.input_size)) for content in contents]
+        [_decoded(*content, options.image(by_unit.form.size)) for content in contents]
     )
-    run = _run(imported)
-    for pixels, how in _ranges(imported, options.color_order):
-        is_wanted = any(map(how.is_close, imported.wanted)) if imported.wanted else None
+    is_grey = by_unit.form.channels == 1
+    of_floats = None if is_grey else _run(by_unit)
+    for pixels, how in _ranges(by_unit, options.color_order):
+        run = of_floats or _run(_imported(new, name, path, len(labels), how))
+        is_wanted = any(map(how.is_close, by_unit.wanted)) if by_unit.wanted else None
         answers = [
             _answer(photo.name, row, labels)
             for (photo, _), row in zip(contents, run(images, how), strict=True)
         ]
         yield TriedRange(name, pixels, how, is_wanted, tuple(answers))
+
+
+def _imported(new: NewSet, name: str, path: Path, num_labels: int, how: Normalisation) -> Imported:
+    stated = file_options(new, name)
+    stated = replace(stated, normalisation=how, pixel_order=how.color_order, is_stated=True)
+    return import_file(replace(new, runtimes={}), name, path, num_labels, stated)
 
 
 def _decoded(photo: Path, content: bytes, image: ImageRecord) -> Pixels:
@@ -109,8 +116,14 @@ def _decoded(photo: Path, content: bytes, image: ImageRecord) -> Pixels:
 
 def _ranges(imported: Imported, order: ColorOrder | None) -> Iterator[tuple[str, Normalisation]]:
     """Yield the usual ranges of pixels in each order of colours; Caffe's networks take BGR."""
+    if imported.form.channels == 1:
+        names = [name for name, how in CONVENTIONS.items() if len({*how.mean}) == 1]
+        yield from (
+            (name, usual(name, "RGB")) for name in names[: 1 if imported.takes_integers else 3]
+        )
+        return
     orders = ORDERS if order is None else (order,)
-    names = tuple(CONVENTIONS)[:1] if imported.takes_integers else tuple(CONVENTIONS)
+    names = [*CONVENTIONS][: 1 if imported.takes_integers else None]
     yield from ((name, usual(name, own)) for own in orders for name in names)
     if "BGR" in orders and not imported.takes_integers:
         yield "less Caffe's mean", CAFFE
@@ -120,16 +133,17 @@ def _run(imported: Imported) -> Callable[[Pixels, Normalisation], list[Probabili
     """Return what answers images, uint8 BGR (N, H, W, 3), taken by a normalisation."""
     assert isinstance(imported.network, ov.Model)
     model = imported.network.clone()
-    number, takes_integers = fixed_batch(model) or 1, imported.takes_integers
-    if not takes_integers:
+    number, is_plain = fixed_batch(model) or 1, imported.form.channels == 1
+    takes_pixels = is_plain or imported.takes_integers
+    if not takes_pixels:
         model.get_parameters()[0].set_element_type(ov.Type.f32)
         model.validate_nodes_and_infer_types()
     model.reshape([number, *list(model.input().partial_shape)[1:]])
     compiled = compile_with(model, {"INFERENCE_PRECISION_HINT": "f32"})
 
     def run(images: Pixels, how: Normalisation) -> list[Probabilities]:
-        pixels = images if how.color_order == "BGR" else images[..., ::-1]
-        values = pixels if takes_integers else how.of(pixels) * np.float32(UNIT.scale[0])
+        pixels = images if is_plain or how.color_order == "BGR" else images[..., ::-1]
+        values = pixels if takes_pixels else how.of(pixels) * np.float32(UNIT.scale[0])
         return [compiled(np.repeat(image[None], number, 0))[0][0] for image in values]
 
     return run

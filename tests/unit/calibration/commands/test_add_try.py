@@ -5,8 +5,11 @@ import shlex
 
 import cv2
 import numpy as np
+import openvino as ov
 import pytest
+from openvino import opset13 as ops
 
+from tests.support.calibration.added_sets import softmax
 from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.unit.calibration.sets.test_input_range import (
@@ -88,6 +91,22 @@ def test_integers_and_a_stated_order_leave_fewer(nets):
     ]
     rows = tried("--member a=plain.onnx --color-order RGB")
     assert [pixels for _, pixels, _ in rows] == [*CONVENTIONS, "ImageNet's mean and scale"]
+
+
+def test_grey_networks_have_three_ranges(nets):
+    pixels = ops.parameter([1, 1, SIZE, SIZE], np.float32)
+    mean = ops.reduce_mean(pixels, np.array([2, 3]), False)
+    rows = ops.concat([mean, ops.multiply(mean, np.float32(-3)), ops.add(mean, np.float32(1))], 1)
+    ov.save_model(ov.Model([rows], [pixels], "grey"), "grey.xml")
+    rows = tried("--member a=grey.xml")
+    assert [pixels for _, pixels, _ in rows] == [*CONVENTIONS]
+    grey = cv2.cvtColor(SCENES[0], cv2.COLOR_BGR2GRAY).mean()
+    for pixels, (mean, scale) in CONVENTIONS.items():
+        value = (grey - mean) / scale
+        wanted = softmax(np.array([[value, -3 * value, value + 1]]))[0]
+        best = rows["a", pixels, "RGB"]["answers"][0]
+        assert best["index"] == wanted.argmax()
+        assert best["probability"] == pytest.approx(wanted.max(), abs=0.01)
 
 
 def test_a_table_shows_them_with_the_options_to_write(nets):

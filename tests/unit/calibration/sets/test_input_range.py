@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from openvino import opset13 as ops
 
 from calibration.sets.import_network import import_network
-from calibration.sets.input import MEAN_RGB, SCALE_RGB
+from calibration.sets.input import MEAN_RGB, SCALE_RGB, InputForm
 from calibration.sets.input_range import fitted
 from calibration.sets.options import FileOptions, MemberOptions
 from models.errors import ModelSetError
@@ -299,17 +299,36 @@ def test_layers_of_other_kinds_are_read(tmp_path, kind, takes):
 
 def test_what_mixes_channels_is_no_normalisation(tmp_path):
     """A layer of grey, and pictures normalised by their own mean: nothing is read from these."""
-    fit = fitted(
-        as_tensors("one by one"), "NCHW", (1, SIZE), FileOptions(is_stated=False), tmp_path
-    )
+    fit = fitted(as_tensors("one by one"), InputForm(SIZE), FileOptions(is_stated=False), tmp_path)
     assert "compute" in fit.note
     pixels = ops.parameter([-1, 3, SIZE, SIZE], np.float32)
     own = ops.subtract(pixels, ops.reduce_mean(pixels, np.array([1, 2, 3]), True))
     mixed = ops.convolution(own, KERNEL[:3, :, :1, :1], [1, 1], [0, 0], [0, 0], [1, 1])
     fit = fitted(
-        ov.Model([mixed], [pixels], "m"), "NCHW", (1, SIZE), FileOptions(is_stated=False), tmp_path
+        ov.Model([mixed], [pixels], "m"), InputForm(SIZE), FileOptions(is_stated=False), tmp_path
     )
     assert fit.note == " (assumed: its first layers normalise nothing)"
+
+
+@cases(
+    "factor, takes",
+    (1 / 255, "takes grey pixels as they are (its first layers compute x / 255)"),
+    (4.4, "refused"),
+)
+@pytest.mark.parametrize("sides", [[-1, 1, SIZE, 2 * SIZE], [-1, SIZE, 2 * SIZE]])
+def test_grey_networks_and_rectangles_are_read_too(tmp_path, sides, factor, takes):
+    pixels = ops.parameter(sides, np.float32, name="pixels")
+    scaled = ops.multiply(pixels, np.float32(factor))
+    flat = ops.reshape(scaled, np.array([0, -1]), special_zero=True)
+    weights = np.linspace(-1, 1, 2 * SIZE * SIZE * 4, dtype=np.float32).reshape(-1, 4)
+    model = ov.Model([ops.matmul(flat, weights, False, False)], [pixels], "grey")
+    ov.save_model(model, tmp_path / "net.xml")
+    if takes == "refused":
+        with pytest.raises(ModelSetError, match="--scale 255"):
+            import_network(tmp_path / "net.xml", FileOptions(is_stated=False))
+        return
+    imported = import_network(tmp_path / "net.xml", FileOptions(is_stated=False))
+    assert imported.facts.startswith(takes)
 
 
 @both
