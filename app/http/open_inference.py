@@ -52,7 +52,7 @@ from app.oip.models import (
 from app.oip.regions import NO_CUDA, Regions, for_caller
 from app.oip.tensors import InferRequest
 from app.queueing.admission import Share
-from app.telemetry.metrics import INFER, INFER_VERSION, PREDICT, PREDICT_VERSION
+from app.telemetry.metrics import INFER, INFER_VERSION, INVOCATIONS, PREDICT, PREDICT_VERSION
 
 LENGTH = HEADER_LENGTH.encode("ascii")
 MODEL_PATH = "/v2/models/{model_name}"
@@ -260,6 +260,23 @@ def add_predict(api: FastAPI, inference: Inference) -> None:
     @api.post(PREDICT_VERSION, **described)
     async def predict(request: Request, model_name: str, model_version: str = "") -> Response:
         names = model_name, model_version
+        return await _answered(inference, request, names, parse_instances, rendered_predictions)
+
+    # Other bodies come to ClassifyRoute.
+    kinds = ("image/jpeg", "image/png", "application/octet-stream")
+    content: dict[str, Any] = dict.fromkeys(kinds, BINARY)
+    content["application/json"] = {"schema": PREDICT_SCHEMA, "example": EXAMPLE}
+
+    @api.post(
+        INVOCATIONS,
+        tags=["SageMaker, Vertex AI"],
+        summary="Classify an image, or images in base64 by the first set",
+        responses=ERRORS,
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+        response_class=Response,
+    )
+    async def invocations(request: Request) -> Response:
+        names = inference.models.all[0].name, ""
         return await _answered(inference, request, names, parse_instances, rendered_predictions)
 
     states: Responses = {status: INFER_ERRORS[status] for status in (404, 503)}
