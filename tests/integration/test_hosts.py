@@ -108,7 +108,6 @@ def test_the_proxy_protocol_says_who_calls(tmp_path, free_port, monkeypatch, beg
         target = f"127.0.0.1:{syslog.getsockname()[1]}"
         for name, value in ((HAPROXY_LOG, target), (HA_PROXY, "1"), (HAPROXY_SECRET, "s" * 32)):
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("ray.serve._private.haproxy.RAY_SERVE_HAPROXY_LOG_TARGET", target)
         options = OPTIONS._replace(accepts_proxy=True)
         with front(tmp_path, free_port, options, LOCAL) as (port, service):
             head = f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: {len(PHOTO)}\r\n"

@@ -1,6 +1,7 @@
 """HAProxy in front: its command starts it or refuses to, and it alone listens at the address."""
 
 import os
+import re
 import resource
 import shutil
 import socket
