@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
 from opentelemetry import trace
 from opentelemetry.trace import format_trace_id
-from ray.serve.grpc_util import RayServegRPCContext
+from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from app.access import ANYONE, Keys
 from app.answers import Fault, logged_fault
@@ -46,7 +46,7 @@ from app.graph.request import (
     RequestOptions,
     parse_timeout_s,
 )
-from app.grpc import open_inference_pb2
+from app.grpc import open_inference_pb2, tensorflow_serving_pb2
 from app.grpc import tandem_pb2 as messages
 from app.telemetry.metrics import CLIENT_WENT, record_answered
 from app.telemetry.spans import continued, continues_traces
@@ -58,6 +58,8 @@ METHOD = "Classify"
 _OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 OPEN_INFERENCE = _OPEN_INFERENCE.full_name
 OPEN_INFERENCE_METHODS = [*_OPEN_INFERENCE.methods_by_name]
+_TENSORFLOW = tensorflow_serving_pb2.DESCRIPTOR.services_by_name.values()
+TENSORFLOW_METHODS = {name: each.full_name for each in _TENSORFLOW for name in each.methods_by_name}
 HEALTH, CHECK = "grpc.health.v1.Health", "Check"
 TRACE_ID = "x-trace-id"
 STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC
@@ -296,7 +298,7 @@ class FieldCounter:
         if self._num_left < 0:
             raise BadParameterError(
                 f"the message has over {MAX_FIELDS} fields, which is the limit; send tensors "
-                "in raw_input_contents, or fewer images"
+                "as bytes (raw_input_contents, tensor_content), or fewer images"
             )
 
     def _number(self, at: int) -> tuple[int, int]:
@@ -365,6 +367,18 @@ class Message:
         return data
 
 
+def stream_method(interface: str, name: str) -> Callable[..., Awaitable[Any]]:
+    """Return a method of the ingress, which calls ``name`` of its attribute ``interface``."""
+
+    async def answer(
+        self: object, incoming: gRPCInputStream[Message], grpc_context: RayServegRPCContext
+    ) -> Any:
+        return await getattr(self, interface).call(name, incoming, grpc_context)
+
+    answer.__name__ = name
+    return answer
+
+
 def add_servicer(servicer: Any, server: Any) -> None:
     """Add all services as the generated functions do, but without receiving the messages.
 
@@ -373,6 +387,8 @@ def add_servicer(servicer: Any, server: Any) -> None:
     servicer's methods by Serve's handlers.
     """
     services = {SERVICE: [METHOD], OPEN_INFERENCE: OPEN_INFERENCE_METHODS, HEALTH: [CHECK]}
+    for method, service in TENSORFLOW_METHODS.items():
+        services.setdefault(service, []).append(method)
     for service, methods in services.items():
         handlers = {
             name: grpc.stream_unary_rpc_method_handler(getattr(servicer, name), Message)
