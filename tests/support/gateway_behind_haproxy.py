@@ -56,13 +56,12 @@ def haproxy_of(http, gateway, folder, own, options, keys=None, *, is_cluster=Fal
         is_cluster: whether it is a node's.
 
     """
-    target = environment_value(HAPROXY_LOG)
     config = write_serves_config(
         folder / "haproxy.cfg",
         ports=own,
         http_port=http.port,
         replicas={"http": gateway},
-        **({"log_target": target} if target else {}),
+        log_target=environment_value(HAPROXY_LOG) or "127.0.0.1:514",
     )
     command = HaproxyCommand(folder / "haproxy", None if is_cluster else own)
     command.write(options, tls=tls_of(http), keys=keys)
