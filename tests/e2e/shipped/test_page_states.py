@@ -89,7 +89,7 @@ def test_an_answer_that_is_not_sure_offers_the_other_sets_or_says_how_to_get_one
 
 def test_the_page_says_on_what_sure_was_measured(open_page):
     foreign = {"dataset": "b", "num_images": 500, "share": 0.036, "interval": [0.02, 0.05]}
-    sure = {"probability": 0.98, "share": 0.4, "num_images": 750, "right": 0.97}
+    sure: dict[str, object] = {"share": 0.4, "num_images": 750, "right": 0.97}
     sure |= {"measured_on": "pets/val", "wrong_weight": 2.0, "foreign": foreign}
     models = {"model_set": "a", "labels": ["tench", "church"], "members": [], "sure": sure}
     page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
