@@ -295,7 +295,7 @@ def _network(text: str) -> tuple[Path, str]:
 def _size(text: str) -> Size:
     """Read a size in px: 224, or 64x128 (height x width)."""
     sides = text.lower().split("x")
-    if not 1 <= len(sides) <= 2 or not all(side.isascii() and side.isdigit() for side in sides):
+    if len(sides) > 2 or not all(re.fullmatch(r"[1-9][0-9]{0,4}", side) for side in sides):
         raise ModelSetError(f"--input-size {text!r}: write 224, or HEIGHTxWIDTH as 64x128")
     return size_of(int(sides[0]), int(sides[-1]))
 

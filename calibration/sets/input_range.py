@@ -8,7 +8,6 @@ a normalisation that networks are trained with.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from calibration.sets.files import check_file
+from calibration.sets.first_convolution import FirstConvolution, first_convolution
 from calibration.sets.input import (
     ColorOrder,
     InputForm,
@@ -54,6 +54,8 @@ MEAN_SLACK, SCALE_SLACK = 1.5, 0.02  # of a mean, 0 to 255, and, relative, of a 
 USUAL_MEAN, USUAL_SCALE = 118.0, 64.0  # of photographs
 MEAN_STEP = 60.0  # how far a mean is as unlikely as half or twice the scale
 LEAST_LEAD, MOST_OFF = 1.0, 5.0  # steps between the best convention and another, and of the best
+# Of a first convolution that divides pixels by 255 itself; others spread by 60 and more.
+LEAST_SPREAD, MOST_SPREAD = 0.2, 12.0
 BOUND_SLACK = 0.1  # of the range of a convention
 ORDERS: tuple[ColorOrder, ...] = ("RGB", "BGR")
 MAX_LAYERS = 40
@@ -113,11 +115,12 @@ class Fitted:
 def fitted_file(file: Path, path: Path, options: FileOptions) -> Fitted:
     """Return :func:`fitted` of a file that another runtime runs, if OpenVINO can read it."""
     check_file(file)
-    with suppress(ModelSetError, RuntimeError, UnicodeDecodeError):
+    try:
         model = read_network(file)
         form = input_form(sides_of(model.input()), "", options.input_size, options.layout)
-        return fitted(model, form, options, path)
-    return Fitted(options, "")
+    except (ModelSetError, RuntimeError, UnicodeDecodeError):
+        return Fitted(options, "")
+    return fitted(model, form, options, path)
 
 
 def sides_of(port: ov.Output) -> Sides:
@@ -139,6 +142,8 @@ def fitted(model: ov.Model, form: InputForm, options: FileOptions, path: Path) -
     if wanted is None:
         first = first_layers(model, form)
         wanted = _wanted(first, kind, options.normalisation) if first else Wanted()
+        if first and first.is_plain and not kind.is_integral() and not wanted.convention:
+            wanted = _in_convolution(first_convolution(model, form), wanted)
     order = _order(wanted, kind, options, path)
     options, doubt = replace(options, pixel_order=order), None
     if order and wanted.color_order and order != wanted.color_order:
@@ -348,6 +353,36 @@ def _wanted(first: FirstLayers, kind: ov.Type, assumed: Normalisation) -> Wanted
     if near:
         return Wanted(None, order, why, (best, *near), first.is_reversed)
     return Wanted(best, order, why, is_reversed=first.is_reversed)
+
+
+def _in_convolution(first: FirstConvolution | None, wanted: Wanted) -> Wanted:
+    """Return what a first convolution wants that holds the normalisation; else ``wanted``."""
+    if first is None:
+        return wanted
+    if first.mean is not None:
+        right = [
+            (name, order)
+            for name, how in CONVENTIONS.items()
+            for order in ORDERS
+            for known in TRAINED_WITH
+            if any(known.mean) and len(first.mean) in (3, len({*known.mean}))
+            if _has_means(_as_pixels(first.mean, how, order), known, order)
+        ]
+        names, orders = {name for name, _ in right}, {order for _, order in right}
+        if len(names) == 1:
+            mean = as_text([float(f"{value:.4g}") for value in first.mean])
+            why = f"the bias of its first convolution holds the mean {mean}"
+            return Wanted(names.pop(), orders.pop() if len(orders) == 1 else None, why)
+    if LEAST_SPREAD < first.spread < MOST_SPREAD:
+        why = "the weights of its first convolution are as small as if they divided by 255"
+        return replace(wanted, why=why, among=("0 to 255", "0 to 1"))
+    return wanted
+
+
+def _as_pixels(mean: Values, how: Normalisation, order: ColorOrder) -> Values:
+    """Return pixels of which a convention makes these numbers."""
+    own, scale = (_in_order(values, how, order)[: len(mean)] for values in (how.mean, how.scale))
+    return own + mean * scale
 
 
 def _together(first: FirstLayers, how: Normalisation, order: ColorOrder) -> tuple[Values, Values]:

@@ -138,6 +138,7 @@ def test_a_name_that_leads_elsewhere_writes_nothing(tmp_path, name, more, says):
     ("--scale 1,-0.0,1", "--scale '1,-0.0,1': write one number"),
     ("--scale 1,2", "--scale '1,2': write one number, or three"),
     ("--scale 1,2,3,4", "or three for three channels"),
+    ("--input-size 0", "--input-size '0': write 224, or HEIGHTxWIDTH as 64x128"),
     ("--mean NaN", "--mean: NaN is no finite number"),
     ("--mean 1e999", "--mean: 1e999 is no finite number"),
     ("--mean ''", "--mean: '' is not a number"),
@@ -159,7 +160,6 @@ def test_what_makes_no_set_is_said_and_leaves_none(home, more, says):
 
 @cases(
     "more, says",
-    ("--input-size 0", "'--input-size': Input should be greater than or equal to 1"),
     ("--max-drop 2", "'--max-drop': Input should be less than or equal to 1"),
     ("--max-drop nan", "'--max-drop': Input should be less than or equal to 1"),
     ("--resize-shorter x", "'--resize-shorter': Input should be a valid integer"),

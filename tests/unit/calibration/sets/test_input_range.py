@@ -81,20 +81,29 @@ def front(steps: Steps, planes: bool = True) -> tuple[list[Any], dict[str, Any],
     return nodes, weights, last
 
 
-def network(path: Path, steps: Steps, kind: Any = TensorProto.FLOAT, planes: bool = True) -> Path:
+def network(
+    path: Path,
+    steps: Steps,
+    kind: Any = TensorProto.FLOAT,
+    planes: bool = True,
+    absorbed: tuple[Any, float] = (0, 1),
+) -> Path:
     """Write ``steps``, and behind them a small network whose classes depend on the range."""
     nodes, weights, last = front(steps, planes)
     if not planes:
         nodes.append(helper.make_node("Transpose", [last], ["planes"], perm=[0, 3, 1, 2]))
         last = "planes"
     nodes += [
-        helper.make_node("Conv", [last, "kernel"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", [last, "kernel", "bias"], ["a"], pads=[1, 1, 1, 1]),
         helper.make_node("Tanh", ["a"], ["b"]),
         helper.make_node("GlobalAveragePool", ["b"], ["c"]),
         helper.make_node("Flatten", ["c"], ["d"]),
         helper.make_node("MatMul", ["d", "head"], ["logits"]),
     ]
-    weights |= {"kernel": KERNEL, "head": HEAD}
+    mean, scale = absorbed
+    kernel = (KERNEL / scale).astype(np.float32)
+    bias = -(kernel.sum(axis=(2, 3)) @ (np.zeros(3) + mean)).astype(np.float32)
+    weights |= {"kernel": kernel, "bias": bias, "head": HEAD}
     sides = ["N", 3, SIZE, SIZE] if planes else ["N", SIZE, SIZE, 3]
     graph = helper.make_graph(
         nodes,
@@ -197,12 +206,13 @@ def test_means_tell_the_order_of_colours(tmp_path, runtime):
         assert f"takes {('BGR', 'RGB')[number]} pixels as they are" in said[0][1]
 
 
-def test_a_reversal_without_means_is_asked_about(tmp_path):
+@both
+def test_a_reversal_without_means_is_asked_about(tmp_path, runtime):
     path = network(tmp_path / "net.onnx", (("Reverse", None), ("Div", 255)))
     with pytest.raises(ModelSetError, match=r"reverses the colours itself.*--color-order RGB or"):
-        answered(tmp_path, path)
+        answered(tmp_path, path, runtime=runtime)
     stated = MemberOptions(color_order="BGR")
-    close(answered(tmp_path, path, options=stated), right(0, 255))
+    close(answered(tmp_path, path, options=stated, runtime=runtime), right(0, 255))
 
 
 def test_what_is_unclear_is_asked_about(tmp_path):
@@ -212,6 +222,41 @@ def test_what_is_unclear_is_asked_about(tmp_path):
         answered(tmp_path, path)
     stated = MemberOptions(mean=(0.0,) * 3, scale=(255.0,) * 3)
     close(answered(tmp_path, path, options=stated), right(0, 255 / 4.4))
+
+
+@cases(
+    "absorbed, takes",
+    (
+        (MEAN_RGB, 58.0),
+        "RGB pixels as they are (the bias of its first convolution holds the mean 1",
+    ),
+    (
+        (CAFFE, 1.0),
+        "BGR pixels as they are (the bias of its first convolution holds the mean 103.9",
+    ),
+    (
+        (127.5, 127.5),
+        "RGB pixels as they are (the bias of its first convolution holds the mean 127",
+    ),
+    ((MEAN, 0.225), "RGB / 255 (the bias of its first convolution holds the mean 0.485,0.456"),
+    ((0.5, 0.5), "RGB / 255 (the bias of its first convolution holds the mean 0.5)"),
+)
+def test_a_mean_in_the_first_convolution_is_found(tmp_path, absorbed, takes):
+    path = network(tmp_path / "net.onnx", (), absorbed=absorbed)
+    imported = import_network(path, FileOptions(is_stated=False))
+    assert imported.facts.startswith(f"takes {takes}")
+    assert imported.doubt is None
+
+
+@both
+def test_a_division_in_the_first_convolution_is_asked_about(tmp_path, runtime):
+    path, said = network(tmp_path / "net.onnx", (), absorbed=(0, 255)), Said()
+    says = r"first convolution are as small as .*--mean 0 --scale 1 \(0 to 255\); --mean 0 --scale"
+    with pytest.raises(ModelSetError, match=says):
+        answered(tmp_path, path, runtime=runtime)
+    raw = MemberOptions(mean=(0.0,) * 3, scale=(1.0,) * 3)
+    close(answered(tmp_path, path, said=said, runtime=runtime, options=raw), right(0, 255))
+    assert said[0][2] is None
 
 
 @cases("steps", EFFICIENTNET, MOBILENET, CONVNEXT)
