@@ -20,7 +20,7 @@ RESULTS := build/tests
 RAY_VENV = .venv-ray-$(RAY)
 OTHER_RAY := 2.59.0
 # The extras that constraints.txt covers; tests/constraints.txt covers all.
-SERVING := calibrate redis heif onnxruntime parquet ray-data torch timm ladder s3 gcs azure
+SERVING := calibrate redis heif onnxruntime parquet ray-data torch timm ladder s3 gcs azure b3 xray
 PURELIB := "import sysconfig; print(sysconfig.get_path('purelib'))"
 # What needs Ray. The rest is the same with every Ray.
 OF_RAY_NAMES := tests/unit/serve/test_ray_compatibility.py

@@ -49,6 +49,7 @@ from app.graph.request import (
 from app.grpc import open_inference_pb2, tensorflow_serving_pb2
 from app.grpc import tandem_pb2 as messages
 from app.telemetry.metrics import CLIENT_WENT, record_answered
+from app.telemetry.spans import continued, continues_traces
 
 AnswerMessage = TypeVar("AnswerMessage")
 ParsedMessage = TypeVar("ParsedMessage", bound=ProtobufMessage)
@@ -97,6 +98,9 @@ LONGEST_SHIFT = 63  # a number has ten bytes at most
 def normal_form() -> NormalForm[str]:
     """Return the form of metadata, with the secret that this process has."""
     return NormalForm(str)
+
+
+has_own_traces = cache(continues_traces)  # once for all calls of this process
 
 
 class GrpcCall:
@@ -184,6 +188,17 @@ async def answered(
     empty: Callable[[], AnswerMessage],
 ) -> AnswerMessage:
     """Return the reply to a call; after an error it is empty, and the context has the status."""
+    if has_own_traces():
+        with continued(call.metadata):
+            return await _answered(call, answer, empty)
+    return await _answered(call, answer, empty)
+
+
+async def _answered(
+    call: GrpcCall,
+    answer: Callable[[], Awaitable[AnswerMessage]],
+    empty: Callable[[], AnswerMessage],
+) -> AnswerMessage:
     try:
         return await answer()
     except asyncio.CancelledError:  # the client hung up, or its deadline passed

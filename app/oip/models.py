@@ -14,6 +14,7 @@ from app.answers import Classified
 from app.errors import BadTensorError, UnknownModelError
 from app.graph.served_models import ServedModels
 from app.oip.tensors import InferRequest, Tensor, shown
+from models.image import Size, sides_of
 from models.machine import DISTRIBUTION
 
 SERVER = "tandem"
@@ -217,7 +218,7 @@ class ServedModel:
     name: str
     version: str  # the fingerprint of the set
     member: str | None  # None for the ensemble
-    input_size: int | None  # None: members' sizes differ, so clients cannot send pixels
+    input_size: Size | None  # None: members' sizes differ, so clients cannot send pixels
     labels: tuple[str, ...]
     threshold: float | None = None  # of a multi-label set
     model_set: str | None = None  # for a service with several sets
@@ -232,7 +233,7 @@ class ServedModel:
         of_labels = [-1] if self.threshold is None else [-1, -1]
         inputs = [TensorMetadata(IMAGE, "BYTES", [-1])]
         if (size := self.input_size) is not None:
-            inputs.append(TensorMetadata(PIXELS, "UINT8", [-1, size, size, 3]))
+            inputs.append(TensorMetadata(PIXELS, "UINT8", [-1, *sides_of(size), 3]))
         return ModelMetadata(
             self.name,
             [self.version, FIRST_VERSION],
@@ -272,8 +273,9 @@ class ServedModel:
                 f"files ({IMAGE}), or pixels to one member ({self.name}.NAME) in its size"
             )
         else:
-            form = f"[N,{size},{size},3], in the order blue, green, red"
-            datatype, fits = "UINT8", shape[1:] == (size, size, 3)
+            height, width = sides_of(size)
+            form = f"[N,{height},{width},3], in the order blue, green, red"
+            datatype, fits = "UINT8", shape[1:] == (height, width, 3)
         if tensor.datatype != datatype:
             raise BadTensorError(
                 f"input {tensor.name} has datatype {tensor.datatype}; it is {datatype}"
