@@ -38,6 +38,7 @@ from calibration.evaluation.record import (
 )
 from calibration.evaluation.report import as_json, show
 from calibration.evaluation.report_plans import figures_table, plans_json, show_plans, verdict
+from calibration.sets.labels import SetClasses
 from calibration.sets.transaction import change
 from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError
@@ -67,6 +68,13 @@ class EvaluateOptions:
             "file,label;label"
         ),
     ]
+    class_ids: Annotated[
+        Path | None,
+        typer.Option(
+            help="the class ids that the images' folders are named by, as WordNet's, in the "
+            "networks' order  (default: the set's own)"
+        ),
+    ] = None
     url: Annotated[
         str | None,
         typer.Option(help="also through this running service; it must answer as in process"),
@@ -212,10 +220,11 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
     measure: Callable[..., Evaluation | MultiLabelEvaluation]
     kind = MultiLabelLiveService if model_set.manifest.is_multi_label else LiveService
     if model_set.manifest.is_multi_label:
-        label_sets = _sampled(read_label_sets(options.images, model_set), options.max_images)
+        found = read_label_sets(options.images, model_set, _ids(model_set, options))
+        label_sets = _sampled(found, options.max_images)
         measure = partial(evaluate_label_sets, model_set, label_sets)
     else:
-        dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
+        dataset = _dataset(model_set, options)
         measure = partial(evaluate_set, model_set, dataset)
     there = {p for member in model_set.manifest.members for p in member.networks}
     url = options.url
@@ -230,6 +239,19 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
         )
     record = record_of(model_set, measured)
     return EvaluatedSet(model_set, record, measured, service.result if service else None)
+
+
+def _dataset(model_set: ModelSet, options: EvaluateOptions) -> Dataset:
+    found = read_dataset(options.images, model_set, _ids(model_set, options))
+    return _sampled(found, options.max_images)
+
+
+def _ids(model_set: ModelSet, options: EvaluateOptions) -> Sequence[str] | None:
+    """Return the class ids of the option, as many as the set has classes."""
+    if options.class_ids is None:
+        return None
+    of_set = SetClasses(model_set.labels, None)
+    return of_set.with_ids(options.class_ids, model_set.name, lambda *_: None).ids
 
 
 def _is_well(evaluated: EvaluatedSet) -> bool:
@@ -275,7 +297,7 @@ def _fit(model_set: ModelSet, options: EvaluateOptions) -> None:
         err.print("--max-images: a sample's result is shown, and not written into the manifest")
     if options.record:
         check_can_keep(model_set.folder, f"tandem evaluate {options.fitting}")
-    dataset = _sampled(read_dataset(options.images, model_set), options.max_images)
+    dataset = _dataset(model_set, options)
     manifest = model_set.manifest
     if options.calibrate:  # rows without any temperature
         manifest = with_temperatures(manifest, dict.fromkeys([*manifest.weights, ENSEMBLE], 1.0))

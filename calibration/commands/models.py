@@ -15,7 +15,7 @@ from rich.table import Table
 
 from models.errors import ModelSetError, TandemError
 from models.files import ResultFileError, check_can_write, needed_folder
-from models.ledger import ensemble_figures
+from models.ledger import current_records, ensemble_figures
 from models.machine import installed_version
 from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, earlier_sets, list_folders, load_model_set, search_path
@@ -217,6 +217,39 @@ def pin(
         )
     pinned = pin_version(load_model_set(base, search_path(model_dir or ())), version)
     out.print(f"[green]{escape(pinned.argument)}[/] is version {version}")
+
+
+def labels(
+    name: SetName,
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="the labels, in the networks' order, in any form that add takes"),
+    ] = None,
+    class_ids: Annotated[
+        Path | None, typer.Option(help="the class ids, as datasets name their folders")
+    ] = None,
+    model_dir: ModelDirs = None,
+) -> None:
+    """Give a set other labels, class ids or both; its networks stay.
+
+    The set from before is kept as a version.
+    """
+    from calibration.sets.labels import change_classes
+
+    if file is None and class_ids is None:
+        raise ModelSetError("give a FILE of labels, or --class-ids FILE, or both")
+    before = load_model_set(name, search_path(model_dir or ()))
+    made = change_classes(before, file, class_ids, lambda *said: out.print(escape(said[1])))
+    ids = f", with ids from {made.class_ids[0]} on" if made.class_ids else ""
+    out.print(
+        f"[green]{escape(made.argument)}[/] has the labels {escape(made.labels[0])} to "
+        f"{escape(made.labels[-1])}{escape(ids)}"
+    )
+    if current_records(before.manifest) and not current_records(made.manifest):
+        out.print(
+            "its accuracy was measured with the labels of before: tandem evaluate "
+            f"{escape(made.argument)} --images DIR"
+        )
 
 
 def push(
