@@ -138,7 +138,7 @@ def _check_order(names: list[str], model_set: ModelSet, source: Path) -> None:
 
 
 def _check_unambiguous(
-    names: list[str], known: tuple[str, ...], model_set: ModelSet, source: Path
+    names: list[str], known: Sequence[str], model_set: ModelSet, source: Path
 ) -> None:
     counts = Counter(known)
     for name in names:
