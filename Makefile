@@ -4,9 +4,16 @@ RUNS = $(shell python3.$(1) -c '' 2>/dev/null && echo python3.$(1))
 PYTHON ?= $(firstword $(foreach version,11 12 13 14,$(call RUNS,$(version))) python3.11)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check
-INSTALL := $(PIP) -c constraints.txt
-INSTALL_DEV := $(PIP) -c tests/constraints.txt
+# What pip does goes to a log. A terminal shows how many packages it has, and an error is shown whole.
+pip_install = { $(BIN)/pip install --disable-pip-version-check $(1) 2>&1 && echo "pip: done"; } \
+	| tee $(VENV)/pip.log | awk -v shown="$$(test -t 2 && echo yes)" '$(COUNT_PACKAGES)' \
+	|| { cat $(VENV)/pip.log; exit 1; }
+COUNT_PACKAGES := function show(text) { if (shown) { printf "\r  %d packages %s", n, text > "/dev/stderr" } } \
+	/^ *(Downloading|Using cached|Processing) / && !/[.]metadata/ { n++; show("fetched") } \
+	/^Installing collected/ { show("fetched, installing: a minute or less") } \
+	/^pip: done/ { ok = 1 } END { if (shown && n) print "" > "/dev/stderr"; exit !ok }
+INSTALL = $(call pip_install,-c constraints.txt -e '$(WHAT)')
+INSTALL_DEV = $(call pip_install,-c tests/constraints.txt -e '$(WHAT)')
 PYTEST := $(BIN)/python -m pytest
 RESULTS := build/tests
 # make test RAY=2.59.0: with another Ray, in an environment that has all else from .venv.
@@ -119,10 +126,10 @@ reference: $(VENV)/.test ## write docs/reference from the code, and the table of
 	$(BIN)/python -m tests.support.reference
 	$(BIN)/python -m tests.support.decisions
 
-docs: $(VENV)/.test ## build the site of docs/ into build/site; a link that leads nowhere fails
+docs: $(VENV)/.docs ## build the site of docs/ into build/site; a link that leads nowhere fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f .mkdocs.yml
 
-docs-serve: $(VENV)/.test ## serve the site on http://127.0.0.1:8001 while you write
+docs-serve: $(VENV)/.docs ## serve the site on http://127.0.0.1:8001 while you write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve -f .mkdocs.yml -a 127.0.0.1:8001
 
 readability: $(VENV)/.test ## print the length of sentences, by page
@@ -160,17 +167,20 @@ clean: ## remove what the targets above made
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
+$(VENV)/.serve: WHAT := .
 $(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "setting up $(VENV): about two minutes, once"
-	$(INSTALL) -e .
+	@$(INSTALL)
 	@touch $@
 
+$(VENV)/.tools: WHAT := .[calibrate]
 $(VENV)/.tools: $(VENV)/.serve
-	$(INSTALL) -e '.[calibrate]'
+	@$(INSTALL)
 	@touch $@
 
+$(VENV)/.all: WHAT := .[test,torch]
 $(VENV)/.all: $(VENV)/.test $(VENV)/.kserve
-	$(INSTALL_DEV) -e '.[test,torch]'
+	@$(INSTALL_DEV)
 	@touch $@
 
 # KServe's clients want other versions of protobuf and psutil than Ray and the tests do.
@@ -179,10 +189,16 @@ $(VENV)/.kserve: $(VENV)/.test
 	$(VENV)/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
 	@touch $@
 
+$(VENV)/.test: WHAT := .[test]
 $(VENV)/.test: $(VENV)/.serve tests/constraints.txt
-	$(INSTALL_DEV) -e '.[test]'
+	@$(INSTALL_DEV)
 	@command -v chromium >/dev/null || [ -n "$$TANDEM_CHROMIUM" ] || tests/e2e/install_chromium.sh
 	@command -v prometheus >/dev/null || tests/e2e/install_prometheus.sh $(BIN)
+	@touch $@
+
+# The site's packages alone: who writes a page needs no Ray.
+$(VENV)/.docs: tests/constraints.txt | $(VENV)/bin/python
+	@$(call pip_install,-c tests/constraints.txt mkdocs-material)
 	@touch $@
 
 # A Ray of another version beside all that .venv has, at the versions of constraints.txt.
@@ -196,6 +212,7 @@ $(RAY_VENV)/.ray: $(VENV)/.test
 	$(RAY_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
+$(VENV)/.train: WHAT := .[test,ladder,timm]
 $(VENV)/.train: $(VENV)/.test
-	$(INSTALL_DEV) -e '.[test,ladder,timm]'
+	@$(INSTALL_DEV)
 	@touch $@

@@ -282,7 +282,7 @@ class ErrorAnswer:
 
 @dataclass(slots=True)
 class Results:
-    """The answer for a multipart request: one entry per file, in order."""
+    """The answer for a multipart request, or for regions: one entry per file or region."""
 
     results: list[Classified | ErrorAnswer]
     request_id: str

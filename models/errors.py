@@ -53,6 +53,13 @@ class TooManyPixelsError(ImageError):
     code = "too_many_pixels"
 
 
+class OutsidePictureError(ImageError):
+    """A region of a request is not within its picture, or has no pixel of it."""
+
+    status = 422
+    code = "outside_picture"
+
+
 class ModelSetError(TandemError):
     """A model set cannot be used: a file missing or altered, a manifest that does not fit."""
 

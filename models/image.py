@@ -36,6 +36,7 @@ from models.image_header import (
     read_header,
 )
 from models.image_resize import Axis, CropSource, Interpolation, common_region
+from models.picture_regions import PictureRegion
 
 Resize = Literal["crop", "stretch"]
 # 50 Mi pixels: phones of 50 megapixels (8160 x 6144) pass. Memory: decision 0003.
@@ -120,8 +121,11 @@ def check_image(
     *,
     max_pixels: int = DEFAULT_MAX_PIXELS,
     max_full_pixels: int = DEFAULT_MAX_FULL_PIXELS,
+    of_regions: bool = False,
 ) -> CheckedImage:
     """Read a file's header and check the limits, before anything is decoded or allocated.
+
+    ``of_regions``: the picture is decoded at full scale, for :func:`decode_regions`.
 
     Raises:
         NotAnImageError: the bytes are no image.
@@ -134,11 +138,11 @@ def check_image(
     header = read_header(view)
     check_limits(header, max_pixels)
     reduction = 1
-    if header.format == "jpeg":
+    if header.format == "jpeg" and not of_regions:
         shrink = min(header.width, header.height) / (rule.resize_shorter * _REDUCED_MARGIN)
         reduction = 8 if shrink >= 8 else 4 if shrink >= 4 else 2 if shrink >= 2 else 1
     checked = CheckedImage(header, reduction)
-    check_full_pixels(header, checked.full_pixels, max_full_pixels)
+    check_full_pixels(header, checked.full_pixels, max_full_pixels, of_regions=of_regions)
     check_complete(view, header)
     return checked
 
@@ -172,8 +176,43 @@ def decode_images(
     ``checked`` must come from :func:`check_image` with the rule of the largest ``resize_shorter``.
     The pixels and errors are those of :func:`read_image`.
     """
+    return _resized(_decode(memoryview(data), *checked), rules, checked)
+
+
+def decode_regions(
+    data: bytes | memoryview,
+    rules: Sequence[ImageRule],
+    checked: CheckedImage,
+    regions: Sequence[PictureRegion],
+) -> list[NDArray[np.uint8] | TandemError]:
+    """Decode a file once; return of each region what :func:`decode_images` makes of its pixels.
+
+    ``checked`` must be of a file ``of_regions``. A region that is not within the picture has its
+    error in its place.
+    """
+    header, _ = checked
+    upright = _upright(_decode(memoryview(data), *checked), header.orientation)  # a view
+    height, width = upright.shape[:2]
+    parts: list[NDArray[np.uint8] | TandemError] = []
+    for region in regions:
+        try:
+            left, top, right, bottom = region.within(width, height)
+        except TandemError as error:
+            parts.append(error)
+            continue
+        part = upright[top:bottom, left:right]
+        if header.orientation != 1:
+            part = np.ascontiguousarray(part)
+        own = header._replace(width=right - left, height=bottom - top, orientation=1)
+        parts.append(_resized(part, rules, CheckedImage(own, 1)))
+    return parts
+
+
+def _resized(
+    pixels: NDArray[np.uint8], rules: Sequence[ImageRule], checked: CheckedImage
+) -> NDArray[np.uint8]:
+    """Return the inputs of decoded pixels, (h, w) grey or (..., 3 | 4) BGR[A], flat."""
     header, reduction = checked
-    pixels = _decode(memoryview(data), header, reduction)  # (h, w) grey, or (..., 3 | 4) BGR[A]
     size = header.width, header.height
     crops = [_crop_axes(size, header.orientation, rule, reduction) for rule in rules]
     rows, columns = common_region(crops)
@@ -251,7 +290,7 @@ def _upright(square: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Turn the crop as EXIF's orientation (1 to 8) asks: mirror the stored axes, then transpose."""
     square = square[::-1] if orientation in _Y_MIRRORED else square
     square = square[:, ::-1] if orientation in _X_MIRRORED else square
-    return square.transpose(1, 0, 2) if orientation >= 5 else square
+    return square.swapaxes(0, 1) if orientation >= 5 else square
 
 
 def lay_over_white(region: Samples, header: ImageHeader) -> NDArray[np.uint8]:
@@ -319,10 +358,15 @@ class ImageInputs:
         *,
         max_pixels: int = DEFAULT_MAX_PIXELS,
         max_full_pixels: int = DEFAULT_MAX_FULL_PIXELS,
+        of_regions: bool = False,
     ) -> CheckedImage:
         """Read a file's header and check the limits; see :func:`models.image.check_image`."""
         return check_image(
-            data, self._largest, max_pixels=max_pixels, max_full_pixels=max_full_pixels
+            data,
+            self._largest,
+            max_pixels=max_pixels,
+            max_full_pixels=max_full_pixels,
+            of_regions=of_regions,
         )
 
     def decode(self, data: bytes | memoryview, checked: CheckedImage) -> Pixels:
@@ -332,7 +376,22 @@ class ImageInputs:
             CorruptImageError: the file is damaged.
             TandemError: OpenCV could not get the memory it needs.
         """
-        flat = decode_images(data, self.rules, checked)
+        return self._shaped(decode_images(data, self.rules, checked), data, checked)
+
+    def decode_regions(
+        self, data: bytes | memoryview, checked: CheckedImage, regions: Sequence[PictureRegion]
+    ) -> list[Pixels | TandemError]:
+        """Decode a checked file once, to an image or an error for each of its regions.
+
+        Raises as :meth:`decode` does, for the file as a whole.
+        """
+        parts = decode_regions(data, self.rules, checked, regions)
+        return [
+            part if isinstance(part, TandemError) else self._shaped(part, data, checked)
+            for part in parts
+        ]
+
+    def _shaped(self, flat: Pixels, data: bytes | memoryview, checked: CheckedImage) -> Pixels:
         if self._icc_profiles == "convert":
             to_srgb(flat, memoryview(data), checked.header)
         return flat if len(self.rules) > 1 else _squares(flat, self.rules[0].input_size)

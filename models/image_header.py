@@ -289,14 +289,18 @@ def check_limits(header: ImageHeader, max_pixels: int) -> None:
         )
 
 
-def check_full_pixels(header: ImageHeader, full_pixels: int, max_full_pixels: int) -> None:
+def check_full_pixels(
+    header: ImageHeader, full_pixels: int, max_full_pixels: int, *, of_regions: bool = False
+) -> None:
     """Raise TooManyPixelsError if decoding would make more than ``max_full_pixels``."""
     if full_pixels > max_full_pixels:
         twice = " (16-bit samples count twice)" if header.bit_depth > 8 else ""
+        why, remedy = "cannot be decoded at reduced scale", ", or an ordinary JPEG"
+        if of_regions:
+            why, remedy = "is decoded at full scale for its regions", ", or the regions as pictures"
         raise TooManyPixelsError(
             f"The {header.format.upper()} has {header.width} x {header.height} pixels{twice} and "
-            f"cannot be decoded at reduced scale; then at most {max_full_pixels:,} are decoded: "
-            "send a smaller picture, or an ordinary JPEG."
+            f"{why}; then at most {max_full_pixels:,} are decoded: send a smaller picture{remedy}."
         )
 
 

@@ -22,17 +22,39 @@ from models.errors import TandemError
 from models.machine import DISTRIBUTION
 
 STREAMS = (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w"))
+# By group; "" is tandem itself.
 OWN_COMMANDS = {
-    "serve": "app.cli.serve:serve",
-    "classify": "app.cli.classify:classify",
-    "bench": "app.cli.bench:bench",
-    "traffic": "app.cli.traffic:traffic",
-    "keys": "app.cli.traffic:keys",
-    "environment": "app.cli.serve:environment",
-    "doctor": "app.cli.doctor:doctor",
+    "": {
+        "serve": "app.cli.serve:serve",
+        "classify": "app.cli.classify:classify",
+        "bench": "app.cli.bench:bench",
+        "keys": "app.cli.traffic:keys",
+        "environment": "app.cli.serve:environment",
+        "doctor": "app.cli.doctor:doctor",
+    },
+    "traffic": {
+        "show": "app.cli.traffic:show",
+        "set": "app.cli.traffic:set_shares",
+        "promote": "app.cli.traffic:promote",
+        "rollback": "app.cli.traffic:rollback",
+    },
 }
 # Calibration adds commands by entry points, since app never imports it.
 ENTRY_POINTS = {"": "tandem.commands", "models": "tandem.models_commands"}
+DEFAULTS = {"traffic": "show"}  # by group: the command that runs if none is named
+# How the help lists the commands. Those that no section names come last, without an example.
+SECTIONS = {
+    "Serve": ("tandem serve --plan fast", ("serve", "classify", "bench", "doctor")),
+    "Models": (
+        "tandem models add mine resnet.onnx densenet.onnx --labels labels.txt",
+        ("learn", "models", "quantize", "evaluate", "ladder"),
+    ),
+    "Operate": (
+        "tandem traffic set imagenet@1083e06ff666=95 imagenet@5b1de7a0f9c2=5",
+        ("traffic", "keys", "drift", "environment"),
+    ),
+    "Size": ("tandem plan --rate 400", ("plan",)),
+}
 # Help is plain text: Rich's tables cut the names of options in a terminal of 80 columns.
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 
@@ -102,11 +124,42 @@ class CommandGroup(TyperGroup):
     """A group of commands, each imported when it is called."""
 
     def __init__(self, *, name: str, commands: dict[str, Any], **attributes: Any) -> None:
-        own = OWN_COMMANDS if name == "" else {}
+        own = OWN_COMMANDS.get(name, {})
         entries = [EntryPoint(command, path, "") for command, path in own.items()]
-        entries += entry_points(group=ENTRY_POINTS[name])
+        if name in ENTRY_POINTS:
+            entries += entry_points(group=ENTRY_POINTS[name])
         listed = {entry.name: ListedCommand(entry) for entry in entries}
         super().__init__(name=name, commands=listed | commands, **attributes)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; without a command's name the group's default command gets the options."""
+        default = DEFAULTS.get(self.name or "")
+        if default and (not args or (args[0].startswith("-") and args[0] != "--help")):
+            args = [default, *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; a name that another group has is answered with that command."""
+        if self.get_command(ctx, args[0]) is None:
+            for name, group in self.commands.items():
+                if isinstance(group, CommandGroup) and args[0] in group.commands:
+                    ctx.fail(f"No such command '{args[0]}'. Did you mean tandem {name} {args[0]}?")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in their sections, each with an example; a group's in one list."""
+        if self.name:
+            super().format_commands(ctx, formatter)
+            return
+        rows = {name: command.get_short_help_str(1000) for name, command in self.commands.items()}
+        width = max(map(len, rows))
+        rest = set(rows).difference(*(names for _, names in SECTIONS.values()))
+        for title, (example, names) in (*SECTIONS.items(), ("More", ("", tuple(sorted(rest))))):
+            if present := [name for name in names if name in rows]:
+                with formatter.section(title):
+                    formatter.write_dl([(name.ljust(width), rows[name]) for name in present])
+                    if example:
+                        formatter.write_text(f"$ {example}")
 
 
 app = typer.Typer(
@@ -115,15 +168,16 @@ app = typer.Typer(
     no_args_is_help=True,
     **PLAIN,
 )
-app.add_typer(
-    typer.Typer(
-        cls=CommandGroup,
-        help="Model sets: list, verify, add, fetch, and their versions.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    ),
-    name="models",
-)
+GROUPS = {
+    "models": "Model sets: list, verify, add, fetch, and their versions.",
+    "traffic": "Show or change how requests are split between versions of a set.",
+}
+for group, purpose in GROUPS.items():
+    alone = group not in DEFAULTS
+    listed = typer.Typer(
+        cls=CommandGroup, help=purpose, no_args_is_help=alone, rich_markup_mode=None
+    )
+    app.add_typer(listed, name=group)
 
 
 @app.callback(invoke_without_command=True)

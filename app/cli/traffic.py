@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from enum import Enum
 from typing import Annotated, Any
 
 import httpx
@@ -32,67 +31,93 @@ err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 Status = dict[str, Any]
 
 
-class Action(str, Enum):  # noqa: UP042  # Typer shows a StrEnum's members as text only from Python 3.12
-    """The actions of the command."""
+ServiceUrl = Annotated[str, typer.Option("--url", help="a running service")]
+AsJson = Annotated[bool, typer.Option("--json", help="print /v1/traffic once, as JSON")]
+LOCAL = "http://127.0.0.1:8000"
 
-    SHOW, SET, PROMOTE, ROLLBACK = "show", "set", "promote", "rollback"
+
+def show(as_json: AsJson = False, url: ServiceUrl = LOCAL, *, caller: Caller) -> None:
+    """Show the shares of a set's versions and their comparison, in a terminal until Ctrl-C."""
+    service = TrafficService(url, caller)
+    if as_json:
+        typer.echo(json.dumps(service.status(), indent=2))
+        return
+    if not out.is_terminal:
+        _print(service.status())
+        return
+    with Live(console=out, auto_refresh=False) as live:
+        while True:
+            live.update(Group(*tables(service.status())), refresh=True)
+            try:
+                time.sleep(LOOK_EVERY_S)
+            except KeyboardInterrupt:
+                return
 
 
-def traffic(
-    action: Annotated[Action, typer.Argument(help="the action to take")] = Action.SHOW,
-    versions: Annotated[
-        list[str] | None,
-        typer.Argument(help="set: NAME@VERSION=PERCENT for each; promote: NAME@VERSION"),
+def set_shares(
+    shares: Annotated[
+        list[str] | None, typer.Argument(help="NAME@VERSION=PERCENT for each  (default: unchanged)")
     ] = None,
     shadow: Annotated[
         str | None,
-        typer.Option(help="set: NAME@VERSION that gets copies, or none  (default: unchanged)"),
+        typer.Option(help="NAME@VERSION that gets copies, or none  (default: unchanged)"),
     ] = None,
-    min_agreement: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="promote: lowest agreement, lower end of the 95 % interval"
-        ),
-    ] = MIN_AGREEMENT,
-    min_compared: Annotated[
-        int, typer.Option(min=0, help="promote: fewest photos that both versions answered")
-    ] = MIN_COMPARED,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print /v1/traffic once, as JSON")
-    ] = False,
-    url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000",
+    as_json: AsJson = False,
+    url: ServiceUrl = LOCAL,
     *,
     caller: Caller,
 ) -> None:
-    """Show or change how requests are split between versions of a set, without a restart.
+    """Change the versions' shares of the requests, 100 in sum, without a restart."""
+    service = TrafficService(url, caller)
+    seen = service.status()
+    _change(service, seen, _asked(shares or [], shadow, seen), as_json=as_json)
 
-    show prints the shares and the comparison, in a terminal until Ctrl-C. set changes the shares,
-    100 in sum. promote lets a version answer every request, if its accuracy record and its
-    agreement on live photos allow it. rollback restores the previous split. Exit code 1: promote
-    refused.
+
+def promote(
+    version: Annotated[
+        str | None, typer.Argument(help="NAME@VERSION  (default: the one that is compared)")
+    ] = None,
+    min_agreement: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="lowest agreement, lower end of the 95 % interval"),
+    ] = MIN_AGREEMENT,
+    min_compared: Annotated[
+        int, typer.Option(min=0, help="fewest photos that both versions answered")
+    ] = MIN_COMPARED,
+    as_json: AsJson = False,
+    url: ServiceUrl = LOCAL,
+    *,
+    caller: Caller,
+) -> None:
+    """Let one version answer every request, if its record and its agreement allow it.
+
+    These are its accuracy record and its agreement with the main version on live photos. Exit code
+    1: promote refused.
     """
     service = TrafficService(url, caller)
-    if action is Action.SHOW:
-        _show(service, as_json=as_json)
-        return
     seen = service.status()
-    if action is Action.ROLLBACK:
-        change: dict[str, Any] = {"rollback": True}
-    elif action is Action.SET:
-        change = _asked(versions or [], shadow, seen)
-    else:
-        change = _promoted(seen, versions or [], min_compared, min_agreement)
-    # A change that somebody else made meanwhile is not undone: the service refuses this one.
+    change = _promoted(seen, version, min_compared, min_agreement)
+    _change(service, seen, change, as_json=as_json)
+
+
+def rollback(as_json: AsJson = False, url: ServiceUrl = LOCAL, *, caller: Caller) -> None:
+    """Restore the split of before the last change."""
+    service = TrafficService(url, caller)
+    _change(service, service.status(), {"rollback": True}, as_json=as_json)
+
+
+def _change(
+    service: "TrafficService", seen: Status, change: dict[str, Any], *, as_json: bool
+) -> None:
+    """Send a change of what was seen: the service refuses it if somebody else was quicker."""
     _changed(service.change({**change, "revision": seen["revision"]}), as_json=as_json)
 
 
 def _promoted(
-    status: Status, versions: list[str], min_compared: int, min_agreement: float
+    status: Status, asked: str | None, min_compared: int, min_agreement: float
 ) -> dict[str, Any]:
     """Return the body that promotes a version, or exit with code 1 if the gate refuses."""
-    if len(versions) > 1:
-        raise ConfigError(f"promote takes one version, and these are {', '.join(versions)}")
-    version = candidate(status, versions[0] if versions else None)
+    version = candidate(status, asked)
     if reasons := refusals(status, version, min_compared, min_agreement):
         err.print(f"[red]not promoted:[/] {escape(version)}")
         for reason in reasons:
@@ -118,22 +143,6 @@ def _asked(texts: list[str], shadow: str | None, status: Status) -> dict[str, An
     if shadow == "none" or (shadow is None and shares.get(kept or "")):
         kept = None
     return {"shares": shares, "shadow": kept}
-
-
-def _show(service: "TrafficService", *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(service.status(), indent=2))
-        return
-    if not out.is_terminal:
-        _print(service.status())
-        return
-    with Live(console=out, auto_refresh=False) as live:
-        while True:
-            live.update(Group(*tables(service.status())), refresh=True)
-            try:
-                time.sleep(LOOK_EVERY_S)
-            except KeyboardInterrupt:
-                return
 
 
 def _print(status: Status) -> None:

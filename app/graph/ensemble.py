@@ -87,7 +87,10 @@ class Ensemble:
         observer, tensors = request.observer, request.tensors
         start_ms = observer.elapsed_ms()
         if tensors is None or tensors.pixels is None:
-            decoded = await self._decoder.decode(request.files, request.left_s, request.lane)
+            asked = (request.regions,) if request.regions else ()
+            decoded = await self._decoder.decode(
+                request.files, request.left_s, request.lane, *asked
+            )
         else:
             decode_ms = (0.0,) * len(tensors.pixels)
             decoded = Decoded(tensors.pixels, {}, decode_ms, self._fingerprint)

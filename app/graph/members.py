@@ -25,7 +25,7 @@ from app.answers import Combined, Decoded, MemberAnswer
 from app.errors import MORE_TIME, UPDATING, DeadlineError, OtherSetError, OverloadedError
 from app.graph.attempts import CALL_ERRORS, as_tandem
 from app.graph.observer import Interval, RequestObserver
-from app.graph.request import ClassifyRequest
+from app.graph.request import ClassifyRequest, Regions
 from app.queueing.overload import CircuitBreaker
 from app.queueing.scheduler import SHADOW, Lane
 from app.settings import AnswerPolicy
@@ -254,8 +254,13 @@ def _ended(interval: Interval, observer: RequestObserver, _: Answering) -> None:
 class DecoderStage(Protocol):
     """Decodes image files to pixels."""
 
-    async def decode(self, files: list[bytes], left_s: float, lane: Lane) -> Decoded:
-        """Decode every file; a bad file becomes a fault in the answer."""
+    async def decode(
+        self, files: list[bytes], left_s: float, lane: Lane, regions: Regions = ()
+    ) -> Decoded:
+        """Decode every file; a bad file becomes a fault in the answer.
+
+        With ``regions`` the answer has an image or a fault for each of these, of the only file.
+        """
 
 
 class CombinerStage(Protocol):

@@ -27,6 +27,7 @@ from app.graph.observer import RequestObserver
 from app.graph.redis_cache import Outcome, RedisStore, Rows
 from app.queueing.scheduler import Lane
 from models.network import Pixels
+from models.picture_regions import PictureRegion, regions_of
 from models.plan import PlanName
 
 Text = TypeVar("Text", str, bytes)
@@ -81,7 +82,8 @@ class NormalForm(Generic[Text]):
         return hmac.compare_digest(sent.encode() if isinstance(sent, str) else sent, self._secret)
 
 
-RequestAnswers = list[Classified | Fault]  # one per file, in order
+RequestAnswers = list[Classified | Fault]  # one per file, or per region, in order
+Regions = tuple[PictureRegion, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +110,11 @@ class RequestOptions(NamedTuple):
     traffic_key: str | None = None  # the value of the setting traffic_header's header
     plan: str | None = None  # full or fast; None: the settings' plan
     has_set: bool = False  # whether the answers have answer sets
+    regions: Regions = ()  # of the only file, which are answered in its place
     caller: Caller = ANYONE  # by its key, or by its address
 
 
-IN_BODY = ("top_k", "timeout_s", "priority", "threshold", "plan", "has_set")
+IN_BODY = ("top_k", "timeout_s", "priority", "threshold", "plan", "has_set", "regions")
 
 
 class RequestBody(NamedTuple):
@@ -126,6 +129,7 @@ class RequestBody(NamedTuple):
     model_set: str | None = None  # for interfaces whose options cannot name it
     plan: str | None = None
     has_set: bool | None = None
+    regions: Regions | None = None
 
     def options(self, options: RequestOptions) -> RequestOptions:
         """Return ``options`` with those of the body in their place; unchanged if it has none."""
@@ -158,6 +162,7 @@ class ClassifyRequest(NamedTuple):
     plan: PlanName = "full"  # a set without a usable fast plan answers by full
     reason: str | None = None  # why the service chose the plan itself
     has_set: bool = False  # whether answers have answer sets
+    regions: Regions = ()  # of the only file
     is_probe: bool = False  # a probe of the service itself: not in metrics, nor in the cache
     tensors: TensorRequest | None = None
     cache_use: CacheUse = "use"
@@ -169,13 +174,15 @@ class ClassifyRequest(NamedTuple):
     def num_images(self) -> int:
         """How many answers the request has."""
         if self.tensors is None or self.tensors.pixels is None:
-            return len(self.files)
+            return len(self.regions or self.files)
         return len(self.tensors.pixels)
 
     @property
     def is_of_files(self) -> bool:
-        """Whether files go to the whole ensemble; a request of pixels has no files."""
-        return bool(self.files) and (self.tensors is None or self.tensors.member is None)
+        """Whether whole files go to the whole ensemble; a request of pixels has no files."""
+        if not self.files or self.regions:
+            return False
+        return self.tensors is None or self.tensors.member is None
 
     @property
     def left_s(self) -> float:
@@ -220,6 +227,14 @@ def checked_threshold(threshold: float | None, *, is_multi_label: bool) -> float
     if not 0 < threshold < 1:
         raise BadParameterError(f"threshold is {shown}; give a score above 0 and below 1")
     return threshold
+
+
+def parsed_regions(sent: object) -> Regions:
+    """Return a request's regions; raise :class:`BadParameterError` if it is not their form."""
+    try:
+        return regions_of(sent)
+    except ValueError as error:
+        raise BadParameterError(f"{error}; see /docs") from error
 
 
 def checked_plan(plan: str, allowed: Sequence[PlanName], problem: str | None) -> PlanName:

@@ -206,6 +206,11 @@ class EnsembleService:
                 f"answer_set is asked for, and {self.name} has no answer sets here; "
                 f"{self._no_set}: leave it out"
             )
+        if (num := len(options.regions)) > (most := self.settings.max_files):
+            raise BadParameterError(
+                f"regions has {num} entries, and a request here has {most} images at most "
+                "(setting max_files); send them in several requests"
+            )
         return CheckedOptions(
             checked_top_k(top_k, self.num_classes),
             checked_threshold(options.threshold, is_multi_label=self._is_multi_label),
@@ -225,7 +230,12 @@ class EnsembleService:
             options.caller.check_set(self.name)
         control, tensors = options.cache_control, body.tensors
         has_pixels = tensors is not None and tensors.pixels is not None
-        num_images = len(tensors.pixels) if has_pixels else len(body.files)  # type: ignore[union-attr, arg-type]
+        if options.regions and len(body.files) != 1:
+            raise BadParameterError(
+                f"regions are of one picture, and the request has {len(body.files)}; send each in "
+                "a request of its own"
+            )
+        num_images = len(tensors.pixels if has_pixels else options.regions or body.files)  # type: ignore[union-attr, arg-type]
         self.admission.holds(num_images)
         lane = lane_of(options.priority, num_images)
         plan, reason = checked.plan or self.settings.plan, None
@@ -241,6 +251,7 @@ class EnsembleService:
             plan,
             reason,
             options.has_set,
+            options.regions,
             tensors=tensors,
             cache_use="use" if control is None else cache_use_of(control),
             threshold=checked.threshold,

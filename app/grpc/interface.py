@@ -21,7 +21,7 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 from app.answers import Classified, Fault, as_values
 from app.errors import MAX_SHOWN, UnknownModelError
 from app.graph.observer import RequestObserver
-from app.graph.request import RequestBody
+from app.graph.request import RequestBody, parsed_regions
 from app.graph.service import EnsembleService
 from app.grpc import tandem_pb2 as messages
 from app.grpc.call import (
@@ -91,7 +91,9 @@ def classify_body(request: messages.ClassifyRequest, limits: LimitSettings) -> R
     names = ("top_k", "threshold", "model_set", "plan")
     options = {name: getattr(request, name) for name in names if request.HasField(name)}
     has_set = request.answer_set if request.HasField("answer_set") else None
-    return RequestBody(images, has_set=has_set, **options)
+    sent = [(each.x, each.y, each.width, each.height) for each in request.regions]
+    regions = parsed_regions(sent) if sent else None
+    return RequestBody(images, has_set=has_set, regions=regions, **options)
 
 
 def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages.ClassifyReply:

@@ -7,20 +7,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClassifyRequest(_message.Message):
-    __slots__ = ("images", "top_k", "threshold", "model_set", "plan", "answer_set")
+    __slots__ = ("images", "top_k", "threshold", "model_set", "plan", "answer_set", "regions")
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     MODEL_SET_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ANSWER_SET_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
     images: _containers.RepeatedScalarFieldContainer[bytes]
     top_k: int
     threshold: float
     model_set: str
     plan: str
     answer_set: bool
-    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., top_k: _Optional[int] = ..., threshold: _Optional[float] = ..., model_set: _Optional[str] = ..., plan: _Optional[str] = ..., answer_set: _Optional[bool] = ...) -> None: ...
+    regions: _containers.RepeatedCompositeFieldContainer[Region]
+    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., top_k: _Optional[int] = ..., threshold: _Optional[float] = ..., model_set: _Optional[str] = ..., plan: _Optional[str] = ..., answer_set: _Optional[bool] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ...) -> None: ...
+
+class Region(_message.Message):
+    __slots__ = ("x", "y", "width", "height")
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    x: float
+    y: float
+    width: float
+    height: float
+    def __init__(self, x: _Optional[float] = ..., y: _Optional[float] = ..., width: _Optional[float] = ..., height: _Optional[float] = ...) -> None: ...
 
 class ClassifyReply(_message.Message):
     __slots__ = ("results", "request_id")

@@ -225,7 +225,7 @@ def _describe_classify(api: TandemAPI) -> None:
         response_model=Classified | Results,
         responses=ERRORS,
         openapi_extra={"requestBody": {"required": True, **BODY}},
-        summary="Classify the image in the body, or every file of a multipart form",
+        summary="Classify the image in the body, its regions, or every file of a multipart form",
     )
     async def classify(
         top_k: Annotated[
@@ -247,6 +247,14 @@ def _describe_classify(api: TandemAPI) -> None:
             bool,
             Query(description="also list the classes that hold the right one in 95 % of cases"),
         ] = False,
+        regions: Annotated[
+            str | SkipJsonSchema[None],
+            Query(
+                description="JSON [[x, y, width, height], ...], at most 64: parts of the picture "
+                "as it is shown, in pixels, or in shares of its sides if all four are at most 1; "
+                "the answer has a result for each"
+            ),
+        ] = None,
     ) -> Response:
         raise NotImplementedError("ClassifyRoute answers the requests of this route")
 

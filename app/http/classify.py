@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl
 
+import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -23,9 +24,12 @@ from app.graph.observer import RequestObserver
 from app.graph.request import (
     CACHE_CONTROL,
     TIMEOUT_HEADER,
+    Regions,
+    RequestAnswers,
     RequestBody,
     RequestOptions,
     parse_timeout_s,
+    parsed_regions,
 )
 from app.graph.service import EnsembleService
 from app.http.body import FileForm, Headers, read_coded_body, read_coded_chunks
@@ -91,14 +95,19 @@ class ClassifyRoute:
             answers = await admitted.answer(body)
         start_ms = observer.elapsed_ms()
         try:
-            if is_form:
+            if is_form or (options.regions and not _are_faults(answers)):
                 request_id = headers.request_id
                 rows = [error_answer(a, request_id) if isinstance(a, Fault) else a for a in answers]
                 return as_json(Results(results=rows, request_id=request_id))
-            (answer,) = answers
+            answer = answers[0]
             return _with_hint(answer, headers) if isinstance(answer, Fault) else as_json(answer)
         finally:
             observer.stage_ended("encode", start_ms)
+
+
+def _are_faults(answers: RequestAnswers) -> bool:
+    """Whether no image has an answer: the first fault is then the response's."""
+    return all(isinstance(answer, Fault) for answer in answers)
 
 
 def _with_hint(fault: Fault, headers: Headers) -> Fault:
@@ -122,6 +131,7 @@ def _options_of(scope: Scope, headers: Headers, traffic_header: str | None) -> R
         model_set=query.get("model_set"),
         plan=query.get("plan"),
         has_set=_truth("answer_set", query["answer_set"]) if "answer_set" in query else False,
+        regions=_regions(query["regions"]) if "regions" in query else (),
     )
 
 
@@ -159,6 +169,16 @@ def _truth(name: str, text: str) -> bool:
     if text in ("true", "false"):
         return text == "true"
     raise BadParameterError(f"{name} is {text[:MAX_SHOWN]!r}; give true or false; see /docs")
+
+
+def _regions(text: str) -> Regions:
+    try:
+        sent = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadParameterError(
+            f"regions is {text[:MAX_SHOWN]!r}, which is no JSON; give [[x, y, width, height], ...]"
+        ) from error
+    return parsed_regions(sent)
 
 
 def _number(name: str, text: str) -> float:

@@ -39,6 +39,7 @@ from app.telemetry.spans import current_ids, untraced
 from models.ensemble import Probabilities
 from models.errors import TandemError
 from models.network import Pixels
+from models.picture_regions import PictureRegion
 
 A = TypeVar("A")
 StageHandle: TypeAlias = DeploymentHandle[Any]
@@ -140,11 +141,14 @@ class RemoteDecoder:
         self._calls = SharedCalls(handle, "decode_many", DECODED.read, channels=channels)
         self._image_bytes = image_bytes
 
-    async def decode(self, files: list[bytes], left_s: float, lane: Lane) -> Decoded:
+    async def decode(
+        self, files: list[bytes], left_s: float, lane: Lane, regions: Sequence[PictureRegion] = ()
+    ) -> Decoded:
         """Decode files; see :meth:`app.stages.decoder.Decoder.decode`."""
-        num_bytes = max(sum(map(len, files)), len(files) * self._image_bytes)
-        question = Question(files, None, left_s, current_ids(), _caller())
-        return await self._calls.ask(question, len(files), num_bytes, lane)
+        num_images = len(regions or files)
+        num_bytes = max(sum(map(len, files)), num_images * self._image_bytes)
+        question = Question(files, None, left_s, current_ids(), _caller(), regions)
+        return await self._calls.ask(question, num_images, num_bytes, lane)
 
 
 class RemoteMember:

@@ -127,7 +127,8 @@ async def decode_many(decoder: Decoder, message: bytes) -> bytes:
 
     async def decode(question: Question) -> Decoded:
         files, left_s = list(question.files), question.left_s
-        return await decoder.decode(files, left_s, call.lane, takes_heavy=call.is_alone)
+        regions = {"regions": question.regions} if question.regions else {}
+        return await decoder.decode(files, left_s, call.lane, takes_heavy=call.is_alone, **regions)
 
     return DECODED.pack(await _each(call, decode), decoder.calls_at_once)
 

@@ -34,9 +34,10 @@ from app.queueing.scheduler import LANES, Lane
 from app.telemetry.spans import SpanIds
 from models.errors import TandemError
 from models.network import Pixels
+from models.picture_regions import PictureRegion
 
 StageAnswer = TypeVar("StageAnswer", Decoded, MemberAnswer)
-CALL = b"TnC3"  # the digit is the version of the format
+CALL = b"TnC4"  # the digit is the version of the format
 # The kind, the bytes of the head, and in answers the calls that the replica wants at a time.
 PREFIX = struct.Struct("<4sII")
 Q = TypeVar("Q")
@@ -60,6 +61,7 @@ class Question(NamedTuple):
     left_s: float
     span: SpanIds | None  # of the request, if traced
     caller: tuple[str, float, bool] = (ANYONE.name, ANYONE.share, False)  # whether it has a key
+    regions: Sequence[PictureRegion] = ()  # of the only file
 
 
 class SharedCall(NamedTuple):
@@ -74,12 +76,13 @@ def pack_call(call: SharedCall) -> bytes:
     """Encode a call."""
     parts: list[Any] = []
     blobs: list[Any] = []
-    for files, images, left_s, span, caller in call.questions:
+    for files, images, left_s, span, caller, regions in call.questions:
         if images is None:
-            parts.append((left_s, span, caller, [len(file) for file in files], None))
+            sizes = [len(file) for file in files]
+            parts.append((left_s, span, caller, sizes, None, regions))
             blobs += files
         else:
-            parts.append((left_s, span, caller, (), images.shape))
+            parts.append((left_s, span, caller, (), images.shape, ()))
             blobs.append(np.ascontiguousarray(images))
     return _packed(CALL, (call.lane, call.is_alone, parts), blobs)
 
@@ -90,11 +93,12 @@ def read_call(message: bytes) -> SharedCall:
         lane, is_alone, parts = reader.head
         check(lane in LANES, f"there is no lane {lane!r}")
         questions = []
-        for left_s, span, (name, share, has_key), sizes, shape in parts:
+        for left_s, span, (name, share, has_key), sizes, shape, sent in parts:
             files = [bytes(reader.take(size)) for size in sizes]
             images = None if shape is None else reader.array(shape, "u1")
             ids, caller = span and SpanIds(*span), (str(name), float(share), bool(has_key))
-            questions.append(Question(files, images, left_s, ids, caller))
+            regions = [PictureRegion(*numbers) for numbers in sent]
+            questions.append(Question(files, images, left_s, ids, caller, regions))
         return SharedCall(questions, lane, is_alone)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from models.ledger import decoder_cpu_ms
 from models.machine import give_back_memory, keep_freed_memory
 from models.model_set import ModelSet
 from models.network import Pixels
+from models.picture_regions import PictureRegion
 
 # libavif may decode up to 2^28 pixels, whatever the header says: so never on every thread.
 AVIF_PIXELS = 4 * 2**20
@@ -38,6 +39,23 @@ MAX_ON_LOOP = 8  # images that the loop decodes in one turn, while its other wor
 class _Outcome(NamedTuple):
     image: Pixels | None  # uint8 BGR, (H, W, 3) or (B,); None for a fault
     file: DecodedFile
+    parts: Sequence[Pixels | TandemError] = ()  # of its regions, in place of the image
+
+    def of_regions(self, num: int) -> "list[_Outcome]":
+        """Return an outcome for each region; they share the time of the decoding."""
+        took_s = (self.file.ended - self.file.started) / num
+        file = self.file._replace(ended=self.file.started + took_s)
+        if file.fault is not None:
+            return [_Outcome(None, file)] * num
+        return [
+            _Outcome(None, file._replace(fault=Fault.of(part)))
+            if isinstance(part, TandemError)
+            else _Outcome(part, file)
+            for part in self.parts
+        ]
+
+
+_Begin = Callable[[bytes], _Outcome | Heavy[_Outcome]]
 
 
 class Decoder:
@@ -97,10 +115,13 @@ class Decoder:
         files: list[bytes],
         left_s: float = math.inf,
         lane: Lane = "interactive",
+        regions: Sequence[PictureRegion] = (),
         *,
         takes_heavy: bool = True,
     ) -> Decoded:
         """Decode every file; a bad file becomes a :class:`Fault` and does not affect the others.
+
+        With ``regions``, of the only file, the answer has an image or a fault for each of them.
 
         Raises:
             HeavyFileError: a file is heavy, and ``takes_heavy`` is False or the lane is shadow.
@@ -110,20 +131,24 @@ class Decoder:
         """
         # Heavy files have no lanes: the shadow's would delay those of clients.
         takes_heavy = takes_heavy and lane != SHADOW
-        self.usage.began(len(files))
+        num_images = len(regions or files)
+        self.usage.began(num_images)
         is_done = False
         try:
             outcome = None
-            if self._is_for_loop(files, left_s, lane):
+            if not regions and self._is_for_loop(files, left_s, lane):
                 outcome = await self._loop_turn.submit(files[0])
             if outcome is not None:
                 outcomes = [outcome]
             else:
-                outcomes = await self._by_turns(files, left_s, lane, takes_heavy=takes_heavy)
+                begin = partial(self._begin, regions=regions, takes_heavy=takes_heavy)
+                outcomes = await self._by_turns(files, left_s, lane, begin)
             is_done = True
         finally:
-            self.usage.ended(len(files), done=is_done)
+            self.usage.ended(num_images, done=is_done)
         record_decodes([outcome.file for outcome in outcomes])
+        if regions:
+            outcomes = outcomes[0].of_regions(len(regions))
         return self._stacked(outcomes)
 
     def _is_for_loop(self, files: list[bytes], left_s: float, lane: Lane) -> bool:
@@ -146,10 +171,10 @@ class Decoder:
         return self._finish(data, checked)
 
     async def _by_turns(
-        self, files: list[bytes], left_s: float, lane: Lane, *, takes_heavy: bool
+        self, files: list[bytes], left_s: float, lane: Lane, begin: _Begin
     ) -> list[_Outcome]:
         call = FilesToDecode(lane, time.monotonic() + left_s)
-        jobs = [self.queue.submit(call, partial(self._begin, data, takes_heavy)) for data in files]
+        jobs = [self.queue.submit(call, partial(begin, data)) for data in files]
         try:
             return [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
         finally:
@@ -160,7 +185,7 @@ class Decoder:
         pixels: list[Pixels] = []
         times_ms: list[float] = []
         faults: dict[int, Fault] = {}
-        for index, (image, file) in enumerate(outcomes):
+        for index, (image, file, _) in enumerate(outcomes):
             if file.fault is not None:
                 faults[index] = file.fault
             elif image is not None:
@@ -172,17 +197,22 @@ class Decoder:
             images = np.stack(pixels) if pixels else self._inputs.none()
         return Decoded(images, faults, tuple(times_ms), self._fingerprint)
 
-    def _check(self, data: bytes) -> CheckedImage:
+    def _check(self, data: bytes, *, of_regions: bool = False) -> CheckedImage:
         limits = self._settings
         return self._inputs.check(
-            data, max_pixels=limits.max_pixels, max_full_pixels=limits.max_full_pixels
+            data,
+            max_pixels=limits.max_pixels,
+            max_full_pixels=limits.max_full_pixels,
+            of_regions=of_regions,
         )
 
-    def _begin(self, data: bytes, takes_heavy: bool) -> _Outcome | Heavy[_Outcome]:
+    def _begin(
+        self, data: bytes, *, takes_heavy: bool, regions: Sequence[PictureRegion] = ()
+    ) -> _Outcome | Heavy[_Outcome]:
         """Check a file and decode it unless it is heavy; called on a thread."""
         started = time.monotonic()
         try:
-            checked = self._check(data)
+            checked = self._check(data, of_regions=bool(regions))
         except TandemError as error:
             ended, header = time.monotonic(), None
             with contextlib.suppress(TandemError):  # for the file's span, if it can be read
@@ -191,19 +221,30 @@ class Decoder:
         pixels, is_avif = checked.full_pixels, checked.header.format == "avif"
         if is_avif:
             pixels = max(pixels, min(AVIF_PIXELS, self._settings.max_heavy_pixels))
-        if is_avif or pixels > HEAVY_PIXELS:
+        of_regions = sum(region.num_pixels(pixels) for region in regions)
+        if is_avif or pixels + of_regions > HEAVY_PIXELS:
             if not takes_heavy:
                 raise HeavyFileError("a large picture: send it again in a call of its own")
-            return Heavy(pixels, partial(self._finish, data, checked))
-        return self._finish(data, checked, started)
+            return Heavy(pixels, partial(self._finish, data, checked, regions=regions))
+        return self._finish(data, checked, started, regions)
 
-    def _finish(self, data: bytes, checked: CheckedImage, started: float | None = None) -> _Outcome:
+    def _finish(
+        self,
+        data: bytes,
+        checked: CheckedImage,
+        started: float | None = None,
+        regions: Sequence[PictureRegion] = (),
+    ) -> _Outcome:
         started = time.monotonic() if started is None else started
         image, fault = None, None
+        parts: Sequence[Pixels | TandemError] = ()
         try:
             with self._health.run():
-                image = self._inputs.decode(data, checked)
+                if regions:
+                    parts = self._inputs.decode_regions(data, checked, regions)
+                else:
+                    image = self._inputs.decode(data, checked)
         except TandemError as error:
             fault = Fault.of(error)
         ended = time.monotonic()
-        return _Outcome(image, DecodedFile(len(data), started, ended, checked.header, fault))
+        return _Outcome(image, DecodedFile(len(data), started, ended, checked.header, fault), parts)

@@ -128,9 +128,9 @@ class Classification:
 
 @dataclass(frozen=True)
 class Result:
-    """The result for an image among several: an answer or an error.
+    """The result for an image among several, or for a region: an answer or an error.
 
-    ``index`` counts the images from 0. ``path`` is the image's path, or None without one.
+    ``index`` counts them from 0. ``path`` is the image's path, or None without one.
     """
 
     index: int
@@ -265,7 +265,7 @@ _KINDS: Mapping[type[TandemError], tuple[str, ...]] = {
         *("not_an_image", "corrupt_image", "unsupported_format"),
         *("too_many_pixels", "too_many_bytes"),
     ),
-    BadRequest: ("bad_parameter", "too_many_files"),
+    BadRequest: ("bad_parameter", "too_many_files", "outside_picture"),
     Unauthorized: ("unauthorized", "forbidden"),
     Overloaded: ("overloaded", "rate_limited"),
     NotReady: ("not_ready", "other_set", "unhealthy"),

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import httpx
 
@@ -22,6 +22,7 @@ from tandem_client.exchange import (
     CallArguments,
     CallOptions,
     Options,
+    Regions,
     RetryPolicy,
     Tls,
     answer_of,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # typing has them from Python 3.11 on
 
 T = TypeVar("T")
+Images: TypeAlias = Image | Sequence[Image]
 DEFAULT_URL = "http://127.0.0.1:8000"
 # Started images and unconsumed results for each request under way: later images need not wait for a
 # slow one, and memory stays bounded.
@@ -86,25 +88,31 @@ class BlockingClient(ServiceClient, ABC):
         self, image: Sequence[Image], **options: "Unpack[CallArguments]"
     ) -> list[Result]: ...
 
+    @overload
     def classify(
-        self, image: Image | Sequence[Image], **options: "Unpack[CallArguments]"
+        self, image: Image, *, regions: Regions, **options: "Unpack[CallArguments]"
+    ) -> list[Result]: ...
+
+    def classify(
+        self, image: Images, *, regions: Regions | None = None, **options: "Unpack[CallArguments]"
     ) -> Classification | list[Result]:
         """Classify an image, or several in one request.
 
         Args:
             image: a path, a file's bytes (JPEG, PNG, WebP), or pixels, (H, W, 3) uint8; or a
                 sequence of them, up to the service's limit per request (64).
-            options: ``top_k``, ``channels``, ``timeout``, ``priority``, ``threshold``, ``plan``,
-                ``model_set``, ``shrink``: see :class:`tandem_client.exchange.CallArguments`.
+            regions: parts of the only image as it is shown, at most 64: (x, y, width, height) in
+                pixels, or in shares of its sides if all four are at most 1.
+            options: see :class:`tandem_client.exchange.CallArguments`.
 
         Returns:
-            The answer; for a sequence a :class:`Result` for each image, in order. A bad image has
-                its error there, and does not affect the others.
+            The answer; for a sequence, or regions, a :class:`Result` for each, in order. A bad one
+                has its error there, and does not affect the others.
 
         Raises:
             TandemError: there is no answer; see :mod:`tandem_client.answers`.
         """
-        wanted = CallOptions(**options)
+        wanted = CallOptions(regions=regions, **options)
         call = Call.of(image, wanted, self._shorter(wanted))
         return answer_of(call, self._ask(call), self._options)
 
@@ -195,8 +203,7 @@ class Client(HttpClient, BlockingClient):
 class AsyncClient(HttpClient):
     """Calls a service from an event loop; :class:`Client` explains the arguments.
 
-    Connections are kept between calls. ``aclose``, or the end of an ``async with`` block, closes
-    them.
+    Connections are kept until ``aclose``, or the end of an ``async with`` block.
     """
 
     async def __aenter__(self) -> "AsyncClient":
@@ -219,17 +226,20 @@ class AsyncClient(HttpClient):
         self, image: Sequence[Image], **options: "Unpack[CallArguments]"
     ) -> list[Result]: ...
 
+    @overload
     async def classify(
-        self, image: Image | Sequence[Image], **options: "Unpack[CallArguments]"
-    ) -> Classification | list[Result]:
-        """Classify an image, or several in one request: :meth:`Client.classify`.
+        self, image: Image, *, regions: Regions, **options: "Unpack[CallArguments]"
+    ) -> list[Result]: ...
 
-        Files are read, and arrays packed, on another thread.
+    async def classify(
+        self, image: Images, *, regions: Regions | None = None, **options: "Unpack[CallArguments]"
+    ) -> Classification | list[Result]:
+        """Like :meth:`Client.classify`; files are read, and arrays packed, on another thread.
 
         Raises:
             TandemError: there is no answer; see :mod:`tandem_client.answers`.
         """
-        call = await self._calls.call_of(image, CallOptions(**options))
+        call = await self._calls.call_of(image, CallOptions(regions=regions, **options))
         return answer_of(call, await self._calls.ask(call), self._options)
 
     def classify_many(
@@ -250,10 +260,9 @@ class AsyncClient(HttpClient):
         Raises:
             TandemError: with ``raise_errors``.
         """
-        if concurrency > self._options.max_connections:
+        if concurrency > (most := self._options.max_connections):
             raise ValueError(
-                f"concurrency is {concurrency}, max_connections {self._options.max_connections}: "
-                "give the client as many connections"
+                f"concurrency is {concurrency}, max_connections {most}: give it as many connections"
             )
         stream = Stream(CallOptions(**options), concurrency, ordered, raise_errors)
         return stream.on_loop(images, self._calls)
@@ -319,7 +328,7 @@ class AsyncCalls:
         Raises:
             TandemError: there is no answer; see :mod:`tandem_client.answers`.
         """
-        if not call.files:
+        if not call.num_results:
             return []
         attempts = Attempts.of(self.options, call, self._now or asyncio.get_running_loop().time)
         while True:

@@ -181,6 +181,9 @@ class CallArguments(TypedDict, total=False):
     shrink: bool
 
 
+Regions = Sequence[Sequence[float]]
+
+
 @dataclass(frozen=True)
 class CallOptions:
     """The checked :class:`CallArguments` of a call."""
@@ -194,8 +197,11 @@ class CallOptions:
     plan: str | None = None
     answer_set: bool | None = None
     shrink: bool = False
+    regions: Regions | None = None  # (x, y, width, height) each
 
     def __post_init__(self) -> None:
+        if self.regions is not None and self.shrink:
+            raise ValueError("regions are of the picture as it is: leave shrink out")
         if self.timeout is not None:
             checked_timeout_s(self.timeout)
         if self.priority is not None and not 0 <= self.priority <= 7:
@@ -209,6 +215,11 @@ class CallOptions:
         names = ("top_k", "threshold", "model_set", "plan", "answer_set")
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None} or None
+
+    @property
+    def boxes(self) -> list[list[float]] | None:
+        """The regions as plain numbers, which may have been NumPy's."""
+        return None if self.regions is None else [list(map(float, each)) for each in self.regions]
 
 
 @dataclass(frozen=True)
@@ -237,8 +248,20 @@ class Call:
         images, is_form = images_of(image)
         if not images:
             raise ValueError("no images: give one or more")
+        if is_form and options.regions is not None:
+            raise ValueError(f"regions are of one image, not of a list of {len(images)}")
         files, errors = files_of(images, options.channels, shorter, is_form)
         return cls(images, files, errors, is_form, options)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether the answer is a list of results, of files or of regions."""
+        return self.is_form or self.options.regions is not None
+
+    @property
+    def num_results(self) -> int:
+        """How many results the service sends."""
+        return len(self.files if self.options.regions is None else self.options.regions)
 
     def headers(self, left_s: float) -> dict[str, str]:
         """Return an attempt's headers; its time is never 0, which the service refuses."""
@@ -256,10 +279,13 @@ def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float
     if call.is_form:
         parts = [(str(n), f.data, "application/octet-stream") for n, f in enumerate(call.files)]
         body = {"files": [("files", part) for part in parts]}
+    query = call.options.query
+    if (boxes := call.options.boxes) is not None:
+        query = {**(query or {}), "regions": json.dumps(boxes)}
     return client.build_request(
         "POST",
         f"{options.url}/v1/classify",
-        params=call.options.query,
+        params=query,
         headers=call.headers(left_s),
         timeout=httpx.Timeout(left_s, connect=min(left_s, CONNECT_S)),
         **body,
@@ -267,7 +293,7 @@ def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float
 
 
 def outcomes(options: Options, call: Call, response: httpx.Response) -> list[Outcome]:
-    """Return the outcome of each file, in order.
+    """Return the outcome of each file or region, in order.
 
     Raises :class:`TandemError` if the request failed as a whole, or the answer is not Tandem's.
     """
@@ -281,8 +307,8 @@ def outcomes(options: Options, call: Call, response: httpx.Response) -> list[Out
     message, cause = f"{options.shown_url} answered {status}, but not as Tandem does", None
     try:
         if status == httpx.codes.OK and isinstance(answer, dict):
-            rows = answer["results"] if call.is_form else [answer]
-            if len(rows) == len(call.files):
+            rows = answer["results"] if call.has_results else [answer]
+            if len(rows) == call.num_results:
                 return [outcome_of(row) for row in rows]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         cause = error
@@ -338,10 +364,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def answer_of(
     call: Call, received: Sequence[Outcome], options: Options
 ) -> Classification | list[Result]:
-    """Return the caller's result: the answer, or a result for each image of a form.
+    """Return the caller's result: the answer, or a result for each image or region.
 
     Raises :class:`TandemError` if the only image has no answer.
     """
+    if call.options.regions is not None:
+        return [result_of(n, call.images[0], each, options) for n, each in enumerate(received)]
     if not call.is_form:
         return checked(received[0], allow_degraded=options.allow_degraded)
     files, numbered = iter(received), enumerate(call.images)

@@ -29,7 +29,7 @@ from tandem_client.exchange import (
     is_loopback,
 )
 from tandem_client.images import shorter_side
-from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest
+from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest, Region
 
 METHOD = "/tandem.v1.Ensemble/Classify"
 # HTTP's statuses of the service's own codes, where gRPC has one status for several.
@@ -117,7 +117,7 @@ class GrpcClient(BlockingClient):
         return self._shrink_to if options.shrink else None
 
     def _ask(self, call: Call) -> list[Outcome]:
-        if not call.files:
+        if not call.num_results:
             return []
         attempts = Attempts.of(self._options, call, self._now)
         request = _request(call)
@@ -126,7 +126,7 @@ class GrpcClient(BlockingClient):
             metadata = _metadata(self._options, call, left_s)
             try:
                 reply = self._method(request, timeout=left_s, metadata=metadata)
-                return _outcomes(reply, len(call.files), self._options)
+                return _outcomes(reply, call.num_results, self._options)
             except grpc.RpcError as error:
                 failed = _failure(error, attempts, self._options)
                 failed.__cause__ = error
@@ -141,7 +141,8 @@ def _request(call: Call) -> ClassifyRequest:
     """
     files = [file.data for file in call.files]
     try:
-        return ClassifyRequest(images=files, **call.options.query or {})
+        regions = [Region(x=x, y=y, width=w, height=h) for x, y, w, h in call.options.boxes or ()]
+        return ClassifyRequest(images=files, regions=regions, **call.options.query or {})
     except (TypeError, ValueError) as error:  # protobuf's own
         raise BadRequest(f"a parameter cannot be sent: {error}", "bad_parameter") from error
 

@@ -203,7 +203,12 @@ def _type_name(annotation: Any) -> str:
         text = text.replace(prefix, "")
     text = re.sub(r"Annotated\[(\w+),.*?\](?=[,\]]|$)", r"\1", text).replace("NoneType", "None")
     # Before Python 3.14 a union of typing's own forms is printed as Optional.
-    return re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
+    text = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
+    return re.sub(r"Literal\[([^]]*)\]", _words, text)
+
+
+def _words(literal: re.Match[str]) -> str:
+    return " | ".join(word.strip("'\"") for word in literal[1].split(", "))
 
 
 def _default(name: str, field: FieldInfo) -> str:

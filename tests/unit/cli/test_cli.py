@@ -62,11 +62,38 @@ def test_help_flows_in_a_terminal_of_80_columns_and_cuts_no_name(path, command):
         assert name.lower() in text.lower()
     assert "[env var" not in text
     if hasattr(command, "commands"):
-        assert "..." not in text.partition("Commands:")[2]  # of the first sentences
+        assert "..." not in text.partition("--help")[2]  # of the first sentences
     head = re.split(r"\n *(?:Options|Arguments|Commands):", text)[0].strip()
     for paragraph in head.split("\n\n")[1:]:
         for line, after in itertools.pairwise([line.strip() for line in paragraph.splitlines()]):
             assert len(f"  {line} {after.split()[0]}") > 78 or "-" in after.split()[0]
+
+
+def test_help_lists_every_command_once_in_a_section_with_an_example():
+    listed = help_of().partition("--help")[2]
+    names = re.findall(r"^  ([a-z]+) {2,}\w", listed, re.M)
+    group: Any = get_command(cli.app)
+    assert sorted(names) == sorted(group.commands)
+    for title, (example, _) in cli.SECTIONS.items():
+        assert f"\n{title}:\n" in listed
+        assert f"  $ {example}\n" in listed
+        command, *words = example.split()
+        assert command == "tandem"
+        path = tuple(words[:2]) if words[0] in cli.GROUPS else tuple(words[:1])
+        options = {word for word in words if word.startswith("--")}
+        assert options <= set(shown_options(dict(COMMANDS)[path]))
+
+
+@pytest.mark.parametrize("name", ["list", "verify", "promote"])
+def test_a_name_of_another_group_is_answered_with_the_group(name):
+    result = tandem(name, columns=80)
+    assert result.exit_code == 2
+    group = "traffic" if name == "promote" else "models"
+    assert f"No such command '{name}'. Did you mean tandem {group} {name}?" in result.output
+
+
+def test_a_name_of_no_group_is_answered_without_a_guess():
+    assert "No such command 'serf'" in tandem("serf").output
 
 
 def test_the_version():

@@ -78,7 +78,9 @@ def test_a_table_fits_80_columns_and_json_is_the_services_answer(server):
     assert "…" not in done.stdout
     assert "82.6%-94.5%" in done.stdout
     answering(server, status(90, 10))
-    assert json.loads(tandem("traffic", "--json", "--url", server.url).stdout) == status(90, 10)
+    for command in (("traffic",), ("traffic", "show")):
+        done = tandem(*command, "--json", "--url", server.url)
+        assert json.loads(done.stdout) == status(90, 10)
 
 
 @cases(

@@ -29,7 +29,7 @@ def test_every_command_has_its_options_and_what_they_do():
     assert "| `--api-keys-file` |" in page.replace(" | `", " | `")
     assert "|  |\n" not in page  # a description is missing
     for option in (
-        "| `ACTION` | `show\\|set\\|promote\\|rollback`; default `show` |",
+        "| `--plan` | `full \\| fast`; default `full` |",
         "| `SET@VERSION` | `str`; required |",
         "| `--port` | `int \\| None`, 1 to 65535 |",
         "| `--files` | `int`, at least 1; default `1` |",

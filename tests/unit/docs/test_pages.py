@@ -150,7 +150,12 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / ".mkdocs.yml")]
     built = subprocess.run([*command, "-d", tmp_path], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    assert (tmp_path / "index.html").exists()
+    settings = (tmp_path / "reference" / "settings.html").read_text("utf-8")
+    assert "<code>str | None</code>" in settings
+    assert "\\|" not in settings
+    assert "Model sets" in (tmp_path / "sets.html").read_text("utf-8")
+    # The guide on sets is a page, and links to it lead there.
+    assert 'href="sets.html"' in (tmp_path / "index.html").read_text("utf-8")
 
 
 @cases(

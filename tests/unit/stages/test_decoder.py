@@ -116,7 +116,7 @@ async def test_avifs_count_as_large_whatever_they_announce(tiny_set):
     settings = Settings(model_set=str(tiny_set), max_full_pixels=2**20, max_heavy_pixels=2**20)
     decoder = Decoder(settings)
     assert len((await decoder.decode([avif])).images) == 1
-    assert isinstance(decoder._begin(avif, True), Heavy)  # never on every thread
+    assert isinstance(decoder._begin(avif, takes_heavy=True), Heavy)  # never on every thread
 
 
 async def test_in_a_call_of_many_requests_a_large_picture_is_sent_back(tiny_set):
