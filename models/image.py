@@ -2,9 +2,10 @@
 
 Serving, calibration and evaluation all call ``check_image`` and ``decode_images``, so they get the
 same pixels. Limits are checked on the header, before anything is allocated. ICC profiles are
-ignored and values taken as sRGB, as in torchvision. Of an animation the first picture is decoded
-(of an APNG the default picture, which every viewer shows). Transparent images are laid over white,
-and 16-bit samples are reduced to 8 bits.
+ignored and values taken as sRGB, as in torchvision, unless they are to be converted
+(:mod:`models.image_colors`). Of an animation the first picture is decoded (of an APNG the default
+picture, which every viewer shows). Transparent images are laid over white, and 16-bit samples are
+reduced to 8 bits.
 
 A picture is decoded once for all members; each distinct input is made once. If all inputs are
 equal, an image is uint8 (H, W, 3) and a batch (N, H, W, 3). Otherwise an image is uint8 (B,), the
@@ -14,14 +15,16 @@ distinct inputs one after another, and a batch is (N, B). Both are stacked and s
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import CorruptImageError, TandemError
+from models.image_colors import IccProfiles, check_can_convert, to_srgb
 from models.image_formats import HEIF_FORMATS, decode_heif, default_picture
 from models.image_header import (
     WEBP_ALPHA_FLAG,
@@ -333,10 +336,21 @@ class ImageInputs:
         self._largest = max(self.rules, key=lambda rule: rule.resize_shorter)
         ends = np.cumsum([rule.num_bytes for rule in self.rules]).tolist()
         self.num_bytes: int = ends[-1]  # per image
+        self._icc_profiles: IccProfiles = "ignore"
         self._parts = {
             name: (ends[place := self.rules.index(rule)] - rule.num_bytes, ends[place], rule)
             for name, rule in rules.items()
         }
+
+    def with_profiles(self, icc_profiles: IccProfiles) -> Self:
+        """Return inputs that ignore pictures' ICC profiles, or convert them to sRGB.
+
+        Raises :class:`MissingExtraError` if the latter is asked for without Pillow.
+        """
+        check_can_convert(icc_profiles)
+        made = copy(self)
+        made._icc_profiles = icc_profiles
+        return made
 
     def check(
         self,
@@ -362,7 +376,7 @@ class ImageInputs:
             CorruptImageError: the file is damaged.
             TandemError: OpenCV could not get the memory it needs.
         """
-        return self._shaped(decode_images(data, self.rules, checked))
+        return self._shaped(decode_images(data, self.rules, checked), data, checked)
 
     def decode_regions(
         self, data: bytes | memoryview, checked: CheckedImage, regions: Sequence[PictureRegion]
@@ -372,9 +386,14 @@ class ImageInputs:
         Raises as :meth:`decode` does, for the file as a whole.
         """
         parts = decode_regions(data, self.rules, checked, regions)
-        return [part if isinstance(part, TandemError) else self._shaped(part) for part in parts]
+        return [
+            part if isinstance(part, TandemError) else self._shaped(part, data, checked)
+            for part in parts
+        ]
 
-    def _shaped(self, flat: Pixels) -> Pixels:
+    def _shaped(self, flat: Pixels, data: bytes | memoryview, checked: CheckedImage) -> Pixels:
+        if self._icc_profiles == "convert":
+            to_srgb(flat, memoryview(data), checked.header)
         return flat if len(self.rules) > 1 else _squares(flat, self.rules[0].input_size)
 
     def read(self, data: bytes | memoryview) -> Pixels:
