@@ -70,7 +70,7 @@ def _show_sets(sets: list[ModelSet]) -> None:
             else str(manifest.num_classes),
             f"{', '.join(map(str, content['input_sizes']))} px",
             ", ".join(_member_text(member) for member in manifest.members),
-            _measured(content),
+            _measured(content, manifest),
         )
     wrapped.print(table)
     for model_set in sets:  # below the table: a path is to be copied in one piece
@@ -110,11 +110,18 @@ def _member_text(member: MemberRecord) -> str:
     return f"{member.name} ({', '.join(facts)})" if facts else member.name
 
 
-def _measured(content: dict[str, Any]) -> str:
-    """Return the ensemble's accuracy as the table has it: top-1, or a multi-label set's mAP."""
+def _measured(content: dict[str, Any], manifest: Manifest) -> str:
+    """Return the ensemble's accuracy as the table has it: top-1, or a multi-label set's mAP.
+
+    Without a record it is what the search of the fast plan measured.
+    """
     top1 = [f"{p} {v:.4f}" for p, v in content["top1"].items()]
     mean = [f"{p} {v:.4f} mAP" for p, v in content["mean_average_precision"].items()]
-    return "\n".join(top1 + mean) or "not measured"
+    plan = next(filter(None, map(manifest.usable_plan, manifest.fingerprints)), None)
+    of_plan = (
+        [] if plan is None else [f"{plan.precision} {plan.judged.full_top1:.4f}", "by its plan"]
+    )
+    return "\n".join(top1 + mean or of_plan) or "not measured"
 
 
 def verify(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
