@@ -112,9 +112,11 @@ def check_kind(path: Path) -> None:
 
 
 def _is_keras_zip(path: Path, start: bytes) -> bool:
+    if not start.startswith(b"PK"):
+        return False
     try:
         with zipfile.ZipFile(path) as opened:
-            return start.startswith(b"PK") and set(opened.namelist()) >= KERAS_ZIP
+            return set(opened.namelist()) >= KERAS_ZIP
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):
         return False
 
