@@ -53,6 +53,7 @@ def check_can_convert(icc_profiles: IccProfiles) -> None:
     """Raise :class:`MissingExtraError` if profiles are to be converted, and Pillow is missing."""
     if icc_profiles == "convert":
         check_installed("PIL", COLOR_EXTRA, "icc_profiles: convert")
+        from PIL import ImageCms  # noqa: F401 - loaded before the first picture
 
 
 def to_srgb(pixels: NDArray[np.uint8], view: memoryview, header: ImageHeader) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from models.errors import ModelSetError, TandemError
 from models.files import ResultFileError, check_can_write, needed_folder
+from models.image import size_text
 from models.ledger import current_records, ensemble_figures
 from models.machine import installed_version
 from models.manifest import Manifest, MemberRecord
@@ -68,9 +69,9 @@ def _show_sets(sets: list[ModelSet]) -> None:
             f"{manifest.num_classes} labels\nfrom {manifest.threshold:g}"
             if manifest.is_multi_label
             else str(manifest.num_classes),
-            f"{', '.join(map(str, content['input_sizes']))} px",
+            f"{', '.join(map(size_text, content['input_sizes']))} px",
             ", ".join(_member_text(member) for member in manifest.members),
-            _measured(content),
+            _measured(content, manifest),
         )
     wrapped.print(table)
     for model_set in sets:  # below the table: a path is to be copied in one piece
@@ -110,11 +111,18 @@ def _member_text(member: MemberRecord) -> str:
     return f"{member.name} ({', '.join(facts)})" if facts else member.name
 
 
-def _measured(content: dict[str, Any]) -> str:
-    """Return the ensemble's accuracy as the table has it: top-1, or a multi-label set's mAP."""
+def _measured(content: dict[str, Any], manifest: Manifest) -> str:
+    """Return the ensemble's accuracy as the table has it: top-1, or a multi-label set's mAP.
+
+    Without a record it is what the search of the fast plan measured.
+    """
     top1 = [f"{p} {v:.4f}" for p, v in content["top1"].items()]
     mean = [f"{p} {v:.4f} mAP" for p, v in content["mean_average_precision"].items()]
-    return "\n".join(top1 + mean) or "not measured"
+    plan = next(filter(None, map(manifest.usable_plan, manifest.fingerprints)), None)
+    of_plan = (
+        [] if plan is None else [f"{plan.precision} {plan.judged.full_top1:.4f}", "by its plan"]
+    )
+    return "\n".join(top1 + mean or of_plan) or "not measured"
 
 
 def verify(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
@@ -364,7 +372,8 @@ def tell(made: ModelSet, *, is_inferred: bool = False) -> None:
     for record in made.manifest.members:
         on = [runtime for runtime in record.runtimes if runtime != "openvino"]
         where = f" on {', '.join(on)}" if on else ""
-        size, batch = made.manifest.image_of(record.name).input_size, record.fixed_batch
+        size = size_text(made.manifest.image_of(record.name).input_size)
+        batch = record.fixed_batch
         at_a_time = f", {batch} image{'s' * (batch > 1)} at a time" if batch else ""
         out.print(f"  {record.name}: {', '.join(record.networks)}{where}, {size} px{at_a_time}")
     folder = escape(made.argument)

@@ -20,6 +20,12 @@ def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page):
     expect(page.locator("#all-labels")).to_be_hidden()
     expect(page.locator("#hint")).to_be_hidden()
     expect(page.locator("#accuracy")).to_have_text("Its accuracy was not measured.")
+    judged = {"num_images": 500, "full_top1": 0.864}
+    models |= {"verified": "unmeasured", "fast_plan": {"dataset": "photos/val", "judged": judged}}
+    page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
+    expect(page.locator("#accuracy")).to_have_text(
+        "Right in 86.4% of 500 photographs of photos/val."
+    )
     page.locator("summary").click()
     expect(page.locator("#all-labels")).to_be_visible()
     expect(page.locator("#all-labels li")).to_have_count(1000)
