@@ -38,7 +38,7 @@ NUM_TRANSFORMS = 64  # that are kept
 
 
 def offline_profiles() -> IccProfiles:
-    """Return what is done with profiles where no service's settings say it.
+    """Return whether profiles are converted where no service's settings say it.
 
     Raises :class:`ModelSetError` if the variable TANDEM_ICC_PROFILES is neither of both.
     """

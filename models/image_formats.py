@@ -158,7 +158,7 @@ def name_wrapping(view: memoryview) -> tuple[str, str] | None:
 
 
 def _sizes_of(num_bytes: int) -> list[str]:
-    """Return the pictures of usual shapes, RGB or else RGBA, that have so many bytes."""
+    """Return the pictures of usual shapes, RGB or else RGBA, of this size in bytes."""
     sizes = list[str]()
     for channels, (width, height) in product((3, 4), _SHAPES):
         if channels == 4 and sizes:

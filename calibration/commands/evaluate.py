@@ -220,8 +220,8 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
     measure: Callable[..., Evaluation | MultiLabelEvaluation]
     kind = MultiLabelLiveService if model_set.manifest.is_multi_label else LiveService
     if model_set.manifest.is_multi_label:
-        found = read_label_sets(options.images, model_set, _ids(model_set, options))
-        label_sets = _sampled(found, options.max_images)
+        every = read_label_sets(options.images, model_set, _ids(model_set, options))
+        label_sets = _sampled(every, options.max_images)
         measure = partial(evaluate_label_sets, model_set, label_sets)
     else:
         dataset = _dataset(model_set, options)
@@ -242,8 +242,8 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
 
 
 def _dataset(model_set: ModelSet, options: EvaluateOptions) -> Dataset:
-    found = read_dataset(options.images, model_set, _ids(model_set, options))
-    return _sampled(found, options.max_images)
+    dataset = read_dataset(options.images, model_set, _ids(model_set, options))
+    return _sampled(dataset, options.max_images)
 
 
 def _ids(model_set: ModelSet, options: EvaluateOptions) -> Sequence[str] | None:
