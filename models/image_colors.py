@@ -163,4 +163,5 @@ def _applied(transform: Any, triples: NDArray[np.uint8]) -> NDArray[np.uint8]:
     from PIL import Image, ImageCms
 
     image = Image.fromarray(np.ascontiguousarray(triples)[None])
-    return np.asarray(ImageCms.applyTransform(image, transform))[0]
+    changed: NDArray[np.uint8] = np.asarray(ImageCms.applyTransform(image, transform), np.uint8)
+    return changed[0]

@@ -4,6 +4,8 @@ A member lost, a thousand classes, not ready yet, full: :func:`fulfil` answers i
 service.
 """
 
+from typing import Any
+
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.browser
 
 def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page):
     labels = [f"class {i}" for i in range(1000)]
-    models = {"model_set": "imagenet1k", "labels": labels, "members": []}
+    models: dict[str, Any] = {"model_set": "imagenet1k", "labels": labels, "members": []}
     page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
     expect(page.locator("#classes")).to_contain_text("1000 classes")
     expect(page.locator("#all-labels")).to_be_hidden()
