@@ -163,5 +163,5 @@ def _applied(transform: Any, triples: NDArray[np.uint8]) -> NDArray[np.uint8]:
     from PIL import Image, ImageCms
 
     image = Image.fromarray(np.ascontiguousarray(triples)[None])
-    changed: NDArray[np.uint8] = np.asarray(ImageCms.applyTransform(image, transform), np.uint8)
-    return changed[0]
+    row: NDArray[np.uint8] = np.asarray(ImageCms.applyTransform(image, transform))[0]
+    return row
