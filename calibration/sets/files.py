@@ -79,7 +79,7 @@ def check_file(path: Path) -> set[str]:
 
 
 def check_kind(path: Path) -> None:
-    """Raise :class:`ModelSetError` if a file is of a kind that is no network here."""
+    """Raise :class:`ModelSetError` if a file is known to be no network here."""
     if path.name == SAVED_MODEL or (path / SAVED_MODEL).is_file():
         folder = path.parent if path.name == SAVED_MODEL else path
         raise ModelSetError(
@@ -113,11 +113,9 @@ def check_kind(path: Path) -> None:
 
 
 def _is_keras_zip(path: Path, start: bytes) -> bool:
-    if not start.startswith(b"PK"):
-        return False
     try:
         with zipfile.ZipFile(path) as opened:
-            return set(opened.namelist()) >= KERAS_ZIP
+            return start.startswith(b"PK") and set(opened.namelist()) >= KERAS_ZIP
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):
         return False
 
