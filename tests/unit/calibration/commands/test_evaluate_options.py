@@ -15,7 +15,7 @@ def test_class_ids_are_as_many_as_the_sets_classes(tiny_set, tmp_path):
     model_set = load_model_set(str(tiny_set))
     assert EvaluateOptions("tiny").ids_of(model_set) is None
     options = EvaluateOptions("tiny", class_ids=ids)
-    assert list(options.ids_of(model_set)) == ["n1", "n2", "n3"]
+    assert tuple(options.ids_of(model_set) or ()) == ("n1", "n2", "n3")
     ids.write_text("n1\nn2\n", "utf-8")
     with pytest.raises(ModelSetError, match=r"ids\.txt has 2 class ids, 2 different ones, for 3"):
         options.ids_of(model_set)
