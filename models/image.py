@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import CorruptImageError, TandemError
-from models.image_colors import IccProfiles, check_can_convert, to_srgb
+from models.image_colors import IccProfiles, check_can_convert, lay_over_white, to_srgb
 from models.image_formats import HEIF_FORMATS, decode_heif, default_picture
 from models.image_header import (
     WEBP_ALPHA_FLAG,
@@ -59,10 +59,8 @@ _REDUCED_FLAGS = {
 _UNDECODED = [[level] * 3 for level in (128, 65, 64)]
 # EXIF orientations whose stored rows, or stored columns, are reversed (5 to 8: also transposed).
 _Y_MIRRORED, _X_MIRRORED = frozenset({3, 4, 6, 7}), frozenset({2, 3, 7, 8})
-_BAND_ROWS = 256  # rows composited at a time, which bounds the larger intermediates
 SCALED, BORDERED = ("crop", "squash"), ("crop", "letterbox")  # rules
 COLORS = 3  # blue, green, red
-Samples = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
@@ -357,37 +355,6 @@ def _place(crop: NDArray[np.uint8], fill: int, out: NDArray[np.uint8]) -> None:
     if crop.shape != out.shape:
         out[...] = fill
     out[top : top + rows, left : left + columns] = crop
-
-
-def lay_over_white(region: Samples, header: ImageHeader) -> NDArray[np.uint8]:
-    """Composite OpenCV's decoded pixels to opaque BGR.
-
-    (rows, columns) grey, (..., 3) BGR or (..., 4) BGRA, uint8 or uint16 -> (..., 3) uint8 BGR. It
-    equals a browser's view on a white page: c * alpha + 255 * (1 - alpha). Opaque uint8 is returned
-    unchanged.
-    """
-    if region.ndim == 3 and region.shape[2] == 3 and region.dtype == np.uint8:
-        return region  # type: ignore[return-value]
-    opaque = np.empty((*region.shape[:2], 3), np.uint8)
-    for top in range(0, len(region), _BAND_ROWS):
-        rows = slice(top, top + _BAND_ROWS)
-        opaque[rows] = _band_over_white(region[rows], header)
-    return opaque
-
-
-def _band_over_white(band: Samples, header: ImageHeader) -> NDArray[np.uint8]:
-    samples = band if band.dtype == np.uint8 else (band >> 8).astype(np.uint8)
-    if band.ndim == 2:
-        if (level := header.transparent_gray) is not None:
-            largest = 2**header.bit_depth - 1  # decoding scales fewer bits to 0..255
-            level = level & largest if header.bit_depth >= 8 else (level & largest) * 255 // largest
-            samples = np.where(band == level, np.uint8(255), samples)
-        return np.asarray(cv2.cvtColor(samples, cv2.COLOR_GRAY2BGR), np.uint8)
-    if band.shape[2] == 3:
-        return samples  # type: ignore[return-value]
-    alpha = samples[..., 3:].astype(np.uint16)  # (rows, columns, 1)
-    darkness = (255 - samples[..., :3]) * alpha  # (rows, columns, 3), at most 255 * 255
-    return (255 - (darkness + 127) // 255).astype(np.uint8)
 
 
 Pixels = NDArray[np.uint8]
