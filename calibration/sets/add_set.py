@@ -5,16 +5,17 @@ example, OpenVINO 2026.4 crashes on a convolution without weights.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from calibration.label_files import ClassNames, read_class_names
+from calibration.label_files import read_class_names
 from calibration.sets.ending import set_task
 from calibration.sets.import_network import Imported
 from calibration.sets.importing import STATE, import_member, import_weights
+from calibration.sets.labels import Say, SetClasses
 from calibration.sets.options import ClassMap, FileOptions, MemberOptions
 from calibration.sets.own_labels import label_doubt
 from calibration.sets.transaction import Staging, check_free, create
@@ -26,7 +27,6 @@ from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_m
 from models.model_set import PARTIAL_SUFFIX, ModelSet
 from models.record import FileRecord, Precision, RuntimeName, Task, sha256_of
 
-Say = Callable[[str, str, str | None], None]  # takes a member's name, facts and possible problem
 NOT_YET = FileRecord(path="not-written-yet", sha256="0" * 64)
 CLEAN_UP_S = 60.0  # after Ctrl-C: removing a staged set waits until a runtime's call returns
 
@@ -82,14 +82,14 @@ def add_set(
     """
     check_free(into / new.name, is_replaced=is_replaced)  # before networks are read and tried
     _check_members(new)
-    classes = None if new.labels is None else _read(new.labels, say)
-    ids = None if classes is None else classes.ids
-    if new.class_ids is not None:
-        own = _read(new.class_ids, say)
-        ids = own.ids or own.names
-    num_labels = 0 if classes is None else len(classes.names)
+    stated = None
+    if new.labels is not None:
+        stated = SetClasses.read(new.labels, new.class_ids, say)
+    ids = stated.ids if stated is not None else _own_ids(new.class_ids)
+    num_labels = 0 if stated is None else len(stated.labels)
     imported = [_imported(new, name, path, num_labels, ids) for name, path in new.members]
-    labels = _labels_of(imported, say) if classes is None else classes.names
+    classes = stated or _from_metadata(new, imported, say)
+    labels = classes.labels
     for added in imported:
         facts, doubts = f"{added.imported.facts}; {_resizing(new, added)}", [added.imported.doubt]
         if added.name not in new.member_class_ids:
@@ -102,20 +102,13 @@ def add_set(
             "exclude each other (none ends in a sigmoid): leave it out, or say --task multi_label"
         )
     _check_alike(imported, len(labels), str(new.labels or "their metadata"))
-    if ids is not None and not len(ids) == (num_ids := len(set(ids))) == len(labels):
-        raise ModelSetError(
-            f"{new.class_ids or new.labels} has {len(ids)} class ids, {num_ids} different ones, "
-            f"for {len(labels)} classes"
-        )
     planned = _planned(new, imported, len(labels), task)
     folder = into / planned.name
     with create(folder, is_replaced=is_replaced, made_by="tandem models add") as staging:
         update = {
-            "labels": staging.text("labels.txt", "".join(f"{label}\n" for label in labels)),
+            **classes.written(staging),
             "members": _members(planned, imported, staging),
         }
-        if ids is not None:
-            update["class_ids"] = staging.text("class_ids.txt", "".join(f"{i}\n" for i in ids))
         finish(staging, planned.model_copy(update=update))
     return ModelSet(folder, read_manifest(folder))
 
@@ -145,14 +138,17 @@ def _check_members(new: NewSet) -> None:
         )
 
 
-def _read(path: Path, say: Say) -> ClassNames:
-    """Read class names; say how, if it is not a plain list."""
-    classes = read_class_names(path)
-    of_ids = () if classes.ids is None else (f"they have ids, as {classes.ids[0]}",)
-    if notes := (*classes.notes, *of_ids):
-        ends = f"{classes.names[0]} to {classes.names[-1]}"
-        say(path.name, f"{len(classes.names)} classes, {ends}; {'; '.join(notes)}", None)
-    return classes
+def _own_ids(class_ids: Path | None) -> Sequence[str] | None:
+    """Return the ids of a file, where no file has the labels; None without one."""
+    if class_ids is None:
+        return None
+    names = read_class_names(class_ids)
+    return names.ids or names.names
+
+
+def _from_metadata(new: NewSet, imported: Sequence[_Member], say: Say) -> SetClasses:
+    labels = _labels_of(imported, say)
+    return SetClasses(labels, None).with_ids(new.class_ids, "their metadata", say)
 
 
 def _labels_of(imported: Sequence[_Member], say: Say) -> tuple[str, ...]:
