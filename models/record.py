@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from models.errors import TandemError, reading
-from models.image import ImageRule, Resize
+from models.image import ImageRule, Resize, Size, sides_of, size_of
 from models.image_resize import Interpolation
 
 # FP16: the float network with weights stored as FP16; its FloatType is the type of computation.
@@ -77,6 +77,15 @@ def _inside_the_set(path: str) -> str:
     return path
 
 
+def _as_written(size: Size) -> Size:
+    return size_of(*sides_of(size))
+
+
+Side = Annotated[int, Field(ge=1, le=4096)]
+# px: the side of a square, or height and width
+InputSize = Annotated[Side | tuple[Side, Side], AfterValidator(_as_written)]
+
+
 class FileRecord(Record):
     """One file of the set, relative to its folder."""
 
@@ -98,7 +107,7 @@ def sha256_of(path: Path) -> str:
 class ImageRecord(Record):
     """How bytes become the networks' input; see :class:`models.image.ImageRule`."""
 
-    input_size: Annotated[int, Field(ge=1, le=4096)]
+    input_size: InputSize
     resize_shorter: Annotated[int, Field(ge=1, le=8192)]
     color_order: Literal["BGR"] = "BGR"  # OpenCV's; the IR turns it into the network's own
     resize: Resize = "crop"

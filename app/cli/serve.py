@@ -5,6 +5,8 @@
 
 import json
 import shlex
+from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +27,17 @@ from models.files import make_folder, needed_folder
 def serve(
     context: typer.Context,
     options: ServeOptions,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="networks to serve as they are, in place of a set: ONNX, TFLite, OpenVINO IR",
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(allow_from_autoenv=False, help="with files: their classes, one a line"),
+    ] = None,
     print_config: Annotated[
         bool,
         typer.Option(
@@ -46,6 +59,8 @@ def serve(
     """
     sources = {name: context.get_parameter_source(name) for name in context.params}
     flags = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    if files or labels:
+        options, flags = _of_files(options, files or [], labels), flags | {"model_set", "precision"}
     if print_config:
         _print_config(options, flags, as_json=as_json)
         return
@@ -54,6 +69,19 @@ def serve(
     from app.launch.serve import run_service
 
     run_service(options, flags)
+
+
+def _of_files(options: ServeOptions, files: list[Path], labels: Path | None) -> ServeOptions:
+    """Return the options with a set made of the files, which calibration makes."""
+    if not files or labels is None:
+        raise typer.BadParameter(
+            "networks and --labels go together: tandem serve a.onnx --labels F"
+        )
+    if options.model_set is not None:
+        raise typer.BadParameter(f"files, or the set {options.model_set!r}, not both")
+    (entry,) = entry_points(group="tandem.offline", name="files")  # app never imports calibration
+    folder, precision = entry.load()(files, labels)
+    return replace(options, model_set=str(folder), precision=options.precision or precision)
 
 
 def _print_config(options: ServeOptions, flags: set[str], *, as_json: bool) -> None:

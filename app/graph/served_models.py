@@ -7,6 +7,7 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from app.settings import Settings
+from models.image import Size
 from models.ledger import judge
 from models.machine import installed_version
 from models.manifest import MemberRecord
@@ -29,7 +30,7 @@ class ServedMember:
 
     name: str
     precision: str
-    input_size: int  # side of the square input, px
+    input_size: Size  # px: the side of a square, or height and width
     weight: float
     source: str
     runtime: ServedRuntime
@@ -56,7 +57,7 @@ class ServedModels:
         float | SkipJsonSchema[None],
         Field(description="multi_label sets only: labels with at least this score are listed"),
     ] = None
-    input_size: int
+    input_size: Annotated[Size, Field(description="px: the side of a square, or height and width")]
     resize_shorter: Annotated[
         int,
         Field(

@@ -43,6 +43,7 @@ from app.oip.models import ProtocolError
 from app.samples.feedback import Feedback
 from app.setting_values import EXPOSED
 from app.telemetry.metrics import CLIENT_WENT, record_answered
+from app.telemetry.spans import continued, continues_traces
 from app.traffic.control import TrafficControl
 from models.plan import PlanName
 
@@ -124,6 +125,19 @@ def _name_span(span: Span, scope: Scope, answer: Message) -> None:
     answer["headers"] = [*answer.get("headers", ()), (TRACE_ID_HEADER, trace_id)]
 
 
+class ContinuedTraces:
+    """ASGI middleware for the traces that :mod:`app.telemetry.spans` continues."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sent = reversed(scope.get("headers", []))  # of a repeated one the first
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
+        with continued(headers):
+            await self._app(scope, receive, send)
+
+
 class TandemAPI(FastAPI):
     """The HTTP interface: an own route for images, and FastAPI for all other routes.
 
@@ -149,7 +163,8 @@ class TandemAPI(FastAPI):
         keyed = KeyedRequests(self._dispatch, keys)
         origins = service.settings.allowed_origins
         front = AllowedOrigins(keyed, origins) if origins else keyed
-        self._front = ClosedUnread(ObservedRequests(front, keys))
+        observed = ClosedUnread(ObservedRequests(front, keys))
+        self._front = ContinuedTraces(observed) if continues_traces() else observed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":  # no later code can log the key

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
@@ -46,13 +46,20 @@ OURS = {REGIONS_FOLDER, ON_LOOPBACK, GATEWAY_TIMEOUT, HAPROXY_SECRET}
 NO_SETTINGS = {KEYS_VARIABLE, CALLERS_KEY_VARIABLE, *OURS} | {
     "TANDEM_FORK_SERVER",  # and variables of tests:
     *("TANDEM_CHROMIUM", "TANDEM_REDIS_SERVER", "TANDEM_KSERVE_PYTHON", "TANDEM_TEST_DATA"),
-    *("TANDEM_TEST_BASE_IMAGE", "TANDEM_PHOTOS", "TANDEM_KEY_FILE", "TANDEM_LOAD_NETWORK"),
+    *(
+        "TANDEM_NEIGHBOURS_PYTHON",
+        "TANDEM_TEST_BASE_IMAGE",
+        "TANDEM_PHOTOS",
+        "TANDEM_KEY_FILE",
+        "TANDEM_LOAD_NETWORK",
+    ),
     "TANDEM_URL",
 }
 UNIONS = (UnionType, Union)
 SETS = ("model_set", "model_sets")
 # The options of the command line that change the configuration.
-CHANGING = ("model_set", "plan", "allow_unverified", "api_keys_file", "host", "port", "grpc_port")
+OF_SETTINGS = ("precision", "plan", "allow_unverified", "api_keys_file")
+CHANGING = ("model_set", *OF_SETTINGS, "host", "port", "grpc_port")
 PASSWORD = re.compile(r"//[^/@\s]*@")
 
 
@@ -61,6 +68,10 @@ class ServeOptions:
     """The options of ``tandem serve``; None keeps the configuration's value."""
 
     model_set: Annotated[str | None, typer.Option(help="name of a set, or its folder")] = None
+    precision: Annotated[
+        Literal["INT8", "FP16", "auto"] | None,
+        typer.Option(help="which networks of the set  (default: INT8)"),
+    ] = None
     plan: Annotated[
         PlanName | None,
         typer.Option(help="fast asks fewer members where fewer suffice  (default: full)"),
@@ -157,8 +168,7 @@ def read_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> Serv
 
 def _settings_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings among the options of the command line."""
-    own = ("plan", "allow_unverified", "api_keys_file")
-    named = {name: value for name, value in asked.items() if name in own}
+    named = {name: value for name, value in asked.items() if name in OF_SETTINGS}
     return named | (sets_of(asked["model_set"]) if "model_set" in asked else {})
 
 

@@ -34,7 +34,8 @@ PREDICT_VERSION = "/v1/models/{model_name}/versions/{model_version}:predict"
 # The routes that classify images, over HTTP and gRPC. Their latency is measured; alerts and
 # dashboard select them by the tag ``operation``.
 CLASSIFY = frozenset((INFER, INFER_VERSION, PREDICT, PREDICT_VERSION)) | {
-    *("/v1/classify", "/tandem.v1.Ensemble/Classify", "/inference.GRPCInferenceService/ModelInfer")
+    *("/v1/classify", "/tandem.v1.Ensemble/Classify", "/inference.GRPCInferenceService/ModelInfer"),
+    "/tensorflow.serving.PredictionService/Predict",
 }
 SURE = {True: "yes", False: "no", None: "unknown"}
 HIDDEN = "hidden"  # for the names of keys, which not everybody who reads metrics may know

@@ -1,5 +1,9 @@
 """``tandem models add``: makes a model set of one's own networks."""
 
+import hashlib
+import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
@@ -20,10 +24,11 @@ from calibration.commands.models import (
 )
 from models.errors import ModelSetError
 from models.files import needed_folder
-from models.image import Resize
+from models.image import Resize, Size, size_of
 from models.image_resize import Interpolation
 from models.machine import needs_extra, pip_install
-from models.record import RuntimeName, Task
+from models.model_set import ModelSet, load_model_set, offline_precision
+from models.record import Precision, RuntimeName, Task, sha256_of
 
 if TYPE_CHECKING:
     from calibration.sets.add_set import NewSet
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
 IMAGENET_MEAN = "123.675,116.28,103.53"
 IMAGENET_SCALE = "58.395,57.12,57.375"
 OF_ALL_MEMBERS = (
-    *("input_size", "resize", "resize_shorter"),
+    *("resize", "resize_shorter"),
     *("interpolation", "color_order", "outputs"),
 )
 
@@ -59,10 +64,13 @@ class AddOptions:
         Path | None, typer.Option(help="the same, as datasets name their folders")
     ] = None
     input_size: Annotated[
-        int | None, typer.Option(min=1, help="px; needed only if the networks leave it open")
+        str | None,
+        typer.Option(
+            help="px, or HEIGHTxWIDTH of a rectangle; needed only if the networks leave it open"
+        ),
     ] = None
     resize_shorter: Annotated[
-        int | None, typer.Option(min=1, help="px before the crop  (default: input size * 8/7)")
+        int | None, typer.Option(min=1, help="px before the crop  (default: longer side * 8/7)")
     ] = None
     mean: Annotated[str, typer.Option(help="on 0-255 pixels, as the colour order")] = IMAGENET_MEAN
     scale: Annotated[str, typer.Option(help="deviations, likewise")] = IMAGENET_SCALE
@@ -184,6 +192,7 @@ def _new_set(options: AddOptions) -> "NewSet":
         class_ids=options.class_ids,
         member_class_ids={key: Path(value) for key, value in class_ids},
         options=MemberOptions(
+            input_size=None if (px := options.input_size) is None else _size(px),
             mean=triple(options.mean, "--mean"),
             scale=triple(options.scale, "--scale"),
             **{name: getattr(options, name) for name in OF_ALL_MEMBERS},
@@ -211,6 +220,14 @@ def _network(text: str) -> tuple[Path, str]:
     return packaged_file(text, WheelSource(needed_folder(user_cache_path, "weights")))
 
 
+def _size(text: str) -> Size:
+    """Read a size in px: 224, or 64x128 (height x width)."""
+    sides = text.lower().split("x")
+    if not 1 <= len(sides) <= 2 or not all(side.isascii() and side.isdigit() for side in sides):
+        raise ModelSetError(f"--input-size {text!r}: write 224, or HEIGHTxWIDTH as 64x128")
+    return size_of(int(sides[0]), int(sides[-1]))
+
+
 def _runtime(text: str) -> RuntimeName:
     if text not in (choices := get_args(RuntimeName)):
         raise ModelSetError(f"--runtime {text!r}: one of {', '.join(choices)}")
@@ -221,3 +238,73 @@ def _say(member: str, facts: str, doubt: str | None) -> None:
     out.print(escape(f"{member}: {facts}"))
     if doubt is not None:
         out.print(f"[yellow]{escape(f'{member}: {doubt}')}[/]")
+
+
+def set_of_files(files: Sequence[Path], labels: Path) -> tuple[Path, Precision]:
+    """Return the folder of a set made of files as they are, and the precision it is served in.
+
+    It lies in the user's cache, by the files' hashes, so the same files are read once.
+
+    Raises:
+        ModelSetError: a file is missing or no classifier, or the labels do not match.
+    """
+    for path in (*files, labels):
+        if not path.is_file():
+            raise ModelSetError(f"no such file: {path}")
+    members = _member_names(files)
+    name = "-".join(members)[:60]
+    weights = [path.with_suffix(".bin") for path in files if path.suffix == ".xml"]
+    parts = [sha256_of(path) for path in (*files, *filter(Path.is_file, weights), labels)]
+    key = hashlib.sha256("\n".join([*members, *parts]).encode()).hexdigest()[:12]
+    into = needed_folder(user_cache_path, "served-files", key)
+    if (into / name).is_dir():
+        made = load_model_set(str(into / name))
+    else:
+        made = _made_of_files(members, labels, name, into)
+    precision = offline_precision(made)
+    _tell_unmeasured(name, members, labels, precision)
+    return made.folder, precision
+
+
+def _member_names(files: Sequence[Path]) -> dict[str, Path]:
+    """Return the files by the names of their members, which are letters, digits and _."""
+    members: dict[str, Path] = {}
+    for path in files:
+        word = re.sub(r"[^a-z0-9]+", "_", path.stem.lower()).strip("_")[:40]
+        stem = word if word[:1].isalpha() else f"network_{word}".rstrip("_")
+        others = sum(1 for name in members if re.fullmatch(f"{stem}(_[0-9]+)?", name))
+        members[f"{stem}_{others + 1}" if others else stem] = path
+    return members
+
+
+def _made_of_files(members: dict[str, Path], labels: Path, name: str, into: Path) -> ModelSet:
+    with needs_extra("calibrate", "serving files"):
+        from calibration.sets.add_set import NewSet, add_set_apart
+        from calibration.sets.options import MemberOptions
+    normal = MemberOptions(
+        mean=triple(IMAGENET_MEAN, "--mean"), scale=triple(IMAGENET_SCALE, "--scale")
+    )
+    new = NewSet(name=name, members=[*members.items()], labels=labels, options=normal)
+    try:
+        return add_set_apart(new, into, is_replaced=True, say=_say)
+    except ModelSetError as error:
+        raise ModelSetError(
+            f"{error.message}. Options for a network: {_adding(members, labels)}"
+        ) from None
+
+
+def _adding(members: dict[str, Path], labels: Path) -> str:
+    listed = [f"--member {name}={shlex.quote(str(path))}" for name, path in members.items()]
+    return f"tandem models add NAME {' '.join(listed)} --labels {shlex.quote(str(labels))}"
+
+
+def _tell_unmeasured(
+    name: str, members: dict[str, Path], labels: Path, precision: Precision
+) -> None:
+    """Say what files that are served as they are lack, and the commands that add it."""
+    quantise = "" if precision == "INT8" else "not quantised, "
+    out.print(f"{name}: {quantise}not measured. To keep the set, and change that:")
+    out.print(f"  {escape(_adding(members, labels))}")
+    if precision != "INT8":
+        out.print("  tandem quantize NAME --images FOLDER")
+    out.print("  tandem evaluate NAME --images FOLDER --calibrate")

@@ -42,6 +42,7 @@ from calibration.sets.download import (
 from calibration.sets.input import Normalisation, Triple, trial_images
 from calibration.sets.transaction import Staging, check_free, create
 from models.errors import ModelSetError
+from models.image import sides_of
 from models.image_resize import Interpolation
 from models.machine import needs_extra
 from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, read_manifest
@@ -418,7 +419,7 @@ def _converted(name: str, module: torch.nn.Module, own: Input) -> ov.Model:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", torch.jit.TracerWarning)
             with torch.no_grad():  # some keep what their first image makes: not part of the trace
-                module.eval()(torch.zeros(1, NUM_CHANNELS, size, size))
+                module.eval()(torch.zeros(1, NUM_CHANNELS, *sides_of(size)))
             return convert_module(module, name, size, own.normalisation)
     except Exception as error:  # torch and OpenVINO raise many kinds
         raise ModelSetError(

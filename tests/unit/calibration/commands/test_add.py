@@ -276,3 +276,60 @@ def test_what_makes_no_multi_label_set(home, ends, more, says):
     score_nets(*ends)
     assert says in refused(add(more))
     assert not home.exists() or list(home.iterdir()) == []
+
+
+def served_files(*arguments):
+    done = tandem("serve", *arguments, "--labels", "labels.txt", "--print-config", "--json")
+    assert done.exit_code == 0, done.output
+    text, _, rows = done.stdout.partition("{\n")
+    return text, {name: row["value"] for name, row in json.loads("{" + rows).items()}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """The user's cache folder; nothing is there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_serve_makes_a_set_of_files_once_and_says_what_it_lacks(nets, cache, monkeypatch):
+    (nets / "sub").mkdir()
+    for path in (nets / "a.xml", nets / "a.bin"):
+        (nets / "sub" / path.name).write_bytes(path.read_bytes())
+    files = ("a.xml", "b.xml", "sub/a.xml")
+    text, values = served_files(*files)
+    assert values["precision"] == "FP16"
+    made = load_model_set(values["model_set"])
+    assert [member.name for member in made.manifest.members] == ["a", "b", "a_2"]
+    assert made.name == "a-b-a_2"
+    assert cache in made.folder.parents
+    assert "a-b-a_2: not quantised, not measured." in text
+    (command,) = [line.strip() for line in text.splitlines() if "models add" in line]
+    assert models(command.removeprefix("tandem models ").replace("NAME", "kept")).exit_code == 0
+    monkeypatch.setattr(add_set, "add_set_apart", None)  # nothing is made again
+    assert served_files(*files)[1]["model_set"] == values["model_set"]
+
+
+def test_other_weights_or_labels_are_another_set(nets, cache):
+    first = served_files("a.xml")[1]["model_set"]
+    (nets / "labels.txt").write_text("x\ny\nz\n")
+    second = served_files("a.xml")[1]["model_set"]
+    (nets / "a.bin").write_bytes((nets / "b.bin").read_bytes())
+    assert len({first, second, served_files("a.xml")[1]["model_set"]}) == 3
+    assert load_model_set(second).labels == ("x", "y", "z")
+
+
+@cases(
+    "arguments, says",
+    (("a.xml",), "networks and --labels go together"),
+    (("--labels", "labels.txt"), "networks and --labels go together"),
+    (("a.xml", "--labels", "labels.txt", "--model-set", "imagenette"), "files, or the set"),
+    (("a.xml", "--labels", "nowhere.txt"), "no such file: nowhere.txt"),
+    (("c.xml", "--labels", "labels.txt"), "no such file: c.xml"),
+    (("labels.txt", "--labels", "labels.txt"), "Options for a network: tandem models add NAME"),
+)
+def test_serve_refuses_files_that_make_no_set(cache, arguments, says):
+    done = tandem("serve", *arguments, "--print-config")
+    assert done.exit_code != 0
+    assert says in " ".join(getattr(done.exception, "message", done.output).split())
+    assert not list(cache.rglob("manifest.yaml"))
