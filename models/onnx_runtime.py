@@ -20,6 +20,7 @@ from models.ensemble import Probabilities
 from models.errors import ModelSetError, reading
 from models.machine import needs_extra
 from models.network import LoadedNetwork, Outputs, Pixels, RuntimeOptions, check_image
+from models.pooled_features import SOUGHT
 from models.record import RuntimeName
 
 MAX_BYTES = 2**31  # protobuf's own limit of a message
@@ -168,7 +169,7 @@ class OnnxNetwork(LoadedNetwork):
         self._sizes = tuple(sorted(sizes))
 
     no_features = (
-        "it runs on ONNX Runtime, and pooled features are found in OpenVINO's graphs: add the "
+        f"it runs on ONNX Runtime, and {SOUGHT} is looked for in OpenVINO's graphs alone: add the "
         "member again without --runtime"
     )
 

@@ -1,4 +1,4 @@
-"""What 32 regions of a 12-megapixel photograph cost, beside 32 requests of it.
+"""What 32 regions of a 12-megapixel photograph cost, next to 32 requests of it.
 
     python tests/load/regions.py PHOTOS --json FILE
 

@@ -160,3 +160,37 @@ async def test_the_bundled_networks_answer_openvinos_own_features():
         assert answer.embedding is not None
         assert np.abs(np.asarray(answer.embedding) - expected).max() <= 1e-3
         assert len(expected) >= 1024
+
+
+async def test_the_open_inference_protocol_has_an_output_of_it(service):
+    http, grey = client_of(service), np.full((2, SIZE, SIZE, 3), (50, 100, 200), np.uint8)
+    tensor = {"name": "pixels", "datatype": "UINT8", "shape": list(grey.shape)}
+    inputs = [tensor | {"data": grey.ravel().tolist()}]
+
+    async def infer(model: str, outputs: list[str], **parameters: str) -> httpx.Response:
+        body: dict[str, Any] = {"inputs": inputs, "parameters": parameters}
+        if outputs:
+            body["outputs"] = [{"name": name} for name in outputs]
+        return await http.post(f"/v2/models/{model}/infer", json=body)
+
+    for model, outputs, parameters in (
+        ("tiny", ["probabilities", "embedding"], {"embedding": "unsure"}),
+        ("tiny", [], {"embedding": "unsure"}),
+        ("tiny.unsure", ["embedding"], {}),
+    ):
+        answer = (await infer(model, outputs, **parameters)).json()
+        names = outputs or ["probabilities", "label", "embedding"]
+        assert [output["name"] for output in answer["outputs"]] == names
+        embedding = answer["outputs"][-1]
+        assert (embedding["datatype"], embedding["shape"]) == ("FP32", [2, 3])
+        np.testing.assert_allclose(np.reshape(embedding["data"], (2, 3)), [POOLED] * 2, atol=1e-5)
+    plain = (await infer("tiny", [])).json()
+    assert [output["name"] for output in plain["outputs"]] == ["probabilities", "label"]
+    for model, parameters, problem in (
+        ("tiny", {}, "output embedding is of one member: name it in the parameter embedding"),
+        ("tiny", {"embedding": "third"}, "embedding is 'third'; tiny has sure, unsure"),
+        ("tiny.sure", {"embedding": "unsure"}, "the model tiny.sure has its own alone"),
+    ):
+        refused = await infer(model, ["embedding"], **parameters)
+        assert 400 <= refused.status_code < 500
+        assert problem in refused.json()["error"]
