@@ -36,7 +36,7 @@ from models.image_header import (
 from models.image_resize import Axis, CropSource, Interpolation, common_region
 from models.picture_regions import PictureRegion
 
-Resize = Literal["crop", "stretch"]
+Resize = Literal["crop", "stretch", "squash", "letterbox", "smart_resize"]
 Size = int | tuple[int, int]  # px: the side of a square, or height and width
 # 50 Mi pixels: phones of 50 megapixels (8160 x 6144) pass. Memory: decision 0003.
 DEFAULT_MAX_PIXELS = 50 * 2**20
@@ -57,24 +57,33 @@ _UNDECODED = [[level] * 3 for level in (128, 65, 64)]
 # EXIF orientations whose stored rows, or stored columns, are reversed (5 to 8: also transposed).
 _Y_MIRRORED, _X_MIRRORED = frozenset({3, 4, 6, 7}), frozenset({2, 3, 7, 8})
 _BAND_ROWS = 256  # rows composited at a time, which bounds the larger intermediates
+SCALED, BORDERED = ("crop", "squash"), ("crop", "letterbox")  # rules
 COLORS = 3  # blue, green, red
 Samples = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
 class ImageRule:
-    """Maps a picture to a network's input, as torchvision's transforms do.
+    """Maps a picture to a network's input, by one of these rules; all resize antialiased.
 
-    The shorter side is resized to ``resize_shorter`` pixels (antialiased), then the middle, of
-    ``input_size``, is cropped. A rectangle may be longer than the resized picture, which then gets
-    black borders. With ``resize="stretch"`` the whole picture is resized to ``input_size``,
-    whatever its aspect ratio, and ``resize_shorter`` is the input's longer side.
+    - ``crop``: the shorter side is resized to ``resize_shorter`` pixels, then the middle, of
+      ``input_size``, is cropped; a rectangle longer than the resized picture gets borders
+      (torchvision's ``Resize(s)`` and ``CenterCrop``).
+    - ``squash``: the whole picture is resized to ``input_size`` times a factor that makes its
+      shorter side ``resize_shorter``, then cropped (``Resize((s, s))`` and ``CenterCrop``).
+    - ``stretch``: the whole picture is resized to ``input_size`` (``Resize((h, w))``).
+    - ``letterbox``: the whole picture is resized to fit within, and gets borders (YOLO's).
+    - ``smart_resize``: the largest middle part with the input's aspect ratio is resized (Keras').
+
+    The last three have the input's longer side as ``resize_shorter``. Borders have the level
+    ``fill``.
     """
 
     input_size: Size
     resize_shorter: int
     resize: Resize = "crop"
     interpolation: Interpolation = "bilinear"
+    fill: int = 0
 
     def __post_init__(self) -> None:
         short, long = sorted(self.shape[:2])
@@ -85,16 +94,28 @@ class ImageRule:
                 f"resize_shorter {self.resize_shorter} is under input_size {self.input_size}: "
                 "the centre crop would not fit"
             )
-        if self.resize == "stretch" and self.resize_shorter != long:
+        if self.resize not in SCALED and self.resize_shorter != long:
             raise ValueError(
-                f"resize stretch has no resize_shorter: let it be input_size {long}, "
+                f"resize {self.resize} has no resize_shorter: let it be input_size {long}, "
                 f"not {self.resize_shorter}"
             )
+        if self.fill and self.resize not in BORDERED:
+            raise ValueError(f"resize {self.resize} makes no borders: leave out fill {self.fill}")
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
         """The input's shape: rows, columns, colours."""
         return *sides_of(self.input_size), COLORS
+
+    @cached_property
+    def needed_shorter(self) -> int:
+        """The shorter side in px that is enough of a picture, before it is resized."""
+        short, long = sorted(self.shape[:2])
+        return (
+            -(-self.resize_shorter * long // short)
+            if self.resize == "squash"
+            else (self.resize_shorter)
+        )
 
     @cached_property
     def num_bytes(self) -> int:
@@ -155,7 +176,7 @@ def check_image(
     check_limits(header, max_pixels)
     reduction = 1
     if header.format == "jpeg" and not of_regions:
-        shrink = min(header.width, header.height) / (rule.resize_shorter * _REDUCED_MARGIN)
+        shrink = min(header.width, header.height) / (rule.needed_shorter * _REDUCED_MARGIN)
         reduction = 8 if shrink >= 8 else 4 if shrink >= 4 else 2 if shrink >= 2 else 1
     checked = CheckedImage(header, reduction)
     check_full_pixels(header, checked.full_pixels, max_full_pixels, of_regions=of_regions)
@@ -189,7 +210,7 @@ def decode_images(
 ) -> NDArray[np.uint8]:
     """Decode a file once; return each rule's input, uint8 BGR, flat, one after another.
 
-    ``checked`` must come from :func:`check_image` with the rule of the largest ``resize_shorter``.
+    ``checked`` must come from :func:`check_image` with the rule of the largest ``needed_shorter``.
     The pixels and errors are those of :func:`read_image`.
     """
     return _resized(_decode(memoryview(data), *checked), rules, checked)
@@ -241,7 +262,7 @@ def _resized(
         if header.orientation == 1 and (y.size, x.size) == shape[:2]:
             source.resize(y, x, out)
         else:
-            _place(_upright(source.resize(y, x), header.orientation), out)
+            _place(_upright(source.resize(y, x), header.orientation), rule.fill, out)
         start += out.size
     return flat
 
@@ -286,24 +307,37 @@ def _without_the_rest(view: memoryview, header: ImageHeader) -> memoryview | byt
 def _crop_axes(
     size: tuple[int, int], orientation: int, rule: ImageRule, reduction: int
 ) -> tuple[Axis, Axis]:
-    """Return where the crop lies along the stored y and x; sizes and rounding are torchvision's."""
+    """Return where the crop lies along the stored y and x.
+
+    Sizes and rounding are those of torchvision, of YOLO's letterbox and of Keras' smart_resize.
+    """
     width, height = size
     rows, columns, _ = rule.shape
     if orientation >= 5:
         rows, columns = columns, rows
 
-    def axis(length: int, side: int, is_mirrored: bool) -> Axis:
-        is_stretched = rule.resize == "stretch"
-        resized = side if is_stretched else int(rule.resize_shorter * length / min(size))
+    def axis(lengths: tuple[int, int], sides: tuple[int, int], is_mirrored: bool) -> Axis:
+        (length, other), (side, other_side) = lengths, sides
+        resized, part = side, length  # the middle part of the picture that is resized
+        if rule.resize == "crop":
+            resized = int(rule.resize_shorter * length / min(size))
+        elif rule.resize == "squash":
+            resized = int(rule.resize_shorter * side / min(sides))
+        elif rule.resize == "letterbox":
+            resized = max(1, round(length * min(side / length, other_side / other)))
+        elif rule.resize == "smart_resize":
+            part = max(1, min(length, int(other * side / other_side)))
         cropped = min(side, resized)  # a longer side gets borders
-        offset = round((resized - cropped) / 2)
+        start, offset = (length - part) // 2, round((resized - cropped) / 2)
         if is_mirrored:
-            offset = resized - cropped - offset
-        scale = length / resized / reduction
-        return Axis(-(-length // reduction), scale, offset, cropped, rule.interpolation)
+            start, offset = length - part - start, resized - cropped - offset
+        ends = start // reduction, -(-(start + part) // reduction)
+        scale = part / resized / reduction
+        place = offset + start / reduction / scale
+        return Axis(-(-length // reduction), scale, place, cropped, rule.interpolation, ends)
 
-    y = axis(height, rows, orientation in _Y_MIRRORED)
-    return y, axis(width, columns, orientation in _X_MIRRORED)
+    y = axis((height, width), (rows, columns), orientation in _Y_MIRRORED)
+    return y, axis((width, height), (columns, rows), orientation in _X_MIRRORED)
 
 
 def _upright(crop: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
@@ -313,12 +347,12 @@ def _upright(crop: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     return crop.swapaxes(0, 1) if orientation >= 5 else crop
 
 
-def _place(crop: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Copy a crop into the middle of ``out``, with black borders where it is smaller."""
+def _place(crop: NDArray[np.uint8], fill: int, out: NDArray[np.uint8]) -> None:
+    """Copy a crop into the middle of ``out``, with borders of level ``fill`` if it is smaller."""
     (rows, columns), (height, width) = crop.shape[:2], out.shape[:2]
     top, left = (height - rows) // 2, (width - columns) // 2
     if crop.shape != out.shape:
-        out[...] = 0
+        out[...] = fill
     out[top : top + rows, left : left + columns] = crop
 
 
@@ -362,7 +396,7 @@ class ImageInputs:
     def __init__(self, rules: Mapping[str, ImageRule]) -> None:
         self.rules = tuple(dict.fromkeys(rules.values()))  # distinct
         # A reduced scale that suits the largest suits all.
-        self._largest = max(self.rules, key=lambda rule: rule.resize_shorter)
+        self._largest = max(self.rules, key=lambda rule: rule.needed_shorter)
         ends = np.cumsum([rule.num_bytes for rule in self.rules]).tolist()
         self.num_bytes: int = ends[-1]  # per image
         self._parts = {

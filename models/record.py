@@ -37,7 +37,7 @@ RuntimeName = Literal["openvino", "onnxruntime"]
 SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx"}
 # Runtimes from before sets were converted when added, and their files.
 RETIRED = {"torch": ".pt2", "torchscript": ".torchscript"}
-LATER_FIELDS = {"resize", "interpolation"}  # of ImageRecord, absent in the first manifests
+LATER_FIELDS = {"resize", "interpolation", "fill"}  # of ImageRecord, absent in the first manifests
 MAX_NAME, MAX_PATH = 255, 1000  # bytes of a file's name, characters of its path in a set
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<, which may be repeated in a mapping
 # Of a member in the average. The bound keeps sums finite; strict: true is not 1.0.
@@ -112,6 +112,7 @@ class ImageRecord(Record):
     color_order: Literal["BGR"] = "BGR"  # OpenCV's; the IR turns it into the network's own
     resize: Resize = "crop"
     interpolation: Interpolation = "bilinear"
+    fill: Annotated[int, Field(ge=0, le=255)] = 0  # of borders
 
     @model_validator(mode="after")
     def _crop_fits(self) -> "ImageRecord":
@@ -120,7 +121,9 @@ class ImageRecord(Record):
 
     @property
     def rule(self) -> ImageRule:
-        return ImageRule(self.input_size, self.resize_shorter, self.resize, self.interpolation)
+        return ImageRule(
+            self.input_size, self.resize_shorter, self.resize, self.interpolation, self.fill
+        )
 
     @property
     def key(self) -> str:

@@ -86,7 +86,8 @@ class ServedModels:
         dict[str, Any] | SkipJsonSchema[None],
         Field(
             description="the probability from which on an answer is sure; the share of sure "
-            "answers and their accuracy, on images that it was not chosen by"
+            "answers and their accuracy, on images that it was not chosen by (measured_on), and "
+            "how many images of other classes are sure (foreign)"
         ),
     ] = None
     plan: Annotated[
@@ -133,7 +134,7 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
         task=manifest.task,
         threshold=manifest.threshold,
         input_size=manifest.image.input_size,
-        resize_shorter=max(manifest.image_of(m.name).resize_shorter for m in manifest.members),
+        resize_shorter=max(rule.needed_shorter for rule in manifest.inputs.rules),
         labels=list(model_set.labels),
         max_drop=manifest.max_drop,
         verified=judge(manifest, precision).status,

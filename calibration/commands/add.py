@@ -37,7 +37,7 @@ IMAGENET_MEAN = "123.675,116.28,103.53"
 IMAGENET_SCALE = "58.395,57.12,57.375"
 OF_ALL_MEMBERS = (
     *("resize", "resize_shorter"),
-    *("interpolation", "color_order", "outputs"),
+    *("interpolation", "fill", "color_order", "outputs"),
 )
 
 
@@ -83,11 +83,19 @@ class AddOptions:
     ] = None
     resize: Annotated[
         Resize,
-        typer.Option(help="crop (the centre, after resizing) or stretch (the whole picture)"),
+        typer.Option(
+            help="crop (the centre, after resizing), stretch (the whole picture), squash (stretch, "
+            "then crop), letterbox (fit, with borders, as YOLO), smart_resize (crop, then resize, "
+            "as Keras)"
+        ),
     ] = "crop"
     interpolation: Annotated[
         Interpolation, typer.Option(help="bilinear or bicubic, both antialiased")
     ] = "bilinear"
+    fill: Annotated[
+        int | None,
+        typer.Option(min=0, max=255, help="level of borders  (default: 114 of letterbox, else 0)"),
+    ] = None
     outputs: Annotated[
         Literal["auto", "logits", "probabilities"],
         typer.Option(help="auto, logits or probabilities; auto runs them once and looks"),
@@ -96,7 +104,7 @@ class AddOptions:
         Path | None,
         typer.Option(
             help="YAML, by member, where one differs: NAME: {input_size, resize, resize_shorter, "
-            "interpolation, layout, color_order, mean, scale, outputs}"
+            "interpolation, fill, layout, color_order, mean, scale, outputs}"
         ),
     ] = None
     member_class_ids: Annotated[

@@ -20,7 +20,7 @@ from calibration.sets.transaction import Staging, check_free, create
 from models.child_process import OUT_OF_MEMORY, ChildDiedError, Send, last_words, run_apart
 from models.ensemble import DEFAULT_THRESHOLD
 from models.errors import ModelSetError
-from models.image import Size, size_text
+from models.image import SCALED, Size, size_text
 from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_manifest
 from models.model_set import PARTIAL_SUFFIX, ModelSet
 from models.record import FileRecord, Precision, RuntimeName, Task, sha256_of
@@ -176,11 +176,14 @@ def _imported(
 def _resizing(new: NewSet, member: _Member) -> str:
     image = new.options_of(member.name).image(member.imported.form.size)
     size = size_text(image.input_size)
-    if image.resize == "stretch":
-        return f"pictures stretched to {size} px, {image.interpolation}"
+    if image.resize not in SCALED:
+        how = {"stretch": "stretched", "smart_resize": "cropped and resized"}.get(
+            image.resize, f"with borders of {image.fill} resized"
+        )
+        return f"pictures {how} to {size} px, {image.interpolation}"
+    how = "resized" if image.resize == "crop" else "stretched"
     return (
-        f"pictures resized to {image.resize_shorter} px and cropped to {size}, "
-        f"{image.interpolation}"
+        f"pictures {how} to {image.resize_shorter} px and cropped to {size}, {image.interpolation}"
     )
 
 

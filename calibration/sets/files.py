@@ -79,7 +79,7 @@ def check_file(path: Path) -> set[str]:
 
 
 def check_kind(path: Path) -> None:
-    """Raise :class:`ModelSetError` if a file begins as what is known to be no network here."""
+    """Raise :class:`ModelSetError` if a file is known to be no network here."""
     if path.name == SAVED_MODEL or (path / SAVED_MODEL).is_file():
         folder = path.parent if path.name == SAVED_MODEL else path
         raise ModelSetError(

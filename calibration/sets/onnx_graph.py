@@ -70,11 +70,11 @@ def import_onnx(path: Path, options: FileOptions, converted: Path | None = None)
         )
     if taken in FLOATS:
         options.normalisation.check_channels(form, path)
-    sides, given = _sides(outputs), outputs.type.tensor_type.elem_type
-    facts = f"{path} gives {TensorProto.DataType.Name(given).lower()} {_shape_text(sides)}"
+    sides, elem_type = _sides(outputs), outputs.type.tensor_type.elem_type
+    facts = f"{path} gives {TensorProto.DataType.Name(elem_type).lower()} {_shape_text(sides)}"
     num_classes = num_classes_of(sides, facts)
     exact, own = _exact_end(graph, outputs.name)
-    if given not in FLOATS and exact == outputs.name:
+    if elem_type not in FLOATS and exact == outputs.name:
         raise ModelSetError(
             f"{facts}; a member gives float32 or float16: export what comes before these"
         )

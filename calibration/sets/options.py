@@ -27,13 +27,14 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from calibration.sets.ending import Outputs
 from calibration.sets.input import ColorOrder, InputForm, Normalisation, TensorLayout
 from models.errors import ModelSetError, reading
-from models.image import Resize, Size, sides_of, size_of, size_text
+from models.image import SCALED, Resize, Size, sides_of, size_of, size_text
 from models.image_resize import Interpolation
 from models.openvino_network import named_output
 from models.record import ImageRecord, InputSize, Record, Task, YamlError, read_yaml
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Channels = tuple[Finite, Finite, Finite]
+YOLO_GREY = 114  # of its borders
 CROPPED = 8 / 7  # the shorter side before the crop, relative to the input size: 256 / 224
 Sides = tuple[int | None, ...]  # of a tensor; None: left open
 LEAST_SUM = np.float32(1e-12)
@@ -47,6 +48,7 @@ class MemberOptions(Record):
     resize: Resize | None = None
     resize_shorter: Annotated[int, Field(ge=1)] | None = None
     interpolation: Interpolation | None = None
+    fill: Annotated[int, Field(ge=0, le=255)] | None = None  # of borders
     layout: TensorLayout | None = None
     color_order: ColorOrder | None = None
     mean: Channels | None = None  # on 0-255 pixels, in color_order
@@ -73,13 +75,15 @@ class MemberOptions(Record):
 
     def image(self, size: Size) -> ImageRecord:
         """Return the image record of a member that takes ``size`` pixels."""
-        long, is_stretched = max(sides_of(size)), self.resize == "stretch"
-        shorter = long if is_stretched else self.resize_shorter or round(long * CROPPED)
+        long, resize = max(sides_of(size)), self.resize or "crop"
+        shorter = self.resize_shorter or round(long * CROPPED) if resize in SCALED else long
+        usual = YOLO_GREY if resize == "letterbox" else 0
         return ImageRecord(
             input_size=size,
             resize_shorter=shorter,
-            resize=self.resize or "crop",
+            resize=resize,
             interpolation=self.interpolation or "bilinear",
+            fill=usual if self.fill is None else self.fill,
         )
 
 

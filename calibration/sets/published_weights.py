@@ -335,10 +335,10 @@ def _image(model: str, data: dict[str, Any]) -> ImageRecord:
         )
     interpolation = _interpolation(model, data["interpolation"])
     mode, resized = data["crop_mode"], floor(height / data["crop_pct"])
-    if mode not in ("center", "squash") or (mode == "squash" and resized != height):
+    if mode not in ("center", "squash"):
         raise ModelSetError(
-            f"{model} wants crop_mode {mode} with crop_pct {data['crop_pct']}; tandem crops the "
-            "middle (center) or stretches the whole picture (squash with crop_pct 1)"
+            f"{model} wants crop_mode {mode}; tandem crops the middle (center), or that of the "
+            "whole picture stretched (squash)"
         )
     if resized < height:
         raise ModelSetError(
@@ -348,7 +348,7 @@ def _image(model: str, data: dict[str, Any]) -> ImageRecord:
     return ImageRecord(
         input_size=height,
         resize_shorter=resized,
-        resize="stretch" if mode == "squash" else "crop",
+        resize="crop" if mode == "center" else "stretch" if resized == height else "squash",
         interpolation=interpolation,
     )
 

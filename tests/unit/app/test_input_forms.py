@@ -89,7 +89,7 @@ def made(request, tmp_path_factory: pytest.TempPathFactory) -> ModelSet:
         *paths,
         labels=LABELS,
         runtime="onnxruntime" if is_onnx else None,
-        options=MemberOptions(resize="stretch"),
+        options=MemberOptions(resize="letterbox" if names == ["colour"] else "stretch"),
         member_options=options,
     )
 
