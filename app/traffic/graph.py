@@ -272,7 +272,7 @@ class TrafficGraph:
                 if not self._compare(*pair, (of_request, place)):
                     self.on_disagreement(file, answer, copy, place)
 
-        self._lane.ask(self.versions[other], request._replace(files=files), ended)
+        self._lane.ask(self.versions[other], request._replace(files=files, embedding=None), ended)
 
     def _compare(
         self,
