@@ -143,7 +143,8 @@ def test_the_whole_plan_keeps_to_the_share_of_foreign_images(manifest: Manifest)
         round(step.share, 3) for step in alone.steps
     ]
     assert alone.steps[0].sure.probability < 0.8
-    num_sure = sum(step.sure.foreign.share * step.sure.foreign.num_images for step in steps)
+    judged: list[Any] = [step.sure.foreign for step in steps]
+    num_sure = sum(float(own.share) * own.num_images for own in judged)
     assert num_sure / foreign.mask("judge").sum() == pytest.approx(0.05, abs=0.02)
     assert min(step.sure.probability for step in steps) > 0.82
 
