@@ -15,9 +15,8 @@ from calibration.label_files import read_class_names
 from calibration.sets.ending import set_task
 from calibration.sets.import_network import Imported
 from calibration.sets.importing import STATE, import_member, import_weights
-from calibration.sets.labels import Say, SetClasses
+from calibration.sets.labels import Say, SetClasses, label_doubt
 from calibration.sets.options import ClassMap, FileOptions, MemberOptions
-from calibration.sets.own_labels import label_doubt
 from calibration.sets.transaction import Staging, check_free, create
 from models.child_process import OUT_OF_MEMORY, ChildDiedError, Send, last_words, run_apart
 from models.ensemble import DEFAULT_THRESHOLD

@@ -52,8 +52,8 @@ from calibration.sets.input import (
     with_channel,
 )
 from calibration.sets.input_range import fitted, sides_of
+from calibration.sets.labels import notes_of, own_labels
 from calibration.sets.options import FileOptions, check_ends, input_form, select_classes
-from calibration.sets.own_labels import notes_of, own_labels
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.openvino_network import CompiledNetwork, RuntimeOptions, check_network, read_network

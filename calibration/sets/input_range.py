@@ -26,8 +26,8 @@ from calibration.sets.input import (
     formula,
     with_channel,
 )
+from calibration.sets.labels import notes_of
 from calibration.sets.options import FileOptions, Sides, input_form
-from calibration.sets.own_labels import notes_of
 from models.errors import ModelSetError
 from models.openvino_network import compile_with, read_network
 

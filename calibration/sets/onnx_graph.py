@@ -18,8 +18,8 @@ from calibration.sets.files import check_file
 from calibration.sets.import_network import TWO_CLASSES, Imported
 from calibration.sets.importing import Finish, tried
 from calibration.sets.input import GREY_BGR, GREY_BITS, ColorOrder, InputForm, order_doubt
+from calibration.sets.labels import own_labels
 from calibration.sets.options import FileOptions, Sides, check_ends, input_form, num_classes_of
-from calibration.sets.own_labels import own_labels
 from models.errors import ModelSetError
 from models.image import sides_of
 from models.record import Precision

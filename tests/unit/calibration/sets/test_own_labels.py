@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from calibration.sets.add_set import NewSet, add_set
-from calibration.sets.own_labels import label_doubt, own_labels
+from calibration.sets.labels import label_doubt, own_labels
 from models.errors import ModelSetError
 from tests.support.calibration.added_sets import both, text
 from tests.support.cases import cases
