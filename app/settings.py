@@ -17,6 +17,7 @@ from app.setting_values import (
     RETIRED,
     CachePlace,
     FunctionName,
+    FunctionNames,
     Networks,
     Origins,
     UserPath,
@@ -349,6 +350,11 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
         None,
         description="your own function between the Decoder and the members, from pixels to "
         "pixels: package.module:function; null: none",
+    )
+    set_functions: FunctionNames = Field(
+        (),
+        description="the functions that model sets may name as their own preprocess, each "
+        "package.module:function; it runs with the rights of the service",
     )
     combine: FunctionName = Field(
         None,

@@ -28,6 +28,7 @@ from models.image import Resize, Size, size_of
 from models.image_resize import Interpolation
 from models.machine import needs_extra, pip_install
 from models.model_set import ModelSet, load_model_set, offline_precision
+from models.own_functions import ALLOWED_VARIABLE
 from models.record import Precision, RuntimeName, Task, sha256_of
 
 if TYPE_CHECKING:
@@ -151,6 +152,14 @@ class AddOptions:
             help="of top-1 (multi_label: mAP or micro-F1) that INT8 may cost, a fraction",
         ),
     ] = 0.005
+    preprocess: Annotated[
+        str | None,
+        typer.Option(
+            help="MODULE:FUNCTION of yours, from pixels to pixels, which belongs to the set: "
+            "evaluate, quantize, classify --offline and serve call it where "
+            f"{ALLOWED_VARIABLE} names it"
+        ),
+    ] = None
     task: Annotated[
         Task | None,
         typer.Option(
@@ -214,6 +223,7 @@ def _new_set(options: AddOptions) -> "NewSet":
         description=options.description,
         hint=options.hint,
         max_drop=options.max_drop,
+        preprocess=options.preprocess,
         task=options.task,
         threshold=options.threshold,
     )

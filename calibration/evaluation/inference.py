@@ -22,6 +22,7 @@ from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet
 from models.network import LoadedNetwork, Pixels, RuntimeOptions, load
+from models.own_functions import inputs_of, mean_of_views
 from models.plan import PlanRecord
 from models.record import Precision
 
@@ -65,7 +66,7 @@ class Networks:
     ) -> None:
         self.manifest: Manifest = model_set.manifest
         self.num_threads = num_threads or available_cpus()
-        self._inputs = self.manifest.inputs
+        self._inputs = inputs_of(self.manifest)
         self._weights = self.manifest.weights
         self._temperatures = self.manifest.temperatures
         self._cache_dir = cache_dir
@@ -130,17 +131,17 @@ class Networks:
         for image in batch:
             try:
                 data = image.read_bytes()
-                pixels.append(self.read(data))
+                pixels.append(self._inputs.read(data))
             except (ImageError, OSError) as error:
                 done.unreadable.append((image, error))
                 continue
             done.images.append(image)
             done.data.append(data)
-        return done, np.stack(pixels) if pixels else np.zeros(0, np.uint8)
+        return done, self._inputs.views(np.stack(pixels)) if pixels else np.zeros(0, np.uint8)
 
     def read(self, data: bytes) -> Pixels:
-        """Decode a file for all members; raise :class:`ImageError` if it is damaged or no image."""
-        return self._inputs.read(data)
+        """Decode a file, a batch of one; raise :class:`ImageError` if it is damaged or no image."""
+        return self._inputs.views(self._inputs.read(data)[None])
 
     def run(self, images: Pixels) -> NetworkProbabilities:
         """Return the answers of every network, and of the ensemble, to up to 8 decoded images."""
@@ -159,7 +160,7 @@ class Networks:
         rows = {}
         for name in names:
             network = self.compiled[precision][name]
-            own = network.predict(self._inputs.of(name, images))
+            own = mean_of_views(network, self._inputs.of(name, images))
             rows[name] = tempered(own, self._temperatures[name])
             if not np.isfinite(rows[name]).all():
                 raise ModelSetError(
