@@ -126,24 +126,27 @@ class FunctionCalls:
         )
 
 
-def preprocess_of(settings: Settings, manifest: Manifest | None) -> OwnFunction | None:
-    """Return the function between Decoder and members: the settings', or the set's own.
+def preprocess_of(
+    name: str | None, allowed: Sequence[str], manifest: Manifest
+) -> OwnFunction | None:
+    """Return the function between Decoder and members: ``name``, the setting, or the set's own.
 
-    Raises :class:`ConfigError` if there are both, or the settings do not allow the set's.
+    Raises :class:`ConfigError` if there are both, or the set's is not among those ``allowed``.
     """
-    if settings.preprocess is None:
-        return None if manifest is None else function_of_set(manifest, settings.set_functions)
-    if manifest is not None and manifest.preprocess is not None:
+    if name is None:
+        return function_of_set(manifest, allowed)
+    if manifest.preprocess is not None:
         raise ConfigError(
-            f"preprocess is {settings.preprocess}, and model set {manifest.name} has its own, "
+            f"preprocess is {name}, and model set {manifest.name} has its own, "
             f"{manifest.preprocess}: leave the setting out"
         )
-    return load_function(settings.preprocess, "preprocess")
+    return load_function(name, "preprocess")
 
 
-def identities(settings: Settings, manifest: Manifest | None = None) -> tuple[str, ...]:
+def identities(settings: Settings, manifest: Manifest) -> tuple[str, ...]:
     """Return the identities of the functions of settings and set; () if there are none."""
-    functions = (preprocess_of(settings, manifest), load_function(settings.combine, "combine"))
+    preprocess = preprocess_of(settings.preprocess, settings.set_functions, manifest)
+    functions = (preprocess, load_function(settings.combine, "combine"))
     return tuple(function.identity for function in functions if function is not None)
 
 
@@ -206,7 +209,8 @@ class OwnPreprocess:
     @classmethod
     def of(cls, settings: Settings, manifest: Manifest) -> "OwnPreprocess | None":
         """Load and try the function; None without one; raises :class:`ConfigError` if it fails."""
-        if (function := preprocess_of(settings, manifest)) is None:
+        name, allowed = settings.preprocess, settings.set_functions
+        if (function := preprocess_of(name, allowed, manifest)) is None:
             return None
         num_views = tried_views(function, manifest.inputs)
         check_views_fit(num_views, settings.max_files, settings.max_queued_images)

@@ -16,6 +16,7 @@ from tests.support.cases import cases
 from tests.support.scored_sets import write_scored_set
 
 OWN = "tests.support.own_functions"
+MANIFEST = load_model_set("imagenette").manifest
 INPUTS = ImageInputs({"large": ImageRule(8, 8), "small": ImageRule(4, 4)})
 BATCH = np.random.default_rng(3).integers(0, 256, (5, INPUTS.num_bytes), np.uint8)
 EXAMPLES = "configs.functions"
@@ -113,10 +114,12 @@ def test_an_identity_changes_with_name_and_source(tmp_path, monkeypatch):
         source.write_text(text)
         sys.modules.pop("own_changing", None)
         for name in ("f", "g"):
-            (identity,) = own_functions.identities(Settings(combine=f"own_changing:{name}"))
+            (identity,) = own_functions.identities(
+                Settings(combine=f"own_changing:{name}"), MANIFEST
+            )
             found.add(identity)
     assert len(found) == 4
-    assert own_functions.identities(Settings()) == ()
+    assert own_functions.identities(Settings(), MANIFEST) == ()
 
 
 def test_a_neighbour_of_the_module_in_its_package_counts_too(tmp_path, monkeypatch):
@@ -127,12 +130,14 @@ def test_a_neighbour_of_the_module_in_its_package_counts_too(tmp_path, monkeypat
     (package / "main.py").write_text("from own_package.other import f")
     settings = Settings(combine="own_package.main:f")
     (package / "other.py").write_text("def f(a, b): return a")
-    before = own_functions.identities(settings)
+    before = own_functions.identities(settings, MANIFEST)
     (package / "other.py").write_text("def f(a, b): return b")
-    assert own_functions.identities(settings) == before  # of what was imported, which is what runs
+    assert (
+        own_functions.identities(settings, MANIFEST) == before
+    )  # of what was imported, which is what runs
     for name in ("own_package", "own_package.main", "own_package.other"):
         del sys.modules[name]
-    assert own_functions.identities(settings) != before
+    assert own_functions.identities(settings, MANIFEST) != before
 
 
 # A function of the operator's where members take different inputs: a call for each of them.
