@@ -47,11 +47,11 @@ _NAME = ["/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_ver
 _V1 = ["/v1/models/{model_name}", "/v1/models/{model_name}/versions/{model_version}"]
 _CUDA = ["/v2/cudasharedmemory", "/v2/cudasharedmemory/region/{region_name}"]
 READS = {
-    "POST": "/v1/classify /v2/repository/index "
+    "POST": "/v1/classify /invocations /v2/repository/index "
     + "".join(f"{name}:predict " for name in _V1)
     + " ".join([f"{_CUDA[1]}/register", *(f"{p}/unregister" for p in _CUDA)])
     + "".join(f" {name}/infer" for name in _NAME),
-    "GET": "/ /docs /openapi.json /page/{name} /docs/assets/{name} /healthz /readyz /v2 "
+    "GET": "/ /docs /openapi.json /page/{name} /docs/assets/{name} /healthz /readyz /ping /v2 "
     "/v2/health/live /v2/health/ready /v2/models/stats /v1/models "
     "/v1/feedback /v1/keys /v1/traffic /v2/systemsharedmemory/status "
     "/v2/systemsharedmemory/region/{region_name}/status "

@@ -86,7 +86,8 @@ class ServedModels:
         dict[str, Any] | SkipJsonSchema[None],
         Field(
             description="the probability from which on an answer is sure; the share of sure "
-            "answers and their accuracy, on images that it was not chosen by"
+            "answers and their accuracy, on images that it was not chosen by (measured_on), and "
+            "how many images of other classes are sure (foreign)"
         ),
     ] = None
     plan: Annotated[

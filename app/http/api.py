@@ -63,7 +63,7 @@ TRACE_ID_HEADER = b"x-trace-id"
 METHODS = ("GET", "HEAD", "POST")  # that pages of other origins may use
 # All other routes need a key, so new routes do too. Load balancers probe without a key. The page
 # must load before it can ask for a key, and its contents are public.
-PROBES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+PROBES = frozenset({"/healthz", "/readyz", "/ping", "/v2/health/live", "/v2/health/ready"})
 OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
 OPEN_BELOW = ("/page/", "/docs/assets/")
 SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
@@ -289,6 +289,7 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
         return Ready(ready=True)
 
     @api.get("/readyz", responses={503: ERRORS[503]}, summary=READY_SUMMARY)
+    @api.get("/ping", responses={503: ERRORS[503]}, summary=f"{READY_SUMMARY} (SageMaker)")
     async def readyz() -> Ready:
         await service.check_all_ready()
         return Ready(ready=True)

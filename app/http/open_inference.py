@@ -51,7 +51,7 @@ from app.oip.regions import NO_CUDA, Regions, for_caller
 from app.oip.tensorflow_serving import ModelStatus, Prediction, metadata_of, status_of
 from app.oip.tensors import InferRequest
 from app.queueing.admission import Share
-from app.telemetry.metrics import INFER, INFER_VERSION, PREDICT, PREDICT_VERSION
+from app.telemetry.metrics import INFER, INFER_VERSION, INVOCATIONS, PREDICT, PREDICT_VERSION
 
 LENGTH = HEADER_LENGTH.encode("ascii")
 MODEL_PATH = "/v2/models/{model_name}"
@@ -262,6 +262,23 @@ def add_predict(api: FastAPI, inference: Inference) -> None:
     @api.post(PREDICT_VERSION, **described)
     async def predict(request: Request, model_name: str, model_version: str = "") -> Response:
         names, asked = (model_name, model_version), Prediction()
+        return await _answered(inference, request, names, asked.parse, asked.render)
+
+    # Other bodies come to ClassifyRoute.
+    kinds = ("image/jpeg", "image/png", "application/octet-stream")
+    content: dict[str, Any] = dict.fromkeys(kinds, BINARY)
+    content["application/json"] = {"schema": PREDICT_SCHEMA, "example": EXAMPLE}
+
+    @api.post(
+        INVOCATIONS,
+        tags=["SageMaker, Vertex AI"],
+        summary="Classify an image, or images in base64 by the first set",
+        responses=ERRORS,
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+        response_class=Response,
+    )
+    async def invocations(request: Request) -> Response:
+        names, asked = (inference.models.all[0].name, ""), Prediction()
         return await _answered(inference, request, names, asked.parse, asked.render)
 
     @api.get(f"{V1_PATH}/metadata", tags=V1_TAGS, responses=NO_MODEL, summary=SIGNATURE)

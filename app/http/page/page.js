@@ -157,7 +157,7 @@ function select(chosen) {
   draw.preview(item);
   draw.cards(state.items, chosen, openAnswer);
   if (item.result.error) draw.failure("No answer for this", item.result.error.message, false);
-  else draw.answer(item.result, state.models?.members ?? []);
+  else draw.answer(item.result, state.models, askSet);
   draw.sent(item);
 }
 
@@ -204,6 +204,12 @@ async function useSet() {
   state.models = null;
   if (state.items.length) await classify();
   else await loadModels();
+}
+
+/** Asks another set about the pictures, as if it had been chosen from the list. */
+function askSet(name) {
+  $("model-set").value = name;
+  return useSet();
 }
 
 async function begin() {

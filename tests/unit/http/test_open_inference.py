@@ -452,6 +452,30 @@ async def test_errors_keys_and_limits_are_those_of_the_other_ways(graph, tmp_pat
     assert (await guarded.post(PREDICT, json=good, headers=key)).status_code == 200
 
 
+async def test_sagemakers_path_takes_an_image_as_v1_does_and_json_for_the_first_set(client, graph):
+    by_v1 = (await client.post("/v1/classify?top_k=2", content=IMAGE)).json()["predictions"]
+    answer = await client.post("/invocations?top_k=2", content=IMAGE)
+    assert answer.json()["predictions"] == by_v1
+    form = await client.post("/invocations", files=[("files", IMAGE), ("files", IMAGE)])
+    assert len(form.json()["results"]) == 2
+    good = instances(b64(IMAGE))
+    for kind in ("application/json", "Application/JSON; charset=utf-8"):
+        content, headers = json.dumps(good), {"content-type": kind}
+        answer = await client.post("/invocations", content=content, headers=headers)
+        assert answer.json() == (await client.post(PREDICT, json=good)).json()
+    refused = await client.post("/invocations", json={"instances": 7})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "bad_tensor")
+    assert (await client.get("/invocations")).status_code == 405
+    assert (await client.get("/ping")).json() == {"ready": True}
+    assert "/invocations" in CLASSIFY
+
+    async def not_ready() -> None:
+        raise NotReadyError("densenet169 is starting")
+
+    graph.service.check_all_ready = not_ready
+    assert (await client.get("/ping")).status_code == 503
+
+
 @pytest.mark.parametrize("path", [PREDICT, "/v1/models/imagenette/versions/0:predict"])
 async def test_columns_are_answered_by_columns(client, path):
     """As OpenVINO Model Server's client sends them, to the latest version."""
