@@ -18,6 +18,7 @@ import numpy as np
 from calibration.datasets import ImageFile
 from models.ensemble import Probabilities, average, tempered
 from models.errors import ImageError, ModelSetError
+from models.image_colors import offline_profiles
 from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet
@@ -66,7 +67,7 @@ class Networks:
     ) -> None:
         self.manifest: Manifest = model_set.manifest
         self.num_threads = num_threads or available_cpus()
-        self._inputs = inputs_of(self.manifest)
+        self._inputs = inputs_of(self.manifest).with_profiles(offline_profiles())
         self._weights = self.manifest.weights
         self._temperatures = self.manifest.temperatures
         self._cache_dir = cache_dir
