@@ -26,7 +26,7 @@ from models.ensemble import Probabilities
 from models.errors import ConfigError
 from models.image import ImageInputs, ImageRule
 from models.manifest import Manifest
-from models.network import LoadedNetwork, Pixels
+from models.network import LoadedNetwork, Outputs, Pixels
 
 Stage = Literal["preprocess", "combine"]
 NUM_ARGUMENTS: dict[Stage, int] = {"preprocess": 1, "combine": 2}
@@ -251,13 +251,18 @@ def inputs_of(manifest: Manifest) -> ImageInputs:
     return OwnInputs({m.name: manifest.image_of(m.name).rule for m in manifest.members}, function)
 
 
-def mean_of_views(network: LoadedNetwork, images: Pixels) -> Probabilities:
-    """Run (N, H, W, 3), or (N, V, H, W, 3) of which each image gets the mean of its views' rows."""
+def outputs_of_views(network: LoadedNetwork, images: Pixels) -> Outputs:
+    """Run (N, H, W, 3), or (N, V, H, W, 3) of which each image gets the means of its views."""
     if images.ndim == 4:
-        return network.predict(images)
+        return network.predict_all(images)
     num_images, num_views = images.shape[:2]
     flat = images.reshape(num_images * num_views, *images.shape[2:])
     step = network.max_batch_size
-    rows = np.concatenate([network.predict(flat[i : i + step]) for i in range(0, len(flat), step)])
-    mean: Probabilities = rows.reshape(num_images, num_views, -1).mean(axis=1, dtype=np.float32)
-    return mean
+    parts = [network.predict_all(flat[i : i + step]) for i in range(0, len(flat), step)]
+
+    def mean(rows: Sequence[Probabilities]) -> Probabilities:
+        by_view = np.concatenate(rows).reshape(num_images, num_views, -1)
+        return np.asarray(by_view.mean(axis=1, dtype=np.float32))
+
+    features = [own for _, own in parts if own is not None]
+    return mean([rows for rows, _ in parts]), mean(features) if features else None

@@ -22,8 +22,8 @@ from models.image_colors import offline_profiles
 from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet
-from models.network import LoadedNetwork, Pixels, RuntimeOptions, load
-from models.own_functions import inputs_of, mean_of_views
+from models.network import Features, LoadedNetwork, Pixels, RuntimeOptions, load
+from models.own_functions import inputs_of, outputs_of_views
 from models.plan import PlanRecord
 from models.record import Precision
 
@@ -54,7 +54,8 @@ class Networks:
     """Every member of a set in some precisions, compiled for ``num_threads``; None: all cores.
 
     ``cache_dir`` keeps compiled networks; None: they are compiled each time. With a ``plan`` only
-    its members are compiled, also for batches of which few images are left.
+    its members are compiled, also for batches of which few images are left. The member
+    ``embedding`` also gives pooled features; :class:`ModelSetError` is raised if it has none.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class Networks:
         cache_dir: Path | None = None,
         num_threads: int | None = None,
         plan: PlanRecord | None = None,
+        embedding: str | None = None,
     ) -> None:
+        self.embedding = embedding
         self.manifest: Manifest = model_set.manifest
         self.num_threads = num_threads or available_cpus()
         self._inputs = inputs_of(self.manifest).with_profiles(offline_profiles())
@@ -94,10 +97,13 @@ class Networks:
             # The reference is f32 in every set; INT8 is measured as it is served.
             float_type="f32" if precision == "FP16" else self.manifest.float_type,
             cache_dir=self._cache_dir,
+            has_features=member == self.embedding,
         )
         network = load(model_set.network_path(member, precision), options)
         size = self.manifest.image_of(member).input_size
         network.check_fits(size, self.manifest.num_classes)
+        if member == self.embedding and network.no_features is not None:
+            raise ModelSetError(f"{member} has no embedding: {network.no_features}")
         return network
 
     def answers(
@@ -155,13 +161,22 @@ class Networks:
         return by_precision
 
     def ask(
-        self, precision: Precision, names: Iterable[str], images: Pixels
+        self,
+        precision: Precision,
+        names: Iterable[str],
+        images: Pixels,
+        pooled: list[Features] | None = None,
     ) -> dict[str, Probabilities]:
-        """Return the answers of some members to up to 8 decoded images."""
+        """Return the answers of some members to up to 8 decoded images.
+
+        ``pooled`` gets the features of the member ``embedding``, (N, F), if it is asked.
+        """
         rows = {}
         for name in names:
             network = self.compiled[precision][name]
-            own = mean_of_views(network, self._inputs.of(name, images))
+            own, features = outputs_of_views(network, self._inputs.of(name, images))
+            if features is not None and pooled is not None:
+                pooled.append(features)
             rows[name] = tempered(own, self._temperatures[name])
             if not np.isfinite(rows[name]).all():
                 raise ModelSetError(
