@@ -83,7 +83,7 @@ def read_dataset(
         named = folder_files(source)
         names = sorted(p.name for p in source.iterdir() if p.is_dir() and not is_hidden(p.name))
     elif source.is_file():
-        named = _listed_files(source)
+        named = listed_files(source)
         names = sorted({label for _, label in named})
     else:
         problem = f"{source} is neither a folder nor a list; give an ImageFolder or a CSV"
@@ -113,7 +113,7 @@ def read_label_sets(
         return LabelSets(of_one.name, images, of_one.notes)
     split = [
         (path, {label.strip() for label in text.split(SEPARATOR)} - {""})
-        for path, text in _listed_files(source)
+        for path, text in listed_files(source)
     ]
     counts = Counter(path.resolve() for path, _ in split)
     if doubled := sorted(str(path) for path, count in counts.items() if count > 1):
@@ -192,7 +192,7 @@ def folder_files(folder: Path) -> list[tuple[Path, str]]:
     return [(path, path.parent.name) for path in paths]
 
 
-def _listed_files(path: Path) -> list[tuple[Path, str]]:
+def listed_files(path: Path) -> list[tuple[Path, str]]:
     """Read ``file,label`` lines, with or without a header; file names are relative to the list."""
     listed: list[tuple[Path, str]] = []
     try:

@@ -6,7 +6,7 @@ not grow with the images.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,31 +198,39 @@ class Networks:
         return ", ".join(sorted({kernel for network in int8 for kernel in network.kernels}))
 
     def cpu_ms_per_image(self) -> dict[str, dict[Precision, float]]:
-        """Return each network's CPU-ms per image, the least of several rounds.
-
-        Rounds alternate between the networks, so that other load on the machine affects all alike.
-        Batches have 8 images, or as many as the network's own.
-        """
-        networks = [
-            (name, precision, network)
-            for precision, members in self.compiled.items()
-            for name, network in members.items()
-        ]
-        least: dict[tuple[str, Precision], float] = {}
-        for number in range(NUM_ROUNDS + 1):  # the first warms up
-            for name, precision, network in networks:
-                size = network.fixed_batch or BATCH
-                images = np.full((size, *network.input_shape), 127, np.uint8)
-                started = process_time()
-                network.predict(images)
-                taken_ms = (process_time() - started) / size * 1e3
-                if number:
-                    key = name, precision
-                    least[key] = min(taken_ms, least.get(key, taken_ms))
+        """Return each network's CPU-ms per image, as :func:`least_cpu_ms`."""
+        least = least_cpu_ms(
+            {
+                (name, precision): network
+                for precision, members in self.compiled.items()
+                for name, network in members.items()
+            }
+        )
         costs: dict[str, dict[Precision, float]] = {}
         for (name, precision), value in least.items():
-            costs.setdefault(name, {})[precision] = max(0.001, round(value, 3))
+            costs.setdefault(name, {})[precision] = value
         return costs
+
+
+def least_cpu_ms(
+    networks: Mapping[tuple[str, Precision], LoadedNetwork],
+) -> dict[tuple[str, Precision], float]:
+    """Return each network's CPU-ms per image, the least of several rounds.
+
+    Rounds alternate between the networks, so that other load on the machine affects all alike.
+    Batches have 8 images, or as many as the network's own.
+    """
+    least: dict[tuple[str, Precision], float] = {}
+    for number in range(NUM_ROUNDS + 1):  # the first warms up
+        for key, network in networks.items():
+            size = network.fixed_batch or BATCH
+            images = np.full((size, *network.input_shape), 127, np.uint8)
+            started = process_time()
+            network.predict(images)
+            taken_ms = (process_time() - started) / size * 1e3
+            if number:
+                least[key] = min(taken_ms, least.get(key, taken_ms))
+    return {key: max(0.001, round(value, 3)) for key, value in least.items()}
 
 
 def through_threads(work: Callable[[T], R], items: Iterable[T], num_threads: int) -> Iterator[R]:
