@@ -353,9 +353,7 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
         "pixels: package.module:function; null: none",
     )
     set_functions: FunctionNames = Field(
-        (),
-        description="the functions that model sets may name as their own preprocess, each "
-        "package.module:function; it runs with the rights of the service",
+        (), description="functions that model sets may name as their own preprocess"
     )
     combine: FunctionName = Field(
         None,
