@@ -349,8 +349,7 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
     )
     preprocess: FunctionName = Field(
         None,
-        description="your own function between the Decoder and the members, from pixels to "
-        "pixels: package.module:function; null: none",
+        description="your own function from pixels to pixels: package.module:function; null: none",
     )
     set_functions: FunctionNames = Field(
         (), description="functions that model sets may name as their own preprocess"
