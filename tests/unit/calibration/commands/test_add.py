@@ -138,13 +138,17 @@ def test_a_name_that_leads_elsewhere_writes_nothing(tmp_path, name, more, says):
     ("--scale 1,-0.0,1", "--scale '1,-0.0,1': write one number"),
     ("--scale 1,2", "--scale '1,2': write one number, or three"),
     ("--scale 1,2,3,4", "or three for three channels"),
-    ("--input-size 0", "--input-size '0': write 224, or HEIGHTxWIDTH as 64x128"),
     ("--mean NaN", "--mean: NaN is no finite number"),
     ("--mean 1e999", "--mean: 1e999 is no finite number"),
     ("--mean ''", "--mean: '' is not a number"),
     ("--mean 1,,2", "--mean: '' is not a number"),
     ("--resize-shorter 8", "resize_shorter 8 is under input_size 16"),
     ("--input-size 8", "takes 16 px, --input-size says 8"),
+    ("--input-size 16x8", "takes 16 px, --input-size says 16x8"),
+    *(
+        (f"--input-size {text}", "write 1 to 4096 px, or HEIGHTxWIDTH as 64x128")
+        for text in ("0", "-1", "x", "16x", "1x2x3", "4097", "16.5")
+    ),
     ("--member c", "--member 'c': write NAME=VALUE"),
     ("--member =a.xml", "--member '=a.xml': write NAME=VALUE"),
     ("--member a=b.xml", "--member a is given twice as FP16"),
