@@ -17,12 +17,13 @@ import numpy.typing as npt
 import openvino as ov
 
 from calibration.sets.files import check_file
-from calibration.sets.first_convolution import FirstConvolution, first_convolution
 from calibration.sets.input import (
     ColorOrder,
+    FirstConvolution,
     InputForm,
     Normalisation,
     as_text,
+    first_convolution,
     formula,
     with_channel,
 )

@@ -39,7 +39,6 @@ ONLY_IMPORTER = {  # modules with one importer, in their folder, and why each is
     "calibration.ladder.preparations": "what rungs share; with rungs.py it has over 700 lines",
     "calibration.sets.onnx_graph": "imports onnx, which only sets for ONNX Runtime need",
     "calibration.sets.pytorch_child": "runs in a process of its own, with torch",
-    "calibration.sets.first_convolution": "measures one layer; input_range has the rules of all",
     "calibration.simulator": "the model of the service, which planning.py drives",
 }
 
