@@ -20,7 +20,7 @@ RESULTS := build/tests
 RAY_VENV = .venv-ray-$(RAY)
 OTHER_RAY := 2.59.0
 # The extras that constraints.txt covers; tests/constraints.txt covers all.
-SERVING := calibrate redis heif onnxruntime parquet ray-data torch timm ladder s3 gcs azure
+SERVING := calibrate redis heif onnxruntime parquet ray-data torch timm ladder s3 gcs azure b3 xray
 PURELIB := "import sysconfig; print(sysconfig.get_path('purelib'))"
 # What needs Ray. The rest is the same with every Ray.
 OF_RAY_NAMES := tests/unit/serve/test_ray_compatibility.py
@@ -99,7 +99,7 @@ test-ray: $(RAY_VENV)/.ray
 run_ray_part = $(RAY_VENV)/bin/python -m pytest -o cache_dir=$(RESULTS)/cache-ray-$(1) \
 	--junitxml=$(RESULTS)/$@-of-$(1).xml $(2)
 
-other-environments: $(VENV)/.kserve # what test-all makes for itself, but torch
+other-environments: $(VENV)/.kserve $(VENV)/.neighbours # what test-all makes for itself, but torch
 	$(MAKE) .venv-ray-$(OTHER_RAY)/.ray RAY=$(OTHER_RAY)
 
 test-all: $(VENV)/.all ## every test but those of the training, 48 minutes; installs torch
@@ -157,7 +157,7 @@ release: $(VENV)/.test ## build the distributions into dist/, try them in empty 
 
 proto: $(VENV)/.test ## make *_pb2*.py* in app/grpc and client from the .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
-		app/grpc/tandem.proto app/grpc/open_inference.proto
+		app/grpc/tandem.proto app/grpc/open_inference.proto app/grpc/tensorflow_serving.proto
 	$(BIN)/python -m grpc_tools.protoc -I. --grpc_python_out=. app/grpc/tandem.proto
 	cp app/grpc/tandem_pb2.py app/grpc/tandem_pb2.pyi client/tandem_client/
 
@@ -179,7 +179,7 @@ $(VENV)/.tools: $(VENV)/.serve
 	@touch $@
 
 $(VENV)/.all: WHAT := .[test,torch]
-$(VENV)/.all: $(VENV)/.test $(VENV)/.kserve
+$(VENV)/.all: $(VENV)/.test $(VENV)/.kserve $(VENV)/.neighbours
 	@$(INSTALL_DEV)
 	@touch $@
 
@@ -187,6 +187,13 @@ $(VENV)/.all: $(VENV)/.test $(VENV)/.kserve
 $(VENV)/.kserve: $(VENV)/.test
 	$(PYTHON) -m venv $(VENV)/kserve
 	$(VENV)/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
+	@touch $@
+
+# OpenVINO Model Server's client and MLServer, which wants another protobuf than KServe's clients.
+$(VENV)/.neighbours: $(VENV)/.test
+	$(PYTHON) -m venv $(VENV)/neighbours
+	$(VENV)/neighbours/bin/pip install --quiet --disable-pip-version-check \
+		ovmsclient==2023.1 mlserver==1.7.1
 	@touch $@
 
 $(VENV)/.test: WHAT := .[test]

@@ -44,22 +44,26 @@ CHANGES = {
 # Routes that change nothing for others. Classifying counts in metrics, and an operator may keep
 # samples of it: no answer to others depends on that. There is no CUDA memory to change.
 _NAME = ["/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}"]
+_V1 = ["/v1/models/{model_name}", "/v1/models/{model_name}/versions/{model_version}"]
 _CUDA = ["/v2/cudasharedmemory", "/v2/cudasharedmemory/region/{region_name}"]
 READS = {
-    "POST": "/v1/classify /v2/repository/index /v1/models/{model_name}:predict "
-    "/v1/models/{model_name}/versions/{model_version}:predict "
+    "POST": "/v1/classify /invocations /v2/repository/index "
+    + "".join(f"{name}:predict " for name in _V1)
     + " ".join([f"{_CUDA[1]}/register", *(f"{p}/unregister" for p in _CUDA)])
     + "".join(f" {name}/infer" for name in _NAME),
-    "GET": "/ /docs /openapi.json /page/{name} /docs/assets/{name} /healthz /readyz /v2 "
-    "/v2/health/live /v2/health/ready /v2/models/stats /v1/models /v1/models/{model_name} "
+    "GET": "/ /docs /openapi.json /page/{name} /docs/assets/{name} /healthz /readyz /ping /v2 "
+    "/v2/health/live /v2/health/ready /v2/models/stats /v1/models "
     "/v1/feedback /v1/keys /v1/traffic /v2/systemsharedmemory/status "
     "/v2/systemsharedmemory/region/{region_name}/status "
     + " ".join(f"{path}/status" for path in _CUDA)
+    + "".join(f" {name} {name}/metadata" for name in _V1)
     + "".join(f" {name} {name}/config {name}/ready {name}/stats" for name in _NAME),
     "OPTIONS": "/",
     OIP: "ServerLive ServerReady ServerMetadata ModelReady ModelMetadata ModelConfig "
     "ModelInfer ModelStatistics RepositoryIndex SystemSharedMemoryStatus CudaSharedMemoryStatus "
     "CudaSharedMemoryRegister CudaSharedMemoryUnregister",
+    "tensorflow.serving.PredictionService": "Predict GetModelMetadata",
+    "tensorflow.serving.ModelService": "GetModelStatus",
     "tandem.v1.Ensemble": "Classify",
     "grpc.health.v1.Health": "Check",
 }

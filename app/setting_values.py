@@ -234,6 +234,18 @@ class QueueConfig(BaseModel):
         return asked
 
 
+def check_fast_fits(fast: str, combine: str | None, weights: Mapping[str, float] | None) -> None:
+    """Raise :class:`ValueError` if the setting ``fast`` asks for a plan that others forbid."""
+    whys = {
+        f"combine is {combine}": combine
+        and "answers some images by a few members, without combine",
+        "weights is set": weights and "is of the manifest's members and weights",
+    }
+    for key, why in whys.items():
+        if why:
+            raise ValueError(f"{key} and {fast} fast: a fast plan {why}; leave one of them out")
+
+
 def check_form_fits(max_queued_images: int, max_files: int) -> None:
     """Raise ValueError if the queue of a member could never take a request of ``max_files``."""
     places = form_places(max_queued_images)

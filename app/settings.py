@@ -21,6 +21,7 @@ from app.setting_values import (
     Origins,
     UserPath,
     UserPaths,
+    check_fast_fits,
     check_form_fits,
     check_sample_place,
     check_shares,
@@ -410,6 +411,11 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
     trusted_proxies: Networks = Field(
         (), description="networks of proxies (10.0.0.0/8) whose X-Forwarded-For names callers"
     )
+    proxy_protocol: bool = Field(
+        False,
+        description="whether each connection begins with the PROXY protocol (v1 or v2), by which "
+        "a balancer names the caller; needs HAProxy; close the ports to all but the balancer",
+    )
     key_names_in_metrics: bool = Field(
         False, description="whether metrics name API keys; set where others cannot read them"
     )
@@ -444,16 +450,8 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
                 f"plan is {self.plan} and allowed_plans {list(self.allowed_plans)}: add it there"
             )
         fast = next((n for n in ("plan", "when_full") if getattr(self, n) == "fast"), None)
-        if fast is None:
-            return self
-        whys = {
-            f"combine is {self.combine}": self.combine
-            and "answers some images by a few members, without combine",
-            "weights is set": self.weights and "is of the manifest's members and weights",
-        }
-        for key, why in whys.items():
-            if why:
-                raise ValueError(f"{key} and {fast} fast: a fast plan {why}; leave one of them out")
+        if fast is not None:
+            check_fast_fits(fast, self.combine, self.weights)
         return self
 
     @field_validator("shared_memory", mode="before")

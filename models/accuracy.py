@@ -158,7 +158,7 @@ class AccuracyRecord(Record):
     cpu_ms_per_image: dict[str, dict[Precision, float]] = Field(default={})
 
 
-def wilson_interval(part: int, number: int) -> tuple[float, float]:
+def wilson_interval(part: float, number: int) -> tuple[float, float]:
     """Return the 95 % interval of the proportion ``part / number``, valid near 0 and 1 too.
 
     From Wilson (1927); ``number`` must not be 0.

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from models.ensemble import Probabilities
 from models.errors import ModelSetError, reading
+from models.image import Size, sides_of
 from models.machine import cpu_model, instructions_of
 from models.network import LoadedNetwork, Pixels
 from models.record import Precision, Record
@@ -61,24 +62,26 @@ def read_golden(path: Path) -> Golden:
         raise ModelSetError(f"{path}: {error.errors()[0]['msg']}; make the set again") from error
 
 
-def golden_images(size: int, num_images: int = NUM_IMAGES) -> Pixels:
-    """Draw uint8 (N, size, size, 3): discs and bars over gradients, in exact integer arithmetic.
+def golden_images(size: Size, num_images: int = NUM_IMAGES) -> Pixels:
+    """Draw uint8 (N, H, W, 3): discs and bars over gradients, in exact integer arithmetic.
 
     NumPy's legacy generator, whose stream is frozen, gives the same images on every machine.
     """
     rng = np.random.RandomState(20)
-    y, x = np.mgrid[0:size, 0:size]
-    images = np.empty((num_images, size, size, 3), np.uint8)
+    height, width = sides_of(size)
+    y, x = np.mgrid[0:height, 0:width]
+    long = max(height, width)
+    images = np.empty((num_images, height, width, 3), np.uint8)
     for image in images:
         corners = rng.randint(0, 256, (3, 3))
         image[:] = (
-            corners[0] * (2 * size - x - y)[..., None] + corners[1] * (x + y)[..., None]
-        ) // (2 * size)
+            corners[0] * (height + width - x - y)[..., None] + corners[1] * (x + y)[..., None]
+        ) // (height + width)
         for _ in range(rng.randint(2, 7)):
-            center_y, center_x, radius = rng.randint(0, size, 3)
+            center_y, center_x, radius = rng.randint(0, long, 3)
             inside = (y - center_y) ** 2 + (x - center_x) ** 2 < (radius // 2) ** 2
             image[inside] = rng.randint(0, 256, 3)
-        step = 2 + rng.randint(0, max(1, size // 4))
+        step = 2 + rng.randint(0, max(1, long // 4))
         stripes = ((x * rng.randint(0, 3) + y * rng.randint(0, 3)) // step) % 4 == 0
         image[stripes] = image[stripes] // 2 + rng.randint(0, 128, 3).astype(np.uint8)
     return images
@@ -94,7 +97,8 @@ def answer_of(network: LoadedNetwork) -> GoldenAnswer:
 
 
 def _run(network: LoadedNetwork) -> Probabilities:
-    images, step = golden_images(network.input_shape[0]), network.max_batch_size
+    height, width, _ = network.input_shape
+    images, step = golden_images((height, width)), network.max_batch_size
     parts = [network.predict(images[i : i + step]) for i in range(0, NUM_IMAGES, step)]
     return np.concatenate(parts)
 

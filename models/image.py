@@ -15,6 +15,7 @@ distinct inputs one after another, and a batch is (N, B). Both are stacked and s
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import cv2
@@ -35,7 +36,8 @@ from models.image_header import (
 from models.image_resize import Axis, CropSource, Interpolation, common_region
 from models.picture_regions import PictureRegion
 
-Resize = Literal["crop", "stretch"]
+Resize = Literal["crop", "stretch", "squash", "letterbox", "smart_resize"]
+Size = int | tuple[int, int]  # px: the side of a square, or height and width
 # 50 Mi pixels: phones of 50 megapixels (8160 x 6144) pass. Memory: decision 0003.
 DEFAULT_MAX_PIXELS = 50 * 2**20
 # For files that cannot be decoded at reduced scale. A 5K screenshot (5120 x 2880) passes. The worst
@@ -55,47 +57,85 @@ _UNDECODED = [[level] * 3 for level in (128, 65, 64)]
 # EXIF orientations whose stored rows, or stored columns, are reversed (5 to 8: also transposed).
 _Y_MIRRORED, _X_MIRRORED = frozenset({3, 4, 6, 7}), frozenset({2, 3, 7, 8})
 _BAND_ROWS = 256  # rows composited at a time, which bounds the larger intermediates
+SCALED, BORDERED = ("crop", "squash"), ("crop", "letterbox")  # rules
 COLORS = 3  # blue, green, red
 Samples = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
 class ImageRule:
-    """Maps a picture to a network's input, as torchvision's classification presets do.
+    """Maps a picture to a network's input, by one of these rules; all resize antialiased.
 
-    The shorter side is resized to ``resize_shorter`` pixels (antialiased), then the central square
-    of ``input_size`` pixels is cropped. With ``resize="stretch"`` the whole picture is resized to
-    the square, whatever its aspect ratio, and ``resize_shorter`` equals ``input_size``.
+    - ``crop``: the shorter side is resized to ``resize_shorter`` pixels, then the middle, of
+      ``input_size``, is cropped; a rectangle longer than the resized picture gets borders
+      (torchvision's ``Resize(s)`` and ``CenterCrop``).
+    - ``squash``: the whole picture is resized to ``input_size`` times a factor that makes its
+      shorter side ``resize_shorter``, then cropped (``Resize((s, s))`` and ``CenterCrop``).
+    - ``stretch``: the whole picture is resized to ``input_size`` (``Resize((h, w))``).
+    - ``letterbox``: the whole picture is resized to fit within, and gets borders (YOLO's).
+    - ``smart_resize``: the largest middle part with the input's aspect ratio is resized (Keras').
+
+    The last three have the input's longer side as ``resize_shorter``. Borders have the level
+    ``fill``.
     """
 
-    input_size: int
+    input_size: Size
     resize_shorter: int
     resize: Resize = "crop"
     interpolation: Interpolation = "bilinear"
+    fill: int = 0
 
     def __post_init__(self) -> None:
-        if self.input_size < 1:
+        short, long = sorted(self.shape[:2])
+        if short < 1:
             raise ValueError(f"input_size is {self.input_size}; it must be at least 1")
-        if self.resize_shorter < self.input_size:
+        if self.resize_shorter < short:
             raise ValueError(
                 f"resize_shorter {self.resize_shorter} is under input_size {self.input_size}: "
                 "the centre crop would not fit"
             )
-        if self.resize == "stretch" and self.resize_shorter != self.input_size:
+        if self.resize not in SCALED and self.resize_shorter != long:
             raise ValueError(
-                f"resize stretch has no resize_shorter: let it be input_size {self.input_size}, "
+                f"resize {self.resize} has no resize_shorter: let it be input_size {long}, "
                 f"not {self.resize_shorter}"
             )
+        if self.fill and self.resize not in BORDERED:
+            raise ValueError(f"resize {self.resize} makes no borders: leave out fill {self.fill}")
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """The input's shape: rows, columns, colours."""
-        return self.input_size, self.input_size, COLORS
+        return *sides_of(self.input_size), COLORS
 
-    @property
+    @cached_property
+    def needed_shorter(self) -> int:
+        """The shorter side in px that is enough of a picture, before it is resized."""
+        short, long = sorted(self.shape[:2])
+        return (
+            -(-self.resize_shorter * long // short)
+            if self.resize == "squash"
+            else (self.resize_shorter)
+        )
+
+    @cached_property
     def num_bytes(self) -> int:
         """The input's size in bytes."""
-        return self.input_size**2 * COLORS
+        return math.prod(self.shape)
+
+
+def sides_of(size: Size) -> tuple[int, int]:
+    """Return height and width."""
+    return (size, size) if isinstance(size, int) else size
+
+
+def size_of(height: int, width: int) -> Size:
+    """Return a size as it is written: one number for a square."""
+    return height if height == width else (height, width)
+
+
+def size_text(size: Size) -> str:
+    """Return a size for people: 224, or 64x128 (height x width)."""
+    return "x".join(map(str, dict.fromkeys(sides_of(size))))
 
 
 class CheckedImage(NamedTuple):
@@ -136,7 +176,7 @@ def check_image(
     check_limits(header, max_pixels)
     reduction = 1
     if header.format == "jpeg" and not of_regions:
-        shrink = min(header.width, header.height) / (rule.resize_shorter * _REDUCED_MARGIN)
+        shrink = min(header.width, header.height) / (rule.needed_shorter * _REDUCED_MARGIN)
         reduction = 8 if shrink >= 8 else 4 if shrink >= 4 else 2 if shrink >= 2 else 1
     checked = CheckedImage(header, reduction)
     check_full_pixels(header, checked.full_pixels, max_full_pixels, of_regions=of_regions)
@@ -154,7 +194,7 @@ def read_image(
     """Decode, turn upright, resize and crop one picture.
 
     Returns:
-        (input_size, input_size, 3) uint8, BGR, 0 to 255. Transparency is laid over white; 16-bit
+        uint8 of the rule's shape, (H, W, 3), BGR, 0 to 255. Transparency is laid over white; 16-bit
         samples keep their high byte.
 
     Raises:
@@ -170,7 +210,7 @@ def decode_images(
 ) -> NDArray[np.uint8]:
     """Decode a file once; return each rule's input, uint8 BGR, flat, one after another.
 
-    ``checked`` must come from :func:`check_image` with the rule of the largest ``resize_shorter``.
+    ``checked`` must come from :func:`check_image` with the rule of the largest ``needed_shorter``.
     The pixels and errors are those of :func:`read_image`.
     """
     return _resized(_decode(memoryview(data), *checked), rules, checked)
@@ -218,11 +258,11 @@ def _resized(
     start = 0
     for rule, (y, x) in zip(rules, crops, strict=True):
         shape = rule.shape
-        out = flat[start : start + math.prod(shape)].reshape(shape)
-        if header.orientation == 1:
+        out = flat[start : start + rule.num_bytes].reshape(shape)
+        if header.orientation == 1 and (y.size, x.size) == shape[:2]:
             source.resize(y, x, out)
         else:
-            out[...] = _upright(source.resize(y, x), header.orientation)
+            _place(_upright(source.resize(y, x), header.orientation), rule.fill, out)
         start += out.size
     return flat
 
@@ -267,27 +307,53 @@ def _without_the_rest(view: memoryview, header: ImageHeader) -> memoryview | byt
 def _crop_axes(
     size: tuple[int, int], orientation: int, rule: ImageRule, reduction: int
 ) -> tuple[Axis, Axis]:
-    """Return where the crop lies along the stored y and x; sizes and rounding are torchvision's."""
+    """Return where the crop lies along the stored y and x.
+
+    Sizes and rounding are those of torchvision, of YOLO's letterbox and of Keras' smart_resize.
+    """
     width, height = size
+    rows, columns, _ = rule.shape
+    if orientation >= 5:
+        rows, columns = columns, rows
 
-    def axis(length: int, is_mirrored: bool) -> Axis:
-        is_stretched = rule.resize == "stretch"
-        short, cropped = min(size), rule.input_size
-        resized = cropped if is_stretched else int(rule.resize_shorter * length / short)
-        offset = round((resized - cropped) / 2)
+    def axis(lengths: tuple[int, int], sides: tuple[int, int], is_mirrored: bool) -> Axis:
+        (length, other), (side, other_side) = lengths, sides
+        resized, part = side, length  # the middle part of the picture that is resized
+        if rule.resize == "crop":
+            resized = int(rule.resize_shorter * length / min(size))
+        elif rule.resize == "squash":
+            resized = int(rule.resize_shorter * side / min(sides))
+        elif rule.resize == "letterbox":
+            resized = max(1, round(length * min(side / length, other_side / other)))
+        elif rule.resize == "smart_resize":
+            part = max(1, min(length, int(other * side / other_side)))
+        cropped = min(side, resized)  # a longer side gets borders
+        start, offset = (length - part) // 2, round((resized - cropped) / 2)
         if is_mirrored:
-            offset = resized - cropped - offset
-        scale = length / resized / reduction
-        return Axis(-(-length // reduction), scale, offset, cropped, rule.interpolation)
+            start, offset = length - part - start, resized - cropped - offset
+        ends = start // reduction, -(-(start + part) // reduction)
+        scale = part / resized / reduction
+        place = offset + start / reduction / scale
+        return Axis(-(-length // reduction), scale, place, cropped, rule.interpolation, ends)
 
-    return axis(height, orientation in _Y_MIRRORED), axis(width, orientation in _X_MIRRORED)
+    y = axis((height, width), (rows, columns), orientation in _Y_MIRRORED)
+    return y, axis((width, height), (columns, rows), orientation in _X_MIRRORED)
 
 
-def _upright(square: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+def _upright(crop: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Turn the crop as EXIF's orientation (1 to 8) asks: mirror the stored axes, then transpose."""
-    square = square[::-1] if orientation in _Y_MIRRORED else square
-    square = square[:, ::-1] if orientation in _X_MIRRORED else square
-    return square.swapaxes(0, 1) if orientation >= 5 else square
+    crop = crop[::-1] if orientation in _Y_MIRRORED else crop
+    crop = crop[:, ::-1] if orientation in _X_MIRRORED else crop
+    return crop.swapaxes(0, 1) if orientation >= 5 else crop
+
+
+def _place(crop: NDArray[np.uint8], fill: int, out: NDArray[np.uint8]) -> None:
+    """Copy a crop into the middle of ``out``, with borders of level ``fill`` if it is smaller."""
+    (rows, columns), (height, width) = crop.shape[:2], out.shape[:2]
+    top, left = (height - rows) // 2, (width - columns) // 2
+    if crop.shape != out.shape:
+        out[...] = fill
+    out[top : top + rows, left : left + columns] = crop
 
 
 def lay_over_white(region: Samples, header: ImageHeader) -> NDArray[np.uint8]:
@@ -330,7 +396,7 @@ class ImageInputs:
     def __init__(self, rules: Mapping[str, ImageRule]) -> None:
         self.rules = tuple(dict.fromkeys(rules.values()))  # distinct
         # A reduced scale that suits the largest suits all.
-        self._largest = max(self.rules, key=lambda rule: rule.resize_shorter)
+        self._largest = max(self.rules, key=lambda rule: rule.needed_shorter)
         ends = np.cumsum([rule.num_bytes for rule in self.rules]).tolist()
         self.num_bytes: int = ends[-1]  # per image
         self._parts = {
@@ -375,7 +441,7 @@ class ImageInputs:
         return [part if isinstance(part, TandemError) else self._shaped(part) for part in parts]
 
     def _shaped(self, flat: Pixels) -> Pixels:
-        return flat if len(self.rules) > 1 else _squares(flat, self.rules[0].input_size)
+        return flat if len(self.rules) > 1 else flat.reshape(self.rules[0].shape)
 
     def read(self, data: bytes | memoryview) -> Pixels:
         """Check a file with the usual limits and decode it; see :func:`models.image.read_image`."""
@@ -395,14 +461,14 @@ class ImageInputs:
         if images.ndim > 3:
             return images
         first, end, rule = self._parts[member]
-        return _squares(images[..., first:end], rule.input_size)
+        return _shaped(images[..., first:end], rule)
 
     def split(self, images: Pixels) -> list[Pixels]:
         """Return a batch's distinct inputs, each (N, H, W, 3), in the order of ``rules``."""
         if images.ndim > 3:
             return [images]
         return [
-            _squares(images[..., first:end], rule.input_size)
+            _shaped(images[..., first:end], rule)
             for first, end, rule in dict.fromkeys(self._parts.values())
         ]
 
@@ -420,5 +486,5 @@ class ImageInputs:
         return np.empty((0, *self.rules[0].shape), np.uint8)
 
 
-def _squares(images: Pixels, size: int) -> Pixels:
-    return images.reshape(*images.shape[:-1], size, size, COLORS)
+def _shaped(images: Pixels, rule: ImageRule) -> Pixels:
+    return images.reshape(*images.shape[:-1], *rule.shape)

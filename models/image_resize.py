@@ -41,14 +41,15 @@ class Axis(NamedTuple):
     """The position of the crop along an axis of the source.
 
     The whole source (``length`` pixels) would become ``length / scale`` pixels. The crop is
-    ``size`` of these, from ``offset`` on.
+    ``size`` of these, from ``offset`` on. It has no weight of source pixels outside of ``ends``.
     """
 
     length: int
     scale: float
-    offset: int
+    offset: float
     size: int
-    interpolation: Interpolation = "bilinear"
+    interpolation: Interpolation
+    ends: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,10 @@ def _taps(axis: Axis) -> _Taps:
     scale, length = axis.scale / block, -(-axis.length // block)
     stretch = max(scale, 1.0)
     reach = stretch if kind == "bilinear" else 2 * stretch
-    centre = (np.arange(axis.offset, axis.offset + axis.size) + 0.5) * scale  # (size,)
-    low = np.maximum((centre - reach + 0.5).astype(np.intp), 0)
-    high = np.minimum((centre + reach + 0.5).astype(np.intp), length)
+    centre = (axis.offset + np.arange(axis.size) + 0.5) * scale  # (size,)
+    start, end = axis.ends[0] // block, -(-axis.ends[1] // block)
+    low = np.maximum((centre - reach + 0.5).astype(np.intp), start)
+    high = np.minimum((centre + reach + 0.5).astype(np.intp), end)
     first, stop = int(low[0]), int(high[-1])
     rows = low + np.arange(int((high - low).max()))[:, None]  # (taps, size)
     last = axis.length / block - (length - 1)  # the last block's size, relative to a whole one

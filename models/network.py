@@ -14,6 +14,7 @@ import numpy.typing as npt
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.files import why_not_written
+from models.image import Size, sides_of
 from models.record import SUFFIXES, FloatType, Precision, RuntimeName
 
 logger = logging.getLogger(__name__)
@@ -80,13 +81,13 @@ class LoadedNetwork(Protocol):
     def remove_batch_size(self, size: int) -> None:
         """Remove an added batch size that no thread uses."""
 
-    def check_fits(self, input_size: int, num_classes: int) -> None:
+    def check_fits(self, input_size: Size, num_classes: int) -> None:
         """Raise :class:`ModelSetError` unless input size and number of classes are these."""
-        sides, classes = self.input_shape[:2], self.num_classes
-        if (sides, classes) != ((input_size, input_size), num_classes):
+        sides, wanted = self.input_shape[:2], sides_of(input_size)
+        if (sides, self.num_classes) != (wanted, num_classes):
             raise ModelSetError(
-                f"the network takes {sides[0]}x{sides[1]} and gives {classes} classes; the "
-                f"manifest says {input_size}x{input_size} and {num_classes}: mend the manifest"
+                f"the network takes {sides[0]}x{sides[1]} and gives {self.num_classes} classes; "
+                f"the manifest says {wanted[0]}x{wanted[1]} and {num_classes}: mend the manifest"
             )
 
     def warm_up(self) -> None:

@@ -31,6 +31,15 @@ Steps = npt.NDArray[np.int64]
 NO_BOUND = "no probability showed the share of right answers that was asked for"
 
 
+class ForeignRecord(Record):
+    """How many images of other classes get a sure answer; none of them chose the bound."""
+
+    dataset: str
+    num_images: NumImages
+    share: Fraction  # of sure answers
+    interval: tuple[Fraction, Fraction]  # 95 %, Wilson
+
+
 class SureRecord(Record):
     """From which probability of its first class on an answer is sure, and what that is worth.
 
@@ -43,6 +52,10 @@ class SureRecord(Record):
     share: Fraction  # of sure answers
     right: Fraction | None = None  # of sure answers; None: no image was sure
     right_interval: tuple[Fraction, Fraction]  # 95 %, Wilson
+    measured_on: str | None = None  # the images; None: not stated
+    # How often a wrong answer counts: more than once for images that the networks learned from.
+    wrong_weight: Annotated[float, Field(ge=1, le=100)] = 1.0
+    foreign: ForeignRecord | None = None  # None: other classes did not choose the bound
 
 
 class AnswerSetRecord(Record):

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from models.errors import TandemError, reading
-from models.image import ImageRule, Resize
+from models.image import ImageRule, Resize, Size, sides_of, size_of
 from models.image_resize import Interpolation
 
 # FP16: the float network with weights stored as FP16; its FloatType is the type of computation.
@@ -37,7 +37,7 @@ RuntimeName = Literal["openvino", "onnxruntime"]
 SUFFIXES: dict[RuntimeName, str] = {"openvino": ".xml", "onnxruntime": ".onnx"}
 # Runtimes from before sets were converted when added, and their files.
 RETIRED = {"torch": ".pt2", "torchscript": ".torchscript"}
-LATER_FIELDS = {"resize", "interpolation"}  # of ImageRecord, absent in the first manifests
+LATER_FIELDS = {"resize", "interpolation", "fill"}  # of ImageRecord, absent in the first manifests
 MAX_NAME, MAX_PATH = 255, 1000  # bytes of a file's name, characters of its path in a set
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<, which may be repeated in a mapping
 # Of a member in the average. The bound keeps sums finite; strict: true is not 1.0.
@@ -77,6 +77,15 @@ def _inside_the_set(path: str) -> str:
     return path
 
 
+def _as_written(size: Size) -> Size:
+    return size_of(*sides_of(size))
+
+
+Side = Annotated[int, Field(ge=1, le=4096)]
+# px: the side of a square, or height and width
+InputSize = Annotated[Side | tuple[Side, Side], AfterValidator(_as_written)]
+
+
 class FileRecord(Record):
     """One file of the set, relative to its folder."""
 
@@ -98,11 +107,12 @@ def sha256_of(path: Path) -> str:
 class ImageRecord(Record):
     """How bytes become the networks' input; see :class:`models.image.ImageRule`."""
 
-    input_size: Annotated[int, Field(ge=1, le=4096)]
+    input_size: InputSize
     resize_shorter: Annotated[int, Field(ge=1, le=8192)]
     color_order: Literal["BGR"] = "BGR"  # OpenCV's; the IR turns it into the network's own
     resize: Resize = "crop"
     interpolation: Interpolation = "bilinear"
+    fill: Annotated[int, Field(ge=0, le=255)] = 0  # of borders
 
     @model_validator(mode="after")
     def _crop_fits(self) -> "ImageRecord":
@@ -111,7 +121,9 @@ class ImageRecord(Record):
 
     @property
     def rule(self) -> ImageRule:
-        return ImageRule(self.input_size, self.resize_shorter, self.resize, self.interpolation)
+        return ImageRule(
+            self.input_size, self.resize_shorter, self.resize, self.interpolation, self.fill
+        )
 
     @property
     def key(self) -> str:

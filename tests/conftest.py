@@ -17,8 +17,8 @@ from app.launch import checks
 
 pytest.register_assert_rewrite("tests.support")  # before they are imported
 from tests.support import container_image, manifests  # noqa: E402
+from tests.support.client_environments import KSERVE, NEIGHBOURS  # noqa: E402
 from tests.support.durations import LONG_TESTS  # noqa: E402
-from tests.support.kserve_environment import KSERVE  # noqa: E402
 from tests.support.prometheus_programs import PROMETHEUS, PROMTOOL  # noqa: E402
 from tests.support.redis_server import REDIS  # noqa: E402
 
@@ -110,6 +110,9 @@ def _lacking() -> dict[str, str]:
         lacking["redis"] = "no Python package redis; pip install 'tandem-serve[redis]'"
     if not KSERVE.exists():
         lacking["kserve"] = f"no {KSERVE}; make test-all makes it, or set TANDEM_KSERVE_PYTHON"
+    if not NEIGHBOURS.exists():
+        why = f"no {NEIGHBOURS}; make test-all makes it, or set TANDEM_NEIGHBOURS_PYTHON"
+        lacking["neighbours"] = why
     if find_spec("torch") is None:
         lacking["torch"] = "no Python package torch; pip install 'tandem-serve[torch]'"
     return lacking | _lacking_of_deployments()

@@ -7,6 +7,7 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from app.settings import Settings
+from models.image import Size
 from models.ledger import judge
 from models.machine import installed_version
 from models.manifest import MemberRecord
@@ -29,7 +30,7 @@ class ServedMember:
 
     name: str
     precision: str
-    input_size: int  # side of the square input, px
+    input_size: Size  # px: the side of a square, or height and width
     weight: float
     source: str
     runtime: ServedRuntime
@@ -56,7 +57,7 @@ class ServedModels:
         float | SkipJsonSchema[None],
         Field(description="multi_label sets only: labels with at least this score are listed"),
     ] = None
-    input_size: int
+    input_size: Annotated[Size, Field(description="px: the side of a square, or height and width")]
     resize_shorter: Annotated[
         int,
         Field(
@@ -132,7 +133,7 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
         task=manifest.task,
         threshold=manifest.threshold,
         input_size=manifest.image.input_size,
-        resize_shorter=max(manifest.image_of(m.name).resize_shorter for m in manifest.members),
+        resize_shorter=max(rule.needed_shorter for rule in manifest.inputs.rules),
         labels=list(model_set.labels),
         max_drop=manifest.max_drop,
         verified=judge(manifest, precision).status,

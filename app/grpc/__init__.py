@@ -1,4 +1,5 @@
-"""The gRPC interface: ``tandem.proto`` and ``open_inference.proto``, on Serve's own gRPC ingress.
+"""The gRPC interface, on Serve's own gRPC ingress.
 
-``make proto`` generates ``*_pb2*.py*`` from them.
+``make proto`` generates ``*_pb2*.py*`` from ``tandem.proto``, ``open_inference.proto`` and
+``tensorflow_serving.proto``.
 """

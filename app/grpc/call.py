@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
 from opentelemetry import trace
 from opentelemetry.trace import format_trace_id
-from ray.serve.grpc_util import RayServegRPCContext
+from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from app.access import ANYONE, Keys
 from app.answers import Fault, logged_fault
@@ -46,9 +46,10 @@ from app.graph.request import (
     RequestOptions,
     parse_timeout_s,
 )
-from app.grpc import open_inference_pb2
+from app.grpc import open_inference_pb2, tensorflow_serving_pb2
 from app.grpc import tandem_pb2 as messages
 from app.telemetry.metrics import CLIENT_WENT, record_answered
+from app.telemetry.spans import continued, continues_traces
 
 AnswerMessage = TypeVar("AnswerMessage")
 ParsedMessage = TypeVar("ParsedMessage", bound=ProtobufMessage)
@@ -57,6 +58,8 @@ METHOD = "Classify"
 _OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 OPEN_INFERENCE = _OPEN_INFERENCE.full_name
 OPEN_INFERENCE_METHODS = [*_OPEN_INFERENCE.methods_by_name]
+_TENSORFLOW = tensorflow_serving_pb2.DESCRIPTOR.services_by_name.values()
+TENSORFLOW_METHODS = {name: each.full_name for each in _TENSORFLOW for name in each.methods_by_name}
 HEALTH, CHECK = "grpc.health.v1.Health", "Check"
 TRACE_ID = "x-trace-id"
 STATUS = "rpc.response.status_code"  # OpenTelemetry's conventions for RPC
@@ -95,6 +98,9 @@ LONGEST_SHIFT = 63  # a number has ten bytes at most
 def normal_form() -> NormalForm[str]:
     """Return the form of metadata, with the secret that this process has."""
     return NormalForm(str)
+
+
+has_own_traces = cache(continues_traces)  # once for all calls of this process
 
 
 class GrpcCall:
@@ -182,6 +188,17 @@ async def answered(
     empty: Callable[[], AnswerMessage],
 ) -> AnswerMessage:
     """Return the reply to a call; after an error it is empty, and the context has the status."""
+    if has_own_traces():
+        with continued(call.metadata):
+            return await _answered(call, answer, empty)
+    return await _answered(call, answer, empty)
+
+
+async def _answered(
+    call: GrpcCall,
+    answer: Callable[[], Awaitable[AnswerMessage]],
+    empty: Callable[[], AnswerMessage],
+) -> AnswerMessage:
     try:
         return await answer()
     except asyncio.CancelledError:  # the client hung up, or its deadline passed
@@ -281,7 +298,7 @@ class FieldCounter:
         if self._num_left < 0:
             raise BadParameterError(
                 f"the message has over {MAX_FIELDS} fields, which is the limit; send tensors "
-                "in raw_input_contents, or fewer images"
+                "as bytes (raw_input_contents, tensor_content), or fewer images"
             )
 
     def _number(self, at: int) -> tuple[int, int]:
@@ -350,6 +367,18 @@ class Message:
         return data
 
 
+def stream_method(interface: str, name: str) -> Callable[..., Awaitable[Any]]:
+    """Return a method of the ingress, which calls ``name`` of its attribute ``interface``."""
+
+    async def answer(
+        self: object, incoming: gRPCInputStream[Message], grpc_context: RayServegRPCContext
+    ) -> Any:
+        return await getattr(self, interface).call(name, incoming, grpc_context)
+
+    answer.__name__ = name
+    return answer
+
+
 def add_servicer(servicer: Any, server: Any) -> None:
     """Add all services as the generated functions do, but without receiving the messages.
 
@@ -358,6 +387,8 @@ def add_servicer(servicer: Any, server: Any) -> None:
     servicer's methods by Serve's handlers.
     """
     services = {SERVICE: [METHOD], OPEN_INFERENCE: OPEN_INFERENCE_METHODS, HEALTH: [CHECK]}
+    for method, service in TENSORFLOW_METHODS.items():
+        services.setdefault(service, []).append(method)
     for service, methods in services.items():
         handlers = {
             name: grpc.stream_unary_rpc_method_handler(getattr(servicer, name), Message)

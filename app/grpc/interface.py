@@ -30,6 +30,7 @@ from app.grpc.call import (
     METHOD,
     OPEN_INFERENCE,
     SERVICE,
+    TENSORFLOW_METHODS,
     GrpcCall,
     Message,
     answered,
@@ -111,7 +112,8 @@ def reply_of(results: Iterable[Classified | Fault], request_id: str) -> messages
     return messages.ClassifyReply(results=rows, request_id=request_id)
 
 
-NAMES = ("", SERVICE, OPEN_INFERENCE)  # "" is the server as a whole
+# "" is the server as a whole.
+NAMES = ("", SERVICE, OPEN_INFERENCE, *dict.fromkeys(TENSORFLOW_METHODS.values()))
 
 
 class HealthInterface:

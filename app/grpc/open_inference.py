@@ -3,7 +3,7 @@
 It reads ``ModelInferRequest`` and renders ``ModelInferResponse``, with raw or typed contents.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from app.grpc.call import (
     Message,
     answered,
     parsed,
+    stream_method,
 )
 from app.grpc.receiver import Receiver
 from app.oip.bodies import MAX_TENSORS, InferAnswer, OutputTensor
@@ -175,16 +176,6 @@ async def _is_ready(checking: Awaitable[None]) -> bool:
     return True
 
 
-def _method(name: str) -> Callable[..., Awaitable[Any]]:
-    async def answer(
-        self: "OpenInferenceMethods", incoming: Stream, grpc_context: RayServegRPCContext
-    ) -> Any:
-        return await self._open_inference.call(name, incoming, grpc_context)
-
-    answer.__name__ = name
-    return answer
-
-
 class OpenInferenceMethods:
     """The methods of the ingress: Serve finds each, and ``grpc_context``, by name."""
 
@@ -192,7 +183,7 @@ class OpenInferenceMethods:
 
 
 for _name in OPEN_INFERENCE_METHODS:
-    setattr(OpenInferenceMethods, _name, _method(_name))
+    setattr(OpenInferenceMethods, _name, stream_method("_open_inference", _name))
 # The field of each datatype's typed contents; FP16 and BF16 have none.
 OWN_FIELD = ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")
 CONTENTS = {datatype: f"{datatype.lower()}_contents" for datatype in OWN_FIELD}

@@ -43,6 +43,7 @@ from app.oip.models import ProtocolError
 from app.samples.feedback import Feedback
 from app.setting_values import EXPOSED
 from app.telemetry.metrics import CLIENT_WENT, record_answered
+from app.telemetry.spans import continued, continues_traces
 from app.traffic.control import TrafficControl
 from models.plan import PlanName
 
@@ -62,7 +63,7 @@ TRACE_ID_HEADER = b"x-trace-id"
 METHODS = ("GET", "HEAD", "POST")  # that pages of other origins may use
 # All other routes need a key, so new routes do too. Load balancers probe without a key. The page
 # must load before it can ask for a key, and its contents are public.
-PROBES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+PROBES = frozenset({"/healthz", "/readyz", "/ping", "/v2/health/live", "/v2/health/ready"})
 OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
 OPEN_BELOW = ("/page/", "/docs/assets/")
 SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
@@ -124,6 +125,19 @@ def _name_span(span: Span, scope: Scope, answer: Message) -> None:
     answer["headers"] = [*answer.get("headers", ()), (TRACE_ID_HEADER, trace_id)]
 
 
+class ContinuedTraces:
+    """ASGI middleware for the traces that :mod:`app.telemetry.spans` continues."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sent = reversed(scope.get("headers", []))  # of a repeated one the first
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
+        with continued(headers):
+            await self._app(scope, receive, send)
+
+
 class TandemAPI(FastAPI):
     """The HTTP interface: an own route for images, and FastAPI for all other routes.
 
@@ -149,7 +163,8 @@ class TandemAPI(FastAPI):
         keyed = KeyedRequests(self._dispatch, keys)
         origins = service.settings.allowed_origins
         front = AllowedOrigins(keyed, origins) if origins else keyed
-        self._front = ClosedUnread(ObservedRequests(front, keys))
+        observed = ClosedUnread(ObservedRequests(front, keys))
+        self._front = ContinuedTraces(observed) if continues_traces() else observed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":  # no later code can log the key
@@ -274,6 +289,7 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
         return Ready(ready=True)
 
     @api.get("/readyz", responses={503: ERRORS[503]}, summary=READY_SUMMARY)
+    @api.get("/ping", responses={503: ERRORS[503]}, summary=f"{READY_SUMMARY} (SageMaker)")
     async def readyz() -> Ready:
         await service.check_all_ready()
         return Ready(ready=True)

@@ -34,6 +34,7 @@ from app.graph.request import (
 from app.graph.service import EnsembleService
 from app.http.body import FileForm, Headers, read_coded_body, read_coded_chunks
 from app.http.errors import error_response, response_of
+from app.telemetry.metrics import INVOCATIONS
 from models.errors import CorruptImageError, TandemError
 
 VERB, PATH = "POST", "/v1/classify"
@@ -58,8 +59,8 @@ class ClassifyRoute:
         """Whether a request is for this route."""
         if scope["type"] != "http" or scope["method"] != VERB:
             return False
-        path: str = scope["path"]
-        return path.removeprefix(scope.get("root_path", "")) == PATH
+        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        return path == PATH or (path == INVOCATIONS and not is_json(scope))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["route"] = self
@@ -108,6 +109,12 @@ class ClassifyRoute:
 def _are_faults(answers: RequestAnswers) -> bool:
     """Whether no image has an answer: the first fault is then the response's."""
     return all(isinstance(answer, Fault) for answer in answers)
+
+
+def is_json(scope: Scope) -> bool:
+    """Whether a request's body is JSON, by its content type."""
+    kind = Headers(scope).text(CONTENT_TYPE).partition(";")[0]
+    return kind.strip().lower() == "application/json"
 
 
 def _with_hint(fault: Fault, headers: Headers) -> Fault:

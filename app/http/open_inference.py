@@ -30,11 +30,9 @@ from app.http.errors import (
 from app.oip.bodies import (
     HEADER_LENGTH,
     InferAnswer,
-    parse_instances,
     parse_request,
     parsed_object,
     rendered,
-    rendered_predictions,
 )
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import (
@@ -50,15 +48,17 @@ from app.oip.models import (
     server_metadata,
 )
 from app.oip.regions import NO_CUDA, Regions, for_caller
+from app.oip.tensorflow_serving import ModelStatus, Prediction, metadata_of, status_of
 from app.oip.tensors import InferRequest
 from app.queueing.admission import Share
-from app.telemetry.metrics import INFER, INFER_VERSION, PREDICT, PREDICT_VERSION
+from app.telemetry.metrics import INFER, INFER_VERSION, INVOCATIONS, PREDICT, PREDICT_VERSION
 
 LENGTH = HEADER_LENGTH.encode("ascii")
 MODEL_PATH = "/v2/models/{model_name}"
 VERSION = MODEL_PATH + "/versions/{model_version}"
 LIVE, READY_SUMMARY = "Whether the Gateway runs", "Whether enough members answer"
 CONFIGURATION = "Triton's model configuration"
+SIGNATURE = "A model's inputs and outputs as a signature"
 TAGS: list[Any] = ["Open Inference Protocol (KServe's V2)"]
 NO_MODEL: Responses = {404: described(ProtocolError, "no such model or version")}
 NOT_READY: Responses = {503: described(ProtocolError, "a member does not answer")}
@@ -236,20 +236,22 @@ def _add_infer(api: FastAPI, inference: Inference) -> None:
 
 FILE = object_of({"b64": {"type": "string", "format": "byte"}}, "b64")
 PREDICT_SCHEMA = object_of(
-    {"instances": array_of(FILE, minItems=1), "parameters": OBJECT}, "instances"
+    {"instances": array_of(FILE, minItems=1), "inputs": OBJECT, "parameters": OBJECT}
 )
 PREDICTION = object_of(
     {"probabilities": array_of({"type": "number"}), "label": {}}  # several labels are a list
 )
-ANSWER = object_of({"predictions": array_of(PREDICTION)}, "predictions")
+ANSWER = object_of({"predictions": array_of(PREDICTION), "outputs": OBJECT})
 EXAMPLE = {"instances": [{"b64": "/9j/4AAQSkZJRgABAQ..."}]}
+V1_PATH = "/v1/models/{model_name}"
+V1_VERSION = V1_PATH + "/versions/{model_version}"
+V1_TAGS: list[Any] = ["KServe's V1, TensorFlow Serving"]
 
 
 def add_predict(api: FastAPI, inference: Inference) -> None:
-    """Add the routes of KServe's V1 protocol."""
-    tags: list[Any] = ["KServe's V1, TensorFlow Serving"]
+    """Add the routes of TensorFlow Serving, which KServe's V1 protocol shares."""
     described: dict[str, Any] = {
-        "tags": tags,
+        "tags": V1_TAGS,
         "summary": "Classify images in base64",
         "responses": {200: {"content": {"application/json": {"schema": ANSWER}}}, **INFER_ERRORS},
         "openapi_extra": json_body(PREDICT_SCHEMA, EXAMPLE),
@@ -259,18 +261,39 @@ def add_predict(api: FastAPI, inference: Inference) -> None:
     @api.post(PREDICT, **described)
     @api.post(PREDICT_VERSION, **described)
     async def predict(request: Request, model_name: str, model_version: str = "") -> Response:
-        names = model_name, model_version
-        return await _answered(inference, request, names, parse_instances, rendered_predictions)
+        names, asked = (model_name, model_version), Prediction()
+        return await _answered(inference, request, names, asked.parse, asked.render)
 
-    states: Responses = {status: INFER_ERRORS[status] for status in (404, 503)}
+    # Other bodies come to ClassifyRoute.
+    kinds = ("image/jpeg", "image/png", "application/octet-stream")
+    content: dict[str, Any] = dict.fromkeys(kinds, BINARY)
+    content["application/json"] = {"schema": PREDICT_SCHEMA, "example": EXAMPLE}
 
-    @api.get("/v1/models/{model_name}", tags=tags, responses=states, summary="Readiness")
-    async def state(model_name: str) -> ModelReady:
-        if model_name.endswith(":predict"):  # another route's path with a wrong method
+    @api.post(
+        INVOCATIONS,
+        tags=["SageMaker, Vertex AI"],
+        summary="Classify an image, or images in base64 by the first set",
+        responses=ERRORS,
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+        response_class=Response,
+    )
+    async def invocations(request: Request) -> Response:
+        names, asked = (inference.models.all[0].name, ""), Prediction()
+        return await _answered(inference, request, names, asked.parse, asked.render)
+
+    @api.get(f"{V1_PATH}/metadata", tags=V1_TAGS, responses=NO_MODEL, summary=SIGNATURE)
+    @api.get(f"{V1_VERSION}/metadata", tags=V1_TAGS, responses=NO_MODEL, summary=SIGNATURE)
+    async def metadata(model_name: str, model_version: str = "") -> dict[str, Any]:
+        return metadata_of(inference.models.find(model_name, model_version))
+
+    @api.get(V1_PATH, tags=V1_TAGS, responses=NO_MODEL | NOT_READY, summary="Status")
+    @api.get(V1_VERSION, tags=V1_TAGS, responses=NO_MODEL | NOT_READY, summary="Status")
+    async def status(model_name: str, model_version: str = "") -> ModelStatus:
+        if (model_version or model_name).endswith(":predict"):  # a wrong method of its route
             raise HTTPException(405, headers={"allow": "POST"})
-        model = inference.models.find(model_name, "")
+        model = inference.models.find(model_name, model_version)
         await inference.service.of_set(model.model_set).check_ready()
-        return ModelReady(model_name, ready=True)
+        return status_of(model)
 
 
 REPOSITORY_PATH = "/v2/repository/models/{model_name}"

@@ -62,6 +62,8 @@ RENEWAL_EVERY_S = 5.0
 ANSWERS_WITHIN_S = 5.0
 # The file's other lines are comments, in any encoding, which HAProxy's commands do not take.
 PEM_BLOCK = re.compile(rb"-----BEGIN ([^-]+)-----.+?-----END \1-----", re.DOTALL)
+ROUTES = ("AIP_HEALTH_ROUTE", "AIP_PREDICT_ROUTE")  # the paths that Vertex AI asks
+ROUTE = re.compile(r"/[\w.~:@/-]{0,500}", re.ASCII)
 ADMIN_SOCKETS = ("admin.sock", "*/admin.sock")  # Serve's HAProxy: a single one, or one per node
 
 
@@ -247,6 +249,7 @@ def put_haproxy_in_front(
     """
     http, tls = config.http, tls_of(config.http)
     settings = config.settings
+    health, predict = map(route_of, ROUTES)
     # With several sets the Gateway applies each set's limit; requests that it refuses count as
     # under way for a moment.
     options = RuleOptions(
@@ -254,8 +257,22 @@ def put_haproxy_in_front(
         max_requests=settings.max_concurrent_requests * len(settings.of_each_set()),
         origins=settings.allowed_origins,
         answer_timeout_ms=int(1e3 * settings.request_timeout_s) + LATE_MS,
+        accepts_proxy=settings.proxy_protocol,
+        health_route=health,
+        predict_route=predict,
     )
     if is_joining or not has_haproxy():
+        if settings.proxy_protocol:
+            raise ConfigError(
+                "proxy_protocol needs tandem serve's own HAProxy: Serve's proxy does not read it, "
+                "and a cluster's listens on each node; leave it out, and let the balancer send "
+                "X-Forwarded-For (trusted_proxies)"
+            )
+        if health or predict:
+            raise ConfigError(
+                f"{' and '.join(ROUTES)} are paths of tandem serve's own HAProxy: unset "
+                "them with --address and in portable mode, and call /readyz and /invocations"
+            )
         if tls is not None:
             _check_without_ours(config, tls)
         if has_haproxy():
@@ -264,6 +281,14 @@ def put_haproxy_in_front(
     haproxy.write(options, http.host, tls, read_keys(settings.api_keys_file))
     # With ssl options Serve's replicas would speak TLS, and its HAProxy would not.
     return config.changed(http=dict.fromkeys(SSL_OPTIONS) | {"host": GATEWAYS_HOST})
+
+
+def route_of(variable: str) -> str:
+    """Return the path in a variable; "" if it is not set."""
+    route = environment_value(variable) or ""
+    if route and not ROUTE.fullmatch(route):
+        raise ConfigError(f"{variable} is {route!r}: a path is wanted, such as /health")
+    return route
 
 
 def _check_without_ours(config: ServeConfig, tls: Tls) -> None:
@@ -310,6 +335,11 @@ def check_shared_memory(config: ServeConfig, *, is_joining: bool) -> None:
     """
     if not config.settings.shared_memory:
         return
+    if config.settings.proxy_protocol:
+        raise ConfigError(
+            "shared_memory and proxy_protocol: callers of a balancer are on other machines; leave "
+            "one of them out"
+        )
     if is_joining:
         raise ConfigError(
             "shared_memory with --address: a cluster's Gateways do not know on which machine "

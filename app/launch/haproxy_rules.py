@@ -67,6 +67,9 @@ class RuleOptions(NamedTuple):
     answer_timeout_ms: int = 10_500  # without an answer; then one machine's HAProxy answers 504
     whole_bytes: int = 49_152  # a body up to this size fits in HAProxy's buffer beside its headers
     keys_map: str = ""  # the file of the accepted keys' hashes; "" for a service without keys
+    accepts_proxy: bool = False  # whether connections begin with the PROXY protocol
+    health_route: str = ""  # a further path of /readyz, and one of /invocations (Vertex AI)
+    predict_route: str = ""
     is_logged: bool = False  # whether HAProxy logs every request, as an operator asked it to
 
 
@@ -155,7 +158,7 @@ def edits_of(options: RuleOptions, own: OwnService | None) -> list[Edit]:
             per=f"^{backend}$",
         ),
         *_statistics(own),
-        *([SILENCED] if own is None else _addresses(own, options.max_connections)),
+        *([SILENCED] if own is None else _addresses(own, options)),
         *_added(options, own),
     ]
 
@@ -188,24 +191,26 @@ def _statistics(own: OwnService | None) -> Iterable[Edit]:
     )
 
 
-def _addresses(own: OwnService, max_connections: int) -> Iterable[Edit]:
+def _addresses(own: OwnService, options: RuleOptions) -> Iterable[Edit]:
     """Yield the edits of the addresses on which HAProxy of one machine listens.
 
     The public ones do not take all connections, so that its sockets and the metrics answer.
     """
+    proxy = " accept-proxy" * options.accepts_proxy
+    rooms = http_rooms(options.max_connections), options.max_connections * 3 // 16
     words = f" ssl {own.tls}" if own.tls else ""
     yield Edit(
         "the address and the TLS of HTTP",
         (HTTP_BIND,),
         r"^(frontend http_frontend\n *bind )127\.0\.0\.1:(\d+)$",
-        rf"\g<1>{own.host}:\g<2>" + _literal(words) + f" maxconn {http_rooms(max_connections)}",
+        rf"\g<1>{own.host}:\g<2>" + _literal(words) + f" maxconn {rooms[0]}{proxy}",
     )
     words = words.replace("alpn http/1.1", "alpn h2") or " proto h2"
     yield Edit(
         "the address and the TLS of gRPC",
         (GRPC_BIND,),
         rf"^(frontend grpc_frontend\n{LINES} *bind )127\.0\.0\.1:(\d+) proto h2$",
-        rf"\g<1>{own.host}:\g<2>" + _literal(words) + f" maxconn {max_connections * 3 // 16}",
+        rf"\g<1>{own.host}:\g<2>" + _literal(words) + f" maxconn {rooms[1]}{proxy}",
         per="^frontend grpc_frontend$",
     )
     if own.tls:
@@ -255,7 +260,9 @@ def section_text(file: str, options: RuleOptions, own: OwnService | None) -> tup
         "backend": backend_name(protocol, options.application),
         "is_own": int(own is not None),
         "is_cluster": int(own is None),
-        "has_tls": int(own is not None and bool(own.tls)),
+        "has_handshake": int(own is not None and (bool(own.tls) or options.accepts_proxy)),
+        # Rules of a session are evaluated once the PROXY protocol has said who calls.
+        "level": "session" if options.accepts_proxy else "connection",
         "has_limit": int(options.max_requests is not None),
         "max_requests": options.max_requests,
         "has_keys": int(bool(options.keys_map)),
@@ -269,6 +276,9 @@ def section_text(file: str, options: RuleOptions, own: OwnService | None) -> tup
             for share in (1, 8, 32, 128, 256, 384, 480, 512)
         },
         "begin_within_s": options.begin_within_s,
+        "has_routes": int(bool(options.health_route or options.predict_route)),
+        "health_route": options.health_route or "/readyz",
+        "predict_route": options.predict_route or "/invocations",
         "max_calls": options.max_calls,
         "gateway_timeout_ms": options.gateway_timeout_ms,
         "answer_timeout_ms": options.answer_timeout_ms,

@@ -82,6 +82,12 @@ from models.model_set import ModelSet
 _warn = logger.warning
 LOOPBACK = "127.0.0.1"
 Reason = str | None  # why a value cannot be used
+REMEDIES = {  # by the propagator's name
+    **dict.fromkeys(("b3", "b3multi"), "pip install 'tandem-serve[b3]'"),
+    "xray": "pip install 'tandem-serve[xray]'",
+    "datadog": "OpenTelemetry's package for it ended in 2022 and fits no SDK of today; Datadog's "
+    "tracers send traceparent too (DD_TRACE_PROPAGATION_STYLE=datadog,tracecontext, the default)",
+}
 
 
 def run_service(options: ServeOptions, flags: Collection[str] = OPTIONS) -> None:
@@ -426,6 +432,8 @@ def _installed(kind: str, name: str) -> Reason:
     known = entry_points(group=f"opentelemetry_{kind}").names
     if name in known:
         return None
+    if kind == "propagator" and name in REMEDIES:
+        return f"no {kind} {name!r} is installed: {REMEDIES[name]}"
     return f"no {kind} {name!r} is installed, but {', '.join(sorted(known))}"
 
 

@@ -22,9 +22,10 @@ from app.environment import (
     KEYS_VARIABLE,
     ON_LOOPBACK,
     REGIONS_FOLDER,
+    environment_value,
     whole_environment,
 )
-from app.errors import ConfigError
+from app.errors import MAX_SHOWN, ConfigError
 from app.launch.checks import SSL_FILES, own_index
 from app.launch.config import (
     ServeConfig,
@@ -46,11 +47,18 @@ OURS = {REGIONS_FOLDER, ON_LOOPBACK, GATEWAY_TIMEOUT, HAPROXY_SECRET}
 NO_SETTINGS = {KEYS_VARIABLE, CALLERS_KEY_VARIABLE, *OURS} | {
     "TANDEM_FORK_SERVER",  # and variables of tests:
     *("TANDEM_CHROMIUM", "TANDEM_REDIS_SERVER", "TANDEM_KSERVE_PYTHON", "TANDEM_TEST_DATA"),
-    *("TANDEM_TEST_BASE_IMAGE", "TANDEM_PHOTOS", "TANDEM_KEY_FILE", "TANDEM_LOAD_NETWORK"),
+    *(
+        "TANDEM_NEIGHBOURS_PYTHON",
+        "TANDEM_TEST_BASE_IMAGE",
+        "TANDEM_PHOTOS",
+        "TANDEM_KEY_FILE",
+        "TANDEM_LOAD_NETWORK",
+    ),
     "TANDEM_URL",
 }
 UNIONS = (UnionType, Union)
 SETS = ("model_set", "model_sets")
+HOSTS_PORTS = ("AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT")
 # The options of the command line that change the configuration.
 OF_SETTINGS = ("precision", "plan", "allow_unverified", "api_keys_file")
 CHANGING = ("model_set", *OF_SETTINGS, "host", "port", "grpc_port")
@@ -142,6 +150,9 @@ def read_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> Serv
         both = " and ".join(map(variable_of, SETS))
         raise ConfigError(f"{both} both name the served sets: leave one of them out")
     content = with_grpc(of_file.as_dict(), options.grpc_port)
+    host_variable = None if "port" in asked else host_port_variable()
+    if host_variable is not None:
+        content["http_options"]["port"] = port_in(host_variable)
     content["http_options"] |= {name: asked[name] for name in ("host", "port") if name in asked}
     if options.log_format == "json":
         content["logging_config"] = {**(content.get("logging_config") or {}), "encoding": "JSON"}
@@ -155,9 +166,24 @@ def read_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> Serv
     source = " with ".join(filter(None, (str(path), ", ".join(dict.fromkeys(changes)))))
     http = raw.get("http_options") or {}
     origins = {name: str(path) for name in ("host", "port") if name in http}
+    if host_variable is not None:
+        origins["port"] = host_variable
     if of_file.grpc_port is not None:
         origins["grpc_port"] = str(path)
     return replace(ServeConfig.of(content, source), origins=origins | by_option | of_settings)
+
+
+def host_port_variable() -> str | None:
+    """Return the variable in which Vertex AI or SageMaker says the port; None if none is set."""
+    return next((name for name in HOSTS_PORTS if environment_value(name)), None)
+
+
+def port_in(variable: str) -> int:
+    """Return the port in a variable; raise :class:`ConfigError` if it is none."""
+    text = environment_value(variable) or ""
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:6]) < 65536):
+        raise ConfigError(f"{variable} is {text[:MAX_SHOWN]!r}: a port is wanted, 1 to 65535")
+    return int(text)
 
 
 def _settings_of(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,6 @@ In the Open Inference Protocol both are JSON, followed by the binary tensors. Th
 Inference-Header-Content-Length has the length of the JSON. Without it all is JSON. With 0 the body
 is raw: a single encoded image. Outputs are probabilities, labels, and Triton's classification
 strings.
-
-KServe's V1 protocol, which is TensorFlow Serving's, has images in base64, and rows of outputs. A
-request is ``{"instances": [{"b64": "..."}]}``, or ``{"instances": [{"image": {"b64": "..."}}]}``.
-It is converted to a request of the Open Inference Protocol.
 """
 
 import gc
@@ -53,7 +49,6 @@ MAX_VALUES = 2**14  # of longer JSON, counted by these characters, which base64 
 BEFORE_VALUES = (b",", b"[", b"{")
 MAX_TENSORS = 16  # inputs and outputs each
 PROBABILITY_BYTES = 4  # FP32
-EXPECTED = '{"instances": [{"b64": "..."}]}, a file in base64 for each image'
 Images = Sequence[Classified]
 
 
@@ -328,43 +323,3 @@ def rendered(answer: InferAnswer) -> tuple[bytes, int | None]:
         head["parameters"] = answer.parameters
     text = orjson.dumps(head | {"outputs": outputs})
     return (b"".join((text, *parts)), len(text)) if parts else (text, None)
-
-
-def parse_instances(body: bytes, _: str | None = None) -> InferRequest:
-    """Return the request in a body; raise as :func:`~app.oip.bodies.parse_request` does."""
-    fields = parsed_object(parsed_json(body, f"send {EXPECTED}"), "the request")
-    instances = fields.get("instances")
-    if not isinstance(instances, list):
-        raise BadTensorError(f"instances is {shown(instances)}; send {EXPECTED}")
-    files = [_file(number, each) for number, each in enumerate(instances)]
-    tensor = checked_tensor(IMAGE, "BYTES", (len(files),), values=files, is_base64=True)
-    parameters = parsed_object(fields.get("parameters", {}), "parameters")
-    return InferRequest((tensor,), parameters=parameters)
-
-
-def _file(number: int, instance: Any) -> str:
-    """Return an image's base64 text, with or without the input's name around it."""
-    if isinstance(instance, dict) and instance.keys() == {IMAGE}:
-        instance = instance[IMAGE]
-    if not isinstance(instance, dict) or not isinstance(instance.get("b64"), str):
-        raise BadTensorError(f"instance {number} is {shown(instance)}; send {EXPECTED}")
-    file: str = instance["b64"]
-    return file
-
-
-def rendered_predictions(answer: InferAnswer) -> tuple[bytes, None]:
-    """Return the body and None, since none of it is binary."""
-    columns = {output.name: _rows(output) for output in answer.outputs}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    of_all = {"parameters": answer.parameters} if answer.parameters else {}
-    return orjson.dumps({"predictions": rows} | of_all), None
-
-
-def _rows(output: OutputTensor) -> list[Any]:
-    """Return an output's values for each image, without labels that only fill a row."""
-    values = output.values()
-    if len(output.shape) == 1:
-        return values
-    width = output.shape[1]
-    rows = [values[start : start + width] for start in range(0, len(values), width)]
-    return [[value for value in row if value != ""] for row in rows]

@@ -14,6 +14,7 @@ from app.answers import Classified
 from app.errors import BadTensorError, UnknownModelError
 from app.graph.served_models import ServedModels
 from app.oip.tensors import InferRequest, Tensor, shown
+from models.image import Size, sides_of
 from models.machine import DISTRIBUTION
 
 SERVER = "tandem"
@@ -22,6 +23,7 @@ IMAGE, PIXELS = "image", "pixels"
 PROBABILITIES, LABEL = "probabilities", "label"
 OUTPUTS = (PROBABILITIES, LABEL)
 FIRST_VERSION = "1"  # the version number of every model, for clients that require one
+ANY_VERSION = ("", "0", FIRST_VERSION)  # 0 is the latest to OpenVINO Model Server's clients
 
 # Triton's extensions that are implemented here.
 EXTENSIONS = (
@@ -216,7 +218,7 @@ class ServedModel:
     name: str
     version: str  # the fingerprint of the set
     member: str | None  # None for the ensemble
-    input_size: int | None  # None: members' sizes differ, so clients cannot send pixels
+    input_size: Size | None  # None: members' sizes differ, so clients cannot send pixels
     labels: tuple[str, ...]
     threshold: float | None = None  # of a multi-label set
     model_set: str | None = None  # for a service with several sets
@@ -231,7 +233,7 @@ class ServedModel:
         of_labels = [-1] if self.threshold is None else [-1, -1]
         inputs = [TensorMetadata(IMAGE, "BYTES", [-1])]
         if (size := self.input_size) is not None:
-            inputs.append(TensorMetadata(PIXELS, "UINT8", [-1, size, size, 3]))
+            inputs.append(TensorMetadata(PIXELS, "UINT8", [-1, *sides_of(size), 3]))
         return ModelMetadata(
             self.name,
             [self.version, FIRST_VERSION],
@@ -271,8 +273,9 @@ class ServedModel:
                 f"files ({IMAGE}), or pixels to one member ({self.name}.NAME) in its size"
             )
         else:
-            form = f"[N,{size},{size},3], in the order blue, green, red"
-            datatype, fits = "UINT8", shape[1:] == (size, size, 3)
+            height, width = sides_of(size)
+            form = f"[N,{height},{width},3], in the order blue, green, red"
+            datatype, fits = "UINT8", shape[1:] == (height, width, 3)
         if tensor.datatype != datatype:
             raise BadTensorError(
                 f"input {tensor.name} has datatype {tensor.datatype}; it is {datatype}"
@@ -311,10 +314,10 @@ class Models:
             raise UnknownModelError(
                 f"no model {shown(name)} is served; there are {', '.join(self._by_name)}"
             )
-        if version not in ("", FIRST_VERSION, model.version):
+        if version not in (*ANY_VERSION, model.version):
             raise UnknownModelError(
                 f"{name} has no version {shown(version)}; it has version {model.version}, which "
-                f"{FIRST_VERSION} stands for too"
+                f"0 and {FIRST_VERSION} stand for too"
             )
         return replace(model, is_asked_by_version=True) if version == model.version else model
 

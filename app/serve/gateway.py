@@ -27,6 +27,7 @@ from app.grpc.interface import GrpcInterface, HealthInterface, Incoming
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
 from app.grpc.receiver import Receiver
 from app.grpc.tandem_pb2 import ClassifyReply
+from app.grpc.tensorflow_serving import TensorFlowInterface, TensorFlowMethods
 from app.http.api import create_api
 from app.oip.inference import Inference
 from app.oip.regions import regions_of
@@ -57,7 +58,7 @@ FREED_WITHIN_S = 10.0  # how long a load waits for the memory of versions that a
 logger = logging.getLogger("ray.serve")
 
 
-class Gateway(OpenInferenceMethods):
+class Gateway(OpenInferenceMethods, TensorFlowMethods):
     """The root of the graph; stages without a handle run in its process."""
 
     def __init__(
@@ -87,6 +88,7 @@ class Gateway(OpenInferenceMethods):
             self._service, regions_of(is_on=bool(settings.shared_memory)), loader
         )
         self._open_inference = OpenInferenceInterface(self._inference, receiver)
+        self._tensorflow = TensorFlowInterface(self._inference, receiver)
         self._has_started = members is None
         self._traffic: TrafficControl | None = None
         if self._graph.versions is not None and traffic is not None:

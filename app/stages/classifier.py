@@ -159,10 +159,11 @@ class Classifier:
         self._max_batch_size = self._network.max_batch_size  # a backlog has a larger size compiled
         manifest = model_set.manifest
         self._fingerprint = model_set.fingerprint(settings.served_precision)
-        self._input_size = manifest.image_of(member).input_size
+        self._input_shape = self._network.input_shape
         self._temperature = manifest.member(member).temperature
         self._log_network()
-        self._network.check_fits(self._input_size, manifest.num_classes)
+        size = manifest.image_of(member).input_size
+        self._network.check_fits(size, manifest.num_classes)
         self._network.warm_up()
         self._check_golden(model_set, settings.served_precision)
         self._health = Health(f"batch of {member}")
@@ -248,7 +249,7 @@ class Classifier:
             OtherSetError: the images have the input size of another model set.
         """
         call = MemberCall(self._spans, self.usage, len(images), self._fingerprint)
-        if images.shape[1] != self._input_size:
+        if images.shape[1:] != self._input_shape:
             message = f"{self._name} is of another model set than the Gateway: {UPDATING}"
             call.fail(OtherSetError(message))
             return call

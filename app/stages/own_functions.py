@@ -387,9 +387,9 @@ def try_preprocess(
             views.
     """
     views: int | None = None
-    sizes = sorted({rule.input_size for rule in manifest.inputs.rules})
-    for num_images, size in product(NUM_IMAGES, sizes):
-        shape = (num_images, size, size, 3)
+    shapes = sorted({rule.shape for rule in manifest.inputs.rules})
+    for num_images, sides in product(NUM_IMAGES, shapes):
+        shape = (num_images, *sides)
         images = np.random.default_rng(SEED).integers(0, 256, shape, np.uint8)
         with _failures_named(function, f"uint8 {images.shape}"):
             _, views = as_pixels(function.call(read_only(images)), images.shape, views)

@@ -49,7 +49,7 @@ JAEGER_NAMES = (
     *("ENDPOINT", "PASSWORD", "TIMEOUT", "USER"),
 )
 # Health checks, which come every second: ours, KServe's and gRPC's.
-HEALTH_PATHS = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
+HEALTH_PATHS = ("/healthz", "/readyz", "/ping", "/v2/health/live", "/v2/health/ready")
 QUIET = frozenset(
     {f"{method} {path}" for method in ("GET", "HEAD") for path in HEALTH_PATHS}
     | {

@@ -31,10 +31,12 @@ INFER = "/v2/models/{model_name}/infer"
 INFER_VERSION = "/v2/models/{model_name}/versions/{model_version}/infer"
 PREDICT = "/v1/models/{model_name}:predict"
 PREDICT_VERSION = "/v1/models/{model_name}/versions/{model_version}:predict"
+INVOCATIONS = "/invocations"  # SageMaker's, and Vertex AI's by HAProxy
 # The routes that classify images, over HTTP and gRPC. Their latency is measured; alerts and
 # dashboard select them by the tag ``operation``.
-CLASSIFY = frozenset((INFER, INFER_VERSION, PREDICT, PREDICT_VERSION)) | {
-    *("/v1/classify", "/tandem.v1.Ensemble/Classify", "/inference.GRPCInferenceService/ModelInfer")
+CLASSIFY = frozenset((INFER, INFER_VERSION, PREDICT, PREDICT_VERSION, INVOCATIONS)) | {
+    *("/v1/classify", "/tandem.v1.Ensemble/Classify", "/inference.GRPCInferenceService/ModelInfer"),
+    "/tensorflow.serving.PredictionService/Predict",
 }
 SURE = {True: "yes", False: "no", None: "unknown"}
 HIDDEN = "hidden"  # for the names of keys, which not everybody who reads metrics may know

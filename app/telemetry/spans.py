@@ -3,19 +3,25 @@
 Requests that are not sampled have no parent and cost nothing here. A span that the SDK begins and
 ends costs 0.1 ms; these are made when they are over. Stages are timed by the monotonic clock, spans
 have times of the system clock.
+
+Serve continues W3C's ``traceparent`` in the process that a client reaches. :func:`continued` does
+where the trace may be in another format (``OTEL_PROPAGATORS``), or where Serve's own proxy is in
+front, which hands none on. Elsewhere it is not called.
 """
 
 import asyncio
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from opentelemetry import trace
 from opentelemetry.context import Context, attach
+from opentelemetry.propagators.textmap import DefaultGetter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -23,6 +29,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags
 
 from app.answers import Fault
+from app.environment import environment_value, has_haproxy
 from app.queueing.scheduler import BatchResult, ExecutedBatch
 from models.image_header import ImageHeader
 
@@ -37,6 +44,7 @@ STEP_NS = 100_000_000  # the system clock was set if it moves this much against 
 # that a request is sampled, but not that it is not.
 orphans: set[int] = set()
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+BY_SERVE = frozenset({"tracecontext", "baggage", "none", ""})  # propagators; baggage is no trace
 ids = RandomIdGenerator()
 T = TypeVar("T")
 # For tasks that handle one request's part of a shared call; Serve only knows the call's span.
@@ -250,3 +258,45 @@ def untraced() -> contextvars.Context:
 def untraced_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Begin work that belongs to no request: it continues if its caller ends, and has no trace."""
     return asyncio.get_running_loop().create_task(work, context=untraced())
+
+
+class _LowerCase(DefaultGetter):
+    """Reads headers by lower-case names, whatever the propagator calls them."""
+
+    def get(self, carrier: Mapping[str, list[str] | str], key: str) -> list[str] | None:
+        return super().get(carrier, key.lower())
+
+
+def continues_traces() -> bool:
+    """Whether requests of this process need :func:`continued`."""
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        return False
+    names = {name.strip() for name in (environment_value("OTEL_PROPAGATORS") or "").split(",")}
+    return not has_haproxy() or not names <= BY_SERVE
+
+
+@contextmanager
+def continued(headers: Mapping[str, str]) -> Iterator[None]:
+    """Make a span below the caller's the current one, if its headers name a trace.
+
+    Serve has begun a span of its own before, which is then left out: the new one has its facts.
+    ``headers`` have lower-case names.
+    """
+    from opentelemetry import propagate  # it raises at import where the variable is unusable
+
+    context = propagate.extract(headers, Context(), getter=_LowerCase())
+    parent = trace.get_current_span(context).get_span_context()
+    of_serve = trace.get_current_span()
+    own = of_serve.get_span_context()
+    if not parent.is_valid or parent.trace_id == own.trace_id:
+        yield
+        return
+    facts = None
+    if isinstance(of_serve, ReadableSpan):
+        facts = of_serve.attributes
+        if of_serve.parent is None:
+            orphans.add(own.trace_id)
+    tracer = trace.get_tracer("tandem")
+    kind = trace.SpanKind.SERVER
+    with tracer.start_as_current_span("request", context, kind=kind, attributes=facts):
+        yield

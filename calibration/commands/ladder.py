@@ -16,6 +16,7 @@ from calibration.ladder.report import PACKAGES, as_json, draw, render, rows_of, 
 from calibration.ladder.rungs import SERVICE, LadderError, LadderJob, Rung, RungNetwork
 from calibration.ladder.rungs import rungs as every_rung
 from models.files import check_can_write, needed_folder, write_json, write_result
+from models.image import sides_of, size_text
 from models.machine import available_cpus, describe_machine, needs_extra
 from models.model_set import ModelSet, load_model_set, search_path
 
@@ -96,7 +97,7 @@ def ladder(asked: LadderOptions) -> None:
         raise typer.Exit(INTERRUPTED) from None
     rows = rows_of(job, results)
     content = as_json(job, rows, describe_machine(PACKAGES), time.monotonic() - started)
-    title = f"{job.network.name} at {job.network.size} px, {job.cores} cores"
+    title = f"{job.network.name} at {size_text(job.network.size)} px, {job.cores} cores"
     if str(asked.json_file) != "-":
         show(out, job, rows)
     if asked.plot is not None:
@@ -198,7 +199,7 @@ def _why_not(rung: Rung, network: RungNetwork, model_set: ModelSet) -> str:
     if rung.engine in ("torch", "onnxruntime") and network.torch_source == "none":
         return (
             f"{called} has no PyTorch source; the speed of a torchvision "
-            f"network: tandem ladder NAME --random-weights --size {network.size}"
+            f"network: tandem ladder NAME --random-weights --size {max(sides_of(network.size))}"
         )
     if rung.engine == "openvino" and rung.name != "int8" and "FP16" not in own:
         return f"{called} has no float network"

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from models.errors import ModelSetError, TandemError
 from models.files import ResultFileError, check_can_write, needed_folder
+from models.image import size_text
 from models.ledger import ensemble_figures
 from models.machine import installed_version
 from models.manifest import Manifest, MemberRecord
@@ -68,7 +69,7 @@ def _show_sets(sets: list[ModelSet]) -> None:
             f"{manifest.num_classes} labels\nfrom {manifest.threshold:g}"
             if manifest.is_multi_label
             else str(manifest.num_classes),
-            f"{', '.join(map(str, content['input_sizes']))} px",
+            f"{', '.join(map(size_text, content['input_sizes']))} px",
             ", ".join(_member_text(member) for member in manifest.members),
             _measured(content),
         )
@@ -331,7 +332,8 @@ def tell(made: ModelSet, *, is_inferred: bool = False) -> None:
     for record in made.manifest.members:
         on = [runtime for runtime in record.runtimes if runtime != "openvino"]
         where = f" on {', '.join(on)}" if on else ""
-        size, batch = made.manifest.image_of(record.name).input_size, record.fixed_batch
+        size = size_text(made.manifest.image_of(record.name).input_size)
+        batch = record.fixed_batch
         at_a_time = f", {batch} image{'s' * (batch > 1)} at a time" if batch else ""
         out.print(f"  {record.name}: {', '.join(record.networks)}{where}, {size} px{at_a_time}")
     folder = escape(made.argument)

@@ -1,7 +1,11 @@
-"""Evaluates a set on a labelled dataset: each member and the ensemble, float and INT8."""
+"""Evaluates a set on a labelled dataset: each member and the ensemble, float and INT8.
 
-from collections.abc import Mapping, Sequence
+Of foreign images, which show none of its classes, it counts the answers that are sure.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -10,19 +14,24 @@ from calibration.datasets import (
     ImageFile,
     LabelledImage,
     file_hashes,
+    find_images,
     images_digest,
+    short_name,
     truth_of,
 )
-from calibration.evaluation.fitting import part_of
+from calibration.evaluation.fitting import Rows, foreign_record, part_of
 from calibration.evaluation.inference import AnsweredBatch, Networks, Observer, Track
 from calibration.statistics import Indices, ModeTally, Paired, Rightness, Tally
 from models.accuracy import Drop, MultiLabelDrop, MultiLabelScore, Score
-from models.ensemble import Probabilities, average
+from models.ensemble import Flags, Probabilities, average
 from models.errors import ModelSetError
 from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet, read_lines
-from models.plan import Trust, by_plan
+from models.plan import ForeignRecord, Trust, by_plan
 from models.record import Precision
+
+NO_CLASS = -1  # of a foreign image
+FAST = "fast, answered by "  # a step of the plan, by the members that it has asked
 
 
 class Modes:
@@ -41,29 +50,38 @@ class Modes:
     def add(
         self, images: Sequence[LabelledImage], rows: Mapping[str, Probabilities], truth: Indices
     ) -> None:
-        """Add a batch; ``rows`` are (N, C) of each member and of the ensemble."""
+        """Add a batch; ``rows`` are (N, C) of each member."""
         judges = np.array([part_of(image.path) == "judge" for image in images], np.bool_)
         truth = truth[judges]
         members = {name: rows[name][judges] for name in self._weights}
-        self._count("full", self._trust.whole, rows[ENSEMBLE][judges], truth)
-        if self._plan is not None and len(truth):
+        for mode, trust, answers, own in self.answers(members):
+            tally = self.tallies.setdefault(mode, ModeTally(trust.sure_from, trust.set_from))
+            tally.add(answers, truth[own])
+
+    def answers(
+        self, members: Mapping[str, Probabilities]
+    ) -> Iterator[tuple[str, Trust, Probabilities, Flags]]:
+        """Yield each mode, its trust, its rows (K, C), and which of N images it answers.
+
+        ``members`` has rows (N, C) of each member.
+        """
+        every = np.ones(len(next(iter(members.values()))), np.bool_)
+
+        def averaged(names: Sequence[str]) -> tuple[Trust, Probabilities, Flags]:
+            trust = self._trust.of(dict.fromkeys(names))
+            some = {name: members[name] for name in names}
+            return trust, average(some, self._weights, trust.temperature), every
+
+        yield "full", *averaged(list(self._weights))
+        if self._plan is not None and every.any():
             answers, at = by_plan(self._plan, members, self._weights)
             asked: tuple[str, ...] = ()
             for number, step in enumerate(self._plan.steps):
                 asked += step.ask
                 own, trust = at == number, self._trust.of(dict.fromkeys(asked), number)
-                name = f"fast, answered by {' + '.join(asked)}"
-                self._count(name, trust, answers[own], truth[own])
+                yield f"{FAST}{' + '.join(asked)}", trust, answers[own], own
         for names in self._subsets:
-            trust = self._trust.of(dict.fromkeys(names))
-            some = {name: members[name] for name in names}
-            mean = average(some, self._weights, trust.temperature)
-            self._count(f"{' + '.join(names)} alone", trust, mean, truth)
-
-    def _count(self, mode: str, trust: Trust, rows: Probabilities, truth: Indices) -> None:
-        if mode not in self.tallies:
-            self.tallies[mode] = ModeTally(trust.sure_from, trust.set_from)
-        self.tallies[mode].add(rows, truth)
+            yield f"{' + '.join(names)} alone", *averaged(names)
 
 
 @dataclass
@@ -170,3 +188,67 @@ def check_not_calibrated(model_set: ModelSet, images: Sequence[ImageFile]) -> st
             "without these"
         )
     return images_digest(hashes.values())
+
+
+def read_foreign(folder: Path, model_set: ModelSet) -> tuple[list[LabelledImage], str]:
+    """Return the images below a folder, without those in folders named as the set's classes.
+
+    The text says what was left out. Raises :class:`ModelSetError` if nothing is left.
+    """
+    own = {*model_set.labels, *(model_set.class_ids or ())}
+    paths = find_images(folder)
+    kept = [path for path in paths if not own & {*path.relative_to(folder).parts[:-1]}]
+    if not kept:
+        raise ModelSetError(
+            f"--foreign {folder}: all {len(paths)} images are in folders named as classes of "
+            f"{model_set.name}; give images of other classes"
+        )
+    num_own = len(paths) - len(kept)
+    note = f"{num_own} images left out: their folders are named as the set's classes"
+    return [LabelledImage(path, NO_CLASS) for path in kept], note if num_own else ""
+
+
+def foreign_rows(
+    model_set: ModelSet,
+    precision: Precision,
+    images: Sequence[LabelledImage],
+    folder: Path,
+    track: Track[LabelledImage] = lambda batches, _: batches,
+) -> Rows:
+    """Return the members' answers to images of other classes; unreadable ones are left out."""
+    rows = Rows(model_set.manifest, precision, short_name(folder))
+    unreadable = []
+    for answered in Networks(model_set, (precision,)).answers(images, track, rows.add):
+        unreadable += answered.unreadable
+    if len(unreadable) == len(images):
+        path, why = unreadable[0][0].path, unreadable[0][1]
+        raise ModelSetError(f"--foreign: none of {len(images)} images can be read: {path}: {why}")
+    return rows
+
+
+def sure_of_foreign(model_set: ModelSet, rows: Rows) -> dict[str, ForeignRecord]:
+    """Return how many answers are sure in each mode of a set, of the images that judge.
+
+    The mode ``fast`` is the whole plan. Raises :class:`ModelSetError` if no mode has a bound, or
+    no image judges.
+    """
+    judge, modes = rows.mask("judge"), Modes(model_set.manifest, rows.precision)
+    if not judge.any():
+        raise ModelSetError(
+            f"--foreign: none of {len(judge)} images is in the half that judges; give more"
+        )
+    members = {name: of[judge] for name, of in rows.members.items()}
+    reached: dict[str, list[bool]] = {}
+    for name, trust, answers, _ in modes.answers(members):
+        if trust.sure_from is None:
+            continue
+        own = (answers.max(axis=1) >= np.float32(trust.sure_from)).tolist()
+        reached[name] = own
+        if name.startswith(FAST):
+            reached.setdefault("fast", []).extend(own)
+    if not reached:
+        raise ModelSetError(
+            f"--foreign: {model_set.name} has no bound of sure answers; tandem evaluate "
+            f"{model_set.argument} --images DIR --sure-at 0.95 --foreign DIR chooses one"
+        )
+    return {name: foreign_record(own, rows.dataset) for name, own in reached.items() if own}

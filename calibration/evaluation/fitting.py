@@ -7,20 +7,24 @@ parts.
 
 A temperature divides the logits (Guo et al., 2017): it changes a classifier's confidence, not its
 classes. The bound of sure answers is the lowest probability of the first class above which at least
-the requested share is right, by the lower end of the 95 % interval. Answer sets are split conformal
-prediction sets (Vovk et al., 2005; Angelopoulos and Bates, 2023), to which the first class always
-belongs.
+the requested share is right, by the lower end of the 95 % interval. Of foreign images, which show
+none of the classes, it leaves at most ``MAX_FOREIGN`` sure. Half of these choose, the others judge.
+Answer sets are split conformal prediction sets (Vovk et al., 2005; Angelopoulos and Bates, 2023),
+to which the first class always belongs.
+
+Networks are right more often on images that they learned from. ``Rows.wrong_weight`` makes up for
+it: each wrong answer counts this many times, in the likelihood and among sure answers.
 """
 
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from math import ceil, exp, log, sqrt
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +36,15 @@ from models.accuracy import wilson_interval
 from models.ensemble import Flags, Probabilities, average, tempered
 from models.errors import ModelSetError
 from models.manifest import ENSEMBLE, Manifest
-from models.plan import AnswerSetRecord, AverageRecord, SubsetRecord, SureRecord
+from models.plan import (
+    AnswerSetRecord,
+    AverageRecord,
+    ForeignRecord,
+    PlanRecord,
+    SubsetRecord,
+    SureRecord,
+    by_plan,
+)
 from models.record import Precision, sha256_of
 
 Part = Literal["fit", "choose", "judge"]
@@ -43,6 +55,8 @@ LOWEST, HIGHEST = 0.2, 20.0  # as in manifests
 NUM_SECTIONS = 40  # of the golden section, each of which leaves 0.62 of the interval
 FLOOR = 1e-30  # bounds a probability before its logarithm
 COVERAGE = 0.95  # of answer sets
+MAX_FOREIGN = 0.05  # of sure answers among foreign images
+NEVER = 1.0  # a bound that no answer reaches
 MAX_VALUES = 2**28  # float32 of all rows that are kept: 1 GiB
 Classes = npt.NDArray[np.int64]
 
@@ -65,10 +79,21 @@ class Rows:
     Args:
         manifest: the set's.
         precision: of the networks.
+        dataset: the images' name.
+        wrong_weight: how often each wrong answer counts.
+        foreign: rows of images of other classes, if they choose bounds too.
     """
 
-    def __init__(self, manifest: Manifest, precision: Precision) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        precision: Precision,
+        dataset: str = "",
+        wrong_weight: float = 1.0,
+        foreign: "Rows | None" = None,
+    ) -> None:
         self.weights, self.precision = manifest.weights, precision
+        self.dataset, self.wrong_weight, self.foreign = dataset, wrong_weight, foreign
         self._batches: list[tuple[list[Part], Classes, dict[str, Probabilities]]] = []
         self._num_values = 0
         self._lock = threading.Lock()  # batches come from several threads
@@ -99,6 +124,11 @@ class Rows:
                 f"{option} has {have}: a quarter of the images fits, a quarter chooses, a half "
                 f"judges; give at least {MIN_IMAGES} of each, about {5 * MIN_IMAGES} images"
             )
+        if self.foreign is not None and len(self.foreign.truth) < 2 * MIN_IMAGES:
+            raise ModelSetError(
+                f"--foreign has {len(self.foreign.truth)} images: a half chooses, the other "
+                f"judges; give at least {2 * MIN_IMAGES}"
+            )
 
     @cached_property
     def truth(self) -> Classes:
@@ -122,19 +152,20 @@ class Rows:
         return average({name: self.members[name] for name in names}, self.weights, temperature)
 
 
-def fit_temperature(rows: Probabilities, truth: Classes) -> float:
+def fit_temperature(rows: Probabilities, truth: Classes, wrong_weight: float = 1.0) -> float:
     """Return the temperature with the highest likelihood of (N,) classes by (N, C) probabilities.
 
     The likelihood is concave in the inverse temperature, so a golden section search finds its
-    maximum.
+    maximum. An image whose first class is wrong counts ``wrong_weight`` times.
     """
     logits = np.log(np.maximum(rows, FLOOR))
+    weights = np.where(rows.argmax(axis=1) == truth, 1.0, wrong_weight)
 
     def loss(log_temperature: float) -> float:
         scaled = logits / exp(log_temperature)
         most = scaled.max(axis=1, keepdims=True)
         total = np.log(np.exp(scaled - most).sum(axis=1)) + most[:, 0]
-        return float((total - scaled[np.arange(len(truth)), truth]).mean())
+        return float(np.average(total - scaled[np.arange(len(truth)), truth], weights=weights))
 
     low, high, share = log(LOWEST), log(HIGHEST), (sqrt(5) - 1) / 2
     left, right = high - share * (high - low), low + share * (high - low)
@@ -151,39 +182,82 @@ def fit_temperature(rows: Probabilities, truth: Classes) -> float:
     return round(exp((low + high) / 2), 4)
 
 
-def choose_bound(rows: Probabilities, truth: Classes, target: float) -> float | None:
-    """Return the lowest bound of rows (N, C) that shows ``target`` right answers; None: none does.
+class Answers(NamedTuple):
+    """An average's rows (N, C) of images with their classes (N,), and of foreign images (F, C)."""
 
-    By the lower end of the 95 % interval, of at least ``MIN_SURE`` sure images.
+    rows: Probabilities
+    truth: Classes
+    foreign: Probabilities | None = None
+
+    def of(self, own: Flags, foreign: Flags | None) -> "Answers":
+        """Return those of some images, and of some foreign ones."""
+        others = None if self.foreign is None else self.foreign[foreign]
+        return Answers(self.rows[own], self.truth[own], others)
+
+
+def choose_bound(answers: Answers, target: float, wrong_weight: float = 1.0) -> float | None:
+    """Return the lowest bound that shows ``target`` right answers; None: none does.
+
+    By the lower end of the 95 % interval, of at least ``MIN_SURE`` sure images. At most
+    ``MAX_FOREIGN`` of foreign images reach it.
     """
-    likeliest, is_right = rows.max(axis=1), rows.argmax(axis=1) == truth
-    edges = np.arange(NUM_BOUNDS, dtype=np.float32) / np.float32(NUM_BOUNDS)
-    steps = np.searchsorted(edges, likeliest, side="right") - 1
-    num_sure = np.bincount(steps, minlength=NUM_BOUNDS)[::-1].cumsum()[::-1]
-    right = np.bincount(steps[is_right], minlength=NUM_BOUNDS)[::-1].cumsum()[::-1]
-    for step in np.flatnonzero(num_sure >= MIN_SURE).tolist():
-        if wilson_interval(int(right[step]), int(num_sure[step]))[0] >= target:
+    num_sure = _at_least(answers.rows)
+    right = _at_least(answers.rows[answers.rows.argmax(axis=1) == answers.truth])
+    is_good = num_sure >= MIN_SURE
+    if answers.foreign is not None:
+        is_good &= _at_least(answers.foreign) <= MAX_FOREIGN * len(answers.foreign)
+    for step in np.flatnonzero(is_good).tolist():
+        num, share = int(num_sure[step]), _share(right[step], num_sure[step], wrong_weight)
+        if wilson_interval(share * num, num)[0] >= target:
             return step / NUM_BOUNDS
     return None
 
 
-def judged_bound(
-    bound: float, rows: Probabilities, truth: Classes, target: float
-) -> SureRecord | None:
-    """Return the record of a bound on other images, (N, C) and (N,); None without any."""
+def _at_least(rows: Probabilities) -> Classes:
+    """Return how many rows (N, C) reach each bound with their first class."""
+    edges = np.arange(NUM_BOUNDS, dtype=np.float32) / np.float32(NUM_BOUNDS)
+    steps = np.searchsorted(edges, rows.max(axis=1), side="right") - 1
+    return np.bincount(steps, minlength=NUM_BOUNDS)[::-1].cumsum()[::-1]
+
+
+def _share(num_right: int, number: int, wrong_weight: float) -> float:
+    """Return the share of right answers where a wrong one counts ``wrong_weight`` times."""
+    return num_right / (num_right + wrong_weight * (number - num_right))
+
+
+def judged_bound(bound: float, answers: Answers, target: float, rows: Rows) -> SureRecord | None:
+    """Return the record of a bound on other images of ``rows``; None without any."""
+    own, truth, foreign = answers
     if not len(truth):
         return None
-    is_sure = rows.max(axis=1) >= np.float32(bound)
-    num_right, num_sure = int((rows.argmax(axis=1) == truth)[is_sure].sum()), int(is_sure.sum())
-    low, high = wilson_interval(num_right, num_sure) if num_sure else (0.0, 1.0)
+    is_sure = own.max(axis=1) >= np.float32(bound)
+    num_right, num_sure = int((own.argmax(axis=1) == truth)[is_sure].sum()), int(is_sure.sum())
+    right = _share(num_right, num_sure, rows.wrong_weight) if num_sure else None
+    low, high = (0.0, 1.0) if right is None else wilson_interval(right * num_sure, num_sure)
+    others = None
+    if rows.foreign is not None and foreign is not None and len(foreign):
+        is_foreign_sure = (foreign.max(axis=1) >= np.float32(bound)).tolist()
+        others = foreign_record(is_foreign_sure, rows.foreign.dataset)
     return SureRecord(
         probability=bound,
         target=target,
         num_images=len(truth),
         share=round(num_sure / len(truth), 4),
-        right=round(num_right / num_sure, 4) if num_sure else None,
+        right=None if right is None else round(right, 4),
         right_interval=(round(low, 4), round(high, 4)),
+        measured_on=rows.dataset or None,
+        wrong_weight=rows.wrong_weight,
+        foreign=others,
     )
+
+
+def foreign_record(is_sure: Sequence[bool], dataset: str) -> ForeignRecord:
+    """Return how many answers to foreign images are sure."""
+    number, num_sure = len(is_sure), sum(is_sure)
+    low, high = wilson_interval(num_sure, number)
+    interval = round(low, 4), round(high, 4)
+    share = round(num_sure / number, 4)
+    return ForeignRecord(dataset=dataset, num_images=number, share=share, interval=interval)
 
 
 def answer_set_bound(rows: Probabilities, truth: Classes) -> float:
@@ -225,21 +299,68 @@ def fit_average(
     plain, truth = rows.of(names), rows.truth
     if temperature is None:
         to_fit = rows.mask("fit")
-        temperature = fit_temperature(plain[to_fit], truth[to_fit])
-    own = tempered(plain, temperature)
-    choose, judge = rows.mask("choose"), rows.mask("judge")
-    bound = choose_bound(own[choose], truth[choose], target)
+        temperature = fit_temperature(plain[to_fit], truth[to_fit], rows.wrong_weight)
+    foreign = None if rows.foreign is None else rows.foreign.of(names, temperature)
+    answers = Answers(tempered(plain, temperature), truth, foreign)
+    choose, judge = _parts(rows, answers)
     return AverageRecord(
         temperature=temperature,
-        sure=None if bound is None else judged_bound(bound, own[judge], truth[judge], target),
-        answer_set=judged_set(
-            answer_set_bound(own[choose], truth[choose]), own[judge], truth[judge]
-        ),
+        sure=_bound(rows, choose, judge, target),
+        answer_set=_answer_set(choose, judge),
     )
 
 
+def _parts(
+    rows: Rows, answers: Answers, own: Flags | bool = True, foreign: Flags | bool = True
+) -> tuple[Answers, Answers]:
+    """Return the answers that choose bounds and those that judge them, of all images or some."""
+    judges = None if rows.foreign is None else rows.foreign.mask("judge")
+    return (
+        answers.of(rows.mask("choose") & own, None if judges is None else ~judges & foreign),
+        answers.of(rows.mask("judge") & own, None if judges is None else judges & foreign),
+    )
+
+
+def _bound(
+    rows: Rows, choose: Answers, judge: Answers, target: float, otherwise: float | None = None
+) -> SureRecord | None:
+    """Return the bound of ``choose``, or another if it shows none, as it is judged."""
+    bound = choose_bound(choose, target, rows.wrong_weight)
+    bound = otherwise if bound is None else bound
+    return None if bound is None else judged_bound(bound, judge, target, rows)
+
+
+def _answer_set(choose: Answers, judge: Answers) -> AnswerSetRecord:
+    return judged_set(answer_set_bound(choose.rows, choose.truth), judge.rows, judge.truth)
+
+
+def with_bounds(plan: PlanRecord, rows: Rows, target: float) -> PlanRecord:
+    """Return a plan with a bound for the answers of each of its steps, and one of answer sets.
+
+    A step with too few answers takes the bound of all the plan's answers. Without one either no
+    answer of it is sure.
+    """
+    foreign, other = rows.foreign, None
+    own, at = by_plan(plan, rows.members, rows.weights)
+    other_at = np.zeros(0, np.int64)
+    if foreign is not None:
+        other, other_at = by_plan(plan, foreign.members, rows.weights)
+    answers = Answers(own, rows.truth, other)
+    choose, judge = _parts(rows, answers)
+    of_all = choose_bound(choose, target, rows.wrong_weight)
+    of_all = NEVER if of_all is None else of_all
+    judge_at, steps = at[rows.mask("judge")], []
+    for number, step in enumerate(plan.steps):
+        parts = _parts(rows, answers, at == number, other_at == number)
+        sure = _bound(rows, *parts, target, of_all)
+        share = round(float((judge_at == number).mean()), 4)
+        steps.append(step.model_copy(update={"sure": sure, "share": share}))
+    update = {"steps": tuple(steps), "answer_set": _answer_set(choose, judge)}
+    return plan.model_copy(update=update)
+
+
 def fit_trust(manifest: Manifest, rows: Rows, target: float) -> Manifest:
-    """Return the manifest with bounds for all members and for each subset of them.
+    """Return the manifest with bounds for all members, each subset of them, and the fast plan.
 
     A set of more than four members gets those of all but one member, and of each alone.
 
@@ -251,9 +372,10 @@ def fit_trust(manifest: Manifest, rows: Rows, target: float) -> Manifest:
     whole = fit_average(rows, names, target, manifest.temperature)
     if whole.sure is None:
         num = int(rows.mask("choose").sum())
+        foreign = "" if rows.foreign is None else f", with {MAX_FOREIGN:.0%} of --foreign's at most"
         raise ModelSetError(
-            f"--sure-at {target:g}: no probability leaves {MIN_SURE} of {num} images that show it; "
-            "give more images, or ask for less"
+            f"--sure-at {target:g}: no probability leaves {MIN_SURE} of {num} images that show it"
+            f"{foreign}; give more images, or ask for less"
         )
     sizes = range(1, len(names)) if len(names) <= 4 else sorted({1, len(names) - 1})
     trust = []
@@ -261,7 +383,10 @@ def fit_trust(manifest: Manifest, rows: Rows, target: float) -> Manifest:
         temperature = 1.0 if len(subset) == 1 else None  # a member has its own already
         record = fit_average(rows, subset, target, temperature)
         trust.append(SubsetRecord(members=subset, **dict(record)))
-    update = {"sure": whole.sure, "answer_set": whole.answer_set, "trust": tuple(trust)}
+    update: dict[str, object] = {"sure": whole.sure, "trust": tuple(trust)}
+    update["answer_set"] = whole.answer_set
+    if (plan := manifest.usable_plan(rows.precision)) is not None:
+        update["fast_plan"] = with_bounds(plan, rows, target)
     return manifest.model_copy(update=update)
 
 
@@ -304,10 +429,11 @@ def fit_temperatures(rows: Rows) -> Fitted:
     """
     rows.check("--calibrate")
     to_fit, judge, truth = rows.mask("fit"), rows.mask("judge"), rows.truth
-    fitted = {n: fit_temperature(r[to_fit], truth[to_fit]) for n, r in rows.members.items()}
+    fit = partial(fit_temperature, truth=truth[to_fit], wrong_weight=rows.wrong_weight)
+    fitted = {name: fit(of[to_fit]) for name, of in rows.members.items()}
     after = {name: tempered(of, fitted[name]) for name, of in rows.members.items()}
     mean = average(after, rows.weights)
-    fitted[ENSEMBLE] = fit_temperature(mean[to_fit], truth[to_fit])
+    fitted[ENSEMBLE] = fit(mean[to_fit])
     before = rows.members | {ENSEMBLE: average(rows.members, rows.weights)}
     after |= {ENSEMBLE: tempered(mean, fitted[ENSEMBLE])}
     return Fitted(

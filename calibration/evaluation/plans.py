@@ -22,11 +22,8 @@ from calibration.evaluation.fitting import (
     MIN_FITTED,
     Part,
     Rows,
-    answer_set_bound,
-    choose_bound,
     fit_temperature,
-    judged_bound,
-    judged_set,
+    with_bounds,
 )
 from calibration.statistics import Paired, Rightness
 from models.accuracy import wilson_interval
@@ -35,7 +32,7 @@ from models.errors import ModelSetError
 from models.ledger import MOST_IMAGES, DropOutcome, rounded_up
 from models.machine import cpu_model
 from models.manifest import Manifest
-from models.plan import AnswerSetRecord, PlanFigures, PlanRecord, StepRecord
+from models.plan import PlanFigures, PlanRecord, StepRecord
 from models.record import Precision
 
 MAX_MEMBERS = 8
@@ -44,7 +41,6 @@ MAX_LOST = 0.005  # of top-1, a fraction
 MAX_EXPECTED = 0.001
 DEFAULT_TARGET = 0.95  # of right answers among sure ones, if the set has no bound
 NUM_STOPS = 60  # thresholds that are tried at a step
-NEVER = 1.0  # a bound that no answer reaches
 MAX_SHOWN = 8  # of the front
 Places = npt.NDArray[np.int64]
 Asks = tuple[tuple[str, ...], ...]  # the members of each step
@@ -143,10 +139,11 @@ def search(
         )
     target = manifest.sure.target if manifest.sure else DEFAULT_TARGET
     score = trial.score(best)
-    records, answer_set = trial.trusted(best, target)
     record = PlanRecord(
-        steps=records,
-        answer_set=answer_set,
+        steps=tuple(
+            StepRecord(ask=s.ask, stop_at=s.stop_at, temperature=s.temperature, share=share)
+            for s, share in zip(best, score.shares, strict=True)
+        ),
         precision=precision,
         made_for=manifest.plan_key(precision),
         dataset=dataset,
@@ -158,6 +155,7 @@ def search(
     )
     others = [trial.score(steps) for steps in front if steps != best]
     scores = sorted([score, *others], key=lambda each: each.judged.cpu_ms)
+    record = with_bounds(record, rows, target)
     return PlanSearch(precision, dict(cpu_ms), tuple(scores), score, record)
 
 
@@ -245,7 +243,8 @@ class _Trial:
         key = names, some.tobytes()
         if key not in self._temperatures:
             rows = self._average(names)[some]
-            self._temperatures[key] = fit_temperature(rows, self._truth[some])
+            weight = self._rows.wrong_weight
+            self._temperatures[key] = fit_temperature(rows, self._truth[some], weight)
         return self._temperatures[key]
 
     def _step_of(self, steps: tuple[Step, ...]) -> Places:
@@ -309,36 +308,3 @@ class _Trial:
             cpu_ms=round(self._ms(steps, at[part]), 3),
             full_cpu_ms=round(self._full_ms, 3),
         )
-
-    def trusted(
-        self, steps: tuple[Step, ...], target: float
-    ) -> tuple[tuple[StepRecord, ...], AnswerSetRecord]:
-        """Return the steps for the manifest, each with a bound of its own answers; answer sets.
-
-        A step with too few answers takes the bound of all the plan's answers. Without one either
-        no answer of it is sure.
-        """
-        at, truth = self._step_of(steps), self._truth
-        choose, judge = self._masks["choose"], self._masks["judge"]
-        rows = np.empty_like(self._full)  # of the step that answers
-        for number, step in enumerate(steps):
-            own = at == number
-            rows[own] = tempered(self._average(step.members)[own], step.temperature)
-        of_all = choose_bound(rows[choose], truth[choose], target) or NEVER
-        records = []
-        for number, step in enumerate(steps):
-            own = at == number
-            bound = choose_bound(rows[choose & own], truth[choose & own], target) or of_all
-            sure = judged_bound(bound, rows[judge & own], truth[judge & own], target)
-            share = round(float((at[judge] == number).mean()), 4)
-            records.append(
-                StepRecord(
-                    ask=step.ask,
-                    stop_at=step.stop_at,
-                    temperature=step.temperature,
-                    share=share,
-                    sure=sure,
-                )
-            )
-        bound = answer_set_bound(rows[choose], truth[choose])
-        return tuple(records), judged_set(bound, rows[judge], truth[judge])

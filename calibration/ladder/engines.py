@@ -26,7 +26,7 @@ from calibration.ladder.rungs import (
 )
 from models.ensemble import Probabilities, average, tempered
 from models.errors import TandemError
-from models.image import ImageInputs
+from models.image import ImageInputs, sides_of
 from models.machine import MissingExtraError, needs_extra
 from models.manifest import read_manifest
 from models.model_set import ModelSet
@@ -60,7 +60,7 @@ def openvino_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
     if built_in.is_static and (n := built_in.get_length()) != batch:
         raise SkippedError(f"the network takes {n} images at a time, not {batch}")
     if options.is_static:
-        model.reshape([batch, job.network.size, job.network.size, 3])
+        model.reshape([batch, *sides_of(job.network.size), 3])
     properties: dict[str, Any] = {  # OpenVINO ignores cgroup quotas, and prefers bf16 by itself
         "INFERENCE_NUM_THREADS": options.threads or job.cores,
         "ENABLE_CPU_PINNING": False,

@@ -24,11 +24,12 @@ from calibration.evaluation.evaluate import check_not_calibrated
 from calibration.ladder.rungs import PHOTOS, TRUTH, LadderJob, RungNetwork, SkippedError
 from calibration.sets.input import MEAN_RGB, SCALE_RGB
 from models.errors import ImageError, ModelSetError
+from models.image import Size, sides_of
 from models.machine import needs_extra
 from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions, read_manifest
 from models.model_set import ModelSet
 from models.openvino_network import CompiledNetwork, Pixels, RuntimeOptions, read_network
-from models.record import ImageRecord, Precision
+from models.record import Precision
 
 SEED = 20
 # In the work folder: the network as ONNX, and the INT8 network of a member without one in its set.
@@ -43,12 +44,12 @@ BATCH_NORM = "/aten::batch_norm/BatchNormInference"
 FULLY_CONNECTED = "/aten::linear/MatMul"
 
 
-def random_pixels(num_images: int, size: int, seed: int = SEED) -> Pixels:
-    """Return uint8 (N, size, size, 3) BGR, the same for the same seed."""
-    rng = np.random.default_rng(seed)
+def random_pixels(num_images: int, size: Size, seed: int = SEED) -> Pixels:
+    """Return uint8 (N, H, W, 3) BGR, the same for the same seed."""
+    rng, (height, width) = np.random.default_rng(seed), sides_of(size)
     # Coarse noise, enlarged: like pictures it has areas, while all white noise looks alike.
-    coarse = rng.integers(0, 256, (num_images, -(-size // 16), -(-size // 16), 3), np.uint8)
-    enlarged = coarse.repeat(16, axis=1).repeat(16, axis=2)[:, :size, :size]
+    coarse = rng.integers(0, 256, (num_images, -(-height // 16), -(-width // 16), 3), np.uint8)
+    enlarged = coarse.repeat(16, axis=1).repeat(16, axis=2)[:, :height, :width]
     pixels: Pixels = np.maximum(enlarged, rng.integers(0, 32, enlarged.shape, np.uint8))
     return pixels
 
@@ -219,6 +220,7 @@ def make_set(job: LadderJob) -> None:
     import_torch("ladder --random-weights")
     from calibration.sets.add_set import finish
     from calibration.sets.convert import convert_module
+    from calibration.sets.options import MemberOptions
     from calibration.sets.transaction import create
 
     network = job.network
@@ -232,7 +234,7 @@ def make_set(job: LadderJob) -> None:
         manifest = Manifest(
             name=network.model_set.name,
             description=f"{network.name} with random weights: speed only",
-            image=ImageRecord(input_size=network.size, resize_shorter=round(network.size * 8 / 7)),
+            image=MemberOptions().image(network.size),
             num_classes=network.num_classes,
             labels=staging.text("labels.txt", labels),
             members=(MemberRecord(name=network.name, source="random weights", networks=networks),),

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from calibration.ladder.rungs import SERVICE, Figures, LadderJob, Rung, RungResult
+from models.image import size_text
 from models.machine import needs_extra
 
 PACKAGES = ("torch", "torchvision", "onnxruntime", "nncf")  # of the rungs, whose versions count
@@ -107,7 +108,9 @@ def show(console: Console, job: LadderJob, rows: list[Row]) -> None:
                 f"[{color}]{row.result.outcome}[/] {row.rung.title}: {escape(row.result.reason)}"
             )
     kind = "random weights: speed only" if job.network.is_random else f"{job.network.model_set}"
-    console.print(f"{job.network.name} at {job.network.size} px, {job.cores} cores; {escape(kind)}")
+    console.print(
+        f"{job.network.name} at {size_text(job.network.size)} px, {job.cores} cores; {escape(kind)}"
+    )
     console.print(
         "each rung adds to the fastest earlier rung of its runtime; p50: of a call, which\n"
         "has the batch's images; use: of all cores, and its standard deviation over the run; the\n"

@@ -65,7 +65,7 @@ class RungNetwork(Record):
     """The network of a ladder: a member of a model set, and where its PyTorch source comes from."""
 
     name: str  # the member's; with random weights a name in torchvision
-    size: Positive  # px, the side of the input
+    size: Positive | tuple[Positive, Positive]  # px: of a square, or height and width
     num_classes: Annotated[int, Field(ge=2)]
     model_set: Path  # folder of the set, in which random weights are made
     torch_source: Literal["random", "float_ir", "none"]

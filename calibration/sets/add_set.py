@@ -20,6 +20,7 @@ from calibration.sets.transaction import Staging, check_free, create
 from models.child_process import OUT_OF_MEMORY, ChildDiedError, Send, last_words, run_apart
 from models.ensemble import DEFAULT_THRESHOLD
 from models.errors import ModelSetError
+from models.image import SCALED, Size, size_text
 from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_manifest
 from models.model_set import PARTIAL_SUFFIX, ModelSet
 from models.record import FileRecord, Precision, RuntimeName, Task, sha256_of
@@ -173,12 +174,16 @@ def _imported(
 
 
 def _resizing(new: NewSet, member: _Member) -> str:
-    image = new.options_of(member.name).image(member.imported.input_size)
-    if image.resize == "stretch":
-        return f"pictures stretched to {image.input_size} px, {image.interpolation}"
+    image = new.options_of(member.name).image(member.imported.form.size)
+    size = size_text(image.input_size)
+    if image.resize not in SCALED:
+        how = {"stretch": "stretched", "smart_resize": "cropped and resized"}.get(
+            image.resize, f"with borders of {image.fill} resized"
+        )
+        return f"pictures {how} to {size} px, {image.interpolation}"
+    how = "resized" if image.resize == "crop" else "stretched"
     return (
-        f"pictures resized to {image.resize_shorter} px and cropped to {image.input_size}, "
-        f"{image.interpolation}"
+        f"pictures {how} to {image.resize_shorter} px and cropped to {size}, {image.interpolation}"
     )
 
 
@@ -188,8 +193,7 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: T
         raise ModelSetError(f"{new.name!r}: sets that end in {PARTIAL_SUFFIX} are half-made ones")
     firsts = {added.name: added for added in reversed(imported)}  # the first file of each
     images = {
-        name: new.options_of(name).image(added.imported.input_size)
-        for name, added in firsts.items()
+        name: new.options_of(name).image(added.imported.form.size) for name, added in firsts.items()
     }
     image = images[imported[0].name]  # the set's; members that take another have their own
 
@@ -222,7 +226,7 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: T
 
 def _check_alike(imported: Sequence[_Member], num_labels: int, labels: Path) -> None:
     facts = [
-        f"{added.name} ({added.path}): {added.imported.input_size} px, "
+        f"{added.name} ({added.path}): {size_text(added.imported.form.size)} px, "
         f"{added.imported.num_classes} classes"
         for added in imported
     ]
@@ -238,9 +242,10 @@ def _check_alike(imported: Sequence[_Member], num_labels: int, labels: Path) -> 
             "number of classes must be the same; a member whose classes are others, or more, is "
             "mapped by their ids: --class-ids and --member-class-ids"
         )
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Size] = {}
     for added in imported:
-        if sizes.setdefault(added.name, added.imported.input_size) != added.imported.input_size:
+        size = added.imported.form.size
+        if sizes.setdefault(added.name, size) != size:
             raise ModelSetError(
                 f"the networks of one member take different sizes: {'; '.join(facts)}; give each "
                 "a name of its own"

@@ -19,10 +19,11 @@ from safetensors.torch import load_file, save_file
 
 from calibration.sets.ending import ENDINGS, gives
 from calibration.sets.import_network import Imported, chain_concats
-from calibration.sets.input import Normalisation, fold, with_sigmoid, with_softmax
+from calibration.sets.input import InputForm, Normalisation, fold, with_sigmoid, with_softmax
 from calibration.sets.options import FileOptions, select_classes
 from calibration.sets.transaction import writing
 from models.errors import ModelSetError
+from models.image import Size, sides_of
 from models.record import Task
 
 NETWORKS = ("resnet50", "densenet169")  # the bundled set's
@@ -37,7 +38,7 @@ USUAL_SIZE = 224  # px, for ImageNet's networks
 def convert_module(
     module: torch.nn.Module,
     name: str,
-    input_size: int,
+    input_size: Size,
     normalisation: Normalisation | None = None,
     task: Task = "classification",
 ) -> ov.Model:
@@ -46,14 +47,14 @@ def convert_module(
     A softmax is appended, or a sigmoid if ``task`` is multi_label.
     """
     module.eval()
-    sides = [3, input_size, input_size]
+    sides = [3, *sides_of(input_size)]
     with torch.no_grad():  # otherwise attention takes a path that cannot be traced
         example = torch.zeros(1, *sides)
         model = ov.convert_model(module, example_input=example, input=[-1, *sides])
     model.friendly_name = name
     chain_concats(model)
     ended = with_sigmoid(model) if task == "multi_label" else with_softmax(model)
-    return fold(ended, input_size, normalisation)
+    return fold(ended, InputForm(input_size), normalisation)
 
 
 def convert_checkpoint(network: str, num_classes: int, weights: Path, input_size: int) -> ov.Model:
@@ -109,7 +110,7 @@ def known_networks() -> list[str]:
     return list(models.list_models(module=models))
 
 
-def build_network(name: str, num_classes: int, input_size: int | None = None) -> torch.nn.Module:
+def build_network(name: str, num_classes: int, input_size: Size | None = None) -> torch.nn.Module:
     """Return a new network of torchvision's: float32 (N, 3, H, W) RGB to logits (N, C).
 
     ``input_size`` is in pixels, for networks with a fixed size; None: torchvision's default. Raises
@@ -184,9 +185,11 @@ def import_state(path: Path, architecture: str, num_classes: int, options: FileO
     model = convert_module(module, architecture, size, options.normalisation, task)
     if classes is not None:
         model = select_classes(model, classes, path, task)
-    facts = f"takes {options.normalisation.formula}; {gives(task, ENDINGS[task])}"
+    facts = f"takes {options.normalisation.formula()}; {gives(task, ENDINGS[task])}"
     doubt = options.normalisation.doubt
-    return Imported(model, size, num_classes, "FP16", task=task, facts=facts, doubt=doubt)
+    return Imported(
+        model, InputForm(size), num_classes, "FP16", task=task, facts=facts, doubt=doubt
+    )
 
 
 if __name__ == "__main__":

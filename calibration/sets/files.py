@@ -20,6 +20,7 @@ from typing import Literal
 from calibration.sets.input import TensorLayout
 from models.child_process import ChildDiedError, last_words, run_apart
 from models.errors import ModelSetError, reading
+from models.image import Size
 from models.machine import check_installed
 from models.onnx_runtime import onnx_facts
 from models.record import SUFFIXES, RuntimeName
@@ -78,7 +79,7 @@ def check_file(path: Path) -> set[str]:
 
 
 def check_kind(path: Path) -> None:
-    """Raise :class:`ModelSetError` if a file begins as what is known to be no network here."""
+    """Raise :class:`ModelSetError` if a file is known to be no network here."""
     if path.name == SAVED_MODEL or (path / SAVED_MODEL).is_file():
         folder = path.parent if path.name == SAVED_MODEL else path
         raise ModelSetError(
@@ -163,7 +164,7 @@ class ConversionTask:
     path: Path
     kind: Kind
     made: Path  # the IR (.xml) or ONNX file to write
-    input_size: int | None
+    input_size: Size | None
     layout: TensorLayout | None
 
 
@@ -171,7 +172,7 @@ class ConversionTask:
 def converted(
     path: Path,
     runtime: RuntimeName,
-    input_size: int | None,
+    input_size: Size | None,
     layout: TensorLayout | None,
     *,
     is_trusted: bool,

@@ -38,7 +38,7 @@ from calibration.sets.files import check_file
 from calibration.sets.input import (
     NUM_TRIED,
     ColorOrder,
-    TensorLayout,
+    InputForm,
     answers_alike,
     check_independent,
     check_rows,
@@ -48,8 +48,9 @@ from calibration.sets.input import (
     order_doubt,
     set_shape,
     trial_images,
+    with_channel,
 )
-from calibration.sets.options import FileOptions, Sides, check_ends, layout_and_size, select_classes
+from calibration.sets.options import FileOptions, Sides, check_ends, input_form, select_classes
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.openvino_network import CompiledNetwork, RuntimeOptions, check_network, read_network
@@ -72,7 +73,7 @@ class Imported:
     """A folded network, and facts about it."""
 
     network: ov.Model | bytes  # bytes: an ONNX file for ONNX Runtime
-    input_size: int
+    form: InputForm
     num_classes: int
     precision: Precision
     fixed_batch: int | None = None  # images at a time; None: any number
@@ -87,9 +88,7 @@ class _Reading:
     """How to read the network of a file."""
 
     path: Path
-    size: int
-    layout: TensorLayout
-    batch: int | None
+    form: InputForm
     precision: Precision
     task: Task
     pixel_order: ColorOrder
@@ -111,16 +110,12 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
     sides: Sides = ()
     if shape.rank.is_static:
         sides = tuple(side.get_length() if side.is_static else None for side in shape)
-    layout, size, batch = layout_and_size(
-        sides, f"{path} takes {kind} {shape}", options.input_size, options.layout
-    )
+    form = input_form(sides, f"{path} takes {kind} {shape}", options.input_size, options.layout)
     is_folded = kind == ov.Type.u8 and path.suffix != ".tflite"
     usual: ColorOrder = "BGR" if is_folded else "RGB"
     reading = _Reading(
         path=path,
-        size=size,
-        layout=layout,
-        batch=batch,
+        form=form,
         precision="INT8" if _is_quantized(model, operators, path) else "FP16",
         task=task_of(
             path, options.outputs, options.task, own_ending(model), is_single=is_single(model)
@@ -133,8 +128,11 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
     of_two = TWO_CLASSES if is_single(model) else ""
     doubt, takes = None, f"{reading.pixel_order} pixels as they are"
     if not kind.is_integral():
-        doubt, takes = options.normalisation.doubt, options.normalisation.formula
-    if is_folded:
+        options.normalisation.check_channels(form, path)
+        doubt, takes = options.normalisation.doubt, options.normalisation.formula(form.channels)
+    elif form.channels == 1:
+        takes = "grey pixels as they are"
+    elif is_folded:
         name = model.input().any_name if model.input().names else ""
         doubt = order_doubt(name, options.pixel_order)
     model, added, at_a_time = _folded_for_any(model, reading)
@@ -144,7 +142,7 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
     images = trial_images(NUM_ASKED, trial.input_shape)
     return Imported(
         model,
-        size,
+        form,
         num_classes,
         reading.precision,
         at_a_time,
@@ -159,31 +157,33 @@ def _folded_for_any(
     model: ov.Model, reading: _Reading
 ) -> tuple[ov.Model, Ending | None, int | None]:
     """Return the member, the added ending, and the batch size (None: any number of images)."""
-    if reading.batch is None:
+    if (batch := reading.form.batch) is None:
         return *_folded(model, reading), None
     freed, free = model.clone(), None
     with suppress(ModelSetError, RuntimeError):  # the graph may not allow any number
-        keep_images(freed, reading.batch)
-        free = _folded(freed, replace(reading, batch=None))
+        keep_images(freed, batch)
+        free = _folded(freed, replace(reading, form=replace(reading.form, batch=None)))
     fixed, added = _folded(model, reading)
     if free is not None and answers_alike(free[0], fixed):
         return *free, None
-    return fixed, added, reading.batch
+    return fixed, added, batch
 
 
 def _folded(model: ov.Model, reading: _Reading) -> tuple[ov.Model, Ending | None]:
-    path, size, layout, batch = reading.path, reading.size, reading.layout, reading.batch
-    set_shape(model, path, layout, size, batch)
+    path, form = reading.path, reading.form
+    if form.layout == "NHW":
+        model, form = with_channel(model), replace(form, layout="NHWC")
+    set_shape(model, path, form)
     model = cut_rounding(model)
     flatten_output(model, path)
     if is_single(model):
         give_two_classes(model, reading.options.outputs)
     if model.input().element_type.is_integral():
-        model = fold_integers(model, size, reading.pixel_order, layout, batch)
+        model = fold_integers(model, form, reading.pixel_order)
     else:
         if reading.precision == "FP16":
             chain_concats(model)
-        model = fold(model, size, reading.options.normalisation, layout, batch)
+        model = fold(model, form, reading.options.normalisation)
     check_network(model, str(path))
     check_rows(model, path)
     model, added = with_ending(model, path, reading.options.outputs, reading.task)

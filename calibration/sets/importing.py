@@ -28,6 +28,7 @@ from calibration.sets.input import NUM_TRIED, check_independent, trial_images
 from calibration.sets.options import ClassMap, FileOptions
 from models.ensemble import Probabilities
 from models.errors import ModelSetError, TandemError
+from models.image import sides_of
 from models.machine import check_installed, needs_extra
 from models.network import LoadedNetwork, Pixels, RuntimeOptions, load
 from models.openvino_network import last_line
@@ -208,7 +209,7 @@ def doubt_by_comparison(path: Path, made: Imported, options: FileOptions) -> str
     from calibration.sets.onnx_graph import import_onnx
 
     assert made.answers is not None
-    images = trial_images(NUM_ASKED, (made.input_size, made.input_size, 3))
+    images = trial_images(NUM_ASKED, (*sides_of(made.form.size), 3))
     try:
         other = answers_of(import_onnx(path, options), path, images)
     except Exception as error:  # ONNX Runtime may lack operators, or fail in a way of its own

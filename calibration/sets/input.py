@@ -10,18 +10,20 @@ graph does not allow that keeps its batch size.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
+from openvino import opset15
 from openvino.preprocess import ColorFormat, PrePostProcessor
 
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.golden import NUM_KEPT, relative_differences
+from models.image import Size, sides_of, size_text
 from models.network import LoadedNetwork
 from models.openvino_network import (
     CompiledNetwork,
@@ -38,11 +40,12 @@ SCALE_RGB = (58.395, 57.12, 57.375)
 Triple = tuple[float, float, float]
 ColorOrder = Literal["RGB", "BGR"]
 FOLDED = "image", "tandem/pixels", "before/tandem/pixels"  # inputs of networks folded before
+GREY_BGR, GREY_BITS = (7471, 38470, 19595), 16  # ITU-R 601-2 luma, as Pillow rounds it
 INT8_ZERO = 128  # of pixels in a network that takes int8: -128 to 127
 # Through these operators OpenVINO moves a reversal of colours correctly into the weights of a
 # convolution. Through others it does so wrongly: it leaves PRelu's slopes and a padding unchanged.
 CARRYING = {"Add", "Subtract", "Multiply", "Divide", "Convert", "Transpose", "FakeQuantize"}
-TensorLayout = Literal["NCHW", "NHWC"]
+TensorLayout = Literal["NCHW", "NHWC", "NHW"]  # NHW: grey, without a dimension for channels
 NUM_TRIED = 4  # images in a trial batch
 # The relative difference allowed between a batch and single images: kernels for different sizes
 # round differently, so that a quantised network may answer a step of 1/256 more or less.
@@ -57,10 +60,21 @@ class Normalisation:
     scale: Triple = SCALE_RGB
     color_order: ColorOrder = "RGB"
 
-    @property
-    def formula(self) -> str:
-        """The formula as text, for people."""
-        return f"({self.color_order} - {_numbers(self.mean)}) / {_numbers(self.scale)}"
+    def formula(self, channels: int = 3) -> str:
+        """Return the formula as text, for people."""
+        name = self.color_order if channels == 3 else "grey"
+        return f"({name} - {_numbers(self.mean[:channels])}) / {_numbers(self.scale[:channels])}"
+
+    def check_channels(self, form: "InputForm", path: Path) -> None:
+        """Raise :class:`ModelSetError` if a grey network would get the numbers of colours."""
+        if form.channels == 1 and len({*self.mean}) * len({*self.scale}) > 1:
+            raise ModelSetError(
+                f"{path} takes grey pictures of {size_text(form.size)} px, and mean "
+                f"{_numbers(self.mean)}, scale {_numbers(self.scale)} are of three colours: say "
+                "--mean and --scale with one number each, on pixels from 0 to 255. --mean 0 "
+                "--scale 255 is for a network of 0 to 1, --mean 127.5 --scale 127.5 of -1 to 1, "
+                "--mean 0 --scale 1 of 0 to 255"
+            )
 
     @property
     def doubt(self) -> str | None:
@@ -100,64 +114,69 @@ def with_sigmoid(model: ov.Model) -> ov.Model:
     return named_output(model, ops.sigmoid(model.output().get_node().input_value(0)), "scores")
 
 
-def fold(
-    model: ov.Model,
-    input_size: int,
-    normalisation: Normalisation | None = None,
-    layout: TensorLayout = "NCHW",
-    batch: int | None = None,
-) -> ov.Model:
-    """Prepend the conversion from uint8 NHWC BGR to the float input that the model takes.
+@dataclass(frozen=True)
+class InputForm:
+    """The form of a network's input: its layout, its size, and its batch."""
 
-    ``batch`` is the number of images that the model takes at a time; None: any number.
-    """
+    size: Size
+    layout: TensorLayout = "NCHW"
+    batch: int | None = None  # images at a time; None: any number
+    channels: int = 3  # 1: grey
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape, -1 for any number of images."""
+        number = -1 if self.batch is None else self.batch
+        sides, channels = sides_of(self.size), self.channels
+        return {
+            "NCHW": [number, channels, *sides],
+            "NHWC": [number, *sides, channels],
+            "NHW": [number, *sides],
+        }[self.layout]
+
+
+def fold(model: ov.Model, form: InputForm, normalisation: Normalisation | None = None) -> ov.Model:
+    """Prepend the conversion from uint8 NHWC BGR to the float input that the model takes."""
     how = normalisation or Normalisation()
-    is_reversed = how.color_order == "RGB"
+    is_reversed = how.color_order == "RGB" and form.channels == 3
     is_carried = is_reversed and _ends_in_convolutions(model)
-    steps = _steps(model, input_size, layout, batch)
+    steps = _steps(model, form)
     chain = steps.input().preprocess().convert_element_type(ov.Type.f32)
     if is_carried:
         chain = chain.convert_color(ColorFormat.RGB)
-    chain.mean(list(how.mean)).scale(list(how.scale))
-    return _built(steps, is_reversed=is_reversed and not is_carried)
+    chain.mean(list(how.mean[: form.channels])).scale(list(how.scale[: form.channels]))
+    return _built(steps, form, is_reversed=is_reversed and not is_carried)
 
 
-def fold_integers(
-    model: ov.Model,
-    input_size: int,
-    color_order: ColorOrder,
-    layout: TensorLayout,
-    batch: int | None = None,
-) -> ov.Model:
+def fold_integers(model: ov.Model, form: InputForm, color_order: ColorOrder) -> ov.Model:
     """Prepend the conversion from uint8 NHWC BGR to the integer pixels that the model takes.
 
     A model with int8 inputs takes pixel - 128.
     """
-    kind = model.input().element_type
-    if kind == ov.Type.u8 and (color_order, layout) == ("BGR", "NHWC"):
+    kind, is_colour = model.input().element_type, form.channels == 3
+    if is_colour and kind == ov.Type.u8 and (color_order, form.layout) == ("BGR", "NHWC"):
         return model
-    steps = _steps(model, input_size, layout, batch)
+    steps = _steps(model, form)
     chain = steps.input().preprocess()
     if kind == ov.Type.i8:
         chain.convert_element_type(ov.Type.f32).mean(INT8_ZERO).convert_element_type(ov.Type.i8)
     elif kind != ov.Type.u8:
         chain.convert_element_type(kind)
-    return _built(steps, is_reversed=color_order == "RGB")
+    return _built(steps, form, is_reversed=is_colour and color_order == "RGB")
 
 
-def _steps(
-    model: ov.Model, input_size: int, layout: TensorLayout, batch: int | None
-) -> PrePostProcessor:
+def _steps(model: ov.Model, form: InputForm) -> PrePostProcessor:
     steps = PrePostProcessor(model)
     tensor = steps.input().tensor()
     tensor.set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC"))
-    number = -1 if batch is None else batch
-    tensor.set_color_format(ColorFormat.BGR).set_shape([number, input_size, input_size, 3])
-    steps.input().model().set_layout(ov.Layout(layout))
+    if form.channels == 3:
+        tensor.set_color_format(ColorFormat.BGR)
+    tensor.set_shape(replace(form, layout="NHWC").shape)
+    steps.input().model().set_layout(ov.Layout(form.layout))
     return steps
 
 
-def _built(steps: PrePostProcessor, *, is_reversed: bool) -> ov.Model:
+def _built(steps: PrePostProcessor, form: InputForm, *, is_reversed: bool) -> ov.Model:
     folded = steps.build()
     if is_reversed:
         image = folded.input()
@@ -167,8 +186,27 @@ def _built(steps: PrePostProcessor, *, is_reversed: bool) -> ov.Model:
         for port in ports:
             port.replace_source_output(other.output(0))
         folded.validate_nodes_and_infer_types()
+    if form.channels == 1:
+        folded = _with_grey(folded, form)
     folded.input().set_names({"image"})
     return folded
+
+
+def _with_grey(model: ov.Model, form: InputForm) -> ov.Model:
+    """Return a model that takes BGR, of one that takes grey as uint8 [N, H, W, 1].
+
+    In whole numbers, which neither bf16 rounds nor NNCF quantises: the results are Pillow's.
+    """
+    pixels = ops.parameter(replace(form, layout="NHWC", channels=3).shape, ov.Type.u8)
+    whole = ops.multiply(ops.convert(pixels, "i32"), ops.constant(np.array(GREY_BGR, np.int32)))
+    total = ops.add(
+        ops.reduce_sum(whole, np.array([3]), keep_dims=True), np.int32(2 ** (GREY_BITS - 1))
+    )
+    # OpenVINO computes a division of whole numbers in floats, and leaves a fraction.
+    grey = ops.convert(opset15.bitwise_right_shift(total, np.int32(GREY_BITS)), "u8")
+    for port in model.input().get_target_inputs():
+        port.replace_source_output(grey.output(0))
+    return ov.Model(model.get_results(), [pixels], model.friendly_name)
 
 
 def _ends_in_convolutions(model: ov.Model) -> bool:
@@ -183,26 +221,33 @@ def _ends_in_convolutions(model: ov.Model) -> bool:
     return True
 
 
-def set_shape(
-    model: ov.Model, path: Path, layout: TensorLayout, size: int, batch: int | None
-) -> None:
-    """Let the network take ``batch`` images (None: any number) of ``size`` pixels.
+def with_channel(model: ov.Model) -> ov.Model:
+    """Return a model that takes [N, H, W, 1], of one that takes [N, H, W]."""
+    shape, kind = model.input().partial_shape, model.input().element_type
+    pixels = ops.parameter(ov.PartialShape([*shape, ov.Dimension(1)]), kind)
+    plain = ops.squeeze(pixels, np.array([3]))
+    for port in model.input().get_target_inputs():
+        port.replace_source_output(plain.output(0))
+    return ov.Model(model.get_results(), [pixels], model.friendly_name)
+
+
+def set_shape(model: ov.Model, path: Path, form: InputForm) -> None:
+    """Let the network take images of this form.
 
     Raises :class:`ModelSetError` if it cannot take them, or does not answer each of them.
     """
-    number = -1 if batch is None else batch
-    shape = [number, 3, size, size] if layout == "NCHW" else [number, size, size, 3]
     try:
-        model.reshape(shape)
+        model.reshape(form.shape)
         out = model.output().partial_shape
     except RuntimeError as error:
+        size = size_text(form.size)
         raise ModelSetError(f"{path} cannot take {size} px: {last_line(error)}") from error
     if out.rank.is_dynamic:
         raise ModelSetError(
             f"{path} answers in a shape that changes with the number of images: export it again "
             "with a squeeze of named dimensions, or none"
         )
-    if batch is None and len(out) and out[0].is_static:
+    if form.batch is None and len(out) and out[0].is_static:
         raise ModelSetError(
             f"{path} answers {out} whatever the number of images: export it again so that it "
             "answers each"

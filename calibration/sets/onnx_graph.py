@@ -16,9 +16,10 @@ from calibration.sets.ending import Own, gives
 from calibration.sets.files import check_file
 from calibration.sets.import_network import TWO_CLASSES, Imported
 from calibration.sets.importing import Finish, tried
-from calibration.sets.input import ColorOrder, order_doubt
-from calibration.sets.options import FileOptions, Sides, check_ends, layout_and_size, num_classes_of
+from calibration.sets.input import GREY_BGR, GREY_BITS, ColorOrder, InputForm, order_doubt
+from calibration.sets.options import FileOptions, Sides, check_ends, input_form, num_classes_of
 from models.errors import ModelSetError
+from models.image import sides_of
 from models.record import Precision
 
 OLDEST_OPSET = 7  # of Sub and Div with broadcasting
@@ -62,20 +63,22 @@ def import_onnx(path: Path, options: FileOptions, converted: Path | None = None)
     inputs, outputs = _ends(graph, path)
     sides, taken = _sides(inputs), inputs.type.tensor_type.elem_type
     facts = f"{path} takes {TensorProto.DataType.Name(taken).lower()} {_shape_text(sides)}"
-    layout, size, batch = layout_and_size(sides, facts, options.input_size, options.layout)
+    form = input_form(sides, facts, options.input_size, options.layout)
     if taken not in (*FLOATS, *INTEGERS):
         raise ModelSetError(
             f"{facts}; a member takes float32, float16 or integers: export it again so"
         )
-    sides, given = _sides(outputs), outputs.type.tensor_type.elem_type
-    facts = f"{path} gives {TensorProto.DataType.Name(given).lower()} {_shape_text(sides)}"
+    if taken in FLOATS:
+        options.normalisation.check_channels(form, path)
+    sides, elem_type = _sides(outputs), outputs.type.tensor_type.elem_type
+    facts = f"{path} gives {TensorProto.DataType.Name(elem_type).lower()} {_shape_text(sides)}"
     num_classes = num_classes_of(sides, facts)
     exact, own = _exact_end(graph, outputs.name)
-    if given not in FLOATS and exact == outputs.name:
+    if elem_type not in FLOATS and exact == outputs.name:
         raise ModelSetError(
             f"{facts}; a member gives float32 or float16: export what comes before these"
         )
-    make = partial(_folded, model, options, layout, size, batch, max(2, num_classes), exact)
+    make = partial(_folded, model, options, form, max(2, num_classes), exact)
     return tried(make, path, options, own, is_single=num_classes == 1)
 
 
@@ -167,9 +170,7 @@ def _exact_end(graph: Graph, output: str) -> tuple[str, Own | None]:
 def _folded(
     original: Any,
     options: FileOptions,
-    layout: str,
-    size: int,
-    batch: int | None,
+    form: InputForm,
     num_classes: int,
     end: str,
     finish: Finish,
@@ -180,11 +181,11 @@ def _folded(
     inputs, _ = _ends(graph, Path())
     is_quantized = any(node.op_type in QUANTIZED for node in graph.node)
     precision: Precision = "INT8" if is_quantized else "FP16"
-    number = "N" if batch is None else batch
+    number = "N" if form.batch is None else form.batch
     taken = inputs.type.tensor_type.elem_type
-    front = _front(graph, inputs.name, taken, options, layout)
+    front = _front(graph, inputs.name, taken, options, form)
     nodes = [*front, *graph.node, *_back(graph, end, finish)]
-    shape = [number, size, size, 3]
+    shape = [number, *sides_of(form.size), 3]
     pixels = helper.make_tensor_value_info(f"{OURS}pixels", TensorProto.UINT8, shape)
     ports = [pixels, *(value for value in graph.input if value.name != inputs.name)]
     num = num_classes if finish.classes is None else len(finish.classes.wanted)
@@ -199,15 +200,17 @@ def _folded(
         raise ModelSetError(f"the network is too large for one ONNX file: {error}") from error
     takes, doubt = f"{_order(taken, options)} pixels as they are", None
     if taken in FLOATS:
-        takes, doubt = options.normalisation.formula, options.normalisation.doubt
+        takes, doubt = options.normalisation.formula(form.channels), options.normalisation.doubt
+    elif form.channels == 1:
+        takes = "grey pixels as they are"
     elif taken == TensorProto.UINT8:
         doubt = order_doubt(inputs.name, options.pixel_order)
     return Imported(
         content,
-        size,
+        form,
         num,
         precision,
-        batch,
+        form.batch,
         finish.task,
         f"takes {takes}; {gives(finish.task, finish.ending)}{TWO_CLASSES * bool(finish.single)}",
         doubt,
@@ -221,7 +224,9 @@ def _order(taken: int, options: FileOptions) -> ColorOrder:
     return options.pixel_order or ("BGR" if taken == TensorProto.UINT8 else "RGB")
 
 
-def _front(graph: Graph, place: str, taken: int, options: FileOptions, layout: str) -> list[Any]:
+def _front(
+    graph: Graph, place: str, taken: int, options: FileOptions, form: InputForm
+) -> list[Any]:
     """Return the nodes from uint8 NHWC BGR to the network's input ``place`` of type ``taken``."""
     how, nodes, last = options.normalisation, list[Any](), f"{OURS}pixels"
 
@@ -231,16 +236,25 @@ def _front(graph: Graph, place: str, taken: int, options: FileOptions, layout: s
         nodes.append(helper.make_node(kind, [last, *more], [made], name=made, **attributes))
         last = made
 
-    if _order(taken, options) == "RGB":
+    if form.channels == 1:  # floats hold these whole numbers exactly
+        add("Cast", "colours", to=TensorProto.FLOAT)
+        weights = np.array(GREY_BGR, np.float32)[:, None] / 2**GREY_BITS
+        add("MatMul", "luma", _constant(graph, "weights", weights))
+        add("Add", "half", _constant(graph, "rounded", np.array(0.5, np.float32)))
+        add("Floor", "grey")
+    elif _order(taken, options) == "RGB":
         add("Gather", "rgb", _constant(graph, "reversed", np.array([2, 1, 0], np.int64)), axis=3)
     if taken in FLOATS:
         add("Cast", "floats", to=TensorProto.FLOAT)
-        add("Sub", "centred", _constant(graph, "mean", np.array(how.mean, np.float32)))
-        add("Div", "scaled", _constant(graph, "scale", np.array(how.scale, np.float32)))
-    if taken not in (TensorProto.UINT8, TensorProto.FLOAT):
+        mean, scale = (np.array(n[: form.channels], np.float32) for n in (how.mean, how.scale))
+        add("Sub", "centred", _constant(graph, "mean", mean))
+        add("Div", "scaled", _constant(graph, "scale", scale))
+    if taken != TensorProto.FLOAT and (taken != TensorProto.UINT8 or form.channels == 1):
         add("Cast", "own", to=taken)
-    if layout == "NCHW":
+    if form.layout == "NCHW":
         add("Transpose", "planes", perm=[0, 3, 1, 2])
+    if form.layout == "NHW":
+        add("Reshape", "rows_columns", _constant(graph, "sides", np.array(form.shape, np.int64)))
     nodes.append(helper.make_node("Identity", [last], [place], name=f"{OURS}input"))
     return nodes
 

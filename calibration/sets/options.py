@@ -15,7 +15,7 @@ probability in proportion. The scores of a multi-label network are independent a
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,15 +25,16 @@ from openvino import opset13 as ops
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from calibration.sets.ending import Outputs
-from calibration.sets.input import ColorOrder, Normalisation, TensorLayout
+from calibration.sets.input import ColorOrder, InputForm, Normalisation, TensorLayout
 from models.errors import ModelSetError, reading
-from models.image import Resize
+from models.image import SCALED, Resize, Size, sides_of, size_of, size_text
 from models.image_resize import Interpolation
 from models.openvino_network import named_output
-from models.record import ImageRecord, Record, Task, YamlError, read_yaml
+from models.record import ImageRecord, InputSize, Record, Task, YamlError, read_yaml
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Channels = tuple[Finite, Finite, Finite]
+YOLO_GREY = 114  # of its borders
 CROPPED = 8 / 7  # the shorter side before the crop, relative to the input size: 256 / 224
 Sides = tuple[int | None, ...]  # of a tensor; None: left open
 LEAST_SUM = np.float32(1e-12)
@@ -43,10 +44,11 @@ NUM_NAMED = 5
 class MemberOptions(Record):
     """The options of one member; None means the set's option."""
 
-    input_size: Annotated[int, Field(ge=1)] | None = None  # px, where the network leaves it open
+    input_size: InputSize | None = None  # px, where the network leaves it open
     resize: Resize | None = None
     resize_shorter: Annotated[int, Field(ge=1)] | None = None
     interpolation: Interpolation | None = None
+    fill: Annotated[int, Field(ge=0, le=255)] | None = None  # of borders
     layout: TensorLayout | None = None
     color_order: ColorOrder | None = None
     mean: Channels | None = None  # on 0-255 pixels, in color_order
@@ -71,15 +73,17 @@ class MemberOptions(Record):
             self.mean or usual.mean, self.scale or usual.scale, self.color_order or "RGB"
         )
 
-    def image(self, size: int) -> ImageRecord:
+    def image(self, size: Size) -> ImageRecord:
         """Return the image record of a member that takes ``size`` pixels."""
-        is_stretched = self.resize == "stretch"
-        shorter = size if is_stretched else self.resize_shorter or round(size * CROPPED)
+        long, resize = max(sides_of(size)), self.resize or "crop"
+        shorter = self.resize_shorter or round(long * CROPPED) if resize in SCALED else long
+        usual = YOLO_GREY if resize == "letterbox" else 0
         return ImageRecord(
             input_size=size,
             resize_shorter=shorter,
-            resize=self.resize or "crop",
+            resize=resize,
             interpolation=self.interpolation or "bilinear",
+            fill=usual if self.fill is None else self.fill,
         )
 
 
@@ -137,7 +141,7 @@ class ClassMap:
 class FileOptions:
     """How to read a file."""
 
-    input_size: int | None = None  # px, where the network leaves it open
+    input_size: Size | None = None  # px, where the network leaves it open
     # Of a network that takes floats. One that takes integers takes pixels as they are, int8 less
     # 128.
     normalisation: Normalisation = field(default_factory=Normalisation)
@@ -160,30 +164,48 @@ def check_ends(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Non
             )
 
 
-def layout_and_size(
-    sides: Sides, facts: str, input_size: int | None, layout: TensorLayout | None
-) -> tuple[TensorLayout, int, int | None]:
-    """Return the layout, the side in pixels and the built-in batch of an input's four sides.
+def input_form(
+    sides: Sides, facts: str, input_size: Size | None, layout: TensorLayout | None
+) -> InputForm:
+    """Return the form of an input that has these sides.
 
-    Without a ``layout`` the dimension that has three sides is the colours'. Raises
-    :class:`ModelSetError`, whose message begins with ``facts``, if it is not a square colour image.
+    Without a ``layout`` the dimension that has three sides is the colours', else the one that has
+    one side is the grey channel's. Raises :class:`ModelSetError`, whose message begins with
+    ``facts``, if it is not an image, or its size is open.
     """
-    if len(sides) != 4:
-        raise ModelSetError(f"{facts}; a member takes images, [N,3,H,W] or [N,H,W,3]")
-    if layout is None and 3 not in (sides[1], sides[3]):
-        raise ModelSetError(f"{facts}; no side is 3 channels: a member takes colour images")
-    layout = layout or ("NCHW" if sides[1] == 3 else "NHWC")
+    if len(sides) == 3 and 3 not in sides and layout in (None, "NHW"):
+        form = input_form((*sides, 1), facts, input_size, "NHWC")
+        return replace(form, layout="NHW")
+    if len(sides) != 4 or layout == "NHW":
+        raise ModelSetError(
+            f"{facts}; a member takes images, [N,3,H,W] or [N,H,W,3], or grey ones, with 1 in "
+            "place of 3 or as [N,H,W]"
+        )
+    ends = sides[1], sides[3]
+    if layout is None and not {1, 3} & {*ends}:
+        raise ModelSetError(
+            f"{facts}; no side is 3 or 1 channels: a member takes colour or grey images"
+        )
+    layout = layout or ("NCHW" if sides[1] == (3 if 3 in ends else 1) else "NHWC")
     channels = sides[1] if layout == "NCHW" else sides[3]
-    height, width = sides[2:] if layout == "NCHW" else sides[1:3]
-    if channels not in (3, None):
-        raise ModelSetError(f"{facts}; as {layout} that is {channels} channels, a member takes 3")
-    if height != width:
-        raise ModelSetError(f"{facts}; a member takes squares")
-    if (size := height or input_size) is None:
-        raise ModelSetError(f"{facts}: its size is open, so say --input-size (224 for ImageNet)")
+    if channels not in (1, 3, None):
+        raise ModelSetError(
+            f"{facts}; as {layout} that is {channels} channels, a member takes 3, or 1 for grey"
+        )
+    own = sides[2:] if layout == "NCHW" else sides[1:3]
+    asked = (None, None) if input_size is None else sides_of(input_size)
+    height, width = (side or other for side, other in zip(own, asked, strict=True))
+    if height is None or width is None:
+        raise ModelSetError(
+            f"{facts}: its size is open, so say --input-size (224 for ImageNet; HEIGHTxWIDTH for a "
+            "rectangle)"
+        )
+    size = size_of(height, width)
     if input_size not in (None, size):
-        raise ModelSetError(f"{facts}; it takes {size} px, --input-size says {input_size}")
-    return layout, size, sides[0]
+        raise ModelSetError(
+            f"{facts}; it takes {size_text(size)} px, --input-size says {size_text(input_size)}"
+        )
+    return InputForm(size, layout, sides[0], channels or 3)
 
 
 def num_classes_of(sides: Sides, facts: str) -> int:

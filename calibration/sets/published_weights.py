@@ -42,6 +42,7 @@ from calibration.sets.download import (
 from calibration.sets.input import Normalisation, Triple, trial_images
 from calibration.sets.transaction import Staging, check_free, create
 from models.errors import ModelSetError
+from models.image import sides_of
 from models.image_resize import Interpolation
 from models.machine import needs_extra
 from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, read_manifest
@@ -334,10 +335,10 @@ def _image(model: str, data: dict[str, Any]) -> ImageRecord:
         )
     interpolation = _interpolation(model, data["interpolation"])
     mode, resized = data["crop_mode"], floor(height / data["crop_pct"])
-    if mode not in ("center", "squash") or (mode == "squash" and resized != height):
+    if mode not in ("center", "squash"):
         raise ModelSetError(
-            f"{model} wants crop_mode {mode} with crop_pct {data['crop_pct']}; tandem crops the "
-            "middle (center) or stretches the whole picture (squash with crop_pct 1)"
+            f"{model} wants crop_mode {mode}; tandem crops the middle (center), or that of the "
+            "whole picture stretched (squash)"
         )
     if resized < height:
         raise ModelSetError(
@@ -347,7 +348,7 @@ def _image(model: str, data: dict[str, Any]) -> ImageRecord:
     return ImageRecord(
         input_size=height,
         resize_shorter=resized,
-        resize="stretch" if mode == "squash" else "crop",
+        resize="crop" if mode == "center" else "stretch" if resized == height else "squash",
         interpolation=interpolation,
     )
 
@@ -418,7 +419,7 @@ def _converted(name: str, module: torch.nn.Module, own: Input) -> ov.Model:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", torch.jit.TracerWarning)
             with torch.no_grad():  # some keep what their first image makes: not part of the trace
-                module.eval()(torch.zeros(1, NUM_CHANNELS, size, size))
+                module.eval()(torch.zeros(1, NUM_CHANNELS, *sides_of(size)))
             return convert_module(module, name, size, own.normalisation)
     except Exception as error:  # torch and OpenVINO raise many kinds
         raise ModelSetError(

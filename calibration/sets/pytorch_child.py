@@ -18,7 +18,7 @@ import openvino as ov
 import torch
 
 from calibration.sets.files import ConversionTask
-from calibration.sets.options import Sides, check_ends, layout_and_size
+from calibration.sets.options import Sides, check_ends, input_form
 from models.errors import ModelSetError
 from models.openvino_network import compile_with
 
@@ -155,8 +155,7 @@ def _script(task: ConversionTask) -> LoadedModule:
     if (output := str(schema.returns[0].type)) != "Tensor":
         raise ModelSetError(f"{task.path} gives {output}; a member has one tensor out: trace it")
     is_uint8, traced = _said_by_archive(task)
-    size = task.input_size
-    usual = (None, None, None, 3) if task.layout == "NHWC" else (None, 3, size, size)
+    usual = (None, None, None, 3) if task.layout == "NHWC" else (None, 3, None, None)
     sides = _sides(task, (None, *traced[1:]) if traced else usual, "images")
     batch, example = _batch_of(task.path, module, sides, is_uint8)
     return LoadedModule(task.path, module, module, (batch, *sides[1:]), is_uint8, example)
@@ -166,8 +165,8 @@ def _sides(task: ConversionTask, sides: Sides, kind: str) -> Sides:
     """Return the input's sides, with the requested size for an open side."""
     shown = ",".join("?" if side is None else str(side) for side in sides)
     facts = f"{task.path} takes {kind} [{shown}]"
-    layout, size, batch = layout_and_size(sides, facts, task.input_size, task.layout)
-    return (batch, 3, size, size) if layout == "NCHW" else (batch, size, size, 3)
+    shape = input_form(sides, facts, task.input_size, task.layout).shape
+    return (None if shape[0] < 0 else shape[0], *shape[1:])
 
 
 def _batch_of(

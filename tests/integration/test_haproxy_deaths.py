@@ -202,3 +202,26 @@ def test_haproxy_is_looked_at_often_enough(tmp_path):
     loop_s = float(values["RAY_SERVE_CONTROL_LOOP_INTERVAL_S"])
     assert float(values["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"]) < loop_s
     assert 3 * 2 * loop_s <= 2
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/v2/health/ready"])
+async def test_while_serves_proxy_answers_for_a_gateway_the_service_is_not_ready(
+    places, tmp_path, free_port, monkeypatch, path
+):
+    """It hands no trace on, so the first request after "ready" must find a Gateway."""
+    connect = httpx.AsyncHTTPTransport(retries=9)
+    url = f"http://127.0.0.1:{places.front}"
+    with haproxy(places, tmp_path, free_port, monkeypatch):
+        async with (
+            Gateway("serve").listening(places.serve),
+            httpx.AsyncClient(transport=connect, trust_env=False) as client,
+        ):
+            while (await client.post(f"{url}{PATH}", content=b"x")).text != "serve":
+                await asyncio.sleep(0.05)  # the Gateway is tried first
+            answer = await client.get(f"{url}{path}")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "HAProxy has found no replica yet" in answer.text
+            async with Gateway("gateway").listening(places.gateway):
+                while (await client.get(f"{url}{path}")).status_code == 503:
+                    await asyncio.sleep(0.05)
+                assert (await client.post(f"{url}{PATH}", content=b"x")).text == "gateway"

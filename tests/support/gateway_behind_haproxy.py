@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from app.environment import HAPROXY_LOG, environment_value
 from app.graph.service import EnsembleService
 from app.http.api import create_api
 from app.launch.checks import tls_of
@@ -56,7 +57,11 @@ def haproxy_of(http, gateway, folder, own, options, keys=None, *, is_cluster=Fal
 
     """
     config = write_serves_config(
-        folder / "haproxy.cfg", ports=own, http_port=http.port, replicas={"http": gateway}
+        folder / "haproxy.cfg",
+        ports=own,
+        http_port=http.port,
+        replicas={"http": gateway},
+        log_target=environment_value(HAPROXY_LOG) or "127.0.0.1:514",
     )
     command = HaproxyCommand(folder / "haproxy", None if is_cluster else own)
     command.write(options, tls=tls_of(http), keys=keys)

@@ -80,18 +80,23 @@ def as_pillow_reads(data: bytes) -> Image.Image:
 
 
 def reference_crop(picture: Image.Image, rule: ImageRule) -> RGB:
-    """torchvision's ImageClassification preset by Pillow, as (size, size, 3) uint8 BGR."""
+    """torchvision's ImageClassification preset by Pillow, as (H, W, 3) uint8 BGR."""
     width, height = picture.size
-    shorter, size = rule.resize_shorter, rule.input_size
+    shorter, (rows, columns, _) = rule.resize_shorter, rule.shape
     if rule.resize == "stretch":
-        resized = size, size
+        resized = columns, rows
     elif width <= height:
         resized = shorter, int(shorter * height / width)
     else:
         resized = int(shorter * width / height), shorter
     picture = picture.resize(resized, Image.Resampling[rule.interpolation.upper()])
-    left, top = round((resized[0] - size) / 2.0), round((resized[1] - size) / 2.0)
-    return np.asarray(picture.crop((left, top, left + size, top + size)))[..., ::-1]
+    # As torchvision's center_crop: black borders first, where the picture is smaller.
+    before = [max(0, (side - own) // 2) for side, own in zip((columns, rows), resized, strict=True)]
+    padded = [max(side, own) for side, own in zip((columns, rows), resized, strict=True)]
+    bordered = Image.new("RGB", (padded[0], padded[1]))
+    bordered.paste(picture, (before[0], before[1]))
+    left, top = round((padded[0] - columns) / 2.0), round((padded[1] - rows) / 2.0)
+    return np.asarray(bordered.crop((left, top, left + columns, top + rows)))[..., ::-1]
 
 
 def reference(data: bytes, rule: ImageRule) -> RGB:

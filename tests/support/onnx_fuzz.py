@@ -30,6 +30,7 @@ from calibration.sets.importing import answers_of, import_member
 from calibration.sets.input import Normalisation, trial_images
 from calibration.sets.options import FileOptions, MemberOptions
 from models.errors import TandemError
+from models.image import sides_of
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.mutations import spoilt_bytes
 
@@ -250,7 +251,7 @@ def _added(path: Path, runtime: Any) -> Answer:
         return ("model_set", "") if is_clear else ("wrong", f"error: {error.message}")
     except Exception:
         return "traceback", traceback.format_exc()
-    images = trial_images(NUM_IMAGES, (made.input_size, made.input_size, 3))
+    images = trial_images(NUM_IMAGES, (*sides_of(made.form.size), 3))
     if isinstance(made.network, bytes):
         rows = answers_of(made, path, images)
     else:

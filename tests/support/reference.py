@@ -175,8 +175,10 @@ def grpc_page() -> str:
     return (
         "# gRPC\n\n"
         "`tandem serve --grpc-port 9000` opens the port. It answers `tandem.v1.Ensemble`, below,\n"
-        "and the Open Inference Protocol's `inference.GRPCInferenceService`\n"
-        "(`app/grpc/open_inference.proto`). It has server reflection and the health protocol.\n\n"
+        "the Open Inference Protocol's `inference.GRPCInferenceService`\n"
+        "(`app/grpc/open_inference.proto`), and of TensorFlow Serving what\n"
+        "`app/grpc/tensorflow_serving.proto` has. It has server reflection and the health\n"
+        "protocol.\n\n"
         f"```proto\n{proto}\n```\n"
     )
 

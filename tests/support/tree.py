@@ -32,6 +32,7 @@ ONLY_IMPORTER = {  # modules with one importer, in their folder, and why each is
     "app.launch.supervisor": "what serve.py waits for; with it serve.py has over 700 lines",
     "app.launch.metrics_relay": "a server of its own; with serve.py it has over 550 lines",
     "app.launch.run_folder": "must be entered before ray is imported, and so imports none of it",
+    "calibration.commands.fit": "what evaluate fits; with evaluate.py it has over 500 lines",
     "calibration.ladder.engines": "imports the engines' packages, each when a rung runs it",
     "calibration.ladder.preparations": "what rungs share; with rungs.py it has over 700 lines",
     "calibration.sets.onnx_graph": "imports onnx, which only sets for ONNX Runtime need",

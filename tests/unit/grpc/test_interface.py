@@ -61,6 +61,8 @@ STATUS = health_pb2.HealthCheckResponse
 SERVICES = {
     "tandem.v1.Ensemble",
     "inference.GRPCInferenceService",
+    "tensorflow.serving.ModelService",
+    "tensorflow.serving.PredictionService",
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",
@@ -71,12 +73,17 @@ KEY = "k" * 32
 
 @pytest.mark.parametrize(
     ("name", "kinds"),
-    [("tandem", ("python", "pyi", "grpc_python")), ("open_inference", ("python", "pyi"))],
+    [
+        ("tandem", ("python", "pyi", "grpc_python")),
+        *((name, ("python", "pyi")) for name in ("open_inference", "tensorflow_serving")),
+    ],
 )
 def test_the_files_are_those_that_the_definition_makes(tmp_path, monkeypatch, name, kinds):
     monkeypatch.chdir(ROOT)
     proto = f"app/grpc/{name}.proto"
-    assert protoc.main(["protoc", "-I.", *(f"--{k}_out={tmp_path}" for k in kinds), proto]) == 0
+    includes = ("-I.", f"-I{Path(protoc.__file__).parent / '_proto'}")
+    outputs = (f"--{kind}_out={tmp_path}" for kind in kinds)
+    assert protoc.main(["protoc", *includes, *outputs, proto]) == 0
     made = {path.name: path.read_text() for path in (tmp_path / "app" / "grpc").iterdir()}
     ends = {"python": "pb2.py", "pyi": "pb2.pyi", "grpc_python": "pb2_grpc.py"}
     assert set(made) == {f"{name}_{ends[kind]}" for kind in kinds}
@@ -231,7 +238,7 @@ async def test_a_client_of_v1_finds_every_service_and_its_messages(port: int) ->
     names, methods, field = await at(port, described)
     assert names == SERVICES
     info = "ServerReflectionInfo"
-    assert methods == ["Check", info, info, "ServerLive", "Classify"]
+    assert methods == ["Check", info, info, "ServerLive", "Classify", "GetModelStatus", "Predict"]
     assert field == "tandem.v1.ClassifyRequest.images"
 
 

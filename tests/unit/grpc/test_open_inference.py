@@ -199,7 +199,7 @@ IN_R = output("probabilities", in_region(39, "r"))
     (asked(GOOD, outputs=[output("x")]), INVALID, "no output 'x'"),
     (asked(GOOD, id="x" * 2000), INVALID, "up to 1024 characters"),
     (asked(GOOD, model="x"), CODE.NOT_FOUND, "there are imagenette"),
-    (asked(GOOD, model_version="2"), CODE.NOT_FOUND, f"has version {VERSION}, which 1"),
+    (asked(GOOD, model_version="2"), CODE.NOT_FOUND, f"has version {VERSION}, which 0 and 1"),
     (asked(images(IMAGE, b"no")), INVALID, "image 1 of 2"),
     # What no region fits.
     (asked(placed(9, "x")), CODE.NOT_FOUND, "'x' is not registered"),

@@ -408,7 +408,15 @@ async def test_long_json_is_for_files_and_not_for_numbers():
     (b"", 400, 'at character 0; send {"instances": [{"b64": "..."}]}'),
     (b"\xff\xd8\xff", 400, "no JSON"),
     (b"[]", 400, "the request is []; it is an object"),
-    (b'{"inputs": {"b64": ""}}', 400, 'instances is None; send {"instances"'),
+    (b'{"images": {"b64": ""}}', 400, 'instances is None; send {"instances"'),
+    (b'{"inputs": {"b64": ""}}', 400, "image 0 of 1"),
+    (b'{"inputs": {}}', 400, "has 0 inputs"),
+    (b'{"inputs": {"image": []}}', 400, "send one or more"),
+    (b'{"inputs": {"image": [[1, 2]]}}', 400, 'image 0 is [1, 2]; send {"inputs"'),
+    (b'{"inputs": {"x": [1]}}', 400, "has no input 'x'; it has image and pixels"),
+    (b'{"inputs": {"pixels": [1]}}', 400, "in the order blue, green, red"),
+    (b'{"inputs": [], "instances": []}', 400, "give one of them"),
+    (b'{"instances": [], "signature_name": "x"}', 400, "there is serving_default"),
     (b'{"instances": []}', 400, "send one or more"),
     (b'{"instances": [[1, 2]]}', 400, 'instance 0 is [1, 2]; send {"instances"'),
     (b'{"instances": [{"b64": 7}]}', 400, "instance 0 is"),
@@ -429,7 +437,8 @@ async def test_what_is_no_request_is_told_what_to_send(client, body, status, say
 async def test_errors_keys_and_limits_are_those_of_the_other_ways(graph, tmp_path):
     client, good = client_of(graph), instances(b64(IMAGE))
     assert "no model" in error_of(await client.post("/v1/models/x:predict", json=good), 404)
-    assert "GET" in error_of(await client.get(PREDICT), 405)
+    for path in (PREDICT, "/v1/models/imagenette/versions/1:predict"):
+        assert "GET" in error_of(await client.get(path), 405)
     large = await client.post(PREDICT, content=bytes(500_001))
     assert "the limit is 500000" in error_of(large, 413)
     late, coded = {"x-request-timeout-seconds": "0"}, {"content-encoding": "br"}
@@ -443,10 +452,69 @@ async def test_errors_keys_and_limits_are_those_of_the_other_ways(graph, tmp_pat
     assert (await guarded.post(PREDICT, json=good, headers=key)).status_code == 200
 
 
+async def test_sagemakers_path_takes_an_image_as_v1_does_and_json_for_the_first_set(client, graph):
+    by_v1 = (await client.post("/v1/classify?top_k=2", content=IMAGE)).json()["predictions"]
+    answer = await client.post("/invocations?top_k=2", content=IMAGE)
+    assert answer.json()["predictions"] == by_v1
+    form = await client.post("/invocations", files=[("files", IMAGE), ("files", IMAGE)])
+    assert len(form.json()["results"]) == 2
+    good = instances(b64(IMAGE))
+    for kind in ("application/json", "Application/JSON; charset=utf-8"):
+        content, headers = json.dumps(good), {"content-type": kind}
+        answer = await client.post("/invocations", content=content, headers=headers)
+        assert answer.json() == (await client.post(PREDICT, json=good)).json()
+    refused = await client.post("/invocations", json={"instances": 7})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "bad_tensor")
+    assert (await client.get("/invocations")).status_code == 405
+    assert (await client.get("/ping")).json() == {"ready": True}
+    assert "/invocations" in CLASSIFY
+
+    async def not_ready() -> None:
+        raise NotReadyError("densenet169 is starting")
+
+    graph.service.check_all_ready = not_ready
+    assert (await client.get("/ping")).status_code == 503
+
+
+@pytest.mark.parametrize("path", [PREDICT, "/v1/models/imagenette/versions/0:predict"])
+async def test_columns_are_answered_by_columns(client, path):
+    """As OpenVINO Model Server's client sends them, to the latest version."""
+    file, array = b64(IMAGE), drawn(2)
+    for inputs in (file, [file], {"image": file}, {"image": [file]}, {"image": [[file]]}):
+        answer = (await client.post(path, json={"inputs": inputs})).json()
+        assert answer["outputs"].keys() == {"probabilities", "label"}
+        assert answer["outputs"]["probabilities"] == [pytest.approx(MEAN, abs=1e-7)]
+        assert answer["outputs"]["label"] == [LABELS[1]]
+    answer = (await client.post(path, json={"inputs": {"pixels": array.tolist()}})).json()
+    assert answer["outputs"]["label"] == [LABELS[1]] * 2
+    fields = {"inputs": {"image": [file, file]}, "parameters": {"top_k": 2}}
+    answer = (await client.post(path, json=fields | {"signature_name": "serving_default"})).json()
+    assert answer["outputs"]["label"] == [[LABELS[1], LABELS[4]]] * 2
+
+
+async def test_a_models_signature_by_both_servers_names(client):
+    for path in ("", "/versions/0", "/versions/1", f"/versions/{VERSION}"):
+        answer = (await client.get(f"/v1/models/imagenette{path}/metadata")).json()
+        assert answer["model_spec"]["name"] == answer["modelSpec"]["name"] == "imagenette"
+        signatures = answer["metadata"]["signature_def"]
+        for by_name, shape in (("signature_def", "tensor_shape"), ("signatureDef", "tensorShape")):
+            signature = signatures[by_name]["serving_default"]
+            pixels = signature["inputs"]["pixels"]
+            sizes = [dim["size"] for dim in pixels[shape]["dim"]]
+            assert (pixels["dtype"], sizes) == ("DT_UINT8", ["-1", str(SIZE), str(SIZE), "3"])
+            assert signature["outputs"]["label"]["dtype"] == "DT_STRING"
+    for path in ("imagenette/versions/2/metadata", "imagenette/versions/2", "x/metadata"):
+        error_of(await client.get(f"/v1/models/{path}"), 404)
+
+
 async def test_a_model_says_that_it_is_ready(graph, client):
+    status = {"error_code": "OK", "error_message": ""}
+    versions = [{"version": "1", "state": "AVAILABLE", "status": status}]
     for name in ("imagenette", "imagenette.resnet50"):
-        answer = await client.get(f"/v1/models/{name}")
-        assert (answer.status_code, answer.json()) == (200, {"name": name, "ready": True})
+        for path in (name, f"{name}/versions/0"):
+            answer = (await client.get(f"/v1/models/{path}")).json()
+            ready = {"name": name, "ready": True}
+            assert answer == ready | {"model_version_status": versions}
     text = error_of(await client.get("/v1/models/imagenett"), 404)
     assert "no model 'imagenett' is served; there are imagenette, imagenette.resnet50" in text
     error_of(await client.post("/v1/models/imagenette", json={}), 405)
@@ -484,4 +552,9 @@ async def test_mlservers_base64_in_v2(client):
     assert answer.json()["outputs"][1]["data"] == [LABELS[1]] * 2
     assert "is no base64" in error_of(await asked([1], ["Z29v!A=="]), 400)
     assert "element 0, 7, is no base64" in error_of(await asked([1], [7]), 400)
-    assert "content_type: base64" in error_of(await asked([1], [text], parameters={}), 400)
+    unsaid = b64(IMAGE + bytes(50))["b64"]  # mlserver infer drops the parameter
+    answer = await asked([2, 1], [unsaid, unsaid], parameters={})
+    assert answer.json()["outputs"][1]["data"] == [LABELS[1]] * 2
+    for texts in (["no base64, but a text"], [unsaid, "x"], ["ÿØÿà" * 9]):
+        refused = await asked([len(texts)], texts, parameters={})
+        assert "content_type: base64" in error_of(refused, 400)

@@ -1,6 +1,7 @@
 """HAProxy in front: its command starts it or refuses to, and it alone listens at the address."""
 
 import os
+import re
 import resource
 import shutil
 import socket
@@ -364,3 +365,30 @@ def test_serves_own_proxy_asks_no_client_for_a_certificate(
     config = with_tls(signed, ssl_ca_certs=root.path)
     with pytest.raises(ConfigError, match="lets in clients without a certificate all the same"):
         put_haproxy_in_front(config, command, is_joining=is_joining)
+
+
+@pytest.mark.parametrize(
+    ("variables", "more", "says"),
+    [
+        ({"AIP_HEALTH_ROUTE": "/health"}, {}, "are paths of tandem serve's own HAProxy"),
+        ({"AIP_PREDICT_ROUTE": "/a:predict"}, {}, "are paths of tandem serve's own HAProxy"),
+        ({"AIP_PREDICT_ROUTE": "predict"}, {}, "AIP_PREDICT_ROUTE is 'predict': a path is wanted"),
+        ({"AIP_HEALTH_ROUTE": "/a } or { path /"}, {}, "a path is wanted, such as /health"),
+        ({}, {"proxy_protocol": True}, "Serve's proxy does not read it"),
+    ],
+)
+@pytest.mark.parametrize(("is_joining", "haproxy"), [(True, "1"), (False, "0")])
+def test_what_only_our_haproxy_does_is_refused_without_it(
+    command, monkeypatch, variables, more, says, is_joining, haproxy
+):
+    monkeypatch.setenv(HA_PROXY, haproxy)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        put_haproxy_in_front(SHIPPED.changed(**more), command, is_joining=is_joining)
+
+
+def test_callers_of_a_balancer_share_no_memory_with_the_service():
+    config = SHIPPED.changed(proxy_protocol=True, shared_memory="unproxied")
+    with pytest.raises(ConfigError, match="shared_memory and proxy_protocol"):
+        check_shared_memory(config, is_joining=False)

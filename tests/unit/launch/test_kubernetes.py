@@ -18,9 +18,9 @@ from app.launch.checks import METRICS_PORT
 from app.launch.config import ServeConfig
 from app.launch.haproxy import MAX_CONNECTIONS
 from app.launch.metrics_relay import LIVE_PATH
+from tests.support.client_environments import KSERVE
 from tests.support.command_line import options_of
 from tests.support.custom_resources import KINDS, kubernetes_parts
-from tests.support.kserve_environment import KSERVE
 from tests.support.manifests import FOLDERS, KUBERNETES, of_kind, pods, rendered
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")

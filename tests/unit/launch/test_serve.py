@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +133,8 @@ def none_set(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("OTEL_PROPAGATORS", "b3", "no propagator 'b3' is installed, but baggage, "),
-        ("OTEL_PROPAGATORS", "tracecontext, b3multi", "no propagator 'b3multi' is installed"),
+        ("OTEL_PROPAGATORS", "b4", "no propagator 'b4' is installed, but b3, b3multi, baggage, "),
+        ("OTEL_PROPAGATORS", "tracecontext, datadog", "no propagator 'datadog' is installed: "),
         ("OTEL_PYTHON_CONTEXT", "mine", "no context 'mine' is installed"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "a number of seconds is wanted, without a unit"),
         ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1m", "a number of seconds is wanted"),
@@ -157,10 +158,23 @@ def test_one_that_cannot_be_used(monkeypatch, name, value, says):
     assert name not in os.environ
 
 
+@pytest.mark.parametrize(("name", "extra"), [("b3", "b3"), ("b3multi", "b3"), ("xray", "xray")])
+def test_a_propagator_whose_extra_is_not_installed(monkeypatch, name, extra):
+    installed = entry_points(group="opentelemetry_propagator")
+    rest = EntryPoints(point for point in installed if point.name != name)
+    monkeypatch.setattr(serve, "entry_points", lambda group: rest)
+    monkeypatch.setenv("OTEL_PROPAGATORS", f"tracecontext,{name}")
+    (line,) = serve.leave_out_unusable()
+    assert line.endswith(
+        f"no propagator '{name}' is installed: pip install 'tandem-serve[{extra}]'"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("OTEL_PROPAGATORS", "tracecontext,baggage"),
+        ("OTEL_PROPAGATORS", "b3multi, xray"),
         ("OTEL_PROPAGATORS", "none"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "2.5"),
         ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "gzip"),

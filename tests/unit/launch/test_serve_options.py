@@ -71,6 +71,7 @@ VALUES = {name: (str(value), value) for name, value in AS_PRINTED.items()} | {
     "unload_after_s": ("60", 60.0),
     "set_weights": ("{imagenet: 2}", {"imagenet": 2.0}),
     "feedback": ("true", True),
+    "proxy_protocol": ("true", True),
 }
 NEEDS = {"sample_ratio": "sample_dir"}  # a setting that is refused without another
 
@@ -97,6 +98,18 @@ def test_a_flag_before_a_variable_before_the_file(monkeypatch, tmp_path):
     assert rows["max_files"]["source"] == "TANDEM_MAX_FILES"
     assert rows["cache_mib"]["source"] == str(config)
     assert rows["precision"]["source"] == rows["model_sets"]["source"] == "default"
+
+
+@pytest.mark.parametrize("name", ["AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT"])
+def test_a_hosts_port_unless_a_flag_or_our_variable_says_another(monkeypatch, name):
+    monkeypatch.setenv(name, "8080")
+    assert read_config(ServeOptions()).http.port == 8080
+    assert resolved(ServeOptions(), ())["port"] == {"value": 8080, "source": name}
+    assert read_config(ServeOptions(port=9000)).http.port == 9000
+    for wrong in ("http", "0", "65536", "8080.0", "٨"):
+        monkeypatch.setenv(name, wrong)
+        with pytest.raises(ConfigError, match=f"{name} is {wrong!r}: a port is wanted"):
+            read_config(ServeOptions())
 
 
 @pytest.mark.parametrize(

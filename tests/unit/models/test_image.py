@@ -292,7 +292,7 @@ def test_threads_share_the_function():
 
 def test_a_large_shrink_allocates_a_fraction_of_its_source():
     source = np.zeros((2400, 2400, 3), np.uint8)
-    axis = Axis(length=2400, scale=2400 / 64, offset=4, size=56)
+    axis = Axis(2400, 2400 / 64, offset=4, size=56, interpolation="bilinear", ends=(0, 2400))
     rows, columns = common_region([(axis, axis)])
     region = source[rows, columns]
     tracemalloc.start()

@@ -28,7 +28,7 @@ PHOTO_REDUCED_LARGEST, PHOTO_REDUCED_MEAN = 12, 0.7
 
 def check(data: bytes, rule: ImageRule, largest: int, mean: float) -> None:
     pixels = read_image(data, rule)
-    assert (pixels.shape, pixels.dtype) == ((rule.input_size, rule.input_size, 3), np.uint8)
+    assert (pixels.shape, pixels.dtype) == (rule.shape, np.uint8)
     got_largest, got_mean = images.difference(pixels, images.reference(data, rule))
     assert got_largest <= largest
     assert got_mean <= mean
@@ -99,6 +99,24 @@ def test_every_orientation_is_turned_upright(kind, orientation):
     data = images.with_orientation(images.make_scene(131, 90), kind, orientation)
     for rule in (ImageRule(57, 64), ImageRule(56, 56, "stretch")):
         check(data, rule, EXACT_LARGEST, EXACT_MEAN)
+
+
+RECTANGLES = (
+    ImageRule((40, 72), 80),
+    ImageRule((72, 40), 80),
+    ImageRule((40, 72), 72, "stretch"),
+    ImageRule((31, 96), 40),  # longer than a resized picture may be, which gets borders
+    ImageRule((96, 31), 40, interpolation="bicubic"),
+)
+
+
+@pytest.mark.parametrize("rule", RECTANGLES)
+@pytest.mark.parametrize("orientation", [*range(1, 9)])
+@pytest.mark.parametrize(("width", "height"), [(131, 90), (61, 200)])
+def test_rectangles_are_torchvisions(rule, orientation, width, height):
+    data = images.with_orientation(images.make_scene(width, height), "PNG", orientation)
+    largest = EXACT_LARGEST if rule.interpolation == "bilinear" else BICUBIC_LARGEST
+    check(data, rule, largest, EXACT_MEAN)
 
 
 @pytest.mark.parametrize("shrink", [0.5, 1.0, 1.46, 3.3, 7.9])

@@ -129,7 +129,8 @@ async def test_a_set_that_nobody_asks_for_is_let_go_and_loaded_when_asked(graph,
     assert {entry["state"] for entry in index} == {"READY"}
     reasons = [entry["reason"] for entry in index if entry["reason"]]
     assert reasons == ["not in memory; the next request has it loaded"] * 2
-    assert (await client.get("/v1/models")).json()["model_sets"] == [FIRST, SECOND]
+    described = (await client.get("/v1/models")).json()
+    assert described["model_sets"] == described["models"] == [FIRST, SECOND]
     answer = await classified(client, SECOND)
     assert answer.json()["predictions"][0]["label"] == labels_of("red")[SECOND]
     assert len(graph.stages.members) == 3

@@ -304,8 +304,8 @@ def test_the_gateways_observer_records_its_own_stages(exported, request_span):
 
 
 def blank(settings: Settings, count: int) -> np.ndarray:
-    size = load_model_set(settings.model_set).manifest.image.input_size
-    return np.zeros((count, size, size, 3), np.uint8)
+    rule = load_model_set(settings.model_set).manifest.image.rule
+    return np.zeros((count, *rule.shape), np.uint8)
 
 
 async def classify(settings: Settings, *requests: list[bytes]) -> None:

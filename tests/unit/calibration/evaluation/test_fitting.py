@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibration.commands import evaluate as command
+from calibration.commands import fit as command
 from calibration.datasets import LabelledImage
 from calibration.evaluation import fitting
 from calibration.evaluation.inference import AnsweredBatch
@@ -58,25 +58,72 @@ def test_an_image_is_in_one_part_and_its_copies_are_too(tmp_path: Path) -> None:
     assert fitting.part_of(tmp_path / "a.png") == fitting.part_of(tmp_path / "b.png")
 
 
-def test_the_lowest_bound_that_shows_the_share() -> None:
+def test_the_lowest_bound_that_shows_the_share(manifest: Manifest) -> None:
     confidence = np.float32(0.6) + np.float32(0.4) * np.arange(1000) / 1000
     truth = np.array([0 if p >= 0.8 or number % 2 else 1 for number, p in enumerate(confidence)])
     rows, truth = np.stack([confidence, 1 - confidence], axis=1).astype(np.float32), truth
     # Half of the images are right from 0.8 on; with x of those below (0.5 + x/2) / (0.5 + x) are.
     # Of 600 images 0.92 must be right to show 0.9 with 95 % confidence: x is 0.095, not 0.125.
-    bound = fitting.choose_bound(rows, truth, 0.9)
+    answers, none = fitting.Answers(rows, truth), fitting.Answers(rows[:0], truth[:0])
+    bound = fitting.choose_bound(answers, 0.9)
     assert bound == pytest.approx(0.8 - 0.4 * 0.095, abs=0.01)
-    assert fitting.choose_bound(rows, truth, 0.99) == pytest.approx(0.8, abs=0.003)
+    assert fitting.choose_bound(answers, 0.99) == pytest.approx(0.8, abs=0.003)
     assert bound is not None
-    sure = fitting.judged_bound(bound, rows, truth, 0.9)
+    of_these = rows_of(manifest, {"sure": rows, "unsure": rows}, truth)
+    sure = fitting.judged_bound(bound, answers, 0.9, of_these)
     assert sure.share == pytest.approx(0.595, abs=0.03)
     assert sure.right == pytest.approx(0.92, abs=0.02)
     low, high = sure.right_interval
     assert low < sure.right < high
-    assert fitting.judged_bound(0.999999, rows, truth, 0.9).right is None
-    assert fitting.judged_bound(0.5, rows[:0], truth[:0], 0.9) is None
-    assert fitting.choose_bound(rows[-40:], truth[-40:], 0.9) is None  # too few to show anything
-    assert fitting.choose_bound(rows, 1 - truth, 0.6) is None
+    assert fitting.judged_bound(0.999999, answers, 0.9, of_these).right is None
+    assert fitting.judged_bound(0.5, none, 0.9, of_these) is None
+    few = fitting.Answers(rows[-40:], truth[-40:])
+    assert fitting.choose_bound(few, 0.9) is None  # too few to show anything
+    assert fitting.choose_bound(fitting.Answers(rows, 1 - truth), 0.6) is None
+
+
+def test_wrong_answers_that_count_twice_raise_bound_and_temperature(manifest) -> None:
+    rows, truth = drawn(4000, 5)
+    answers = fitting.Answers(rows, truth)
+    once, twice = (fitting.choose_bound(answers, 0.8, weight) for weight in (1, 2))
+    assert once is not None
+    assert twice is not None
+    assert twice > once + 0.05
+    is_sure = rows.max(axis=1) >= twice
+    wrong = int((rows.argmax(axis=1) != truth)[is_sure].sum())
+    collected = rows_of(manifest, {"sure": rows, "unsure": rows}, truth)
+    collected.wrong_weight = 2.0
+    record = fitting.judged_bound(twice, answers, 0.8, collected)
+    expected = (is_sure.sum() - wrong) / (is_sure.sum() + wrong)
+    assert record.right == pytest.approx(expected, abs=1e-4)
+    assert record.right_interval[0] >= 0.8
+    assert record.wrong_weight == 2.0
+    assert fitting.fit_temperature(rows, truth, 2.0) > fitting.fit_temperature(rows, truth) + 0.1
+
+
+def test_few_foreign_images_reach_a_bound_and_others_say_how_many(manifest: Manifest) -> None:
+    """The first class of foreign images is from 0.5 to 0.9 likely: 5 % reach 0.88."""
+    rows, truth = drawn(6000, 4)
+    flat = np.full((2000, NUM_CLASSES), 0.0, np.float32)
+    flat[:, 0] = np.random.default_rng(1).uniform(0.5, 0.9, 2000)
+    flat[:, 1] = 1 - flat[:, 0]
+    foreign = rows_of(manifest, {"sure": flat, "unsure": flat}, np.full(2000, -1))
+    foreign.dataset = "others/all"
+    collected = rows_of(manifest, {"sure": rows, "unsure": rows}, truth)
+    alone = fitting.fit_trust(manifest, collected, 0.8).sure
+    collected.foreign = foreign
+    fitted = fitting.fit_trust(manifest, collected, 0.8)
+    assert alone.foreign is None
+    assert alone.probability < 0.8
+    for record in (fitted.sure, *(subset.sure for subset in fitted.trust)):
+        assert record.probability == pytest.approx(0.88, abs=0.012)
+        assert record.foreign.share == pytest.approx(0.05, abs=0.02)
+        assert record.foreign.interval[0] < record.foreign.share < record.foreign.interval[1]
+        assert record.foreign.num_images == foreign.mask("judge").sum()
+        assert record.foreign.dataset == "others/all"
+    collected.foreign = rows_of(manifest, {"sure": flat[:9], "unsure": flat[:9]}, truth[:9])
+    with pytest.raises(ModelSetError, match=r"--foreign has 9 images: .* at least 200"):
+        fitting.fit_trust(manifest, collected, 0.8)
 
 
 @settings(max_examples=60, deadline=None, database=None)

@@ -185,6 +185,23 @@ def test_members_may_take_different_sizes(nets, into):
     assert manifest.inputs.num_bytes == 3 * (16 * 16 + 8 * 8)
 
 
+@cases(
+    "options, record, says",
+    ({"resize": "letterbox"}, {"fill": 114}, "with borders of 114 resized to 16 px"),
+    ({"resize": "letterbox", "fill": 0}, {}, "with borders of 0 resized to 16 px"),
+    ({"resize": "smart_resize"}, {}, "cropped and resized to 16 px"),
+    ({"resize": "squash"}, {"resize_shorter": 18}, "stretched to 18 px and cropped to 16"),
+    ({"resize": "squash", "resize_shorter": 20}, {"resize_shorter": 20}, "stretched to 20 px"),
+)
+def test_a_resize_rule_is_kept_and_said(nets, into, options, record, says):
+    said = list[str]()
+    new = new_set(nets, options=MemberOptions(**options))
+    made = add_set(new, into, say=lambda *facts: said.append(facts[1]))
+    fields = {"input_size": 16, "resize_shorter": 16, "resize": options["resize"]} | record
+    assert made.manifest.image == ImageRecord.model_validate(fields)
+    assert all(f"pictures {says}" in facts for facts in said)
+
+
 def test_a_set_that_is_there_is_replaced_only_if_asked_for(nets, into):
     add_set(new_set(nets), into)
     again = new_set(nets, members=[("b", nets / "b.xml")], description="again")

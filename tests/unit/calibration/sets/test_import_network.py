@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openvino import opset13 as ops
 from openvino import opset15
+from PIL import Image
 
 from calibration.sets.files import check_file
 from calibration.sets.import_network import Imported, import_network, make_weights_symmetric
@@ -24,7 +25,7 @@ from tests.support.cases import cases
 SIDE = 8
 MATRIX = np.array([[3, -1, 0, 1], [0, 2, -2, 1], [1, 0, 4, -1]], np.float32)  # channel -> class
 PLAIN = Normalisation((0.0, 0.0, 0.0), (255.0, 255.0, 255.0), "BGR")
-IMAGENET = Normalisation()
+IMAGENET, GREY = Normalisation(), Normalisation((33.0,) * 3, (70.0,) * 3)
 IMAGES = np.random.default_rng(7).integers(0, 256, (4, SIDE, SIDE, 3)).astype(np.uint8)
 
 
@@ -34,11 +35,16 @@ def save(model: ov.Model, folder: Path) -> Path:
 
 
 def classifier(shape, end="logits", kind=ov.Type.f32, channels=1):
-    """Classes are a matrix times the mean colour; ``channels``: which dimension they are."""
+    """Classes are a matrix times the mean colour, whose dimension is ``channels``; 0: no such."""
     pixels = ops.parameter(shape, kind, name="pixels")
-    sides = [d for d in (1, 2, 3) if d != channels]
     floats = pixels if kind == ov.Type.f32 else ops.convert(pixels, "f32")
-    logits = ops.matmul(ops.reduce_mean(floats, np.array(sides), False), MATRIX, False, False)
+    if not channels:
+        channels, floats = 3, ops.unsqueeze(floats, np.array([3]))
+    sides = [d for d in (1, 2, 3) if d != channels]
+    means, matrix = ops.reduce_mean(floats, np.array(sides), False), MATRIX
+    if (num := floats.get_output_partial_shape(0)[channels]).is_static:
+        matrix = MATRIX[: num.get_length()]
+    logits = ops.matmul(means, matrix, False, False)
     return ov.Model([ending(logits, end)], [pixels], "classifier")
 
 
@@ -100,7 +106,7 @@ def close(imported, wanted, atol=1e-5):
 )
 def test_layout_size_and_ending_are_found(tmp_path, shape, end, channels, input_size):
     imported = read(save(classifier(shape, end, channels=channels), tmp_path), input_size, IMAGENET)
-    assert (imported.input_size, imported.num_classes, imported.precision) == (SIDE, 4, "FP16")
+    assert (imported.form.size, imported.num_classes, imported.precision) == (SIDE, 4, "FP16")
     assert imported.network.input().element_type == ov.Type.u8
     assert imported.network.input().partial_shape == ov.PartialShape(PIXELS)
     assert imported.network.output().partial_shape == ov.PartialShape([-1, 4])
@@ -158,6 +164,47 @@ def test_pixels_are_taken_in_the_networks_own_order_and_layout(tmp_path, order, 
     path = save(classifier(shape, kind=ov.Type.u8, channels=channels), tmp_path)
     imported = read(path, None, IMAGENET, pixel_order=order)
     close(imported, expected(Normalisation((0.0,) * 3, (1.0,) * 3, order)))
+
+
+WIDE = np.random.default_rng(8).integers(0, 256, (4, SIDE, 2 * SIDE, 3)).astype(np.uint8)
+
+
+def of_grey(how: Normalisation, images: np.ndarray) -> np.ndarray:
+    """Return what a classifier of one channel answers to Pillow's grey of these images."""
+    grey = np.stack([Image.fromarray(image[..., ::-1]).convert("L") for image in images])
+    values = (grey.astype(np.float64) - how.mean[0]) / how.scale[0]
+    return softmax(values.mean(axis=(1, 2))[:, None] @ MATRIX[:1])
+
+
+@cases(
+    "shape, channels, size",
+    ([-1, 1, SIDE, 2 * SIDE], 1, None),
+    ([1, 1, SIDE, 2 * SIDE], 1, None),
+    ([-1, SIDE, 2 * SIDE, 1], 3, None),
+    ([-1, -1, -1, 1], 3, (SIDE, 2 * SIDE)),
+    ([-1, SIDE, 2 * SIDE], 0, None),
+    ([1, SIDE, 2 * SIDE], 0, None),
+    ([-1, -1, 2 * SIDE], 0, (SIDE, 2 * SIDE)),
+)
+@pytest.mark.parametrize("kind", [ov.Type.f32, ov.Type.u8, ov.Type.i8])
+def test_a_grey_network_gets_pillows_grey(tmp_path, shape, channels, size, kind):
+    how = {ov.Type.f32: GREY, ov.Type.u8: RAW, ov.Type.i8: Normalisation((128.0,) * 3, (1.0,) * 3)}
+    model = classifier(shape, kind=kind, channels=channels)
+    imported = read(save(model, tmp_path), size, how[kind])
+    assert (imported.form.size, imported.form.channels) == ((SIDE, 2 * SIDE), 1)
+    assert ("grey" in imported.facts, imported.doubt) == (True, None)
+    found = CompiledNetwork(imported.network, RuntimeOptions(batch_sizes=(4,))).predict(WIDE)
+    np.testing.assert_allclose(found, of_grey(how[kind], WIDE), atol=1e-4)
+
+
+@cases("shape, channels", ([-1, 3, SIDE, 2 * SIDE], 1), ([-1, SIDE, 2 * SIDE, 3], 3))
+def test_a_rectangle_is_taken_as_height_and_width(tmp_path, shape, channels):
+    path = save(classifier(shape, channels=channels), tmp_path)
+    imported = read(path, None, IMAGENET)
+    assert imported.form.size == (SIDE, 2 * SIDE)
+    np.testing.assert_allclose(answers(imported, WIDE), expected(IMAGENET, WIDE), atol=1e-5)
+    with pytest.raises(ModelSetError, match="it takes 8x16 px, --input-size says 16x8"):
+        read(path, (2 * SIDE, SIDE), IMAGENET)
 
 
 def test_int8_pixels_are_the_usual_ones_less_128(tmp_path):
@@ -233,15 +280,17 @@ def two_inputs() -> ov.Model:
 
 @cases(
     "model, options, says",
-    (of_planes(lambda m: m, [-1, 1, SIDE, SIDE]), {}, "no side is 3 channels: a member takes"),
-    (of_planes(lambda m: m, [-1, 4, SIDE, SIDE]), {}, "no side is 3 channels"),
-    (classifier([-1, 3, SIDE, 2 * SIDE]), {}, "a member takes squares"),
+    (
+        of_planes(lambda m: m, [-1, 1, SIDE, SIDE]),
+        {"how": IMAGENET},
+        "takes grey pictures of 8 px.*say --mean and --scale",
+    ),
+    (of_planes(lambda m: m, [-1, 4, SIDE, SIDE]), {}, "no side is 3 or 1 channels"),
     (classifier([-1, 3, -1, -1]), {}, "its size is open, so say --input-size"),
     (classifier(PLANES, "squeezed"), {}, "a shape that changes with the number of images"),
     (classifier(PLANES, "one row"), {}, "whatever the number of images"),
     (classifier(PLANES, "flat"), {}, r"answers \[16,2\] to four images"),
     (classifier(PLANES, "map"), {}, r"gives \[\?,4,1,2\]; a member .* are no classifiers"),
-    (folded([-1, SIDE, 2 * SIDE, 3], "probabilities"), {}, "a member takes squares"),
     (folded(PIXELS, "one row"), {}, "whatever the number of images"),
     (folded(PIXELS, "squeezed"), {}, "a shape that changes"),
     (folded([-1, -1, -1, 3], "probabilities"), {}, "say --input-size"),
@@ -279,7 +328,7 @@ def test_a_size_that_the_layers_cannot_take_is_refused(tmp_path):
     for size, says in ((16, r"answers \[16,4\] to four images"), (10, "cannot take four images")):
         with pytest.raises(ModelSetError, match=says):
             read(path, size, PLAIN)
-    assert read(path, SIDE, PLAIN).input_size == SIDE
+    assert read(path, SIDE, PLAIN).form.size == SIDE
 
 
 @pytest.mark.parametrize("name", ["net.txt", "net.xml", "net.tflite", "net", "net.onnx"])
@@ -293,7 +342,7 @@ def test_a_text_is_no_network(tmp_path, capfd, name):
 
 
 def test_what_is_not_there(tmp_path):
-    for path, says in ((tmp_path / "net.xml", "cannot read .*/net.xml"), (tmp_path, "cannot read")):
+    for path, says in ((tmp_path / "net.xml", "cannot read .*/net.xml"), (tmp_path, "is a folder")):
         with pytest.raises(ModelSetError, match=says):
             read(path, None, PLAIN)
     path = save(USUAL, tmp_path)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.sets.input import rows_alike, set_shape, trial_images
+from calibration.sets.input import InputForm, rows_alike, set_shape, trial_images
 from models.errors import ModelSetError
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.drawn_networks import FAULTS, SIZE, random_model
@@ -48,4 +48,4 @@ def test_an_error_without_text_is_named_by_its_kind():
 
     model: Any = Shapeless()
     with pytest.raises(ModelSetError, match=r"net\.onnx cannot take 8 px: RuntimeError"):
-        set_shape(model, Path("net.onnx"), "NCHW", 8, None)
+        set_shape(model, Path("net.onnx"), InputForm(8))
