@@ -189,7 +189,7 @@ $(VENV)/.kserve: $(VENV)/.test
 	$(VENV)/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
 	@touch $@
 
-# OpenVINO Model Server's client and MLServer, which wants another protobuf than KServe's clients.
+# OpenVINO Model Server's client, and MLServer, which wants an older Starlette than KServe's.
 $(VENV)/.neighbours: $(VENV)/.test
 	$(PYTHON) -m venv $(VENV)/neighbours
 	$(VENV)/neighbours/bin/pip install --quiet --disable-pip-version-check \

@@ -48,7 +48,7 @@ _V1 = ["/v1/models/{model_name}", "/v1/models/{model_name}/versions/{model_versi
 _CUDA = ["/v2/cudasharedmemory", "/v2/cudasharedmemory/region/{region_name}"]
 READS = {
     "POST": "/v1/classify /invocations /v2/repository/index "
-    + "".join(f"{name}:predict " for name in _V1)
+    + "".join(f"{name} {name}:predict " for name in _V1)
     + " ".join([f"{_CUDA[1]}/register", *(f"{p}/unregister" for p in _CUDA)])
     + "".join(f" {name}/infer" for name in _NAME),
     "GET": "/ /docs /openapi.json /page/{name} /docs/assets/{name} /healthz /readyz /ping /v2 "

@@ -246,7 +246,7 @@ def _notes(row: ClassifiedFile) -> Iterator[str]:
     if differing := _differing(row):
         yield ", ".join(f"{name} {opinion}" for name, opinion in differing.items())
     if skipped := row.get("skipped_members"):  # by the fast plan
-        yield f"{', '.join(row['members'])} was sure; not asked: {', '.join(skipped)}"
+        yield f"{', '.join(row['members'])} was likely enough; not asked: {', '.join(skipped)}"
     if missing := row.get("missing_members"):
         why = ", ".join(f"{name} ({reason})" for name, reason in missing.items())
         yield f"degraded, without {why}"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
-from pydantic.json_schema import SkipJsonSchema
+from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
 
 from app.settings import Settings
 from models.image import Size
@@ -14,6 +14,14 @@ from models.manifest import MemberRecord
 from models.model_set import ModelSet
 from models.plan import PlanName
 from models.record import Precision, RuntimeName
+
+# OpenAPI 3.0 has no tuples.
+SIZES = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+SERVED_SIZE = {
+    "anyOf": [{"type": "integer"}, SIZES],
+    "description": "px: the side of a square, or height and width",
+}
+ServedSize = Annotated[Size, WithJsonSchema(SERVED_SIZE)]
 
 
 @dataclass(slots=True)
@@ -30,7 +38,7 @@ class ServedMember:
 
     name: str
     precision: str
-    input_size: Size  # px: the side of a square, or height and width
+    input_size: ServedSize
     weight: float
     source: str
     runtime: ServedRuntime
@@ -57,7 +65,7 @@ class ServedModels:
         float | SkipJsonSchema[None],
         Field(description="multi_label sets only: labels with at least this score are listed"),
     ] = None
-    input_size: Annotated[Size, Field(description="px: the side of a square, or height and width")]
+    input_size: ServedSize
     resize_shorter: Annotated[
         int,
         Field(
@@ -86,7 +94,8 @@ class ServedModels:
         dict[str, Any] | SkipJsonSchema[None],
         Field(
             description="the probability from which on an answer is sure; the share of sure "
-            "answers and their accuracy, on images that it was not chosen by"
+            "answers and their accuracy, on images that it was not chosen by (measured_on), and "
+            "how many images of other classes are sure (foreign)"
         ),
     ] = None
     plan: Annotated[

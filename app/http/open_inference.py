@@ -264,6 +264,11 @@ def add_predict(api: FastAPI, inference: Inference) -> None:
         names, asked = (model_name, model_version), Prediction()
         return await _answered(inference, request, names, asked.parse, asked.render)
 
+    @api.post(V1_PATH, include_in_schema=False)
+    @api.post(V1_VERSION, include_in_schema=False)
+    async def other_verb() -> None:  # as :classify and :explain
+        raise HTTPException(405, "POST is for NAME:predict alone", {"allow": "GET, HEAD"})
+
     # Other bodies come to ClassifyRoute.
     kinds = ("image/jpeg", "image/png", "application/octet-stream")
     content: dict[str, Any] = dict.fromkeys(kinds, BINARY)

@@ -321,12 +321,8 @@ def _parts(
     )
 
 
-def _bound(
-    rows: Rows, choose: Answers, judge: Answers, target: float, otherwise: float | None = None
-) -> SureRecord | None:
-    """Return the bound of ``choose``, or another if it shows none, as it is judged."""
+def _bound(rows: Rows, choose: Answers, judge: Answers, target: float) -> SureRecord | None:
     bound = choose_bound(choose, target, rows.wrong_weight)
-    bound = otherwise if bound is None else bound
     return None if bound is None else judged_bound(bound, judge, target, rows)
 
 
@@ -338,7 +334,7 @@ def with_bounds(plan: PlanRecord, rows: Rows, target: float) -> PlanRecord:
     """Return a plan with a bound for the answers of each of its steps, and one of answer sets.
 
     A step with too few answers takes the bound of all the plan's answers. Without one either no
-    answer of it is sure.
+    answer of it is sure. Foreign images choose that of all answers, and no step's is lower.
     """
     foreign, other = rows.foreign, None
     own, at = by_plan(plan, rows.members, rows.weights)
@@ -351,8 +347,10 @@ def with_bounds(plan: PlanRecord, rows: Rows, target: float) -> PlanRecord:
     of_all = NEVER if of_all is None else of_all
     judge_at, steps = at[rows.mask("judge")], []
     for number, step in enumerate(plan.steps):
-        parts = _parts(rows, answers, at == number, other_at == number)
-        sure = _bound(rows, *parts, target, of_all)
+        chosen, judged = _parts(rows, answers, at == number, other_at == number)
+        bound = choose_bound(chosen._replace(foreign=None), target, rows.wrong_weight)
+        bound = of_all if bound is None else bound if other is None else max(bound, of_all)
+        sure = judged_bound(bound, judged, target, rows)
         share = round(float((judge_at == number).mean()), 4)
         steps.append(step.model_copy(update={"sure": sure, "share": share}))
     update = {"steps": tuple(steps), "answer_set": _answer_set(choose, judge)}

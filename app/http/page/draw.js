@@ -4,6 +4,7 @@
 const LISTED_CLASSES = 30;
 const NUM_GHOSTS = 5;
 const NUM_HUES = 4;
+const NUMBERS = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"];
 
 export const byId = (id) => document.getElementById(id);
 const $ = byId;
@@ -45,7 +46,8 @@ export function phase(name, headline, verdict) {
   $("answer").setAttribute("aria-busy", isPending);
   $("headline").textContent = headline;
   $("verdict").textContent = verdict;
-  $("share").textContent = $("problem").textContent = "";
+  for (const id of ["among", "share", "problem", "elsewhere"]) $(id).textContent = "";
+  $("others").replaceChildren();
   $("degraded").hidden = $("retry").hidden = $("key-form").hidden = true;
   $("bars").replaceChildren(...Array.from({ length: NUM_GHOSTS }, () => make("li", "ghost", make("span", "track"))));
   $("details").classList.toggle("stale", isPending);
@@ -85,11 +87,14 @@ export function askForKey(message) {
 /**
  * Draws one answer: the ensemble's and each member's classes, and the time it took.
  * @param {object} result one answer of POST /v1/classify
- * @param {{name: string, precision?: string}[]} roster the members of the served set, in its order
+ * @param {?object} served what /v1/models says of the set
+ * @param {(name: string) => void} onSet takes another set
  */
-export function answer(result, roster) {
-  const headline = named(result);
-  phase("done", headline, verdict(result));
+export function answer(result, served, onSet) {
+  const roster = served?.members ?? [];
+  phase("done", named(result), verdict(result));
+  $("among").textContent = among(result, served);
+  if (result.sure === false) elsewhere(served, onSet);
   if ("sure" in result) $("answer").dataset.sure = result.sure;
   $("share").textContent = share(result);
   $("bars").replaceChildren(...result.predictions.map(bar));
@@ -98,7 +103,7 @@ export function answer(result, roster) {
   timeline(result.timings_ms, roster);
   $("request-id").textContent = result.request_id;
   $("details").hidden = false;
-  announce(`${[headline, $("share").textContent].filter(Boolean).join(", ")}. ${$("verdict").textContent} ${$("degraded").textContent}`);
+  announce(`${[$("among").textContent + $("headline").textContent, $("share").textContent].filter(Boolean).join(", ")}. ${$("verdict").textContent} ${$("degraded").textContent}`);
 }
 
 /** How likely the headline is; of several labels, or none, the bars say it. */
@@ -106,11 +111,31 @@ function share({ predictions, threshold }) {
   return threshold === undefined || predictions.length === 1 ? percent(predictions[0].probability) : "";
 }
 
-/** The first label, if need be with a doubt; of a multi-label set (its answers have a threshold) all, or that there is none. */
-function named({ predictions, threshold, sure }) {
-  if (sure === false) return `Not sure: perhaps ${predictions[0].label}`;
+/** The first label; of a multi-label set (its answers have a threshold) all, or that there is none. */
+function named({ predictions, threshold }) {
   if (threshold === undefined) return predictions[0].label;
   return predictions.map(({ label }) => label).join(", ") || "No label";
+}
+
+const inWords = (count) => NUMBERS[count] ?? count.toLocaleString("en");
+
+/** What stands before the label: whether the answer is sure, and of a set of few classes how many these are. */
+function among({ sure, threshold }, served) {
+  const isFew = served && threshold === undefined && served.labels.length <= LISTED_CLASSES;
+  if (sure === false) return isFew ? `Not sure, one of ${inWords(served.labels.length)}: ` : "Not sure, perhaps: ";
+  return isFew ? `One of ${inWords(served.labels.length)}: ` : "";
+}
+
+/** Offers the service's other sets for a picture that this one is not sure of, or else says how to get more classes. */
+function elsewhere(served, onSet) {
+  const others = (served?.model_sets ?? []).filter((name) => name !== served.model_set);
+  $("elsewhere").textContent = others.length ? "Is it something else? Other sets know other classes:" : (served?.hint ?? "");
+  $("others").replaceChildren(...others.map((name) => {
+    const button = make("button", "", `Ask ${name}`);
+    button.type = "button";
+    button.addEventListener("click", () => onSet(name));
+    return button;
+  }));
 }
 
 function verdict({ members, agreement, skipped_members: skipped, threshold, reason }) {
@@ -118,7 +143,7 @@ function verdict({ members, agreement, skipped_members: skipped, threshold, reas
   if (skipped?.length) {
     const why = reason === "load" ? " The service is busy, so it asks fewer." : "";
     const [was, were] = [names.join(" and "), skipped.join(" and ")];
-    return `${was} ${names.length > 1 ? "were" : "was"} sure; ${were} ${skipped.length > 1 ? "were" : "was"} not asked.${why}`;
+    return `The answer of ${was} was likely enough; ${were} ${skipped.length > 1 ? "were" : "was"} not asked.${why}`;
   }
   if (names.length < 2) return "";
   if (agreement) return names.length === 2 ? "Both members agree." : `All ${names.length} members agree.`;
@@ -243,7 +268,8 @@ function cardText(result) {
     return [bar, make("span", "aside", "Waiting")];
   }
   if (result.error) return [make("span", "wrong", result.error.message)];
-  const said = make("span", "said", make("span", "label", named(result)), make("span", "percent", share(result)));
+  const doubt = result.sure === false ? "Not sure: perhaps " : "";
+  const said = make("span", "said", make("span", "label", doubt + named(result)), make("span", "percent", share(result)));
   return [said, make("span", "aside", result.degraded ? "Degraded answer." : verdict(result))];
 }
 
@@ -256,8 +282,12 @@ export function classes({ model_set, labels, hint, ...served }) {
   $(isShort ? "labels" : "all-labels").replaceChildren(...labels.map((label) => make("li", "", label)));
   $("labels").hidden = !isShort;
   $("more").hidden = isShort;
-  $("forced").hidden = served.task === "multi_label";
+  const isForced = served.task !== "multi_label";
+  $("caveat").hidden = !isForced;
+  $("forced").textContent = isForced ? `The answer is one of the set's ${inWords(labels.length)} classes, whatever the picture shows.` : "";
+  $("averaged").hidden = !isForced || served.members.length < 2 || Boolean(served.combine);
   say("accuracy", accuracyText(served));
+  say("sure", sureText(served));
   say("hint", hint ?? "");
 }
 
@@ -300,7 +330,16 @@ function accuracyText({ accuracy = [], members = [], verified }) {
   return `Right in ${percent(score.top1)} of ${record.num_images} photographs it had not seen (${low} to ${high}).${lost}`;
 }
 
+/** Returns what a sure answer is worth, and on which images that was measured. */
+function sureText({ sure }) {
+  if (!sure?.right) return "";
+  const on = sure.measured_on ? ` (${sure.measured_on})` : "";
+  const counted = sure.wrong_weight > 1 ? `, each wrong answer counted ${sure.wrong_weight} times` : "";
+  const others = sure.foreign && ` Of ${sure.foreign.num_images} images of other classes ${percent(sure.foreign.share)} are sure too.`;
+  return `Sure: ${percent(sure.share)} of the answers to ${sure.num_images} images${on}, ${percent(sure.right)} of them right${counted}.${others ?? ""}`;
+}
+
 export function noClasses(message) {
   $("classes").textContent = message;
-  for (const id of ["labels", "more", "forced", "accuracy", "hint"]) $(id).hidden = true;
+  for (const id of ["labels", "more", "caveat", "accuracy", "sure", "hint"]) $(id).hidden = true;
 }

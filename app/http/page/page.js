@@ -133,7 +133,7 @@ function select(chosen) {
   draw.cards(state.items, chosen, openAnswer);
   const { error } = item.result;
   if (error) draw.failure(PASSING[error.status] ?? "No answer for this", error.message);
-  else draw.answer(item.result, state.models?.members ?? []);
+  else draw.answer(item.result, state.models, askSet);
   draw.sent(item);
 }
 
@@ -187,6 +187,12 @@ async function useSet() {
   for (const item of state.items) delete item.result; // of the set before
   if (state.items.length) await classify();
   else await loadModels();
+}
+
+/** Asks another set about the pictures, as if it had been chosen from the list. */
+function askSet(name) {
+  $("model-set").value = name;
+  return useSet();
 }
 
 async function begin() {

@@ -45,9 +45,9 @@ def test_disagreement_and_a_lost_member_are_said(open_page, photo_file):
 
 def test_an_answer_that_is_not_sure_says_so_by_word_and_colour(open_page, photo_file):
     page, colors = open_page(), []
-    for sure, headline in ((False, "Not sure: perhaps tench"), (True, "tench")):
+    for sure, headline in ((False, "Not sure, one of ten: tench"), (True, "One of ten: tench")):
         answered(page, an_answer(sure=sure), photo_file)
-        expect(page.locator("#headline")).to_have_text(headline)
+        expect(page.locator(".headline")).to_have_text(f"{headline} 75.0%")
         expect(page.get_by_role("status")).to_contain_text(f"{headline}, 75.0%")
         of_bar = "getComputedStyle(document.querySelector('#bars .fill')).backgroundColor"
         of_text = "getComputedStyle(document.querySelector('#headline')).color"
@@ -57,13 +57,57 @@ def test_an_answer_that_is_not_sure_says_so_by_word_and_colour(open_page, photo_
     assert of_doubt != of_ink
 
 
-def test_a_member_that_answered_alone_is_said_to_have_been_sure(open_page, photo_file):
+def test_an_answer_that_is_not_sure_offers_the_other_sets_or_says_how_to_get_one(
+    open_page, photo_file
+):
+    sets = {"labels": ["tench", "church"], "members": [], "hint": "fetch imagenet"}
+    first = sets | {"model_set": "first", "model_sets": ["first", "thousand"]}
+    page = open_page(prepare=lambda page: fulfil(page, "/v1/models*", first))
+    expect(page.locator("#forced")).to_contain_text("one of the set's two classes, whatever")
+    answered(page, an_answer(sure=True), photo_file)
+    expect(page.locator("#others button")).to_have_count(0)
+    expect(page.locator("#elsewhere")).to_be_hidden()
+    answered(page, an_answer(sure=False), photo_file)
+    offer = page.get_by_role("button", name="Ask thousand")
+    expect(offer).to_be_visible()
+    expect(page.locator("#others button")).to_have_count(1)
+    page.unroute_all()
+    labels = [f"class {number}" for number in range(1000)]
+    fulfil(page, "/v1/models*", first | {"model_set": "thousand", "labels": labels})
+    fulfil(page, "/v1/classify*", an_answer(sure=False))
+    with page.expect_request("**/v1/classify*model_set=thousand*"):
+        offer.click()
+    expect(page.locator(".headline")).to_contain_text("Not sure, perhaps: tench")
+    expect(page.locator("#forced")).to_contain_text("1,000 classes")
+    expect(page.get_by_role("button", name="Ask first")).to_be_visible()
+
+    page.unroute_all()
+    alone = open_page(
+        prepare=lambda page: fulfil(page, "/v1/models*", sets | {"model_set": "first"})
+    )
+    answered(alone, an_answer(sure=False), photo_file)
+    expect(alone.locator("#elsewhere")).to_have_text("fetch imagenet")
+
+
+def test_the_page_says_on_what_sure_was_measured(open_page):
+    foreign = {"dataset": "b", "num_images": 500, "share": 0.036, "interval": [0.02, 0.05]}
+    sure: dict[str, object] = {"share": 0.4, "num_images": 750, "right": 0.97}
+    sure |= {"measured_on": "pets/val", "wrong_weight": 2.0, "foreign": foreign}
+    models = {"model_set": "a", "labels": ["tench", "church"], "members": [], "sure": sure}
+    page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
+    expect(page.locator("#sure")).to_have_text(
+        "Sure: 40.0% of the answers to 750 images (pets/val), 97.0% of them right, each wrong "
+        "answer counted 2 times. Of 500 images of other classes 3.6% are sure too."
+    )
+
+
+def test_a_member_that_answered_alone_is_named(open_page, photo_file):
     members = an_answer()["members"]
     del members["densenet169"]
     alone = an_answer(members=members, skipped_members=["densenet169"])
     page = open_page()
     answered(page, alone, photo_file)
-    says = "resnet50 was sure; densenet169 was not asked."
+    says = "The answer of resnet50 was likely enough; densenet169 was not asked."
     expect(page.locator("#verdict")).to_have_text(says)
     expect(page.get_by_role("status")).to_contain_text(says)
     expect(page.locator("#degraded")).to_be_hidden()

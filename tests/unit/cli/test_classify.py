@@ -47,7 +47,7 @@ def test_loopback_is_asked_without_a_proxy(server, proxy, tmp_path):
 
 @cases(
     "fields, note",
-    ({"skipped_members": ["b", "c"]}, "a was sure; not asked: b, c"),
+    ({"skipped_members": ["b", "c"]}, "a was likely enough; not asked: b, c"),
     ({"sure": False}, "not sure: tench"),
     ({"degraded": True, "missing_members": {"b": "late"}}, "degraded, without b (late)"),
     ({"sure": True}, ""),

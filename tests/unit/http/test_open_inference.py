@@ -517,7 +517,9 @@ async def test_a_model_says_that_it_is_ready(graph, client):
             assert answer == ready | {"model_version_status": versions}
     text = error_of(await client.get("/v1/models/imagenett"), 404)
     assert "no model 'imagenett' is served; there are imagenette, imagenette.resnet50" in text
-    error_of(await client.post("/v1/models/imagenette", json={}), 405)
+    for path in ("imagenette", "imagenette:explain", "imagenette/versions/1:classify"):
+        refused = error_of(await client.post(f"/v1/models/{path}", json={}), 405)
+        assert "POST is for NAME:predict alone, use GET, HEAD" in refused
 
     async def not_ready() -> None:
         raise NotReadyError("densenet169 is starting")
