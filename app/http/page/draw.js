@@ -297,7 +297,7 @@ export function examples(pictures, onChoose) {
   const buttons = pictures.map(([label, file]) => {
     const picture = make("img");
     picture.alt = label;
-    picture.width = picture.height = 72;
+    picture.width = picture.height = 52;
     picture.src = `page/${file}`;
     const button = make("button", "example", picture);
     button.type = "button";
