@@ -15,7 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from models.ensemble import AnswerRule, Prediction, Probabilities, reaches
 from models.errors import TandemError
-from models.network import Pixels
+from models.network import Features, Pixels
 from models.plan import PLAIN, PlanName, Trust
 
 logger = logging.getLogger("ray.serve")
@@ -72,6 +72,7 @@ class MemberAnswer(NamedTuple):
     infer_ms: tuple[float, ...]  # of the batch that the image was in
     batch_size: tuple[int, ...]
     model_set_fingerprint: str
+    features: Features | None = None  # (K, F) float32, if they were asked for
 
     def rows(self, positions: Sequence[int]) -> "MemberAnswer":
         """Return the answer for some of the images."""
@@ -81,6 +82,7 @@ class MemberAnswer(NamedTuple):
             tuple(self.infer_ms[i] for i in positions),
             tuple(self.batch_size[i] for i in positions),
             self.model_set_fingerprint,
+            None if self.features is None else self.features[positions],
         )
 
 
@@ -206,6 +208,11 @@ class Classified:
         list[Prediction] | SkipJsonSchema[None],
         Field(description="classes that hold the right one in 95 % of cases, likeliest first"),
     ] = None
+    # (F,) float32; left out unless the request asked for it.
+    embedding: Annotated[
+        list[float] | SkipJsonSchema[None],
+        Field(description="the pooled features of the member that embedding names, float32"),
+    ] = None
     plan: Annotated[
         PlanName,
         Field(description="full: every member was asked; fast: by the set's fast plan, in steps"),
@@ -298,12 +305,13 @@ class Ready:
 def as_json(answer: Classified | Results | ErrorAnswer) -> bytes:
     """Return an answer as UTF-8 JSON; fields of an image's answer that are None are left out."""
     if isinstance(answer, Classified):
-        return orjson.dumps(answer_values(answer))
+        return orjson.dumps(answer_values(answer), option=orjson.OPT_SERIALIZE_NUMPY)
     if isinstance(answer, Results):
         rows = [
             answer_values(row) if isinstance(row, Classified) else row for row in answer.results
         ]
-        return orjson.dumps({"results": rows, "request_id": answer.request_id})
+        values = {"results": rows, "request_id": answer.request_id}
+        return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     return orjson.dumps(answer)
 
 
@@ -361,6 +369,7 @@ def classified(
     *,
     is_cached: bool = False,
     probabilities: Probabilities | None = None,
+    embedding: Features | None = None,
     plan: PlanName = "full",
     asked: Sequence[str] = (),
     reason: str | None = None,
@@ -381,6 +390,7 @@ def classified(
         sure=combined.sure,
         no_sure=combined.no_sure,
         answer_set=combined.answer_set,
+        embedding=embedding,  # type: ignore[arg-type]  # orjson renders it as a list
         plan=plan,
         asked=list(asked) or None,
         reason=reason,

@@ -28,6 +28,7 @@ from app.settings import Settings
 from app.stages.own_functions import check_functions
 from app.traffic.control import accuracy_warnings, first_split, loaded_sets
 from app.traffic.plan import Plan, TrafficBook
+from models.image_colors import check_can_convert
 from models.machine import check_installed
 from models.model_set import ModelSet
 from models.stores import is_url, split_version
@@ -42,6 +43,7 @@ def build(settings: Settings) -> Application:
         logger.warning(warning)
     answer_timeout_s(settings)  # or it says why not
     check_redis_client(settings.cache)
+    check_can_convert(settings.icc_profiles)
     check_sample_store(settings.sample_dir)
     regions_of(is_on=bool(settings.shared_memory))  # the same
     model_sets = loaded_sets(settings)

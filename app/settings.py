@@ -1,8 +1,4 @@
-"""All settings of a service, the checks between them, and the settings of each of its sets.
-
-Their groups are model sets and versions, limits on requests, and records that are kept: samples,
-feedback and traces.
-"""
+"""All settings of a service, the checks between them, and the settings of each of its sets."""
 
 import platform
 from pathlib import Path
@@ -30,6 +26,7 @@ from app.setting_values import (
 )
 from models.files import user_folder
 from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
+from models.image_colors import IccProfiles
 from models.model_set import ModelSet, load_model_set, search_path
 from models.plan import PlanName
 from models.record import Precision, Weight
@@ -346,6 +343,9 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
         le=60,
         description="how long an answer waits for the remaining members once enough have answered",
     )
+    icc_profiles: IccProfiles = Field(
+        "ignore", description="convert: wide-gamut pictures become sRGB, by the extra color"
+    )
     preprocess: FunctionName = Field(
         None,
         description="your own function between the Decoder and the members, from pixels to "
@@ -472,8 +472,7 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
     def of_each_set(self) -> list["Settings"]:
         """Return the settings of each set's graph, in the order of the sets.
 
-        A Gateway's limits of requests, bytes and cache are divided evenly between the sets, so
-        that load on one set cannot use up the limits of the others.
+        Limits of requests, bytes and cache are divided evenly: no set uses up another's.
         """
         if not self.has_several_sets:
             return [self]

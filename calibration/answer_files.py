@@ -25,6 +25,7 @@ Row = dict[str, Any]  # {"file": str, "folder": str, "bytes": int, "modified_ns"
 Stamp = tuple[int, int] | None  # bytes and time of change (ns) of a file; None: not known
 Options = dict[str, Any]  # of the run, which the answers depend on
 ROWS_A_PART = 4096
+ROWS_WITH_EMBEDDING = 512  # of 2,048 numbers they take 30 MB
 ROW_BEGINS = b'{"file": '  # in JSON lines
 # In the metadata of a Parquet file.
 VERSION_KEY, OPTIONS_KEY = b"tandem.model_version", b"tandem.options"
@@ -171,6 +172,7 @@ class ParquetParts(AnswerFile):
         self._files, self._folder = self._opened(out)
         self._schema = _schema(pyarrow, model_version, options)
         self._rows = list[Row]()
+        self._most = ROWS_WITH_EMBEDDING if options.get("embedding") else ROWS_A_PART
         self._files.create_dir(self._folder)  # fails now if the store is not writable
         held = self._files.get_file_info(pyarrow.fs.FileSelector(self._folder))
         names = sorted(info.base_name for info in held if PART.fullmatch(info.base_name))
@@ -206,7 +208,7 @@ class ParquetParts(AnswerFile):
 
     def add(self, row: Row) -> None:
         self._rows.append(row)
-        if len(self._rows) == ROWS_A_PART:
+        if len(self._rows) == self._most:
             self._write()
 
     def close(self) -> None:
@@ -351,6 +353,8 @@ def _schema(pyarrow: Any, model_version: str, options: Options) -> Any:
         *(("sure", flag), ("agreement", flag), ("predictions", predictions)),
         *(("members", pyarrow.map_(text, predictions)), ("error", text)),
     ]
+    if options.get("embedding"):
+        columns.append(("embedding", pyarrow.list_(number)))
     said = {VERSION_KEY: model_version.encode(), OPTIONS_KEY: json.dumps(options).encode()}
     return pyarrow.schema(columns, metadata=said)
 
@@ -366,6 +370,7 @@ def _columns(row: Row) -> Row:
         "agreement": row.get("agreement"),
         "predictions": row.get("predictions"),
         "members": members,
+        "embedding": row.get("embedding"),
         "error": row["error"]["message"] if "error" in row else None,
     }
 

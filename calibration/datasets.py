@@ -8,7 +8,7 @@ semicolons, ``photo.jpg,cat;dog``; an image may have none. In an ImageFolder
 import csv
 import hashlib
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +69,13 @@ class LabelSets:
     notes: tuple[str, ...]
 
 
-def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
+def read_dataset(
+    source: Path, model_set: ModelSet, class_ids: Sequence[str] | None = None
+) -> Dataset:
     """Read an ImageFolder (``source/<class>/<file>``) or a list with ``file,label`` lines.
 
-    A class is named by its id (``class_ids`` of the set), its label or its number. An ImageFolder
-    whose names say nothing must have one folder per class, in the sorted order. Raises
+    A class is named by its id (``class_ids``, by default the set's), its label or its number. An
+    ImageFolder whose names say nothing must have one folder per class, in the sorted order. Raises
     :class:`ModelSetError` if there are no images, labels that are no classes of the set, or folders
     whose order differs as text and by their numbers.
     """
@@ -81,12 +83,12 @@ def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
         named = folder_files(source)
         names = sorted(p.name for p in source.iterdir() if p.is_dir() and not is_hidden(p.name))
     elif source.is_file():
-        named = _listed_files(source)
+        named = listed_files(source)
         names = sorted({label for _, label in named})
     else:
         problem = f"{source} is neither a folder nor a list; give an ImageFolder or a CSV"
         raise ModelSetError(problem)
-    index_of, note = class_indices(names, model_set, source)
+    index_of, note = class_indices(names, model_set, source, class_ids)
     single = _each_once(named, source)
     images = tuple(LabelledImage(path, index_of[label]) for path, label in single)
     notes = [*note]
@@ -96,7 +98,9 @@ def read_dataset(source: Path, model_set: ModelSet) -> Dataset:
     return Dataset(short_name(source), images, tuple(notes))
 
 
-def read_label_sets(source: Path, model_set: ModelSet) -> LabelSets:
+def read_label_sets(
+    source: Path, model_set: ModelSet, class_ids: Sequence[str] | None = None
+) -> LabelSets:
     """Read a list with ``file,labels`` lines, or an ImageFolder.
 
     A class is named by its id, its label, or its number, as in :func:`read_dataset`. Raises
@@ -104,12 +108,12 @@ def read_label_sets(source: Path, model_set: ModelSet) -> LabelSets:
     label is no class.
     """
     if not source.is_file():
-        of_one = read_dataset(source, model_set)
+        of_one = read_dataset(source, model_set, class_ids)
         images = tuple(MultiLabelledImage(i.path, (i.class_index,)) for i in of_one.images)
         return LabelSets(of_one.name, images, of_one.notes)
     split = [
         (path, {label.strip() for label in text.split(SEPARATOR)} - {""})
-        for path, text in _listed_files(source)
+        for path, text in listed_files(source)
     ]
     counts = Counter(path.resolve() for path, _ in split)
     if doubled := sorted(str(path) for path, count in counts.items() if count > 1):
@@ -121,7 +125,7 @@ def read_label_sets(source: Path, model_set: ModelSet) -> LabelSets:
         raise ModelSetError(
             f"{source}: no image has a label; each line is file,labels, as photo.jpg,cat;dog"
         )
-    index_of, note = class_indices(names, model_set, source)
+    index_of, note = class_indices(names, model_set, source, class_ids)
     images = tuple(
         MultiLabelledImage(path, tuple(sorted(index_of[label] for label in labels)))
         for path, labels in split
@@ -188,7 +192,7 @@ def folder_files(folder: Path) -> list[tuple[Path, str]]:
     return [(path, path.parent.name) for path in paths]
 
 
-def _listed_files(path: Path) -> list[tuple[Path, str]]:
+def listed_files(path: Path) -> list[tuple[Path, str]]:
     """Read ``file,label`` lines, with or without a header; file names are relative to the list."""
     listed: list[tuple[Path, str]] = []
     try:

@@ -213,8 +213,9 @@ def _of_lines(lines: list[str], path: Path) -> ClassNames:
             _refuse(path, f"has an empty line behind {before!r}: a class without a name, or none?")
         if rows.numbers is not None:
             rows = replace(rows, names=_unquoted(rows.names))
-    doubtful = [] if are_names else hashed if rows.is_lines else filter(COUNTED.match, hashed)
-    for line in doubtful:
+    doubtful = hashed if rows.is_lines else [line for line in hashed if COUNTED.match(line)]
+    if doubtful and not are_names:
+        line = doubtful[0]
         _refuse(
             path,
             f"has the line {line[:40]!r}, which is a class or a comment",

@@ -38,7 +38,7 @@ from models.model_set import (
     offline_precision,
     search_path,
 )
-from models.network import Pixels, RuntimeOptions
+from models.network import Features, Pixels, RuntimeOptions
 from models.network import load as load_network
 from models.plan import PlanName, Trust, in_steps
 from models.record import Precision
@@ -57,6 +57,7 @@ class ImageRows(NamedTuple):
     mean: Probabilities
     members: dict[str, Probabilities]
     trust: Trust
+    embedding: Features | None = None  # (F,), if it is wanted
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class Answer:
     plan: PlanName = "full"
     asked: list[str] | None = None
     skipped_members: list[str] | None = None
+    embedding: list[float] | None = None
 
     @property
     def label(self) -> str | None:
@@ -111,13 +113,14 @@ class LocalEnsemble:
     """Classifies images with a set's networks on ``num_threads`` cores; None: on all cores.
 
     ``precision`` is INT8, FP16, auto or None: as :func:`models.model_set.offline_precision` has it.
-    ``plan`` is full, which asks every member, or fast: the set's own fast plan.
+    ``plan`` is full, which asks every member, or fast: the set's own fast plan. Answers have the
+    pooled features of the member ``embedding``, if it is named.
 
     Raises:
         GoldenMismatchError: a network's answers on this CPU differ from those when the set was
             made.
         ModelSetError: a network cannot be loaded, INT8 lost more accuracy than the set allows, or
-            the set has no fast plan for these networks.
+            the set has no fast plan for these networks, or no such embedding.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class LocalEnsemble:
         precision: str | None = None,
         num_threads: int | None = None,
         plan: PlanName = "full",
+        embedding: str | None = None,
     ) -> None:
         self.precision = precision = offline_precision(model_set, precision)
         if plan not in ("full", "fast"):
@@ -134,6 +138,11 @@ class LocalEnsemble:
         if plan == "fast" and problem:
             raise ModelSetError(f"plan is fast, and {problem}")
         self._plan = model_set.manifest.fast_plan if plan == "fast" else None
+        always = self._plan.steps[0].ask if self._plan else tuple(model_set.manifest.weights)
+        if embedding is not None and embedding not in always:
+            raise ModelSetError(
+                f"embedding is {embedding!r}; every image is asked of {', '.join(always)}"
+            )
         verdict = judge(model_set.manifest, precision, model_set.argument)
         if verdict.status == "dropped":
             raise ModelSetError(f"{verdict.message}. Only tandem serve has --allow-unverified")
@@ -141,7 +150,7 @@ class LocalEnsemble:
         self.model_version = model_set.fingerprint(precision)
         self._rule = model_set.answer_rule
         cache = user_folder(user_cache_path, "openvino")
-        self._networks = Networks(model_set, [precision], cache, num_threads, self._plan)
+        self._networks = Networks(model_set, [precision], cache, num_threads, self._plan, embedding)
         if (golden := model_set.golden) is not None:
             for name, network in self._networks.compiled[precision].items():
                 own = model_set.manifest.member(name).precision_of(precision)
@@ -189,12 +198,13 @@ class LocalEnsemble:
         weights, trust = self.model_set.manifest.weights, self.model_set.trust
         if not len(images):
             return []
+        pooled: list[Features] = []
+        ask = partial(self._networks.ask, self.precision, pooled=pooled)
         if self._plan is None:
-            rows = self._networks.ask(self.precision, weights, images)
+            rows = ask(weights, images)
             mean = average(rows, weights, trust.whole.temperature)
             parts = [(trust.whole, np.arange(len(images)), mean, rows)]
         else:
-            ask = partial(self._networks.ask, self.precision)
             steps = in_steps(
                 self._plan, len(images), lambda names, at: ask(names, images[at]), weights
             )
@@ -204,10 +214,13 @@ class LocalEnsemble:
             for own, places, mean, rows in parts
             for row, image in enumerate(places)
         }
-        return [done[place] for place in range(len(images))]
+        answered = [done[place] for place in range(len(images))]
+        if not pooled:
+            return answered
+        return [row._replace(embedding=own) for row, own in zip(answered, pooled[0], strict=True)]
 
     def _answer(self, rows: ImageRows, top_k: int, threshold: float | None) -> Answer:
-        rule, (mean, members, trust) = self._rule.asked(threshold), rows
+        rule, (mean, members, trust, pooled) = self._rule.asked(threshold), rows
         answer = Answer(
             self.model_set.name,
             self.model_version,
@@ -217,6 +230,7 @@ class LocalEnsemble:
             reaches(mean, trust.sure_from),
             rule.threshold,
             trust.no_bound,
+            embedding=None if pooled is None else pooled.tolist(),
         )
         if self._plan is None:
             return answer
@@ -225,27 +239,35 @@ class LocalEnsemble:
 
 
 def load(
-    name: str = "imagenette", precision: str | None = None, plan: PlanName = "full"
+    name: str = "imagenette",
+    precision: str | None = None,
+    plan: PlanName = "full",
+    embedding: str | None = None,
 ) -> LocalEnsemble:
     """Load a model set's ensemble by name or folder, which answers by a plan: full or fast.
 
-    Raises :class:`ModelSetError` if there is no such set, or it may not answer here; see the class.
+    ``embedding`` names the member whose pooled features answers have; None: they have none. Raises
+    :class:`ModelSetError` if there is no such set, or it may not answer here; see the class.
     """
-    return _ensemble(load_model_set(name), precision, None, plan)
+    return _ensemble(load_model_set(name), precision, None, plan, embedding)
 
 
 def _ensemble(
-    model_set: ModelSet, precision: str | None, num_threads: int | None, plan: PlanName
+    model_set: ModelSet,
+    precision: str | None,
+    num_threads: int | None,
+    plan: PlanName,
+    embedding: str | None = None,
 ) -> LocalEnsemble:
     """Load an ensemble; auto is FP16 where this CPU computes INT8 otherwise, as for the service."""
     try:
-        return LocalEnsemble(model_set, precision, num_threads, plan)
+        return LocalEnsemble(model_set, precision, num_threads, plan, embedding)
     except GoldenMismatchError as error:
         is_auto = (precision or os.environ.get(PRECISION_VARIABLE)) == "auto"
         if not is_auto or "FP16" not in model_set.fingerprints:
             raise
         err.print(f"precision auto: FP16 answers, not INT8: {escape(error.message)}")
-        return LocalEnsemble(model_set, "FP16", num_threads, plan)
+        return LocalEnsemble(model_set, "FP16", num_threads, plan, embedding)
 
 
 class LocalRows:
@@ -261,8 +283,9 @@ class LocalRows:
         num_threads: int | None = None,
         plan: PlanName = "full",
         precision: str | None = None,
+        embedding: str | None = None,
     ) -> None:
-        self._ensemble = _ensemble(load_model_set(name), precision, num_threads, plan)
+        self._ensemble = _ensemble(load_model_set(name), precision, num_threads, plan, embedding)
         self.manifest = self._ensemble.model_set.manifest
         self.model_version = self._ensemble.model_version
 

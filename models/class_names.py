@@ -66,10 +66,13 @@ def class_named(
 
 
 def class_indices(
-    names: list[str], model_set: ModelSet, source: Path
+    names: list[str], model_set: ModelSet, source: Path, ids: Sequence[str] | None = None
 ) -> tuple[dict[str, int], list[str]]:
-    """Return the class index of each name, and a note if it could be read otherwise."""
-    labels, ids = model_set.labels, model_set.class_ids
+    """Return the class index of each name, and a note if it could be read otherwise.
+
+    ``ids`` are the classes' in the networks' order; None: the set's own.
+    """
+    labels, ids = model_set.labels, ids or model_set.class_ids
     numbers = as_numbers(names, labels, ids)
     for known in (ids or (), labels):
         if set(names) <= set(known):
@@ -106,11 +109,14 @@ def class_indices(
             f"{source} names classes in more than one way, as {some(names)}: name all of them by "
             "id, all by label, or all by number"
         )
-    by_id = "; for names by id add the set again: tandem models add --class-ids FILE --replace"
+    by_id = (
+        "; for names by id give --class-ids FILE, or the set: tandem models labels "
+        f"{model_set.argument} --class-ids FILE"
+    )
     raise ModelSetError(
         f"{source}: {len(strangers)} labels are no classes of {model_set.name}, as "
-        f"{some(strangers)}; it has {len(labels)}: {some(list(model_set.class_ids or labels))}. "
-        f"Name folders (or labels) as the set does{'' if model_set.class_ids else by_id}"
+        f"{some(strangers)}; it has {len(labels)}: {some(list(ids or labels))}. "
+        f"Name folders (or labels) as the set does{'' if ids else by_id}"
     )
 
 
@@ -132,7 +138,7 @@ def _check_order(names: list[str], model_set: ModelSet, source: Path) -> None:
 
 
 def _check_unambiguous(
-    names: list[str], known: tuple[str, ...], model_set: ModelSet, source: Path
+    names: list[str], known: Sequence[str], model_set: ModelSet, source: Path
 ) -> None:
     counts = Counter(known)
     for name in names:

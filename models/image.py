@@ -2,9 +2,10 @@
 
 Serving, calibration and evaluation all call ``check_image`` and ``decode_images``, so they get the
 same pixels. Limits are checked on the header, before anything is allocated. ICC profiles are
-ignored and values taken as sRGB, as in torchvision. Of an animation the first picture is decoded
-(of an APNG the default picture, which every viewer shows). Transparent images are laid over white,
-and 16-bit samples are reduced to 8 bits.
+ignored and values taken as sRGB, as in torchvision, unless they are to be converted
+(:mod:`models.image_colors`). Of an animation the first picture is decoded (of an APNG the default
+picture, which every viewer shows). Transparent images are laid over white, and 16-bit samples are
+reduced to 8 bits.
 
 A picture is decoded once for all members; each distinct input is made once. If all inputs are
 equal, an image is uint8 (H, W, 3) and a batch (N, H, W, 3). Otherwise an image is uint8 (B,), the
@@ -14,15 +15,17 @@ distinct inputs one after another, and a batch is (N, B). Both are stacked and s
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import CorruptImageError, TandemError
+from models.image_colors import IccProfiles, check_can_convert, lay_over_white, to_srgb
 from models.image_formats import HEIF_FORMATS, decode_heif, default_picture
 from models.image_header import (
     WEBP_ALPHA_FLAG,
@@ -56,10 +59,8 @@ _REDUCED_FLAGS = {
 _UNDECODED = [[level] * 3 for level in (128, 65, 64)]
 # EXIF orientations whose stored rows, or stored columns, are reversed (5 to 8: also transposed).
 _Y_MIRRORED, _X_MIRRORED = frozenset({3, 4, 6, 7}), frozenset({2, 3, 7, 8})
-_BAND_ROWS = 256  # rows composited at a time, which bounds the larger intermediates
 SCALED, BORDERED = ("crop", "squash"), ("crop", "letterbox")  # rules
 COLORS = 3  # blue, green, red
-Samples = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
@@ -356,37 +357,6 @@ def _place(crop: NDArray[np.uint8], fill: int, out: NDArray[np.uint8]) -> None:
     out[top : top + rows, left : left + columns] = crop
 
 
-def lay_over_white(region: Samples, header: ImageHeader) -> NDArray[np.uint8]:
-    """Composite OpenCV's decoded pixels to opaque BGR.
-
-    (rows, columns) grey, (..., 3) BGR or (..., 4) BGRA, uint8 or uint16 -> (..., 3) uint8 BGR. It
-    equals a browser's view on a white page: c * alpha + 255 * (1 - alpha). Opaque uint8 is returned
-    unchanged.
-    """
-    if region.ndim == 3 and region.shape[2] == 3 and region.dtype == np.uint8:
-        return region  # type: ignore[return-value]
-    opaque = np.empty((*region.shape[:2], 3), np.uint8)
-    for top in range(0, len(region), _BAND_ROWS):
-        rows = slice(top, top + _BAND_ROWS)
-        opaque[rows] = _band_over_white(region[rows], header)
-    return opaque
-
-
-def _band_over_white(band: Samples, header: ImageHeader) -> NDArray[np.uint8]:
-    samples = band if band.dtype == np.uint8 else (band >> 8).astype(np.uint8)
-    if band.ndim == 2:
-        if (level := header.transparent_gray) is not None:
-            largest = 2**header.bit_depth - 1  # decoding scales fewer bits to 0..255
-            level = level & largest if header.bit_depth >= 8 else (level & largest) * 255 // largest
-            samples = np.where(band == level, np.uint8(255), samples)
-        return np.asarray(cv2.cvtColor(samples, cv2.COLOR_GRAY2BGR), np.uint8)
-    if band.shape[2] == 3:
-        return samples  # type: ignore[return-value]
-    alpha = samples[..., 3:].astype(np.uint16)  # (rows, columns, 1)
-    darkness = (255 - samples[..., :3]) * alpha  # (rows, columns, 3), at most 255 * 255
-    return (255 - (darkness + 127) // 255).astype(np.uint8)
-
-
 Pixels = NDArray[np.uint8]
 
 
@@ -399,10 +369,21 @@ class ImageInputs:
         self._largest = max(self.rules, key=lambda rule: rule.needed_shorter)
         ends = np.cumsum([rule.num_bytes for rule in self.rules]).tolist()
         self.num_bytes: int = ends[-1]  # per image
+        self._icc_profiles: IccProfiles = "ignore"
         self._parts = {
             name: (ends[place := self.rules.index(rule)] - rule.num_bytes, ends[place], rule)
             for name, rule in rules.items()
         }
+
+    def with_profiles(self, icc_profiles: IccProfiles) -> Self:
+        """Return inputs that ignore pictures' ICC profiles, or convert them to sRGB.
+
+        Raises :class:`MissingExtraError` if the latter is asked for without Pillow.
+        """
+        check_can_convert(icc_profiles)
+        made = copy(self)
+        made._icc_profiles = icc_profiles
+        return made
 
     def check(
         self,
@@ -428,7 +409,7 @@ class ImageInputs:
             CorruptImageError: the file is damaged.
             TandemError: OpenCV could not get the memory it needs.
         """
-        return self._shaped(decode_images(data, self.rules, checked))
+        return self._shaped(decode_images(data, self.rules, checked), data, checked)
 
     def decode_regions(
         self, data: bytes | memoryview, checked: CheckedImage, regions: Sequence[PictureRegion]
@@ -438,9 +419,14 @@ class ImageInputs:
         Raises as :meth:`decode` does, for the file as a whole.
         """
         parts = decode_regions(data, self.rules, checked, regions)
-        return [part if isinstance(part, TandemError) else self._shaped(part) for part in parts]
+        return [
+            part if isinstance(part, TandemError) else self._shaped(part, data, checked)
+            for part in parts
+        ]
 
-    def _shaped(self, flat: Pixels) -> Pixels:
+    def _shaped(self, flat: Pixels, data: bytes | memoryview, checked: CheckedImage) -> Pixels:
+        if self._icc_profiles == "convert":
+            to_srgb(flat, memoryview(data), checked.header)
         return flat if len(self.rules) > 1 else flat.reshape(self.rules[0].shape)
 
     def read(self, data: bytes | memoryview) -> Pixels:

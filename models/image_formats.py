@@ -19,6 +19,7 @@ import re
 import struct
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import cv2
@@ -93,16 +94,30 @@ _OWN_BYTES = (
     '{"instances": [{"b64": ...}]} to /v1/models/SET:predict'
 )
 _AS_TENSOR = 'save it as PNG, or send its values to /v2/models/SET/infer as the input "pixels"'
+_UNPACKED = "send it unpacked, or gzip with Content-Encoding: gzip"
 _WRAPPINGS = tuple(
     (re.compile(rb"(?:\xef\xbb\xbf)?\s*" + begins, re.I), name, remedy)
     for begins, name, remedy in (
+        (rb"(?:\[object \w+\]|undefined|null)\s*\Z", "JavaScript's text of an object", _OWN_BYTES),
         (rb"[{\[]", "JSON", _OWN_BYTES),
+        (rb"(?:array|tensor)\(", "the text of an array", _AS_TENSOR),
         (rb"data:", "a data URL", _OWN_BYTES),
-        (rb"/9j/|iVBORw0KGgo|UklGR", "base64", _OWN_BYTES),
-        (rb"b['\"](?:\\x|RIFF)", "the text that Python writes of bytes", _OWN_BYTES),
+        (rb"https?://", "an address, and the service fetches nothing", _OWN_BYTES),
+        (rb"['\"]?(?:[/_]9j[/_]|iVBORw0KGgo|UklGR)", "base64", _OWN_BYTES),
+        (rb"(?:0x)?(?:ffd8ff|89504e47|52494646)", "hexadecimal text", _OWN_BYTES),
         (
-            rb"[\w.\[\]-]{1,64}=(?:%2F9j|/9j/|iVBORw0K|UklGR|data(?::|%3A))",
-            "a form with base64 in its address (application/x-www-form-urlencoded)",
+            rb"(?:bytearray\()?b['\"](?:\\x|RIFF)",
+            "the text that Python writes of bytes",
+            _OWN_BYTES,
+        ),
+        (
+            rb"(?:\xef\xbf\xbd){2}|\xef\xbf\xbdPNG|\xc3\xbf\xc3\x98\xc3\xbf|\xc2\x89PNG",
+            "a file that was read as text",
+            f"read it as bytes, and {_OWN_BYTES}",
+        ),
+        (
+            rb"[\w.\[\]%+-]{1,64}=[\w.%+*/:;,&-](?:[\w.%+*/:;,&=-])*\Z",
+            "a form of text (application/x-www-form-urlencoded)",
             _OWN_BYTES,
         ),
         (
@@ -111,8 +126,11 @@ _WRAPPINGS = tuple(
             "send multipart/form-data with its boundary, as curl -F files=@photo.jpg does",
         ),
         (rb"\x93NUMPY", "a NumPy array (.npy)", _AS_TENSOR),
+        (rb"PK\x03\x04(?s:.{26})[\w-]{1,60}\.npy", "NumPy arrays (.npz)", _AS_TENSOR),
+        (rb"PK\x03\x04|\x1f\x8b\x08|x[\x01\x9c\xda]", "compressed (ZIP, gzip or zlib)", _UNPACKED),
         (
-            rb"\x80(?:[\x04\x05]\x95|[\x02\x03][\]}cCBXUq(])",
+            rb"\x80[\x02-\x05][\x95\x8c\x8e\]}cCBXUq(KMJNG]|c(?:numpy|builtins|copy_?reg|_codecs)"
+            rb"[\w.]*\r?\n|\([dl]p\d|[\]}]q\x00",
             "a pickle, which is never read",
             _AS_TENSOR,
         ),
@@ -120,6 +138,7 @@ _WRAPPINGS = tuple(
 )
 _FILE_NAME = re.compile(rb"[^\r\n]{0,190}\.(?:jpe?g|png|webp|heic|avif)\s*", re.I)
 _SMALLEST_SIDE = 8  # of pixels without a format
+_SHAPES = ((1, 1), (4, 3), (3, 2), (16, 9))
 
 
 def name_wrapping(view: memoryview) -> tuple[str, str] | None:
@@ -132,10 +151,23 @@ def name_wrapping(view: memoryview) -> tuple[str, str] | None:
     for begins, name, remedy in _WRAPPINGS:
         if begins.match(start):
             return name, remedy
-    side = math.isqrt(view.nbytes // 3)
-    if side >= _SMALLEST_SIDE and 3 * side * side == view.nbytes:
-        return f"as many as {side} x {side} pixels without a format", _AS_TENSOR
+    is_text = start.isascii() and "".join(start.decode().split()).isprintable()
+    if not is_text and (sizes := _sizes_of(view.nbytes)):
+        return f"as many as {' or '.join(sizes[:2])} pixels without a format", _AS_TENSOR
     return None
+
+
+def _sizes_of(num_bytes: int) -> list[str]:
+    """Return the pictures of usual shapes, RGB or else RGBA, of this size in bytes."""
+    sizes = list[str]()
+    for channels, (width, height) in product((3, 4), _SHAPES):
+        if channels == 4 and sizes:
+            break
+        side = math.isqrt(num_bytes // (channels * width * height))
+        is_whole = channels * width * height * side**2 == num_bytes
+        if is_whole and side * height >= _SMALLEST_SIDE:
+            sizes.append(f"{width * side} x {height * side}")
+    return sizes
 
 
 def name_format(view: memoryview) -> str | None:

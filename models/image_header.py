@@ -219,7 +219,7 @@ def _read_webp(view: memoryview) -> ImageHeader | None:
 def _read_extended_webp(view: memoryview) -> ImageHeader:
     flags, width, height = view[20], view[24:27], view[27:30]
     has_alpha, orientation = bool(flags & WEBP_ALPHA_FLAG), None
-    for kind, start, end in islice(_webp_chunks(view), _MAX_SEGMENTS):
+    for kind, start, end in islice(webp_chunks(view), _MAX_SEGMENTS):
         if kind == b"VP8L":  # decoders use this bit even if the flag is not set
             has_alpha |= _has_vp8l_alpha(view, start)
         elif kind == b"EXIF" and flags & 0x08 and orientation is None:
@@ -239,7 +239,8 @@ def _has_vp8l_alpha(view: memoryview, start: int) -> bool:
     return bool(bits >> 28 & 1)
 
 
-def _webp_chunks(view: memoryview, position: int = 12) -> Iterator[tuple[bytes, int, int]]:
+def webp_chunks(view: memoryview, position: int = 12) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (kind, start, end) of each chunk's body; the last may end after the file."""
     while position + 8 <= view.nbytes:
         kind, length = struct.unpack_from("<4sI", view, position)
         yield kind, position + 8, position + 8 + length

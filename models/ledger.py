@@ -95,6 +95,9 @@ def judge(
         return Verdict("dropped", problem)
     records = [r for r in current_records(manifest) if precision in r.scores]
     how = f"tandem evaluate {manifest.name} --images DIR measures it"
+    if not records and (measured := _with_plan(manifest, precision)):
+        costs = f"tandem evaluate {manifest.name} --images DIR measures what INT8 costs"
+        return Verdict("unmeasured", f"{manifest.name}: {measured}; {costs}")
     if not records:
         stale = _why_stale(manifest, precision)
         problem = f"{manifest.name} has no accuracy record of {precision}{stale}; {how}"
@@ -154,6 +157,15 @@ def _judge_alone(manifest: Manifest, records: Sequence[AccuracyRecord], note: st
 def _verified(manifest: Manifest, record: AccuracyRecord, note: str = "") -> Verdict:
     measured = f"measured on {record.dataset}, {record.num_images} images, {record.measured}"
     return Verdict("verified", f"{manifest.name}: {measured}{note}")
+
+
+def _with_plan(manifest: Manifest, precision: Precision) -> str | None:
+    """Return what a search of the fast plan measured of all members together."""
+    plan = None if manifest.is_multi_label else manifest.usable_plan(precision)
+    if plan is None:
+        return None
+    top1, images = plan.judged.full_top1, f"{plan.judged.num_images} images of {plan.dataset}"
+    return f"top-1 {top1:.4f} on {images}, when its fast plan was made ({plan.measured})"
 
 
 def _why_stale(manifest: Manifest, precision: Precision) -> str:

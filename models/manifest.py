@@ -197,6 +197,8 @@ class Manifest(Record):
     calibration: FileRecord | None = None  # sha256 of each image that INT8 was calibrated with
     calibration_source: str = ""  # their origin, if they came with packages
     golden: FileRecord | None = None  # the networks' answers to generated images
+    # What tandem learn made the set from: the sha256, class and name of each photograph.
+    photographs: FileRecord | None = None
     accuracy: tuple[AccuracyRecord, ...] = ()
     hint: str = ""  # shown next to the classes, for example how to get more of them
     license: str = ""  # of the weights, an SPDX identifier; empty: not stated
@@ -286,7 +288,7 @@ class Manifest(Record):
     def files(self) -> tuple[FileRecord, ...]:
         """All files of the set, except the manifest."""
         networks = [n for member in self.members for n in member.networks.values()]
-        optional = filter(None, (self.class_ids, self.calibration, self.golden))
+        optional = filter(None, (self.class_ids, self.calibration, self.golden, self.photographs))
         return (self.labels, *optional, *(f for n in networks for f in n.files))
 
     def fingerprint(self, precision: Precision = "INT8") -> str:

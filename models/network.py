@@ -26,6 +26,8 @@ F16_TAKES = 2 * F32_TAKES  # computed in f32
 ONNX_TAKES = 2  # once: ONNX Runtime has one session for all batch sizes
 _FIXED_BATCH = re.compile(rb'<data shape="\d+,')  # of an IR's input, its first layer
 Pixels = npt.NDArray[np.uint8]
+Features = npt.NDArray[np.float32]  # (N, F), or (F,) of an image
+Outputs = tuple[Probabilities, Features | None]
 
 
 class LoadedNetwork(Protocol):
@@ -41,6 +43,7 @@ class LoadedNetwork(Protocol):
     # Resident memory that loading added, in bytes. Approximate if several load at a time; the first
     # one of a runtime includes the runtime itself.
     memory_bytes: int
+    no_features: str | None  # why it has no pooled features; None: it has
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -62,14 +65,24 @@ class LoadedNetwork(Protocol):
         change the rows, float32 (N, C). Raises :class:`ValueError` if there are too many or no
         images, or one has another shape or is not uint8.
         """
+        return self.predict_all(images)[0]
+
+    def predict_all(self, images: Pixels | Sequence[Pixels]) -> Outputs:
+        """Return the rows of :meth:`predict`, and the images' pooled features, float32 (N, F).
+
+        The features are None if the network has none: ``no_features`` says why.
+        """
         num, step = len(images), self.fixed_batch
         if step and num > step:
-            return np.concatenate([self._run(images[i : i + step]) for i in range(0, num, step)])
+            parts = [self._run(images[i : i + step]) for i in range(0, num, step)]
+            features = [own for _, own in parts if own is not None]
+            rows = np.concatenate([rows for rows, _ in parts])
+            return rows, np.concatenate(features) if features else None
         if num > (most := self.batch_sizes[-1]) or not num:
             raise ValueError(f"a batch of {num} images; 1 to {most} are taken")
         return self._run(images)
 
-    def _run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+    def _run(self, images: Pixels | Sequence[Pixels]) -> Outputs:
         """Run 1 to ``max_batch_size`` images, after :func:`check_image` of each."""
 
     def add_batch_size(self, size: int) -> None:
@@ -119,6 +132,7 @@ class RuntimeOptions:
     # and so do the other runtimes. See decision 0008.
     float_type: FloatType = "f32"
     cache_dir: Path | None = None  # for compiled models between starts (OpenVINO)
+    has_features: bool = False  # whether the network also gives its pooled features
 
     def __post_init__(self) -> None:
         if self.num_threads < 1:

@@ -19,7 +19,8 @@ import numpy as np
 from models.ensemble import Probabilities
 from models.errors import ModelSetError, reading
 from models.machine import needs_extra
-from models.network import LoadedNetwork, Pixels, RuntimeOptions, check_image
+from models.network import LoadedNetwork, Outputs, Pixels, RuntimeOptions, check_image
+from models.pooled_features import SOUGHT
 from models.record import RuntimeName
 
 MAX_BYTES = 2**31  # protobuf's own limit of a message
@@ -167,6 +168,11 @@ class OnnxNetwork(LoadedNetwork):
         sizes = {self.fixed_batch} if self.fixed_batch else set(options.batch_sizes)
         self._sizes = tuple(sorted(sizes))
 
+    no_features = (
+        f"it runs on ONNX Runtime, and {SOUGHT} is looked for in OpenVINO's graphs alone: add the "
+        "member again without --runtime"
+    )
+
     def _ends(self) -> tuple[tuple[int, ...], int, int | None]:
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1:
@@ -202,7 +208,7 @@ class OnnxNetwork(LoadedNetwork):
     def remove_batch_size(self, size: int) -> None:
         self._sizes = tuple(of for of in self._sizes if of != size)
 
-    def _run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+    def _run(self, images: Pixels | Sequence[Pixels]) -> Outputs:
         for image in images:
             check_image(image, self.input_shape)
         batch = np.ascontiguousarray(images)  # (N, H, W, 3)
@@ -216,7 +222,7 @@ class OnnxNetwork(LoadedNetwork):
             raise ModelSetError(f"{problem}: {_first_line(error)}") from error
         if rows.shape != (len(batch), self.num_classes):
             raise ModelSetError(f"{self.path} answers {rows.shape} to {len(batch)} images")
-        return np.asarray(rows, np.float32)[: len(images)]
+        return np.asarray(rows, np.float32)[: len(images)], None
 
 
 def _session_options(onnxruntime: Any, options: RuntimeOptions) -> Any:

@@ -21,7 +21,7 @@ import openvino as ov
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.machine import give_back_memory
-from models.network import LoadedNetwork, Pixels, RuntimeOptions, check_image
+from models.network import LoadedNetwork, Outputs, Pixels, RuntimeOptions, check_image
 from models.record import RuntimeName
 
 __all__ = ["CompiledNetwork", "Pixels", "RuntimeOptions", "read_network"]
@@ -136,6 +136,17 @@ def named_output(model: ov.Model, node: ov.Node, name: str) -> ov.Model:
     return ov.Model([node.output(0)], model.get_parameters(), model.friendly_name)
 
 
+def add_features(model: ov.Model, where: str) -> str | None:
+    """Add the pooled features to a network's outputs; return why it has none, or None."""
+    from models.pooled_features import pooled_features  # it imports this module
+
+    try:
+        model.add_outputs(pooled_features(model, where))
+    except ModelSetError as error:
+        return error.message
+    return None
+
+
 class CompiledNetwork(LoadedNetwork):
     """A network ready to run; every thread that calls it gets its own infer requests."""
 
@@ -150,8 +161,11 @@ class CompiledNetwork(LoadedNetwork):
         self.num_threads = options.num_threads
         self._of_thread = threading.local()
 
+        self.no_features: str | None = "it was loaded without"
         first = self._read()
         self.input_shape, self.num_classes = check_network(first, str(network))
+        if options.has_features:
+            self.no_features = add_features(first, str(network))
         self.fixed_batch = fixed_batch(first)  # images; None: any number
         sizes = sorted({self.fixed_batch} if self.fixed_batch else set(options.batch_sizes))
         models = [first, *(self._read() for _ in sizes[1:])]
@@ -168,7 +182,10 @@ class CompiledNetwork(LoadedNetwork):
 
     def _read(self) -> ov.Model:
         network = self._network
-        return _core().read_model(network) if isinstance(network, Path) else network.clone()
+        model = _core().read_model(network) if isinstance(network, Path) else network.clone()
+        if self.no_features is None:
+            add_features(model, str(network))
+        return model
 
     def _compile(self, model: ov.Model, size: int) -> ov.CompiledModel:
         model.reshape([size, *self.input_shape])
@@ -182,7 +199,7 @@ class CompiledNetwork(LoadedNetwork):
     def batch_sizes(self) -> tuple[int, ...]:
         return tuple(self._compiled)
 
-    def _run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+    def _run(self, images: Pixels | Sequence[Pixels]) -> Outputs:
         num = len(images)
         for size, run in self._runs().items():
             if size >= num:
@@ -248,8 +265,10 @@ class _StaticRun:
         self._pixels[...] = 0
         self._bytes = memoryview(self._pixels.reshape(-1))
         self._rows = self._request.get_output_tensor(0).data  # (N, C)
+        has_features = len(compiled.outputs) > 1
+        self._features = self._request.get_output_tensor(1).data if has_features else None  # (N, F)
 
-    def run(self, images: Pixels | Sequence[Pixels]) -> Probabilities:
+    def run(self, images: Pixels | Sequence[Pixels]) -> Outputs:
         """Run these images; the batch's other places do not affect them."""
         shape = self._pixels.shape[1:]
         num_bytes = self._pixels[0].size
@@ -260,4 +279,4 @@ class _StaticRun:
         self._request.start_async()
         self._request.wait()
         rows: Probabilities = self._rows[: len(images)].astype(np.float32)  # a copy in every case
-        return rows
+        return rows, None if self._features is None else self._features[: len(images)].copy()

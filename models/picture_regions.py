@@ -32,12 +32,12 @@ class PictureRegion(NamedTuple):
         return f"[{', '.join(f'{number:.6g}' for number in self)}]"
 
     def num_pixels(self, of_picture: int) -> int:
-        """Return the region's pixels; at most ``of_picture``, the picture's."""
+        """Return how many pixels the region has, in a picture of ``of_picture`` pixels."""
         area = self.width * self.height
         return int(min(area * of_picture if self.is_shares else area, of_picture))
 
     def problem(self) -> str | None:
-        """Return why no picture can have the region; None if one can."""
+        """Return why the region is wrong in every picture; None if it is not."""
         if not all(map(math.isfinite, self)) or min(self) < 0 or min(self.width, self.height) == 0:
             return "its x and y are 0 or more, its width and height above 0"
         if not self.is_shares:

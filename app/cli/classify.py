@@ -40,6 +40,7 @@ class Wanted(NamedTuple):
     threshold: float | None
     model_set: str | None
     plan: PlanName | None
+    embedding: str | None = None  # the member whose pooled features the answer has
 
 
 def classify(
@@ -75,6 +76,13 @@ def classify(
             "service's setting; with --offline full)"
         ),
     ] = None,
+    embedding: Annotated[
+        str | None,
+        typer.Option(
+            help="a member, whose pooled features answers have (with --json or --out)",
+            metavar="MEMBER",
+        ),
+    ] = None,
     out_file: Annotated[
         str | None,
         typer.Option(
@@ -87,7 +95,7 @@ def classify(
     caller: Caller,
 ) -> None:
     """Send images to a running service and print their labels; exit code 1 if any failed."""
-    wanted = Wanted(top_k, threshold, model_set, plan)
+    wanted = Wanted(top_k, threshold, model_set, plan, embedding)
     if offline:
         num_failed, num_files = _offline(paths, out_file, address, wanted, as_json)
     elif option := next(filter(None, (out_file and "--out", address and "--address")), None):
@@ -116,13 +124,13 @@ def _source(
     if address is None:
         files = list(map(str, find_files(paths)))
         (entry,) = entry_points(group=OFFLINE, name="rows")  # app never imports calibration
-        yield entry.load()(model_set, plan=plan), files
+        yield entry.load()(model_set, plan=plan, embedding=wanted.embedding), files
     else:
         from app.cli.cluster_rows import ClusterRows
         from app.launch.ray_cluster import joined_ray
 
         with joined_ray(address, may_be_client=True):
-            cluster = ClusterRows(model_set, plan)
+            cluster = ClusterRows(model_set, plan, wanted.embedding)
             yield cluster, cluster.find(paths)
 
 
@@ -131,7 +139,10 @@ def _offline(
 ) -> tuple[int, int]:
     """Classify without a service; return how many files failed, and how many there are."""
     (entry,) = entry_points(group=OFFLINE, name="run")
-    asked = {"top_k": wanted.top_k, "threshold": wanted.threshold, "plan": wanted.plan or "full"}
+    asked: dict[str, Any] = {"top_k": wanted.top_k, "threshold": wanted.threshold}
+    asked["plan"] = wanted.plan or "full"
+    if wanted.embedding is not None:
+        asked["embedding"] = wanted.embedding
     with (
         _source(wanted, address, paths) as (source, files),
         entry.load()(source, out_file, paths, asked) as run,

@@ -36,7 +36,9 @@ class ClusterRows:
         ConfigError: no node has CPUs, or one lacks Tandem, a package or the set; or they differ.
     """
 
-    def __init__(self, model_set: str, plan: PlanName = "full") -> None:
+    def __init__(
+        self, model_set: str, plan: PlanName = "full", embedding: str | None = None
+    ) -> None:
         """Load the set on every node with CPUs, and check that all have the same version."""
         import ray
 
@@ -56,7 +58,7 @@ class ClusterRows:
             )
         precision = offline_precision(self.manifest)
         self.model_version = self.manifest.fingerprint(precision)
-        self._set = model_set, self._cores, plan, precision
+        self._set, self._embedding = (model_set, self._cores, plan, precision), embedding
 
     def find(self, paths: list[str]) -> list[str]:
         """Return the names of all images at URLs and paths, as a node sees them.
@@ -81,7 +83,7 @@ class ClusterRows:
 
         if not files:
             return
-        asked = (*self._set, top_k, threshold)
+        asked = (*self._set, top_k, threshold, self._embedding)
         try:
             runs = _only_on(self._nodes[0], Driver).remote(files, asked, self._pool)
             pending = runs.next.remote()
@@ -131,9 +133,10 @@ class NodeClassifier:
         precision: Precision,
         top_k: int,
         threshold: float | None,
+        embedding: str | None = None,
     ) -> None:
         (entry,) = entry_points(group="tandem.offline", name="rows")
-        self._source = entry.load()(model_set, cores, plan, precision)
+        self._source = entry.load()(model_set, cores, plan, precision, embedding)
         self._asked = top_k, threshold
 
     def __call__(self, batch: "pyarrow.Table") -> "pyarrow.Table":

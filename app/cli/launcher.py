@@ -33,13 +33,15 @@ def load(
     name: str = "imagenette",
     precision: Literal["INT8", "FP16", "auto"] | None = None,
     plan: Literal["full", "fast"] = "full",
+    embedding: str | None = None,
 ) -> Any:
     """Load a model set's ensemble into this process: ``load().classify("photo.jpg").label``.
 
     ``name`` is a set's name or its folder. ``precision`` None is that of TANDEM_PRECISION; without
     it INT8, or the float networks of a set that has no INT8. ``plan`` fast asks fewer members, by
-    the set's fast plan. Returns a ``LocalEnsemble`` (``calibration/offline.py``). Modules of the
-    program precede those of the wheel.
+    the set's fast plan. Answers have the pooled features of the member ``embedding``, if it is
+    named. Returns a ``LocalEnsemble`` (``calibration/offline.py``). Modules of the program precede
+    those of the wheel.
 
     Raises:
         ImportError: the program has its own module ``models`` or ``calibration``.
@@ -59,4 +61,4 @@ def load(
                     "service"
                 )
     (entry,) = entry_points(group="tandem.offline", name="load")  # app never imports calibration
-    return entry.load()(name, precision, plan)
+    return entry.load()(name, precision, plan, embedding)

@@ -50,8 +50,10 @@ class CachedEnsemble:
 
     async def run(self, request: ClassifyRequest) -> RequestAnswers:
         """Answer every file, in order; see :meth:`Ensemble.run`."""
-        # The cache has answers of the ensemble to files, not to pixels, nor of single members.
-        if request.is_probe or request.cache_use == "off" or not request.is_of_files:
+        # The cache has answers of the ensemble to files, not to pixels, nor of single members. It
+        # has no embeddings.
+        is_other = request.is_probe or request.embedding is not None
+        if is_other or request.cache_use == "off" or not request.is_of_files:
             return await self.ensemble.run(request)
         return await _Run(self, request).answers()
 

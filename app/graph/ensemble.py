@@ -233,6 +233,8 @@ class Ensemble:
         for result, images in zip(computed.results, computed.combined, strict=True):
             rows = None if request.tensors is None else self._probabilities(result, images)
             for row, (position, image) in enumerate(zip(result.images, images, strict=True)):
+                own = result.answers.get(request.embedding or "")
+                features = None if own is None else own.features
                 timings = observer.timings_of_image(
                     row, decode_ms[position], result.call_times, result.answers
                 )
@@ -245,6 +247,7 @@ class Ensemble:
                     request.request_id,
                     timings,
                     probabilities=None if rows is None else rows[row],
+                    embedding=None if features is None else features[row],
                     plan="fast" if result.asked else "full",
                     asked=result.asked,
                     reason=request.reason if result.asked else None,

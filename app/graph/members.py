@@ -22,7 +22,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from app.answers import Combined, Decoded, MemberAnswer
-from app.errors import MORE_TIME, UPDATING, DeadlineError, OtherSetError, OverloadedError
+from app.errors import (
+    MORE_TIME,
+    UPDATING,
+    DeadlineError,
+    NotOfferedError,
+    OtherSetError,
+    OverloadedError,
+)
 from app.graph.attempts import CALL_ERRORS, as_tandem
 from app.graph.observer import Interval, RequestObserver
 from app.graph.request import ClassifyRequest, Regions
@@ -103,10 +110,13 @@ def has_succeeded(task: asyncio.Future[Any]) -> bool:
 class MemberStage(Protocol):
     """One network of the ensemble."""
 
-    def classify(self, images: Pixels, left_s: float, lane: Lane) -> Awaitable[MemberAnswer]:
-        """Return the probabilities of images, uint8 (K, H, W, 3) BGR.
+    def classify(
+        self, images: Pixels, left_s: float, lane: Lane, *, has_features: bool = False
+    ) -> Awaitable[MemberAnswer]:
+        """Return the probabilities of images, uint8 (K, H, W, 3) BGR, and their pooled features.
 
-        Of a member in this process it is a future, which is cheaper than a task.
+        ``has_features`` says whether these are asked for. Of a member in this process it is a
+        future, which is cheaper than a task.
         """
 
 
@@ -159,7 +169,8 @@ class Members:
         for name in chosen:
             times[name] = interval = Interval(sent_ms)
             part = self._inputs.of(name, images)
-            call = self._members[name].classify(part, left_s, request.lane)
+            asks = {"has_features": True} if name == request.embedding else {}
+            call = self._members[name].classify(part, left_s, request.lane, **asks)
             # A call in this process is a future already, and its interval has no end: there is no
             # transport whose time could be subtracted.
             if not isinstance(call, asyncio.Future):
@@ -216,21 +227,22 @@ class Members:
         circuit, since it may wait longer than a client would.
 
         Raises:
-            OtherSetError: a member serves another set, which is not a failure.
+            OtherSetError, NotOfferedError: a member serves another set, or has no features, which
+                are no failures.
         """
         missing: dict[str, str] = {}
-        of_other_sets: list[OtherSetError] = []
+        refusals: list[OtherSetError | NotOfferedError] = []
         for name, task in tasks.items():  # each: asyncio logs an error that nobody retrieves
             if has_succeeded(task):
                 if task.result().model_set_fingerprint != self._fingerprint:
-                    of_other_sets.append(OtherSetError(UPDATING))
+                    refusals.append(OtherSetError(UPDATING))
                 if self.breakers[name].is_open and not is_copy:
                     self.breakers[name].succeeded()
                 continue
             error = _error_of(task)
             ours = None if error is None else as_tandem(error)
-            if isinstance(ours, OtherSetError):
-                of_other_sets.append(ours)
+            if isinstance(ours, OtherSetError | NotOfferedError):
+                refusals.append(ours)
                 continue
             missing[name] = LATE if ours is None else ours.code
             is_its_fault = were_waited_for
@@ -238,8 +250,8 @@ class Members:
                 is_its_fault = not isinstance(ours, (OverloadedError, DeadlineError))
             if is_its_fault and not is_copy:
                 self.breakers[name].failed()
-        if of_other_sets:
-            raise of_other_sets[0]
+        if refusals:
+            raise refusals[0]
         return missing
 
 
@@ -293,11 +305,13 @@ class ViewedMember:
     def __init__(self, member: MemberStage) -> None:
         self._member = member
 
-    async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
+    async def classify(
+        self, images: Pixels, left_s: float, lane: Lane, **asks: bool
+    ) -> MemberAnswer:
         """Return a row per image, the mean of its views' rows."""
         num_images, num_views = images.shape[:2]
         flat = images.reshape(num_images * num_views, *images.shape[2:])
-        return folded(await self._member.classify(flat, left_s, lane), num_views)
+        return folded(await self._member.classify(flat, left_s, lane, **asks), num_views)
 
 
 def folded(answer: MemberAnswer, num_views: int) -> MemberAnswer:
@@ -310,7 +324,10 @@ def folded(answer: MemberAnswer, num_views: int) -> MemberAnswer:
     done_ms = np.add(answer.queue_ms, answer.infer_ms).reshape(-1, num_views)
     firsts = np.arange(len(done_ms)) * num_views
     last = (firsts + done_ms.argmax(axis=1)).tolist()
-    return answer.rows(last)._replace(probabilities=mean)
+    features = answer.features
+    if features is not None:
+        features = features.reshape(-1, num_views, features.shape[1]).mean(axis=1, dtype=np.float32)
+    return answer.rows(last)._replace(probabilities=mean, features=features)
 
 
 class FastMembers:

@@ -231,6 +231,7 @@ class ImageKeys:
             settings.served_precision,
             settings.max_pixels,  # decides which images have answers
             settings.max_full_pixels,
+            *(["convert"] if settings.icc_profiles == "convert" else []),
             *map(_version_of, LIBRARIES),
             *functions,
         )

@@ -111,10 +111,11 @@ class RequestOptions(NamedTuple):
     plan: str | None = None  # full or fast; None: the settings' plan
     has_set: bool = False  # whether the answers have answer sets
     regions: Regions = ()  # of the only file, which are answered in its place
+    embedding: str | None = None  # the member whose pooled features the answers have
     caller: Caller = ANYONE  # by its key, or by its address
 
 
-IN_BODY = ("top_k", "timeout_s", "priority", "threshold", "plan", "has_set", "regions")
+IN_BODY = ("top_k", "timeout_s", "priority", "threshold", "plan", "has_set", "regions", "embedding")
 
 
 class RequestBody(NamedTuple):
@@ -130,6 +131,7 @@ class RequestBody(NamedTuple):
     plan: str | None = None
     has_set: bool | None = None
     regions: Regions | None = None
+    embedding: str | None = None
 
     def options(self, options: RequestOptions) -> RequestOptions:
         """Return ``options`` with those of the body in their place; unchanged if it has none."""
@@ -163,6 +165,7 @@ class ClassifyRequest(NamedTuple):
     reason: str | None = None  # why the service chose the plan itself
     has_set: bool = False  # whether answers have answer sets
     regions: Regions = ()  # of the only file
+    embedding: str | None = None  # the member whose pooled features answers have
     is_probe: bool = False  # a probe of the service itself: not in metrics, nor in the cache
     tensors: TensorRequest | None = None
     cache_use: CacheUse = "use"

@@ -206,6 +206,8 @@ class EnsembleService:
                 f"answer_set is asked for, and {self.name} has no answer sets here; "
                 f"{self._no_set}: leave it out"
             )
+        if options.embedding is not None:
+            self._check_embedding(options.embedding, plan)
         if (num := len(options.regions)) > (most := self.settings.max_files):
             raise BadParameterError(
                 f"regions has {num} entries, and a request here has {most} images at most "
@@ -217,6 +219,23 @@ class EnsembleService:
             timeout_s if options.timeout_s is None else min(timeout_s, options.timeout_s),
             plan,
         )
+
+    def _check_embedding(self, name: str, plan: PlanName | None) -> None:
+        members = self.model_set.manifest.weights
+        if name not in members:
+            raise BadParameterError(
+                f"embedding is {name[:MAX_SHOWN]!r}; {self.name} has {', '.join(members)}"
+            )
+        if plan == "fast" and not self._always_asks(name):
+            raise NotOfferedError(
+                f"embedding is {name}, which the fast plan does not ask about every image: ask for "
+                "plan=full, or leave plan out"
+            )
+
+    def _always_asks(self, name: str) -> bool:
+        """Whether the fast plan asks a member about every image."""
+        plan = self.model_set.manifest.fast_plan
+        return plan is None or name in plan.steps[0].ask
 
     def request(
         self,
@@ -241,6 +260,8 @@ class EnsembleService:
         plan, reason = checked.plan or self.settings.plan, None
         if plan == "full" and checked.plan is None and self.admission.is_nearly_full:
             plan, reason = "fast", "load"
+        if options.embedding is not None and not self._always_asks(options.embedding):
+            plan, reason = "full", None
         return ClassifyRequest(
             body.files,
             checked.top_k,
@@ -252,6 +273,7 @@ class EnsembleService:
             reason,
             options.has_set,
             options.regions,
+            options.embedding,
             tensors=tensors,
             cache_use="use" if control is None else cache_use_of(control),
             threshold=checked.threshold,

@@ -89,7 +89,7 @@ class GrpcInterface:
 def classify_body(request: messages.ClassifyRequest, limits: LimitSettings) -> RequestBody:
     """Return a message's images and options; raises as :func:`app.grpc.call.images_of` does."""
     images = images_of(request, limits.max_files, limits.max_body_bytes)
-    names = ("top_k", "threshold", "model_set", "plan")
+    names = ("top_k", "threshold", "model_set", "plan", "embedding")
     options = {name: getattr(request, name) for name in names if request.HasField(name)}
     has_set = request.answer_set if request.HasField("answer_set") else None
     sent = [(each.x, each.y, each.width, each.height) for each in request.regions]

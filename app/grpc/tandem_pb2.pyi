@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClassifyRequest(_message.Message):
-    __slots__ = ("images", "top_k", "threshold", "model_set", "plan", "answer_set", "regions")
+    __slots__ = ("images", "top_k", "threshold", "model_set", "plan", "answer_set", "regions", "embedding")
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     THRESHOLD_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class ClassifyRequest(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ANSWER_SET_FIELD_NUMBER: _ClassVar[int]
     REGIONS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     images: _containers.RepeatedScalarFieldContainer[bytes]
     top_k: int
     threshold: float
@@ -22,7 +23,8 @@ class ClassifyRequest(_message.Message):
     plan: str
     answer_set: bool
     regions: _containers.RepeatedCompositeFieldContainer[Region]
-    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., top_k: _Optional[int] = ..., threshold: _Optional[float] = ..., model_set: _Optional[str] = ..., plan: _Optional[str] = ..., answer_set: _Optional[bool] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ...) -> None: ...
+    embedding: str
+    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., top_k: _Optional[int] = ..., threshold: _Optional[float] = ..., model_set: _Optional[str] = ..., plan: _Optional[str] = ..., answer_set: _Optional[bool] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., embedding: _Optional[str] = ...) -> None: ...
 
 class Region(_message.Message):
     __slots__ = ("x", "y", "width", "height")
@@ -53,7 +55,7 @@ class Result(_message.Message):
     def __init__(self, classified: _Optional[_Union[Classified, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Classified(_message.Message):
-    __slots__ = ("model_set", "predictions", "members", "agreement", "degraded", "skipped_members", "request_id", "timings_ms", "missing_members", "cached", "threshold", "sure", "model_version", "plan", "asked", "reason", "no_sure", "answer_set")
+    __slots__ = ("model_set", "predictions", "members", "agreement", "degraded", "skipped_members", "request_id", "timings_ms", "missing_members", "cached", "threshold", "sure", "model_version", "plan", "asked", "reason", "no_sure", "answer_set", "embedding")
     class MembersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +88,7 @@ class Classified(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     NO_SURE_FIELD_NUMBER: _ClassVar[int]
     ANSWER_SET_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     model_set: str
     predictions: _containers.RepeatedCompositeFieldContainer[Prediction]
     members: _containers.MessageMap[str, MemberOpinion]
@@ -104,7 +107,8 @@ class Classified(_message.Message):
     reason: str
     no_sure: str
     answer_set: _containers.RepeatedCompositeFieldContainer[Prediction]
-    def __init__(self, model_set: _Optional[str] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., members: _Optional[_Mapping[str, MemberOpinion]] = ..., agreement: _Optional[bool] = ..., degraded: _Optional[bool] = ..., skipped_members: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., timings_ms: _Optional[_Union[Timings, _Mapping]] = ..., missing_members: _Optional[_Mapping[str, str]] = ..., cached: _Optional[bool] = ..., threshold: _Optional[float] = ..., sure: _Optional[bool] = ..., model_version: _Optional[str] = ..., plan: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., no_sure: _Optional[str] = ..., answer_set: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ...) -> None: ...
+    embedding: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, model_set: _Optional[str] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., members: _Optional[_Mapping[str, MemberOpinion]] = ..., agreement: _Optional[bool] = ..., degraded: _Optional[bool] = ..., skipped_members: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., timings_ms: _Optional[_Union[Timings, _Mapping]] = ..., missing_members: _Optional[_Mapping[str, str]] = ..., cached: _Optional[bool] = ..., threshold: _Optional[float] = ..., sure: _Optional[bool] = ..., model_version: _Optional[str] = ..., plan: _Optional[str] = ..., asked: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., no_sure: _Optional[str] = ..., answer_set: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., embedding: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("index", "label", "probability")

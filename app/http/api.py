@@ -270,6 +270,10 @@ def _describe_classify(api: TandemAPI) -> None:
                 "the answer has a result for each"
             ),
         ] = None,
+        embedding: Annotated[
+            str | SkipJsonSchema[None],
+            Query(description="a member, whose pooled features the answer has as embedding"),
+        ] = None,
     ) -> Response:
         raise NotImplementedError("ClassifyRoute answers the requests of this route")
 

@@ -55,7 +55,10 @@ PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
 # Pages and gateways may add text fields to a form, which are ignored. A field with the name of our
 # parameter is an error, since the client meant it to have an effect.
 MAX_TEXTS, MAX_TEXT_BYTES = 16, 1024
-PARAMETERS = (b"top_k", b"threshold", b"model_set", b"plan", b"answer_set", b"regions")
+PARAMETERS = (
+    *(b"top_k", b"threshold", b"model_set"),
+    *(b"plan", b"answer_set", b"regions", b"embedding"),
+)
 MAX_BYTES = 64 * 2**10  # of a small JSON object
 REQUEST_ID = b"x-request-id"
 CALLER = "tandem.caller"  # in a scope: whose request it is

@@ -139,6 +139,7 @@ def _options_of(scope: Scope, headers: Headers, traffic_header: str | None) -> R
         plan=query.get("plan"),
         has_set=_truth("answer_set", query["answer_set"]) if "answer_set" in query else False,
         regions=_regions(query["regions"]) if "regions" in query else (),
+        embedding=query.get("embedding"),
     )
 
 

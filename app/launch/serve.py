@@ -76,6 +76,7 @@ from app.launch.serve_options import (
 from app.setting_values import check_redis_client
 from app.settings import Settings
 from app.stages.threads import memory_left
+from models.image_colors import check_can_convert
 from models.machine import DISTRIBUTION, available_cpus, give_back_memory
 from models.model_set import ModelSet
 
@@ -287,6 +288,7 @@ def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> 
     config = with_open_traffic(config, is_joining=options.address is not None)
     settings = config.settings
     check_redis_client(settings.cache)
+    check_can_convert(settings.icc_profiles)
     model_sets = loaded_sets(settings)
     if settings.precision == "auto" and options.address is None:  # on a cluster each node decides
         settings, warning = decided(settings, *model_sets)

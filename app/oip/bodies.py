@@ -16,8 +16,8 @@ import numpy.typing as npt
 import orjson
 
 from app.answers import Classified
-from app.errors import BadRegionError, BadTensorError, BodyTooLargeError
-from app.oip.models import IMAGE, LABEL, OUTPUTS, PROBABILITIES, ServedModel
+from app.errors import BadRegionError, BadTensorError, BodyTooLargeError, NotReadyError
+from app.oip.models import EMBEDDING, IMAGE, LABEL, OUTPUTS, PROBABILITIES, ServedModel
 from app.oip.regions import Regions
 from app.oip.tensors import (
     REGION,
@@ -246,7 +246,9 @@ def check_outputs_fit(
 
 def answer_of(request: InferRequest, model: ServedModel, images: Images) -> InferAnswer:
     """Return the requested outputs, with rows in the images' order."""
-    asked = request.outputs or [RequestedOutput(name, request.wants_binary) for name in OUTPUTS]
+    more = () if request.embedding is None else (EMBEDDING,)
+    names = (*OUTPUTS, *more)
+    asked = request.outputs or [RequestedOutput(name, request.wants_binary) for name in names]
     parameters: dict[str, bool | str] = {}
     if missing := {
         name: why for image in images for name, why in (image.missing_members or {}).items()
@@ -280,7 +282,11 @@ def _output_tensor(
         best = (top_k(image.probabilities, model.labels, num_classes) for image in images)
         contents = [f"{p.probability:f}:{p.index}:{p.label}".encode() for row in best for p in row]
     else:
-        contents = np.stack([image.probabilities for image in images])  # (N, C) float32
+        field = "embedding" if asked.name == EMBEDDING else "probabilities"
+        rows: list[Any] = [getattr(image, field) for image in images]
+        if any(row is None for row in rows):
+            raise NotReadyError(f"the member of the output {EMBEDDING} did not answer; try again")
+        contents = np.stack(rows)  # (N, C) or (N, F) float32
         shape = contents.shape
     return OutputTensor(asked.name, shape, contents, asked.is_binary, asked.region)
 

@@ -206,6 +206,7 @@ class Inference:
             TensorRequest(pixels, model.member, version, model.version),
             model_set=model.model_set,
             plan=request.plan,
+            embedding=model.embedding_of(request),
         )
 
     async def _pixels_of(self, tensor: Tensor) -> Bytes:

@@ -22,6 +22,7 @@ PLATFORM = "openvino_ir"
 IMAGE, PIXELS = "image", "pixels"
 PROBABILITIES, LABEL = "probabilities", "label"
 OUTPUTS = (PROBABILITIES, LABEL)
+EMBEDDING = "embedding"  # an output that is there where it is asked for, (N, F)
 FIRST_VERSION = "1"  # the version number of every model, for clients that require one
 ANY_VERSION = ("", "0", FIRST_VERSION)  # 0 is the latest to OpenVINO Model Server's clients
 
@@ -283,12 +284,31 @@ class ServedModel:
         if not shape or not fits:
             raise BadTensorError(f"input {tensor.name} has shape {list(shape)}; it is {form}")
 
+    def embedding_of(self, request: InferRequest) -> str | None:
+        """Return the member whose pooled features the request asks for; None: none.
+
+        Raises :class:`BadTensorError` if it does not say which, or means another than this one.
+        """
+        name = request.embedding
+        if name is None and any(output.name == EMBEDDING for output in request.outputs):
+            name = self.member
+            if name is None:
+                raise BadTensorError(
+                    f"output {EMBEDDING} is of one member: name it in the parameter {EMBEDDING}, "
+                    f"or ask the model {self.name}.MEMBER"
+                )
+        if self.member is not None and name not in (None, self.member):
+            raise BadTensorError(
+                f"parameter {EMBEDDING} is {shown(name)}; the model {self.name} has its own alone"
+            )
+        return name
+
     def check_outputs(self, request: InferRequest) -> None:
         """Raise :class:`BadTensorError` if a requested output does not exist or is repeated."""
-        names = [output.name for output in request.outputs]
-        if (unknown := next((name for name in names if name not in OUTPUTS), None)) is not None:
+        names, known = [output.name for output in request.outputs], (*OUTPUTS, EMBEDDING)
+        if (unknown := next((name for name in names if name not in known), None)) is not None:
             raise BadTensorError(
-                f"{self.name} has no output {shown(unknown)}; it has {' and '.join(OUTPUTS)}"
+                f"{self.name} has no output {shown(unknown)}; it has {', '.join(known)}"
             )
         if len(set(names)) != len(names):
             raise BadTensorError("an output is asked for twice; ask for each once")

@@ -283,6 +283,14 @@ class InferRequest:
         return value
 
     @property
+    def embedding(self) -> str | None:
+        """The member whose pooled features are asked for; None: none."""
+        name = self.parameters.get("embedding")
+        if name is None or isinstance(name, str):
+            return name
+        raise BadTensorError(f"parameter embedding is {shown(name)}; it is a member's name")
+
+    @property
     def plan(self) -> str | None:
         """The plan, full or fast; None: the service's own."""
         plan = self.parameters.get("plan")

@@ -334,8 +334,9 @@ class BatchQueue:
         taken_s = executed.infer_s / executed.size
         self.image_s += LAST_BATCH_SHARE * (taken_s - self.image_s) if self.image_s else taken_s
         self._charge(executed, is_again)
-        for entry, row in zip(batch, rows, strict=True):
-            entry.end(BatchResult(row, started - entry.arrived, executed))
+        features = [None] * len(batch) if timed.features is None else timed.features
+        for entry, row, own in zip(batch, rows, features, strict=True):
+            entry.end(BatchResult(row, started - entry.arrived, executed, own))
 
     def _charge(self, executed: ExecutedBatch, is_again: bool) -> None:
         """Update the mean time of a batch, which the share is charged; failed runs count too.

@@ -34,7 +34,7 @@ from app.queueing.fairness import (
     VirtualClock,
 )
 from models.ensemble import Probabilities
-from models.network import Pixels
+from models.network import Features, Pixels
 
 MAX_HOLD_S = 0.05  # how long a batch waits; one core decodes eight photos in half of it
 # At this rate decoding takes half of the event loop's time. If the networks are faster, threads
@@ -151,6 +151,7 @@ class BatchResult(NamedTuple):
     probabilities: Probabilities  # (C,)
     queued_s: float  # from submission to the start of its batch
     batch: ExecutedBatch
+    features: Features | None = None  # (F,), if the network has them
 
 
 class QueueCall(Protocol):
@@ -466,6 +467,7 @@ class TimedRows(NamedTuple):
     rows: Probabilities  # (N, C)
     started: float  # both times are by the queue's clock
     ended: float
+    features: Features | None = None  # (N, F), if the network has them
 
 
 class QueueReport(NamedTuple):

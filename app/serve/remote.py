@@ -159,9 +159,11 @@ class RemoteMember:
     ) -> None:
         self._calls = SharedCalls(handle, "classify_many", CLASSIFIED.read, sizes, channels)
 
-    async def classify(self, images: Pixels, left_s: float, lane: Lane) -> MemberAnswer:
+    async def classify(
+        self, images: Pixels, left_s: float, lane: Lane, *, has_features: bool = False
+    ) -> MemberAnswer:
         """Run a member; see :meth:`app.stages.classifier.Classifier.classify`."""
-        question = Question((), images, left_s, current_ids(), _caller())
+        question = Question((), images, left_s, current_ids(), _caller(), has_features=has_features)
         return await self._calls.ask(question, len(images), images.nbytes, lane)
 
 

@@ -140,7 +140,8 @@ async def classify_many(member: Classifier, message: bytes) -> bytes:
     async def classify(question: Question) -> MemberAnswer:
         if question.images is None:
             raise OtherSetError(f"a member was sent files; {UPDATING}")
-        return await member.classify(question.images, question.left_s, call.lane)
+        asks = {"has_features": True} if question.has_features else {}
+        return await member.classify(question.images, question.left_s, call.lane, **asks)
 
     return CLASSIFIED.pack(await _each(call, classify), member.calls_at_once)
 

@@ -62,6 +62,7 @@ class Question(NamedTuple):
     span: SpanIds | None  # of the request, if traced
     caller: tuple[str, float, bool] = (ANYONE.name, ANYONE.share, False)  # whether it has a key
     regions: Sequence[PictureRegion] = ()  # of the only file
+    has_features: bool = False  # of images: whether the answer has their pooled features
 
 
 class SharedCall(NamedTuple):
@@ -76,13 +77,13 @@ def pack_call(call: SharedCall) -> bytes:
     """Encode a call."""
     parts: list[Any] = []
     blobs: list[Any] = []
-    for files, images, left_s, span, caller, regions in call.questions:
+    for files, images, left_s, span, caller, regions, has_features in call.questions:
         if images is None:
             sizes = [len(file) for file in files]
-            parts.append((left_s, span, caller, sizes, None, regions))
+            parts.append((left_s, span, caller, sizes, None, regions, False))
             blobs += files
         else:
-            parts.append((left_s, span, caller, (), images.shape, ()))
+            parts.append((left_s, span, caller, (), images.shape, (), has_features))
             blobs.append(np.ascontiguousarray(images))
     return _packed(CALL, (call.lane, call.is_alone, parts), blobs)
 
@@ -93,12 +94,13 @@ def read_call(message: bytes) -> SharedCall:
         lane, is_alone, parts = reader.head
         check(lane in LANES, f"there is no lane {lane!r}")
         questions = []
-        for left_s, span, (name, share, has_key), sizes, shape, sent in parts:
+        for left_s, span, (name, share, has_key), sizes, shape, sent, has_features in parts:
             files = [bytes(reader.take(size)) for size in sizes]
             images = None if shape is None else reader.array(shape, "u1")
             ids, caller = span and SpanIds(*span), (str(name), float(share), bool(has_key))
             regions = [PictureRegion(*numbers) for numbers in sent]
-            questions.append(Question(files, images, left_s, ids, caller, regions))
+            more = regions, bool(has_features)
+            questions.append(Question(files, images, left_s, ids, caller, *more))
         return SharedCall(questions, lane, is_alone)
 
 
@@ -143,7 +145,7 @@ class AnswerFormat(Generic[StageAnswer]):
             if isinstance(answer, BaseException):
                 parts.append((named_error(answer), None, ()))
             else:
-                array, *fields = answer
+                array, *fields = _as_sent(answer)
                 parts.append((None, array.shape, fields))
                 blobs.append(np.ascontiguousarray(array, self._dtype))
         return _packed(self._kind, parts, blobs, at_once)
@@ -164,12 +166,26 @@ def _decoded(images: Any, faults: Any, decode_ms: Any, fingerprint: str) -> Deco
     return Decoded(images, by_place, tuple(decode_ms), fingerprint)
 
 
-def _classified(rows: Any, queue: Any, infer: Any, size: Any, fingerprint: str) -> MemberAnswer:
-    return MemberAnswer(rows, tuple(queue), tuple(infer), tuple(size), fingerprint)
+def _as_sent(answer: Decoded | MemberAnswer) -> Sequence[Any]:
+    """Return the fields of an answer; a member's features follow the probabilities in its rows."""
+    if isinstance(answer, Decoded) or answer.features is None:
+        return answer
+    num_classes = answer.probabilities.shape[1]
+    rows = np.concatenate([answer.probabilities, answer.features], axis=1)
+    return answer._replace(probabilities=rows, features=num_classes)
+
+
+def _classified(
+    rows: Any, queue: Any, infer: Any, size: Any, fingerprint: str, num_classes: int | None
+) -> MemberAnswer:
+    facts = tuple(queue), tuple(infer), tuple(size), fingerprint
+    if num_classes is None:
+        return MemberAnswer(rows, *facts)
+    return MemberAnswer(rows[:, :num_classes], *facts, rows[:, num_classes:])
 
 
 DECODED = AnswerFormat(b"TnD2", "u1", _decoded)  # as in CALL the digit is the format's version
-CLASSIFIED = AnswerFormat(b"TnM2", "<f4", _classified)
+CLASSIFIED = AnswerFormat(b"TnM3", "<f4", _classified)
 
 
 def _packed(kind: bytes, head: Any, blobs: Sequence[Any], at_once: int = 0) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.answers import MemberAnswer
-from app.errors import UPDATING, OtherSetError
+from app.errors import UPDATING, NotOfferedError, OtherSetError
 from app.queueing.admission import Usage
 from app.queueing.batch_queue import BacklogSize, BatchQueue
 from app.queueing.fairness import CoreShare
@@ -54,6 +54,7 @@ class MemberCall(asyncio.Future[MemberAnswer]):
 
     __slots__ = (
         "_fingerprint",
+        "_has_features",
         "_num_images",
         "_num_left",
         "_spans",
@@ -63,9 +64,18 @@ class MemberCall(asyncio.Future[MemberAnswer]):
         "parent",
     )
 
-    def __init__(self, spans: MemberSpans, usage: Usage, num_images: int, fingerprint: str) -> None:
+    def __init__(
+        self,
+        spans: MemberSpans,
+        usage: Usage,
+        num_images: int,
+        fingerprint: str,
+        *,
+        has_features: bool = False,
+    ) -> None:
         super().__init__(loop=asyncio.get_running_loop())
         self._spans, self._usage, self._fingerprint = spans, usage, fingerprint
+        self._has_features = has_features
         self._num_images = self._num_left = num_images
         self.entries: list[Waiting] = []  # its images in the queue
         self.parent = current_parent()  # the parent of its spans; None if it is not traced
@@ -108,16 +118,18 @@ class MemberCall(asyncio.Future[MemberAnswer]):
             self._spans.failed(self.parent, self.arrived, error)
 
     def _answer_of(self, results: Sequence[BatchResult]) -> MemberAnswer:
-        if len(results) == 1:  # the usual case
-            row, queued_s, batch = results[0]
+        if len(results) == 1 and not self._has_features:  # the usual case
+            row, queued_s, batch, _ = results[0]
             infer_ms, sizes = (batch.infer_s * 1e3,), (batch.size,)
             return MemberAnswer(row[None], (queued_s * 1e3,), infer_ms, sizes, self._fingerprint)
+        features = [own for result in results if (own := result.features) is not None]
         return MemberAnswer(
             np.stack([result.probabilities for result in results]),
             tuple([result.queued_s * 1e3 for result in results]),
             tuple([result.batch.infer_s * 1e3 for result in results]),
             tuple([result.batch.size for result in results]),
             self._fingerprint,
+            np.stack(features) if self._has_features else None,
         )
 
 
@@ -192,6 +204,7 @@ class Classifier:
             batch_sizes=settings.batch_sizes,
             cache_dir=settings.compile_cache,
             float_type=model_set.manifest.float_type,
+            has_features=True,
         )
         return load(model_set.network_path(self._name, settings.served_precision), options)
 
@@ -240,15 +253,30 @@ class Classifier:
         """Raise :class:`UnhealthyError` if batches fail or hang; Serve then replaces this."""
         self._health.check()
 
-    def classify(self, images: Pixels, left_s: float, lane: Lane = "interactive") -> MemberCall:
+    def classify(
+        self,
+        images: Pixels,
+        left_s: float,
+        lane: Lane = "interactive",
+        *,
+        has_features: bool = False,
+    ) -> MemberCall:
         """Queue images, uint8 (K, H, W, 3) BGR, each by itself; return the future of their answer.
 
-        Cancelling the future takes the images out of the queue. It raises:
+        ``has_features``: the answer has their pooled features too. Cancelling the future takes the
+        images out of the queue. It raises:
+            NotOfferedError: the network has no pooled features.
             OverloadedError: the queue is full.
             DeadlineError: ``left_s`` passed before every image had been started.
             OtherSetError: the images have the input size of another model set.
         """
-        call = MemberCall(self._spans, self.usage, len(images), self._fingerprint)
+        call = MemberCall(
+            self._spans, self.usage, len(images), self._fingerprint, has_features=has_features
+        )
+        if has_features and (why := self._network.no_features) is not None:
+            message = f"embedding of {self._name} is asked for, and it has none: {why}"
+            call.fail(NotOfferedError(message))
+            return call
         if images.shape[1:] != self._input_shape:
             message = f"{self._name} is of another model set than the Gateway: {UPDATING}"
             call.fail(OtherSetError(message))
@@ -270,8 +298,9 @@ class Classifier:
     def _predict(self, batch: Sequence[Pixels]) -> TimedRows:
         """Run a batch; called on a thread, for which the batch may have waited."""
         started = time.monotonic()
-        rows = tempered(self._network.predict(batch), self._temperature)
-        return TimedRows(rows, started, time.monotonic())
+        rows, features = self._network.predict_all(batch)
+        rows = tempered(rows, self._temperature)
+        return TimedRows(rows, started, time.monotonic(), features)
 
 
 def backlog_size(

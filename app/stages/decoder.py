@@ -78,7 +78,7 @@ class Decoder:
         give_back_memory()  # after compiling and checking the members in this process
         keep_freed_memory()
         model_set = model_set or settings.load_set()
-        self._inputs = model_set.manifest.inputs
+        self._inputs = model_set.manifest.inputs.with_profiles(settings.icc_profiles)
         self._inputs.warm_up()
         self._fingerprint = model_set.fingerprint(settings.served_precision)
         self._settings = settings

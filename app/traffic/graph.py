@@ -163,7 +163,7 @@ class TrafficGraph:
             if request.tensors is None or request.tensors.version is None:
                 raise NotReadyError(f"{gone}; {IN_A_SECOND}")
             raise UnknownModelError(f"{gone}: name another")
-        if request.is_probe or not request.is_of_files:
+        if request.is_probe or not request.is_of_files or request.embedding is not None:
             return split.main  # its input size and its members' names are those that clients see
         if len(split.answering) == 1:
             return split.main
@@ -272,7 +272,7 @@ class TrafficGraph:
                 if not self._compare(*pair, (of_request, place)):
                     self.on_disagreement(file, answer, copy, place)
 
-        self._lane.ask(self.versions[other], request._replace(files=files), ended)
+        self._lane.ask(self.versions[other], request._replace(files=files, embedding=None), ended)
 
     def _compare(
         self,

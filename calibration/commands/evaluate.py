@@ -130,10 +130,12 @@ def _measured(model_set: ModelSet, options: EvaluateOptions) -> EvaluatedSet:
     measure: Callable[..., Evaluation | MultiLabelEvaluation]
     kind = MultiLabelLiveService if model_set.manifest.is_multi_label else LiveService
     if model_set.manifest.is_multi_label:
-        label_sets = sampled(read_label_sets(options.labelled, model_set), options.max_images)
+        label_sets = read_label_sets(options.labelled, model_set, options.ids_of(model_set))
+        label_sets = sampled(label_sets, options.max_images)
         measure = partial(evaluate_label_sets, model_set, label_sets)
     else:
-        dataset = sampled(read_dataset(options.labelled, model_set), options.max_images)
+        dataset = read_dataset(options.labelled, model_set, options.ids_of(model_set))
+        dataset = sampled(dataset, options.max_images)
         measure = partial(evaluate_set, model_set, dataset)
     there = {p for member in model_set.manifest.members for p in member.networks}
     url = options.url

@@ -11,7 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from calibration.commands.models import JsonFile, ModelDirs, SetName, err
 from calibration.datasets import Dataset, LabelSets
+from calibration.sets.labels import SetClasses
 from models.errors import ModelSetError
+from models.model_set import ModelSet
 
 T = TypeVar("T")
 D = TypeVar("D", Dataset, LabelSets)
@@ -27,6 +29,13 @@ class EvaluateOptions:
         typer.Option(
             help="ImageFolder (DIR/<class>/<file>), or a CSV of file,label; of a multi-label set "
             "file,label;label; needed except for --foreign alone"
+        ),
+    ] = None
+    class_ids: Annotated[
+        Path | None,
+        typer.Option(
+            help="the class ids that the images' folders are named by, as WordNet's, in the "
+            "networks' order  (default: the set's own)"
         ),
     ] = None
     url: Annotated[
@@ -121,6 +130,13 @@ class EvaluateOptions:
             what = self.fitting or "evaluate"
             raise ModelSetError(f"{what} needs labelled images: --images DIR or --images LIST")
         return self.images
+
+    def ids_of(self, model_set: ModelSet) -> Sequence[str] | None:
+        """Return the class ids of the option, as many as the set has classes; None: its own."""
+        if self.class_ids is None:
+            return None
+        of_set = SetClasses(model_set.labels, None)
+        return of_set.with_ids(self.class_ids, model_set.name, lambda *_: None).ids
 
 
 class Tracker:

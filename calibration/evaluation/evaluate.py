@@ -182,10 +182,9 @@ def check_not_calibrated(model_set: ModelSet, images: Sequence[ImageFile]) -> st
     hashes = file_hashes(images)  # what is unreadable is listed later
     if seen := [path for path, value in hashes.items() if value in used]:
         raise ModelSetError(
-            f"{len(seen)} of {len(images)} images were used to calibrate "
-            f"{model_set.name} (INT8 was fitted to them, or chose its float layers by them), as "
-            f"{seen[0]}: accuracy on them proves nothing. Give other images, or quantise again "
-            "without these"
+            f"{len(seen)} of {len(images)} images were used to make {model_set.name} (INT8 or a "
+            f"head was fitted to them, or chose its float layers by them), as {seen[0]}: accuracy "
+            "on them proves nothing. Give other images, or make it again without these"
         )
     return images_digest(hashes.values())
 

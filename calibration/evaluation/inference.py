@@ -6,7 +6,7 @@ not grow with the images.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,11 @@ import numpy as np
 from calibration.datasets import ImageFile
 from models.ensemble import Probabilities, average, tempered
 from models.errors import ImageError, ModelSetError
+from models.image_colors import offline_profiles
 from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet
-from models.network import LoadedNetwork, Pixels, RuntimeOptions, load
+from models.network import Features, LoadedNetwork, Pixels, RuntimeOptions, load
 from models.plan import PlanRecord
 from models.record import Precision
 
@@ -52,7 +53,8 @@ class Networks:
     """Every member of a set in some precisions, compiled for ``num_threads``; None: all cores.
 
     ``cache_dir`` keeps compiled networks; None: they are compiled each time. With a ``plan`` only
-    its members are compiled, also for batches of which few images are left.
+    its members are compiled, also for batches of which few images are left. The member
+    ``embedding`` also gives pooled features; :class:`ModelSetError` is raised if it has none.
     """
 
     def __init__(
@@ -62,10 +64,12 @@ class Networks:
         cache_dir: Path | None = None,
         num_threads: int | None = None,
         plan: PlanRecord | None = None,
+        embedding: str | None = None,
     ) -> None:
+        self.embedding = embedding
         self.manifest: Manifest = model_set.manifest
         self.num_threads = num_threads or available_cpus()
-        self._inputs = self.manifest.inputs
+        self._inputs = self.manifest.inputs.with_profiles(offline_profiles())
         self._weights = self.manifest.weights
         self._temperatures = self.manifest.temperatures
         self._cache_dir = cache_dir
@@ -92,10 +96,13 @@ class Networks:
             # The reference is f32 in every set; INT8 is measured as it is served.
             float_type="f32" if precision == "FP16" else self.manifest.float_type,
             cache_dir=self._cache_dir,
+            has_features=member == self.embedding,
         )
         network = load(model_set.network_path(member, precision), options)
         size = self.manifest.image_of(member).input_size
         network.check_fits(size, self.manifest.num_classes)
+        if member == self.embedding and network.no_features is not None:
+            raise ModelSetError(f"{member} has no embedding: {network.no_features}")
         return network
 
     def answers(
@@ -153,13 +160,22 @@ class Networks:
         return by_precision
 
     def ask(
-        self, precision: Precision, names: Iterable[str], images: Pixels
+        self,
+        precision: Precision,
+        names: Iterable[str],
+        images: Pixels,
+        pooled: list[Features] | None = None,
     ) -> dict[str, Probabilities]:
-        """Return the answers of some members to up to 8 decoded images."""
+        """Return the answers of some members to up to 8 decoded images.
+
+        ``pooled`` gets the features of the member ``embedding``, (N, F), if it is asked.
+        """
         rows = {}
         for name in names:
             network = self.compiled[precision][name]
-            own = network.predict(self._inputs.of(name, images))
+            own, features = network.predict_all(self._inputs.of(name, images))
+            if features is not None and pooled is not None:
+                pooled.append(features)
             rows[name] = tempered(own, self._temperatures[name])
             if not np.isfinite(rows[name]).all():
                 raise ModelSetError(
@@ -181,31 +197,39 @@ class Networks:
         return ", ".join(sorted({kernel for network in int8 for kernel in network.kernels}))
 
     def cpu_ms_per_image(self) -> dict[str, dict[Precision, float]]:
-        """Return each network's CPU-ms per image, the least of several rounds.
-
-        Rounds alternate between the networks, so that other load on the machine affects all alike.
-        Batches have 8 images, or as many as the network's own.
-        """
-        networks = [
-            (name, precision, network)
-            for precision, members in self.compiled.items()
-            for name, network in members.items()
-        ]
-        least: dict[tuple[str, Precision], float] = {}
-        for number in range(NUM_ROUNDS + 1):  # the first warms up
-            for name, precision, network in networks:
-                size = network.fixed_batch or BATCH
-                images = np.full((size, *network.input_shape), 127, np.uint8)
-                started = process_time()
-                network.predict(images)
-                taken_ms = (process_time() - started) / size * 1e3
-                if number:
-                    key = name, precision
-                    least[key] = min(taken_ms, least.get(key, taken_ms))
+        """Return each network's CPU-ms per image, as :func:`least_cpu_ms`."""
+        least = least_cpu_ms(
+            {
+                (name, precision): network
+                for precision, members in self.compiled.items()
+                for name, network in members.items()
+            }
+        )
         costs: dict[str, dict[Precision, float]] = {}
         for (name, precision), value in least.items():
-            costs.setdefault(name, {})[precision] = max(0.001, round(value, 3))
+            costs.setdefault(name, {})[precision] = value
         return costs
+
+
+def least_cpu_ms(
+    networks: Mapping[tuple[str, Precision], LoadedNetwork],
+) -> dict[tuple[str, Precision], float]:
+    """Return each network's CPU-ms per image, the least of several rounds.
+
+    Rounds alternate between the networks, so that other load on the machine affects all alike.
+    Batches have 8 images, or as many as the network's own.
+    """
+    least: dict[tuple[str, Precision], float] = {}
+    for number in range(NUM_ROUNDS + 1):  # the first warms up
+        for key, network in networks.items():
+            size = network.fixed_batch or BATCH
+            images = np.full((size, *network.input_shape), 127, np.uint8)
+            started = process_time()
+            network.predict(images)
+            taken_ms = (process_time() - started) / size * 1e3
+            if number:
+                least[key] = min(taken_ms, least.get(key, taken_ms))
+    return {key: max(0.001, round(value, 3)) for key, value in least.items()}
 
 
 def through_threads(work: Callable[[T], R], items: Iterable[T], num_threads: int) -> Iterator[R]:

@@ -5,16 +5,17 @@ example, OpenVINO 2026.4 crashes on a convolution without weights.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from calibration.label_files import ClassNames, read_class_names
+from calibration.label_files import read_class_names
 from calibration.sets.ending import set_task
 from calibration.sets.import_network import Imported
 from calibration.sets.importing import STATE, import_member, import_weights
+from calibration.sets.labels import Say, SetClasses
 from calibration.sets.options import ClassMap, FileOptions, MemberOptions
 from calibration.sets.transaction import Staging, check_free, create
 from models.child_process import OUT_OF_MEMORY, ChildDiedError, Send, last_words, run_apart
@@ -25,7 +26,6 @@ from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_m
 from models.model_set import PARTIAL_SUFFIX, ModelSet
 from models.record import FileRecord, Precision, RuntimeName, Task, sha256_of
 
-Say = Callable[[str, str, str | None], None]  # takes a member's name, facts and possible problem
 NOT_YET = FileRecord(path="not-written-yet", sha256="0" * 64)
 CLEAN_UP_S = 60.0  # after Ctrl-C: removing a staged set waits until a runtime's call returns
 
@@ -81,11 +81,8 @@ def add_set(
     """
     check_free(into / new.name, is_replaced=is_replaced)  # before networks are read and tried
     _check_members(new)
-    classes = _read(new.labels, say)
-    labels, ids = classes.names, classes.ids
-    if new.class_ids is not None:
-        own = _read(new.class_ids, say)
-        ids = own.ids or own.names
+    classes = SetClasses.read(new.labels, new.class_ids, say)
+    labels, ids = classes.labels, classes.ids
     imported = [_imported(new, name, path, len(labels), ids) for name, path in new.members]
     for added in imported:
         say(added.name, f"{added.imported.facts}; {_resizing(new, added)}", added.imported.doubt)
@@ -96,20 +93,13 @@ def add_set(
             "exclude each other (none ends in a sigmoid): leave it out, or say --task multi_label"
         )
     _check_alike(imported, len(labels), new.labels)
-    if ids is not None and not len(ids) == (num_ids := len(set(ids))) == len(labels):
-        raise ModelSetError(
-            f"{new.class_ids or new.labels} has {len(ids)} class ids, {num_ids} different ones, "
-            f"for {len(labels)} classes"
-        )
     planned = _planned(new, imported, len(labels), task)
     folder = into / planned.name
     with create(folder, is_replaced=is_replaced, made_by="tandem models add") as staging:
         update = {
-            "labels": staging.text("labels.txt", "".join(f"{label}\n" for label in labels)),
+            **classes.written(staging),
             "members": _members(planned, imported, staging),
         }
-        if ids is not None:
-            update["class_ids"] = staging.text("class_ids.txt", "".join(f"{i}\n" for i in ids))
         finish(staging, planned.model_copy(update=update))
     return ModelSet(folder, read_manifest(folder))
 
@@ -137,16 +127,6 @@ def _check_members(new: NewSet) -> None:
             "--member-class-ids without --class-ids: classes are mapped to the set's by their ids, "
             "so give the set's too"
         )
-
-
-def _read(path: Path, say: Say) -> ClassNames:
-    """Read class names; say how, if it is not a plain list."""
-    classes = read_class_names(path)
-    of_ids = () if classes.ids is None else (f"they have ids, as {classes.ids[0]}",)
-    if notes := (*classes.notes, *of_ids):
-        ends = f"{classes.names[0]} to {classes.names[-1]}"
-        say(path.name, f"{len(classes.names)} classes, {ends}; {'; '.join(notes)}", None)
-    return classes
 
 
 def _imported(

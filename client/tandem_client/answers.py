@@ -72,6 +72,7 @@ class Classification:
         sure: whether the first class is likely enough to be relied on; None without a bound.
         no_sure: why there is no bound, in a set that has one in general.
         answer_set: the classes that hold the right one in 95 % of cases, if asked for.
+        embedding: the pooled features of the member asked for, float32; () without.
         raw: the answer as received.
     """
 
@@ -92,6 +93,7 @@ class Classification:
     asked: Sequence[str] = ()
     reason: str | None = None
     answer_set: Sequence[Prediction] = ()
+    embedding: Sequence[float] = field(default=(), repr=False)
     model_version: str = ""  # the set's fingerprint; empty for a service before 0.2
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -325,6 +327,7 @@ def classification_of(fields: Mapping[str, Any]) -> Classification:
         asked=tuple(fields.get("asked") or ()),
         reason=fields.get("reason"),
         answer_set=_predictions(fields.get("answer_set") or ()),
+        embedding=tuple(map(float, fields.get("embedding") or ())),
         model_version=str(fields.get("model_version", "")),
         raw=fields,
     )

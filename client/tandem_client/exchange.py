@@ -167,6 +167,7 @@ class CallArguments(TypedDict, total=False):
         model_set: for a service with several sets, the set's name; None: the first.
         plan: "full" asks every member, "fast" fewer where fewer suffice; None: the service's own.
         answer_set: whether to list the classes that hold the right one in 95 % of cases.
+        embedding: the member whose pooled features the answer has.
         shrink: whether to scale large pictures down before they are sent (extra ``images``).
     """
 
@@ -178,6 +179,7 @@ class CallArguments(TypedDict, total=False):
     model_set: str | None
     plan: str | None
     answer_set: bool | None
+    embedding: str | None
     shrink: bool
 
 
@@ -196,6 +198,7 @@ class CallOptions:
     model_set: str | None = None
     plan: str | None = None
     answer_set: bool | None = None
+    embedding: str | None = None
     shrink: bool = False
     regions: Regions | None = None  # (x, y, width, height) each
 
@@ -212,7 +215,7 @@ class CallOptions:
     @property
     def query(self) -> dict[str, Any] | None:
         """The query parameters of a request; None without any."""
-        names = ("top_k", "threshold", "model_set", "plan", "answer_set")
+        names = ("top_k", "threshold", "model_set", "plan", "answer_set", "embedding")
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None} or None
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61pp/grpc/tandem.proto\x12\ttandem.v1\"\xf3\x01\n\x0f\x43lassifyRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\tthreshold\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\tmodel_set\x18\x04 \x01(\tH\x02\x88\x01\x01\x12\x11\n\x04plan\x18\x05 \x01(\tH\x03\x88\x01\x01\x12\x17\n\nanswer_set\x18\x06 \x01(\x08H\x04\x88\x01\x01\x12\"\n\x07regions\x18\x07 \x03(\x0b\x32\x11.tandem.v1.RegionB\x08\n\x06_top_kB\x0c\n\n_thresholdB\x0c\n\n_model_setB\x07\n\x05_planB\r\n\x0b_answer_set\"=\n\x06Region\x12\t\n\x01x\x18\x01 \x01(\x01\x12\t\n\x01y\x18\x02 \x01(\x01\x12\r\n\x05width\x18\x03 \x01(\x01\x12\x0e\n\x06height\x18\x04 \x01(\x01\"G\n\rClassifyReply\x12\"\n\x07results\x18\x01 \x03(\x0b\x32\x11.tandem.v1.Result\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"c\n\x06Result\x12+\n\nclassified\x18\x01 \x01(\x0b\x32\x15.tandem.v1.ClassifiedH\x00\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.tandem.v1.ErrorH\x00\x42\t\n\x07outcome\"\xc2\x05\n\nClassified\x12\x11\n\tmodel_set\x18\x01 \x01(\t\x12*\n\x0bpredictions\x18\x02 \x03(\x0b\x32\x15.tandem.v1.Prediction\x12\x33\n\x07members\x18\x03 \x03(\x0b\x32\".tandem.v1.Classified.MembersEntry\x12\x11\n\tagreement\x18\x04 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\x05 \x01(\x08\x12\x17\n\x0fskipped_members\x18\x06 \x03(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12&\n\ntimings_ms\x18\x08 \x01(\x0b\x32\x12.tandem.v1.Timings\x12\x42\n\x0fmissing_members\x18\t \x03(\x0b\x32).tandem.v1.Classified.MissingMembersEntry\x12\x13\n\x06\x63\x61\x63hed\x18\n \x01(\x08H\x00\x88\x01\x01\x12\x16\n\tthreshold\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04sure\x18\x0c \x01(\x08H\x02\x88\x01\x01\x12\x15\n\rmodel_version\x18\r \x01(\t\x12\x0c\n\x04plan\x18\x0e \x01(\t\x12\r\n\x05\x61sked\x18\x0f \x03(\t\x12\x13\n\x06reason\x18\x10 \x01(\tH\x03\x88\x01\x01\x12\x14\n\x07no_sure\x18\x11 \x01(\tH\x04\x88\x01\x01\x12)\n\nanswer_set\x18\x12 \x03(\x0b\x32\x15.tandem.v1.Prediction\x1aH\n\x0cMembersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.tandem.v1.MemberOpinion:\x02\x38\x01\x1a\x35\n\x13MissingMembersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07_cachedB\x0c\n\n_thresholdB\x07\n\x05_sureB\t\n\x07_reasonB\n\n\x08_no_sure\"?\n\nPrediction\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05label\x18\x02 \x01(\t\x12\x13\n\x0bprobability\x18\x03 \x01(\x01\"\x83\x01\n\rMemberOpinion\x12\x12\n\x05label\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0bprobability\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12*\n\x0bpredictions\x18\x03 \x03(\x0b\x32\x15.tandem.v1.PredictionB\x08\n\x06_labelB\x0e\n\x0c_probability\":\n\x07Timings\x12\r\n\x05total\x18\x01 \x01(\x01\x12 \n\x06stages\x18\x02 \x03(\x0b\x32\x10.tandem.v1.Stage\"\x85\x01\n\x05Stage\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x13\n\x06member\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08start_ms\x18\x03 \x01(\x01\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x01\x12\x17\n\nbatch_size\x18\x05 \x01(\x05H\x01\x88\x01\x01\x42\t\n\x07_memberB\r\n\x0b_batch_size\"J\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06status\x18\x04 \x01(\x05\x32L\n\x08\x45nsemble\x12@\n\x08\x43lassify\x12\x1a.tandem.v1.ClassifyRequest\x1a\x18.tandem.v1.ClassifyReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61pp/grpc/tandem.proto\x12\ttandem.v1\"\x99\x02\n\x0f\x43lassifyRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\tthreshold\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\tmodel_set\x18\x04 \x01(\tH\x02\x88\x01\x01\x12\x11\n\x04plan\x18\x05 \x01(\tH\x03\x88\x01\x01\x12\x17\n\nanswer_set\x18\x06 \x01(\x08H\x04\x88\x01\x01\x12\"\n\x07regions\x18\x07 \x03(\x0b\x32\x11.tandem.v1.Region\x12\x16\n\tembedding\x18\x08 \x01(\tH\x05\x88\x01\x01\x42\x08\n\x06_top_kB\x0c\n\n_thresholdB\x0c\n\n_model_setB\x07\n\x05_planB\r\n\x0b_answer_setB\x0c\n\n_embedding\"=\n\x06Region\x12\t\n\x01x\x18\x01 \x01(\x01\x12\t\n\x01y\x18\x02 \x01(\x01\x12\r\n\x05width\x18\x03 \x01(\x01\x12\x0e\n\x06height\x18\x04 \x01(\x01\"G\n\rClassifyReply\x12\"\n\x07results\x18\x01 \x03(\x0b\x32\x11.tandem.v1.Result\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"c\n\x06Result\x12+\n\nclassified\x18\x01 \x01(\x0b\x32\x15.tandem.v1.ClassifiedH\x00\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.tandem.v1.ErrorH\x00\x42\t\n\x07outcome\"\xd5\x05\n\nClassified\x12\x11\n\tmodel_set\x18\x01 \x01(\t\x12*\n\x0bpredictions\x18\x02 \x03(\x0b\x32\x15.tandem.v1.Prediction\x12\x33\n\x07members\x18\x03 \x03(\x0b\x32\".tandem.v1.Classified.MembersEntry\x12\x11\n\tagreement\x18\x04 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\x05 \x01(\x08\x12\x17\n\x0fskipped_members\x18\x06 \x03(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12&\n\ntimings_ms\x18\x08 \x01(\x0b\x32\x12.tandem.v1.Timings\x12\x42\n\x0fmissing_members\x18\t \x03(\x0b\x32).tandem.v1.Classified.MissingMembersEntry\x12\x13\n\x06\x63\x61\x63hed\x18\n \x01(\x08H\x00\x88\x01\x01\x12\x16\n\tthreshold\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04sure\x18\x0c \x01(\x08H\x02\x88\x01\x01\x12\x15\n\rmodel_version\x18\r \x01(\t\x12\x0c\n\x04plan\x18\x0e \x01(\t\x12\r\n\x05\x61sked\x18\x0f \x03(\t\x12\x13\n\x06reason\x18\x10 \x01(\tH\x03\x88\x01\x01\x12\x14\n\x07no_sure\x18\x11 \x01(\tH\x04\x88\x01\x01\x12)\n\nanswer_set\x18\x12 \x03(\x0b\x32\x15.tandem.v1.Prediction\x12\x11\n\tembedding\x18\x13 \x03(\x02\x1aH\n\x0cMembersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.tandem.v1.MemberOpinion:\x02\x38\x01\x1a\x35\n\x13MissingMembersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07_cachedB\x0c\n\n_thresholdB\x07\n\x05_sureB\t\n\x07_reasonB\n\n\x08_no_sure\"?\n\nPrediction\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05label\x18\x02 \x01(\t\x12\x13\n\x0bprobability\x18\x03 \x01(\x01\"\x83\x01\n\rMemberOpinion\x12\x12\n\x05label\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0bprobability\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12*\n\x0bpredictions\x18\x03 \x03(\x0b\x32\x15.tandem.v1.PredictionB\x08\n\x06_labelB\x0e\n\x0c_probability\":\n\x07Timings\x12\r\n\x05total\x18\x01 \x01(\x01\x12 \n\x06stages\x18\x02 \x03(\x0b\x32\x10.tandem.v1.Stage\"\x85\x01\n\x05Stage\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x13\n\x06member\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08start_ms\x18\x03 \x01(\x01\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x01\x12\x17\n\nbatch_size\x18\x05 \x01(\x05H\x01\x88\x01\x01\x42\t\n\x07_memberB\r\n\x0b_batch_size\"J\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06status\x18\x04 \x01(\x05\x32L\n\x08\x45nsemble\x12@\n\x08\x43lassify\x12\x1a.tandem.v1.ClassifyRequest\x1a\x18.tandem.v1.ClassifyReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,29 +36,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLASSIFIED_MISSINGMEMBERSENTRY']._loaded_options = None
   _globals['_CLASSIFIED_MISSINGMEMBERSENTRY']._serialized_options = b'8\001'
   _globals['_CLASSIFYREQUEST']._serialized_start=37
-  _globals['_CLASSIFYREQUEST']._serialized_end=280
-  _globals['_REGION']._serialized_start=282
-  _globals['_REGION']._serialized_end=343
-  _globals['_CLASSIFYREPLY']._serialized_start=345
-  _globals['_CLASSIFYREPLY']._serialized_end=416
-  _globals['_RESULT']._serialized_start=418
-  _globals['_RESULT']._serialized_end=517
-  _globals['_CLASSIFIED']._serialized_start=520
-  _globals['_CLASSIFIED']._serialized_end=1226
-  _globals['_CLASSIFIED_MEMBERSENTRY']._serialized_start=1042
-  _globals['_CLASSIFIED_MEMBERSENTRY']._serialized_end=1114
-  _globals['_CLASSIFIED_MISSINGMEMBERSENTRY']._serialized_start=1116
-  _globals['_CLASSIFIED_MISSINGMEMBERSENTRY']._serialized_end=1169
-  _globals['_PREDICTION']._serialized_start=1228
-  _globals['_PREDICTION']._serialized_end=1291
-  _globals['_MEMBEROPINION']._serialized_start=1294
-  _globals['_MEMBEROPINION']._serialized_end=1425
-  _globals['_TIMINGS']._serialized_start=1427
-  _globals['_TIMINGS']._serialized_end=1485
-  _globals['_STAGE']._serialized_start=1488
-  _globals['_STAGE']._serialized_end=1621
-  _globals['_ERROR']._serialized_start=1623
-  _globals['_ERROR']._serialized_end=1697
-  _globals['_ENSEMBLE']._serialized_start=1699
-  _globals['_ENSEMBLE']._serialized_end=1775
+  _globals['_CLASSIFYREQUEST']._serialized_end=318
+  _globals['_REGION']._serialized_start=320
+  _globals['_REGION']._serialized_end=381
+  _globals['_CLASSIFYREPLY']._serialized_start=383
+  _globals['_CLASSIFYREPLY']._serialized_end=454
+  _globals['_RESULT']._serialized_start=456
+  _globals['_RESULT']._serialized_end=555
+  _globals['_CLASSIFIED']._serialized_start=558
+  _globals['_CLASSIFIED']._serialized_end=1283
+  _globals['_CLASSIFIED_MEMBERSENTRY']._serialized_start=1099
+  _globals['_CLASSIFIED_MEMBERSENTRY']._serialized_end=1171
+  _globals['_CLASSIFIED_MISSINGMEMBERSENTRY']._serialized_start=1173
+  _globals['_CLASSIFIED_MISSINGMEMBERSENTRY']._serialized_end=1226
+  _globals['_PREDICTION']._serialized_start=1285
+  _globals['_PREDICTION']._serialized_end=1348
+  _globals['_MEMBEROPINION']._serialized_start=1351
+  _globals['_MEMBEROPINION']._serialized_end=1482
+  _globals['_TIMINGS']._serialized_start=1484
+  _globals['_TIMINGS']._serialized_end=1542
+  _globals['_STAGE']._serialized_start=1545
+  _globals['_STAGE']._serialized_end=1678
+  _globals['_ERROR']._serialized_start=1680
+  _globals['_ERROR']._serialized_end=1754
+  _globals['_ENSEMBLE']._serialized_start=1756
+  _globals['_ENSEMBLE']._serialized_end=1832
 # @@protoc_insertion_point(module_scope)

@@ -164,7 +164,7 @@ class FakeMember:
         self.calls_at_once = 1
         self.fingerprint = ""
 
-    async def classify(self, images, left_s, lane="interactive"):
+    async def classify(self, images, left_s, lane="interactive", *, has_features=False):
         self.lanes.append(lane)
         self.asked.append((len(images), left_s))
         pixels = [int(image.flat[0]) for image in images]
@@ -180,7 +180,12 @@ class FakeMember:
         count = len(images)
         rows = np.array([self.rows.get(pixel, self.row) for pixel in pixels], np.float32)
         return MemberAnswer(
-            rows, (0.001,) * count, (0.002,) * count, (count,) * count, self.fingerprint
+            rows,
+            (0.001,) * count,
+            (0.002,) * count,
+            (count,) * count,
+            self.fingerprint,
+            2 * rows if has_features else None,
         )
 
 

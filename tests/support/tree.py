@@ -32,6 +32,8 @@ ONLY_IMPORTER = {  # modules with one importer, in their folder, and why each is
     "app.launch.supervisor": "what serve.py waits for; with it serve.py has over 700 lines",
     "app.launch.metrics_relay": "a server of its own; with serve.py it has over 550 lines",
     "app.launch.run_folder": "must be entered before ray is imported, and so imports none of it",
+    "calibration.commands.fetch": "a command; learn makes imagenet with it, if it is not there",
+    "calibration.learning.held_out": "statistics of answers; learn.py puts the set together",
     "calibration.commands.fit": "what evaluate fits; with evaluate.py it has over 500 lines",
     "calibration.ladder.engines": "imports the engines' packages, each when a rung runs it",
     "calibration.ladder.preparations": "what rungs share; with rungs.py it has over 700 lines",

@@ -9,17 +9,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from models.ensemble import Probabilities
-from models.network import Pixels
+from models.network import Outputs, Pixels
 from models.openvino_network import CompiledNetwork
 
 BATCH_S = 0.4
 
 
-def _wait(self: CompiledNetwork, images: Pixels | Sequence[Pixels]) -> Probabilities:
+def _wait(self: CompiledNetwork, images: Pixels | Sequence[Pixels]) -> Outputs:
     """Give the answer that the constant networks of tests/load/null_set.py give for one image."""
     time.sleep(BATCH_S)
-    return np.repeat(_run(self, images[:1]), len(images), axis=0)
+    return np.repeat(_run(self, images[:1])[0], len(images), axis=0), None
 
 
 _run, CompiledNetwork._run = CompiledNetwork._run, _wait  # type: ignore[method-assign]

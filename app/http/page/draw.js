@@ -317,10 +317,13 @@ export function sets({ model_set: chosen, model_sets: names = [] }) {
 const precisionOf = (members) => (members.some(({ precision }) => precision === "INT8") ? "INT8" : "FP16");
 
 /** Returns how often the ensemble is right, by the newest record in the set's ledger. */
-function accuracyText({ accuracy = [], members = [], verified }) {
+function accuracyText({ accuracy = [], members = [], verified, fast_plan: plan }) {
   const record = accuracy.at(-1);
   const score = record?.scores[precisionOf(members)]?.ensemble;
-  if (verified === "unmeasured" || !score) return "Its accuracy was not measured.";
+  if (verified === "unmeasured" || !score) {
+    const judged = plan?.judged;
+    return judged ? `Right in ${percent(judged.full_top1)} of ${judged.num_images} photographs of ${plan.dataset}.` : "Its accuracy was not measured.";
+  }
   const lost = { dropped: " Its INT8 networks lost more accuracy than the set allows.", unknown: " They are too few to tell what INT8 costs." }[verified] ?? "";
   if ("micro_f1" in score) {
     const [mean, f1] = [score.mean_average_precision, score.micro_f1].map(percent);

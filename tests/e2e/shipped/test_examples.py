@@ -138,6 +138,21 @@ def test_python(service, photos, labels, text_file):
     ]
 
 
+def test_near_duplicates(service, photos, tmp_path):
+    for path in photos.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    pixels = cv2.imdecode(np.frombuffer((tmp_path / "2.jpg").read_bytes(), np.uint8), 1)
+    assert pixels is not None
+    smaller = cv2.resize(pixels[4:-4, 4:-4], None, fx=0.8, fy=0.8, interpolation=cv2.INTER_AREA)
+    cv2.imwrite(str(tmp_path / "again.jpg"), smaller)
+    printed = run(service, "near_duplicates.py", tmp_path, "--url", service.url)
+    first = printed.splitlines()[0].split()
+    assert float(first[0]) >= 0.9
+    assert first[1:] == [str(tmp_path / "2.jpg"), str(tmp_path / "again.jpg")]
+    (tmp_path / "notes.txt").write_text("no image")
+    run(service, "near_duplicates.py", tmp_path, "--url", service.url, status=1)
+
+
 def test_asyncio(service, photos, labels):
     arguments: list[str | Path] = [photos, "--url", service.url, "--concurrency", "3"]
     lines = [json.loads(line) for line in run(service, "many_photos.py", *arguments).splitlines()]

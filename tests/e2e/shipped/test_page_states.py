@@ -5,6 +5,7 @@ service.
 """
 
 import re
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -16,12 +17,18 @@ pytestmark = pytest.mark.browser
 
 def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page):
     labels = [f"class {i}" for i in range(1000)]
-    models = {"model_set": "imagenet1k", "labels": labels, "members": []}
+    models: dict[str, Any] = {"model_set": "imagenet1k", "labels": labels, "members": []}
     page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
     expect(page.locator("#classes")).to_contain_text("1000 classes")
     expect(page.locator("#all-labels")).to_be_hidden()
     expect(page.locator("#hint")).to_be_hidden()
     expect(page.locator("#accuracy")).to_have_text("Its accuracy was not measured.")
+    judged = {"num_images": 500, "full_top1": 0.864}
+    models |= {"verified": "unmeasured", "fast_plan": {"dataset": "photos/val", "judged": judged}}
+    page = open_page(prepare=lambda page: fulfil(page, "/v1/models", models))
+    expect(page.locator("#accuracy")).to_have_text(
+        "Right in 86.4% of 500 photographs of photos/val."
+    )
     page.locator("#more summary").click()
     expect(page.locator("#all-labels")).to_be_visible()
     expect(page.locator("#all-labels li")).to_have_count(1000)

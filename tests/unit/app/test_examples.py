@@ -10,6 +10,8 @@ from app.launch.serve_options import ServeOptions
 from configs.functions.geometric_mean import geometric_mean
 from configs.functions.majority_vote import majority_vote
 from configs.functions.mirroring import with_mirror_images
+from models import machine
+from models.machine import MissingExtraError
 from tests.support.cases import cases
 from tests.support.configurations import ROOT
 
@@ -68,6 +70,15 @@ def test_serve_refuses_a_function_before_ray_starts(tiny_set, free_port, tmp_pat
     path.write_text(text.replace(name, "no_such_package.module:f"), "utf-8")
     options = ServeOptions(config=path, model_set=str(tiny_set), port=free_port())
     with pytest.raises(ConfigError, match="there is no module no_such_package; install it"):
+        _checked_config(options)
+
+
+def test_a_missing_extra_is_said_before_ray_starts(tiny_set, free_port, monkeypatch):
+    monkeypatch.setenv("TANDEM_ICC_PROFILES", "convert")
+    options = ServeOptions(model_set=str(tiny_set), port=free_port())
+    assert _checked_config(options).settings.icc_profiles == "convert"
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"icc_profiles: convert needs PIL.*\[color\]"):
         _checked_config(options)
 
 

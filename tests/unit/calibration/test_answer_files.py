@@ -205,3 +205,23 @@ def test_a_full_disk_is_an_error_of_a_line(tmp_path):
         with pytest.raises(ModelSetError, match=r"No space left .* the same command goes on"):
             kept.add({"file": "b"})
         os.dup2(os.open(tmp_path / "rest", os.O_WRONLY | os.O_CREAT), kept._file.fileno())  # type: ignore[attr-defined]
+
+
+def test_an_embedding_is_kept_as_numbers_of_32_bits(tiny_set, pictures, tmp_path):
+    out = tmp_path / "answers.parquet"
+    files, asked = sorted(pictures.rglob("*.png")), ("--embedding", "unsure")
+    classify_offline(tiny_set, "--out", out, *asked, *files[:3])
+    table = pyarrow.parquet.read_table(out)
+    assert table.schema.field("embedding").type == pyarrow.list_(pyarrow.float32())
+    said = classify_offline(tiny_set, "--json", *asked, *files[:3])
+    assert table["embedding"].to_pylist() == [
+        pytest.approx(json.loads(line)["embedding"]) for line in said.splitlines()
+    ]
+    assert all(len(row) == 3 for row in table["embedding"].to_pylist())
+    done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, files[0])
+    assert done.exit_code == 0, done.output  # a run without has nothing to add
+    other = ("--out", out, "--embedding", "sure", files[0])
+    done = tandem("classify", "--offline", "--model-set", tiny_set, *other)
+    assert "has answers with embedding unsure, this run has sure" in str(done.exception)
+    done = tandem("classify", "--offline", "--model-set", tiny_set, "--embedding", "x", files[0])
+    assert "embedding is 'x'; every image is asked of sure, unsure" in str(done.exception)

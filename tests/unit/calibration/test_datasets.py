@@ -58,7 +58,7 @@ def pairs(found: Dataset, below: Path) -> list[tuple[str, int]]:
 NO_IMAGES = r"no images in .*<class>/<name>\.jpg"
 STRANGE = (
     "are no classes of tiny, as a, b.*it has 3: mostly blue, mostly green, mostly red.*"
-    "for names by id add the set again: tandem models add --class-ids"
+    "for names by id give --class-ids FILE, or the set: tandem models labels .*--class-ids FILE"
 )
 SORTED = r"3 labels are no classes.*it has 3: n03, n01, n02.* as the set does$"  # not guessed
 NOT_THREE = "list.csv, line 3: 3 columns; file,label"
@@ -294,6 +294,14 @@ def test_files_are_relative_to_the_list_not_to_where_one_stands(tmp_path, by_lab
 def test_a_list_names_classes_by_number_id_or_label(tmp_path, by_id, labels):
     source = listed(tmp_path, f"a.jpg,{labels[0]}\nb.jpg,{labels[1]}\n")
     assert [i.class_index for i in read_dataset(source, by_id).images] == [2, 0]
+
+
+def test_ids_of_a_file_stand_for_the_sets_own(tmp_path, by_id):
+    source = touch(tmp_path / "images", "w3/a.jpg", "w1/b.jpg")
+    found = read_dataset(source, by_id, ("w1", "w2", "w3"))
+    assert [i.class_index for i in found.images] == [0, 2]
+    with pytest.raises(ModelSetError, match="labels are no classes of tiny, as w1, w3; it has 3"):
+        read_dataset(source, by_id)
 
 
 def test_labels_that_are_digits_are_labels_before_they_are_numbers(tmp_path):

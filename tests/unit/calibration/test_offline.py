@@ -104,8 +104,8 @@ def test_by_the_fast_plan_a_later_member_sees_only_the_images_that_go_on(
             asked[name] += len(images)
             return own(images)
 
-        own = network.predict
-        monkeypatch.setattr(network, "predict", predict)
+        own = network.predict_all
+        monkeypatch.setattr(network, "predict_all", predict)
 
     for name, network in fast._networks.compiled["INT8"].items():
         counted(name, network)

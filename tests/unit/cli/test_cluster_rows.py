@@ -149,7 +149,7 @@ def test_rows_come_until_there_are_no_more(nodes, tiny_set, monkeypatch):
     rows = list(cluster.rows(["a", "b", "c"], 1, None))
     assert [row["file"] for row in rows] == ["a", "b", "c"]
     assert list(cluster.rows([], 1, None)) == []  # all were answered before
-    assert asked == [(["a", "b", "c"], (str(tiny_set), 3, "fast", "INT8", 1, None), 3)]
+    assert asked == [(["a", "b", "c"], (str(tiny_set), 3, "fast", "INT8", 1, None, None), 3)]
 
 
 def test_nobody_at_the_address(tmp_path, free_port):

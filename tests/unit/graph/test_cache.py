@@ -344,7 +344,9 @@ class Unsteady(FakeMember):
         self.rows = {pixel: np.array(row, np.float32) for pixel, row in ROWS.items()}
         self._fails, self._turns = fails, turns
 
-    async def classify(self, images, left_s, lane="interactive") -> MemberAnswer:
+    async def classify(
+        self, images, left_s, lane="interactive", *, has_features=False
+    ) -> MemberAnswer:
         number = len(self.asked)
         answer = await super().classify(images, left_s, lane)
         for _ in range(self._turns):

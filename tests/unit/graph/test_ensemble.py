@@ -203,7 +203,7 @@ def test_what_is_served(graph):
 class LateMember(fakes.FakeMember):
     """A member of this process, of whose answer a busy loop hears late."""
 
-    def classify(self, images, left_s, lane="interactive") -> Any:
+    def classify(self, images, left_s, lane="interactive", *, has_features=False) -> Any:
         answering = super().classify(images, left_s, lane)
 
         async def late():

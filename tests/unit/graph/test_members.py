@@ -275,7 +275,9 @@ class PlannedMember(FakeMember):
         self.rows = {len(CLEAR): np.array((0.1, 0.8, 0.1), np.float32)}
         self.rows |= {len(HARD): np.array((0.45, 0.35, 0.2), np.float32)}
 
-    async def classify(self, images, left_s, lane="interactive") -> MemberAnswer:
+    async def classify(
+        self, images, left_s, lane="interactive", *, has_features=False
+    ) -> MemberAnswer:
         self.began_s = asyncio.get_running_loop().time()
         await asyncio.sleep(self.plan.takes_s if self.plan.takes_s < math.inf else 10 * TIMEOUT_S)
         if not self.plan.answers:

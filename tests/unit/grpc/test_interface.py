@@ -339,7 +339,9 @@ async def test_the_answer_is_that_of_http(service, client):
     good, bad = told["results"]
     assert bad["error"].pop("status") == 3  # what HTTP says in its status line
     assert good["classified"].pop("missing_members") == {}  # which JSON leaves out
-    assert [good["classified"].pop(name) for name in ("asked", "answer_set")] == [[], []]
+    assert [good["classified"].pop(name) for name in ("asked", "answer_set", "embedding")] == [
+        []
+    ] * 3
     assert [good["classified"], bad] == form.json()["results"]
     assert told["request_id"] == form.json()["request_id"]
 

@@ -71,6 +71,7 @@ VALUES = {name: (str(value), value) for name, value in AS_PRINTED.items()} | {
     "unload_after_s": ("60", 60.0),
     "set_weights": ("{imagenet: 2}", {"imagenet": 2.0}),
     "feedback": ("true", True),
+    "icc_profiles": ("convert", "convert"),
     "proxy_protocol": ("true", True),
 }
 NEEDS = {"sample_ratio": "sample_dir"}  # a setting that is refused without another

@@ -1,12 +1,15 @@
 """What a file says about itself is read right, and cheaply, whatever its bytes."""
 
 import base64
+import gzip
 import io
 import pickle
 import struct
 import sys
 import time
-from urllib.parse import urlencode
+import zipfile
+import zlib
+from urllib.parse import quote, urlencode
 
 import numpy as np
 import pytest
@@ -75,6 +78,12 @@ def saved(array) -> bytes:
     return buffer.getvalue()
 
 
+def zipped(name: str, data: bytes) -> bytes:
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as archive:
+        archive.writestr(name, data)
+    return buffer.getvalue()
+
+
 @cases(
     "data, says",
     (
@@ -92,7 +101,27 @@ def saved(array) -> bytes:
     (b"--x\r\nContent-Disposition: form-data\r\n\r\n" + PHOTO, "a form without.*curl -F"),
     (saved(np.zeros((3, 5), np.uint8)), f"NumPy array.*{AS_TENSOR}"),
     *((pickle.dumps([PHOTO], protocol), f"pickle.*{AS_TENSOR}") for protocol in (2, 3, 4, 5)),
+    *((pickle.dumps(value, n), "pickle") for value in ({"a": 1}, [PHOTO]) for n in (0, 1, 5)),
+    *((pickle.dumps(PHOTO, protocol), "pickle") for protocol in (2, 3, 4, 5)),
     (bytes(224 * 224 * 3), f"as many as 224 x 224 pixels without a format.*{AS_TENSOR}"),
+    (bytes(640 * 480 * 3), f"as many as 640 x 480 pixels without a format.*{AS_TENSOR}"),
+    (bytes(1080 * 1920 * 3), "as many as 1440 x 1440 or 1920 x 1080 pixels"),
+    (bytes(90 * 60 * 4), "as many as 90 x 60 pixels"),
+    (b"top_k=5&image=" + quote(IN_BASE64, safe="").encode(), "urlencoded"),
+    (urlencode({"image": PHOTO}).encode(), "urlencoded"),
+    (b'"' + IN_BASE64 + b'"', "base64"),
+    (IN_BASE64.replace(b"/", b"_"), "base64"),
+    (str(bytearray(PHOTO)).encode(), "the text that Python writes of bytes"),
+    (PHOTO.hex().encode(), "hexadecimal text"),
+    (PHOTO.decode("utf-8", "replace").encode(), "a file that was read as text.*read it as bytes"),
+    (PHOTO.decode("latin-1").encode(), "a file that was read as text"),
+    (gzip.compress(PHOTO), "compressed .*Content-Encoding: gzip"),
+    (zlib.compress(PHOTO), "compressed"),
+    (zipped("a.jpg", PHOTO), "compressed"),
+    (zipped("a.npy", b""), f"NumPy arrays.*{AS_TENSOR}"),
+    (b"[object FormData]", "JavaScript's text of an object"),
+    (b"array([[[1, 2, 3]", f"the text of an array.*{AS_TENSOR}"),
+    (b"https://example.org/a?b=c", "an address, and the service fetches nothing"),
     ids=lambda value: "" if isinstance(value, bytes) else value[:20],
 )
 def test_what_an_image_is_wrapped_in_is_named(data, says):

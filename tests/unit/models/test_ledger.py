@@ -23,11 +23,13 @@ from models.ledger import (
 from models.manifest import Manifest, read_manifest
 from models.record import FileRecord, ImageRecord
 from tests.support.cases import cases
+from tests.support.plans import plan_of
 from tests.support.tiny_networks import drop_of, with_accuracy, write_tiny_set
 
 TOP1 = {"sure": 0.9, "unsure": 0.8, "ensemble": 0.9}
 GOOD = drop_of(0.0, 700)
 LIMIT = 0.005
+STEPS = ((("sure",), 0.9), (("unsure",), None))
 
 
 @pytest.fixture
@@ -110,6 +112,14 @@ VERDICTS: dict[str, tuple[Callable[[Manifest], Manifest], str, tuple[str, ...]]]
     "verified, then fewer images": (
         lambda m: with_drop(with_drop(m, 0.0, images_sha256="1" * 64), 0.0, num_images=20),
         "verified", ()),
+    "measured with a plan": (
+        lambda m: m.model_copy(update={"fast_plan": plan_of(m.plan_key("INT8"), STEPS)}),
+        "unmeasured", ("on 100 images of none, when its fast plan was made (2026-01-01); " + ASK,),
+    ),
+    "a plan of other networks": (
+        lambda m: m.model_copy(update={"fast_plan": plan_of("", STEPS)}), "unmeasured",
+        ("no accuracy record",),
+    ),
     "never compared": (lambda m: with_accuracy(m, TOP1), "unmeasured", ("never compared",)),
     "dropped, then the same images without float networks": (
         lambda m: with_record(with_drop(m, 0.1), with_accuracy(m, TOP1).accuracy[0]),

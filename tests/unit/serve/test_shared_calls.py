@@ -282,7 +282,7 @@ async def test_a_fault_of_one_file_is_in_its_own_answer() -> None:
 class Picky(FakeMember):
     """Refuses images of value 1."""
 
-    async def classify(self, images, left_s, lane="interactive"):
+    async def classify(self, images, left_s, lane="interactive", *, has_features=False):
         if images.flat[0] == 1:
             raise OverloadedError("no room", 3)
         return await super().classify(images, left_s, lane)
@@ -298,7 +298,7 @@ async def test_what_one_is_refused_the_others_get() -> None:
 class Asked(FakeMember):
     """Remembers who asks."""
 
-    async def classify(self, images, left_s, lane="interactive"):
+    async def classify(self, images, left_s, lane="interactive", *, has_features=False):
         self.callers = [*getattr(self, "callers", []), CALLER.get()]
         return await super().classify(images, left_s, lane)
 
@@ -434,7 +434,7 @@ async def test_a_replica_or_a_message_of_another_version_is_one_of_another_set()
 
 async def test_a_deadline_that_is_over_is_the_stages_to_tell() -> None:
     class Strict(FakeMember):
-        async def classify(self, images, left_s, lane="interactive"):
+        async def classify(self, images, left_s, lane="interactive", *, has_features=False):
             if left_s <= 0:
                 raise DeadlineError("late")
             return await super().classify(images, left_s, lane)

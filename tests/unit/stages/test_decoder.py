@@ -21,9 +21,12 @@ from app.stages.threads import MAX_RUN_S
 from models.errors import TooManyPixelsError
 from models.image import ImageInputs
 from tests.support.cases import cases
+from tests.support.icc_profiles import DISPLAY_P3, matrix_profile
+from tests.support.images import encode
 from tests.support.tiny_networks import COLORS, SIZE, picture
 
 LARGE_SIDE = 1500  # px: as PNG over HEAVY_PIXELS
+P3 = matrix_profile(DISPLAY_P3)
 MAIN = threading.main_thread().name
 
 
@@ -52,6 +55,14 @@ async def test_what_phones_send_is_decoded_within_the_same_limits(decoder):
     for image, color in zip(decoded.images, ("blue", "green"), strict=True):
         np.testing.assert_allclose(image[0, 0], COLORS[color], atol=3)
     assert {i: f.code for i, f in decoded.faults.items()} == {2: "too_many_pixels"}
+
+
+async def test_wide_gamut_becomes_srgb_if_asked_for(tiny_set):
+    red = encode(np.full((32, 32, 3), (234, 51, 35), np.uint8), "PNG", icc_profile=P3)
+    for icc_profiles, right in (("ignore", (35, 51, 234)), ("convert", (0, 0, 255))):
+        decoder = Decoder(Settings(model_set=str(tiny_set), icc_profiles=icc_profiles))
+        (image,) = (await decoder.decode([red])).images
+        np.testing.assert_allclose(image[0, 0], right, atol=2)
 
 
 @pytest.mark.parametrize("files", [[], [b"a", b"b"]])

@@ -1,5 +1,6 @@
 """The alert rules, played by promtool over series as they really come."""
 
+import json
 import re
 import subprocess
 from collections.abc import Mapping
@@ -339,3 +340,33 @@ def test_the_latency_objective_is_a_bucket() -> None:
     bounds = set(re.findall(r'le="(\d+)"', ALERTS.read_text("utf-8")))
     assert bounds == {"500"}
     assert bounds <= {f"{bound:g}" for bound in table.BUCKETS_MS}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "shares"),
+    [
+        ({}, (0, 0)),
+        ({"200": "0+0x60"}, (0, 0)),
+        ({"200": "0+9x60"}, (0, 0)),
+        ({"200": "0+9x60", "500": "0+1x60"}, (0.1, 0)),
+        ({"200": "0+9x60", "429": "0+1x60"}, (0, 0.1)),
+        ({"503": "0+1x60"}, (1, 0)),
+    ],
+    ids=["no metric", "no request", "no error", "5xx", "429", "5xx alone"],
+)
+def test_the_panel_of_errors_shows_zero_where_there_are_none(tmp_path, statuses, shares):
+    panels = json.loads((ALERTS.parents[1] / "grafana/tandem.json").read_text("utf-8"))["panels"]
+    (errors,) = (panel for panel in panels if panel["title"] == "Errors")
+    given = [
+        series(COUNTED, {"operation": "classify", "status": status}, values)
+        for status, values in statuses.items()
+    ]
+    asked = [
+        {
+            "expr": target["expr"].replace("$__rate_interval", "1m"),
+            "eval_time": "5m",
+            "exp_samples": [{"labels": "{}", "value": share}],
+        }
+        for target, share in zip(errors["targets"], shares, strict=True)
+    ]
+    play_expressions(tmp_path, given, asked, 10)

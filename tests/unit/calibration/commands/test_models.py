@@ -15,6 +15,7 @@ from models.manifest import read_manifest
 from models.record import FileRecord
 from tests.support.cases import cases
 from tests.support.command_line import tandem
+from tests.support.plans import planned
 from tests.support.runtime_files import write_mixed_set
 from tests.support.tiny_networks import with_accuracy, write_tiny_set
 
@@ -87,6 +88,12 @@ def test_a_record_without_an_ensemble_is_no_obstacle(tmp_path):
     result = models("list", "--model-dir", tmp_path)
     assert result.exit_code == 0, result.exception
     assert "not measured" in result.stdout
+
+
+def test_what_a_plan_measured_is_listed_without_a_record(sets):
+    planned(sets / "tiny", (("sure",), 0.9), (("unsure",), None))
+    top1 = read_manifest(sets / "tiny").fast_plan.judged.full_top1
+    assert f"INT8 {top1:.4f}" in models("list", "--model-dir", sets).stdout
 
 
 def test_the_ensembles_accuracy_is_listed_until_the_networks_change(tmp_path):

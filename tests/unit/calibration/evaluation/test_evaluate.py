@@ -227,7 +227,7 @@ def test_calibration_images_are_refused(tmp_path: Path, pictures: Path) -> None:
     write_manifest(folder, manifest.model_copy(update={"calibration": record}))
     done = evaluated(folder, "--images", pictures)
     assert isinstance(done.exception, ModelSetError)
-    assert "2 of 21 images were used to calibrate tiny" in str(done.exception)
+    assert "2 of 21 images were used to make tiny" in str(done.exception)
     assert read_manifest(folder).accuracy == ()
 
 

@@ -23,6 +23,7 @@ from models.manifest import ENSEMBLE, Manifest, read_manifest
 from models.model_set import load_model_set
 from models.plan import SureRecord
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
+from tests.support.plans import plan_of
 from tests.support.scored_sets import write_scored_set
 from tests.support.tiny_networks import write_pictures, write_tiny_set
 
@@ -124,6 +125,28 @@ def test_few_foreign_images_reach_a_bound_and_others_say_how_many(manifest: Mani
     collected.foreign = rows_of(manifest, {"sure": flat[:9], "unsure": flat[:9]}, truth[:9])
     with pytest.raises(ModelSetError, match=r"--foreign has 9 images: .* at least 200"):
         fitting.fit_trust(manifest, collected, 0.8)
+
+
+def test_the_whole_plan_keeps_to_the_share_of_foreign_images(manifest: Manifest) -> None:
+    rows, truth = drawn(6000, 4)
+    likely = np.random.default_rng(2).uniform(0.5, 0.85, 2000).astype(np.float32)
+    flat = np.zeros((2000, NUM_CLASSES), np.float32)
+    flat[:, 0], flat[:, 1] = likely, 1 - likely
+    foreign = rows_of(manifest, {"sure": flat, "unsure": flat}, np.full(2000, -1))
+    collected = rows_of(manifest, {"sure": rows, "unsure": tempered(rows, 1.5)}, truth)
+    asks = ((("sure",), 0.7), (("unsure",), None))
+    plan = plan_of(manifest.plan_key("INT8"), asks)
+    alone = fitting.with_bounds(plan, collected, 0.8)
+    collected.foreign = foreign
+    steps = fitting.with_bounds(plan, collected, 0.8).steps
+    assert [round(step.share, 3) for step in steps] == [
+        round(step.share, 3) for step in alone.steps
+    ]
+    assert alone.steps[0].sure.probability < 0.8
+    judged: list[Any] = [step.sure.foreign for step in steps]
+    num_sure = sum(float(own.share) * own.num_images for own in judged)
+    assert num_sure / foreign.mask("judge").sum() == pytest.approx(0.05, abs=0.02)
+    assert min(step.sure.probability for step in steps) > 0.82
 
 
 @settings(max_examples=60, deadline=None, database=None)
