@@ -10,6 +10,7 @@ HAProxy copies a client's time limit to a header that Serve does not know. Other
 answer a late request in plain text, before the Gateway does.
 """
 
+from models.errors import ConfigError as ConfigError
 from models.errors import TandemError
 
 # What to do next; errors end with one of them.
@@ -19,12 +20,6 @@ MORE_TIME = (
 IN_A_SECOND = "try again in a second"
 UPDATING = f"a rolling update is under way; {IN_A_SECOND}"
 MAX_SHOWN = 40  # characters of a client's value that an error repeats
-
-
-class ConfigError(TandemError):
-    """The configuration cannot be used, or not on this machine."""
-
-    code = "config"
 
 
 class ServiceEndedError(TandemError):

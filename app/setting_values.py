@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     IPvAnyNetwork,
@@ -198,6 +199,10 @@ def _check_function_name(name: str | None) -> str | None:
 # Fields of the settings. The check is outermost, so that its errors name the field alone.
 CachePlace = Annotated[str, AfterValidator(_check_cache)]
 FunctionName = Annotated[str | None, AfterValidator(_check_function_name)]
+FunctionNames = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_function_name)], ...],
+    BeforeValidator(lambda names: names.split(",") if isinstance(names, str) else names),
+]
 Origins = Annotated[tuple[str, ...], AfterValidator(check_origins)]
 
 

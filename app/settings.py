@@ -13,6 +13,7 @@ from app.setting_values import (
     RETIRED,
     CachePlace,
     FunctionName,
+    FunctionNames,
     Networks,
     Origins,
     UserPath,
@@ -348,8 +349,10 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
     )
     preprocess: FunctionName = Field(
         None,
-        description="your own function between the Decoder and the members, from pixels to "
-        "pixels: package.module:function; null: none",
+        description="your own function from pixels to pixels: package.module:function; null: none",
+    )
+    set_functions: FunctionNames = Field(
+        (), description="functions that model sets may name as their own preprocess"
     )
     combine: FunctionName = Field(
         None,

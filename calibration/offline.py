@@ -40,6 +40,7 @@ from models.model_set import (
 )
 from models.network import Features, Pixels, RuntimeOptions
 from models.network import load as load_network
+from models.own_functions import inputs_of, outputs_of_views
 from models.plan import PlanName, Trust, in_steps
 from models.record import Precision
 
@@ -166,7 +167,7 @@ class LocalEnsemble:
             OSError: the file cannot be read.
         """
         data = image if isinstance(image, bytes) else Path(image).read_bytes()
-        (rows,) = self._run(self._networks.read(data)[None])
+        (rows,) = self._run(self._networks.read(data))
         return self._answer(rows, top_k, threshold)
 
     def classify_many(
@@ -347,7 +348,7 @@ class InProcessPipeline:
         self, model_set: ModelSet, precision: Precision, setup: Setup, over_members: Map = map
     ) -> None:
         self.setup, self._map = setup, over_members
-        self._inputs = model_set.manifest.inputs
+        self._inputs = inputs_of(model_set.manifest)
         self._weights = model_set.manifest.weights
         options = RuntimeOptions(
             num_threads=setup.streams * setup.threads,
@@ -374,9 +375,11 @@ class InProcessPipeline:
 
     def answer(self, batch: Sequence[bytes]) -> np.ndarray:
         """Decode a batch and return the ensemble's float32 (N, C)."""
-        pixels = np.stack([self._inputs.read(body) for body in batch])
+        pixels = self._inputs.views(np.stack([self._inputs.read(body) for body in batch]))
         names = list(self._networks)
-        rows = self._map(lambda n: self._networks[n].predict(self._inputs.of(n, pixels)), names)
+        rows = self._map(
+            lambda n: outputs_of_views(self._networks[n], self._inputs.of(n, pixels))[0], names
+        )
         return average(dict(zip(names, rows, strict=True)), self._weights)
 
 

@@ -83,6 +83,7 @@ class Conditions(Record):
     member_images: dict[str, ImageRecord] | None = None  # of members with an own input
     threshold: float | None = None  # of a multi-label set; None: a classification set
     temperatures: dict[str, float] | None = None  # of members and ensemble; None: all are 1
+    preprocess: str | None = None  # the set's own function
 
     def changes(self, now: "Conditions") -> list[str]:
         """Return the names of conditions that differ in ``now``, for people."""
@@ -94,6 +95,7 @@ class Conditions(Record):
             "the float type": (self.float_type, now.float_type),
             "the threshold": (self.threshold, now.threshold),
             "temperatures": (self.temperatures, now.temperatures),
+            "preprocess": (self.preprocess, now.preprocess),
         }
         return [what for what, (before, after) in pairs.items() if before != after]
 

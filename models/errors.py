@@ -22,6 +22,12 @@ class TandemError(Exception):
         return str(self.args[0]) if self.args else type(self).__name__
 
 
+class ConfigError(TandemError):
+    """The configuration cannot be used, or not on this machine."""
+
+    code = "config"
+
+
 class ImageError(TandemError):
     """The image itself is at fault: sending it again cannot help."""
 

@@ -433,6 +433,16 @@ class ImageInputs:
         """Check a file with the usual limits and decode it; see :func:`models.image.read_image`."""
         return self.decode(data, self.check(data))
 
+    def views(self, images: Pixels) -> Pixels:
+        """Return decoded images as the networks get them; a set's own function may change them."""
+        return images
+
+    def first_view(self, data: bytes | memoryview) -> Pixels:
+        """Read a file as the networks get it, in the first of its views."""
+        images = self.views(self.read(data)[None])
+        first: Pixels = images[0] if images.ndim in (2, 4) else images[0, 0]
+        return first
+
     def warm_up(self) -> None:
         """Read a small picture, since the first one has to import and set up."""
         _, file = cv2.imencode(".jpg", np.zeros((8, 8, COLORS), np.uint8))

@@ -192,6 +192,9 @@ class Manifest(Record):
     members: Annotated[tuple[MemberRecord, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
     # Computed by layers that are not INT8; bf16 only on CPUs that support it.
     float_type: FloatType = "f32"
+    # A function on pixels between decoding and the members, package.module:function. It runs only
+    # where its name is allowed (models/own_functions.py).
+    preprocess: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
     # The top-1 (a fraction) that INT8 may cost a member or the ensemble; more is not served.
     max_drop: Annotated[float, Field(ge=0, le=1)] = 0.005
     calibration: FileRecord | None = None  # sha256 of each image that INT8 was calibrated with
@@ -258,6 +261,7 @@ class Manifest(Record):
             member_images={m.name: m.image for m in self.members if m.image} or None,
             threshold=self.threshold,
             temperatures=self.temperatures if set(self.temperatures.values()) != {1.0} else None,
+            preprocess=self.preprocess,
         )
 
     @property
@@ -300,6 +304,7 @@ class Manifest(Record):
         parts = [self.name, self.image.key, self.labels.sha256, self.float_type]
         parts += [] if self.threshold is None else [f"{self.task} {self.threshold!r}"]
         parts += [repr(self.temperatures)] if self.conditions.temperatures else []
+        parts += [f"preprocess {self.preprocess}"] if self.preprocess else []
         parts += [f"sure {self.sure.probability!r}"] if self.sure else []
         parts += [f"set {self.answer_set.probability!r}"] if self.answer_set else []
         for subset in self.trust:
@@ -318,6 +323,7 @@ class Manifest(Record):
         That is the precision's networks, and what makes probabilities of their outputs.
         """
         parts = [precision, self.image.key, self.labels.sha256, self.float_type]
+        parts += [f"preprocess {self.preprocess}"] if self.preprocess else []
         for member in self.members:
             parts += [member.name, repr(member.weight), repr(member.temperature)]
             parts += [member.network(precision).fingerprint]

@@ -81,7 +81,8 @@ def _as_written(size: Size) -> Size:
     return size_of(*sides_of(size))
 
 
-Side = Annotated[int, Field(ge=1, le=4096)]
+MAX_SIDE = 4096  # px, of a network's input
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 # px: the side of a square, or height and width
 InputSize = Annotated[Side | tuple[Side, Side], AfterValidator(_as_written)]
 

@@ -29,7 +29,7 @@ def with_cache(
     """
     if settings.cache == "none":
         return ensemble
-    keys = ImageKeys(settings, model_set, identities(settings))
+    keys = ImageKeys(settings, model_set, identities(settings, model_set.manifest))
     shared = None
     if settings.cache != "local":
         num = len(ensemble.member_names)

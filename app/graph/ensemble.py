@@ -26,10 +26,11 @@ from app.graph.redis_cache import Outcome
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.graph.set_checks import check_plan
 from app.settings import Settings
-from app.stages.own_functions import OwnPreprocess, fingerprint_with, load_function
+from app.stages.own_functions import OwnPreprocess, fingerprint_with
 from models.ensemble import Probabilities, average
 from models.model_set import ModelSet
 from models.network import Pixels
+from models.own_functions import load_function
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,10 @@ class ServedModels:
     ] = None
     preprocess: Annotated[
         str | SkipJsonSchema[None],
-        Field(description="the operator's own function between decoder and members; if set"),
+        Field(
+            description="the own function between decoder and members, of the operator or "
+            "of the set; if set"
+        ),
     ] = None
     combine: Annotated[
         str | SkipJsonSchema[None],
@@ -162,7 +165,7 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
         plan=settings.plan,
         fast_plan=fast_plan.model_dump(mode="json", exclude_none=True) if fast_plan else None,
         answer_set=manifest.answer_set.model_dump(mode="json") if manifest.answer_set else None,
-        preprocess=settings.preprocess,
+        preprocess=settings.preprocess or manifest.preprocess,
         combine=settings.combine,
         model_sets=all_sets if len(all_sets) > 1 else None,
         models=all_sets,

@@ -210,11 +210,13 @@ class Inference:
         )
 
     async def _pixels_of(self, tensor: Tensor) -> Bytes:
-        """Return :func:`uint8_array` of a tensor; long ones are converted in turn, on a thread."""
+        """Return a tensor's pixels, (N, H, W, 3); long ones are converted in turn, on a thread."""
         if len(tensor.packed or ()) <= LONG_BYTES:
-            return uint8_array(tensor)
-        async with self._converting:
-            return await asyncio.to_thread(uint8_array, tensor)
+            pixels = uint8_array(tensor)
+        else:
+            async with self._converting:
+                pixels = await asyncio.to_thread(uint8_array, tensor)
+        return pixels.repeat(3, axis=3) if pixels.shape[3] == 1 else pixels  # of grey
 
 
 def _images_of(answers: RequestAnswers) -> tuple[list[Classified], Fault | None]:

@@ -275,8 +275,8 @@ class ServedModel:
             )
         else:
             height, width = sides_of(size)
-            form = f"[N,{height},{width},3], in the order blue, green, red"
-            datatype, fits = "UINT8", shape[1:] == (height, width, 3)
+            form = f"[N,{height},{width},3], in the order blue, green, red, or [N,...,1] of grey"
+            datatype, fits = "UINT8", shape[1:] in ((height, width, 3), (height, width, 1))
         if tensor.datatype != datatype:
             raise BadTensorError(
                 f"input {tensor.name} has datatype {tensor.datatype}; it is {datatype}"

@@ -8,24 +8,14 @@ its result does not fit, only the request that it was called for fails (500, cod
 
 import asyncio
 import hashlib
-import importlib
-import inspect
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from itertools import product
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from opentelemetry.trace import SpanContext
 
 from app.errors import ConfigError, FunctionError
@@ -39,47 +29,25 @@ from models.ensemble import Probabilities
 from models.image import ImageInputs
 from models.manifest import Manifest
 from models.network import Pixels
+from models.own_functions import (
+    NUM_IMAGES,
+    SEED,
+    OwnFunction,
+    WrongAnswerError,
+    described,
+    failures_named,
+    function_of_set,
+    grouped,
+    load_function,
+    read_only,
+    tried_views,
+)
 
 SUM_TOLERANCE = 1e-3  # of a row's sum; the float32 sum of 1,000 classes is off by a hundredth of it
 # A class that eight members score 0.99 keeps a higher product than this.
 SURELY_THERE = 0.6
 T = TypeVar("T")
 logger = logging.getLogger("ray.serve")
-Stage = Literal["preprocess", "combine"]
-NUM_ARGUMENTS: dict[Stage, int] = {"preprocess": 1, "combine": 2}
-SIGNATURES = "app/stages/own_functions.py has the signatures"
-# By module, and names of modules.
-_DIGESTS: WeakKeyDictionary[ModuleType, dict[tuple[str, str], str]] = WeakKeyDictionary()
-MAX_VIEWS = 8  # each costs an inference of every member
-SEED = 17
-NUM_IMAGES = (1, 3)  # in each call: a function must accept any number
-A = TypeVar("A", bound=npt.NDArray[np.generic])
-
-
-class WrongAnswerError(ValueError):
-    """A function's result does not fit its signature; the message says why."""
-
-
-def as_pixels(
-    answer: object, shape: tuple[int, ...], num_views: int | None = None
-) -> tuple[Pixels, int]:
-    """Check the result of ``preprocess``; return uint8 (V * N, H, W, 3), contiguous, and V.
-
-    ``shape`` is that of the function's argument, (N, H, W, 3). ``num_views`` is the required number
-    of views per image, V; None: any number from 1 to ``MAX_VIEWS``.
-    """
-    num_images, *rest = shape
-    views = f"{num_views} * {num_images}" if num_views else f"V * {num_images}"
-    wanted = f"uint8 ({views}, {', '.join(map(str, rest))})"
-    if not isinstance(answer, np.ndarray) or answer.dtype != np.uint8:
-        raise WrongAnswerError(f"{_described(answer)}, not {wanted}")
-    per_image, left = divmod(len(answer), num_images) if answer.ndim == len(shape) else (0, 0)
-    fits = per_image and not left and list(answer.shape[1:]) == rest
-    if not fits or (num_views is not None and per_image != num_views):
-        raise WrongAnswerError(f"{_described(answer)}, not {wanted}")
-    if per_image > MAX_VIEWS:
-        raise WrongAnswerError(f"{per_image} views of each image; the limit is {MAX_VIEWS}")
-    return np.ascontiguousarray(answer), per_image
 
 
 def as_rows(
@@ -91,7 +59,7 @@ def as_rows(
     """
     wanted = f"float32 {shape}"
     if not isinstance(answer, np.ndarray) or (answer.dtype, answer.shape) != (np.float32, shape):
-        raise WrongAnswerError(f"{_described(answer)}, not {wanted}")
+        raise WrongAnswerError(f"{described(answer)}, not {wanted}")
     rows: Probabilities = np.ascontiguousarray(answer)
     if not np.isfinite(rows).all():
         raise WrongAnswerError("NaN or infinity among the probabilities")
@@ -105,27 +73,6 @@ def as_rows(
         total = float(rows[int(off.argmax())].sum())
         raise WrongAnswerError(f"a row that sums to {total:g}, not to 1")
     return rows
-
-
-def _described(answer: object) -> str:
-    if isinstance(answer, np.ndarray):
-        return f"{answer.dtype} {answer.shape}"
-    return "None" if answer is None else f"a {type(answer).__name__}"
-
-
-@dataclass(frozen=True)
-class OwnFunction:
-    """An imported function of the operator."""
-
-    stage: Stage
-    name: str  # as in the settings
-    call: Callable[..., Any]
-    digest: str  # of its source files
-
-    @property
-    def identity(self) -> str:
-        """A hash that differs between functions, and changes with a function's source."""
-        return f"{self.stage}={self.name}@{self.digest}"
 
 
 class FunctionCalls:
@@ -179,24 +126,27 @@ class FunctionCalls:
         )
 
 
-def load_function(name: str | None, stage: Stage) -> OwnFunction | None:
-    """Import the function of a stage, MODULE:FUNCTION; None without a name.
+def preprocess_of(
+    name: str | None, allowed: Sequence[str], manifest: Manifest
+) -> OwnFunction | None:
+    """Return the function between Decoder and members: ``name``, the setting, or the set's own.
 
-    Raises :class:`ConfigError` if it cannot be imported, or does not accept the stage's arguments.
+    Raises :class:`ConfigError` if there are both, or the set's is not among those ``allowed``.
     """
     if name is None:
-        return None
-    module_name, _, attribute = name.partition(":")
-    module = _imported(stage, name, module_name)
-    if (function := getattr(module, attribute, None)) is None:
-        raise ConfigError(f"{stage}: {name}: module {module_name} has no {attribute}")
-    _check_callable(stage, name, function)
-    return OwnFunction(stage, name, function, _digest(module_name, function))
+        return function_of_set(manifest, allowed)
+    if manifest.preprocess is not None:
+        raise ConfigError(
+            f"preprocess is {name}, and model set {manifest.name} has its own, "
+            f"{manifest.preprocess}: leave the setting out"
+        )
+    return load_function(name, "preprocess")
 
 
-def identities(settings: Settings) -> tuple[str, ...]:
-    """Return the identities of the settings' functions; () if there are none."""
-    functions = (load_function(getattr(settings, stage), stage) for stage in NUM_ARGUMENTS)
+def identities(settings: Settings, manifest: Manifest) -> tuple[str, ...]:
+    """Return the identities of the functions of settings and set; () if there are none."""
+    preprocess = preprocess_of(settings.preprocess, settings.set_functions, manifest)
+    functions = (preprocess, load_function(settings.combine, "combine"))
     return tuple(function.identity for function in functions if function is not None)
 
 
@@ -208,61 +158,6 @@ def fingerprint_with(fingerprint: str, combine: OwnFunction | None) -> str:
     if combine is None:
         return fingerprint
     return hashlib.sha256(f"{fingerprint}\n{combine.identity}".encode()).hexdigest()[:12]
-
-
-def _imported(stage: Stage, name: str, module: str) -> object:
-    try:
-        return importlib.import_module(module)
-    except KeyboardInterrupt:
-        raise
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise ConfigError(f"{stage}: {name}: importing it raised {error!r}") from error
-        raise ConfigError(
-            f"{stage}: {name}: there is no module {error.name}; install it, or put its folder on "
-            "PYTHONPATH, on every node and before Ray starts"
-        ) from error
-    except BaseException as error:  # SystemExit included, which must not end this program
-        raise ConfigError(f"{stage}: {name}: importing it raised {error!r}") from error
-
-
-def _check_callable(stage: Stage, name: str, function: object) -> None:
-    if not callable(function):
-        kind = type(function).__name__
-        raise ConfigError(f"{stage}: {name} is no function but a {kind}; {SIGNATURES}")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"{stage}: {name} is asynchronous: give a plain function; {SIGNATURES}")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # functions in C have no signature: the trial call decides
-        return
-    try:
-        signature.bind(*range(NUM_ARGUMENTS[stage]))
-    except TypeError as error:
-        number = NUM_ARGUMENTS[stage]
-        raise ConfigError(
-            f"{stage}: {name}{signature} cannot be called with {number} positional "
-            f"argument{'s' * (number > 1)} ({error}); {SIGNATURES}"
-        ) from error
-
-
-def _digest(module_name: str, function: object) -> str:
-    """Return the hash of the files from which the function was imported, and of their packages.
-
-    Edits after import have no effect. Modules that these import from elsewhere are not included.
-    """
-    names = (module_name, getattr(function, "__module__", None) or module_name)
-    digests = _DIGESTS.setdefault(sys.modules[module_name], {})
-    if names in digests:
-        return digests[names]
-    files = set[Path]()
-    for module in map(sys.modules.get, names):
-        path = Path(getattr(module, "__file__", None) or "")
-        if path.is_file():
-            files |= {path, *(path.parent.glob("*.py") if module and module.__package__ else ())}
-    hashes = (hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
-    digests[names] = hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()[:16]
-    return digests[names]
 
 
 class Preprocess(Protocol):
@@ -314,11 +209,11 @@ class OwnPreprocess:
     @classmethod
     def of(cls, settings: Settings, manifest: Manifest) -> "OwnPreprocess | None":
         """Load and try the function; None without one; raises :class:`ConfigError` if it fails."""
-        if (function := load_function(settings.preprocess, "preprocess")) is None:
+        name, allowed = settings.preprocess, settings.set_functions
+        if (function := preprocess_of(name, allowed, manifest)) is None:
             return None
-        num_views = try_preprocess(
-            function, manifest, settings.max_files, settings.max_queued_images
-        )
+        num_views = tried_views(function, manifest.inputs)
+        check_views_fit(num_views, settings.max_files, settings.max_queued_images)
         calls = FunctionCalls(function, settings.decode_threads)
         return cls(calls, num_views, manifest.inputs)
 
@@ -329,15 +224,11 @@ class OwnPreprocess:
         and the views are (N, V, B) or (N, B).
         """
         parts = self._inputs.split(images)
-        calls = [self.calls.call(partial(self._grouped, p.shape), read_only(p)) for p in parts]
+        calls = [
+            self.calls.call(partial(grouped, shape=p.shape, num_views=self.num_views), read_only(p))
+            for p in parts
+        ]
         return self._inputs.joined(await asyncio.gather(*calls))
-
-    def _grouped(self, shape: tuple[int, ...], answer: object) -> Pixels:
-        pixels, num_views = as_pixels(answer, shape, self.num_views)
-        if num_views == 1:
-            return pixels
-        by_view = pixels.reshape(num_views, *shape)  # (V, N, H, W, 3)
-        return by_view.swapaxes(0, 1).copy()
 
 
 class OwnCombine:
@@ -377,28 +268,12 @@ def check_functions(settings: Settings, manifest: Manifest) -> None:
     OwnCombine.of(settings, manifest)
 
 
-def try_preprocess(
-    function: OwnFunction, manifest: Manifest, max_files: int, max_queued: int
-) -> int:
-    """Call the function on generated pixels; return its number of views per image.
-
-    Raises:
-        ConfigError: see :func:`check_functions`; or the members' queues are too short for the
-            views.
-    """
-    views: int | None = None
-    shapes = sorted({rule.shape for rule in manifest.inputs.rules})
-    for num_images, sides in product(NUM_IMAGES, shapes):
-        shape = (num_images, *sides)
-        images = np.random.default_rng(SEED).integers(0, 256, shape, np.uint8)
-        with _failures_named(function, f"uint8 {images.shape}"):
-            _, views = as_pixels(function.call(read_only(images)), images.shape, views)
-    assert views is not None
+def check_views_fit(num_views: int, max_files: int, max_queued: int) -> None:
+    """Raise :class:`ConfigError` if the members' queues are too short for a request's views."""
     try:
-        check_form_fits(max_queued, max_files * views)
+        check_form_fits(max_queued, max_files * num_views)
     except ValueError as error:
-        raise ConfigError(f"preprocess: {views} views of each file: {error}") from error
-    return views
+        raise ConfigError(f"preprocess: {num_views} views of each file: {error}") from error
 
 
 def try_combine(function: OwnFunction, manifest: Manifest, policy: AnswerPolicy) -> None:
@@ -411,7 +286,7 @@ def try_combine(function: OwnFunction, manifest: Manifest, policy: AnswerPolicy)
         shape = (num_images, manifest.num_classes)
         draw = partial(_drawn, shape, is_multi_label=is_multi_label)
         members = {name: read_only(draw(seed)) for seed, name in enumerate(names)}
-        with _failures_named(function, f"float32 {shape} of {', '.join(names)}"):
+        with failures_named(function, f"float32 {shape} of {', '.join(names)}"):
             answer = function.call(members, scaled(weights, names))
             rows = as_rows(answer, shape, is_multi_label=is_multi_label)
             if is_multi_label and (low := float(rows.min())) < SURELY_THERE:
@@ -428,13 +303,6 @@ def scaled(weights: Mapping[str, float], names: Sequence[str]) -> dict[str, floa
     return {name: weights[name] / total for name in names}
 
 
-def read_only(array: A) -> A:
-    """Return a read-only view of the array."""
-    seen = array.view()
-    seen.flags.writeable = False
-    return seen
-
-
 def _drawn(shape: tuple[int, int], seed: int, *, is_multi_label: bool) -> Probabilities:
     """Return rows that sum to one; of a multi-label set scores of 0.99 or more for every label."""
     drawn: Probabilities = np.random.default_rng((SEED, seed)).random(shape, np.float32)
@@ -442,18 +310,3 @@ def _drawn(shape: tuple[int, int], seed: int, *, is_multi_label: bool) -> Probab
         return np.asarray(np.float32(0.99) + np.float32(0.009) * drawn)
     drawn += np.float32(1e-3)
     return np.asarray(drawn / drawn.sum(axis=1, keepdims=True))
-
-
-@contextmanager
-def _failures_named(function: OwnFunction, tried_on: str) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # SystemExit included
-        is_wrong = isinstance(error, WrongAnswerError)
-        what = f"returned {error}" if is_wrong else f"raised {type(error).__name__}: {error}"
-        raise ConfigError(
-            f"{function.stage}: {function.name}, tried on {tried_on}, {what}; mend it, or leave "
-            f"{function.stage} out ({SIGNATURES})"
-        ) from error

@@ -28,7 +28,8 @@ from models.image import Resize, Size, size_of
 from models.image_resize import Interpolation
 from models.machine import needs_extra, pip_install
 from models.model_set import ModelSet, load_model_set, offline_precision
-from models.record import Precision, RuntimeName, Task, sha256_of
+from models.own_functions import ALLOWED_VARIABLE
+from models.record import MAX_SIDE, Precision, RuntimeName, Task, sha256_of
 
 if TYPE_CHECKING:
     from calibration.sets.add_set import NewSet
@@ -151,6 +152,14 @@ class AddOptions:
             help="of top-1 (multi_label: mAP or micro-F1) that INT8 may cost, a fraction",
         ),
     ] = 0.005
+    preprocess: Annotated[
+        str | None,
+        typer.Option(
+            help="MODULE:FUNCTION of yours, from pixels to pixels, which belongs to the set: "
+            "evaluate, quantize, classify --offline and serve call it where "
+            f"{ALLOWED_VARIABLE} names it"
+        ),
+    ] = None
     task: Annotated[
         Task | None,
         typer.Option(
@@ -214,6 +223,7 @@ def _new_set(options: AddOptions) -> "NewSet":
         description=options.description,
         hint=options.hint,
         max_drop=options.max_drop,
+        preprocess=options.preprocess,
         task=options.task,
         threshold=options.threshold,
     )
@@ -231,8 +241,11 @@ def _network(text: str) -> tuple[Path, str]:
 def _size(text: str) -> Size:
     """Read a size in px: 224, or 64x128 (height x width)."""
     sides = text.lower().split("x")
-    if not 1 <= len(sides) <= 2 or not all(side.isascii() and side.isdigit() for side in sides):
-        raise ModelSetError(f"--input-size {text!r}: write 224, or HEIGHTxWIDTH as 64x128")
+    is_size = 1 <= len(sides) <= 2 and all(side.isascii() and side.isdigit() for side in sides)
+    if not is_size or not 1 <= min(map(int, sides)) <= max(map(int, sides)) <= MAX_SIDE:
+        raise ModelSetError(
+            f"--input-size {text!r}: write 1 to {MAX_SIDE} px, or HEIGHTxWIDTH as 64x128"
+        )
     return size_of(int(sides[0]), int(sides[-1]))
 
 

@@ -20,6 +20,7 @@ from models.ledger import current_records, ensemble_figures
 from models.machine import installed_version
 from models.manifest import Manifest, MemberRecord
 from models.model_set import ModelSet, earlier_sets, list_folders, load_model_set, search_path
+from models.own_functions import ALLOWED_VARIABLE
 from models.stores import MAX_EARLIER, OBJECT_STORES, split_version
 
 out = Console(soft_wrap=True, highlight=False, emoji=False)
@@ -93,6 +94,7 @@ def set_as_json(manifest: Manifest) -> dict[str, Any]:
         "members": [member.name for member in manifest.members],
         "runtimes": {m.name: list(m.runtimes) for m in manifest.members},
         "task": manifest.task,
+        "preprocess": manifest.preprocess,
         "threshold": manifest.threshold,
         "top1": ensemble_figures(manifest, "top-1"),
         "mean_average_precision": ensemble_figures(manifest, "mAP"),
@@ -377,6 +379,8 @@ def tell(made: ModelSet, *, is_inferred: bool = False) -> None:
         at_a_time = f", {batch} image{'s' * (batch > 1)} at a time" if batch else ""
         out.print(f"  {record.name}: {', '.join(record.networks)}{where}, {size} px{at_a_time}")
     folder = escape(made.argument)
+    if (own := made.manifest.preprocess) is not None:
+        out.print(f"it calls {own}: export {ALLOWED_VARIABLE}={own} allows that")
     if any("INT8" not in m.networks for m in made.manifest.members if "openvino" in m.runtimes):
         out.print(f"next: tandem quantize {folder} --images DIR, then")
     out.print(f"tandem evaluate {folder} --images DIR; tandem serve --model-set {folder}")

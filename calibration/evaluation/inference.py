@@ -23,6 +23,7 @@ from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet
 from models.network import Features, LoadedNetwork, Pixels, RuntimeOptions, load
+from models.own_functions import inputs_of, outputs_of_views
 from models.plan import PlanRecord
 from models.record import Precision
 
@@ -69,7 +70,7 @@ class Networks:
         self.embedding = embedding
         self.manifest: Manifest = model_set.manifest
         self.num_threads = num_threads or available_cpus()
-        self._inputs = self.manifest.inputs.with_profiles(offline_profiles())
+        self._inputs = inputs_of(self.manifest).with_profiles(offline_profiles())
         self._weights = self.manifest.weights
         self._temperatures = self.manifest.temperatures
         self._cache_dir = cache_dir
@@ -137,17 +138,17 @@ class Networks:
         for image in batch:
             try:
                 data = image.read_bytes()
-                pixels.append(self.read(data))
+                pixels.append(self._inputs.read(data))
             except (ImageError, OSError) as error:
                 done.unreadable.append((image, error))
                 continue
             done.images.append(image)
             done.data.append(data)
-        return done, np.stack(pixels) if pixels else np.zeros(0, np.uint8)
+        return done, self._inputs.views(np.stack(pixels)) if pixels else np.zeros(0, np.uint8)
 
     def read(self, data: bytes) -> Pixels:
-        """Decode a file for all members; raise :class:`ImageError` if it is damaged or no image."""
-        return self._inputs.read(data)
+        """Decode a file, a batch of one; raise :class:`ImageError` if it is damaged or no image."""
+        return self._inputs.views(self._inputs.read(data)[None])
 
     def run(self, images: Pixels) -> NetworkProbabilities:
         """Return the answers of every network, and of the ensemble, to up to 8 decoded images."""
@@ -173,7 +174,7 @@ class Networks:
         rows = {}
         for name in names:
             network = self.compiled[precision][name]
-            own, features = network.predict_all(self._inputs.of(name, images))
+            own, features = outputs_of_views(network, self._inputs.of(name, images))
             if features is not None and pooled is not None:
                 pooled.append(features)
             rows[name] = tempered(own, self._temperatures[name])

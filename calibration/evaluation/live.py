@@ -90,7 +90,9 @@ class LiveService:
             answer = models.raise_for_status().json()
             served = {m["name"]: m["precision"] for m in answer["members"]}
             facts = (answer["model_set"], answer["labels"])
-            own = [f"{key}: {answer[key]}" for key in OWN_STAGES if answer.get(key)]
+            asked = {key: answer[key] for key in OWN_STAGES if answer.get(key)}
+            of_set = {"preprocess": model_set.manifest.preprocess}
+            own = [f"{key}: {name}" for key, name in asked.items() if of_set.get(key) != name]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             is_lost = isinstance(error, httpx.TransportError)
             reason = cause_of(error) if is_lost else type(error).__name__

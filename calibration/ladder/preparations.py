@@ -29,6 +29,7 @@ from models.machine import needs_extra
 from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions, read_manifest
 from models.model_set import ModelSet
 from models.openvino_network import CompiledNetwork, Pixels, RuntimeOptions, read_network
+from models.own_functions import inputs_of
 from models.record import Precision
 
 SEED = 20
@@ -273,14 +274,14 @@ def keep_labelled(job: LadderJob) -> None:
     if 0 < job.max_images < len(chosen):
         chosen = tuple(random.Random(SEED).sample(chosen, job.max_images))
     check_not_calibrated(model_set, chosen)
-    inputs, photos = model_set.manifest.inputs, job.work / PHOTOS
+    inputs, photos = inputs_of(model_set.manifest), job.work / PHOTOS
     images, classes = list[Pixels](), list[int]()
     shutil.rmtree(photos, ignore_errors=True)
     photos.mkdir()
     for image in chosen:
         with contextlib.suppress(ImageError, OSError):
             path = image.path.resolve()
-            pixels = inputs.read(path.read_bytes())
+            pixels = inputs.first_view(path.read_bytes())
             (photos / f"{len(images):08}{path.suffix}").symlink_to(path)
             images.append(pixels)
             classes.append(image.class_index)

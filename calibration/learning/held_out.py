@@ -30,6 +30,7 @@ from models.record import Precision
 ALIKE_FROM, ALIKE_ABOVE, ALIKE_MOST = 0.75, 0.15, 0.98
 NEIGHBOUR = 4  # its likeness is that of a class's photographs, even if each has some copies
 LEAST_FEATURES = 64  # in fewer dimensions unlike photographs are alike by chance
+SELDOM = 0.1  # the share of photographs that a bound of sure answers leaves out, at least
 BLOCK = 1024  # rows compared at a time
 
 
@@ -126,10 +127,10 @@ class HeldOut:
         is_sure, is_in = np.zeros(len(truth), np.bool_), np.zeros(rows.shape, np.bool_)
         for fold in np.unique(self.folds):
             own, others = self.folds == fold, self.folds != fold
-            bound = choose_bound(Answers(rows[others], truth[others], None), target)
+            bound = _bound(rows[others], truth[others], target)
             is_sure[own] = False if bound is None else rows[own].max(axis=1) >= np.float32(bound)
             is_in[own] = in_answer_set(rows[own], answer_set_bound(rows[others], truth[others]))
-        bound = choose_bound(Answers(rows, truth, None), target)
+        bound = _bound(rows, truth, target)
         right = rows.argmax(axis=1) == truth
         return AverageRecord(
             temperature=temperature,
@@ -142,6 +143,17 @@ class HeldOut:
                 mean_size=round(float(is_in.sum(axis=1).mean()), 3),
             ),
         )
+
+
+def _bound(rows: Probabilities, truth: Places, target: float) -> float | None:
+    """Return the bound of sure answers, below which few of the photographs (N, C) lie.
+
+    Where none is wrong every bound shows ``target``. But nothing is known of less likely answers,
+    as foreign photographs get.
+    """
+    bound = choose_bound(Answers(rows, truth, None), target)
+    usual = float(np.quantile(rows.max(axis=1), SELDOM))
+    return None if bound is None else max(bound, np.floor(usual * 1000) / 1000)
 
 
 def _sure_record(bound: float, target: float, is_sure: Flags, right: Flags) -> SureRecord:

@@ -26,6 +26,7 @@ from models.errors import ImageError, ModelSetError
 from models.image import ImageInputs
 from models.model_set import ModelSet
 from models.network import Pixels
+from models.own_functions import inputs_of
 
 SEED = 20
 # With fewer held-out images, chance alone moves top-1 by more than half a percentage point.
@@ -76,7 +77,7 @@ def draw_images(
             break
         try:
             data = path.read_bytes()
-            chosen.pixels.append(inputs.read(data))
+            chosen.pixels.append(inputs.first_view(data))
         except (ImageError, OSError) as error:
             chosen.unreadable.append(f"{path}: {error}")
             continue
@@ -148,7 +149,7 @@ def held_out(
     left = [image for image in left if image.path not in copies]
     if validation is None and len(left) < MIN_VALIDATION:
         return HeldOut(f"{len(left)} images are left for it, {MIN_VALIDATION} are needed")
-    labelled, hashes = _read(left, model_set.manifest.inputs)
+    labelled, hashes = _read(left, inputs_of(model_set.manifest))
     description = f"{len(hashes)} images of {validation or images}"
     return HeldOut(description, labelled, tuple(hashes), dataset.name)
 
@@ -165,7 +166,7 @@ def with_unlabelled(
     pixels = []
     for path in left if len(left) >= MIN_COMPARED else []:
         with suppress(ImageError, OSError):
-            pixels.append(inputs.read(path.read_bytes()))
+            pixels.append(inputs.first_view(path.read_bytes()))
     of = "photographs that calibration left" if pixels else "calibration images"
     if images is None:
         of = "crops of packaged photographs"
@@ -177,7 +178,7 @@ def _read(images: Sequence[LabelledImage], inputs: ImageInputs) -> tuple[Labelle
     for image in images:
         try:
             data = image.path.read_bytes()
-            pixels.append(inputs.read(data))
+            pixels.append(inputs.first_view(data))
         except (ImageError, OSError):
             continue  # evaluate lists unreadable files; here they are skipped
         truth.append(image.class_index)
@@ -212,7 +213,7 @@ def packaged_images(
     for place in range(num_images):
         square = _square(photographs[place % len(photographs)], generator)
         _, encoded = cv2.imencode(".png", square)
-        chosen.pixels.append(inputs.read(encoded.tobytes()))
+        chosen.pixels.append(inputs.first_view(encoded.tobytes()))
     return chosen
 
 

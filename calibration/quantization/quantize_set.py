@@ -54,6 +54,7 @@ from models.manifest import (
 )
 from models.model_set import ModelSet, read_lines
 from models.openvino_network import read_network
+from models.own_functions import inputs_of
 from models.record import Precision
 
 Say = Callable[[str], None]
@@ -127,7 +128,7 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     # INT8 is smaller than the float weights in FP16; golden answers and records fit into the rest.
     staging.check_room(sum(path.with_suffix(".bin").stat().st_size for path in floats.values()))
     size = max(o.subset_size for o in options.values())
-    inputs = manifest.inputs
+    inputs = inputs_of(manifest)
     say(f"reading {size} images of {request.images or SOURCE}")
     if request.images is not None:
         chosen = draw_images(request.images, size, inputs, request.subset_size is not None)

@@ -24,6 +24,7 @@ from models.errors import ModelSetError
 from models.image import SCALED, Size, size_text
 from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, Network, read_manifest
 from models.model_set import PARTIAL_SUFFIX, ModelSet
+from models.own_functions import load_function, tried_views
 from models.record import FileRecord, Precision, RuntimeName, Task, sha256_of
 
 NOT_YET = FileRecord(path="not-written-yet", sha256="0" * 64)
@@ -50,6 +51,7 @@ class NewSet:
     description: str = ""
     hint: str = ""
     max_drop: float = 0.005
+    preprocess: str | None = None  # the set's own function, package.module:function
     task: Task | None = None  # None: multi_label if all networks end in a sigmoid
     threshold: float | None = None  # of multi_label; None: DEFAULT_THRESHOLD
 
@@ -94,6 +96,8 @@ def add_set(
         )
     _check_alike(imported, len(labels), new.labels)
     planned = _planned(new, imported, len(labels), task)
+    if (function := load_function(planned.preprocess, "preprocess")) is not None:
+        tried_views(function, planned.inputs)
     folder = into / planned.name
     with create(folder, is_replaced=is_replaced, made_by="tandem models add") as staging:
         update = {
@@ -200,6 +204,7 @@ def _planned(new: NewSet, imported: Sequence[_Member], num_classes: int, task: T
         labels=NOT_YET,
         members=tuple(record(name) for name in dict.fromkeys(added.name for added in imported)),
         max_drop=new.max_drop,
+        preprocess=new.preprocess,
         hint=new.hint,
     )
 

@@ -184,16 +184,21 @@ def _checked_rgb(pixels: Any, channels: Channels | None) -> "NDArray[np.uint8]":
         raise TypeError(
             f"an image is a path, a file's bytes, or a NumPy array, not {type(pixels).__name__}"
         )
-    if channels not in ("rgb", "bgr"):
+    is_grey = len(shape) == 2 or shape[2:] == (1,)
+    if not is_grey and channels not in ("rgb", "bgr"):
         raise ValueError(
             f"channels is {channels!r}: say which order the array has, 'rgb' (Pillow, torchvision) "
             "or 'bgr' (OpenCV)"
         )
-    if str(dtype) != "uint8" or len(shape) != 3 or shape[2] != 3 or not all(shape):
+    is_image = is_grey or (len(shape) == 3 and shape[2] == 3)
+    if str(dtype) != "uint8" or not is_image or not all(shape):
         raise BadImage(
-            f"the array is {dtype} {tuple(shape)}; give uint8 (height, width, 3), 0 to 255",
+            f"the array is {dtype} {tuple(shape)}; give uint8 (height, width, 3), or (height, "
+            "width) of grey, 0 to 255",
             "bad_array",
         )
+    if is_grey:
+        return pixels.reshape(*shape[:2], 1).repeat(3, axis=2)  # type: ignore[no-any-return]
     rgb: NDArray[np.uint8] = pixels if channels == "rgb" else pixels[..., ::-1]
     return rgb
 

@@ -22,12 +22,14 @@ from machine import describe, write_result
 from running import TANDEM
 from sklearn.linear_model import LogisticRegression
 
-from calibration.datasets import find_images, read_dataset
-from calibration.evaluation.evaluate import evaluate_set
+from calibration.datasets import find_images
+from calibration.evaluation.fitting import Classes
 from calibration.evaluation.inference import Networks
 from calibration.learning.features import FeatureCache, backbones_of, compute
+from calibration.learning.heads import softmax
 from calibration.learning.photographs import photographs_of, read_photographs
-from models.ensemble import average
+from calibration.statistics import Tally
+from models.ensemble import Probabilities, average, tempered
 from models.manifest import ENSEMBLE
 from models.model_set import ModelSet, load_model_set
 
@@ -41,6 +43,9 @@ def main(
     foreign: Annotated[Path | None, typer.Option(help="photographs of other classes")] = None,
     others: Annotated[Path | None, typer.Option(help="to learn the class none from")] = None,
     origin: Annotated[str, typer.Option("--from")] = "imagenet",
+    cache: Annotated[
+        Path | None, typer.Option(help="of features, kept; seconds are then without computing them")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Learn sets of both problems, and write what they are worth."""
@@ -57,12 +62,12 @@ def main(
             rows = result["problems"][problem] = []
             for size in SIZES:
                 place = work / f"{problem}-{size}"
-                rows.append(_row(place, learned, judged, size, origin, foreign))
+                rows.append(_row(place, learned, judged, size, origin, cache, foreign))
                 if json_file is not None:  # the rest takes minutes
                     write_result(result, json_file)
         if others is not None:
             place = work / "photographs-none"
-            result["with_none"] = _row(place, train, evaluated, 20, origin, foreign, others)
+            result["with_none"] = _row(place, train, evaluated, 20, origin, cache, foreign, others)
     write_result(result, json_file)
 
 
@@ -76,6 +81,7 @@ def _row(
     judged: Path,
     size: int,
     origin: str,
+    cache: Path | None,
     foreign: Path | None,
     others: Path | None = None,
 ) -> dict[str, Any]:
@@ -89,24 +95,31 @@ def _row(
     command += ["--into", work / "sets", "--json", work / "out.json"]
     command += [] if others is None else ["--others", others]
     started, before = time.perf_counter(), os.times()
-    environment = {**os.environ, "XDG_CACHE_HOME": str(work / "cache")}
+    cache = cache or work / "cache"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache.absolute())}
     subprocess.run(list(map(str, command)), check=True, env=environment)
     seconds, after = time.perf_counter() - started, os.times()
     told = json.loads((work / "out.json").read_text("utf-8"))
     model_set = load_model_set(str(work / "sets" / "own"))
-    measured = evaluate_set(model_set, read_dataset(judged, model_set), ("INT8",))
-    top1 = {name: tally.score.model_dump() for name, tally in measured.tallies["INT8"].items()}
+    rows, logistic, truth = _answers(model_set, judged, FeatureCache(cache / "tandem/features"))
+    tallies = {name: Tally(len(model_set.labels)) for name in rows}
+    for name, tally in tallies.items():
+        tally.add(rows[name], truth)
+    top1 = {name: tally.score.model_dump() for name, tally in tallies.items()}
     held_out = told["accuracy"]["scores"]
     return {
         "photographs_a_class": size,
         "num_photographs": told["num_photographs"],
-        "num_evaluated": measured.num_images,
+        "num_evaluated": len(truth),
         "top1": {name: score["top1"] for name, score in top1.items()},
         "ensemble_interval": top1[ENSEMBLE]["top1_interval"],
         "calibration_error": top1[ENSEMBLE]["calibration_error"],
         "held_out": {p: of[ENSEMBLE]["top1"] for p, of in held_out.items()},
         "held_out_interval": held_out["INT8"][ENSEMBLE]["top1_interval"],
-        "logistic_regression": _logistic_regression(model_set, judged, work),
+        "logistic_regression": {
+            name: round(float((of.argmax(axis=1) == truth).mean()), 4)
+            for name, of in logistic.items()
+        },
         "sure": told["sure"],
         "num_near_duplicates": told["num_near_duplicates"],
         "seconds": round(seconds, 1),
@@ -115,25 +128,35 @@ def _row(
     }
 
 
-def _logistic_regression(model_set: ModelSet, judged: Path, work: Path) -> dict[str, float]:
-    cache = FeatureCache(work / "cache" / "tandem" / "features")
+def _answers(
+    model_set: ModelSet, judged: Path, cache: FeatureCache
+) -> tuple[dict[str, Probabilities], dict[str, Probabilities], Classes]:
+    """Return the rows (N, C) of the INT8 networks and of logistic regression, and the classes.
+
+    The networks' heads are applied to features, which all numbers of photographs share.
+    """
     learned, labels = photographs_of(model_set), list(model_set.labels)
     new = read_photographs([judged]).photographs
     truth = np.array([labels.index(photograph.label) for photograph in new])
     classes = np.repeat([labels.index(photograph.label) for photograph in learned], 2)
     int8 = {n: b for n, b in backbones_of(model_set).items() if n[1] == "INT8"}
-    of_judged = FeatureCache(work.parent / "judged")  # the same for all numbers of photographs
-    compute(int8, new, model_set.manifest.inputs, of_judged, lambda batches, _: batches)
-    rows = {}
+    compute(int8, new, model_set.manifest.inputs, cache, lambda batches, _: batches)
+    rows, logistic, manifest = {}, {}, model_set.manifest
     for (member, _), backbone in int8.items():
+        of_new = cache.features(backbone, [photograph.sha256 for photograph in new])[:, 0]
+        head = next(n for n in backbone.whole.get_ops() if n.get_friendly_name() == "head")
+        (shift,) = head.output(0).get_target_inputs()
+        weights = head.input_value(1).get_node().data
+        bias = shift.get_node().input_value(1).get_node().data
+        own = softmax(of_new.astype(np.float64) @ weights + bias)
+        rows[member] = tempered(own, manifest.temperatures[member])
         features = cache.features(backbone, [photograph.sha256 for photograph in learned])
         model = LogisticRegression(max_iter=1000)
         model.fit(features.reshape(len(classes), -1), classes)
-        of_new = of_judged.features(backbone, [photograph.sha256 for photograph in new])[:, 0]
-        rows[member] = model.predict_proba(of_new).astype(np.float32)
-    rows[ENSEMBLE] = average(rows, model_set.manifest.weights)
-    right = {name: float((of.argmax(axis=1) == truth).mean()) for name, of in rows.items()}
-    return {name: round(share, 4) for name, share in right.items()}
+        logistic[member] = model.predict_proba(of_new).astype(np.float32)
+    rows[ENSEMBLE] = average(rows, manifest.weights, manifest.temperature)
+    logistic[ENSEMBLE] = average(logistic, manifest.weights)
+    return rows, logistic, truth
 
 
 def _foreign(model_set: ModelSet, folder: Path) -> dict[str, int | None]:

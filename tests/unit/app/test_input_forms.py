@@ -118,8 +118,11 @@ def write_folder(folder: Path) -> Path:
     return folder
 
 
-async def test_every_interface_gives_the_same_row(made):
+@pytest.mark.parametrize("is_grey", [False, True], ids=["colour picture", "grey picture"])
+async def test_every_interface_gives_the_same_row(made, is_grey):
     picture = half("top", 9)
+    if is_grey:
+        picture[...] = picture[..., :1]
     file, pixels = encode(picture, "PNG"), made.manifest.inputs.read(encode(picture, "PNG"))
     assert pixels.shape == (HEIGHT, WIDTH, 3)
     (row,) = np.mean(
@@ -150,6 +153,10 @@ async def test_every_interface_gives_the_same_row(made):
                 pixels.tobytes(), name="pixels", datatype="UINT8", shape=[1, HEIGHT, WIDTH, 3]
             ),
         }.items():
+            if is_grey and kind == "/v2 pixels":
+                grey = np.ascontiguousarray(pixels[..., :1]).tobytes()
+                form = {"name": "pixels", "datatype": "UINT8", "shape": [1, HEIGHT, WIDTH, 1]}
+                body, headers = binary_request(grey, **form)
             reply = await client.post(f"/v2/models/{name}/infer", content=body, headers=headers)
             assert reply.status_code == 200, reply.text
             found[kind] = dict(zip(LABELS, outputs_of(reply)["probabilities"], strict=True))

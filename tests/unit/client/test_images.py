@@ -36,6 +36,14 @@ def test_the_service_reads_the_array_in_the_order_that_was_said(channels):
     np.testing.assert_array_equal(read_image(encoded(given_as, channels), ImageRule(16, 16)), bgr)
 
 
+@pytest.mark.parametrize("channels", [None, "rgb", "bgr"])
+@pytest.mark.parametrize("shape", [(16, 16), (16, 16, 1)])
+def test_a_grey_array_needs_no_order(channels, shape):
+    grey = np.random.default_rng(7).integers(0, 256, shape, np.uint8)
+    found = read_image(encoded(grey, channels), ImageRule(16, 16))
+    np.testing.assert_array_equal(found, np.dstack([grey] * 3))
+
+
 @pytest.mark.parametrize("channels", [None, "RGB", "grey"])
 def test_a_view_is_sent_as_it_looks_and_the_order_of_channels_is_not_guessed(channels):
     view = np.random.default_rng(7).integers(0, 256, (20, 30, 3), np.uint8)[::2, 5:25:2]
@@ -46,7 +54,7 @@ def test_a_view_is_sent_as_it_looks_and_the_order_of_channels_is_not_guessed(cha
 
 @cases(
     "kind, shape",
-    *((np.float32, (2, 2, 3)), (np.int8, (2, 2, 3)), (np.uint8, (2, 2)), (np.uint8, (2, 2, 4))),
+    *((np.float32, (2, 2, 3)), (np.int8, (2, 2, 3)), (np.uint8, (2,)), (np.uint8, (2, 2, 4))),
     *((np.uint8, shape) for shape in ((3, 2, 2), (1, 2, 2, 3), (0, 2, 3), (2, 0, 3), ())),
 )
 def test_an_array_of_another_kind_is_named(kind, shape):

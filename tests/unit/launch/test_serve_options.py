@@ -63,6 +63,7 @@ VALUES = {name: (str(value), value) for name, value in AS_PRINTED.items()} | {
     "local_channels": ("no", False),
     "compile_cache": ("null", None),
     "allowed_origins": ("[https://shop.example]", ("https://shop.example",)),
+    "set_functions": ("[pixels:clahe]", ("pixels:clahe",)),
     "trusted_proxies": ("[10.0.0.0/8]", (ip_network("10.0.0.0/8"),)),
     "traffic": ("{imagenette: 100}", {"imagenette": 100.0}),
     "open_traffic": ("true", True),

@@ -62,7 +62,7 @@ def test_what_was_written_is_read_back_and_bundled_weights_state_their_license(t
 @cases("place, value, says", 
         ("colour", "red", "colour: Extra inputs"),
         ("image.resized", 1, "image.resized: Extra inputs"),
-        ("image.resize", "squash", "image.resize: Input should be 'crop' or 'stretch'"),
+        ("image.resize", "fit", "image.resize: Input should be 'crop', 'stretch', "),
         ("image.interpolation", "box", "image.interpolation: Input should be 'bilinear' or"),
         ("members.0.wieght", 2, "members.0.wieght: Extra inputs"),
         ("labels.path", "/etc/passwd", "must be relative to the manifest's folder"),

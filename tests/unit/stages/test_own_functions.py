@@ -11,10 +11,12 @@ from app.stages import own_functions
 from app.stages.combiner import Combiner
 from models.image import ImageInputs, ImageRule
 from models.model_set import load_model_set
+from models.own_functions import OwnFunction, WrongAnswerError, load_function, tried_views
 from tests.support.cases import cases
 from tests.support.scored_sets import write_scored_set
 
 OWN = "tests.support.own_functions"
+MANIFEST = load_model_set("imagenette").manifest
 INPUTS = ImageInputs({"large": ImageRule(8, 8), "small": ImageRule(4, 4)})
 BATCH = np.random.default_rng(3).integers(0, 256, (5, INPUTS.num_bytes), np.uint8)
 EXAMPLES = "configs.functions"
@@ -99,11 +101,9 @@ def test_a_fast_plan_averages_and_the_trial_counts_the_views(tiny_set):
         Settings(combine=f"{OWN}:vote", plan="fast")
     Settings(preprocess=f"{OWN}:identity", plan="fast")
     settings = Settings(preprocess=f"{OWN}:with_negatives")
-    function = own_functions.load_function(settings.preprocess, "preprocess")
+    function = load_function(settings.preprocess, "preprocess")
     assert function is not None
-    assert (
-        own_functions.try_preprocess(function, load_model_set(str(tiny_set)).manifest, 1, 64) == 2
-    )
+    assert tried_views(function, load_model_set(str(tiny_set)).manifest.inputs) == 2
 
 
 def test_an_identity_changes_with_name_and_source(tmp_path, monkeypatch):
@@ -114,10 +114,12 @@ def test_an_identity_changes_with_name_and_source(tmp_path, monkeypatch):
         source.write_text(text)
         sys.modules.pop("own_changing", None)
         for name in ("f", "g"):
-            (identity,) = own_functions.identities(Settings(combine=f"own_changing:{name}"))
+            (identity,) = own_functions.identities(
+                Settings(combine=f"own_changing:{name}"), MANIFEST
+            )
             found.add(identity)
     assert len(found) == 4
-    assert own_functions.identities(Settings()) == ()
+    assert own_functions.identities(Settings(), MANIFEST) == ()
 
 
 def test_a_neighbour_of_the_module_in_its_package_counts_too(tmp_path, monkeypatch):
@@ -128,12 +130,14 @@ def test_a_neighbour_of_the_module_in_its_package_counts_too(tmp_path, monkeypat
     (package / "main.py").write_text("from own_package.other import f")
     settings = Settings(combine="own_package.main:f")
     (package / "other.py").write_text("def f(a, b): return a")
-    before = own_functions.identities(settings)
+    before = own_functions.identities(settings, MANIFEST)
     (package / "other.py").write_text("def f(a, b): return b")
-    assert own_functions.identities(settings) == before  # of what was imported, which is what runs
+    assert (
+        own_functions.identities(settings, MANIFEST) == before
+    )  # of what was imported, which is what runs
     for name in ("own_package", "own_package.main", "own_package.other"):
         del sys.modules[name]
-    assert own_functions.identities(settings) != before
+    assert own_functions.identities(settings, MANIFEST) != before
 
 
 # A function of the operator's where members take different inputs: a call for each of them.
@@ -141,7 +145,7 @@ def test_a_neighbour_of_the_module_in_its_package_counts_too(tmp_path, monkeypat
 
 def own(function, num_views: int) -> own_functions.OwnPreprocess:
     calls = own_functions.FunctionCalls(
-        own_functions.OwnFunction("preprocess", "tests:function", function, "0"), 2
+        OwnFunction("preprocess", "tests:function", function, "0"), 2
     )
     return own_functions.OwnPreprocess(calls, num_views, INPUTS)
 
@@ -198,7 +202,7 @@ async def test_the_highest_score_is_a_combination(scored_set):
 def test_rows_that_sum_to_more_than_one_are_of_multi_label_sets_alone():
     rows = np.array([[0.9, 0.8, 0.1]], np.float32)
     assert own_functions.as_rows(rows, (1, 3), is_multi_label=True) is rows
-    with pytest.raises(own_functions.WrongAnswerError, match=r"sums to 1\.8, not to 1"):
+    with pytest.raises(WrongAnswerError, match=r"sums to 1\.8, not to 1"):
         own_functions.as_rows(rows, (1, 3))
-    with pytest.raises(own_functions.WrongAnswerError, match="from 0 to 1"):
+    with pytest.raises(WrongAnswerError, match="from 0 to 1"):
         own_functions.as_rows(rows * 2, (1, 3), is_multi_label=True)

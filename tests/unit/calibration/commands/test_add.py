@@ -144,6 +144,11 @@ def test_a_name_that_leads_elsewhere_writes_nothing(tmp_path, name, more, says):
     ("--mean 1,,2", "--mean: '' is not a number"),
     ("--resize-shorter 8", "resize_shorter 8 is under input_size 16"),
     ("--input-size 8", "takes 16 px, --input-size says 8"),
+    ("--input-size 16x8", "takes 16 px, --input-size says 16x8"),
+    *(
+        (f"--input-size {text}", "write 1 to 4096 px, or HEIGHTxWIDTH as 64x128")
+        for text in ("0", "-1", "x", "16x", "1x2x3", "4097", "16.5")
+    ),
     ("--member c", "--member 'c': write NAME=VALUE"),
     ("--member =a.xml", "--member '=a.xml': write NAME=VALUE"),
     ("--member a=b.xml", "--member a is given twice as FP16"),
@@ -159,7 +164,6 @@ def test_what_makes_no_set_is_said_and_leaves_none(home, more, says):
 
 @cases(
     "more, says",
-    ("--input-size 0", "'--input-size': Input should be greater than or equal to 1"),
     ("--max-drop 2", "'--max-drop': Input should be less than or equal to 1"),
     ("--max-drop nan", "'--max-drop': Input should be less than or equal to 1"),
     ("--resize-shorter x", "'--resize-shorter': Input should be a valid integer"),

@@ -165,3 +165,9 @@ def test_a_set_has_a_card(learn, photographs, tiny_set, tmp_path):
     card = (tmp_path / "sets" / "own" / "README.md").read_text("utf-8")
     assert "3 classes, learned from 36 photographs on the features of tiny." in card
     assert "INT8 1.0000" in card
+
+
+def test_no_wrong_answer_is_no_reason_to_be_sure_of_every_answer(learn, tiny_set, tmp_path):
+    told = learn("--images", write_noisy(tmp_path / "many", 60), "--from", tiny_set)
+    assert told["wrong"] == []
+    assert told["sure"]["probability"] > 0.9
