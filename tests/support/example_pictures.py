@@ -31,7 +31,7 @@ def blade(rng: np.random.Generator, image: Pixels, root: Any, length: float, wid
 
 
 def golf_ball(rng: np.random.Generator) -> Pixels:
-    image = np.full((DRAWN, DRAWN, 3), (45, 125, 80), np.float32)
+    image: Pixels = np.full((DRAWN, DRAWN, 3), (45, 125, 80), np.float32)
     for x, y in rng.integers(0, DRAWN, (9000, 2)):
         blade(rng, image, (x, y), 3 + 18 * (0.4 + 0.6 * y / DRAWN), 1)
     image = cv2.GaussianBlur(image, (0, 0), 1.2)
@@ -50,7 +50,7 @@ def golf_ball(rng: np.random.Generator) -> Pixels:
     image = image * (1 - share) + ball * share
     for _ in range(260):
         root = (rng.integers(x - radius - 10, x + radius + 10), y + radius + rng.integers(0, 22))
-        blade(rng, image, root, rng.integers(16, 52), 2)
+        blade(rng, image, root, float(rng.integers(16, 52)), 2)
     return image + noise(rng, 2, 2.5)[..., None]
 
 
