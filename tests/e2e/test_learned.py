@@ -35,7 +35,7 @@ def test_a_learned_set_is_served_compared_and_promoted(
         arguments = content["applications"][0]["args"]
         arguments.pop("model_set", None)
         arguments |= {"traffic": {versions[0]: 100, versions[1]: 0}, "shadow": versions[1]}
-        arguments |= {"compare_ratio": 0.5, "cache": "none", "copy_share": 0.5}
+        arguments |= {"compare_ratio": 0.5, "cache": "none", "copy_share": 0.1}
     service = start_service("--config", str(folder / "serve_config.yaml"))
     pictures = sorted(write_noisy(tmp_path / "new", 10, 21).glob("*/*.png"))
     before, after = (version[-12:] for version in versions)
