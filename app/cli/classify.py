@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import entry_points
@@ -27,6 +28,7 @@ OFFLINE, OFFLINE_SET = "tandem.offline", "imagenette"
 CONCURRENCY = 8  # enough to fill a batch; more only waits in the service's queues
 LINE_EVERY_S = 60.0  # between lines of progress in a log
 TIMEOUT_S = 60.0  # for each file, all its attempts included
+MAX_LISTED = 10  # classes of the summary
 
 out = Console(emoji=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
@@ -177,12 +179,15 @@ def _run(
     is_shown: bool = True,
 ) -> int:
     lines, num_failed, is_cut, reported = list[_Line](), 0, False, time.monotonic()
+    by_class, num_unsure = Counter[str](), 0
     progress = Progress(console=err, transient=True, disable=num_files < 2)
     with progress if err.is_terminal else nullcontext():
         task = progress.add_task("classifying", total=num_files)
         for number, row in enumerate(rows, start=1):
             num_failed += "error" in row
             is_cut |= "threshold" in row and len(row["predictions"]) == wanted.top_k
+            num_unsure += row.get("sure") is False
+            by_class.update(p["label"] for p in row.get("predictions", [])[: _num_counted(row)])
             progress.advance(task)
             if as_json:
                 out.out(json.dumps(row), highlight=False)
@@ -193,11 +198,27 @@ def _run(
                 err.print(f"{number} of {num_files} classified")
     if is_shown and not as_json:
         out.print(_table(lines))
+    if num_files > 1 and by_class and not as_json:
+        err.print(escape(_summary(by_class, num_unsure)))
     if is_cut:
         err.print(
             f"a multi-label set: at most {wanted.top_k} labels per image; --top-k N shows more"
         )
     return num_failed
+
+
+def _num_counted(row: ClassifiedFile) -> int:
+    """Return how many labels of an answer the summary counts: all of a multi-label set's."""
+    return len(row["predictions"]) if "threshold" in row else 1
+
+
+def _summary(by_class: "Counter[str]", num_unsure: int) -> str:
+    """Return how many images each class has, and of how many the set is not sure."""
+    listed = by_class.most_common(MAX_LISTED)
+    classes = [f"{label} {count}" for label, count in listed]
+    if more := len(by_class) - len(listed):
+        classes.append(f"{more} more classes")
+    return ", ".join(classes) + (f"; not sure of {num_unsure}" if num_unsure else "")
 
 
 def _rows(client: Client, files: list[Path], url: str, wanted: Wanted) -> Iterator[ClassifiedFile]:

@@ -1,5 +1,6 @@
-"""Hooks of MkDocs: the guide on sets is a page, and links that leave the site become paths."""
+"""Hooks of MkDocs: the guide on sets and the notebook are pages, links elsewhere are paths."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,10 @@ ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[([^\]]*)\]\((\.\.?/[^)#\s]*)(#[^)\s]*)?\)")
 CODE = re.compile(r"`[^`\n]+`")
 # Pages of the site by files elsewhere in the repository.
-PAGES = {"sets.md": ROOT / "calibration" / "README.md"}
+PAGES = {
+    "sets.md": ROOT / "calibration" / "README.md",
+    "notebook.md": ROOT / "examples" / "first_photo.ipynb",
+}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -16,8 +20,21 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for name, path in PAGES.items():
-        files.append(File.generated(config, name, content=path.read_text("utf-8")))
+        text = path.read_text("utf-8")
+        content = notebook(text) if path.suffix == ".ipynb" else text
+        files.append(File.generated(config, name, content=content))
     return files
+
+
+def notebook(text: str) -> str:
+    """Return the cells of a notebook, and what they printed, as Markdown."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            parts.append(f"```text\n{''.join(output['text'])}```")
+    return "\n\n".join(parts)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -54,16 +54,32 @@ export function phase(name, headline, verdict) {
   if (isPending) announce(`${headline} ${verdict}`);
 }
 
-export function failure(headline, message, mayRetry) {
+export function failure(headline, message) {
   phase("error", headline, "");
   $("problem").textContent = message;
-  $("retry").hidden = !mayRetry;
   $("details").hidden = true;
+}
+
+/** Offers another try for pictures whose error may pass. */
+export function retry(count, of) {
+  $("retry").hidden = !count;
+  $("retry").textContent = of > 1 ? `Try ${count} again` : "Try again";
+}
+
+/** Shows how much of a picture has been sent. */
+export function progress(of, index, share) {
+  const text = share < 1 ? `Sending, ${Math.floor(100 * share)}%` : "Looking…";
+  if (of === 1) $("headline").textContent = text;
+  const bar = $("cards").children[index]?.querySelector("progress");
+  if (!bar) return;
+  bar.value = share;
+  bar.nextSibling.textContent = text;
 }
 
 /** Asks for a key, which the service wants and did not get, or not the right one. */
 export function askForKey(message) {
-  failure("A key is needed", message, false);
+  failure("A key is needed", message);
+  $("batch").hidden = true;
   $("key-form").hidden = false;
   $("key").focus();
 }
@@ -245,7 +261,12 @@ function card({ file, url, result }, isChosen, onClick) {
 }
 
 function cardText(result) {
-  if (!result) return [make("span", "aside", "Looking…")];
+  if (!result) {
+    const bar = make("progress");
+    bar.value = 0;
+    bar.setAttribute("aria-label", "sent");
+    return [bar, make("span", "aside", "Waiting")];
+  }
   if (result.error) return [make("span", "wrong", result.error.message)];
   const doubt = result.sure === false ? "Not sure: perhaps " : "";
   const said = make("span", "said", make("span", "label", doubt + named(result)), make("span", "percent", share(result)));
@@ -268,6 +289,22 @@ export function classes({ model_set, labels, hint, ...served }) {
   say("accuracy", accuracyText(served));
   say("sure", sureText(served));
   say("hint", hint ?? "");
+}
+
+/** Offers pictures to try, by their label and file. */
+export function examples(pictures, onChoose) {
+  $("examples").hidden = !pictures.length;
+  const buttons = pictures.map(([label, file]) => {
+    const picture = make("img");
+    picture.alt = label;
+    picture.width = picture.height = 52;
+    picture.src = `page/${file}`;
+    const button = make("button", "example", picture);
+    button.type = "button";
+    button.addEventListener("click", () => onChoose(file));
+    return button;
+  });
+  $("examples").replaceChildren(make("span", "soft", "No picture at hand?"), ...buttons);
 }
 
 /** Lists the sets of a service that has several. */

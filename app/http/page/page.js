@@ -1,6 +1,7 @@
 // The page's behaviour: takes pictures, sends them to the service, keeps what came back. draw.js puts it on the screen.
 
 import * as draw from "./draw.js";
+import { PASSING, ServiceError, call, upload } from "./send.js";
 import { shorterSide, shrink } from "./shrink.js";
 
 const RETRY_MS = 2000;
@@ -8,66 +9,49 @@ const TOP_K = 5;
 const IDLE = ["idle", "Nothing yet", "The answer appears here."];
 const NOT_A_FILE = "That was not a file. Save the picture first, or copy the picture itself and paste it here.";
 
-/** Errors that may pass by themselves, by status (0: no answer at all); only these offer another try. */
-const PASSING = {
-  0: "No connection", 408: "Too slow", 429: "Busy right now", 500: "Something broke", 502: "Broken off", 503: "Not available", 504: "Too slow",
-};
+const AT_ONCE = 2; // pictures on their way at a time: more would share a slow line
+/** Drawn for this project; each is offered where the served set knows its class. */
+const EXAMPLES = { "golf ball": "golf-ball.jpg", parachute: "parachute.jpg" };
 
 const $ = draw.byId;
 
 /**
  * The key is kept for this tab alone, and only until it is closed.
- * @typedef {{file: File, url: string, sent?: object, result?: object}} Item  a picture, what shrink() made of it, and an answer or {error}
+ * @typedef {{file: File, url: string, sent?: object, result?: object, roundTripMs?: number}} Item  a picture, what shrink() made of it, and an answer or {error}
  * @type {{models: ?object, modelSet: string, items: Item[], sending: AbortController, key: string}}
  */
 const state = { models: null, modelSet: "", items: [], sending: new AbortController(), key: sessionStorage.getItem("key") ?? "" };
 
-/** An error of the service, or of the way to it (status 0). */
-class ServiceError extends Error {
-  constructor(message, status) {
-    super(message);
-    this.status = status;
-  }
-}
-
-/**
- * Fetches JSON; anything but a good answer becomes a ServiceError in the server's own words.
- * The service's routes begin where this file's folder lies: a route_prefix comes before them.
- */
-async function call(path, options = {}) {
-  const headers = { ...options.headers, ...(state.key && { authorization: `Bearer ${state.key}` }) };
-  const response = await fetch(new URL(`..${path}`, import.meta.url), { ...options, headers }).catch(() => {
-    throw new ServiceError("The service cannot be reached. Is it still running?", 0);
-  });
-  const body = await response.json().catch(() => null);
-  if (response.ok && body) return body;
-  throw new ServiceError(body?.error?.message ?? `The service answered ${response.status} and did not say why.`, response.status);
-}
-
 /** What an address says of the set that was chosen; nothing for the service's first. */
 const ofSet = (before) => (state.modelSet ? `${before}model_set=${encodeURIComponent(state.modelSet)}` : "");
 
-/** Makes the smaller pictures to send, one after another: a large one takes much memory while it is read. */
-async function shrinkAll(items, signal) {
-  for (const item of items) if (!signal.aborted) item.sent = await shrink(item.file, shorterSide(state.models));
-}
+let scaling = Promise.resolve(); // one picture at a time: each takes much memory while it is read
 
-/** One answer per picture, in order. A single picture travels as the body itself, several as multipart. */
-async function send(items, signal) {
-  const wasShrunk = items.some(({ sent }) => sent.before);
-  const headers = wasShrunk ? { "x-tandem-shrunk": items.map(({ sent }) => sent.before ?? "-").join(", ") } : {};
+/** Sends one picture; its answer, or its error, becomes the item's result. */
+async function ask(item, signal) {
+  const index = state.items.indexOf(item);
+  scaling = scaling.then(() => shrink(item.file, shorterSide(state.models)));
+  item.sent = await scaling;
+  if (signal.aborted) return;
   const path = `/v1/classify?top_k=${Math.min(TOP_K, state.models?.labels.length ?? TOP_K)}${ofSet("&")}`;
-  if (items.length === 1) return [await call(path, { method: "POST", body: items[0].sent.body, headers, signal })];
-  const form = new FormData();
-  for (const { file, sent } of items) form.append("files", sent.body, file.name);
-  return (await call(path, { method: "POST", body: form, headers, signal })).results;
+  const started = performance.now();
+  try {
+    const report = (share) => signal.aborted || draw.progress(state.items.length, index, share);
+    item.result = await upload(path, item.sent, state.key, signal, report);
+    item.roundTripMs = performance.now() - started;
+  } catch (error) {
+    if (signal.aborted) return;
+    const isLost = error.status === 0 && !(await isReadable(item.file));
+    item.result = { error: isLost ? new ServiceError(`${item.file.name} cannot be read. Choose it again.`) : error };
+  }
+  if (!signal.aborted) draw.cards(state.items, index, openAnswer);
 }
 
 /** Polls /readyz until the service is ready, and says so meanwhile. False when something else took over. */
 async function untilReady(signal) {
   while (!signal.aborted) {
     try {
-      await call("/readyz", { signal });
+      await call("/readyz", state.key, signal);
       return true;
     } catch (error) {
       if (signal.aborted) break;
@@ -82,68 +66,59 @@ async function loadModels() {
   if (state.models) return;
   try {
     const asked = state.modelSet;
-    const models = await call(`/v1/models${ofSet("?")}`);
+    const models = await call(`/v1/models${ofSet("?")}`, state.key);
     if (asked !== state.modelSet) return; // another set was chosen meanwhile
     state.models = models;
     draw.classes(models);
     draw.sets(models);
+    draw.examples(Object.entries(EXAMPLES).filter(([label]) => models.labels.includes(label)), takeExample);
   } catch (error) {
     draw.noClasses(`Which classes are served could not be read. ${error.message}`);
     if (error.status === 401) draw.askForKey(error.message);
   }
 }
 
-/** Classifies the files held; a service that is not ready is waited for once, any other error is shown. */
+/** Classifies the pictures without an answer; a service that is not ready is waited for once. */
 async function classify(mayWait = true) {
   state.sending.abort();
   const { signal } = (state.sending = new AbortController());
   draw.phase("busy", "Looking…", "");
-  for (const item of state.items) delete item.result; // of another set, perhaps
+  const waiting = state.items.filter(({ result }) => !result || result.error);
+  for (const item of waiting) delete item.result;
   draw.cards(state.items, 0, openAnswer);
   await loadModels();
-  const { items } = state;
-  await shrinkAll(items, signal);
+  const queue = [...waiting];
+  const work = async () => {
+    while (queue.length && !signal.aborted) await ask(queue.shift(), signal);
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, work));
   if (signal.aborted) return;
-  const started = performance.now();
+  if (mayWait && waiting.some(({ result }) => result.error?.status === 503)) {
+    if (await untilReady(signal)) await classify(false);
+  } else {
+    finish();
+  }
+}
+
+/** Whether the browser can still read a file, which may have been changed, removed, or be a folder. */
+const isReadable = async (file) => {
   try {
-    const results = await send(items, signal);
-    const roundTripMs = performance.now() - started;
-    if (!signal.aborted) finish(results, roundTripMs);
-  } catch (error) {
-    if (signal.aborted) return;
-    if (error.status === 503 && mayWait) {
-      if (await untilReady(signal)) await classify(false);
-      return;
-    }
-    const lost = error.status === 0 ? await unreadable() : null;
-    if (!signal.aborted) fail(lost ? new ServiceError(`${lost} cannot be read. Choose it again.`) : error);
+    await file.slice(0, 1).arrayBuffer();
+    return true;
+  } catch {
+    return false;
   }
-}
+};
 
-/** The name of a file that the browser can no longer read: changed, removed, or a folder. fetch does not say so. */
-async function unreadable() {
-  for (const { file } of state.items) {
-    try {
-      await file.slice(0, 1).arrayBuffer();
-    } catch {
-      return file.name;
-    }
-  }
-  return null;
-}
-
-function fail(error) {
-  if (error.status === 401) draw.askForKey(error.message);
-  else draw.failure(PASSING[error.status] ?? "No answer for this", error.message, error.status in PASSING);
-  $("batch").hidden = true;
-}
-
-function finish(results, roundTripMs) {
-  results.forEach((result, i) => (state.items[i].result = result));
-  const good = results.filter((result) => !result.error).length;
-  select(Math.max(results.findIndex((result) => !result.error), 0));
-  if (results.length === 1) draw.roundTrip(roundTripMs);
-  else draw.announce(`${good} of ${results.length} files classified.`);
+function finish() {
+  const { items } = state;
+  const failed = items.filter(({ result }) => result.error);
+  select(Math.max(items.findIndex(({ result }) => !result.error), 0));
+  const keyless = failed.find(({ result }) => result.error.status === 401);
+  if (keyless) draw.askForKey(keyless.result.error.message);
+  if (items.length > 1) draw.announce(`${items.length - failed.length} of ${items.length} files classified.`);
+  else if (!failed.length) draw.roundTrip(items[0].roundTripMs);
+  draw.retry(failed.filter(({ result }) => result.error.status in PASSING).length, items.length);
 }
 
 /** Opens one of the classified files in full; on a phone its answer may be out of sight. */
@@ -156,7 +131,8 @@ function select(chosen) {
   const item = state.items[chosen];
   draw.preview(item);
   draw.cards(state.items, chosen, openAnswer);
-  if (item.result.error) draw.failure("No answer for this", item.result.error.message, false);
+  const { error } = item.result;
+  if (error) draw.failure(PASSING[error.status] ?? "No answer for this", error.message);
   else draw.answer(item.result, state.models, askSet);
   draw.sent(item);
 }
@@ -168,6 +144,12 @@ function take(files) {
   state.items = files.map((file) => ({ file, url: URL.createObjectURL(file) }));
   draw.preview(state.items[0]);
   classify();
+}
+
+/** Takes one of the page's own pictures. */
+async function takeExample(name) {
+  const response = await fetch(new URL(name, import.meta.url));
+  take([new File([await response.blob()], name, { type: "image/jpeg" })]);
 }
 
 /** Files may be dropped anywhere: next to the drop area the browser would leave the page and open them. */
@@ -183,7 +165,7 @@ function listenToDrops() {
     mark(false);
     const files = [...event.dataTransfer.files];
     if (files.length) take(files);
-    else if (event.dataTransfer.types.includes("text/uri-list")) draw.failure("No answer for this", NOT_A_FILE, false);
+    else if (event.dataTransfer.types.includes("text/uri-list")) draw.failure("No answer for this", NOT_A_FILE);
   });
 }
 
@@ -202,6 +184,7 @@ async function useKey(event) {
 async function useSet() {
   state.modelSet = $("model-set").value;
   state.models = null;
+  for (const item of state.items) delete item.result; // of the set before
   if (state.items.length) await classify();
   else await loadModels();
 }

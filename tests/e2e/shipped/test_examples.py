@@ -20,7 +20,8 @@ from tests.support.http_server import QuietRequest, ThreadedServer
 from tests.support.services.live_service import ROOT, Service, drawn_photo
 
 EXAMPLES = ROOT / "examples"
-NAMES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix != ".md")
+NOTEBOOK = EXAMPLES / "first_photo.ipynb"
+NAMES = sorted(p.name for p in EXAMPLES.iterdir() if p.suffix not in (".md", ".ipynb"))
 TIMEOUT_S = 200
 NUM_FRAMES, SCENE = 20, 12  # the second scene of the video begins at this frame
 LINES = range(20, 61)
@@ -237,3 +238,24 @@ def test_ray_data(service, photos, labels, tmp_path):
     run(service, "ray_data.py", photos, "--out", out, RAY_ADDRESS="local")
     rows = pyarrow.parquet.read_table(out).to_pylist()
     assert {Path(row["path"]).name: row["label"] for row in rows} == labels
+
+
+@pytest.mark.slow
+def test_the_notebook_prints_what_it_shows_but_times(free_port):
+    """Its cells run in one process, as in a kernel; it starts a service of its own."""
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"] if "outputs" in cell]
+    program = "\nprint('-----')\n".join("".join(cell["source"]) for cell in cells)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=EXAMPLES,
+        env=os.environ | {"TANDEM_PORT": str(free_port())},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = ["".join(output["text"]) for cell in cells for output in cell["outputs"]]
+    printed = [text.removeprefix("\n") for text in done.stdout.split("-----")]
+    without_figures = [re.sub(r"[ █]*[0-9.]+(%| ms)", "", text) for text in shown]
+    assert [re.sub(r"[ █]*[0-9.]+(%| ms)", "", text) for text in printed] == without_figures
+    assert "golf ball" in shown[1]

@@ -4,10 +4,11 @@ A member lost, a thousand classes, not ready yet, full: :func:`fulfil` answers i
 service.
 """
 
+import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.support.services.page_driver import an_answer, answered, drop, fulfil
 
@@ -28,7 +29,7 @@ def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page):
     expect(page.locator("#accuracy")).to_have_text(
         "Right in 86.4% of 500 photographs of photos/val."
     )
-    page.locator("summary").click()
+    page.locator("#more summary").click()
     expect(page.locator("#all-labels")).to_be_visible()
     expect(page.locator("#all-labels li")).to_have_count(1000)
 
@@ -190,7 +191,7 @@ def test_what_is_said_of_other_pictures(open_page, task, is_forced):
 
 def test_what_the_server_and_files_are_called_is_never_markup(open_page, photo_file):
     hostile = "<img src=x onerror=alert(1)><b>bold</b>"
-    page = open_page()
+    page = open_page(expected_failures=("/v1/classify",))
     result = an_answer(hostile, request_id=hostile)
     error = {"error": {"code": "not_an_image", "message": hostile}}
     answered(page, {"results": [result, error]}, (hostile, *photo_file[1:]), photo_file)
@@ -223,7 +224,39 @@ def test_a_full_service_offers_another_try(open_page, photo_file, photo_label):
     page = open_page(expected_failures=("/v1/classify",))
     error = {"error": {"code": "overloaded", "message": "64 requests are waiting."}}
     answered(page, error, photo_file, status=429)
-    expect(page.get_by_role("alert")).to_have_text(error["error"]["message"])
+    expect(page.get_by_role("alert")).to_contain_text("Try again in a moment. (64 requests are")
     page.unroute_all()
     page.get_by_role("button", name="Try again").click()
     expect(page.locator("#headline")).to_have_text(photo_label)
+
+
+def test_only_the_pictures_that_failed_are_sent_again(open_page, photo_file):
+    page = open_page(expected_failures=("/v1/classify",))
+    failed = {"error": {"code": "slow_request", "message": "3 of 9 KB came."}}
+    sent = []
+
+    def answer(route: Route) -> None:
+        sent.append(route.request.url)
+        is_first = len(sent) == 1
+        route.fulfill(status=408 if is_first else 200, json=failed if is_first else an_answer())
+
+    page.route("**/v1/classify*", answer)
+    others = [(f"{i}.jpg", "image/jpeg", bytes([i]) * 9) for i in range(2)]
+    drop(page, *others, photo_file)
+    expect(page.locator(".card .said")).to_have_count(2)
+    expect(page.locator(".card").first.locator(".wrong")).to_contain_text("did not arrive in time")
+    page.get_by_role("button", name="Try 1 again").click()
+    expect(page.locator(".card .said")).to_have_count(3)
+    assert len(sent) == 4
+    expect(page.locator("#retry")).to_be_hidden()
+
+
+def test_how_much_of_a_picture_was_sent_is_shown(open_page, photo_file):
+    page = open_page()
+    page.context.new_cdp_session(page).send(
+        "Network.emulateNetworkConditions",
+        {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 50_000},
+    )
+    noise = ("noise.bmp", "image/bmp", bytes(200_000))  # of a kind that is not shrunk
+    drop(page, noise)
+    expect(page.locator("#headline")).to_have_text(re.compile(r"Sending, \d+%"))

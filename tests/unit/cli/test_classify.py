@@ -111,6 +111,18 @@ def test_one_that_fails_is_told_and_counted(server):
     assert "predictions" in json.loads(rows[1])
 
 
+def test_several_files_end_with_a_count_of_each_class(server):
+    labels = {b"b.jpg": "tench", b"a.PNG": "[red]robin"}
+    server.answer = lambda body: (
+        200,
+        json.dumps(classified(labels.get(body, "tench")) | {"sure": body != b"b.jpg"}).encode(),
+    )
+    summary = "tench 4, [red]robin 1; not sure of 1\n"
+    assert classify(".", "--url", server.url).stderr == summary
+    assert classify("b.jpg", "--url", server.url).stderr == ""
+    assert classify(".", "--json", "--url", server.url).stderr == ""
+
+
 def test_names_and_labels_are_shown_as_they_are(server, folder):
     (folder / "x[").mkdir()
     (folder / "x[" / "].jpg").write_bytes(b"")

@@ -1,0 +1,72 @@
+// Calls the service: JSON of its routes, and one picture at a time with the share of it that has been sent.
+
+/** Errors that may pass by themselves, by status (0: no answer at all); only these offer another try. */
+export const PASSING = {
+  0: "No connection", 408: "Too slow", 429: "Busy right now", 500: "Something broke", 502: "Broken off", 503: "Not available", 504: "Too slow",
+};
+
+/** What an error means for the person at the page; the service's own words follow in brackets. */
+const MEANS = {
+  408: "The picture did not arrive in time. On a slow line, try again or send a smaller picture.",
+  413: "This picture is larger than the service takes.",
+  429: "Many pictures are being answered right now. Try again in a moment.",
+  500: "The service made a mistake. Try again; if it stays, tell its operator the request's number.",
+  504: "The answer took too long. Try again in a moment.",
+};
+
+/** An error of the service, or of the way to it (status 0). */
+export class ServiceError extends Error {
+  constructor(message, status) {
+    super(MEANS[status] ? `${MEANS[status]} (${message})` : message);
+    this.status = status;
+  }
+}
+
+/** The service's routes begin where this file's folder lies: a route_prefix comes before them. */
+const address = (path) => new URL(`..${path}`, import.meta.url);
+const unreachable = () => new ServiceError("The service cannot be reached. Is it still running?", 0);
+
+function checked(status, body) {
+  if (status >= 200 && status < 300 && body) return body;
+  throw new ServiceError(body?.error?.message ?? `The service answered ${status} and did not say why.`, status);
+}
+
+const ofKey = (key) => (key ? { authorization: `Bearer ${key}` } : {});
+
+/** Fetches JSON; anything but a good answer becomes a ServiceError. */
+export async function call(path, key, signal) {
+  const response = await fetch(address(path), { headers: ofKey(key), signal }).catch(() => {
+    throw unreachable();
+  });
+  return checked(response.status, await response.json().catch(() => null));
+}
+
+/**
+ * Sends a picture as the body itself. fetch does not say how much of a body was sent, so this is an XMLHttpRequest.
+ * @param {{body: Blob, before?: string}} sent  what shrink() made of a file
+ * @param {(share: number) => void} report  gets the share that was sent, 0 to 1
+ */
+export function upload(path, { body, before }, key, signal, report) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", address(path));
+    const headers = { ...ofKey(key), ...(before && { "x-tandem-shrunk": before }) };
+    for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
+    request.responseType = "json";
+    request.upload.onprogress = ({ loaded, total }) => report(total ? loaded / total : 1);
+    request.upload.onload = () => report(1);
+    request.onerror = () => reject(unreachable());
+    request.onload = () => {
+      try {
+        resolve(checked(request.status, request.response));
+      } catch (error) {
+        reject(error);
+      }
+    };
+    signal.addEventListener("abort", () => {
+      request.abort();
+      reject(new DOMException("another picture was chosen", "AbortError"));
+    });
+    request.send(body);
+  });
+}
