@@ -66,7 +66,7 @@ def test_a_folder_of_another_program_and_a_shell_with_its_variables(
         "PYTHONPATH": "",
         "HOME": str(tmp_path / "no home"),
         "TMPDIR": str(temp),
-        "OTEL_PROPAGATORS": "b3",
+        "OTEL_PROPAGATORS": "b4",
         "OTEL_EXPORTER_OTLP_TIMEOUT": "10s",
         "OTEL_SPAN_LINK_COUNT_LIMIT": "many",
     }
@@ -86,7 +86,7 @@ def test_a_folder_of_another_program_and_a_shell_with_its_variables(
             assert service.label(photo) == photo_label
     finally:
         temp.rmdir()  # nothing was left in it
-    for name in ("PROPAGATORS=b3", "EXPORTER_OTLP_TIMEOUT=10s", "SPAN_LINK_COUNT_LIMIT=many"):
+    for name in ("PROPAGATORS=b4", "EXPORTER_OTLP_TIMEOUT=10s", "SPAN_LINK_COUNT_LIMIT=many"):
         assert f"OTEL_{name} is left out: " in service.log.read_text()
 
 
