@@ -42,6 +42,7 @@ def test_own_sets_are_listed_beside_the_bundled(sets):
         "input_size": 16,
         "input_sizes": [16],
         "fixed_batch": {},
+        "preprocess": None,
         "members": ["sure", "unsure"],
         "runtimes": {"sure": ["openvino"], "unsure": ["openvino"]},
         "runtime_versions": {"openvino": version("openvino")},
