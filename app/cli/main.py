@@ -31,7 +31,6 @@ OWN_COMMANDS = {
         "keys": "app.cli.traffic:keys",
         "environment": "app.cli.serve:environment",
         "doctor": "app.cli.doctor:doctor",
-        "learn": "calibration.commands.learn:learn",  # until environments know its entry point
     },
     "traffic": {
         "show": "app.cli.traffic:show",

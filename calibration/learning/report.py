@@ -139,7 +139,7 @@ def advice(learned: Learned) -> str:
     worst = int(errors.argmax())
     more = min(MOST_MORE, max(LEAST_MORE, 10 * ceil(3 * int(totals[worst]) / 10)))
     return (
-        f"{more} more photographs of {learned.model_set.labels[worst]} would help most: "
+        f"{more} more photographs of {learned.model_set.labels[worst]}: "
         f"{int(errors[worst])} of {int(totals[worst])} were wrong while held out"
     )
 
