@@ -30,7 +30,7 @@ def serve(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[FILE]...",
+            metavar="FILES",
             help="networks to serve as they are, in place of a set: ONNX, TFLite, OpenVINO IR",
         ),
     ] = None,

@@ -61,7 +61,7 @@ class AddOptions:
     ]
     photos: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[PHOTO]...", help="more photographs of --try"),
+        typer.Argument(metavar="PHOTOS", help="more photographs of --try"),
     ] = None
     labels: Annotated[
         Path | None,
