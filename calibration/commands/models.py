@@ -301,8 +301,8 @@ def _version_as_json(model_set: ModelSet, *, is_current: bool) -> dict[str, Any]
 
 def _versions_table(rows: list[dict[str, Any]]) -> Table:
     table = Table()
-    for column in ("version", "made", "by", "accuracy of\nthe ensemble", "MB"):
-        table.add_column(column, no_wrap=column != "by", overflow="fold")
+    for column in ("version", "made, by", "accuracy of\nthe ensemble", "MB"):
+        table.add_column(column, no_wrap=column != "made, by", overflow="fold")
     for row in rows:
         versions = [f"{version} {precision}" for precision, version in row["fingerprints"].items()]
         made = row["made"] or {"at": "not noted", "by": ""}
@@ -313,8 +313,7 @@ def _versions_table(rows: list[dict[str, Any]]) -> Table:
         ]
         table.add_row(
             "\n".join([*versions, *(["[green]current[/]"] if row["current"] else [])]),
-            made["at"].replace("T", " ").removesuffix("Z"),
-            escape(made["by"]),
+            f"{made['at'].replace('T', ' ').removesuffix('Z')}\n{escape(made['by'])}".strip(),
             "\n".join(figures) or "not measured",
             f"{row['size_mb']:.1f}",
         )
