@@ -313,6 +313,7 @@ async def test_below_a_route_prefix_everything_that_the_pages_name_is_there(serv
                 assert answer.status_code == 200, name
                 if name.startswith("page"):
                     assert answer.headers["cache-control"] == "no-cache"
-        script = (await client.get(f"{prefix}/page/page.js")).text
-    assert re.findall(r'["\'`]/(?:page|docs)', script) == []
-    assert "`..${path}`, import.meta.url" in script
+        names = ("page.js", "draw.js", "send.js")
+        scripts = [(await client.get(f"{prefix}/page/{name}")).text for name in names]
+    assert re.findall(r'["\'`]/(?:page|docs)', "".join(scripts)) == []
+    assert "`..${path}`, import.meta.url" in scripts[-1]
