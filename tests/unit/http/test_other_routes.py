@@ -313,7 +313,7 @@ async def test_below_a_route_prefix_everything_that_the_pages_name_is_there(serv
                 assert answer.status_code == 200, name
                 if name.startswith("page"):
                     assert answer.headers["cache-control"] == "no-cache"
-        names = ("page.js", "draw.js", "send.js")
-        scripts = [(await client.get(f"{prefix}/page/{name}")).text for name in names]
+        files = ("page.js", "draw.js", "send.js")
+        scripts = [(await client.get(f"{prefix}/page/{name}")).text for name in files]
     assert re.findall(r'["\'`]/(?:page|docs)', "".join(scripts)) == []
     assert "`..${path}`, import.meta.url" in scripts[-1]
