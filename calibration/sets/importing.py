@@ -97,8 +97,8 @@ def _imported(
         network = import_network(path, options, made)
     except (RuntimeError, UnicodeDecodeError) as error:  # OpenVINO's, in any step
         raise ModelSetError(f"OpenVINO cannot take {path}: {last_line(error)}") from error
-    doubt = network.doubt or doubt_by_comparison(made or path, network, network.options or options)
-    return replace(network, doubt=doubt)
+    compared = doubt_by_comparison(made or path, network, network.options or options)
+    return replace(network, doubt="; ".join(filter(None, (network.doubt, compared))) or None)
 
 
 def import_weights(

@@ -61,7 +61,10 @@ class FakeService(EnsembleService):
         self.name, self.num_classes = "fake", num_classes
         self._graph: Any = None  # its networks are always there
         self.sets, self.version = {"fake": self}, "0123456789ab"
-        self.model_set: Any = SimpleNamespace(name="fake")
+        self.model_set: Any = SimpleNamespace(
+            name="fake", manifest=SimpleNamespace(weights={}, fast_plan=None)
+        )
+        self._no_plan = None
         self._is_multi_label = False
         self._default_top_k = min(self.settings.default_top_k, num_classes)
         self._answer_timeout_s = self.settings.request_timeout_s

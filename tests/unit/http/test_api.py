@@ -116,7 +116,7 @@ async def test_the_description_says_what_wants_a_key(client):
     assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     paths = described["paths"]
     unsecured = {p for p, ways in paths.items() if not any("security" in w for w in ways.values())}
-    assert unsecured == {"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}
+    assert unsecured == {"/healthz", "/readyz", "/ping", "/v2/health/live", "/v2/health/ready"}
     assert "401" in paths["/v1/classify"]["post"]["responses"]
 
 

@@ -122,14 +122,14 @@ async def test_the_last_batch_ends_before_the_network_goes(graph, folders, monke
     second = joined(graph, folders[1])
     (member,) = second.members
     may_end, begun = threading.Event(), threading.Event()
-    predict = member._network.predict
+    predict = member._network.predict_all
 
-    def slow(batch: Any) -> np.ndarray:
+    def slow(batch: Any) -> Any:
         begun.set()
         may_end.wait()
         return predict(batch)
 
-    monkeypatch.setattr(member._network, "predict", slow)
+    monkeypatch.setattr(member._network, "predict_all", slow)
     call = member.classify(IMAGES, 10.0)
     await asyncio.to_thread(begun.wait)
     removing = asyncio.create_task(graph.stages.remove(second))
