@@ -103,18 +103,23 @@ def classify(
     elif option := next(filter(None, (out_file and "--out", address and "--address")), None):
         raise ConfigError(f"{option} goes with --offline; a service's answers: --json > FILE.jsonl")
     else:
-        files = list(find_files(paths))
-        num_files = len(files)
-        # It does not retry if nothing listens at the address: that would take time for every file.
-        policy = RetryPolicy(on=frozenset({"overloaded", "not_ready", "reset"}))
-        key, tls = sent_key(caller.key_file), caller.tls.context()
-        client = Client(service_url(url), api_key=key, timeout=TIMEOUT_S, retry=policy, tls=tls)
-        with client:
-            rows = _rows(client, files, url, wanted)
-            num_failed = _run(rows, num_files, wanted, as_json)
+        num_failed, num_files = _at_service(paths, url, caller, wanted, as_json)
     if num_failed:
         err.print(f"[red]{num_failed} of {num_files} failed[/]")
         raise typer.Exit(1)
+
+
+def _at_service(
+    paths: list[str], url: str, caller: Caller, wanted: Wanted, as_json: bool
+) -> tuple[int, int]:
+    """Classify with a service; return how many files failed, and how many there are."""
+    files = list(find_files(paths))
+    # It does not retry if nothing listens at the address: that would take time for every file.
+    policy = RetryPolicy(on=frozenset({"overloaded", "not_ready", "reset"}))
+    key, tls = sent_key(caller.key_file), caller.tls.context()
+    client = Client(service_url(url), api_key=key, timeout=TIMEOUT_S, retry=policy, tls=tls)
+    with client:
+        return _run(_rows(client, files, url, wanted), len(files), wanted, as_json), len(files)
 
 
 @contextmanager

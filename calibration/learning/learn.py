@@ -157,14 +157,13 @@ def learn(
     held_out_by_folds = HeldOut(
         truth, folds.of, _by_precision({name: held for name, (_, held) in fitted.items()})
     )
-    judged, judged_by = material, f"cross-validation, {folds.name}"
-    rows = {name: held for name, (_, held) in fitted.items()}
+    judged, judged_by, held_out = material, f"cross-validation, {folds.name}", held_out_by_folds
     if request.validation is not None:
         judged = _validation(request, backbones, material, cache, track, gathered)
         judged_by = short_name(request.validation)
         rows = {name: heads[name].rows(of[:, 0]) for name, of in judged.features.items()}
-        folds = stratified_folds(judged.truth, judged.groups)
-    held_out = HeldOut(judged.truth, folds.of, _by_precision(rows))
+        of_judged = stratified_folds(judged.truth, judged.groups)
+        held_out = HeldOut(judged.truth, of_judged.of, _by_precision(rows))
     say("writing the set")
     with _staging(request, folder) as staging:
         manifest, evaluation = _staged(
