@@ -141,7 +141,7 @@ def compare(reference: Answers, samples: Answers) -> Drift:
     if len(set(names)) > 1:
         raise ModelSetError(
             f"the reference has answers of {names[0]}, and the samples of {names[1]}: choose with "
-            f"--model-set, or make a reference: tandem classify --offline --model-set {names[1]}"
+            f"--model-set, or make a reference: tandem classify-offline --model-set {names[1]}"
         )
     for side, answers in (("the reference", reference), ("samples", samples)):
         if answers.num < MIN_IMAGES:
@@ -280,7 +280,7 @@ def read_answers(path: Path, wanted: Wanted) -> Answers:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelSetError(
             f"{path}: a row is not an answer of tandem: {error}; remove the row, or write the file "
-            "again with tandem classify --offline"
+            "again with tandem classify-offline"
         ) from error
     if len(names) > 1:
         raise ModelSetError(
@@ -309,7 +309,7 @@ def _samples(folder: Path) -> Iterator[Row]:
     """Yield the answers in a folder of samples, without those that are removed meanwhile."""
     if not (paths := sorted(folder.rglob("*.json"))):
         raise ModelSetError(
-            f"{folder} has no samples. If it is a folder of images, run tandem classify --offline "
+            f"{folder} has no samples. If it is a folder of images, run tandem classify-offline "
             f"{folder} --out answers.jsonl, and give answers.jsonl"
         )
     for path in paths:

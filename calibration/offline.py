@@ -1,6 +1,6 @@
 """Runs a model set in this process, without a service: one image, many files, the upper bound.
 
-:func:`load` is ``tandem.load``, :class:`LocalRows` is ``tandem classify --offline``, and
+:func:`load` is ``tandem.load``, :class:`LocalRows` is ``tandem classify-offline``, and
 :func:`limit` is ``tandem bench --limit``. Answers are those that a service would give.
 """
 

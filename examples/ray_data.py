@@ -5,7 +5,7 @@
     RAY_ADDRESS=auto python examples/ray_data.py s3://in/photos --out s3://out/answers --nodes 4
 
 The answers are Parquet files. Ray's nodes must see the folders under the same names. Without a
-stage of your own, ``tandem classify --offline --address`` does this, and goes on after a stop.
+stage of your own, ``tandem classify-offline --address`` does this, and goes on after a stop.
 """
 
 import argparse

@@ -60,7 +60,7 @@ def opened_store(url: str) -> tuple[Any, str]:
         MissingExtraError: pyarrow is not installed.
         StoreError: there is no filesystem for URLs of this kind.
     """
-    with needs_extra("parquet", f"classify --offline with {url}"):
+    with needs_extra("parquet", f"classify-offline with {url}"):
         import pyarrow.fs
     scheme, _, path = url.partition(SEPARATOR)
     host = path.partition("/")[0]  # a path may contain # and %, which a URL may not

@@ -1,10 +1,14 @@
-"""``tandem classify``: sends files, folders and globs to a running service."""
+"""``tandem classify`` and ``classify-offline``: files, folders and globs, answered as rows.
+
+A service answers the first, the networks in this process or on a cluster's nodes the second.
+"""
 
 import json
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -18,7 +22,6 @@ from rich.table import Table
 from app.access import sent_key
 from app.bench.load import find_files
 from app.cli.options import Caller, service_url
-from app.errors import ConfigError
 from app.graph.request import checked_threshold, checked_top_k
 from models.plan import PlanName
 from tandem_client import Client, RetryPolicy, TandemError
@@ -35,49 +38,71 @@ err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 ClassifiedFile = dict[str, Any]  # {"file": str, **answer} or {"file": str, "error": {...}}
 
 
-class Wanted(NamedTuple):
-    """How many classes an answer lists, from which score on, of which set, by which plan."""
-
-    top_k: int
-    threshold: float | None
-    model_set: str | None
-    plan: PlanName | None
-    embedding: str | None = None  # the member whose pooled features the answer has
+Paths = Annotated[list[str], typer.Argument(help="files, folders (all images in them), globs")]
 
 
-def classify(
-    paths: Annotated[list[str], typer.Argument(help="files, folders (all images in them), globs")],
-    url: Annotated[str, typer.Option(help="a running service")] = DEFAULT_URL,
-    top_k: Annotated[int, typer.Option(min=1, help="classes per image, at most")] = 1,
+@dataclass(frozen=True)
+class Shown:
+    """What of an answer is shown, and how."""
+
+    top_k: Annotated[int, typer.Option(min=1, help="classes per image, at most")] = 1
     threshold: Annotated[
         float | None,
         typer.Option(help="multi-label sets: the lowest score of a label  (default: the set's)"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="classify in this process, on all cores, no service")
-    ] = False,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="with --offline: on the nodes of a Ray cluster, at auto, HOST:PORT or "
-            "ray://HOST:10001; PATHS are folders that all nodes see, or s3:// and gs:// URLs"
-        ),
-    ] = None,
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False
+
+
+def classify(
+    paths: Paths,
+    url: Annotated[str, typer.Option(help="a running service")] = DEFAULT_URL,
     model_set: Annotated[
-        str | None,
-        typer.Option(
-            help="which of the service's sets  (default: its first); with --offline a set's name, "
-            "or its folder  (default: imagenette)"
-        ),
+        str | None, typer.Option(help="which of the service's sets  (default: its first)")
     ] = None,
     plan: Annotated[
         PlanName | None,
         typer.Option(
             help="full asks every member, fast as few as the set's fast plan needs  (default: the "
-            "service's setting; with --offline full)"
+            "service's setting)"
         ),
     ] = None,
+    embedding: Annotated[
+        str | None,
+        typer.Option(
+            help="a member, whose pooled features answers have (with --json)", metavar="MEMBER"
+        ),
+    ] = None,
+    *,
+    shown: Shown,
+    caller: Caller,
+) -> None:
+    """Send images to a running service and print their labels; exit code 1 if any failed.
+
+    Without a service: tandem classify-offline, or the same as tandem classify --offline.
+    """
+    asked = {"model_set": model_set, "plan": plan, "embedding": embedding}
+    files = list(find_files(paths))
+    with _client(url, caller) as client:
+        rows = _rows(
+            client, files, url, asked | {"top_k": shown.top_k, "threshold": shown.threshold}
+        )
+        _end(_run(rows, len(files), shown), len(files))
+
+
+def classify_offline(
+    paths: Paths,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="on the nodes of a Ray cluster, at auto, HOST:PORT or ray://HOST:10001; PATHS are "
+            "folders that all nodes see, or s3:// and gs:// URLs"
+        ),
+    ] = None,
+    model_set: Annotated[str, typer.Option(help="a set's name, or its folder")] = OFFLINE_SET,
+    plan: Annotated[
+        PlanName,
+        typer.Option(help="full asks every member, fast as few as the set's fast plan needs"),
+    ] = "full",
     embedding: Annotated[
         str | None,
         typer.Option(
@@ -89,100 +114,92 @@ def classify(
         str | None,
         typer.Option(
             "--out",
-            help="with --offline: keep the answers in FILE.jsonl, or as Parquet files in a folder "
-            "FILE.parquet or s3://BUCKET/FOLDER; the same command goes on where it was stopped",
+            help="keep the answers in FILE.jsonl, or as Parquet files in a folder FILE.parquet or "
+            "s3://BUCKET/FOLDER; the same command goes on where it was stopped",
         ),
     ] = None,
     *,
-    caller: Caller,
+    shown: Shown,
 ) -> None:
-    """Send images to a running service and print their labels; exit code 1 if any failed."""
-    wanted = Wanted(top_k, threshold, model_set, plan, embedding)
-    if offline:
-        num_failed, num_files = _offline(paths, out_file, address, wanted, as_json)
-    elif option := next(filter(None, (out_file and "--out", address and "--address")), None):
-        raise ConfigError(f"{option} goes with --offline; a service's answers: --json > FILE.jsonl")
-    else:
-        num_failed, num_files = _at_service(paths, url, caller, wanted, as_json)
+    """Classify images without a service, on all cores; exit code 1 if any failed.
+
+    Answers are those of a service, and so is what is printed.
+    """
+    (entry,) = entry_points(group=OFFLINE, name="run")  # app never imports calibration
+    asked: dict[str, Any] = {"top_k": shown.top_k, "threshold": shown.threshold, "plan": plan}
+    if embedding is not None:
+        asked["embedding"] = embedding
+    with (
+        _source(address, paths, (model_set, plan, embedding)) as (source, files),
+        entry.load()(source, out_file, paths, asked) as run,
+    ):
+        checked_top_k(shown.top_k, source.manifest.num_classes)
+        is_multi_label = source.manifest.task == "multi_label"
+        checked_threshold(shown.threshold, is_multi_label=is_multi_label)
+        left = run.left(files)
+        rows = run.rows(left, shown.top_k, shown.threshold)
+        started = time.perf_counter()
+        num_failed = _run(rows, len(left), shown, is_kept=out_file is not None)
+    if out_file is not None:
+        rate = len(left) / (time.perf_counter() - started)  # the networks were ready before
+        num_failed += _kept(run, out_file, files, len(left), rate)
+    _end(num_failed, len(files))
+
+
+def _kept(run: Any, out_file: str, files: list[str], num_new: int, rate: float) -> int:
+    """Print where the answers are; return how many of an earlier run's are errors."""
+    before = f", {len(files) - num_new} before" if num_new < len(files) else ""
+    place = escape(out_file)
+    err.print(f"{num_new} images classified{before}: {place} ({rate:.1f} images/s)")
+    failed: int = run.num_failed_before(files)
+    if failed:
+        err.print(
+            f"{failed} rows of an earlier run are errors; remove them from {place}, and the "
+            "same command classifies these files again"
+        )
+    return failed
+
+
+def _end(num_failed: int, num_files: int) -> None:
+    """End the command with exit code 1 if files failed."""
     if num_failed:
         err.print(f"[red]{num_failed} of {num_files} failed[/]")
         raise typer.Exit(1)
 
 
-def _at_service(
-    paths: list[str], url: str, caller: Caller, wanted: Wanted, as_json: bool
-) -> tuple[int, int]:
-    """Classify with a service; return how many files failed, and how many there are."""
-    files = list(find_files(paths))
+def _client(url: str, caller: Caller) -> Client:
     # It does not retry if nothing listens at the address: that would take time for every file.
     policy = RetryPolicy(on=frozenset({"overloaded", "not_ready", "reset"}))
     key, tls = sent_key(caller.key_file), caller.tls.context()
-    client = Client(service_url(url), api_key=key, timeout=TIMEOUT_S, retry=policy, tls=tls)
-    with client:
-        return _run(_rows(client, files, url, wanted), len(files), wanted, as_json), len(files)
+    return Client(service_url(url), api_key=key, timeout=TIMEOUT_S, retry=policy, tls=tls)
 
 
 @contextmanager
 def _source(
-    wanted: Wanted, address: str | None, paths: list[str]
+    address: str | None, paths: list[str], asked: tuple[str, PlanName, str | None]
 ) -> Iterator[tuple[Any, list[str]]]:
-    """Give what classifies, this process or a cluster, and the names of the files."""
-    model_set, plan = wanted.model_set or OFFLINE_SET, wanted.plan or "full"
+    """Give what classifies, this process or a cluster, and the names of the files.
+
+    ``asked`` is the model set, the plan and the member of the embedding.
+    """
     if address is None:
         files = list(map(str, find_files(paths)))
-        (entry,) = entry_points(group=OFFLINE, name="rows")  # app never imports calibration
-        yield entry.load()(model_set, plan=plan, embedding=wanted.embedding), files
+        (entry,) = entry_points(group=OFFLINE, name="rows")
+        model_set, plan, embedding = asked
+        yield entry.load()(model_set, plan=plan, embedding=embedding), files
     else:
         from app.cli.cluster_rows import ClusterRows
         from app.launch.ray_cluster import joined_ray
 
         with joined_ray(address, may_be_client=True):
-            cluster = ClusterRows(model_set, plan, wanted.embedding)
+            cluster = ClusterRows(*asked)
             yield cluster, cluster.find(paths)
 
 
-def _offline(
-    paths: list[str], out_file: str | None, address: str | None, wanted: Wanted, as_json: bool
-) -> tuple[int, int]:
-    """Classify without a service; return how many files failed, and how many there are."""
-    (entry,) = entry_points(group=OFFLINE, name="run")
-    asked: dict[str, Any] = {"top_k": wanted.top_k, "threshold": wanted.threshold}
-    asked["plan"] = wanted.plan or "full"
-    if wanted.embedding is not None:
-        asked["embedding"] = wanted.embedding
-    with (
-        _source(wanted, address, paths) as (source, files),
-        entry.load()(source, out_file, paths, asked) as run,
-    ):
-        checked_top_k(wanted.top_k, source.manifest.num_classes)
-        is_multi_label = source.manifest.task == "multi_label"
-        checked_threshold(wanted.threshold, is_multi_label=is_multi_label)
-        left = run.left(files)
-        rows = run.rows(left, wanted.top_k, wanted.threshold)
-        started = time.perf_counter()
-        num_failed = _run(rows, len(left), wanted, as_json, is_shown=out_file is None)
-    if out_file is not None:
-        before = f", {len(files) - len(left)} before" if len(left) < len(files) else ""
-        rate = len(left) / (time.perf_counter() - started)  # the networks were ready before
-        place = escape(out_file)
-        err.print(f"{len(left)} images classified{before}: {place} ({rate:.1f} images/s)")
-        if failed := run.num_failed_before(files):
-            err.print(
-                f"{failed} rows of an earlier run are errors; remove them from {place}, and the "
-                "same command classifies these files again"
-            )
-            num_failed += failed
-    return num_failed, len(files)
-
-
 def _run(
-    rows: Iterator[ClassifiedFile],
-    num_files: int,
-    wanted: Wanted,
-    as_json: bool,
-    *,
-    is_shown: bool = True,
+    rows: Iterator[ClassifiedFile], num_files: int, shown: Shown, *, is_kept: bool = False
 ) -> int:
+    """Print the rows, or only count them if they are kept in a file; return how many failed."""
     lines, num_failed, is_cut, reported = list[_Line](), 0, False, time.monotonic()
     by_class, num_unsure = Counter[str](), 0
     progress = Progress(console=err, transient=True, disable=num_files < 2)
@@ -190,24 +207,24 @@ def _run(
         task = progress.add_task("classifying", total=num_files)
         for number, row in enumerate(rows, start=1):
             num_failed += "error" in row
-            is_cut |= "threshold" in row and len(row["predictions"]) == wanted.top_k
+            is_cut |= "threshold" in row and len(row["predictions"]) == shown.top_k
             num_unsure += row.get("sure") is False
             by_class.update(p["label"] for p in row.get("predictions", [])[: _num_counted(row)])
             progress.advance(task)
-            if as_json:
+            if shown.as_json:
                 out.out(json.dumps(row), highlight=False)
-            elif is_shown:
+            elif not is_kept:
                 lines += _lines(row)
             if not err.is_terminal and time.monotonic() - reported >= LINE_EVERY_S:
                 reported = time.monotonic()  # a log, which has no bar, gets a line a minute
                 err.print(f"{number} of {num_files} classified")
-    if is_shown and not as_json:
+    if not (is_kept or shown.as_json):
         out.print(_table(lines))
-    if num_files > 1 and by_class and not as_json:
+    if num_files > 1 and by_class and not shown.as_json:
         err.print(escape(_summary(by_class, num_unsure)))
     if is_cut:
         err.print(
-            f"a multi-label set: at most {wanted.top_k} labels per image; --top-k N shows more"
+            f"a multi-label set: at most {shown.top_k} labels per image; --top-k N shows more"
         )
     return num_failed
 
@@ -226,9 +243,11 @@ def _summary(by_class: "Counter[str]", num_unsure: int) -> str:
     return ", ".join(classes) + (f"; not sure of {num_unsure}" if num_unsure else "")
 
 
-def _rows(client: Client, files: list[Path], url: str, wanted: Wanted) -> Iterator[ClassifiedFile]:
+def _rows(
+    client: Client, files: list[Path], url: str, asked: dict[str, Any]
+) -> Iterator[ClassifiedFile]:
     """Yield a row per file, in order, with a few requests under way at a time."""
-    for result in client.classify_many(files, concurrency=CONCURRENCY, **wanted._asdict()):
+    for result in client.classify_many(files, concurrency=CONCURRENCY, **asked):
         outcome = {"error": _error(result.error, url)} if result.error else result.get().raw
         yield {"file": str(result.path), **outcome}
 

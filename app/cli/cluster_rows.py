@@ -1,4 +1,4 @@
-"""``tandem classify --offline --address``: Ray Data classifies files on the nodes of a cluster.
+"""``tandem classify-offline --address``: Ray Data classifies files on the nodes of a cluster.
 
 A process on a node runs Ray Data, which no client by ray:// can. Rows come to the command as JSON:
 it keeps and shows them as it does its own.
@@ -174,7 +174,7 @@ def _content(file: str) -> tuple[bytes | None, str | None]:
 
 def _inspected(model_set: str) -> tuple[str, Manifest]:
     for package in ("pandas", "pyarrow"):  # Ray Data's
-        check_installed(package, "ray-data", "tandem classify --offline --address")
+        check_installed(package, "ray-data", "tandem classify-offline --address")
     manifest = load_model_set(model_set).manifest
     return " ".join(manifest.fingerprints.values()), manifest
 

@@ -57,7 +57,7 @@ def load(
             if origin and not (FOLDER / package / "__init__.py").samefile(origin):
                 raise ImportError(
                     f"tandem.load needs its own module {package}, but this program has another one "
-                    f"({origin}): run tandem classify --offline, or use tandem_client with a "
+                    f"({origin}): run tandem classify-offline, or use tandem_client with a "
                     "service"
                 )
     (entry,) = entry_points(group="tandem.offline", name="load")  # app never imports calibration

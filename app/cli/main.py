@@ -10,6 +10,7 @@ import sys
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points, version
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ OWN_COMMANDS = {
     "": {
         "serve": "app.cli.serve:serve",
         "classify": "app.cli.classify:classify",
+        "classify-offline": "app.cli.classify:classify_offline",
         "bench": "app.cli.bench:bench",
         "keys": "app.cli.traffic:keys",
         "environment": "app.cli.serve:environment",
@@ -42,9 +44,13 @@ OWN_COMMANDS = {
 # Calibration adds commands by entry points, since app never imports it.
 ENTRY_POINTS = {"": "tandem.commands", "models": "tandem.models_commands"}
 DEFAULTS = {"traffic": "show"}  # by group: the command that runs if none is named
+SERVICE, OFFLINE = "classify", "classify-offline"  # the first with --offline is the second
 # How the help lists the commands. Those that no section names come last, without an example.
 SECTIONS = {
-    "Serve": ("tandem serve --plan fast", ("serve", "classify", "bench", "doctor")),
+    "Serve": (
+        "tandem serve --plan fast",
+        ("serve", "classify", "classify-offline", "bench", "doctor"),
+    ),
     "Models": (
         "tandem models add mine resnet.onnx densenet.onnx --labels labels.txt",
         ("learn", "models", "quantize", "evaluate", "ladder"),
@@ -140,11 +146,30 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; a name that another group has is answered with that command."""
+        if args[0] in (SERVICE, OFFLINE) and not self.name:
+            args = self._service_or_offline(ctx, args)
         if self.get_command(ctx, args[0]) is None:
             for name, group in self.commands.items():
                 if isinstance(group, CommandGroup) and args[0] in group.commands:
                     ctx.fail(f"No such command '{args[0]}'. Did you mean tandem {name} {args[0]}?")
         return super().resolve_command(ctx, args)
+
+    def _service_or_offline(self, ctx: Any, args: list[str]) -> list[str]:
+        """Make ``classify --offline`` the other command; refuse an option of the other alone."""
+        words = list(takewhile(lambda word: word != "--", args))
+        if "--offline" in words:
+            words.remove("--offline")
+            args = [OFFLINE, *words[1:], *args[len(words) + 1 :]]
+        other = OFFLINE if args[0] == SERVICE else SERVICE
+        listed: Any = self.commands
+        own, others = (
+            {option for parameter in listed[name].loaded.params for option in parameter.opts}
+            for name in (args[0], other)
+        )
+        for option in (word.partition("=")[0] for word in words):
+            if option in others - own and option.startswith("--"):
+                ctx.fail(f"{option} is an option of tandem {other}, not of tandem {args[0]}")
+        return args
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in their sections, each with an example; a group's in one list."""

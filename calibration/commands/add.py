@@ -174,7 +174,7 @@ class AddOptions:
         str | None,
         typer.Option(
             help="MODULE:FUNCTION of yours, from pixels to pixels, which belongs to the set: "
-            "evaluate, quantize, classify --offline and serve call it where "
+            "evaluate, quantize, classify-offline and serve call it where "
             f"{ALLOWED_VARIABLE} names it"
         ),
     ] = None

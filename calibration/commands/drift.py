@@ -38,8 +38,8 @@ def drift(
     reference: Annotated[
         Path,
         typer.Option(
-            help="what to compare with: answers.jsonl or answers.parquet of tandem classify "
-            "--offline --out, or a folder of earlier samples"
+            help="what to compare with: answers.jsonl or answers.parquet of "
+            "tandem classify-offline --out, or a folder of earlier samples"
         ),
     ],
     since: Annotated[

@@ -57,7 +57,7 @@ def test_samples_are_the_answers_and_show_no_drift(answers, samples, tmp_path):
     assert {(samples / row["file"]).read_bytes() for row in rows} == sent
 
     record = tmp_path / "answers.jsonl"  # the same networks, without a service
-    done = tandem("classify", "--offline", samples, "--out", record)
+    done = tandem("classify-offline", samples, "--out", record)
     assert done.exit_code == 0, done.output
     done = tandem("drift", "--reference", record, "--samples", samples)
     assert done.exit_code == 0, done.output

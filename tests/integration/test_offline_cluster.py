@@ -1,4 +1,4 @@
-"""``tandem classify --offline --address``: the rows of a command alone, from a cluster's nodes.
+"""``tandem classify-offline --address``: the rows of a command alone, from a cluster's nodes.
 
 In the fast tier: tests/unit/cli/test_cluster_rows.py has what needs no cluster.
 """
@@ -62,7 +62,7 @@ def pictures(tmp_path_factory) -> Path:
 
 
 def classify(tiny_set: Path, *arguments: object, exit_code: int = 0) -> subprocess.CompletedProcess:
-    words = map(str, (TANDEM, "classify", "--offline", "--model-set", tiny_set, *arguments))
+    words = map(str, (TANDEM, "classify-offline", "--model-set", tiny_set, *arguments))
     done = subprocess.run(list(words), capture_output=True, text=True, timeout=120)
     assert done.returncode == exit_code, done.stdout + done.stderr
     return done
@@ -70,7 +70,7 @@ def classify(tiny_set: Path, *arguments: object, exit_code: int = 0) -> subproce
 
 def test_rows_are_those_of_one_process(running, tiny_set, pictures):
     done = classify(tiny_set, "--address", running.address, "--json", pictures, exit_code=1)
-    alone = tandem("classify", "--offline", "--model-set", tiny_set, "--json", pictures)
+    alone = tandem("classify-offline", "--model-set", tiny_set, "--json", pictures)
     rows = {line["file"]: line for line in map(json.loads, done.stdout.splitlines())}
     assert rows == {line["file"]: line for line in map(json.loads, alone.stdout.splitlines())}
     assert "1 of 601 failed" in done.stderr

@@ -31,7 +31,7 @@ def options_of(*path: str) -> set[str]:
 
 
 def classify_offline(model_set: Path, *arguments: object, exit_code: int = 0) -> str:
-    """Return what ``tandem classify --offline`` printed; it must end with ``exit_code``."""
-    done = tandem("classify", "--offline", "--model-set", model_set, *arguments)
+    """Return what ``tandem classify-offline`` printed; it must end with ``exit_code``."""
+    done = tandem("classify-offline", "--model-set", model_set, *arguments)
     assert done.exit_code == exit_code, done.output
     return done.output

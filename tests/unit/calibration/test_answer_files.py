@@ -1,4 +1,4 @@
-"""Kept answers of ``tandem classify --offline --out``, and runs that go on."""
+"""Kept answers of ``tandem classify-offline --out``, and runs that go on."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_answers_are_kept_in_a_store(tiny_set, pictures, monkeypatch):
         assert labels == {str(file): file.parent.name for file in files}
         assert "1 images classified" in classify_offline(tiny_set, "--out", bucket, files[0])
         out = f"{bucket}-absent/answers"
-        done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, pictures)
+        done = tandem("classify-offline", "--model-set", tiny_set, "--out", out, pictures)
         assert f"--out {out}: " in str(done.exception)
         assert "name another place" in str(done.exception)
 
@@ -87,7 +87,7 @@ def test_answers_of_another_version_are_not_mixed(tiny_set, pictures, tmp_path, 
     file, out = sorted(pictures.rglob("*.png"))[0], tmp_path / name
     classify_offline(tiny_set, "--out", out, file)
     other = write_tiny_set(tmp_path / "other", gains={"sure": 3.0})
-    done = tandem("classify", "--offline", "--model-set", other, "--out", out, file)
+    done = tandem("classify-offline", "--model-set", other, "--out", out, file)
     assert "has answers of the model set's version" in str(done.exception)
 
 
@@ -133,7 +133,7 @@ def test_a_folder_that_is_classified_again(tiny_set, pictures, tmp_path, monkeyp
 def test_answers_of_other_options_are_not_mixed(tiny_set, pictures, tmp_path, name):
     file, out = sorted(pictures.rglob("*.png"))[0], tmp_path / name
     classify_offline(tiny_set, "--out", out, file)
-    asked = ("classify", "--offline", "--model-set", tiny_set, "--out", out, "--top-k", 3, file)
+    asked = ("classify-offline", "--model-set", tiny_set, "--out", out, "--top-k", 3, file)
     said = str(tandem(*asked).exception)
     assert f"--out {out}" in said
     assert "has answers with top_k 1, this run has 3; name another place, or remove it" in said
@@ -147,14 +147,14 @@ def test_answers_of_other_options_are_not_mixed(tiny_set, pictures, tmp_path, na
 )
 def test_where_nothing_can_be_kept(tiny_set, pictures, tmp_path, out, said):
     (tmp_path / "labels.jsonl").write_text("[1, 2]\n")
-    options = ("--offline", "--model-set", tiny_set, "--out", tmp_path / out)
-    assert said in str(tandem("classify", *options, pictures).exception)
+    options = ("--model-set", tiny_set, "--out", tmp_path / out)
+    assert said in str(tandem("classify-offline", *options, pictures).exception)
 
 
 def test_a_second_run_does_not_write_into_the_first_ones_file(tiny_set, pictures, tmp_path):
     out = tmp_path / "answers.jsonl"
     with answer_files.opened(out, "0" * 12):
-        done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, pictures)
+        done = tandem("classify-offline", "--model-set", tiny_set, "--out", out, pictures)
     assert "another run is writing there" in str(done.exception)
 
 
@@ -175,7 +175,7 @@ def test_a_name_that_is_not_utf8(tiny_set, pictures, tmp_path):
     (good, *_) = pictures.rglob("*.png")
     odd = tmp_path / os.fsdecode(b"caf\xe9.png")
     shutil.copy(good, odd)
-    done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", tmp_path / "a.parquet",
+    done = tandem("classify-offline", "--model-set", tiny_set, "--out", tmp_path / "a.parquet",
                   good, odd)  # fmt: skip
     assert "caf\\xe9.png' is not UTF-8" in str(done.exception)
     assert list((tmp_path / "a.parquet").iterdir()) == []
@@ -193,7 +193,7 @@ def test_a_last_row_without_a_line_feed_is_kept_and_a_foreign_file_not_cut(
     assert [row["file"] for row in lines(out)] == ["a", "b"]
     # Its last line ends without a line feed, as one that was cut does.
     (out := tmp_path / "notes.jsonl").write_text('{"my": "notes"}')
-    done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, pictures)
+    done = tandem("classify-offline", "--model-set", tiny_set, "--out", out, pictures)
     assert "line 1 is no answer" in str(done.exception)
     assert out.read_text() == '{"my": "notes"}'
 
@@ -218,10 +218,10 @@ def test_an_embedding_is_kept_as_numbers_of_32_bits(tiny_set, pictures, tmp_path
         pytest.approx(json.loads(line)["embedding"]) for line in said.splitlines()
     ]
     assert all(len(row) == 3 for row in table["embedding"].to_pylist())
-    done = tandem("classify", "--offline", "--model-set", tiny_set, "--out", out, files[0])
+    done = tandem("classify-offline", "--model-set", tiny_set, "--out", out, files[0])
     assert done.exit_code == 0, done.output  # a run without has nothing to add
     other = ("--out", out, "--embedding", "sure", files[0])
-    done = tandem("classify", "--offline", "--model-set", tiny_set, *other)
+    done = tandem("classify-offline", "--model-set", tiny_set, *other)
     assert "has answers with embedding unsure, this run has sure" in str(done.exception)
-    done = tandem("classify", "--offline", "--model-set", tiny_set, "--embedding", "x", files[0])
+    done = tandem("classify-offline", "--model-set", tiny_set, "--embedding", "x", files[0])
     assert "embedding is 'x'; every image is asked of sure, unsure" in str(done.exception)

@@ -1,4 +1,4 @@
-"""The ensemble in this process: one image, many, and ``tandem classify --offline``."""
+"""The ensemble in this process: one image, many, and ``tandem classify-offline``."""
 
 import json
 import re
@@ -210,7 +210,7 @@ def test_a_table_and_more_classes_than_there_are(tiny_set, pictures):
     said = classify_offline(tiny_set, pictures, exit_code=1)
     assert "1 of 10 failed" in said
     assert all(folder.name in said for folder in pictures.iterdir() if folder.is_dir())
-    done = tandem("classify", "--offline", "--model-set", tiny_set, "--top-k", 4, pictures)
+    done = tandem("classify-offline", "--model-set", tiny_set, "--top-k", 4, pictures)
     assert "this model set has 3 classes" in str(done.exception)
 
 
@@ -239,7 +239,7 @@ def test_without_ray(tiny_set, pictures):
     script = (
         "import sys\n"
         "from app.cli.main import app\n"
-        f"app(['classify', '--offline', '--model-set', {str(tiny_set)!r}, '--json', "
+        f"app(['classify-offline', '--model-set', {str(tiny_set)!r}, '--json', "
         f"{str(sorted(pictures.rglob('*.png'))[0])!r}], standalone_mode=False)\n"
         "sys.exit(', '.join({'ray', 'fastapi'} & set(sys.modules)) or 0)\n"
     )

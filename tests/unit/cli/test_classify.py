@@ -151,11 +151,32 @@ def test_an_address_that_is_none(url):
     assert "tandem serve" not in result.exception.message
 
 
-@pytest.mark.parametrize("option", ["--out", "--address"])
-def test_options_of_offline_alone(option):
-    done = classify(option, "x", ".")
-    assert isinstance(done.exception, ConfigError)
-    assert f"{option} goes with --offline" in done.exception.message
+@cases(
+    "words, option, command",
+    (["classify", "--out", "x", "."], "--out", "classify-offline"),
+    (["classify", "--address=auto", "."], "--address", "classify-offline"),
+    (["classify", "--offline", ".", "--url", "x"], "--url", "classify"),
+    (["classify-offline", "--key-file", "x", "."], "--key-file", "classify"),
+)
+def test_an_option_of_the_other_command_is_answered_with_it(words, option, command):
+    done = tandem(*words)
+    assert done.exit_code == 2
+    assert f"{option} is an option of tandem {command}, not of" in done.output
+
+
+@pytest.mark.parametrize("words", [["--offline", "x.jpg"], ["--top-k", "2", "x.jpg", "--offline"]])
+def test_offline_as_an_option_is_the_other_command(words):
+    done = classify(*words)
+    alone = tandem("classify-offline", *(word for word in words if word != "--offline"))
+    assert done.exit_code == alone.exit_code == 1
+    assert str(done.exception) == str(alone.exception) == "no such file or folder: x.jpg"
+    assert classify("--offline", "--help").stdout == tandem("classify-offline", "--help").stdout
+
+
+def test_a_file_may_have_the_name_of_the_option(server, folder):
+    (folder / "--offline").write_bytes(b"x")
+    assert classify("--url", server.url, "--", "--offline").exit_code == 0
+    assert [body for _, body in server.requests] == [b"x"]
 
 
 def test_what_is_refused_for_a_moment_is_asked_again(server):

@@ -71,7 +71,7 @@ def test_help_flows_in_a_terminal_of_80_columns_and_cuts_no_name(path, command):
 
 def test_help_lists_every_command_once_in_a_section_with_an_example():
     listed = help_of().partition("--help")[2]
-    names = re.findall(r"^  ([a-z]+) {2,}\w", listed, re.M)
+    names = re.findall(r"^  ([a-z-]+) {2,}\w", listed, re.M)
     group: Any = get_command(cli.app)
     assert sorted(names) == sorted(group.commands)
     for title, (example, _) in cli.SECTIONS.items():

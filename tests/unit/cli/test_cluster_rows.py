@@ -1,4 +1,4 @@
-"""``tandem classify --offline --address`` without a cluster: what nodes are asked, and do.
+"""``tandem classify-offline --address`` without a cluster: what nodes are asked, and do.
 
 tests/integration/test_offline_cluster.py runs the command on two nodes.
 """
@@ -131,7 +131,7 @@ def test_files_are_read_and_classified_as_in_one_process(tiny_set, tmp_path, buc
     assert labels == ["mostly blue", "mostly red"]
     errors = [row["error"]["code"] for row in rows if "error" in row]
     assert errors == ["not_an_image", "unreadable", "unreadable"]
-    alone = tandem("classify", "--offline", "--model-set", tiny_set, "--json", "--top-k", 2, good)
+    alone = tandem("classify-offline", "--model-set", tiny_set, "--json", "--top-k", 2, good)
     assert rows[0] == json.loads(alone.stdout)
 
 
@@ -154,5 +154,5 @@ def test_rows_come_until_there_are_no_more(nodes, tiny_set, monkeypatch):
 
 def test_nobody_at_the_address(tmp_path, free_port):
     where = f"ray://127.0.0.1:{free_port()}"
-    done = tandem("classify", "--offline", "--address", where, tmp_path)
+    done = tandem("classify-offline", "--address", where, tmp_path)
     assert f"no Ray cluster at {where}: Connection refused" in str(done.exception)

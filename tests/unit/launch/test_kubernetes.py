@@ -328,9 +328,9 @@ def test_no_container_that_runs_code_of_ray_has_a_token_of_kubernetes(cluster: D
 def test_the_ray_job_classifies_on_its_workers(cluster: Document) -> None:
     (job,) = of_kind("rayjob", "RayJob")
     command, action, *options = shlex.split(job["spec"]["entrypoint"])
-    assert (command, action) == ("tandem", "classify")
+    assert (command, action) == ("tandem", "classify-offline")
     named = {word.partition("=")[0] for word in options if word.startswith("--")}
-    assert {"--offline", "--address", "--out"} <= named <= options_of(action)
+    assert {"--address", "--out"} <= named <= options_of(action)
     of_job = job["spec"]["rayClusterSpec"]
     for key in ("rayVersion", "authOptions"):
         assert of_job[key] == cluster[key]
