@@ -123,7 +123,7 @@ def classify_offline(
 ) -> None:
     """Classify images without a service, on all cores; exit code 1 if any failed.
 
-    Answers are those of a service, and so is what is printed.
+    It answers and prints as tandem classify does.
     """
     (entry,) = entry_points(group=OFFLINE, name="run")  # app never imports calibration
     asked: dict[str, Any] = {"top_k": shown.top_k, "threshold": shown.threshold, "plan": plan}

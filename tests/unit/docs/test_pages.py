@@ -31,8 +31,8 @@ WRITTEN = sorted(
     ]
 )
 OF_GITHUB = ".github/PULL_REQUEST_TEMPLATE.md"  # shown where it is needed
-COMMANDS = "serve|classify|plan|drift|evaluate|quantize|bench|environment"
-COMMAND = re.compile(rf"^\S*\btandem ({COMMANDS})\b([^#\n]*)", re.M)
+COMMANDS = "serve|classify-offline|classify|plan|drift|evaluate|quantize|bench|environment"
+COMMAND = re.compile(rf"^\S*\btandem ({COMMANDS})(?=\s|$)([^#\n]*)", re.M)
 HOW_TO = [page for page in WRITTEN if page.parent.name == "how-to"]
 MAX_WORDS = 500  # of a page that says how to do a task
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
