@@ -469,7 +469,7 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
 
     @property
     def served_precision(self) -> Precision:
-        """The networks' precision: INT8 for ``auto`` until ``app.graph.set_checks`` decides."""
+        """The networks' precision: INT8 for ``auto`` until ``app.graph.served_models`` decides."""
         return "INT8" if self.precision == "auto" else self.precision
 
     def of_each_set(self) -> list["Settings"]:
