@@ -39,7 +39,7 @@ from app.grpc.call import (
 )
 from app.grpc.receiver import Receiver
 from app.queueing.admission import Share
-from app.settings import LimitSettings
+from app.setting_groups import LimitSettings
 from app.telemetry.metrics import RequestObserver
 from models.errors import TandemError
 
