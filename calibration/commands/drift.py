@@ -125,9 +125,9 @@ def _notes(result: Drift) -> list[str]:
     """Return notes on causes of a difference other than the photos: other versions or plans."""
     notes = list[str]()
     if set(result.reference.versions) != set(result.samples.versions):
-        named = (f"{name} {', '.join(sorted(side.versions))}" for name, side in result.sides.items())
+        said = (f"{name} {', '.join(sorted(side.versions))}" for name, side in result.sides.items())
         note = "different versions answered, so a difference may come from the networks: "
-        notes.append(note + "; ".join(named))
+        notes.append(note + "; ".join(said))
     fast = {name: side.plans.get("fast", 0) / side.num for name, side in result.sides.items()}
     if abs(fast["reference"] - fast["samples"]) >= PLAN_SHARE:
         shares = "; ".join(f"{name} {share:.0%}" for name, share in fast.items())
