@@ -31,11 +31,11 @@ from app.errors import (
     OverloadedError,
 )
 from app.graph.attempts import CALL_ERRORS, as_tandem
-from app.graph.observer import Interval, RequestObserver
 from app.graph.request import ClassifyRequest, Regions
 from app.queueing.overload import CircuitBreaker
 from app.queueing.scheduler import SHADOW, Lane
 from app.settings import AnswerPolicy
+from app.telemetry.metrics import Interval, RequestObserver
 from models.ensemble import Flags, Probabilities, average
 from models.errors import TandemError
 from models.image import ImageInputs

@@ -20,7 +20,6 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from app.answers import Classified, Fault, as_values
 from app.errors import MAX_SHOWN, UnknownModelError
-from app.graph.observer import RequestObserver
 from app.graph.request import RequestBody, parsed_regions
 from app.graph.service import EnsembleService
 from app.grpc import tandem_pb2 as messages
@@ -40,7 +39,8 @@ from app.grpc.call import (
 )
 from app.grpc.receiver import Receiver
 from app.queueing.admission import Share
-from app.settings import LimitSettings
+from app.setting_groups import LimitSettings
+from app.telemetry.metrics import RequestObserver
 from models.errors import TandemError
 
 # A message that is still to come (:func:`app.grpc.call.add_servicer`), or with the generated

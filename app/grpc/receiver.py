@@ -19,7 +19,7 @@ from app.errors import (
 from app.grpc.call import Message
 from app.oip.inference import LONG_BYTES
 from app.queueing.admission import Share, Uploads
-from app.settings import LimitSettings
+from app.setting_groups import LimitSettings
 
 Parsed = TypeVar("Parsed")
 # On a cluster HAProxy gives up on a Gateway that reads nothing of a request for 5 s.

@@ -20,8 +20,8 @@ from app.errors import MAX_SHOWN, BadParameterError, UnknownModelError
 from app.graph.availability import Graph
 from app.graph.cache import with_cache
 from app.graph.request import ClassifyRequest, RequestAnswers, RowStore
+from app.graph.served_models import refused_by_gate
 from app.graph.service import EnsembleService
-from app.graph.set_checks import refused_by_gate
 from app.grpc.call import Message
 from app.grpc.interface import GrpcInterface, HealthInterface, Incoming
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods

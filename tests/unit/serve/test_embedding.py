@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from app.answers import Fault
-from app.graph.observer import RequestObserver
 from app.graph.request import RequestBody, RequestOptions
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyRequest
@@ -18,6 +17,7 @@ from app.serve.remote import RemoteMember
 from app.serve.replica import classify_many
 from app.settings import Settings
 from app.stages.classifier import Classifier
+from app.telemetry.metrics import RequestObserver
 from models.model_set import load_model_set
 from models.openvino_network import compile_with, read_network
 from models.pooled_features import features_network
