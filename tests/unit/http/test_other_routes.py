@@ -73,7 +73,13 @@ async def test_a_label_is_counted_once(reporter, feedback, told):
         ("no", "0123456789ab", "full"): 1.0,
     }
     figures = (await reporter.get("/v1/feedback")).json()
-    accuracy = {"feedback": 2, "right": 1, "accuracy": 0.5, "interval": [0.0945, 0.9055]}
+    accuracy = {
+        "plan": "full",
+        "feedback": 2,
+        "right": 1,
+        "accuracy": 0.5,
+        "interval": [0.0945, 0.9055],
+    }
     assert figures["versions"] == [version | accuracy]
     assert (figures["remembered_answers"], figures["max_answers"]) == (2, 50_000)
 
