@@ -9,7 +9,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from calibration.sets import try_photos
+from calibration.sets import add_set as try_photos
 from tests.support.calibration.added_sets import softmax
 from tests.support.cases import cases
 from tests.support.command_line import tandem
