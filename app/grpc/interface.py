@@ -52,7 +52,7 @@ from app.grpc.call import (
 )
 from app.oip.inference import LONG_BYTES
 from app.queueing.admission import Share, Uploads
-from app.settings import LimitSettings
+from app.setting_groups import LimitSettings
 from app.telemetry.metrics import RequestObserver
 from models.errors import TandemError
 
