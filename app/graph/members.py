@@ -4,7 +4,7 @@ The answer policy says how many must answer: every member (``all``), more than h
 (``quorum``), or one (``any``). An answer that lacks members is *degraded*, and names them.
 
 The protocols here are how the graph calls Decoder, members and Combiner. Objects in this process
-(:mod:`app.stages`) implement them, and deployments behind a handle (:mod:`app.serve.remote`).
+(:mod:`app.stages`) implement them, and deployments behind a handle (:mod:`app.serve.set_stages`).
 ``left_s`` is the time that the request has left, in seconds. A call that would take longer raises
 :class:`app.errors.DeadlineError`.
 

@@ -26,7 +26,7 @@ from app.grpc.call import (
     parsed,
     stream_method,
 )
-from app.grpc.receiver import Receiver
+from app.grpc.interface import Receiver
 from app.oip.bodies import MAX_TENSORS, InferAnswer, OutputTensor
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import ServedModel, server_metadata

@@ -18,8 +18,8 @@ from app.answers import Fault
 from app.errors import BadTensorError
 from app.grpc import tensorflow_serving_pb2 as messages
 from app.grpc.call import TENSORFLOW_METHODS, GrpcCall, answered, parsed, stream_method
+from app.grpc.interface import Receiver
 from app.grpc.open_inference import Stream
-from app.grpc.receiver import Receiver
 from app.oip.bodies import MAX_TENSORS, InferAnswer, OutputTensor
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import FIRST_VERSION, ServedModel, TensorMetadata

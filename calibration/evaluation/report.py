@@ -7,9 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from calibration.evaluation.evaluate import Evaluation
+from calibration.evaluation.evaluate import Evaluation, MultiLabelEvaluation
 from calibration.evaluation.live import LiveResult
-from calibration.evaluation.multi_label import MultiLabelEvaluation
 from calibration.evaluation.plans import MAX_LOST, PlanSearch
 from calibration.statistics import ModeTally
 from models.accuracy import AccuracyRecord, Drop, MultiLabelScore, Score

@@ -20,8 +20,8 @@ from app.graph.served_models import ServedMember, ServedModels, ServedRuntime
 from app.graph.service import EnsembleService
 from app.queueing.admission import Admission, ByteBudget
 from app.queueing.scheduler import Lane
-from app.serve.remote import RemoteCombiner, RemoteDecoder, RemoteMember
 from app.serve.replica import classify_many, decode_many
+from app.serve.set_stages import RemoteCombiner, RemoteDecoder, RemoteMember
 from app.settings import Settings
 from app.telemetry.metrics import RequestObserver, record_key
 from models.ensemble import Prediction, average, top_k
