@@ -14,8 +14,8 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from app.graph.served_models import check_plan, decided
 from app.graph.service import answer_timeout_s
-from app.graph.set_checks import check_plan, decided
 from app.oip.regions import regions_of
 from app.samples.feedback import FeedbackBook
 from app.samples.samples import check_sample_store

@@ -9,7 +9,7 @@ smallest difference is significant; with few, large ones arise by chance.
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import asin, sqrt
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import chi2_contingency, false_discovery_control, fisher_exact, ks_2samp
 
-from calibration.answer_files import VERSION_KEY, Row
+from calibration.answer_files import OPTIONS_KEY, VERSION_KEY, Row
 from models.errors import ModelSetError
 from models.machine import needs_extra
 
@@ -44,6 +44,7 @@ class Answers:
     first: datetime | None = None  # time of the first answer; None if no time is recorded
     last: datetime | None = None
     model_set: str | None = None  # None if no set is recorded
+    plans: dict[str, int] = field(default_factory=dict)  # images by the plan: full, fast
 
     @property
     def num(self) -> int:
@@ -53,7 +54,7 @@ class Answers:
     def of(cls, rows: Iterable[Row]) -> "Answers":
         """Collect rows that have the fields of ``/v1/classify``; rows with an error are skipped."""
         labels, confidence, agreement = list[str](), list[float](), list[bool]()
-        versions, times = Counter[str](), list[datetime]()
+        versions, plans, times = Counter[str](), Counter[str](), list[datetime]()
         for row in rows:
             if row.get("error") is not None:
                 continue
@@ -62,6 +63,7 @@ class Answers:
             confidence.append(probability)
             agreement.append(row["agreement"])
             versions[str(row.get("model_version") or "unknown")] += 1
+            plans[plan_of(row)] += 1
             if (when := time_of(row)) is not None:
                 times.append(when)
         return cls(
@@ -71,6 +73,7 @@ class Answers:
             dict(versions),
             min(times, default=None),
             max(times, default=None),
+            plans=dict(plans),
         )
 
 
@@ -250,6 +253,7 @@ class Wanted:
 
     model_set: str | None = None
     version: str | None = None
+    plan: str | None = None
     since: datetime | None = None
     until: datetime | None = None
 
@@ -259,6 +263,7 @@ class Wanted:
         return (
             self.model_set in (None, row.get("model_set", self.model_set))
             and self.version in (None, row.get("model_version", self.version))
+            and self.plan in (None, plan_of(row))
             and (self.since is None or when is None or when >= self.since)
             and (self.until is None or when is None or when < self.until)
         )
@@ -342,9 +347,11 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             table = pyarrow.parquet.read_table(part, columns=columns)
         except (ValueError, KeyError) as error:  # the base classes of Arrow's errors
             raise ModelSetError(f"{part}: not answers of tandem: {error}") from error
-        version = (table.schema.metadata or {}).get(VERSION_KEY, b"unknown").decode()
+        said = table.schema.metadata or {}
+        version = said.get(VERSION_KEY, b"unknown").decode()
+        plan = json.loads(said.get(OPTIONS_KEY, b"{}")).get("plan", "full")
         for row in table.to_pylist():
-            yield {**row, "model_version": version}
+            yield {**row, "model_version": version, "plan": plan}
 
 
 def _first(row: Row) -> tuple[str, float]:
@@ -355,6 +362,11 @@ def _first(row: Row) -> tuple[str, float]:
     if not isinstance(probability, int | float) or not 0 <= probability <= 1:
         raise ValueError(f"probability is {probability!r}, not a number from 0 to 1")
     return label, float(probability)
+
+
+def plan_of(row: Row) -> str:
+    """Return the plan that answered a row; rows from before there were plans are full."""
+    return str(row.get("plan") or "full")
 
 
 def time_of(row: Row) -> datetime | None:

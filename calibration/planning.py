@@ -1,21 +1,29 @@
 """Capacity planning: the fewest nodes that handle an arrival rate within a p99.
 
 Each node gets the same replicas. They are sized for the nodes that are left after failures. The p99
-is simulated on those (:mod:`calibration.simulator`), with Poisson arrivals. The simulated images
-and replicas are bounded, and so are its time and memory, for any load. What an image costs is
-recorded with its set, or measured.
+is simulated on those, with Poisson arrivals. The simulated images and replicas are bounded, and so
+are its time and memory, for any load. What an image costs is recorded with its set, or measured. It
+only computes, without Ray or a running service.
 
-It only computes, without Ray or a running service.
+In the simulation a replica has cores and a queue. A free core takes waiting images, at most a
+batch, as :mod:`app.queueing.batch_queue` does, and is busy for their CPU time. An image goes from
+step to step; the stages of a step work on it in parallel. Of two drawn replicas the one with less
+work gets it, as in Serve's routing. HTTP and the network are not simulated.
 """
 
+import heapq
 import json
 import math
-from collections.abc import Mapping
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from calibration.simulator import Service, SimStage, Simulation, poisson_arrivals
+import numpy as np
+
 from models.errors import TandemError
 from models.ledger import (
     AROUND_CPU_MS,
@@ -163,14 +171,8 @@ def plan(needs: Requirements, costs: Costs, seed: int = 20) -> Plan:
         p99_ms = _simulated_p99_ms(rate, num_simulated, per_node, sized, seed)
         if p99_ms <= needs.p99_ms:
             every = nodes + needs.survive_nodes
-            return Plan(
-                every,
-                per_node,
-                sized,
-                _utilization(needs.rate, every, per_node, sized),
-                _utilization(needs.rate, nodes, per_node, sized),
-                p99_ms,
-            )
+            used, left = (_utilization(needs.rate, n, per_node, sized) for n in (every, nodes))
+            return Plan(every, per_node, sized, used, left, p99_ms)
         lowest, tried = min(lowest, p99_ms), nodes
     if not tried:
         raise PlanError(
@@ -242,8 +244,8 @@ def _simulated_p99_ms(
     }
     wanted_s = WARM_UP_S + max(COUNTED_S, COUNTED_IMAGES / rate)
     seconds = min(wanted_s, MAX_SIMULATED_IMAGES / rate)
-    arrivals = poisson_arrivals(rate, seconds, seed)
-    outcome = Simulation(Service(stages, costs.steps), seed).run(arrivals)
+    service = Service(stages, costs.steps)
+    outcome = Simulation(service, seed).run(poisson_arrivals(rate, seconds, seed))
     if outcome.refused or outcome.late:
         return math.inf
     return HTTP_MS + outcome.p99_ms(since=min(WARM_UP_S, seconds / 4))
@@ -257,15 +259,12 @@ def planned_costs(
     ``answers`` says whether all members are asked, or those of the set's fast plan. Raises
     :class:`PlanError` if the set has no fast plan.
     """
-    problem = manifest.plan_problem(precision) if answers == "fast" else None
-    if problem is not None:
+    if answers == "fast" and (problem := manifest.plan_problem(precision)) is not None:
         raise PlanError(f"--plan fast: {problem}")
     of_members = member_cpu_ms(manifest, precision, answers)
     members = tuple(of_members)
-    gateway_ms = gateway_cpu_ms(
-        manifest, precision, answers, decodes=form != "stages", has_members=form == "whole"
-    )
-    cpu_ms = {"Gateway": gateway_ms}
+    has = {"decodes": form != "stages", "has_members": form == "whole"}
+    cpu_ms = {"Gateway": gateway_cpu_ms(manifest, precision, answers, **has)}
     if form == "stages":
         cpu_ms["Decoder"] = decoder_cpu_ms(manifest)
     if form != "whole":
@@ -330,11 +329,6 @@ class PlannedForm:
     why_not: str | None = None
 
     @property
-    def name(self) -> str:
-        """The form as text."""
-        return FORMS[self.form]
-
-    @property
     def cpu_ms(self) -> float:
         """CPU time of an image in all processes, in ms."""
         return sum(self.costs.cpu_ms.values()) + self.costs.around_ms
@@ -357,3 +351,149 @@ def compare_forms(
         except PlanError as error:
             forms.append(PlannedForm(form, costs, None, str(error)))
     return forms
+
+
+def poisson_arrivals(rate: float, seconds: float, seed: int) -> list[float]:
+    """Draw the times (s from the start, ascending) of independent arrivals at ``rate`` per s."""
+    expected = rate * seconds
+    num_drawn = math.ceil(expected + 6 * math.sqrt(expected) + 10)  # enough, except once in 1e9
+    times = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, num_drawn))
+    return list(times[times < seconds].tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class SimStage:
+    """A stage of the simulated service."""
+
+    cpu_ms: float  # per image
+    cores: float  # per replica; as many batches run at a time, at least one
+    replicas: int = 1
+    max_batch_size: int = 1
+
+
+@dataclass(frozen=True)
+class Service:
+    """The stages in an image's order, and the limits of waiting."""
+
+    stages: Mapping[str, SimStage]
+    steps: Sequence[Sequence[str]]
+    max_under_way: int = 256  # per replica of the first stage; further images are refused
+    timeout_s: float = 10.0  # an image that has not been started by then is dropped
+    jitter: float = 0.1  # standard deviation of a batch's time, as a share
+
+
+@dataclass
+class SimulationOutcome:
+    """The result of a simulation: a latency per answered image."""
+
+    answered: list[tuple[float, float]] = field(default_factory=list)  # (arrival, latency), s
+    refused: list[float] = field(default_factory=list)  # arrivals: the queues were full
+    late: list[float] = field(default_factory=list)  # arrivals: dropped after timeout_s
+
+    def p99_ms(self, since: float = 0.0, until: float = math.inf) -> float:
+        """Return the 99th percentile of latency, in ms, of arrivals in a period; 0 without any."""
+        latencies = sorted(latency for at, latency in self.answered if since <= at < until)
+        return latencies[math.ceil(0.99 * len(latencies)) - 1] * 1e3 if latencies else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class SimReplica:
+    """A replica of the simulation."""
+
+    stage: str
+    num_cores: int
+    num_busy: int = 0
+    batch_images: int = 0
+    queue: deque["SimImage"] = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
+class SimImage:
+    """An image of the simulation."""
+
+    arrived: float
+    step: int = -1
+    num_pending: int = 0  # stages of the present step that still work on it
+    is_lost: bool = False
+
+
+class Simulation:
+    """A simulation of a service."""
+
+    def __init__(self, service: Service, seed: int = 0) -> None:
+        self._service, self._rng = service, random.Random(seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_events, self._now, self._under_way = 0, 0.0, 0
+        self.outcome = SimulationOutcome()
+        self._replicas = {
+            name: [SimReplica(name, max(1, int(stage.cores))) for _ in range(stage.replicas)]
+            for name, stage in service.stages.items()
+        }
+
+    def run(self, arrivals: Sequence[float]) -> SimulationOutcome:
+        """Simulate arrivals (s from the start, ascending) until all are answered.
+
+        Its running time depends on the number of arrivals, not on the simulated time.
+        """
+        coming = iter([*arrivals, math.inf])
+        arrival = next(coming)
+        while True:
+            event = self._events[0][0] if self._events else math.inf
+            self._now = min(arrival, event)
+            if self._now == math.inf:
+                return self.outcome
+            if event <= self._now:
+                heapq.heappop(self._events)[-1]()
+                continue
+            arrival = next(coming)
+            fronts = self._replicas[self._service.steps[0][0]]
+            if self._under_way >= self._service.max_under_way * len(fronts):
+                self.outcome.refused.append(self._now)
+                continue
+            self._under_way += 1
+            self._advance(SimImage(self._now))
+
+    def _advance(self, image: SimImage) -> None:
+        image.step += 1
+        if image.step == len(self._service.steps):
+            self._under_way -= 1
+            self.outcome.answered.append((image.arrived, self._now - image.arrived))
+            return
+        names = self._service.steps[image.step]
+        image.num_pending = len(names)
+        for name in names:
+            drawn = (self._rng.choice(self._replicas[name]) for _ in range(2))
+            replica = min(drawn, key=lambda each: len(each.queue) + each.batch_images)
+            replica.queue.append(image)
+            self._start(replica)
+
+    def _start(self, replica: SimReplica) -> None:
+        """Let free cores take waiting images."""
+        stage = self._service.stages[replica.stage]
+        while replica.queue and replica.num_busy < replica.num_cores:
+            batch: list[SimImage] = []
+            while replica.queue and len(batch) < stage.max_batch_size:
+                image = replica.queue.popleft()
+                if self._now - image.arrived > self._service.timeout_s and not image.is_lost:
+                    image.is_lost = True
+                    self._under_way -= 1
+                    self.outcome.late.append(image.arrived)
+                if not image.is_lost:
+                    batch.append(image)
+            if batch:
+                replica.num_busy += 1
+                replica.batch_images += len(batch)
+                drawn = max(0.5, self._rng.gauss(1.0, self._service.jitter))
+                ends_s = self._now + len(batch) * stage.cpu_ms * drawn / 1e3
+                self._num_events += 1
+                finished: Callable[[], None] = partial(self._finished, replica, batch)
+                heapq.heappush(self._events, (ends_s, self._num_events, finished))
+
+    def _finished(self, replica: SimReplica, batch: list[SimImage]) -> None:
+        replica.num_busy -= 1
+        replica.batch_images -= len(batch)
+        for image in batch:
+            image.num_pending -= 1
+            if image.num_pending == 0 and not image.is_lost:
+                self._advance(image)
+        self._start(replica)

@@ -103,7 +103,7 @@ class Conditions(Record):
 class MultiLabelScore(Record):
     """One classifier of a multi-label set on one dataset; F1 is at the set's threshold.
 
-    Intervals are 95 %, by resampling the images (calibration/evaluation/multi_label.py).
+    Intervals are 95 %, by resampling the images (calibration/evaluation/evaluate.py).
     """
 
     mean_average_precision: Fraction  # mAP, over the classes that have an image

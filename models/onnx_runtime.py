@@ -20,7 +20,7 @@ from models.ensemble import Probabilities
 from models.errors import ModelSetError, reading
 from models.machine import needs_extra
 from models.network import LoadedNetwork, Outputs, Pixels, RuntimeOptions, check_image
-from models.pooled_features import SOUGHT
+from models.openvino_network import SOUGHT
 from models.record import RuntimeName
 
 MAX_BYTES = 2**31  # protobuf's own limit of a message

@@ -1,23 +1,32 @@
-"""``tandem bench``: loads a running service, or measures this machine's upper bound (--limit)."""
+"""``tandem bench``: loads a running service, or measures this machine's upper bound (--limit).
 
-from dataclasses import replace
+The runs of a service come one after another; their figures become a table and a plot.
+"""
+
+import ssl
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import httpx
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
 from app.access import key_headers
-from app.bench.load import Load, Target, drawn_photos, photos_in
-from app.bench.runs import run_loads
+from app.bench.load import Load, Progress, Target, drawn_photos, photos_in, run_load
+from app.bench.measurement import Summary, knee, service_root, summarise
 from app.cli.options import Caller, JsonFile, PhotoFolder, Plot, check_can_plot, service_url
 from app.errors import ConfigError
 from models.files import check_can_write, write_json
-from models.machine import describe_machine
+from models.machine import describe_machine, needs_extra
 
 MAX_NUMBER = 1e6
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
 def bench(
@@ -123,3 +132,139 @@ def numbers(text: str, option: str, *, whole: bool = False) -> list[float]:
         kind = "whole numbers" if whole else "numbers"
         raise ConfigError(f"{option} {text!r}: give {kind} above 0 and below a million")
     return values
+
+
+def run_loads(
+    planned: Sequence[Load],
+    *,
+    warm_up_s: float,
+    objective_ms: float,
+    plot_file: Path | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Run loads on one target, print them unless ``quiet``, and return the results for JSON.
+
+    Raises :class:`ConfigError` if no service is ready at the target's address.
+    """
+    target = planned[0].target
+    model_set, service = _served(target), service_root(target.url)
+    summaries = []
+    with err.status("warming up") as status:
+        if warm_up_s:
+            run_load(Load(target, warm_up_s, clients=8), None)
+        for load in planned:
+            what = f"{load.rate:g} requests/s" if load.rate else f"{load.clients} clients"
+
+            def report(
+                progress: Progress, what: str = what, duration_s: float = load.duration_s
+            ) -> None:
+                failed = f", {progress.num_failed} failed" if progress.num_failed else ""
+                status.update(
+                    f"{what}: {progress.elapsed_s:.0f} of {duration_s:g} s, "
+                    f"{progress.num_done} answered{failed}"
+                )
+
+            summaries.append(summarise(run_load(load, service, report), objective_ms))
+    if not quiet:
+        show_runs(out, summaries, objective_ms)
+    if plot_file is not None:
+        plot(plot_file, summaries, objective_ms)
+    return {
+        "url": target.url,
+        "files_per_request": target.files_per_request,
+        "model_set": model_set,
+        "objective_ms": objective_ms,
+        "knee_requests_per_s": knee(summaries),
+        "runs": [asdict(s) for s in summaries],
+    }
+
+
+def _served(target: Target) -> str:
+    """Return the served set's name; raise :class:`ConfigError` if no service is ready there."""
+    url = target.url
+    try:
+        # Without a proxy, as the load itself, but with SSL_CERT_FILE's roots (the context).
+        verify = target.tls.context() or ssl.create_default_context()
+        with httpx.Client(base_url=url, timeout=10, trust_env=False, verify=verify) as client:
+            client.get("/readyz").raise_for_status()
+            models = client.get("/v1/models", headers=dict(target.headers))
+        if models.status_code == 401:
+            raise ConfigError(f"{url}: {models.json()['error']['message']}; give --key-file")
+        name = models.json()["model_set"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"no Tandem is ready at {url} ({type(error).__name__}: {error}); start one with "
+            "tandem serve, or give --url"
+        ) from error
+    return str(name)
+
+
+def show_runs(console: Console, summaries: list[Summary], objective_ms: float) -> None:
+    """Print a row per run, and notes on runs that need an explanation."""
+    # Units stand on a second line, without lines between columns, to fit into 80 columns.
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table.add_column("load", overflow="fold")
+    times = ("p50\nms", "p90\nms", "p99\nms", "max\nms")
+    rates = ("ok\n/s", "images\n/s", f"<{objective_ms:g} ms\n/s")
+    for column in (*rates, *times, "errors", "CPU\nms"):
+        table.add_column(column, no_wrap=True, justify="right")
+    for s in summaries:
+        table.add_row(
+            _load(s),
+            *(_figure(rate) for rate in (s.throughput, s.images_per_s, s.goodput)),
+            *("-" if t is None else f"{t:.0f}" for t in (s.p50_ms, s.p90_ms, s.p99_ms, s.max_ms)),
+            str(sum(s.errors.values())),
+            "-" if s.service_cpu_ms is None else _figure(s.service_cpu_ms),
+        )
+    console.print(table)
+    console.print(
+        "p50 to max: latencies, open loops from the scheduled time;\n"
+        "CPU: of the service's processes, an image"
+    )
+    for s in summaries:
+        if s.errors:
+            kinds = ", ".join(f"{number} {kind}" for kind, number in s.errors.items())
+            console.print(f"errors at {_load(s)}: {kinds}", markup=False)
+    worst = max(s.client_cpu_ms for s in summaries)
+    console.print(f"the load generator itself took up to {worst:.2f} CPU ms a request")
+    for s in summaries:
+        if s.is_saturated:
+            console.print(
+                f"[yellow]{s.offered:g}/s is more than the service can do[/]: it answered "
+                f"{s.throughput:.1f}/s; the rest failed, or waited longer and longer"
+            )
+
+
+def _figure(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def _load(summary: Summary) -> str:
+    return f"{summary.offered:g}" + ("/s" if summary.kind == "open" else " clients")
+
+
+def plot(path: Path, summaries: list[Summary], objective_ms: float) -> None:
+    """Plot latency against the offered rate (open loops) or the clients (closed loops)."""
+    with needs_extra("calibrate", "bench --plot"):
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    style: dict[Any, Any] = {"axes.spines.top": False, "axes.spines.right": False}
+    open_runs = [s for s in summaries if s.kind == "open"]
+    runs = sorted(open_runs or summaries, key=lambda s: s.offered)
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(7, 4.2))
+        axes = figure.add_subplot()
+        for name, color in (("p50_ms", "#1b6f5f"), ("p90_ms", "#4a6fa5"), ("p99_ms", "#c8703a")):
+            points = [(s.offered, v) for s in runs if (v := getattr(s, name)) is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", color=color, label=name[:3])
+        axes.axhline(objective_ms, color="#999999", linewidth=1, linestyle="--")
+        axes.annotate("objective", (runs[0].offered, objective_ms), va="bottom", color="#666666")
+        if (rate := knee(summaries)) is not None:
+            axes.axvline(rate, color="#999999", linewidth=1, linestyle=":")
+            axes.annotate(f"knee: {rate:g}/s", (rate, axes.get_ylim()[1]), va="top")
+        axes.set_yscale("log")
+        axes.set_xlabel("offered requests/s" if open_runs else "clients")
+        axes.set_ylabel("latency, ms")
+        axes.legend(frameon=False)
+        figure.savefig(path, bbox_inches="tight", dpi=150)

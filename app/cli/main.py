@@ -32,7 +32,7 @@ OWN_COMMANDS = {
         "bench": "app.cli.bench:bench",
         "keys": "app.cli.traffic:keys",
         "environment": "app.cli.serve:environment",
-        "doctor": "app.cli.doctor:doctor",
+        "doctor": "app.cli.serve:doctor",
     },
     "traffic": {
         "show": "app.cli.traffic:show",

@@ -29,8 +29,8 @@ from app.errors import (
     UnknownModelError,
 )
 from app.graph.attempts import CALL_ERRORS, HEDGE_AFTER_SHARE, HedgeBudget, as_tandem, hedged
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers
+from app.telemetry.metrics import RequestObserver
 from app.telemetry.spans import untraced_task
 from models.errors import TandemError
 

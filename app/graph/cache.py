@@ -10,13 +10,12 @@ from app.answers import Classified, Fault
 from app.environment import MIB
 from app.graph.availability import Graph
 from app.graph.ensemble import Ensemble
-from app.graph.observer import Interval
 from app.graph.redis_cache import FORMAT, ImageKeys, Outcome, RedisStore, Rows, RowsFormat
 from app.graph.request import ClassifyRequest, ImageFlight, RequestAnswers, ResponseCache, RowStore
 from app.setting_values import RedisAddress
 from app.settings import Settings
 from app.stages.own_functions import identities
-from app.telemetry.metrics import record_lookups, record_redis, record_state
+from app.telemetry.metrics import Interval, record_lookups, record_redis, record_state
 from models.model_set import ModelSet
 
 

@@ -24,7 +24,7 @@ from app.graph.members import (
 )
 from app.graph.redis_cache import Outcome
 from app.graph.request import ClassifyRequest, RequestAnswers
-from app.graph.set_checks import check_plan
+from app.graph.served_models import check_plan
 from app.settings import Settings
 from app.stages.own_functions import OwnPreprocess, fingerprint_with
 from models.ensemble import Probabilities, average

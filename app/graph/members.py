@@ -4,7 +4,7 @@ The answer policy says how many must answer: every member (``all``), more than h
 (``quorum``), or one (``any``). An answer that lacks members is *degraded*, and names them.
 
 The protocols here are how the graph calls Decoder, members and Combiner. Objects in this process
-(:mod:`app.stages`) implement them, and deployments behind a handle (:mod:`app.serve.remote`).
+(:mod:`app.stages`) implement them, and deployments behind a handle (:mod:`app.serve.set_stages`).
 ``left_s`` is the time that the request has left, in seconds. A call that would take longer raises
 :class:`app.errors.DeadlineError`.
 
@@ -31,11 +31,11 @@ from app.errors import (
     OverloadedError,
 )
 from app.graph.attempts import CALL_ERRORS, as_tandem
-from app.graph.observer import Interval, RequestObserver
 from app.graph.request import ClassifyRequest, Regions
 from app.queueing.overload import CircuitBreaker
 from app.queueing.scheduler import SHADOW, Lane
 from app.settings import AnswerPolicy
+from app.telemetry.metrics import Interval, RequestObserver
 from models.ensemble import Flags, Probabilities, average
 from models.errors import TandemError
 from models.image import ImageInputs

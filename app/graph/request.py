@@ -23,9 +23,9 @@ from app.errors import (
     BadParameterError,
     NotOfferedError,
 )
-from app.graph.observer import RequestObserver
 from app.graph.redis_cache import Outcome, RedisStore, Rows
 from app.queueing.scheduler import Lane
+from app.telemetry.metrics import RequestObserver
 from models.network import Pixels
 from models.picture_regions import PictureRegion, regions_of
 from models.plan import PlanName

@@ -24,7 +24,6 @@ from app.errors import (
 from app.graph.availability import ForwardingGraph, Graph, OnDemandGraph, Readiness, run_in_time
 from app.graph.cache import with_cache
 from app.graph.ensemble import Ensemble
-from app.graph.observer import RequestObserver
 from app.graph.request import (
     AnswerListener,
     ClassifyRequest,
@@ -43,7 +42,7 @@ from app.queueing.fairness import CALLER
 from app.queueing.overload import PlanSwitch, limit_of
 from app.settings import Settings
 from app.telemetry.metric_table import REFUSED_BEFORE
-from app.telemetry.metrics import meter, record_key
+from app.telemetry.metrics import RequestObserver, meter, record_key
 from models.class_names import class_named
 from models.ledger import gateway_cpu_ms
 from models.model_set import ModelSet

@@ -16,7 +16,6 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 from app.answers import Fault
 from app.changes import check_change
 from app.errors import BadRegionError, BadTensorError
-from app.graph.observer import RequestObserver
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.call import (
     OPEN_INFERENCE,
@@ -27,7 +26,7 @@ from app.grpc.call import (
     parsed,
     stream_method,
 )
-from app.grpc.receiver import Receiver
+from app.grpc.interface import Receiver
 from app.oip.bodies import MAX_TENSORS, InferAnswer, OutputTensor
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import ServedModel, server_metadata
@@ -44,6 +43,7 @@ from app.oip.tensors import (
     shown,
 )
 from app.queueing.admission import Share
+from app.telemetry.metrics import RequestObserver
 from models.errors import TandemError
 
 Stream = gRPCInputStream[Message]

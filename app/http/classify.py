@@ -20,7 +20,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.answers import Fault, Results, as_json, error_answer
 from app.errors import MAX_SHOWN, REFUSED_HEADER, TIMEOUT_COPY, BadParameterError, ClientGoneError
-from app.graph.observer import RequestObserver
 from app.graph.request import (
     CACHE_CONTROL,
     TIMEOUT_HEADER,
@@ -34,7 +33,7 @@ from app.graph.request import (
 from app.graph.service import EnsembleService
 from app.http.body import FileForm, Headers, read_coded_body, read_coded_chunks
 from app.http.errors import error_response, response_of
-from app.telemetry.metrics import INVOCATIONS
+from app.telemetry.metrics import INVOCATIONS, RequestObserver
 from models.errors import CorruptImageError, TandemError
 
 VERB, PATH = "POST", "/v1/classify"

@@ -14,7 +14,6 @@ from starlette.types import Scope
 from app.answers import Fault, Ready
 from app.changes import Sender, is_loopback
 from app.errors import BadRegionError, BadTensorError
-from app.graph.observer import RequestObserver
 from app.http.body import Headers, read_coded_body, read_fields
 from app.http.classify import WatchedRequest, request_options
 from app.http.errors import (
@@ -51,7 +50,14 @@ from app.oip.regions import NO_CUDA, Regions, for_caller
 from app.oip.tensorflow_serving import ModelStatus, Prediction, metadata_of, status_of
 from app.oip.tensors import InferRequest
 from app.queueing.admission import Share
-from app.telemetry.metrics import INFER, INFER_VERSION, INVOCATIONS, PREDICT, PREDICT_VERSION
+from app.telemetry.metrics import (
+    INFER,
+    INFER_VERSION,
+    INVOCATIONS,
+    PREDICT,
+    PREDICT_VERSION,
+    RequestObserver,
+)
 
 LENGTH = HEADER_LENGTH.encode("ascii")
 MODEL_PATH = "/v2/models/{model_name}"

@@ -100,14 +100,14 @@ def add_feedback(api: FastAPI, service: EnsembleService, feedback: Feedback | No
         judgement = await book.judge(
             said.request_id, str(said.label), said.image, service.labels_named(said.label)
         )
-        version, labels = judgement.answer
-        right = judgement.is_right
-        return FeedbackAnswer(said.request_id, judgement.label, list(labels), right, *version)
+        answer, right = judgement.answer, judgement.is_right
+        labels = list(answer.labels)
+        return FeedbackAnswer(said.request_id, judgement.label, labels, right, *answer.version)
 
     @api.get(
         FEEDBACK_PATH,
         responses=OFF | {503: ERRORS[503]},
-        summary="How many answers were right by feedback, by version",
+        summary="How many answers were right by feedback, by version and plan",
     )
     async def figures() -> FeedbackFigures:
         return await _on(feedback).figures()

@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from app.access import no_passphrase, reason
 from app.errors import ConfigError
+from app.setting_groups import LimitSettings
 from app.setting_values import QueueConfig
-from app.settings import LimitSettings
 
 IMPORT_PATH = "app.main:build"  # of our application; a file may have other applications too
 SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that sets none

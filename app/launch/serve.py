@@ -276,7 +276,7 @@ def _ray(
 def _checked_config(options: ServeOptions, flags: Collection[str] = OPTIONS) -> ServeConfig:
     """Return the configuration to deploy; finds every mistake before Ray starts."""
     # These import OpenTelemetry and Ray, which read their environment when they are imported.
-    from app.graph.set_checks import decided
+    from app.graph.served_models import decided
     from app.traffic.control import accuracy_warnings, loaded_sets
 
     config = read_config(options, flags)
@@ -332,7 +332,7 @@ def _check_metrics_key(options: ServeOptions) -> None:
 
 def _check_set(model_set: ModelSet, settings: Settings) -> None:
     """Refuse a set with a modified file, or a set that does not fit the settings."""
-    from app.graph.set_checks import check_plan
+    from app.graph.served_models import check_plan
     from app.stages.own_functions import check_functions
 
     _ = model_set.labels  # reading the labels and finding the networks compares the files' hashes

@@ -18,7 +18,6 @@ from app.errors import (
     SetStateError,
     TooManyFilesError,
 )
-from app.graph.observer import RequestObserver
 from app.graph.request import (
     DEFAULT_URGENCY,
     RequestAnswers,
@@ -52,6 +51,7 @@ from app.oip.tensors import (
     uint8_array,
 )
 from app.queueing.admission import Share
+from app.telemetry.metrics import RequestObserver
 
 CONFIGURED_TYPES = {"BYTES": "TYPE_STRING", "UINT8": "TYPE_UINT8", "FP32": "TYPE_FP32"}
 PRIORITIES = {"priority_levels": MAX_URGENCY + 1, "default_priority_level": DEFAULT_URGENCY + 1}

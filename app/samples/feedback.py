@@ -24,6 +24,7 @@ from app.telemetry.metrics import meter
 from app.telemetry.spans import untraced_task
 from models.accuracy import wilson_interval
 from models.errors import TandemError
+from models.plan import PlanName
 
 SEND_EVERY_S = 0.2
 ANSWERS_WITHIN_S = 4.0  # before HAProxy asks another Gateway, on a cluster after 5 s
@@ -34,10 +35,11 @@ Version = tuple[str, str]  # a model set's name, and its version
 
 @dataclass(slots=True)
 class VersionAccuracy:
-    """How many of a version's answers with feedback were right."""
+    """How many of a version's answers by a plan were right, of those with feedback."""
 
     model_set: str
     model_version: str
+    plan: PlanName
     feedback: int
     right: int
     accuracy: float
@@ -60,6 +62,7 @@ class GivenAnswer(NamedTuple):
 
     version: Version
     labels: tuple[str, ...]
+    plan: PlanName = "full"
 
 
 class Judgement(NamedTuple):
@@ -106,7 +109,8 @@ class Feedback(HubHandle):
                 judgement = await self.call("judge", *asked)
         if judgement.is_new:
             right = "yes" if judgement.is_right else "no"
-            meter.count(FEEDBACK, right=right, model_version=judgement.answer.version[1])
+            answer = judgement.answer
+            meter.count(FEEDBACK, right=right, model_version=answer.version[1], plan=answer.plan)
         return judgement
 
     async def figures(self) -> FeedbackFigures:
@@ -157,7 +161,8 @@ class AnsweredRequest(NamedTuple):
                 continue
             listed = answer.predictions if answer.threshold is not None else answer.predictions[:1]
             labels = tuple(prediction.label for prediction in listed)
-            images.append(GivenAnswer((answer.model_set, answer.model_version), labels))
+            version = answer.model_set, answer.model_version
+            images.append(GivenAnswer(version, labels, answer.plan))
         return cls(_key(request_id), tuple(images))
 
 
@@ -181,14 +186,14 @@ class FeedbackBook:
         self._max_answers, self._clock = max_answers, clock
         self._requests: OrderedDict[str, _Remembered] = OrderedDict()
         self._num_answers = 0
-        self._counts: dict[Version, Counter[bool]] = {}
+        self._counts: dict[tuple[Version, PlanName], Counter[bool]] = {}
 
     def remember(self, requests: Sequence[AnsweredRequest]) -> None:
         """Remember answers; a request with a known id and the same answers changes nothing."""
         now = self._clock()
         for key, images in requests:
             if (before := self._requests.get(key)) is not None:
-                before.is_ambiguous |= before.images != images
+                before.is_ambiguous |= _without_plan(before.images) != _without_plan(images)
                 continue
             self._requests[key] = _Remembered(images, now, {})
             self._num_answers += len(images)
@@ -241,17 +246,18 @@ class FeedbackBook:
         is_right = label in answer.labels
         if before is None:
             request.labels[place] = label
-            self._counts.setdefault(answer.version, Counter())[is_right] += 1
+            self._counts.setdefault((answer.version, answer.plan), Counter())[is_right] += 1
         return Judgement(answer, label, is_right, is_new=before is None)
 
     def figures(self) -> FeedbackFigures:
-        """Return the accuracy of each version that has feedback, and the book's size."""
+        """Return the accuracy of each version and plan with feedback, and the book's size."""
         versions = []
-        for version, counts in sorted(self._counts.items()):
+        for (version, plan), counts in sorted(self._counts.items()):
             num, right = counts.total(), counts[True]
             low, high = wilson_interval(right, num)
             interval = round(low, 4), round(high, 4)
-            versions.append(VersionAccuracy(*version, num, right, round(right / num, 4), interval))
+            accuracy = round(right / num, 4)
+            versions.append(VersionAccuracy(*version, plan, num, right, accuracy, interval))
         return FeedbackFigures(
             versions, self._num_answers, self._max_answers, round(self._oldest_s(), 1)
         )
@@ -259,6 +265,11 @@ class FeedbackBook:
     def _oldest_s(self) -> float:
         oldest = next(iter(self._requests.values()), None)
         return 0.0 if oldest is None else self._clock() - oldest.when
+
+
+def _without_plan(images: Sequence[GivenAnswer | None]) -> list[tuple[Any, ...] | None]:
+    """Return what the answers said: a request that is sent again may get another plan."""
+    return [answer and answer[:2] for answer in images]
 
 
 def _place(image: int | None, num_images: int) -> int:

@@ -21,7 +21,7 @@ from app.answers import Classified, Fault, answer_values
 from app.environment import MIB
 from app.errors import ConfigError
 from app.queueing.overload import CircuitBreaker
-from app.settings import RecordSettings
+from app.setting_groups import RecordSettings
 from app.telemetry.metric_table import SAMPLES
 from app.telemetry.metrics import meter
 from models.files import make_folder, write_whole

@@ -20,12 +20,11 @@ from app.errors import MAX_SHOWN, BadParameterError, UnknownModelError
 from app.graph.availability import Graph
 from app.graph.cache import with_cache
 from app.graph.request import ClassifyRequest, RequestAnswers, RowStore
+from app.graph.served_models import refused_by_gate
 from app.graph.service import EnsembleService
-from app.graph.set_checks import refused_by_gate
 from app.grpc.call import Message
-from app.grpc.interface import GrpcInterface, HealthInterface, Incoming
+from app.grpc.interface import GrpcInterface, HealthInterface, Incoming, Receiver
 from app.grpc.open_inference import OpenInferenceInterface, OpenInferenceMethods
-from app.grpc.receiver import Receiver
 from app.grpc.tandem_pb2 import ClassifyReply
 from app.grpc.tensorflow_serving import TensorFlowInterface, TensorFlowMethods
 from app.http.api import create_api
@@ -33,9 +32,8 @@ from app.oip.inference import Inference
 from app.oip.regions import regions_of
 from app.samples.feedback import Feedback
 from app.samples.samples import disagreement_sampler_of, sampler_of
-from app.serve.remote import StageHandle
 from app.serve.replica import start_replica
-from app.serve.set_stages import SetStages, StageBuilder
+from app.serve.set_stages import SetStages, StageBuilder, StageHandle
 from app.serve.sets import ServedSets, SharedSets
 from app.settings import Settings
 from app.stages.threads import on_own_thread

@@ -31,6 +31,7 @@ from app.serve.channels import SUSPECT_AFTER_S, KnownReplicas, is_silent, note_r
 T = TypeVar("T")
 PROBE_EVERY_S = 1.0
 PROBE_TIMEOUT_S = 0.1  # for a replica's queue length, as in Serve's own routers
+LATE_S, LATE_FOR_S = 0.5, 10.0  # of an acknowledgement; for which it is remembered
 LOCALITY_SLACK = 1  # calls by which the queue on this node may be longer
 
 
@@ -71,22 +72,28 @@ class FailureDetector:
         self._clock = clock
         self._unheard_since: dict[Hashable, float] = {}
         self._next_ask: dict[Hashable, float] = {}
+        self._late_until: dict[Hashable, float] = {}
 
     def call_sent(self, replica: Hashable) -> None:
         self._unheard_since.setdefault(replica, self._clock())
 
     def heard_from(self, replica: Hashable) -> None:
-        self._unheard_since.pop(replica, None)
+        now = self._clock()
+        if now - self._unheard_since.pop(replica, now) > LATE_S:
+            self._late_until[replica] = now + LATE_FOR_S
         self._next_ask.pop(replica, None)
 
     def retain(self, replicas: Iterable[Hashable]) -> None:
-        for gone in (self._unheard_since.keys() | self._next_ask.keys()) - set(replicas):
-            self.heard_from(gone)
+        known = set(replicas)
+        for by_replica in (self._unheard_since, self._next_ask, self._late_until):
+            for gone in by_replica.keys() - known:
+                del by_replica[gone]
 
     def is_suspected(self, replica: Hashable) -> bool:
-        """Whether a call has been unacknowledged for too long."""
-        since = self._unheard_since.get(replica)
-        return since is not None and self._clock() - since > SUSPECT_AFTER_S
+        """Whether a call has been unacknowledged for too long, or was acknowledged late."""
+        now = self._clock()
+        since = self._unheard_since.get(replica, now)
+        return now - since > SUSPECT_AFTER_S or now < self._late_until.get(replica, now)
 
     def should_probe(self, replica: Hashable) -> bool:
         """Whether a silent replica should be probed now; limits the rate of probes."""

@@ -24,7 +24,7 @@ from app.access import Caller
 from app.answers import Decoded, MemberAnswer
 from app.environment import mark_own_lines, write_to_stderr_as_to_files
 from app.errors import UPDATING, OtherSetError
-from app.grpc.receiver import max_message_bytes
+from app.grpc.interface import max_message_bytes
 from app.queueing.admission import Usage
 from app.queueing.fairness import CALLER
 from app.serve.channels import IS_THERE, ChannelServer, address_of

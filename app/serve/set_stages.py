@@ -1,30 +1,66 @@
-"""Builds the stages of a model set in this process, and removes them again."""
+"""Builds the stages of a model set in this process or as calls to others, and removes them again.
+
+A remote stage is a deployment of its own, called through its handle or over channels. Its class has
+the methods of its stage (:mod:`app.graph.members`), so the graph does not know where a stage runs.
+Calls to the Decoder and the members carry many requests (:mod:`app.serve.shared_calls`). Each
+request keeps its own lane, time limit, trace and error. It is hedged after half of its time, and
+repeated on another replica if one dies (:mod:`app.graph.attempts`). Requests of a call whose
+replica died never share a call again: one of the files may have killed it, and would do so again.
+"""
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from app.errors import NoMemoryError
+from ray.serve.handle import DeploymentHandle
+
+from app.answers import Combined, Decoded, MemberAnswer
+from app.errors import UPDATING, HeavyFileError, NoMemoryError, OtherSetError
+from app.graph.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
 from app.graph.ensemble import Ensemble
-from app.queueing.fairness import CoreShare
-from app.serve.channels import IS_THERE, ChannelPool
-from app.serve.remote import RemoteCombiner, RemoteDecoder, RemoteMember, StageHandle
+from app.queueing.fairness import CALLER, CoreShare
+from app.queueing.scheduler import Lane
+from app.serve.channels import IS_THERE, ChannelPool, known_replicas
+from app.serve.shared_calls import (
+    CLASSIFIED,
+    DECODED,
+    SIZES,
+    CallBatcher,
+    MessageError,
+    Part,
+    Question,
+    SharedCall,
+    calls_at_once,
+    check,
+    pack_call,
+)
 from app.settings import Settings
 from app.stages.classifier import Classifier
 from app.stages.combiner import Combiner
 from app.stages.decoder import Decoder
 from app.stages.threads import free_memory, replica_inference_threads
 from app.telemetry.metrics import Reports
+from app.telemetry.spans import current_ids, untraced
+from models.ensemble import Probabilities
+from models.errors import TandemError
 from models.machine import give_back_memory
 from models.model_set import ModelSet
+from models.network import Pixels
+from models.picture_regions import PictureRegion
 from models.record import Precision
 
 logger = logging.getLogger("ray.serve")
 RESERVE_BYTES = 64 * 2**20  # memory that a load must leave free: requests took 30 MB under load
+A = TypeVar("A")
+StageHandle: TypeAlias = DeploymentHandle[Any]
+TimedQuestion = tuple[Question, float]  # and its deadline by time.monotonic
+hedge_budget = HedgeBudget()  # shared by all calls of this process
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +216,7 @@ class StageBuilder:
             if is_alone:  # no version's other threads take turns with these any more
                 self._threads.scheduler.num_ahead = self._threads.num
 
-    def _decoding(self, settings: Settings, model_set: ModelSet) -> Decoder | RemoteDecoder:
+    def _decoding(self, settings: Settings, model_set: ModelSet) -> "Decoder | RemoteDecoder":
         if self._decoder is None:
             decoders: Iterable[Decoder | None] = (stages.decoder for stages in self.joined)
             queue = next((decoder.queue for decoder in decoders if decoder is not None), None)
@@ -195,3 +231,148 @@ class StageBuilder:
         if not (self._settings.local_channels and IS_THERE):
             return None
         return ChannelPool(handle.app_name, handle.deployment_name)
+
+
+class SharedCalls(Generic[A]):
+    """Calls of one method of a deployment; each carries the questions of several requests.
+
+    ``method`` takes and returns messages of :mod:`app.serve.shared_calls`. ``read`` decodes an
+    answer into an entry for each question. ``sizes`` are the preferred ones of calls, in images.
+    Without ``channels`` to replicas on this node every call goes through Ray.
+    """
+
+    def __init__(
+        self,
+        handle: StageHandle,
+        method: str,
+        read: Callable[[bytes], Sequence[A | TandemError]],
+        sizes: Sequence[int] = SIZES,
+        channels: ChannelPool | None = None,
+    ) -> None:
+        self._channels, self._read = channels, read
+        self._handle, self._name = handle, method
+        # Contexts of no request, since Serve cancels calls when their request ends.
+        self._batcher: CallBatcher[TimedQuestion, A] = CallBatcher(
+            self._send,
+            sizes,
+            lambda: known_replicas(handle.app_name, handle.deployment_name).num,
+            untraced().copy,
+        )
+
+    async def ask(self, question: Question, num_images: int, num_bytes: int, lane: Lane) -> A:
+        """Return the answer to a question.
+
+        ``num_bytes`` is the size of the question or of its answer, whichever is larger.
+
+        Raises:
+            RayError, RayServeException: the replicas are gone or full.
+            TandemError: the error that the stage raised.
+        """
+        expires = time.monotonic() + question.left_s
+        asked = question, expires
+        together = partial(self._batcher.submit, asked, num_images, num_bytes, lane)
+        alone = partial(together, is_alone=True)
+
+        async def first() -> A:
+            try:
+                return await retry(together, alone)
+            except HeavyFileError:
+                return await retry(alone)
+
+        after_s = HEDGE_AFTER_SHARE * question.left_s
+        return await hedged(first, after_s, hedge_budget, num_images, lambda: retry(alone))
+
+    async def _send(
+        self, lane: Lane, parts: Sequence[Part[TimedQuestion, A]], is_alone: bool
+    ) -> Sequence[A | TandemError]:
+        now = time.monotonic()
+        questions = [
+            question._replace(left_s=expires - now)
+            for question, expires in (part.content for part in parts)
+        ]
+        message = await self._call(pack_call(SharedCall(questions, lane, is_alone)))
+        try:
+            answers = self._read(message)
+            check(len(answers) == len(parts), f"{len(answers)} answers for {len(parts)} parts")
+        except MessageError as error:
+            raise OtherSetError(f"{self._name}: {error}; {UPDATING}") from error
+        self._batcher.calls_per_replica = calls_at_once(message)
+        return answers
+
+    async def _call(self, message: bytes) -> bytes:
+        """Make a call over a channel, or through Ray if there is no channel to choose."""
+        channel = self._channels.choose(self._batcher.calls_per_replica) if self._channels else None
+        if channel is not None:
+            return await channel.call(message)
+        answer: bytes = await self._method.remote(message)
+        return answer
+
+    @cached_property
+    def _method(self) -> StageHandle:
+        """Return the handle's method, looked up at the first call: then Serve makes its router."""
+        return self._handle.options(method_name=self._name)
+
+
+def _caller() -> tuple[str, float, bool]:
+    caller = CALLER.get()
+    return caller.name, caller.share, caller.has_key
+
+
+class RemoteDecoder:
+    """The Decoder deployment; a decoded image has ``image_bytes`` bytes."""
+
+    def __init__(
+        self, handle: StageHandle, image_bytes: int = 0, channels: ChannelPool | None = None
+    ) -> None:
+        self._calls = SharedCalls(handle, "decode_many", DECODED.read, channels=channels)
+        self._image_bytes = image_bytes
+
+    async def decode(
+        self, files: list[bytes], left_s: float, lane: Lane, regions: Sequence[PictureRegion] = ()
+    ) -> Decoded:
+        """Decode files; see :meth:`app.stages.decoder.Decoder.decode`."""
+        num_images = len(regions or files)
+        num_bytes = max(sum(map(len, files)), num_images * self._image_bytes)
+        question = Question(files, None, left_s, current_ids(), _caller(), regions)
+        return await self._calls.ask(question, num_images, num_bytes, lane)
+
+
+class RemoteMember:
+    """A Classifier deployment with batches of ``sizes`` images."""
+
+    def __init__(
+        self, handle: StageHandle, sizes: Sequence[int] = SIZES, channels: ChannelPool | None = None
+    ) -> None:
+        self._calls = SharedCalls(handle, "classify_many", CLASSIFIED.read, sizes, channels)
+
+    async def classify(
+        self, images: Pixels, left_s: float, lane: Lane, *, has_features: bool = False
+    ) -> MemberAnswer:
+        """Run a member; see :meth:`app.stages.classifier.Classifier.classify`."""
+        question = Question((), images, left_s, current_ids(), _caller(), has_features=has_features)
+        return await self._calls.ask(question, len(images), images.nbytes, lane)
+
+
+class RemoteCombiner:
+    """The Combiner deployment."""
+
+    def __init__(self, handle: StageHandle) -> None:
+        self._handle = handle
+
+    async def combine(
+        self,
+        members: Mapping[str, Probabilities],
+        top_k: int,
+        left_s: float,
+        threshold: float | None = None,
+        step: int | None = None,
+        *,
+        has_set: bool = False,
+    ) -> list[Combined]:
+        """Average members; see :meth:`app.stages.combiner.Combiner.combine`."""
+        num_images = max(map(len, members.values()), default=0)
+        asked = () if threshold is None and step is None else (math.inf, threshold, step)
+        sets = {"has_set": True} if has_set else {}
+        remote = partial(self._handle.combine.remote, members, top_k, *asked, **sets)
+        after_s = HEDGE_AFTER_SHARE * left_s
+        return await hedged(lambda: retry(remote), after_s, hedge_budget, num_images)

@@ -16,8 +16,8 @@ from app.errors import MAX_SHOWN, ConfigError, NotReadyError, SetStateError, Unk
 from app.graph.availability import Graph, OnDemandGraph
 from app.graph.cache import with_cache
 from app.graph.hub_link import Book, HubLink
+from app.graph.served_models import check_accuracy, check_names
 from app.graph.service import EnsembleService
-from app.graph.set_checks import check_accuracy, check_names
 from app.serve.set_stages import SetStages, StageBuilder
 from app.settings import Settings
 from app.stages.threads import on_own_thread

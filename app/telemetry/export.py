@@ -34,7 +34,7 @@ from app.environment import (
 )
 from app.errors import ConfigError
 from app.queueing.overload import CircuitBreaker
-from app.settings import RecordSettings
+from app.setting_groups import RecordSettings
 from app.telemetry import metric_table as table
 from app.telemetry.metrics import Meter, meter
 from app.telemetry.spans import clock, orphans, outlets

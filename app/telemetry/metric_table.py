@@ -202,7 +202,7 @@ SAMPLES = _counter(
 FEEDBACK = _counter(
     "tandem_feedback",
     "labels that callers reported for their answers; right: yes, or no where the answer differed",
-    "right model_version",
+    "right model_version plan",
     when="feedback is reported",
 )
 DROPPED_SPANS = _gauge(

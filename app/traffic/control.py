@@ -19,7 +19,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from app.errors import BadParameterError, ConfigError, PlanChangedError
 from app.graph.hub_link import HubLink
-from app.graph.set_checks import check_accuracy, served_sets
+from app.graph.served_models import check_accuracy, served_sets
 from app.settings import Settings
 from app.traffic.plan import BookStatus, Comparison, Disagreement, Plan, Split, VersionFigures
 from models.accuracy import wilson_interval
@@ -379,7 +379,7 @@ def refusals(
 def loaded_sets(settings: Settings) -> list[ModelSet]:
     """Load the sets that the settings serve: versions of one set, or several sets.
 
-    Raises what :func:`served_versions` and :func:`app.graph.set_checks.served_sets` raise.
+    Raises what :func:`served_versions` and :func:`app.graph.served_models.served_sets` raise.
     """
     return served_versions(settings) if settings.has_versions else served_sets(settings)
 

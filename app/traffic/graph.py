@@ -28,7 +28,6 @@ from app.errors import (
     UnknownModelError,
 )
 from app.graph.availability import Graph, run_in_time
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
 from app.queueing.scheduler import SHADOW, BatchScheduler
 from app.telemetry.metric_table import (
@@ -37,7 +36,7 @@ from app.telemetry.metric_table import (
     TRAFFIC_SHARE,
     TRAFFIC_VARIATION,
 )
-from app.telemetry.metrics import meter
+from app.telemetry.metrics import RequestObserver, meter
 from app.telemetry.spans import untraced_task
 from app.traffic.plan import (
     Disagreement,

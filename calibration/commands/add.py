@@ -233,7 +233,7 @@ def add(options: AddOptions) -> None:
 
 
 def _try(new: "NewSet", photos: list[Path], *, as_json: bool) -> None:
-    from calibration.sets.try_photos import try_photos_apart
+    from calibration.sets.add_set import try_photos_apart
 
     rows = try_photos_apart(new, photos)
     if as_json:

@@ -24,9 +24,11 @@ from calibration.drift import (
 from models.errors import ModelSetError
 from models.files import check_can_write, write_json, write_result
 from models.machine import needs_extra
+from models.plan import PlanName
 
 MAX_LISTED = 10  # classes in the table
 MAX_DRAWN = 20  # classes on the page
+PLAN_SHARE = 0.05  # from this difference on, a note says that other shares were answered fast
 COLORS = {"reference": "#4a6fa5", "samples": "#c8703a"}
 HEIGHT = 0.38  # of a bar, of the row that a class's two bars share
 
@@ -56,6 +58,9 @@ def drift(
     version: Annotated[
         str | None, typer.Option(help="only samples that this version (fingerprint) answered")
     ] = None,
+    plan: Annotated[
+        PlanName | None, typer.Option(help="only answers by this plan, on both sides")
+    ] = None,
     json_file: JsonFile = None,
     html: Annotated[Path | None, typer.Option(help="write a page with plots")] = None,
 ) -> None:
@@ -76,8 +81,8 @@ def drift(
             problem = f"--since {since!r}: write a time as 2026-11-26 or 2026-11-26T08:00"
             raise ModelSetError(problem) from None
         when = when.replace(tzinfo=when.tzinfo or UTC)
-    before = read_answers(reference, Wanted(model_set, until=when))
-    now = read_answers(samples, Wanted(model_set, version, since=when))
+    before = read_answers(reference, Wanted(model_set, plan=plan, until=when))
+    now = read_answers(samples, Wanted(model_set, version, plan, since=when))
     result = compare(before, now)
     if str(json_file) != "-":
         _show(result)
@@ -104,7 +109,7 @@ def as_json(result: Drift) -> dict[str, Any]:
 def _side_as_json(side: Answers) -> dict[str, Any]:
     times = {"first": side.first, "last": side.last}
     shown = {name: time.isoformat() for name, time in times.items() if time is not None}
-    return {"images": side.num, "versions": side.versions, **shown}
+    return {"images": side.num, "versions": side.versions, "plans": side.plans, **shown}
 
 
 def _verdict(result: Drift) -> str:
@@ -117,12 +122,20 @@ def _verdict(result: Drift) -> str:
 
 
 def _notes(result: Drift) -> list[str]:
-    """Return notes on causes of a difference other than the photos: other versions answered."""
-    if set(result.reference.versions) == set(result.samples.versions):
-        return []
-    versions = (f"{name} {', '.join(sorted(side.versions))}" for name, side in result.sides.items())
-    note = "different versions answered, so a difference may come from the networks: "
-    return [note + "; ".join(versions)]
+    """Return notes on causes of a difference other than the photos: other versions or plans."""
+    notes = list[str]()
+    if set(result.reference.versions) != set(result.samples.versions):
+        said = (f"{name} {', '.join(sorted(side.versions))}" for name, side in result.sides.items())
+        note = "different versions answered, so a difference may come from the networks: "
+        notes.append(note + "; ".join(said))
+    fast = {name: side.plans.get("fast", 0) / side.num for name, side in result.sides.items()}
+    if abs(fast["reference"] - fast["samples"]) >= PLAN_SHARE:
+        shares = "; ".join(f"{name} {share:.0%}" for name, share in fast.items())
+        notes.append(
+            f"the fast plan answered different shares, so a difference may come from it: {shares}; "
+            "compare each plan with itself: --plan full, --plan fast"
+        )
+    return notes
 
 
 def _show(result: Drift) -> None:

@@ -22,9 +22,13 @@ from calibration.commands.evaluate_options import (
 from calibration.commands.fit import fit, measure_foreign
 from calibration.commands.models import check_file, err, out
 from calibration.datasets import read_dataset, read_label_sets
-from calibration.evaluation.evaluate import Evaluation, evaluate_set
+from calibration.evaluation.evaluate import (
+    Evaluation,
+    MultiLabelEvaluation,
+    evaluate_label_sets,
+    evaluate_set,
+)
 from calibration.evaluation.live import LiveResult, LiveService, MultiLabelLiveService
-from calibration.evaluation.multi_label import MultiLabelEvaluation, evaluate_label_sets
 from calibration.evaluation.record import (
     OutdatedRecordError,
     check_can_keep,

@@ -31,7 +31,7 @@ from calibration.evaluation.fitting import (
 )
 from calibration.evaluation.plans import search
 from calibration.evaluation.record import check_can_keep
-from calibration.evaluation.report_plans import figures_table, plans_json, show_plans, verdict
+from calibration.evaluation.report import figures_table, plans_json, show_plans, verdict
 from calibration.sets.transaction import change
 from models.errors import ModelSetError
 from models.files import write_json

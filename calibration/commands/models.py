@@ -181,7 +181,7 @@ def history(name: SetName, model_dir: ModelDirs = None, as_json: AsJson = False)
     Commands that make another one keep that from before. serve, evaluate, verify ... take
     NAME@VERSION.
     """
-    from calibration.sets.versions import is_bundled
+    from calibration.sets.transaction import is_bundled
 
     base, _ = split_version(name)  # of any version the list is the same
     current = load_model_set(base, search_path(model_dir or ()))
@@ -271,7 +271,7 @@ def push(
 
     Versions that were pushed there before stay, as URL@VERSION.
     """
-    from calibration.sets.versions import push as push_set
+    from models.stores import push as push_set
 
     model_set = load_model_set(name, search_path(model_dir or ()))
     if problems := model_set.problems():

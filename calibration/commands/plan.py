@@ -9,6 +9,7 @@ from rich.table import Table
 
 from calibration.commands.models import JsonFile, out
 from calibration.planning import (
+    FORMS,
     HTTP_MS,
     SERIAL_BUSY,
     SERIAL_CPU_MS,
@@ -118,11 +119,11 @@ def _show_forms(forms: Sequence[PlannedForm]) -> None:
         if form.plan is not None:
             replicas = sum(form.plan.replicas_per_node.values()) * form.plan.nodes
             counted = (str(form.plan.nodes), str(replicas), f"{form.plan.p99_ms:.0f}")
-        table.add_row(form.name, f"{form.cpu_ms:.1f}", f"{form.alone_ms:.0f}", *counted)
+        table.add_row(FORMS[form.form], f"{form.cpu_ms:.1f}", f"{form.alone_ms:.0f}", *counted)
     out.print(table)
     for form in forms:
         if form.plan is None:
-            out.print(f"{form.name}: {form.why_not}", markup=False)
+            out.print(f"{FORMS[form.form]}: {form.why_not}", markup=False)
 
 
 def assumptions(needs: Requirements, costs: Costs) -> list[str]:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from calibration.commands.models import ModelDirs, SetName, err, out
-from calibration.evaluation.report_plans import figures_table, points
+from calibration.evaluation.report import figures_table, points
 from models.files import needed_folder
 from models.machine import needs_extra
 from models.model_set import ModelSet, load_model_set, search_path

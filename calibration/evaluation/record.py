@@ -9,8 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from calibration.evaluation.evaluate import Evaluation
-from calibration.evaluation.multi_label import MultiLabelEvaluation
+from calibration.evaluation.evaluate import Evaluation, MultiLabelEvaluation
 from calibration.sets.transaction import change, write_manifest, writing
 from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError

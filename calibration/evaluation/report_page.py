@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.plans import PlanSearch
-from calibration.evaluation.report_plans import points
+from calibration.evaluation.report import points
 from calibration.statistics import NUM_BINS, Tally
 from models.files import write_result
 from models.manifest import ENSEMBLE

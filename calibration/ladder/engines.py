@@ -13,7 +13,7 @@ import numpy as np
 import openvino as ov
 
 from calibration.ladder import preparations as prepared
-from calibration.ladder.measure import run_calls
+from calibration.ladder.ladder import run_calls
 from calibration.ladder.preparations import normalised, random_pixels
 from calibration.ladder.rungs import (
     TRUTH,

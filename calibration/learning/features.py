@@ -28,8 +28,7 @@ from models.image import ImageInputs
 from models.machine import available_cpus, cpu_model
 from models.model_set import ModelSet
 from models.network import Pixels, RuntimeOptions
-from models.openvino_network import CompiledNetwork, read_network
-from models.pooled_features import features_network
+from models.openvino_network import CompiledNetwork, features_network, read_network
 from models.record import Precision
 
 Features = npt.NDArray[np.float32]  # (N, 2, F): of each photograph and its mirror

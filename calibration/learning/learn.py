@@ -47,7 +47,7 @@ from models.files import write_whole
 from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet, read_lines
-from models.pooled_features import with_head
+from models.openvino_network import with_head
 from models.record import Precision
 
 MADE_BY = "tandem learn"

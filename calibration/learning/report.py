@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from calibration.evaluation.fitting import MIN_SURE
-from calibration.evaluation.report_plans import figures_table, range_of
+from calibration.evaluation.report import figures_table, range_of
 from calibration.learning.learn import Learned
 from calibration.learning.photographs import NONE
 from models.accuracy import Score

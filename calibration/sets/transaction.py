@@ -11,7 +11,7 @@ Files that a killed command leaves behind are harmless, and the next command rem
   then the old one is removed. Between the two renames nothing has the set's name;
   ``models.model_set`` then takes the old one from where it is, and never another set of that name.
 
-Either keeps the set from before as an earlier version (:mod:`calibration.sets.versions`) if
+Either keeps the set from before as an earlier version (:mod:`calibration.sets.transaction`) if
 ``made_by`` names the command that makes a new one; :func:`pin` makes one the current set again.
 
 Writes, renames and removals are first made in memory, and may reach the disk in another order
@@ -19,12 +19,14 @@ Writes, renames and removals are first made in memory, and may reach the disk in
 folder is flushed before files that the rename replaced are removed.
 """
 
+import errno
 import fcntl
 import os
 import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -32,24 +34,21 @@ import openvino as ov
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from calibration.sets.versions import (
-    flush,
-    is_bundled,
-    keep_replaced,
-    link,
-    link_files,
-    new_version,
-)
 from models import golden
 from models.errors import ModelSetError
 from models.files import make_folder
 from models.golden import GOLDEN_NAME, Golden, GoldenAnswer
-from models.manifest import MANIFEST_NAME, Manifest, Network, read_manifest
-from models.model_set import PARTIAL_SUFFIX, ModelSet, replaced_folder
+from models.manifest import MANIFEST_NAME, Made, Manifest, Network, read_manifest
+from models.model_set import BUNDLED_DIR, PARTIAL_SUFFIX, ModelSet, replaced_folder
 from models.network import RuntimeOptions, load
 from models.openvino_network import last_line, read_network
 from models.record import FileRecord, Precision, sha256_of
-from models.stores import VERSIONS_NAME, is_fetched
+from models.stores import (
+    MAX_EARLIER,
+    VERSIONS_NAME,
+    earlier_folders,
+    is_fetched,
+)
 
 MOVING_NAME = "moving.json"  # the files that come or go, noted in the work folder before any does
 RECORDS = TypeAdapter(tuple[FileRecord, ...])
@@ -364,3 +363,92 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     flush(partial)
     partial.replace(folder / MANIFEST_NAME)
     flush(folder)
+
+
+def is_bundled(folder: Path) -> bool:
+    """Whether the set comes with the program, in which case no versions of it are kept."""
+    return folder.resolve().parent == BUNDLED_DIR.resolve()
+
+
+def new_version(folder: Path, manifest: Manifest, made_by: str) -> Manifest:
+    """Keep the set in ``folder`` as a version if ``manifest`` differs; record the command."""
+    old, new = _readable(folder), ModelSet(folder, manifest)
+    if old is not None and old.fingerprints == new.fingerprints:
+        return manifest
+    if old is not None and not is_bundled(folder):
+        _keep(old, folder, new)
+    return manifest.model_copy(
+        update={"made": Made(by=made_by, at=datetime.now(UTC).replace(microsecond=0))}
+    )
+
+
+def keep_replaced(folder: Path, building: Path) -> None:
+    """Keep the set in ``folder``, and its versions, in ``building``, which will replace it."""
+    old, new = _readable(folder), _readable(building)
+    if new is None or is_bundled(folder):
+        return
+    for place in reversed(earlier_folders(folder)):
+        if (earlier := _readable(place)) is not None:
+            _keep(earlier, building, new)
+    if old is not None:
+        _keep(old, building, new)
+
+
+def link_files(model_set: ModelSet, folder: Path) -> None:
+    """Link a set's existing files into another folder, and its manifest last."""
+    for record in model_set.manifest.files:
+        if model_set.is_here(record):
+            link(model_set.folder / record.path, folder / record.path)
+    # Copied, not linked: an editor may write a manifest in place.
+    shutil.copyfile(model_set.folder / MANIFEST_NAME, folder / MANIFEST_NAME)
+    flush(folder / MANIFEST_NAME)
+    flush(folder)
+
+
+def link(source: Path, target: Path) -> None:
+    """Link a file, or copy it if the disk has no hard links; an existing target stays."""
+    if target.exists():
+        return
+    make_folder(target.parent)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+        flush(target)
+
+
+def _keep(old: ModelSet, folder: Path, new: ModelSet) -> None:
+    known = tuple(old.fingerprints.values())
+    if set(known) <= set(new.fingerprints.values()):
+        return
+    versions = folder / VERSIONS_NAME
+    place = versions / known[0]
+    partial = place.with_name(f"{place.name}{PARTIAL_SUFFIX}")
+    for left in versions.glob(f"*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(left)
+    partial.mkdir(parents=True)
+    link_files(old, partial)
+    shutil.rmtree(place, ignore_errors=True)
+    partial.rename(place)
+    flush(versions)
+    for oldest in earlier_folders(folder)[MAX_EARLIER:]:
+        shutil.rmtree(oldest)
+
+
+def _readable(folder: Path) -> ModelSet | None:
+    """Return the set in a folder; None if there is none, or its manifest cannot be read."""
+    with suppress(ModelSetError):
+        return ModelSet(folder, read_manifest(folder))
+    return None
+
+
+def flush(path: Path) -> None:
+    """Wait until the disk has a file's bytes, or a folder's entries."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that flushes no folders (some networks')
+            raise
+    finally:
+        os.close(opened)

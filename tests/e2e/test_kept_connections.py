@@ -104,3 +104,16 @@ def test_without_haproxy_no_client_is_told_that_the_path_is_wrong(service, name)
     those = [p for p in descendants(service.process.pid) if name in title(p)]
     answers = during(service, SMALL, max(those, key=lambda p: p.create_time()).kill)
     assert refusals(answers) <= {(503, "not_ready")}
+
+
+@pytest.mark.parametrize("name", ["ray::ServeController", "ray::ProxyActor"])
+def test_without_the_controller_or_a_proxy_no_request_is_lost(service, name):
+    (process,) = [p for p in descendants(service.process.pid) if name in title(p)]
+    answers = during(service, SMALL, process.kill)
+    assert not errors(answers)
+    assert not refusals(answers)
+    wait_until(lambda: is_replaced(service, name, process.pid), EVENTUALLY_S, f"another {name}")
+
+
+def is_replaced(service: Service, name: str, pid: int) -> bool:
+    return bool({p.pid for p in descendants(service.process.pid) if name in title(p)} - {pid})

@@ -4,7 +4,7 @@ The tiny networks cost next to nothing, so the policy is told what they cost: wh
 counts only when a replica is busy.
 
 In the fast tier: the policy alone in tests/unit/scaling, and the same step within 15 s against
-simulated replicas in tests/unit/calibration/test_simulator.py.
+simulated replicas in tests/unit/calibration/test_planning_simulation.py.
 """
 
 import asyncio

@@ -12,8 +12,8 @@ from ray import serve
 from ray.exceptions import RayActorError
 
 from app.graph.attempts import MAX_CALLS
-from app.serve.remote import RemoteDecoder
 from app.serve.replica import DecoderReplica
+from app.serve.set_stages import RemoteDecoder
 from app.settings import Settings
 from tests.support.services.processes import EVENTUALLY_S
 from tests.support.tiny_networks import picture

@@ -76,54 +76,78 @@ server.kill()
 net.stop()
 print(json.dumps(told))
 """
-# Three nodes that answer a photo after 0.2 s; the first is cut off from second 2 to 7 of a load.
-CUT = r"""
+# Three nodes that answer a photo after 0.2 s. The first can be slow: two of five checks are late,
+# and photos get 504 after a second.
+NODES = r"""
 sys.path.append("tests/load")
 import aiohttp
 from balancer import Balancer
 nodes = [node, net.add(), net.add()]
-servers = [run(each, r'''
+NODE = r'''
 import asyncio
+from itertools import count
+IS_SLOW, checks = {}, count()
 async def serve(reader, writer):
     while head := await reader.readuntil(b"\r\n\r\n"):
-        if head.startswith(b"POST"):
+        is_photo = head.startswith(b"POST")
+        if is_photo:
             await reader.readexactly(60000)
-            await asyncio.sleep(0.2)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
+        late_s = is_photo or next(checks) % 5 < 2
+        await asyncio.sleep(late_s if IS_SLOW else 0.2 * is_photo)
+        status = b"504 Late" if IS_SLOW and is_photo else b"200 OK"
+        writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 1\r\n\r\nx")
 async def main():
     async with await asyncio.start_server(serve, "0.0.0.0", 8000):
         await asyncio.sleep(60)
 asyncio.run(main())
-''') for each in nodes]
-names = {f"node{index}": f"{each.address}:8000" for index, each in enumerate(nodes)}
-balancer = Balancer(net.add(), Path(tempfile.mkdtemp()), names)
-time.sleep(3)
+'''
 
 async def ask(session, since):
     began = time.monotonic()
     async with session.post(balancer.url + "/v1/classify", data=bytes(60000)) as answer:
         return answer.status, time.monotonic() - began, since
 
-async def main():
-    tasks, begin, was_cut = [], time.monotonic(), False
+async def load(each_time):
+    tasks, begin = [], time.monotonic()
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector) as session:
         while (since := time.monotonic() - begin) < 10:
             tasks += [asyncio.create_task(ask(session, since)) for _ in range(6)]
             await asyncio.sleep(0.1)
-            if was_cut != (is_cut := 2 <= since < 7):
-                node.set_link(is_up=not is_cut)
-            was_cut = is_cut
+            each_time(since)
             await asyncio.sleep(0.15)
         return await asyncio.gather(*tasks)
 
-told = asyncio.run(main())
-balancer.stop()
-for server in servers:
-    server.kill()
-net.stop()
-print(json.dumps(told))
+def told(is_slow=False, each_time=lambda since: None):
+    global balancer
+    slow = [is_slow and each is node for each in nodes]
+    servers = [run(each, NODE.replace("{}", str(one))) for each, one in zip(nodes, slow)]
+    names = {f"node{index}": f"{each.address}:8000" for index, each in enumerate(nodes)}
+    balancer = Balancer(net.add(), Path(tempfile.mkdtemp()), names)
+    time.sleep(3)
+    begin = time.monotonic()
+    answers = asyncio.run(load(each_time))
+    late = balancer.num_sent("node0", begin + 3)
+    balancer.stop()
+    for server in servers:
+        server.kill()
+    net.stop()
+    print(json.dumps([late, answers]))
 """
+# The first is cut off from second 2 to 7 of a load.
+CUT = (
+    NODES
+    + """
+was_cut = False
+def cut(since):
+    global was_cut
+    if was_cut != (is_cut := 2 <= since < 7):
+        node.set_link(is_up=not is_cut)
+    was_cut = is_cut
+told(each_time=cut)
+"""
+)
+SLOW = NODES + "told(is_slow=True)"
 
 
 def start(script: str) -> subprocess.Popen:
@@ -175,7 +199,13 @@ def test_no_link_outlives_its_script(number):
 
 
 def test_the_balancer_loses_nothing_on_a_node_that_is_cut_off():
-    answers = told_by(CUT)  # status, seconds, sent at
+    _, answers = told_by(CUT)  # status, seconds, sent at
     assert {status for status, *_ in answers} == {200}
     assert max(took for _, took, _ in answers) < 5.5  # TCP alone would send again after 6.4 s
     assert max(sent for _, took, sent in answers if took > 0.9) < 2 + 4.5
+
+
+def test_the_balancer_leaves_a_node_that_is_in_time_now_and_then():
+    num_sent_later, answers = told_by(SLOW)
+    assert {status for status, *_ in answers} == {200}
+    assert num_sent_later == 0

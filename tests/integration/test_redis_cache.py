@@ -10,11 +10,11 @@ import pytest
 from app.answers import Classified
 from app.graph import redis_cache
 from app.graph.cache import CachedEnsemble
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.graph.service import EnsembleService
 from app.settings import Settings
 from app.stages.combiner import Combiner
+from app.telemetry.metrics import RequestObserver
 from tests.support.fakes import FakeDecoder, FakeMember, service_of
 from tests.support.redis_server import running_redis
 from tests.support.tiny_networks import LABELS, write_tiny_set

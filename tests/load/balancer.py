@@ -34,21 +34,27 @@ class Balancer:
         command = [*place.prefix, str(haproxy_binary()), "-db", "-f", str(file)]
         self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         self._is_over = threading.Event()
-        self._last: dict[str, tuple[int, float]] = {}  # by server: requests, and when one was last
+        self._sent: dict[str, list[tuple[float, int]]] = {}  # by server: when, and how many so far
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def last_sent(self, server: str) -> float:
         """Return when a request last went to the server, by ``time.monotonic``."""
-        return self._last[server][1]
+        return self._sent[server][-1][0]
+
+    def num_sent(self, server: str, since: float) -> int:
+        """Return how many requests went to the server after a time, tries included."""
+        before = [number for at, number in self._sent[server] if at < since]
+        return self._sent[server][-1][1] - max(before, default=0)
 
     def _watch(self) -> None:
         while not self._is_over.wait(EVERY_S):
             with suppress(OSError):  # it has not started
                 for row in self._rows():
                     number, name = int(row["lbtot"] or 0), row["svname"]
-                    if number != self._last.get(name, (0, 0.0))[0]:
-                        self._last[name] = (number, time.monotonic())
+                    sent = self._sent.setdefault(name, [])
+                    if not sent or sent[-1][1] != number:
+                        sent.append((time.monotonic(), number))
 
     def _rows(self) -> list[dict[str, Any]]:
         with socket.socket(socket.AF_UNIX) as connection:

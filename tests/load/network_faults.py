@@ -34,6 +34,7 @@ from tests.support.services.ray_head import haproxy_environment
 NUM_WORKERS, BURST, EVERY_S = 3, 6, 0.5
 BEFORE_S, AFTER_S = 3.0, 3.0  # of load without a fault, around it
 READY_WITHIN_S, RECOVERED_WITHIN_S = 240.0, 240.0
+LEFT_WITHIN_S = 3.0  # a node that is cut off or slow shall get nothing new after that
 SLOW_S = 2.0  # an answer that a caller would call late
 CLOCK = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 RESULTS = ROOT / "tests" / "load" / "results"
@@ -130,7 +131,7 @@ def one(row: Row, scene: Scene, balancer: Balancer, pictures: Sequence[Picture])
         at = time.monotonic()
         with row.effect(scene):
             time.sleep(row.lasts_s)
-            sent = balancer.last_sent(server)
+            sent, late = balancer.last_sent(server), balancer.num_sent(server, at + LEFT_WITHIN_S)
         ended = time.monotonic()
         recovered = wait_whole(scene.state, RECOVERED_WITHIN_S, row.told, scene.gone)
         time.sleep(AFTER_S)
@@ -145,6 +146,7 @@ def one(row: Row, scene: Scene, balancer: Balancer, pictures: Sequence[Picture])
     }
     if not row.is_reached:  # else it is right to send to it
         told["sent_to_it_for_s"] = round(max(0.0, sent - at), 2)
+        told["sent_after_3_s"] = late
     return told
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -10,10 +11,11 @@ from typing import Any
 
 import psutil
 from ray_nodes import RayCluster, RayNode
-from serve_state import ServeState
+from serve_state import ServeState, titled
 
 Effect = Callable[["Scene"], AbstractContextManager[None]]
 GROUP = "tandem-slow-node"
+GATEWAY = "ray::ServeReplica:tandem:Gateway"
 DELAY_MS = 0.5  # of each way of every link: 1 ms from node to node
 
 
@@ -78,6 +80,27 @@ def _slow(share: float) -> Effect:
                     with contextlib.suppress(OSError):
                         (group.parent / "cgroup.procs").write_text(pid)
             group.rmdir()
+
+    return effect
+
+
+def _killed(
+    title: str, number: signal.Signals = signal.SIGKILL, *, on_head: bool = False
+) -> Effect:
+    """Kill the node's processes of this title, or stop them for as long as it lasts."""
+
+    @contextmanager
+    def effect(scene: Scene) -> Iterator[None]:
+        found = titled(scene.cluster.head if on_head else scene.victim, title)
+        if not found:
+            raise SystemExit(f"there is no {title} to kill")
+        scene.gone = frozenset(process.pid for process in found)
+        for process in found:
+            process.send_signal(number)
+        yield
+        for process in found:
+            with contextlib.suppress(psutil.Error):  # it ended long ago
+                process.resume()
 
     return effect
 
@@ -157,4 +180,14 @@ ROWS = {
     "clock": Row("a node's clock goes 30 s on, and back", _late, 20, needs="clock"),
     "head": Row("the head is killed, and comes back to its state in Redis", _headless, 0, "redis"),
     "head-alone": Row("the head is killed, comes back empty, and is deployed to", _headless, 0),
+    "gateway": Row("a node's Gateways are killed", _killed(GATEWAY), 5),
+    "gateway-stopped": Row("a node's Gateways are stopped", _killed(GATEWAY, signal.SIGSTOP), 30),
+    "controller": Row(
+        "Serve's controller is killed", _killed("ray::ServeController", on_head=True), 5
+    ),
+    "proxy": Row("the head's ProxyActor is killed", _killed("ray::ProxyActor", on_head=True), 5),
+    "haproxy": Row("a node's HAProxy is killed", _killed("haproxy.cfg"), 5),
+    "haproxy-manager": Row("a node's HAProxyManager is killed", _killed("ray::HAProxyManager"), 5),
+    "agent": Row("a node's DashboardAgent is killed", _killed("dashboard/agent.py"), 10),
+    "raylet": Row("a node's raylet is killed", _killed("/raylet/raylet"), 10),
 }

@@ -27,6 +27,7 @@ from serve_state import ServeState
 from small_cluster import configuration, wait_whole
 
 from app.bench.load import drawn_photos
+from app.environment import AT_REST
 from tests.support.services import network
 from tests.support.services.ray_head import haproxy_environment
 from tests.support.waiting_networks import BATCH_S
@@ -34,8 +35,13 @@ from tests.support.waiting_networks import BATCH_S
 CONFIG = ROOT / "configs" / "cluster-whole.yaml"
 RESULT = ROOT / "tests" / "load" / "results" / "node-scaling.json"
 BATCH, CALLERS = 4, 8  # images of a full batch; callers of each node, two batches
-WARM_S = 5.0
+WARM_S, AGAIN_AFTER_S = 15.0, 1.0
 READY_WITHIN_S = 600.0
+# All of a busy machine's nodes are late at times; none is to be given up for it.
+LATE = {
+    "RAY_health_check_failure_threshold": "100",
+    "RAY_agent_register_timeout_ms": "300000",
+}
 
 
 def main(
@@ -54,8 +60,7 @@ def main(
         temporary = tempfile.TemporaryDirectory("", "ts-", "/tmp", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(temporary))
         net = network.Network(DELAY_MS) if no_network is None else None
-        # All of a busy machine's nodes are late at times; none is to be given up for it.
-        environment = {"RAY_health_check_failure_threshold": "100", **haproxy_environment(folder)}
+        environment = {**LATE, **AT_REST, **haproxy_environment(folder)}
         is_supervised = net is not None  # a late agent ends a node of a busy machine
         cluster = RayCluster(folder, environment, 1, net, is_supervised=is_supervised)
         stack.callback(cluster.stop)
@@ -103,12 +108,16 @@ async def _measured(urls: list[str], photos: list[bytes], seconds: float) -> dic
 
     async def call(number: int) -> None:
         while time.monotonic() < ends:
-            body = photos[number % len(photos)]
-            async with session.post(urls[number % len(urls)], data=body) as answer:
-                await answer.read()
+            body, status = photos[number % len(photos)], 0
+            try:
+                async with session.post(urls[number % len(urls)], data=body) as answer:
+                    await answer.read()
+                status = answer.status
+            except aiohttp.ClientError:  # a node's HAProxy was replaced
+                await asyncio.sleep(AGAIN_AFTER_S)
             number += 1
             if began <= time.monotonic() < ends:
-                statuses[answer.status] += 1
+                statuses[status] += 1
 
     timeout = aiohttp.ClientTimeout(total=60)
     connector = aiohttp.TCPConnector(limit=0)

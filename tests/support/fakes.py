@@ -15,16 +15,15 @@ from app.access import ANYONE, Caller, read_keys
 from app.answers import Classified, Combined, Decoded, Fault, MemberAnswer, MemberOpinion, Timings
 from app.errors import OverloadedError
 from app.graph.ensemble import Ensemble
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, RequestBody
 from app.graph.served_models import ServedMember, ServedModels, ServedRuntime
 from app.graph.service import EnsembleService
 from app.queueing.admission import Admission, ByteBudget
 from app.queueing.scheduler import Lane
-from app.serve.remote import RemoteCombiner, RemoteDecoder, RemoteMember
 from app.serve.replica import classify_many, decode_many
+from app.serve.set_stages import RemoteCombiner, RemoteDecoder, RemoteMember
 from app.settings import Settings
-from app.telemetry.metrics import record_key
+from app.telemetry.metrics import RequestObserver, record_key
 from models.ensemble import Prediction, average, top_k
 from models.model_set import load_model_set
 from tests.support.tiny_networks import LABELS

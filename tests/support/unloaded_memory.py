@@ -10,10 +10,10 @@ import sys
 
 import psutil
 
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.serve.gateway import assemble
 from app.settings import Settings
+from app.telemetry.metrics import RequestObserver
 from tests.support.tiny_networks import picture
 
 TIMES = 2

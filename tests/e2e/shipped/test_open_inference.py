@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from app.settings import LimitSettings
+from app.setting_groups import LimitSettings
 from models.image import read_image
 from models.model_set import load_model_set
 from tests.support.client_environments import KSERVE, NEIGHBOURS

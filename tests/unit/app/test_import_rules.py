@@ -28,7 +28,7 @@ BREAKS = [
     ("calibration", "calibration/statistics.py", "from app import access"),
     ("calibration", "calibration/evaluation/live.py", "from app import settings"),
     ("calibration", "calibration/ladder/ladder.py", "from app.bench import load"),
-    ("app", "app/bench/runs.py", "from calibration.ladder import rungs"),
+    ("app", "app/bench/load.py", "from calibration.ladder import rungs"),
     ("app", "app/telemetry/export.py", "def late():\n    import torch"),
     ("pure", "app/queueing/scheduler.py", "import opentelemetry.trace"),
     ("calibration", "calibration/planning.py", "import fastapi"),

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from app.errors import ConfigError
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.serve.gateway import assemble
 from app.settings import Settings
 from app.stages.own_functions import identities
+from app.telemetry.metrics import RequestObserver
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
 from calibration.offline import InProcessPipeline, LocalEnsemble, Setup

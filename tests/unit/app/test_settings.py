@@ -11,13 +11,14 @@ from pydantic import ValidationError
 
 from app.environment import node_environment, serve_environment, set_environment
 from app.errors import ConfigError
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.launch.config import ServeConfig, checked_content
 from app.serve.gateway import assemble
+from app.setting_groups import LimitSettings
 from app.setting_values import check_redis_client, form_places
-from app.settings import LimitSettings, Settings
+from app.settings import Settings
 from app.stages.combiner import Combiner
+from app.telemetry.metrics import RequestObserver
 from calibration.commands.models import user_sets_dir
 from models.errors import ModelSetError
 from models.model_set import BUNDLED_DIR

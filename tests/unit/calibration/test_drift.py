@@ -16,6 +16,7 @@ from tests.support.cases import cases
 
 START = datetime(2026, 11, 26, 8, tzinfo=UTC)
 ALL = Wanted()
+FAST = {"plan": "fast"}
 ERROR = {"file": "bad.jpg", "error": {"code": "not_an_image", "message": "no image"}}
 
 
@@ -48,13 +49,14 @@ def sampled(folder, *names):
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "answers.parquet"])
 def test_what_classify_offline_wrote(tmp_path, name):
-    with opened(tmp_path / name, "0123456789ab") as file:
-        for each in (row("a"), ERROR, row("b", agreement=False)):
+    with opened(tmp_path / name, "0123456789ab", {"plan": "fast"}) as file:
+        for each in (row("a") | FAST, ERROR, row("b", agreement=False) | FAST):
             file.add(each)
     answers = read_answers(tmp_path / name, ALL)
     assert (answers.labels, answers.confidence.tolist()) == (("a", "b"), [0.75, 0.75])
     assert answers.agreement.tolist() == [True, False]
-    assert answers.versions == {"0123456789ab": 2}
+    assert (answers.versions, answers.plans) == ({"0123456789ab": 2}, {"fast": 2})
+    assert read_answers(tmp_path / name, Wanted(plan="full")).num == 0
     assert (answers.first, answers.last) == (None, None)
 
 
@@ -93,6 +95,13 @@ def test_a_set_and_a_version(tmp_path):
     assert read_answers(folder, Wanted("b")).num == 2
     assert read_answers(folder, Wanted("b", "0123456789ab")).num == 2
     assert read_answers(folder, Wanted("b", "another")).num == 0
+
+
+def test_a_plan(tmp_path):
+    path = written(tmp_path / "answers.jsonl", row(), row() | {"plan": "full"}, row() | FAST)
+    assert read_answers(path, ALL).plans == {"full": 2, "fast": 1}  # a row without a plan is full
+    assert read_answers(path, Wanted(plan="full")).num == 2
+    assert read_answers(path, Wanted(plan="fast")).num == 1
 
 
 def test_answers_without_a_label():

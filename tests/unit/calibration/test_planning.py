@@ -15,11 +15,11 @@ from calibration.planning import (
     Form,
     PlanError,
     Requirements,
+    Simulation,
     plan,
     planned_costs,
     read_costs,
 )
-from calibration.simulator import Simulation
 from models.model_set import load_model_set
 from tests.support.cases import cases
 from tests.support.tiny_networks import write_tiny_set

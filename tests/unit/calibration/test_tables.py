@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from app.bench.measurement import Summary
-from app.bench.runs import show_runs
+from app.cli.bench import show_runs
 from calibration.commands import quantize
 from calibration.offline import Setup, UpperBound, show_bound
 from calibration.quantization.quantize import Quantized

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from app.cli import doctor as command
+from app.cli import serve as command
 from tests.support.command_line import tandem
 from tests.support.tiny_networks import write_tiny_set
 

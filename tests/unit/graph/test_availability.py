@@ -20,7 +20,6 @@ from app.errors import (
     UnknownModelError,
 )
 from app.graph import availability
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
 from app.serve.gateway import Gateway
 from app.settings import Settings
@@ -28,6 +27,7 @@ from app.stages.classifier import Classifier
 from app.stages.combiner import Combiner
 from app.stages.decoder import Decoder
 from app.telemetry.metric_table import ANSWERS, ENTROPY
+from app.telemetry.metrics import RequestObserver
 from models.errors import ModelSetError, TandemError
 from tests.support import fakes
 from tests.support.cases import cases

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from app.answers import Classified, Fault, MemberAnswer, as_json
 from app.errors import NotReadyError, OverloadedError
 from app.graph.cache import CachedEnsemble
-from app.graph.observer import RequestObserver
 from app.graph.redis_cache import RedisStore, RowsFormat
 from app.graph.request import CacheUse, ClassifyRequest, ResponseCache
 from app.setting_values import RedisAddress
 from app.settings import Settings
 from app.stages.combiner import Combiner
 from app.telemetry import metric_table as table
-from app.telemetry.metrics import record_redis
+from app.telemetry.metrics import RequestObserver, record_redis
 from tests.support.cached_service import ONE, TWO, Cached, without_timings
 from tests.support.fake_redis import FakeRedis
 from tests.support.fakes import NOT_AN_IMAGE, FakeDecoder, FakeMember, arrived, service_of

@@ -15,12 +15,12 @@ from app.access import Caller
 from app.answers import Classified, cpu_ms
 from app.errors import ConfigError, DeadlineError, NotReadyError, OverloadedError, UnhealthyError
 from app.graph.members import MEMBER_TRIAL_EVERY_S, enough_of, needed_of
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestOptions
-from app.graph.set_checks import check_plan
+from app.graph.served_models import check_plan
 from app.queueing.scheduler import SHADOW, Lane
 from app.settings import Settings
 from app.stages.combiner import Combiner
+from app.telemetry.metrics import RequestObserver
 from models.errors import ModelSetError
 from models.model_set import load_model_set
 from tests.support import fakes, scored_sets

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from app.answers import Classified, Fault, MemberAnswer
 from app.errors import ConfigError, NotReadyError, OverloadedError
 from app.graph.members import FastMembers, Members, needed_of
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, TensorRequest
 from app.oip.inference import Inference
 from app.oip.models import Models
@@ -24,6 +23,7 @@ from app.settings import AnswerPolicy, Settings
 from app.stages.classifier import Classifier
 from app.stages.combiner import Combiner
 from app.stages.decoder import Decoder
+from app.telemetry.metrics import RequestObserver
 from calibration.offline import InProcessPipeline, OneImage, Setup
 from models.ensemble import average
 from models.errors import TandemError

@@ -12,10 +12,9 @@ from app import errors
 from app.access import Caller
 from app.answers import Classified
 from app.environment import GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestBody, RequestOptions, TensorRequest
+from app.graph.served_models import served_sets
 from app.graph.service import EnsembleService, answer_timeout_s
-from app.graph.set_checks import served_sets
 from app.grpc import tandem_pb2 as messages
 from app.grpc.interface import GrpcInterface, reply_of
 from app.main import build
@@ -25,6 +24,7 @@ from app.serve.replica import ClassifierReplica, CombinerReplica, DecoderReplica
 from app.settings import Settings
 from app.stages.combiner import Combiner
 from app.telemetry.metric_table import ANSWERS, MEMBER_IMAGES, PLAN_STEPS
+from app.telemetry.metrics import RequestObserver
 from models.model_set import load_model_set
 from tests.support import fakes
 from tests.support.cases import cases

@@ -6,7 +6,7 @@ import pytest
 
 from app.environment import MIB, serve_environment
 from app.errors import BodyTooLargeError, ClientGoneError, OverloadedError, SlowBodyError
-from app.grpc.receiver import (
+from app.grpc.interface import (
     SHORT_BYTES,
     SHORT_IS_SLOW_AFTER_S,
     SHORT_PLACES,

@@ -68,9 +68,18 @@ async def test_a_label_is_counted_once(reporter, feedback, told):
         "/v1/feedback", json={"request_id": "2", "label": 1, "image": 0}
     )
     assert (by_number.json()["label"], by_number.json()["right"]) == ("y", False)
-    assert told.of(FEEDBACK) == {("yes", "0123456789ab"): 1.0, ("no", "0123456789ab"): 1.0}
+    assert told.of(FEEDBACK) == {
+        ("yes", "0123456789ab", "full"): 1.0,
+        ("no", "0123456789ab", "full"): 1.0,
+    }
     figures = (await reporter.get("/v1/feedback")).json()
-    accuracy = {"feedback": 2, "right": 1, "accuracy": 0.5, "interval": [0.0945, 0.9055]}
+    accuracy = {
+        "plan": "full",
+        "feedback": 2,
+        "right": 1,
+        "accuracy": 0.5,
+        "interval": [0.0945, 0.9055],
+    }
     assert figures["versions"] == [version | accuracy]
     assert (figures["remembered_answers"], figures["max_answers"]) == (2, 50_000)
 

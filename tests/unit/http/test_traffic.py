@@ -13,7 +13,6 @@ import pytest
 
 from app.environment import MIB
 from app.errors import NotReadyError, UnknownModelError
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, TensorRequest
 from app.http.api import create_api
 from app.queueing import batch_queue
@@ -22,6 +21,7 @@ from app.serve.gateway import Assembly, assemble
 from app.serve.replica import Hub
 from app.settings import Settings
 from app.telemetry.metric_table import TRAFFIC_COMPARED, TRAFFIC_SHARE
+from app.telemetry.metrics import RequestObserver
 from app.traffic.control import TrafficControl
 from app.traffic.plan import MAX_EARLIER, Figures, Plan, Split, TrafficBook
 from calibration.sets.transaction import write_manifest

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.main import build
 from app.serve.gateway import assemble
 from app.settings import Settings
+from app.telemetry.metrics import RequestObserver
 from calibration.commands.models import problems_running
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set

@@ -5,8 +5,13 @@ from openvino import opset13 as ops
 from scipy.special import softmax
 
 from models.errors import ModelSetError
-from models.openvino_network import CompiledNetwork, RuntimeOptions
-from models.pooled_features import features_network, pooled_features, with_head
+from models.openvino_network import (
+    CompiledNetwork,
+    RuntimeOptions,
+    features_network,
+    pooled_features,
+    with_head,
+)
 from tests.support.drawn_networks import random_model
 
 SIZE, WIDTH, CLASSES = 8, 5, 4

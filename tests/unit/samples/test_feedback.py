@@ -223,6 +223,16 @@ def test_a_request_that_is_sent_again_counts_once(book: FeedbackBook) -> None:
     assert ([v.feedback for v in figures.versions], figures.remembered_answers) == ([1], 1)
 
 
+def test_a_version_is_counted_by_plan(book: FeedbackBook) -> None:
+    """A request that is sent again may get the other plan: the first answer counts."""
+    fast = dataclasses.replace(answer_of(), plan="fast", asked=["a"])
+    book.remember(answered("1", fast) + answered("2") + answered("1"))
+    assert book.judge("1", "x", None, X).answer.plan == "fast"
+    book.judge("2", "y", None, Y)
+    versions = book.figures().versions
+    assert [(v.plan, v.feedback, v.right) for v in versions] == [("fast", 1, 1), ("full", 1, 0)]
+
+
 @pytest.mark.parametrize("again", [[of_version("b")], [of_version("a"), FAULT]])
 def test_an_id_of_several_requests_is_refused(book, again):
     book.remember(answered("1", of_version("a")) + answered("1", *again))

@@ -17,8 +17,8 @@ from ray.exceptions import RayActorError
 
 from app.errors import NotReadyError, OverloadedError
 from app.serve import channels
-from app.serve.remote import RemoteMember
 from app.serve.replica import classify_many
+from app.serve.set_stages import RemoteMember
 from app.serve.shared_calls import read_call
 from tests.support.channels import APP, WITHIN_S, Node, Waiting, echo, listener, until
 from tests.support.fakes import FakeMember, handle_of

@@ -8,19 +8,18 @@ import numpy as np
 import pytest
 
 from app.answers import Fault
-from app.graph.observer import RequestObserver
 from app.graph.request import RequestBody, RequestOptions
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.http.api import create_api
 from app.serve.gateway import assemble
-from app.serve.remote import RemoteMember
 from app.serve.replica import classify_many
+from app.serve.set_stages import RemoteMember
 from app.settings import Settings
 from app.stages.classifier import Classifier
+from app.telemetry.metrics import RequestObserver
 from models.model_set import load_model_set
-from models.openvino_network import compile_with, read_network
-from models.pooled_features import features_network
+from models.openvino_network import compile_with, features_network, read_network
 from tandem_client import AsyncClient
 from tests.support.cases import cases
 from tests.support.fakes import handle_of
@@ -88,7 +87,7 @@ async def test_who_has_none_says_how(tmp_path, service, monkeypatch):
     unknown = await client_of(service).post("/v1/classify?embedding=third", content=GREY)
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (422, "bad_parameter")
     assert "embedding is 'third'; tiny has sure, unsure" in unknown.json()["error"]["message"]
-    monkeypatch.setattr("models.pooled_features._scoring_layer", lambda _: None)
+    monkeypatch.setattr("models.openvino_network._scoring_layer", lambda _: None)
     for policy in ("all", "any"):
         own = service_of(write_tiny_set(tmp_path / policy), answer_policy=policy)
         http = client_of(own)

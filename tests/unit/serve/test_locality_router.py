@@ -116,7 +116,7 @@ async def test_one_that_is_silent_on_its_channel_is_called_by_nobody() -> None:
 # Replicas that say nothing: when they count as silent, and when they are asked.
 
 
-def test_one_that_does_not_answer_is_silent_after_a_while_until_it_does() -> None:
+def test_one_that_does_not_answer_is_silent_until_a_while_after_it_does() -> None:
     clock = HandClock()
     silence = locality_router.FailureDetector(clock)
     clock.now += 1000
@@ -128,8 +128,23 @@ def test_one_that_does_not_answer_is_silent_after_a_while_until_it_does() -> Non
     clock.now += 0.01
     assert [silence.is_suspected(name) for name in "ab"] == [True, False]
     silence.heard_from("a")
+    assert silence.is_suspected("a")  # its node may be slow
+    clock.now += locality_router.LATE_FOR_S
     assert not silence.is_suspected("a")
     silence.call_sent("a")
+    assert not silence.is_suspected("a")
+
+
+@pytest.mark.parametrize(("late_s", "is_left"), [(0.4, False), (0.6, True)])
+def test_one_that_acknowledges_late_is_left_for_a_while(late_s, is_left) -> None:
+    clock = HandClock()
+    silence = locality_router.FailureDetector(clock)
+    silence.call_sent("a")
+    clock.now += late_s
+    silence.heard_from("a")
+    clock.now += locality_router.LATE_FOR_S - 0.1
+    assert silence.is_suspected("a") == is_left
+    clock.now += 0.2
     assert not silence.is_suspected("a")
 
 
@@ -148,6 +163,9 @@ def test_replicas_that_are_gone_are_forgotten() -> None:
     silence = locality_router.FailureDetector(clock)
     for name in "ab":
         silence.call_sent(name)
-    silence.retain(["b"])
     clock.now += 2 * SUSPECT_AFTER_S
+    silence.retain(["b"])
     assert [silence.is_suspected(name) for name in "ab"] == [False, True]
+    silence.heard_from("b")
+    silence.retain([])
+    assert not silence.is_suspected("b")  # nor is its late answer remembered

@@ -12,8 +12,8 @@ from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyRequest, Region
 from app.http.api import create_api
 from app.serve.gateway import assemble
-from app.serve.remote import RemoteDecoder
 from app.serve.replica import decode_many
+from app.serve.set_stages import RemoteDecoder
 from app.settings import Settings
 from app.stages.decoder import HEAVY_PIXELS, Decoder
 from models.picture_regions import regions_of

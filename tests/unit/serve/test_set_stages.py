@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from app.errors import NotReadyError
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.queueing.scheduler import QueueReport
 from app.serve.gateway import Assembly, assemble
 from app.serve.set_stages import SetStages
 from app.settings import Settings
 from app.telemetry.metric_table import QUEUE_AGE_MS, QUEUE_LENGTH
+from app.telemetry.metrics import RequestObserver
 from models.errors import ModelSetError
 from models.model_set import load_model_set
 from tests.support.several_sets import FIRST, SECOND, labels_of, write_two_sets

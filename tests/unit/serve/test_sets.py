@@ -15,7 +15,7 @@ import pytest
 from app.errors import ConfigError, NotReadyError, SetStateError, UnknownModelError
 from app.graph import hub_link
 from app.graph.availability import OnDemandGraph
-from app.graph.set_checks import served_sets
+from app.graph.served_models import served_sets
 from app.http.api import create_api
 from app.oip.inference import Inference
 from app.serve import set_stages, sets

@@ -17,8 +17,8 @@ from app.answers import Decoded, Fault, MemberAnswer
 from app.errors import DeadlineError, HeavyFileError, NotReadyError, OtherSetError, OverloadedError
 from app.graph import attempts
 from app.queueing.fairness import CALLER
-from app.serve.remote import RemoteDecoder, RemoteMember
 from app.serve.replica import classify_many, decode_many
+from app.serve.set_stages import RemoteDecoder, RemoteMember
 from app.serve.shared_calls import (
     ALONE_BYTES,
     CLASSIFIED,

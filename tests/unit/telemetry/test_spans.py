@@ -17,7 +17,6 @@ from opentelemetry.trace import SpanContext
 from app.access import Keys
 from app.answers import Fault
 from app.errors import FunctionError
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest
 from app.grpc.call import GrpcCall
 from app.http.api import ObservedRequests
@@ -27,6 +26,7 @@ from app.stages.classifier import Classifier
 from app.stages.combiner import Combiner
 from app.stages.decoder import Decoder
 from app.telemetry.metric_table import STAGE_MS
+from app.telemetry.metrics import RequestObserver
 from app.telemetry.spans import (
     Clock,
     MemberSpans,

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.errors import BadParameterError, ConfigError, UnverifiedError
-from app.graph.set_checks import refused_by_gate
+from app.graph.served_models import refused_by_gate
 from app.main import in_versions
 from app.settings import Settings
 from app.traffic.control import (

@@ -11,8 +11,8 @@ import pytest
 from app.answers import Classified, Fault, StageTiming, Timings
 from app.errors import BadTensorError, DeadlineError, OverloadedError, UnhealthyError
 from app.graph.availability import run_in_time
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers, TensorRequest
+from app.telemetry.metrics import RequestObserver
 from app.traffic.graph import MAX_IMAGES, TrafficGraph
 from app.traffic.plan import Disagreement, Plan, Split, chosen, sticky_key
 from models.ensemble import AnswerRule, Prediction

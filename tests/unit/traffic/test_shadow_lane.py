@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from app.answers import StageTiming, Timings
-from app.graph.observer import RequestObserver
 from app.graph.request import ClassifyRequest, RequestAnswers
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.scheduler import BatchScheduler, Pauses
+from app.telemetry.metrics import RequestObserver
 from app.traffic import graph
 from app.traffic.graph import MAX_IMAGES, ShadowLane, TrafficGraph
 from app.traffic.plan import Plan, Split, VersionFigures

@@ -9,7 +9,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from calibration.sets import try_photos
+from calibration.sets import add_set
 from tests.support.calibration.added_sets import softmax
 from tests.support.cases import cases
 from tests.support.command_line import tandem
@@ -32,7 +32,7 @@ CONVENTIONS = {"0 to 255": (0, 1), "0 to 1": (0, 255), "-1 to 1": (127.5, 127.5)
 def nets(tmp_path, monkeypatch):
     """The folder that the command runs in: three networks, their labels, two pictures."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(try_photos, "run_apart", lambda call, *rest: call(*rest))
+    monkeypatch.setattr(add_set, "try_photos_apart", add_set.try_photos)
     network(tmp_path / "plain.onnx", ())
     network(tmp_path / "keras.onnx", MOBILENET, planes=False)
     network(tmp_path / "means.onnx", CONVNEXT)

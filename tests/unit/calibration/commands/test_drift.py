@@ -13,7 +13,7 @@ NO_TIME = "--since 'yesterday': write a time as 2026-11-26"
 TOO_FEW = "samples: 0 answers, and the tests need at least 50"
 
 
-def record(path, labels, *, version="0123456789ab", start=""):
+def record(path, labels, *, version="0123456789ab", start="", num_fast=0):
     """Write 100 answers whose labels repeat ``labels``, a minute apart from ``start`` on."""
     with path.open("w") as lines:
         for number in range(100):
@@ -21,6 +21,7 @@ def record(path, labels, *, version="0123456789ab", start=""):
             confidence = 0.5 + 0.005 * (number % 97)
             predictions = [{"index": 0, "label": label, "probability": confidence}]
             row = ROW | {"model_version": version, "predictions": predictions}
+            row |= {"plan": "fast"} if number < num_fast else {}
             row |= {"time": f"{start}:{number % 60:02}"} if start else {}
             lines.write(json.dumps(row) + "\n")
     return path
@@ -36,6 +37,16 @@ def test_no_drift(tmp_path):
     assert "no drift: 100 samples and 100 references differ by no more than chance" in done.output
     assert "Kolmogorov-Smirnov" in done.output
     assert "note" not in done.output
+
+
+def test_a_plan_is_compared_with_itself(tmp_path):
+    full, mixed = (record(tmp_path / f"{num}.jsonl", "ab", num_fast=num) for num in (4, 60))
+    text = " ".join(drift(full, mixed).output.split())
+    assert "the fast plan answered different shares" in text
+    assert "reference 4%; samples 60%; compare each plan with itself: --plan full" in text
+    done = drift(mixed, mixed, "--plan", "fast", "--json", "-")
+    content = json.loads(done.stdout)
+    assert (content["samples"]["plans"], content["notes"]) == ({"fast": 60}, [])
 
 
 def test_drift_in_table_json_and_page(tmp_path):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, f1_score
 
-from calibration.evaluation import multi_label
-from calibration.evaluation.multi_label import average_precision, drop_of, measured
+from calibration.evaluation import evaluate as multi_label
+from calibration.evaluation.evaluate import average_precision, drop_of, measured
 from calibration.sets.transaction import write_manifest
 from models.accuracy import MultiLabelDrop, MultiLabelScore
 from models.ensemble import above

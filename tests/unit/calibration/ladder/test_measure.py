@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from calibration.ladder import measure
-from calibration.ladder.measure import (
+from calibration.ladder import ladder as measure
+from calibration.ladder.ladder import (
     PackagePower,
     Sample,
     figures_of,

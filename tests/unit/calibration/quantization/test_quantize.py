@@ -11,7 +11,7 @@ import pytest
 from openvino import opset13 as ops
 
 from app.errors import UnverifiedError
-from app.graph.set_checks import check_accuracy
+from app.graph.served_models import check_accuracy
 from app.settings import Settings
 from calibration.quantization import calibration_images
 from calibration.quantization import quantize_set as module

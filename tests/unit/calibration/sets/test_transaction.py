@@ -19,10 +19,10 @@ from calibration.sets.transaction import (
     change,
     check_current,
     create,
+    flush,
     pin,
     write_manifest,
 )
-from calibration.sets.versions import flush
 from models.errors import ModelSetError
 from models.manifest import read_manifest
 from models.model_set import BUNDLED_DIR, load_model_set

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import ConfigError, UnverifiedError
-from app.graph.set_checks import check_accuracy, decided
+from app.graph.served_models import check_accuracy, decided
 from app.launch.config import ServeConfig
 from app.launch.log import service_log
 from app.launch.serve import _checked_config

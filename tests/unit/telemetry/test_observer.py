@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.answers import MemberAnswer
-from app.graph.observer import Interval, RequestObserver
 from app.telemetry.metric_table import ANSWERS, ENTROPY, STAGE_MS
+from app.telemetry.metrics import Interval, RequestObserver
 from tests.support.answers import answer_of
 from tests.support.fakes import arrived
 

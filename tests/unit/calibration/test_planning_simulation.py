@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.bench.load import poisson_arrivals
 from app.queueing.admission import UsageReport
 from app.serve.scaling import ScalingOptions, StageMeter, StageState, State, decide, demand
-from calibration.simulator import Service, SimStage, Simulation
+from calibration.planning import Service, SimStage, Simulation
 
 STEPS = (("Gateway",), ("Decoder",), ("one", "other"))
 STAGES = {

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from ray.exceptions import ActorDiedError
 
-from app.serve.remote import RemoteCombiner, RemoteDecoder, RemoteMember
+from app.serve.set_stages import RemoteCombiner, RemoteDecoder, RemoteMember
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, handle_of
 
 
