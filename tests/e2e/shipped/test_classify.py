@@ -29,7 +29,8 @@ def folder(tmp_path) -> Path:
 @pytest.fixture
 def classify(folder, service_url) -> Run:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command: list[str | Path] = [TANDEM, "classify", "--url", service_url, *arguments]
+        where = () if "--offline" in arguments else ("--url", service_url)
+        command: list[str | Path] = [TANDEM, "classify", *where, *arguments]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
     return run
