@@ -198,7 +198,8 @@ class PlanSwitch:
         self._part_from = self._last = self._calm_from = now
 
     def _measure(self, now: float) -> None:
-        self.full_rate = self._num_answered / (now - self._filling_from)
+        spent_s = now - self._filling_from
+        self.full_rate = self._num_answered / spent_s if spent_s else math.inf
         self._measured_at, self._num_measured = now, math.inf
 
     def _end_part(self, now: float, num_present: int) -> None:
