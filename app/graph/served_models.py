@@ -143,6 +143,10 @@ class ServedModels:
         list[str] | SkipJsonSchema[None],
         Field(description="names of all sets, as KServe's V1 protocol has them"),
     ] = None
+    teach: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="true if the service takes photographs of these classes (/v1/teach)"),
+    ] = None
 
 
 def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> ServedModels:
@@ -181,6 +185,7 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
         combine=settings.combine,
         model_sets=all_sets if len(all_sets) > 1 else None,
         models=all_sets,
+        teach=settings.teach or None,
     )
 
 

@@ -79,8 +79,7 @@ def sample_of(
     """
     when = when.astimezone(UTC)
     stem = f"{when:%Y%m%dT%H%M%S%f}-{digest(answer.request_id, place).hex()}"
-    kind = name_format(memoryview(image))
-    suffix = SUFFIXES.get(kind) or str(kind).lower()
+    suffix = suffix_of(image)
     content = {
         "file": f"{stem}.{suffix}",
         "time": when.isoformat(timespec="milliseconds"),
@@ -90,6 +89,12 @@ def sample_of(
     if other is not None:
         content[DISAGREES] = _without_timings(other)
     return Sample(stem, suffix, image, orjson.dumps(content))
+
+
+def suffix_of(image: bytes) -> str:
+    """Return the end of an image's file name, by its content."""
+    kind = name_format(memoryview(image))
+    return SUFFIXES.get(kind) or str(kind).lower()
 
 
 def _without_timings(answer: Classified) -> dict[str, object]:

@@ -30,7 +30,7 @@ from app.grpc.tensorflow_serving import TensorFlowInterface, TensorFlowMethods
 from app.http.api import create_api
 from app.oip.inference import Inference
 from app.oip.regions import regions_of
-from app.samples.feedback import Feedback
+from app.samples.feedback import Feedback, taught_of
 from app.samples.samples import disagreement_sampler_of, sampler_of
 from app.serve.replica import start_replica
 from app.serve.set_stages import SetStages, StageBuilder, StageHandle
@@ -73,6 +73,7 @@ class Gateway(OpenInferenceMethods, TensorFlowMethods):
         self._graph = assemble(settings, decoder, members, combiner)
         self._service = self._graph.service
         self._feedback = Feedback(feedback) if feedback is not None else None
+        self._taught = taught_of(settings)
         listeners = sampler_of(settings, has_versions=settings.has_versions), self._feedback
         self._service.listeners += [each for each in listeners if each is not None]
         receiver = Receiver(self._service.settings)  # large messages share its room
@@ -96,7 +97,9 @@ class Gateway(OpenInferenceMethods, TensorFlowMethods):
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP interface; Serve calls this once in each replica."""
-        return create_api(self._service, self._inference, self._feedback, self._traffic)
+        return create_api(
+            self._service, self._inference, self._feedback, self._traffic, self._taught
+        )
 
     async def Classify(
         self, incoming: Incoming, grpc_context: RayServegRPCContext

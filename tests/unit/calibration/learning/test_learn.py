@@ -1,16 +1,24 @@
 """Sets learned from a few pictures on tiny networks, by the command."""
 
+import hashlib
 import json
 import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 
+from app.environment import MIB
+from app.samples.feedback import TaughtFolder
+from app.samples.samples import SampleFolder, sample_of
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
 from calibration.learning import features
+from calibration.learning.photographs import photographs_of
 from models.errors import ModelSetError
 from models.model_set import earlier_sets, load_model_set
+from tests.support.answers import answer_of
 from tests.support.calibration.noisy_pictures import write_noisy
 from tests.support.command_line import tandem
 
@@ -94,6 +102,38 @@ def test_a_second_run_adds_photographs_and_classes(learn, photographs, tiny_set,
     assert [version.fingerprint() for version in earlier_sets(second.folder)] == [
         first.fingerprint()
     ]
+
+
+def test_what_a_service_was_taught_makes_the_next_version(learn, photographs, tiny_set, tmp_path):
+    learn("--images", photographs, "--from", tiny_set)
+    kept = tmp_path / "kept"
+    taught, sampled = TaughtFolder(kept / "taught", MIB, 100), SampleFolder(kept / "samples", MIB)
+    more = write_noisy(tmp_path / "more", 4, 9)
+    for path in sorted(more.glob("*/*.png"))[:8]:
+        taught.keep(path.read_bytes(), path.parent.name, "own")
+    moved = (photographs / "red" / "0-1.png").read_bytes()
+    taught.keep(moved, "red", "own")
+    taught.keep(moved, "green", "own")  # what was said last
+    red = [path.read_bytes() for path in sorted((more / "red").iterdir())]
+    samples = [
+        sample_of(data, replace(answer_of(), request_id=str(n)), 0, datetime.now(UTC), other)
+        for n, (data, other) in enumerate(zip(red, (None, answer_of(), None, None), strict=True))
+    ]
+    assert all(map(sampled.write, samples))
+    taught.correct("0", 0, "red", "own")
+    taught.correct("9", 0, "red", "own")  # of a sample that was not kept
+    told = learn("--corrections", kept)
+    assert told["num_photographs"] == 36 + 8 + 1
+    own_photographs = photographs_of(own(tmp_path))
+    sha256 = hashlib.sha256(moved).hexdigest()
+    assert [p.label for p in own_photographs if p.sha256 == sha256] == ["green"]
+    (note,) = [note for note in told["notes"] if "differently" in note]
+    assert note.startswith("1 samples that versions answer differently have no label")
+    assert any("change their class" in note for note in told["notes"])
+    (tmp_path / "empty").mkdir()
+    refusal = learn("--corrections", tmp_path / "empty", is_refused=True)
+    assert refusal.startswith("no photograph with a label lies in")
+    assert learn(is_refused=True).startswith("nothing to learn from: give --images")
 
 
 def test_another_set_of_that_name_is_not_overwritten(learn, photographs, tiny_set, tmp_path):
