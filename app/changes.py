@@ -32,6 +32,7 @@ CHANGES = {
     "PUT /v1/traffic": Change("the traffic between versions"),
     "POST /v1/feedback": Change("the book of feedback", pages=True),
     "POST /v1/teach": Change("the photographs that are taught", pages=True),
+    "DELETE /v1/samples/{sample_id}": Change("the samples that are kept"),
     f"{_REPOSITORY}/load": LOADED,
     f"{_REPOSITORY}/unload": LOADED,
     f"{OIP} RepositoryModelLoad": LOADED,

@@ -93,6 +93,9 @@ class RecordSettings(BaseModel):
         "store, of what each Gateway writes a day; with traffic or shadow a quarter is kept for "
         "disagreements",
     )
+    sample_days: Count | None = Field(
+        None, description="days after which samples are removed; null: they stay while they fit"
+    )
     feedback: bool = Field(
         False,
         description="accept the right labels of earlier answers (POST /v1/feedback), and report "
@@ -129,6 +132,11 @@ class RecordSettings(BaseModel):
         "OpenTelemetry's environment variables; without an address otlp sends nothing, and jaeger "
         "sends to this machine",
     )
+
+    @property
+    def keeps_photographs(self) -> bool:
+        """Whether photographs of callers are kept, which can be erased."""
+        return self.sample_dir is not None or self.teach
 
     @field_validator("trace_exporter", mode="before")
     @classmethod

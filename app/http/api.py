@@ -41,12 +41,14 @@ from app.http.other_routes import (
     add_feedback,
     add_keys,
     add_pages,
+    add_samples,
     add_teaching,
     add_traffic,
 )
 from app.oip.inference import Inference
 from app.oip.models import ProtocolError
 from app.samples.feedback import Feedback, TaughtFolder
+from app.samples.samples import SharedSamples
 from app.setting_values import EXPOSED
 from app.telemetry.metrics import CLIENT_WENT, record_answered
 from app.telemetry.spans import continued, continues_traces
@@ -205,6 +207,7 @@ def create_api(
     feedback: Feedback | None = None,
     traffic: TrafficControl | None = None,
     taught: TaughtFolder | None = None,
+    samples: SharedSamples | None = None,
 ) -> TandemAPI:
     """Return the ASGI application; ``inference`` is the one that gRPC shares, if it does."""
     api = TandemAPI(service)
@@ -213,6 +216,7 @@ def create_api(
     _add_state(api, service)
     add_feedback(api, service, feedback, taught)
     add_teaching(api, service, taught)
+    add_samples(api, samples)
     add_traffic(api, service, traffic)
     add_keys(api, service)
     add_open_inference(api, inference or Inference(service))

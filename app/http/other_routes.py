@@ -1,10 +1,10 @@
-"""The routes next to those that classify: feedback, teaching, traffic, keys, and the web page.
+"""The routes next to those that classify: feedback, teaching, samples, traffic, the web page.
 
 /v1/feedback takes the right labels of earlier answers, and shows live accuracy by version.
-/v1/teach takes photographs with their labels. /v1/traffic shows and changes the traffic between
-versions of a set, /v1/keys what each key used. The page and the API description are served with all
-their assets from this machine. They need no key, so they must be cheap: cached bytes, an ETag, and
-limits on concurrent answers and on their time.
+/v1/teach takes photographs with their labels, /v1/samples erases what is kept. /v1/traffic shows
+and changes the traffic between versions of a set, /v1/keys what each key used. The page and the API
+description are served with all their assets from this machine. They need no key, so they must be
+cheap: cached bytes, an ETag, and limits on concurrent answers and on their time.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from typing import Annotated
 
 import swagger_ui_bundle
 from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Path as Path_
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.json_schema import SkipJsonSchema
@@ -50,6 +51,7 @@ from app.samples.feedback import (
     TaughtFigures,
     TaughtFolder,
 )
+from app.samples.samples import MAX_ID, Erasing, SharedSamples
 from app.traffic.control import EXPECTED, TrafficControl, TrafficStatus
 from models.image_files import SUFFIXES
 from models.image_formats import KINDS
@@ -204,6 +206,39 @@ def add_teaching(api: FastAPI, service: EnsembleService, taught: TaughtFolder | 
     )
     async def kept() -> TaughtFigures:
         return await asyncio.to_thread(folder().figures)
+
+
+SAMPLE_PATH = "/v1/samples/{sample_id}"
+ERASING: Responses = {
+    401: ERRORS[401],
+    403: described(ErrorAnswer, "the key may not erase samples"),
+    404: described(ErrorAnswer, "the service keeps no samples"),
+    503: described(ErrorAnswer, "the deployment Samples does not answer"),
+}
+SampleId = Annotated[
+    str,
+    Path_(
+        max_length=MAX_ID,
+        description="the request id of an answer, a sample's file name without its end, or the id "
+        "of a photograph that was taught",
+    ),
+]
+
+
+def add_samples(api: FastAPI, samples: SharedSamples | None) -> None:
+    """Add the route; ``samples`` is None if the service keeps none."""
+
+    @api.delete(
+        SAMPLE_PATH,
+        responses=ERASING,
+        summary="Erase what is kept of a request or photograph, at all Gateways and in the store",
+    )
+    async def erase(sample_id: SampleId) -> Erasing:
+        if samples is None:
+            raise UnknownRequestError(
+                "this service keeps no samples: neither sample_dir nor teach is set"
+            )
+        return await samples.erase(sample_id)
 
 
 TRAFFIC_PATH = "/v1/traffic"

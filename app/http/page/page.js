@@ -32,6 +32,7 @@ const teacher = {
     const sent = await shrink(file, shorterSide(state.models));
     return upload(`/v1/teach?label=${encodeURIComponent(label)}${ofSet("&")}`, sent, state.key, new AbortController().signal, () => {});
   },
+  erase: (id) => call(`/v1/samples/${id}`, state.key, undefined, "DELETE"),
   figures: () => call("/v1/teach", state.key),
 };
 

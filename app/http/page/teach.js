@@ -5,7 +5,7 @@ import { byId as $, make } from "./draw.js";
 const LISTED_CLASSES = 30; // each with a place of its own; of more classes one is chosen from a list
 const NONE = "none";
 
-/** @typedef {{keep: (label: string, file: File) => Promise<object>, figures: () => Promise<object>}} Teacher */
+/** @typedef {{keep: (label: string, file: File) => Promise<object>, erase: (id: string) => Promise<object>, figures: () => Promise<object>}} Teacher */
 
 /** The classes that a picture can be taught as; "none" is for pictures of none of them. */
 function choices({ labels }) {
@@ -27,7 +27,7 @@ export function offerCorrection({ file, result }, models, teacher) {
   $("corrected").textContent = "";
   $("correct").onsubmit = async (event) => {
     event.preventDefault();
-    await keepAll([file], $("right").value, models, teacher, $("corrected"));
+    await keepAll([file], $("right").value, teacher, $("corrected"));
   };
 }
 
@@ -39,7 +39,7 @@ export async function offerTeaching(models, teacher) {
   const isShort = labels.length <= LISTED_CLASSES + 1;
   $("teach-class").hidden = isShort;
   $("teach-as").replaceChildren(...(isShort ? [] : chooser(models)));
-  const taken = (label) => (files) => keepAll(files, label(), models, teacher, $("taught"));
+  const taken = (label) => (files) => keepAll(files, label(), teacher, $("taught"));
   $("tiles").replaceChildren(
     ...(isShort ? labels.map((label) => tile(nameOf(label), label, taken(() => label))) : [tile("Photographs of it", "", taken(() => $("teach-as").value))]),
   );
@@ -69,22 +69,38 @@ function tile(name, label, onFiles) {
 }
 
 /** Sends pictures one after another, and says how far it is; the first error ends it. */
-async function keepAll(files, label, models, teacher, said) {
-  const form = $("correct").querySelector("button");
-  form.disabled = true;
-  let kept = 0;
+async function keepAll(files, label, teacher, said) {
+  const button = $("correct").querySelector("button");
+  button.disabled = true;
+  const kept = [];
   try {
     for (const file of files) {
-      said.textContent = files.length > 1 ? `Sending ${kept + 1} of ${files.length}` : "Sending";
-      await teacher.keep(label, file);
-      kept += 1;
+      said.textContent = files.length > 1 ? `Sending ${kept.length + 1} of ${files.length}` : "Sending";
+      kept.push((await teacher.keep(label, file)).id);
     }
-    said.textContent = `Kept as ${nameOf(label)}: ${pictures(kept)}.`;
+    said.textContent = `Kept as ${nameOf(label)}: ${pictures(kept.length)}. `;
   } catch (error) {
-    said.textContent = `${kept ? `${pictures(kept)} kept, then: ` : "Not kept. "}${error.message}`;
+    said.textContent = `${kept.length ? `${pictures(kept.length)} kept, then: ` : "Not kept. "}${error.message} `;
   }
-  form.disabled = false;
+  if (kept.length) said.append(undoing(kept, teacher, said));
+  button.disabled = false;
   await count(teacher);
+}
+
+function undoing(ids, teacher, said) {
+  const undo = make("button", "undo", "Undo");
+  undo.type = "button";
+  undo.addEventListener("click", async () => {
+    undo.disabled = true;
+    try {
+      for (const id of new Set(ids)) await teacher.erase(id);
+      said.textContent = "Erased.";
+    } catch (error) {
+      said.textContent = error.message;
+    }
+    await count(teacher);
+  });
+  return undo;
 }
 
 /** Shows how many pictures each class has. */

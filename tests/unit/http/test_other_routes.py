@@ -19,7 +19,7 @@ from app.http.errors import ERRORS
 from app.http.other_routes import MAX_AT_ONCE, PART_BYTES, BoundedResponse, _page
 from app.samples import feedback as gateways
 from app.samples.feedback import Feedback, FeedbackBook, TaughtFolder
-from app.samples.samples import digest
+from app.samples.samples import Erased, Erasures, SampleBook, SampleEraser, SharedSamples, digest
 from app.serve.replica import Hub
 from app.settings import Settings
 from app.telemetry.metric_table import FEEDBACK
@@ -124,8 +124,9 @@ async def test_without_feedback_or_a_key(verb, client, feedback, monkeypatch):
 
 
 @pytest.fixture
-async def teacher(tmp_path):
+async def teacher(tmp_path, monkeypatch):
     """A client of a service that is taught, whose folder holds two photographs."""
+    monkeypatch.setattr("app.serve.replica.start_replica", lambda _: None)
     service = Labelled(Settings(max_body_bytes=10_000))
     service.model_set.manifest.inputs = ImageInputs({"m": ImageRule(8, 8)})
     taught = TaughtFolder(tmp_path / "taught", 10_000, 2)
@@ -166,6 +167,26 @@ async def test_what_is_no_photograph_or_too_much_is_not_kept(teacher, client):
         off = await client.request(verb, "/v1/teach?label=x", content=photos[0])
         assert off.status_code == 404
         assert "start it with teach: true and teach_dir" in off.json()["error"]["message"]
+
+
+async def test_what_is_kept_is_erased_by_id(teacher, client, tmp_path):
+    photo = (await teacher.post("/v1/teach?label=x", content=drawn_photo(3, 32, 24))).json()
+    settings = Settings(teach=True, teach_dir=str(tmp_path / "taught"))
+    samples = SharedSamples(
+        FakeHandle(Hub(settings, SampleBook(Erasures()))), SampleEraser(settings, 64, Erased())
+    )
+    async with asgi_client(create_api(Labelled(), samples=samples)) as eraser:
+        answer = await eraser.delete(f"/v1/samples/{photo['id']}")
+        assert answer.json() == {
+            "id": photo["id"],
+            "erased": 1,
+            "num_gateways": 1,
+            "num_current": 1,
+        }
+        assert (await eraser.delete(f"/v1/samples/{'a' * 201}")).status_code == 422
+    assert list((tmp_path / "taught").iterdir()) == []
+    off = await client.delete("/v1/samples/1")
+    assert (off.status_code, "neither sample_dir nor teach" in off.text) == (404, True)
 
 
 async def test_feedback_labels_samples_where_the_service_is_taught(feedback, tmp_path):
