@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 import orjson
 from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from app.answers import Classified, Fault
 from app.environment import MIB
@@ -316,7 +317,9 @@ class Taught:
     id: str  # of its bytes: the same photograph has the same
     label: str
     model_set: str
-    before: Annotated[str | None, Field(description="the label that it had before")] = None
+    before: Annotated[
+        str | SkipJsonSchema[None], Field(description="the label that it had before")
+    ] = None
 
 
 @dataclass(slots=True)
