@@ -75,10 +75,9 @@ def test_a_learned_set_is_served_compared_and_promoted(
 def taught(tiny_set, tmp_path_factory, start_service):
     """A service that keeps samples, takes feedback and is taught, and the set that it serves."""
     work = tmp_path_factory.mktemp("taught")
-    cache, origin = FeatureCache(work / "features"), load_model_set(str(tiny_set))
-    learned = learn(
-        Request("own", [write_noisy(work / "first", 12)], work, origin), cache
-    ).model_set
+    images = ("--images", write_noisy(work / "first", 12), "--from", tiny_set)
+    assert run_tandem("learn", "own", "--into", work, *images).returncode == 0
+    learned = load_model_set(str(work / "own"))
     with changed_config(folder := tmp_path_factory.mktemp("config")) as content:
         arguments = content["applications"][0]["args"]
         arguments.pop("model_set", None)
