@@ -54,6 +54,10 @@ class ServedMember:
     weight: float
     source: str
     runtime: ServedRuntime
+    embedding: Annotated[
+        int | SkipJsonSchema[None],
+        Field(description="the length of its embedding, if the set's manifest says it"),
+    ] = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,6 +177,7 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
                 weight=m.weight,
                 source=m.source,
                 runtime=_runtime_of(m, precision),
+                embedding=m.network(precision).features,
             )
             for m in manifest.members
         ],

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import cv2
 import numpy as np
 import pytest
 
@@ -89,8 +90,6 @@ def test_a_second_run_adds_photographs_and_classes(learn, photographs, tiny_set,
     grey = tmp_path / "more" / "grey"
     shutil.copytree(more / "blue", grey)
     for path in grey.iterdir():
-        import cv2
-
         level = rng.integers(0, 40, (24, 24, 1)) + np.array([200, 200, 200])
         path.write_bytes(cv2.imencode(".png", level.astype(np.uint8))[1].tobytes())
     shutil.rmtree(photographs)  # their features are kept
@@ -134,6 +133,21 @@ def test_what_a_service_was_taught_makes_the_next_version(learn, photographs, ti
     refusal = learn("--corrections", tmp_path / "empty", is_refused=True)
     assert refusal.startswith("no photograph with a label lies in")
     assert learn(is_refused=True).startswith("nothing to learn from: give --images")
+
+
+def test_many_classes_of_two_photographs_each(learn, tiny_set, tmp_path):
+    rng = np.random.default_rng(6)
+    for number in range(300):
+        (folder := tmp_path / "many" / f"class {number}").mkdir(parents=True)
+        for count, level in enumerate(rng.integers(0, 256, (2, 3))):
+            pixels = np.full((24, 24, 3), level, np.uint8)
+            (folder / f"{count}.png").write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
+    told = learn("--images", tmp_path / "many", "--from", tiny_set)
+    assert (told["num_classes"], told["num_photographs"]) == (300, 600)
+    learned = own(tmp_path)
+    assert learned.labels[:3] == ("class 0", "class 1", "class 2")
+    assert learned.problems() == []
+    assert tandem("models", "verify", learned.folder).exit_code == 0
 
 
 def test_another_set_of_that_name_is_not_overwritten(learn, photographs, tiny_set, tmp_path):
