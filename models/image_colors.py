@@ -112,16 +112,16 @@ def _of_jpeg(view: memoryview) -> bytes:
 
 def _of_png(view: memoryview) -> bytes:
     """Return the profile; codes that are known here come before it, as the specification says."""
-    found = b""
+    profile = b""
     for kind, start, end in islice(png_chunks(view), MAX_SEGMENTS):
         if kind == b"IDAT":
             break
         if kind == b"cICP" and (coded := _of_cicp(bytes(view[start : end - 4]))) is not None:
             return coded
-        if kind == b"iCCP" and not found:
+        if kind == b"iCCP" and not profile:
             _, _, rest = bytes(view[start : end - 4]).partition(b"\0")
-            found = zlib.decompressobj().decompress(rest[1:], MAX_PROFILE_BYTES + 1)
-    return found
+            profile = zlib.decompressobj().decompress(rest[1:], MAX_PROFILE_BYTES + 1)
+    return profile
 
 
 def _of_cicp(body: bytes) -> bytes | None:

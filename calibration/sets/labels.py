@@ -245,17 +245,17 @@ def _tflite_notes(path: Path) -> dict[str, str]:
 
 
 def _input_notes(inputs: Sequence[_Table]) -> dict[str, str]:
-    found = dict[str, str]()
+    notes = dict[str, str]()
     for image in inputs[:1]:
         units = [u.table(1) for u in image.tables(UNITS) if u.number(0) == NORMALISATION]
         for unit in filter(None, units[:1]):
             rows = zip(("mean_values", "scale_values"), map(unit.floats, (0, 1)), strict=True)
-            found |= {key: " ".join(f"{value:g}" for value in row) for key, row in rows if row}
+            notes |= {key: " ".join(f"{value:g}" for value in row) for key, row in rows if row}
         content = image.table(CONTENT)
         properties = content and content.number(0) == IMAGE and content.table(1)
         if properties and properties.number(0) == RGB:
-            found["reverse_input_channels"] = "True"
-    return found
+            notes["reverse_input_channels"] = "True"
+    return notes
 
 
 def _label_files(outputs: Sequence[_Table]) -> dict[str, str]:
