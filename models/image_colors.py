@@ -2,7 +2,7 @@
 
 Only profiles of a matrix and curves are used (ICC.1:2010, 8.4.2), which is what phones and cameras
 embed. The codes of a colour space (ITU-T H.273), PNG's ``cICP`` and the ``nclx`` of HEIC and AVIF,
-become such a profile: Display P3 and BT.2020, with curves of ordinary range. Tables of colours,
+become a profile too: Display P3 and BT.2020, with curves of ordinary range. Tables of colours,
 profiles for printing and larger ones are ignored, as all are without the setting. LittleCMS, in
 Pillow, converts the networks' inputs rather than the whole picture: the difference is under a
 level, and the cost is that of few pixels.
