@@ -126,10 +126,11 @@ def test_yaml_as_ultralytics_has_it(tmp_path):
 
 
 def test_descriptions_of_timm_are_the_names(tmp_path):
-    both = {"label_names": SYNSETS, "label_descriptions": dict(zip(SYNSETS, ODD, strict=True))}
+    texts = dict(zip(SYNSETS, ODD, strict=True))
+    both = {"label_names": SYNSETS, "label_descriptions": texts}
     assert read(tmp_path, json.dumps(both)) == ODD
     assert read_class_names(tmp_path / "labels.txt").ids == SYNSETS
-    del both["label_descriptions"][SYNSETS[3]]
+    del texts[SYNSETS[3]]
     assert read(tmp_path, json.dumps(both)) == SYNSETS
 
 

@@ -72,10 +72,10 @@ def coded(kind: str, image: Image.Image, primaries: int, transfer: int, more: by
         file = encode(image, kind)
         chunk = png_chunk(b"cICP", bytes([primaries, transfer, 0, 1]))
         return file[:33] + more + chunk + file[33:]
-    file = bytearray(encode(image, kind, quality=95))
-    if (place := file.find(b"colrnclx")) > 0:
-        struct.pack_into(">HH", file, place + 8, primaries, transfer)
-        return bytes(file)
+    boxes = bytearray(encode(image, kind, quality=95))
+    if (place := boxes.find(b"colrnclx")) > 0:
+        struct.pack_into(">HH", boxes, place + 8, primaries, transfer)
+        return bytes(boxes)
     raise AssertionError(f"no nclx in {kind}")
 
 

@@ -353,7 +353,8 @@ def fitted_tflite(path, own=(), kind=np.float32, stated=None, **metadata):
     model = ov.Model([ops.matmul(maps, HEAD[:3], False, False)], [pixels], "net")
     options = FileOptions(is_stated=stated is not None)
     if stated is not None:
-        options = FileOptions(normalisation=Normalisation(*((value,) * 3 for value in stated)))
+        mean, scale = stated
+        options = FileOptions(normalisation=Normalisation((mean,) * 3, (scale,) * 3))
     form = InputForm(SIZE, "NHWC", 1)
     return fitted(model, form, options, tflite(path / "net.tflite", **metadata))
 
