@@ -13,6 +13,7 @@ import gc
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -274,14 +275,14 @@ def drop_trailers_in_proxies() -> None:
     if not ray.is_initialized() or environment_value(PROXY_CALLBACK) == PREPARE_PROXY:
         return
     try:
-        known = ray.util.list_named_actors(all_namespaces=True)
-        asked = [
-            ray.get_actor(one["name"], OF_SERVE).__ray_call__.remote(_dropping())
-            for one in known
-            if one["namespace"] == OF_SERVE and OF_PROXIES in one["name"]
+        asked: list[Future[None]] = [
+            ray.get_actor(actor["name"], OF_SERVE).__ray_call__.remote(_dropping()).future()
+            for actor in ray.util.list_named_actors(all_namespaces=True)
+            if actor["namespace"] == OF_SERVE and OF_PROXIES in actor["name"]
         ]
-        ray.get(asked, timeout=PROXIES_WITHIN_S)
-    except (AttributeError, ValueError, ray.exceptions.RayError) as error:
+        for future in asked:
+            future.result(PROXIES_WITHIN_S)
+    except (AttributeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
         text = "Serve's own proxies may take trailers of a body for headers: %s"
         logger.warning(text, str(error).partition("\n")[0])
 
