@@ -231,7 +231,7 @@ def add_samples(api: FastAPI, samples: SharedSamples | None) -> None:
     @api.delete(
         SAMPLE_PATH,
         responses=ERASING,
-        summary="Erase what is kept of a request or photograph, at all Gateways and in the store",
+        summary="Erase samples of a request or photograph, at all Gateways and in the store",
     )
     async def erase(sample_id: SampleId) -> Erasing:
         if samples is None:
