@@ -379,10 +379,10 @@ class TaughtFolder:
         """Count what is there, by label."""
         with self._lock, _writing(self._folder):
             names = self._names()
-            found = [self._label(self._folder / f"{name}.json") for name in names]
+            matches = [self._label(self._folder / f"{name}.json") for name in names]
             labels = Counter(
                 label
-                for name, label in zip(names, found, strict=True)
+                for name, label in zip(names, matches, strict=True)
                 if label is not None and not name.startswith(CORRECTION)
             )
             num = labels.total()
@@ -404,8 +404,8 @@ class TaughtFolder:
             )
 
     def _names(self) -> list[str]:
-        found = (TAUGHT_FILE.fullmatch(path.name) for path in self._folder.glob("*.json"))
-        return sorted(match["name"] for match in found if match is not None)
+        matches = (TAUGHT_FILE.fullmatch(path.name) for path in self._folder.glob("*.json"))
+        return sorted(match["name"] for match in matches if match is not None)
 
     def _num_bytes(self) -> int:
         return sum(path.stat().st_size for path in self._folder.iterdir() if path.is_file())
