@@ -1,7 +1,7 @@
 """The routes next to those that classify: feedback, teaching, samples, traffic, the web page.
 
 /v1/feedback takes the right labels of earlier answers, and shows live accuracy by version.
-/v1/teach takes photographs with their labels, /v1/samples erases what is kept. /v1/traffic shows
+/v1/teach takes photographs with their labels, /v1/samples erases samples. /v1/traffic shows
 and changes the traffic between versions of a set, /v1/keys what each key used. The page and the API
 description are served with all their assets from this machine. They need no key, so they must be
 cheap: cached bytes, an ETag, and limits on concurrent answers and on their time.

@@ -376,7 +376,7 @@ class TaughtFolder:
         return True
 
     def figures(self) -> TaughtFigures:
-        """Count what is there, by label."""
+        """Count the photographs by label, and the corrections."""
         with self._lock, _writing(self._folder):
             names = self._names()
             matches = [self._label(self._folder / f"{name}.json") for name in names]

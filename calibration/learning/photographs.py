@@ -184,7 +184,7 @@ def add_corrections(gathered: Found, folders: Sequence[Path]) -> None:
     the sample whose name ends with the request's hash. What was said last of a photograph counts,
     and more than its folder.
 
-    Raises :class:`ModelSetError` if none of the folders has such a photograph.
+    Raises :class:`ModelSetError` if none of the folders has a photograph with a label.
     """
     said, of_requests = list[tuple[str, Path, str]](), list[tuple[str, str, str]]()
     samples, disputed = dict[str, Path](), set[str]()
