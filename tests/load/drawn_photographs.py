@@ -189,19 +189,19 @@ CLASSES: dict[str, Callable[[Canvas, np.random.Generator], Canvas]] = {
 }
 
 
-def _places(canvas: Canvas, rng, number: int, apart: float) -> list[Canvas]:
-    """Return points in the picture of which none is nearer than ``apart`` to another."""
+def _places(canvas: Canvas, rng, number: int, edge: int) -> list[Canvas]:
+    """Return points in the picture, each the one of twenty that is farthest from those before."""
     found: list[Canvas] = []
-    while len(found) < number:
-        at = rng.uniform(apart / 2, np.array(canvas.shape[1::-1]) - apart / 2)
-        if all(np.linalg.norm(at - other) >= apart for other in found):
-            found.append(at)
+    for _ in range(number):
+        tried = rng.uniform(edge, np.array(canvas.shape[1::-1]) - edge, (20, 2))
+        gaps = [min((np.linalg.norm(at - of) for of in found), default=0) for at in tried]
+        found.append(tried[int(np.argmax(gaps))])
     return found
 
 
 def _polygons(corners: int) -> Callable[[Canvas, np.random.Generator], Canvas]:
     def draw(canvas: Canvas, rng) -> Canvas:
-        for at in _places(canvas, rng, int(rng.integers(1, 5)), 80):
+        for at in _places(canvas, rng, int(rng.integers(1, 5)), 40):
             width = int(rng.choice([-1, 2, 3]))
             _polygon(canvas, corners, at, rng.uniform(22, 38), rng, _ink(canvas, rng), width)
         return canvas
@@ -213,7 +213,7 @@ def _rings(is_open: bool) -> Callable[[Canvas, np.random.Generator], Canvas]:
     """Rings, of which one has a gap if ``is_open``."""
 
     def draw(canvas: Canvas, rng) -> Canvas:
-        places = _places(canvas, rng, int(rng.integers(3, 6)), 66)
+        places = _places(canvas, rng, int(rng.integers(3, 6)), 33)
         for place, at in enumerate(places):
             radius, start = int(rng.integers(18, 30)), float(rng.uniform(0, 360))
             sweep = 360 - rng.uniform(35, 70) if is_open and place == 0 else 360
@@ -228,7 +228,7 @@ def _rings(is_open: bool) -> Callable[[Canvas, np.random.Generator], Canvas]:
 def _dots(low: int, high: int) -> Callable[[Canvas, np.random.Generator], Canvas]:
     def draw(canvas: Canvas, rng) -> Canvas:
         ink = _ink(canvas, rng)
-        for at in _places(canvas, rng, int(rng.integers(low, high)), 34):
+        for at in _places(canvas, rng, int(rng.integers(low, high)), 17):
             cv2.circle(canvas, (int(at[0]), int(at[1])), int(rng.integers(6, 15)), ink, -1)
         return canvas
 
@@ -252,7 +252,7 @@ def _network(has_cycle: bool) -> Callable[[Canvas, np.random.Generator], Canvas]
     """Nodes and edges: a tree, or with one edge more."""
 
     def draw(canvas: Canvas, rng) -> Canvas:
-        places = _places(canvas, rng, int(rng.integers(5, 9)), 48)
+        places = _places(canvas, rng, int(rng.integers(5, 9)), 24)
         edges = [(n, int(rng.integers(0, n))) for n in range(1, len(places))]
         if has_cycle:
             first, second = rng.choice(len(places), 2, replace=False)
