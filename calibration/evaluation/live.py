@@ -55,7 +55,7 @@ def into_shadow(url: str, model_set: ModelSet, key_file: Path | None = None) -> 
     Raises :class:`ModelSetError` if the service does not answer, or refuses the version.
     """
     name = f"{model_set.name}@{model_set.fingerprint(offline_precision(model_set))}"
-    with _client(url, key_file, SHADOW_S) as client:
+    with _client(url, key_file, SHADOW_S, "--shadow") as client:
         try:
             seen = client.get(TRAFFIC_PATH)
             shares = (
@@ -77,11 +77,13 @@ def into_shadow(url: str, model_set: ModelSet, key_file: Path | None = None) -> 
     return name
 
 
-def _client(url: str, key_file: Path | None, timeout_s: float) -> httpx.Client:
+def _client(
+    url: str, key_file: Path | None, timeout_s: float, option: str = "--url"
+) -> httpx.Client:
     try:
         address = checked_url(url)
     except ValueError as error:
-        raise ModelSetError(f"--url: {error}") from error
+        raise ModelSetError(f"{option}: {error}") from error
     return httpx.Client(
         base_url=address,
         timeout=timeout_s,
