@@ -68,7 +68,8 @@ def network(xml) -> CompiledNetwork:
 def test_all_sizes_are_compiled_at_once_also_on_one_core(xml, monkeypatch):
     """So that no core idles while the last size is compiled: a Gateway that died is back sooner."""
     sizes = (1, 2, 4)
-    together, compile_with = threading.Barrier(len(sizes), timeout=20), openvino_network.compile_with
+    together = threading.Barrier(len(sizes), timeout=20)
+    compile_with = openvino_network.compile_with
 
     def compiled(*args):
         together.wait()  # raises unless all are here
