@@ -21,7 +21,7 @@ from models.machine import available_cpus, describe_machine, needs_extra
 from models.model_set import ModelSet, load_model_set, search_path
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
-RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.ladder.preparations can restore
+RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.sets.convert can restore
 SIZES = range(32, 1025)
 MAX_CLASSES = 100_000
 

@@ -4,7 +4,7 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from calibration.evaluation.inference import Networks
 from calibration.ladder import preparations as prepared
 from calibration.ladder.ladder import run_calls
 from calibration.ladder.preparations import normalised, random_pixels
@@ -24,14 +25,11 @@ from calibration.ladder.rungs import (
     Say,
     SkippedError,
 )
-from models.ensemble import Probabilities, average, tempered
+from models.ensemble import Probabilities, average
 from models.errors import TandemError
 from models.image import ImageInputs, sides_of
 from models.machine import MissingExtraError, needs_extra
-from models.manifest import read_manifest
-from models.model_set import ModelSet
-from models.network import load
-from models.openvino_network import Pixels, RuntimeOptions, compile_with, read_network
+from models.openvino_network import Pixels, compile_with, read_network
 from models.plan import in_steps
 
 WARM_UP, TRIAL = 0.2, 0.15  # of a run's time; the trial of each of several choices
@@ -55,7 +53,7 @@ def _random_inputs(job: LadderJob, options: RungOptions, number: int) -> list[Pi
 
 def openvino_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
     """Compile a member's IR with the properties of a rung; an infer request for each call."""
-    model = read_network(prepared.member_ir(job.network, options.precision, job.work))
+    model = read_network(prepared.member_ir(job, options.precision))
     built_in, batch = model.input().partial_shape[0], options.batch
     if built_in.is_static and (n := built_in.get_length()) != batch:
         raise SkippedError(f"the network takes {n} images at a time, not {batch}")
@@ -173,35 +171,20 @@ def ensemble_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
 
     How often the fast plan asks a member depends on the images, so it needs labelled ones.
     """
-    batch, is_fast = options.batch, options.plan == "fast"
+    is_fast, model_set = options.plan == "fast", job.set_of_network
     if is_fast and not job.has_images:
         raise SkippedError("which members the fast plan asks depends on the images: --images")
-    model_set = ModelSet(job.network.model_set, read_manifest(job.network.model_set))
-    manifest, num_callers = model_set.manifest, options.streams or job.cores
+    manifest, weights = model_set.manifest, model_set.manifest.weights
     plan = manifest.fast_plan if is_fast else None
-    sizes = {batch} if plan is None else {*(2**n for n in range(batch.bit_length())), batch}
-    compiled = RuntimeOptions(
-        num_threads=job.cores,
-        num_streams=num_callers,
-        batch_sizes=tuple(sorted(sizes)),
-        float_type=manifest.float_type,
-    )
-    members = manifest.weights if plan is None else plan.members
-    networks = {name: load(model_set.network_path(name, "INT8"), compiled) for name in members}
+    ask = partial(Networks(model_set, ["INT8"], num_threads=job.cores, plan=plan).ask, "INT8")
     at_first = list[float]()  # the share of each batch that the first step answers
-
-    def rows_of(names: Iterable[str], images: Pixels) -> dict[str, Probabilities]:
-        rows = ((name, networks[name].predict(manifest.inputs.of(name, images))) for name in names)
-        return {name: tempered(row, manifest.temperatures[name]) for name, row in rows}
 
     def predict(images: Pixels) -> Probabilities:
         if plan is None:
-            return average(rows_of(networks, images), manifest.weights, manifest.temperature)
+            return average(ask(weights, images), weights, manifest.temperature)
         answer = np.empty((len(images), manifest.num_classes), np.float32)
-        steps = in_steps(
-            plan, len(images), lambda names, at: rows_of(names, images[at]), manifest.weights
-        )
-        for step, places, rows, _ in steps:
+        asked = in_steps(plan, len(images), lambda names, at: ask(names, images[at]), weights)
+        for step, places, rows, _ in asked:
             answer[places] = rows
             if step == 0:
                 at_first.append(len(places) / len(images))
@@ -209,17 +192,17 @@ def ensemble_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
 
     def note() -> str:
         if plan is None:
-            return f"{len(networks)} members for every image"
+            return f"{len(weights)} members for every image"
         first = " and ".join(plan.steps[0].ask)
         return f"{first} alone answered {np.mean(at_first):.0%} (plan fast)"
 
-    batches = _batches(job, manifest.inputs, batch)
+    batches = _batches(job, manifest.inputs, options.batch)
 
     def caller(place: int) -> Callable[[], object]:
         coming = itertools.cycle([*batches[place:], *batches[:place]])
         return lambda: predict(next(coming))
 
-    return ReadyNetwork([caller(n % len(batches)) for n in range(num_callers)], predict, note)
+    return ReadyNetwork([caller(n % len(batches)) for n in range(job.cores)], predict, note)
 
 
 def _batches(job: LadderJob, inputs: ImageInputs, batch: int) -> list[Pixels]:

@@ -44,6 +44,7 @@ from calibration.ladder.rungs import (
 )
 from models.child_process import Child, ChildDiedError, last_words, run_apart
 from models.errors import TandemError
+from models.machine import PackagePower
 from models.plan import PlanName
 
 TANDEM = str(Path(sys.executable).with_name("tandem"))
@@ -313,43 +314,7 @@ def _top1(job: LadderJob, url: str) -> dict[str, float]:
 SAMPLES = 40  # of utilisation in a run, at most
 MIN_SAMPLE_S = 0.1  # a virtual machine's clock is too noisy for shorter samples
 MIB = 2**20
-POWERCAP = Path("/sys/class/powercap")
 OOM_SCORE = Path("/proc/self/oom_score_adj")
-
-
-class PackagePower:
-    """Reads the energy of CPU packages from RAPL's counters; power is their difference over time.
-
-    Without counters (virtual machines), or if only root may read them, figures are missing, not 0.
-    """
-
-    def __init__(
-        self, folder: Path = POWERCAP, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._clock, self._last = clock, dict[Path, tuple[int, float]]()  # microjoules and time
-        # Whole packages, not their parts or the platform.
-        self._packages = [zone for zone in folder.glob("intel-rapl:*") if zone.name.count(":") == 1]
-        self.watts()
-
-    def watts(self) -> float | None:
-        """Return all packages' mean power since the last call, in watts; None if unreadable."""
-        total = 0.0
-        for zone in self._packages:
-            with suppress(OSError, ValueError):  # only root may read it
-                if not (zone / "name").read_bytes().startswith(b"package"):
-                    continue
-                energy, at_s = _number(zone / "energy_uj"), self._clock()
-                before, before_s = self._last.get(zone, (energy, at_s))
-                self._last[zone] = energy, at_s
-                if at_s > before_s:
-                    # The counter wraps around at its maximum.
-                    turned = _number(zone / "max_energy_range_uj") if energy < before else 0
-                    total += (energy - before + turned) / 1e6 / (at_s - before_s)
-        return round(total, 2) or None
-
-
-def _number(file: Path) -> int:
-    return int(file.read_text("ascii"))
 
 
 class Sample(NamedTuple):

@@ -1,12 +1,4 @@
-"""The networks and images that rungs share: made once, in the work folder.
-
-Torch weights are restored from a float OpenVINO IR. Conversion folds each batch normalisation into
-the convolution before it, which loses its scale and statistics. Here the folded kernel and bias are
-restored to the convolution. The normalisation gets the statistics of its inputs on images, with the
-scale and shift that cancel them. The network computes the same as the IR, and its normalisations
-can be trained again. ResNet can be restored. DenseNet normalises first, and its concatenated inputs
-cannot be separated.
-"""
+"""The networks and images that rungs share: made once, in the work folder."""
 
 import contextlib
 import random
@@ -26,8 +18,7 @@ from calibration.sets.input import MEAN_RGB, SCALE_RGB
 from models.errors import ImageError, ModelSetError
 from models.image import Size, sides_of
 from models.machine import needs_extra
-from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions, read_manifest
-from models.model_set import ModelSet
+from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions
 from models.openvino_network import CompiledNetwork, Pixels, RuntimeOptions, read_network
 from models.own_functions import inputs_of
 from models.record import Precision
@@ -41,8 +32,6 @@ INPUT, OUTPUT = "images", "logits"  # of the ONNX network
 ALIKE = 0.02  # of a probability; FP16 weights and other kernels differ by less
 CALIBRATION_IMAGES = 48  # random images: they set ranges, whose quality does not matter for speed
 AUXILIARY = ("googlenet", "inception_v3")  # return more than logits, or warn of random weights
-BATCH_NORM = "/aten::batch_norm/BatchNormInference"
-FULLY_CONNECTED = "/aten::linear/MatMul"
 
 
 def random_pixels(num_images: int, size: Size, seed: int = SEED) -> Pixels:
@@ -62,15 +51,15 @@ def normalised(pixels: Pixels) -> npt.NDArray[np.float32]:
     return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
 
 
-def member_ir(network: RungNetwork, precision: str, work: Path) -> Path:
+def member_ir(job: LadderJob, precision: Precision) -> Path:
     """Return the verified IR: the set's own, or the ladder's if the set has no INT8.
 
     Raises :class:`SkippedError` if the set's network is for another runtime.
     """
-    model_set = ModelSet(network.model_set, read_manifest(network.model_set))
-    if precision == "INT8" and "INT8" not in model_set.manifest.member(network.name).networks:
-        return work / INT8_NAME
-    path = model_set.network_path(network.name, "INT8" if precision == "INT8" else "FP16")
+    model_set, name = job.set_of_network, job.network.name
+    if precision == "INT8" and "INT8" not in model_set.manifest.member(name).networks:
+        return job.work / INT8_NAME
+    path = model_set.network_path(name, precision)
     if path.suffix != ".xml":
         raise SkippedError(f"{path.name} is not for OpenVINO")
     return path
@@ -93,9 +82,9 @@ def torch_module(job: LadderJob) -> Any:
     if network.torch_source == "none":
         raise SkippedError(no_source)
     torch = import_torch()
-    from calibration.sets.convert import build_network
+    from calibration.sets.convert import build_network, unfold
 
-    ir, pixels = member_ir(network, "FP16", job.work), random_pixels(4, network.size)
+    ir, pixels = member_ir(job, "FP16"), random_pixels(4, network.size)
     module = build_network(network.name, network.num_classes)
     batch = torch.from_numpy(normalised(pixels))
     try:
@@ -126,67 +115,6 @@ def random_module(network: RungNetwork) -> Any:
         arguments["image_size"] = network.size
     torch.manual_seed(SEED)
     return models.get_model(network.name, **arguments).eval()
-
-
-def unfold(network: Any, model: ov.Model, batch: Any) -> None:
-    """Load the weights of ``model`` into ``network``.
-
-    ``batch``, normalised float32 (N, 3, H, W) RGB, determines the statistics of normalisations.
-    Raises :class:`ModelSetError` if the IR does not have the network's layers.
-    """
-    torch = import_torch()
-    nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
-    modules = dict(network.named_modules())
-    hooks = []
-
-    def keep_output(norm: Any, inputs: tuple[Any, ...]) -> None:
-        """Give a normalisation its input's statistics, and the scale and shift that cancel them."""
-        variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3))
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance)
-        norm.weight.copy_((variance + norm.eps).sqrt())
-        norm.bias.add_(mean)
-
-    for name, module in modules.items():
-        if isinstance(module, torch.nn.Linear):
-            product = nodes[f"__module.{name}{FULLY_CONNECTED}"]
-            (follower,) = product.output(0).get_target_inputs()
-            _fill(module.weight, _constant(product, 1))
-            _fill(module.bias, _constant(follower.get_node(), 1))
-        if not isinstance(module, torch.nn.BatchNorm2d):
-            continue
-        # The convolution before it: conv1 of bn1, downsample.0 of .1.
-        before = name.replace("bn", "conv").replace("downsample.1", "downsample.0")
-        add, convolution = nodes.get(f"__module.{name}{BATCH_NORM}"), modules.get(before)
-        folded = None if add is None else add.input_value(0).get_node()
-        is_after = folded is not None and folded.get_type_name() == "Convolution"
-        if not is_after or not isinstance(convolution, torch.nn.Conv2d):
-            raise ModelSetError(
-                f"{name} of the network is not a convolution and a shift in the IR; only networks "
-                "that normalise after a convolution (ResNet) can be unfolded"
-            )
-        kernel = _constant(folded, 1)
-        if kernel.shape[1] == 3:  # the first layer, which folding changed to BGR input
-            kernel = kernel[:, ::-1]
-        _fill(convolution.weight, kernel)
-        _fill(module.bias, _constant(add, 1))
-        hooks.append(module.register_forward_pre_hook(keep_output))
-    with torch.no_grad():
-        network.eval()(batch)
-    for hook in hooks:
-        hook.remove()
-
-
-def _constant(node: ov.Node, number: int) -> np.ndarray:
-    """Return an input's values, a constant stored as FP16 or FP32."""
-    constant = node.input_value(number).get_node()
-    if constant.get_type_name() == "Convert":  # FP16, converted to FP32 at run time
-        constant = constant.input_value(0).get_node()
-    return np.array(constant.get_data(), np.float32)
-
-
-def _fill(tensor: Any, value: np.ndarray) -> None:
-    tensor.data.copy_(import_torch().from_numpy(value.copy()).reshape(tensor.shape))
 
 
 def export(job: LadderJob) -> None:
@@ -245,9 +173,9 @@ def make_set(job: LadderJob) -> None:
 
 def quantize(job: LadderJob) -> None:
     """Quantise a member whose set has no INT8 network, with random images: for speed only."""
-    if "INT8" in read_manifest(job.network.model_set).member(job.network.name).networks:
+    if "INT8" in job.set_of_network.manifest.member(job.network.name).networks:
         return
-    model = read_network(member_ir(job.network, "FP16", job.work))
+    model = read_network(member_ir(job, "FP16"))
     path, partial = job.work / INT8_NAME, job.work / f"partial-{INT8_NAME}"
     ov.save_model(quantized_by_random_images(model, job.network), partial, compress_to_fp16=False)
     for suffix in (".bin", ".xml"):
@@ -269,7 +197,7 @@ def keep_labelled(job: LadderJob) -> None:
         ModelSetError: no image can be read, they are of other classes, or calibration used them.
     """
     assert job.images is not None
-    model_set = ModelSet(job.network.model_set, read_manifest(job.network.model_set))
+    model_set = job.set_of_network
     chosen = read_dataset(job.images, model_set).images
     if 0 < job.max_images < len(chosen):
         chosen = tuple(random.Random(SEED).sample(chosen, job.max_images))

@@ -16,6 +16,8 @@ from models.errors import TandemError
 from models.files import make_folder, write_result
 from models.image_files import first_not_utf8
 from models.machine import available_cpus
+from models.manifest import read_manifest
+from models.model_set import ModelSet
 from models.plan import PlanName
 from models.record import Record
 
@@ -180,6 +182,11 @@ class LadderJob:
         paths = (self.network.model_set, self.work, *filter(None, [self.images]))
         if (name := first_not_utf8(str(path.absolute()) for path in paths)) is not None:
             raise LadderError(f"the name {name!r} is not UTF-8, as a ladder's files are; rename it")
+
+    @property
+    def set_of_network(self) -> ModelSet:
+        """The model set in its folder, which a preparation may have made."""
+        return ModelSet(self.network.model_set, read_manifest(self.network.model_set))
 
     @property
     def has_images(self) -> bool:

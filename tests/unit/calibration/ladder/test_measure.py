@@ -10,14 +10,8 @@ import psutil
 import pytest
 
 from calibration.ladder import ladder as measure
-from calibration.ladder.ladder import (
-    PackagePower,
-    Sample,
-    figures_of,
-    memory_mib,
-    run_calls,
-    sampled,
-)
+from calibration.ladder.ladder import Sample, figures_of, memory_mib, run_calls, sampled
+from models.machine import PackagePower
 from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
 
