@@ -15,14 +15,16 @@ import os
 import platform
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from models.errors import TandemError
 
@@ -205,6 +207,40 @@ class PackagePower:
 
 def _number(file: Path) -> int:
     return int(file.read_text("ascii"))
+
+
+class UseSample(NamedTuple):
+    """The use of the machine since the sample before."""
+
+    share: float  # of the cores, by the measured processes
+    watts: float | None
+
+
+@contextmanager
+def sampled(every_s: float, cores: int, cpu_s: Callable[[], float]) -> Iterator[list[UseSample]]:
+    """Sample the use of ``cores`` on a thread while the block runs, at least once.
+
+    ``cpu_s`` returns the CPU time so far, in s.
+    """
+    samples, ended, power = list[UseSample](), threading.Event(), PackagePower()
+
+    def sample() -> None:
+        before_s, at_s, is_last = cpu_s(), time.perf_counter(), False
+        while not is_last:
+            is_last = ended.wait(every_s)
+            if is_last and samples:  # too short
+                return
+            now_cpu_s, now_s = cpu_s(), time.perf_counter()
+            share = max(0.0, now_cpu_s - before_s) / (now_s - at_s) / cores
+            samples.append(UseSample(share, power.watts()))
+            before_s, at_s = now_cpu_s, now_s
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(sample)
+        try:
+            yield samples
+        finally:
+            ended.set()
 
 
 def describe_machine(further: Iterable[str] = ()) -> dict[str, Any]:

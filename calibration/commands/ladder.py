@@ -185,7 +185,6 @@ def _random_job(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> 
         num_classes=num_classes,
         model_set=work / f"{name}-random",
         torch_source="random",
-        is_random=True,
     )
     why = f"{name} is one network: there is no ensemble"
     impossible = {rung.name: why for rung in chosen if rung.engine == "ensemble"}

@@ -253,9 +253,8 @@ def _measured(job: LadderJob, engine: str, choices: Choices, say: Say) -> RungRe
     say("measuring")
     figures = run_calls(ready.calls, job.seconds, chosen.batch, job.cores)
     say("measured")
-    if job.has_images:
-        top1 = _top1(job, ready, chosen.batch, of_ensemble=engine == "ensemble")
-        figures = figures.model_copy(update=top1)
+    name = prepared.INPUTS_NAME if engine == "ensemble" else prepared.PIXELS_NAME
+    figures = figures.model_copy(update=_top1(job, ready, chosen.batch, name))
     return RungResult(
         outcome="measured",
         chosen=chosen,
@@ -265,10 +264,9 @@ def _measured(job: LadderJob, engine: str, choices: Choices, say: Say) -> RungRe
     )
 
 
-def _top1(
-    job: LadderJob, ready: ReadyNetwork, batch: int, *, of_ensemble: bool
-) -> dict[str, float]:
-    name = prepared.INPUTS_NAME if of_ensemble else prepared.PIXELS_NAME
+def _top1(job: LadderJob, ready: ReadyNetwork, batch: int, name: str) -> dict[str, float]:
+    if not job.has_images:
+        return {}
     pixels = np.load(job.work / name, mmap_mode="r")
     truth, num_right = np.load(job.work / TRUTH), 0
     for start in range(0, len(truth), batch):

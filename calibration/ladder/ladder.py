@@ -13,14 +13,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import numpy as np
@@ -44,7 +44,7 @@ from calibration.ladder.rungs import (
 )
 from models.child_process import Child, ChildDiedError, last_words, run_apart
 from models.errors import TandemError
-from models.machine import PackagePower
+from models.machine import UseSample, sampled
 from models.plan import PlanName
 
 TANDEM = str(Path(sys.executable).with_name("tandem"))
@@ -317,41 +317,7 @@ MIB = 2**20
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
-class Sample(NamedTuple):
-    """The use of the machine since the sample before."""
-
-    share: float  # of the cores, by the measured processes
-    watts: float | None
-
-
-@contextmanager
-def sampled(every_s: float, cores: int, cpu_s: Callable[[], float]) -> Iterator[list[Sample]]:
-    """Sample the use of ``cores`` on a thread while the block runs, at least once.
-
-    ``cpu_s`` returns the CPU time so far, in s.
-    """
-    samples, ended, power = list[Sample](), threading.Event(), PackagePower()
-
-    def sample() -> None:
-        before_s, at_s, is_last = cpu_s(), time.perf_counter(), False
-        while not is_last:
-            is_last = ended.wait(every_s)
-            if is_last and samples:  # too short
-                return
-            now_cpu_s, now_s = cpu_s(), time.perf_counter()
-            share = max(0.0, now_cpu_s - before_s) / (now_s - at_s) / cores
-            samples.append(Sample(share, power.watts()))
-            before_s, at_s = now_cpu_s, now_s
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(sample)
-        try:
-            yield samples
-        finally:
-            ended.set()
-
-
-def of_machine(samples: Sequence[Sample], processes: Sequence[psutil.Process]) -> dict[str, Any]:
+def of_machine(samples: Sequence[UseSample], processes: Sequence[psutil.Process]) -> dict[str, Any]:
     """Return the fields of :class:`Figures` on the use and memory of the measured processes."""
     pss_mib, rss_mib = memory_mib(processes)
     watts = [sample.watts for sample in samples if sample.watts is not None]
@@ -397,7 +363,7 @@ def run_calls(
 
 
 def figures_of(
-    latencies_s: Sequence[float], taken_s: float, cpu_s: float, samples: list[Sample], batch: int
+    latencies_s: Sequence[float], taken_s: float, cpu_s: float, samples: list[UseSample], batch: int
 ) -> Figures:
     """Return the figures of calls with ``batch`` images."""
     num_images = batch * len(latencies_s)

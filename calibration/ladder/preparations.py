@@ -31,7 +31,6 @@ PIXELS_NAME, INPUTS_NAME = "labelled-pixels.npy", "labelled-inputs.npy"
 INPUT, OUTPUT = "images", "logits"  # of the ONNX network
 ALIKE = 0.02  # of a probability; FP16 weights and other kernels differ by less
 CALIBRATION_IMAGES = 48  # random images: they set ranges, whose quality does not matter for speed
-AUXILIARY = ("googlenet", "inception_v3")  # return more than logits, or warn of random weights
 
 
 def random_pixels(num_images: int, size: Size, seed: int = SEED) -> Pixels:
@@ -73,7 +72,7 @@ def torch_module(job: LadderJob) -> Any:
         ModelSetError: torchvision has no classification network of that name.
     """
     network = job.network
-    if network.torch_source == "random":
+    if network.is_random:
         return random_module(network)
     no_source = (
         f"member {network.name} is an OpenVINO network without its PyTorch source; "
@@ -100,23 +99,6 @@ def torch_module(job: LadderJob) -> Any:
     return module
 
 
-def random_module(network: RungNetwork) -> Any:
-    """Build a torchvision network with random weights, the same each time."""
-    torch = import_torch()
-    from calibration.sets.convert import torchvision_models
-
-    models = torchvision_models()
-    names = [name for name in models.list_models(module=models) if name not in AUXILIARY]
-    if network.name not in names:
-        problem = f"torchvision has no classification network {network.name!r}; it has: "
-        raise ModelSetError(problem + ", ".join(names))
-    arguments: dict[str, Any] = {"weights": None, "num_classes": network.num_classes}
-    if network.name.startswith("vit_"):  # its position embedding has a fixed size
-        arguments["image_size"] = network.size
-    torch.manual_seed(SEED)
-    return models.get_model(network.name, **arguments).eval()
-
-
 def export(job: LadderJob) -> None:
     """Export the PyTorch network with a dynamic batch; an incomplete file is removed."""
     torch = import_torch()
@@ -135,6 +117,15 @@ def export(job: LadderJob) -> None:
         verbose=False,
     )
     incomplete.replace(job.work / ONNX_NAME)
+
+
+def random_module(network: RungNetwork) -> Any:
+    """Build a torchvision network with random weights, the same each time."""
+    torch = import_torch()
+    from calibration.sets.convert import build_classifier
+
+    torch.manual_seed(SEED)
+    return build_classifier(network.name, network.num_classes, network.size)
 
 
 def import_torch(what: str = "ladder") -> Any:

@@ -132,6 +132,15 @@ def build_network(name: str, num_classes: int, input_size: Size | None = None) -
     return network
 
 
+def build_classifier(name: str, num_classes: int, input_size: Size) -> torch.nn.Module:
+    """Return a new network in evaluation mode; raise :class:`ModelSetError` if it has no logits."""
+    names = [known for known in known_networks() if known not in OPTIONS]  # with auxiliary outputs
+    if name not in names:
+        problem = f"torchvision has no classification network {name!r}; it has: "
+        raise ModelSetError(problem + ", ".join(names))
+    return build_network(name, num_classes, input_size).eval()
+
+
 def load_weights(network: torch.nn.Module, path: Path) -> None:
     """Load a safetensors state dict (FP16 or FP32); no key may be missing or left over."""
     state = load_file(path)

@@ -30,7 +30,6 @@ def network_of(model_set, name, size, classes, source):
         num_classes=classes,
         model_set=model_set,
         torch_source=source,
-        is_random=source == "random",
     )
 
 
