@@ -5,7 +5,7 @@ import openvino as ov
 import pytest
 import torch
 
-from calibration.ladder.preparations import normalised
+from calibration.ladder.engines import normalised
 from calibration.sets.convert import build_network, convert_module, unfold
 from models.errors import ModelSetError
 

@@ -7,9 +7,10 @@ import pytest
 
 from calibration.evaluation import inference
 from calibration.ladder import engines
-from calibration.ladder.engines import best_choice, outcome_of
-from calibration.ladder.preparations import (
+from calibration.ladder.engines import (
     PIXELS_NAME,
+    best_choice,
+    outcome_of,
     quantize,
     quantized_by_random_images,
     random_pixels,
