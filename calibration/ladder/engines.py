@@ -390,9 +390,8 @@ def ensemble_network(job: LadderJob, options: RungOptions) -> ReadyNetwork:
     def note() -> str:
         if plan is None:
             return f"{len(weights)} members for every image"
-        return (
-            f"{' and '.join(plan.steps[0].ask)} alone answered {np.mean(at_first):.0%} (plan fast)"
-        )
+        first = " and ".join(plan.steps[0].ask)
+        return f"{first} alone answered {np.mean(at_first):.0%} (plan fast)"
 
     batches = _batches(job, manifest.inputs, options.batch)
 
