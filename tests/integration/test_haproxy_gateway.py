@@ -188,7 +188,13 @@ async def test_who_has_no_key_takes_no_place_and_does_not_reach_the_gateway(crow
     assert told[401] <= 350 * (time.monotonic() - started + 1)
 
 
-@cases("path", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
+@cases(
+    "path",
+    "/healthz",
+    "/readyz",
+    # make test: the others, of which these are the second names
+    *(pytest.param(f"/v2/health/{what}", marks=pytest.mark.slow) for what in ("live", "ready")),
+)
 async def test_a_flood_of_probes_asks_the_gateway_now_and_then(crowded, path):
     told, over, started = Counter[int](), asyncio.Event(), time.monotonic()
     async with crowded.client() as client:
@@ -207,6 +213,7 @@ async def test_a_flood_of_probes_asks_the_gateway_now_and_then(crowded, path):
     assert num_asked(crowded.folder) - before <= 2 + (time.monotonic() - started) / 0.25
 
 
+@pytest.mark.slow  # make test: the flood of probes, above
 async def test_a_flood_that_begins_all_at_once_is_told_no_failure(crowded):
     await asyncio.sleep(1.1)  # what the Gateway said holds no longer
     told, over = Counter[int](), asyncio.Event()
